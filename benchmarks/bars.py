@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from autotune.base.files import json_rows, write_atomically
+from autotune.base.files import readable_json, write_atomically
 from autotune.errors import AutotuneError
 from testbed.programs import CannotMeasure
 from trainer.errors import TrainerError
@@ -102,7 +102,7 @@ def keep(file: Path | None, bars: Sequence[Bar], content: Mapping[str, Any]) -> 
     """Write the bars and the content, if anywhere."""
     if file is not None:
         write_atomically(
-            file, json_rows({"bars": [bar.to_json() for bar in bars], **content})
+            file, readable_json({"bars": [bar.to_json() for bar in bars], **content})
         )
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import autotune
-from autotune.base.files import check_writable, json_rows, write_atomically
+from autotune.base.files import check_writable, readable_json, write_atomically
 from autotune.base.process import end_with_parent
 from autotune.base.tables import markdown_table
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
@@ -311,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"interrupted: the stages that ended are in {out / CHECK_NAME}\n"
         )
         return EXIT_INTERRUPTED
-    write_atomically(out / CHECK_NAME, json_rows(check))
+    write_atomically(out / CHECK_NAME, readable_json(check))
     print(results([check]))
     if options.keep:
         if reasons := reasons_against(out, check):
@@ -452,7 +452,7 @@ def run_stages(
             f"{stage.name}: {result['status']}{f' ({said[-1]})' if said else ''}\n"
         )
         check["stages"][stage.name] = result
-        write_atomically(out / CHECK_NAME, json_rows(check))
+        write_atomically(out / CHECK_NAME, readable_json(check))
 
 
 def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
@@ -925,7 +925,7 @@ def keep(out: Path, check: Mapping[str, Any], kept: Path) -> Path:
     place: Path = kept / check["name"] / check["started_utc"][:10]
     shutil.rmtree(place / PROFILES, ignore_errors=True)
     shutil.copytree(out / PROFILES, place / PROFILES)
-    write_atomically(place / CHECK_NAME, json_rows(check))
+    write_atomically(place / CHECK_NAME, readable_json(check))
     return place
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.files import write_atomically
-from autotune.base.statistics import location, residuals_of
+from autotune.base.statistics import scaled_residuals, trimmed_mean
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.store import read_profile
@@ -98,14 +98,14 @@ class Grid:
     def mean_log_ratios(self) -> dict[Configuration, float]:
         """Return the mean of the logarithms of each cell's ratios."""
         return {
-            cell: location([math.log(one) for one in ratios])
+            cell: trimmed_mean([math.log(one) for one in ratios])
             for cell, ratios in self.ratios.items()
         }
 
     def deviations(self) -> list[float]:
         """Return how far the logarithm of each ratio is from its cell's mean, scaled to single windows."""
         every = [
-            residuals_of([math.log(one) for one in ratios])
+            scaled_residuals([math.log(one) for one in ratios])
             for ratios in self.ratios.values()
         ]
         return [one for some in every for one in some]

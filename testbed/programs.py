@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.base.process import start
+from autotune.base.process import start_child
 
 TORCHAO = Path(sys.prefix) / "fp8"
 """Folder of torchao, which is not installed otherwise: transformers would import it in
@@ -33,7 +33,7 @@ def run_program(
         "encoding": "utf-8",
     }
     try:
-        with start(command, **pipes | options) as process:
+        with start_child(command, **pipes | options) as process:
             try:
                 out, told = process.communicate(timeout=timeout_s)
             except BaseException:

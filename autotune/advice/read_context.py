@@ -312,7 +312,7 @@ def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
     row, batch_tokens = scaling.rows[0], scaling.global_batch_tokens
     return IntendedNodes(
         nodes=meant,
-        efficiency=Interval.of(
+        efficiency=Interval.from_bounds(
             row.efficiency, row.efficiency_low, row.efficiency_high, CONFIDENCE
         ),
         useful_nodes=scaling.useful_nodes,

@@ -13,15 +13,21 @@ from autotune.advice.values import (
     Unit,
 )
 from autotune.base.interval import Interval
-from autotune.base.tables import inert, text_table
+from autotune.base.tables import printable_line, text_table
 from autotune.base.units import (
     format_bytes,
     format_count,
+    format_percent,
     format_seconds,
     format_share,
-    percent,
 )
-from autotune.base.wording import bounds, number, per_s, setting_text, with_interval
+from autotune.base.wording import (
+    format_bounds,
+    format_bytes_per_s,
+    format_interval,
+    format_ratio,
+    format_setting,
+)
 from autotune.profiles.decide.explain import Explanation
 
 _VALUE_CHARACTERS = 40
@@ -55,12 +61,15 @@ def advice_text(advice: Sequence[Advice], bottleneck: Bottleneck | None) -> str:
         ]
         details += [] if one.command is None else [f"run: {one.command}"]
         lines = (
-            f"   {inert(line)}"
+            f"   {printable_line(line)}"
             for line in (*details, f"would change this: {one.would_change}")
         )
         parts.append(
             "\n".join(
-                [f"{place}. [{one.severity}] {inert(one.claim)}  ({one.rule})", *lines]
+                [
+                    f"{place}. [{one.severity}] {printable_line(one.claim)}  ({one.rule})",
+                    *lines,
+                ]
             )
         )
     return "\n\n".join(parts)
@@ -74,7 +83,7 @@ def bottleneck_sentence(found: Bottleneck | None) -> str:
     if found is None:
         return "Bottleneck: not measured"
     part = found.part(found.limit)
-    share = "" if part is None else f", {percent(part.share)} of the step"
+    share = "" if part is None else f", {format_percent(part.share)} of the step"
     return (
         f"Bottleneck{'' if found.decided else ' (not certain)'}:"
         f" {CAUSE_NAMES[found.limit]}{share}"
@@ -88,7 +97,7 @@ def _bottleneck_text(found: Bottleneck) -> str:
         [
             CAUSE_NAMES[part.cause],
             format_share(part.share),
-            bounds(part.low, part.high, format_share),
+            format_bounds(part.low, part.high, format_share),
             part.source,
         ]
         for part in found.parts
@@ -98,7 +107,9 @@ def _bottleneck_text(found: Bottleneck) -> str:
         ("part of the step", "share", "95 % CI", "measured in"), rows, align="lrrl"
     )
     lines = [f"{bottleneck_sentence(found)}{mfu}", table]
-    return "\n".join([*lines, *(f"not measured: {inert(one)}" for one in found.untold)])
+    return "\n".join(
+        [*lines, *(f"not measured: {printable_line(one)}" for one in found.untold)]
+    )
 
 
 def rules_text(rules: Sequence[AdviceRule]) -> str:
@@ -113,8 +124,8 @@ def gain_text(gain: Gain | None) -> str:
     """Format the gain that advice is expected to bring."""
     if gain is None:
         return "unknown"
-    ratio = Interval.of(gain.ratio, gain.low, gain.high, gain.confidence)
-    return f"{with_interval(ratio, number)} times the {gain.of}, {gain.known}"
+    ratio = Interval.from_bounds(gain.ratio, gain.low, gain.high, gain.confidence)
+    return f"{format_interval(ratio, format_ratio)} times the {gain.of}, {gain.known}"
 
 
 def figure_text(figure: EvidenceFigure) -> str:
@@ -131,7 +142,7 @@ def figure_text(figure: EvidenceFigure) -> str:
         else f", {'as requested' if asked else figure.known}"
     )
     return (
-        f"{figure.name}: {with_interval(figure, form)}{unit}{count}{known}"
+        f"{figure.name}: {format_interval(figure, form)}{unit}{count}{known}"
         f" [{figure.source}]"
     )
 
@@ -146,7 +157,7 @@ _FORMS: dict[Unit, Callable[[float], str]] = {
     "share": format_share,
     "ratio": "{:.3f}".format,
     "bytes": format_bytes,
-    "bytes/s": per_s,
+    "bytes/s": format_bytes_per_s,
     "s": format_seconds,
     "FLOP/s": lambda value: f"{value / 1e12:,.0f} TFLOP/s",
     "count": _count,
@@ -156,8 +167,8 @@ _FORMS: dict[Unit, Callable[[float], str]] = {
 def change_text(change: SettingChange) -> str:
     """Format a changed setting with its old value."""
     return (
-        f"train.{change.key} = {setting_text(change.new)} (was"
-        f" {setting_text(change.old)})"
+        f"train.{change.key} = {format_setting(change.new)} (was"
+        f" {format_setting(change.old)})"
     )
 
 
@@ -172,7 +183,7 @@ def explanations_text(found: Sequence[Explanation]) -> str:
         f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"
     ]
     parts = [text_table(("setting", "value", "origin", "reason"), rows)] if rows else []
-    parts += [f"defaults: {inert(', '.join(defaults))}"] if defaults else []
+    parts += [f"defaults: {printable_line(', '.join(defaults))}"] if defaults else []
     return "\n\n".join(parts)
 
 
@@ -187,14 +198,14 @@ def explanation_text(one: Explanation) -> str:
     }
     for name, entries in parts.items():
         lines += [
-            f"  {'' if number else name:<8}  {inert(entry)}"
+            f"  {'' if number else name:<8}  {printable_line(entry)}"
             for number, entry in enumerate(entries)
         ]
     return "\n".join(lines)
 
 
 def _short(value: object) -> str:
-    text = setting_text(value)
-    return inert(
+    text = format_setting(value)
+    return printable_line(
         text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…"
     )

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from autotune.base.tables import Row, inert
+from autotune.base.tables import Row, printable_line
 
 LONG_TABLE_ROWS = 24
 """Number of rows above which a table scrolls in its own area."""
 FACTS = ("what", "value")
 """Headers of a table of names and values; a terminal omits them."""
-MOST_CELL_LETTERS = 240
-MOST_WORDS_LETTERS = 600
-"""Longest text in characters; longer ones, as untrusted files may hold, are cut."""
+MAX_CELL_CHARACTERS = 240
+"""Longest cell of a table; longer ones, as untrusted files may hold, are cut."""
+MAX_TEXT_CHARACTERS = 600
+"""Longest part of running text; longer ones are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,8 @@ class Strong:
 
 
 _T = TypeVar("_T")
-_Form = Callable[[str], str]
+TextFormat = Callable[[str], str]
+"""Function that renders one part of running text in some format."""
 Words = tuple[str | Code | Strong, ...]
 """Running text, in plain, verbatim and emphasised parts."""
 
@@ -52,7 +54,7 @@ class Paragraph:
 class Missing:
     """A part that was not measured, and the commands that would measure it."""
 
-    what: str
+    subject: str
     state: str = "not measured"
     commands: tuple[str, ...]
     """Commands in the order in which to run them; empty if none would measure it."""
@@ -88,8 +90,8 @@ class Table:
     full."""
 
 
-# Charts: values with their intervals, names and units. Infinite values, as in untrusted
-# files, are not drawn.
+# Charts hold values with their intervals, names and units. Infinite values, which
+# untrusted files may hold, are not drawn.
 Unit = Literal["count", "share", "bytes", "plain"]
 """Format of an axis: with thousands separators, as per cent, in the binary unit that
 fits, or as it is."""
@@ -133,10 +135,10 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ReferenceLine:
     """A reference value, drawn as a line across the chart."""
 
-    at: float
+    value: float
     label: str
 
 
@@ -150,14 +152,14 @@ class Shade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class LineChart:
     """A line chart; bounds are bars at dots, and bands around lines."""
 
     x: Axis
     y: Axis
     lines: tuple[Line, ...]
     shade: Shade | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ReferenceLine, ...] = ()
     """Horizontal lines, at values of the vertical axis."""
 
 
@@ -169,12 +171,12 @@ class Bar:
     value: float
     low: float | None = None
     high: float | None = None
-    shown: str = ""
+    value_text: str = ""
     """Text at the end of the bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
+class BarChart:
     """Horizontal bars from zero, one below the other."""
 
     axis: Axis
@@ -182,30 +184,45 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stacks:
+class Stack:
+    """One bar of a stacked bar chart."""
+
+    label: str
+    parts: tuple[tuple[str, float], ...]
+    """Name and size of each part; the same name has the same colour in all bars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackedBarChart:
     """Horizontal stacked bars, one below the other."""
 
     axis: Axis
-    stacks: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
-    """Label of each bar, and its parts by name and size; the same name has the same
-    colour in all bars."""
-    rules: tuple[Rule, ...] = ()
+    stacks: tuple[Stack, ...]
+    rules: tuple[ReferenceLine, ...] = ()
     """Vertical lines, at values of the axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class HistogramBin:
+    """One bar of a histogram."""
+
+    start: float
+    end: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
     """A histogram."""
 
     x: Axis
     y: Axis
-    columns: tuple[tuple[float, float, float], ...]
-    """Start, end and height of each column."""
-    rules: tuple[Rule, ...] = ()
+    bins: tuple[HistogramBin, ...]
+    rules: tuple[ReferenceLine, ...] = ()
     """Vertical lines, at values of the horizontal axis."""
 
 
-Drawing = Lines | Bars | Stacks | Columns
+Drawing = LineChart | BarChart | StackedBarChart | Histogram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +251,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class SideBySide:
     """Groups of blocks beside each other, or below each other if there is no room."""
 
     groups: "tuple[tuple[Block, ...], ...]"
@@ -245,7 +262,7 @@ class Beside:
         return tuple(block for group in self.groups for block in group)
 
 
-Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section | Beside
+Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section | SideBySide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,44 +274,52 @@ class Document:
     sections: tuple[Section, ...]
 
 
-def shown(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
-    """Return one line without control characters, cut after ``most`` characters."""
-    plain = inert(text)
-    return (
-        plain if len(plain) <= most else f"{plain[:most]}… ({len(plain):,} characters)"
-    )
+def shortened(text: str | None, max_characters: int = MAX_CELL_CHARACTERS) -> str:
+    """Return one line without control characters, cut after this many characters."""
+    line = printable_line(text)
+    if len(line) <= max_characters:
+        return line
+    return f"{line[:max_characters]}… ({len(line):,} characters)"
 
 
-def rendered(words: Words, text: _Form, code: _Form, strong: _Form) -> str:
-    """Return running text in a format, whose functions render plain, verbatim and emphasised parts."""
-    return "".join(
-        (
-            text(part)
-            if isinstance(part, str)
-            else code(part.text)
-            if isinstance(part, Code)
-            else strong(part.text)
-        )
-        for part in words
-    )
+def render_words(
+    words: Words, text: TextFormat, code: TextFormat, strong: TextFormat
+) -> str:
+    """Return running text in one format.
+
+    Args:
+        words: The parts of the text.
+        text: Renders a plain part.
+        code: Renders a verbatim part.
+        strong: Renders an emphasised part.
+    """
+    rendered: list[str] = []
+    for part in words:
+        match part:
+            case Code():
+                rendered.append(code(part.text))
+            case Strong():
+                rendered.append(strong(part.text))
+            case _:
+                rendered.append(text(part))
+    return "".join(rendered)
 
 
 def sentence(text: str) -> str:
     """Return the text with a capital letter and a full stop."""
     text = text.strip()
-    return (
-        f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
-    )
+    end = "" if text.endswith((".", "!", "?")) else "."
+    return f"{text[:1].upper()}{text[1:]}{end}"
 
 
-def line(text: str) -> Paragraph:
+def paragraph(text: str) -> Paragraph:
     """Return a paragraph of plain text."""
     return Paragraph(words=(text,))
 
 
-def told(lines: Iterable[str]) -> Bullets:
+def bulleted(lines: Iterable[str]) -> Bullets:
     """Return a bulleted list with each line as a sentence."""
-    return Bullets(items=tuple((sentence(one),) for one in lines))
+    return Bullets(items=tuple((sentence(line),) for line in lines))
 
 
 def table_of(
@@ -305,30 +330,33 @@ def table_of(
 ) -> Table:
     """Return a table with a row for each item.
 
-    A column is its header, ``l`` or ``r``, and the cell of an item.
+    Args:
+        caption: Title of the table.
+        items: Values, one per row.
+        columns: Header of each column, its alignment (``l`` or ``r``), and the function
+            that returns the cell of an item.
+        long: True if the table scrolls in its own area on a screen.
     """
-    headers, align = (
-        tuple(header for header, _, _ in columns),
-        "".join(side for _, side, _ in columns),
-    )
+    headers = tuple(header for header, _, _ in columns)
+    align = "".join(side for _, side, _ in columns)
     rows = tuple([cell(item) for _, _, cell in columns] for item in items)
     return Table(caption=caption, headers=headers, rows=rows, align=align, long=long)
 
 
-def facts(caption: str, rows: Sequence[Row]) -> Table:
+def facts_table(caption: str, rows: Sequence[Row]) -> Table:
     """Return a table of names and values."""
     return Table(caption=caption, headers=FACTS, rows=tuple(rows))
 
 
 def answer_json(answer: object) -> str:
-    """Return one JSON value whose keys are the fields' names.
+    """Return an answer as JSON whose keys are the names of its fields.
 
     Properties are left out.
     """
-    return json.dumps(plain(answer), indent=2)
+    return json.dumps(jsonable(answer), indent=2)
 
 
-def plain(answer: object) -> Any:
+def jsonable(answer: object) -> Any:
     """Return the value as dictionaries, lists and scalars."""
     from pydantic_core import to_jsonable_python
 

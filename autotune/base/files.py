@@ -12,7 +12,7 @@ from trainer import files
 _SHORT_CHARACTERS = 600
 
 
-def json_rows(value: object) -> str:
+def readable_json(value: object) -> str:
     """Return JSON whose short or flat values are each on one line.
 
     Values that JSON does not support become text.

@@ -37,7 +37,7 @@ class Interval:
     on assumptions."""
 
     @classmethod
-    def of(
+    def from_bounds(
         cls,
         value: float,
         low: float | None,
@@ -51,9 +51,8 @@ class Interval:
 
     def scaled(self, factor: float) -> "Interval":
         """Return the value and its bounds multiplied by a positive factor."""
-        low, high = (
-            None if end is None else factor * end for end in (self.low, self.high)
-        )
+        low = None if self.low is None else factor * self.low
+        high = None if self.high is None else factor * self.high
         return Interval(
             value=factor * self.value, low=low, high=high, confidence=self.confidence
         )
@@ -67,4 +66,4 @@ class RatioBounds(StrictTable):
 
     def bounded(self, ratio: float) -> Interval:
         """Return the ratio with its bounds."""
-        return Interval.of(ratio, self.ratio_low, self.ratio_high, CONFIDENCE)
+        return Interval.from_bounds(ratio, self.ratio_low, self.ratio_high, CONFIDENCE)

@@ -19,7 +19,7 @@ _GLOBAL_EVERY, _LOCAL_ATTENTION = 3, 128
 """Defaults of ModernBERT, for configs that leave them out."""
 
 
-def work_of_shape(
+def expected_model_work(
     train: TrainConfig, vocab_size: int, parameters: int
 ) -> ModelWork | None:
     """Return the matmul and attention work of a model; None for other architectures."""
@@ -42,7 +42,7 @@ def work_of_shape(
     )
 
 
-def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
+def estimate_vocab_size(train: TrainConfig, parameters: int) -> int | None:
     """Return the embedding rows to within 1 or 2 %, from the parameters that the rest leaves; None if unknown."""
     layout = FAMILIES.get(train.model.config["model_type"])
     if layout is None:
@@ -51,15 +51,15 @@ def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
     beside = layers * of_layer + hidden**2
     if layout == "bert":
         biases_and_norms = 9 * hidden + int(
-            of_model(train, "intermediate_size", 4 * hidden)
+            config_number(train, "intermediate_size", 4 * hidden)
         )
         beside += layers * biases_and_norms + hidden * int(
-            of_model(train, "max_position_embeddings", 512)
+            config_number(train, "max_position_embeddings", 512)
         )
     return max(1, (parameters - beside) // (hidden + 1))
 
 
-def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPart, ...]:
+def gradient_parts(train: TrainConfig, parameters: int) -> tuple[GradientPart, ...]:
     """Return the gradients layer after layer, then all others at once, as those of embeddings are ready last."""
     _, layers, of_layer = _shape(train)
     in_layers = min(parameters, layers * of_layer)
@@ -75,15 +75,15 @@ def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPar
     )
 
 
-def largest_parameter_bytes(train: TrainConfig, parameters: int) -> int:
+def largest_gather_bytes(train: TrainConfig, parameters: int) -> int:
     """Return the most bytes that fsdp2 gathers at once in fp32: the embedding table, or a layer."""
     _, layers, of_layer = _shape(train)
     return 4 * max(of_layer, parameters - layers * of_layer)
 
 
 def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
-    every = count_of_model(train, "global_attn_every_n_layers", _GLOBAL_EVERY)
-    window = int(of_model(train, "local_attention", _LOCAL_ATTENTION)) // 2
+    every = config_count(train, "global_attn_every_n_layers", _GLOBAL_EVERY)
+    window = int(config_number(train, "local_attention", _LOCAL_ATTENTION)) // 2
     kinds = train.model.config.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == layers:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
@@ -100,10 +100,10 @@ def attention_dropout(train: TrainConfig) -> float:
         if is_modern
         else ("attention_probs_dropout_prob", 0.1)
     )
-    return float(of_model(train, name, default))
+    return float(config_number(train, name, default))
 
 
-def of_model(train: TrainConfig, key: str, default: float) -> float:
+def config_number(train: TrainConfig, key: str, default: float) -> float:
     """Return a number of the model's config.
 
     The default if it is missing or not plausible.
@@ -118,22 +118,22 @@ def of_model(train: TrainConfig, key: str, default: float) -> float:
     )
 
 
-def count_of_model(train: TrainConfig, key: str, default: int) -> int:
+def config_count(train: TrainConfig, key: str, default: int) -> int:
     """Return a count of the model's config that is at least 1.
 
     The default if it is missing, not plausible or 0.
     """
-    return int(of_model(train, key, default)) or default
+    return int(config_number(train, key, default)) or default
 
 
 def _shape(train: TrainConfig) -> tuple[int, int, int]:
     """Return a model's hidden size, its number of layers, and the weights of one layer's matrices."""
-    hidden = count_of_model(train, "hidden_size", HIDDEN_SIZE)
+    hidden = config_count(train, "hidden_size", HIDDEN_SIZE)
     gated = 3 if train.model.config["model_type"] == "modernbert" else 2
-    of_layer = 4 * hidden**2 + gated * hidden * of_model(
+    of_layer = 4 * hidden**2 + gated * hidden * config_number(
         train, "intermediate_size", 4 * hidden
     )
-    return hidden, count_of_model(train, "num_hidden_layers", LAYERS), int(of_layer)
+    return hidden, config_count(train, "num_hidden_layers", LAYERS), int(of_layer)
 
 
 def position_share(train: TrainConfig, parameters: int | None) -> float:

@@ -8,21 +8,30 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# Loaded here, not in a forked child: it allocates.
+# Options of prctl(2), from <linux/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+# Loaded here, not in a forked child, as loading a library allocates memory: another
+# thread may have held malloc's lock at the fork.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
-def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+def end_with_parent(
+    parent_pid: int, end_signal: signal.Signals = signal.SIGKILL
+) -> None:
     """Let the kernel signal this forked process when its parent ends.
 
-    To be called first in the child.
+    Call this first in the child.
 
-    ``parent`` is its process id, read before the fork: it may have ended. Send SIGTERM
-    to a program with children.
+    Args:
+        parent_pid: Process id of the parent, read before the fork: the parent may have
+            ended since.
+        end_signal: The signal; SIGTERM suits programs with children of their own.
     """
-    _prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
+    _prctl(_PR_SET_PDEATHSIG, end_signal)
+    # If the parent ended before the call above, no signal will come.
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 
@@ -31,12 +40,18 @@ def keep_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def start(
+def start_child(
     command: Sequence[str],
     *,
-    at_end: signal.Signals = signal.SIGKILL,
+    end_signal: signal.Signals = signal.SIGKILL,
     **options: Any,
 ) -> "subprocess.Popen[Any]":
-    """Start a program that receives a signal when this thread ends."""
-    ending = functools.partial(end_with_parent, os.getpid(), at_end)
-    return subprocess.Popen(command, preexec_fn=ending, **options)  # noqa: PLW1509 - two system calls, no locks
+    """Start a program that receives a signal when the calling thread ends.
+
+    Args:
+        command: Program and arguments.
+        end_signal: The signal.
+        options: Further arguments of ``subprocess.Popen``.
+    """
+    before_exec = functools.partial(end_with_parent, os.getpid(), end_signal)
+    return subprocess.Popen(command, preexec_fn=before_exec, **options)  # noqa: PLW1509 - two system calls, no locks

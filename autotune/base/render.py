@@ -12,13 +12,18 @@ from html import escape
 from autotune.base import document as doc
 from autotune.base.document import (
     FACTS,
-    MOST_CELL_LETTERS,
-    MOST_WORDS_LETTERS,
-    rendered,
-    shown,
+    MAX_CELL_CHARACTERS,
+    MAX_TEXT_CHARACTERS,
+    render_words,
+    shortened,
 )
 from autotune.base.svg import drawn
-from autotune.base.tables import inert, markdown_inert, markdown_table, text_table
+from autotune.base.tables import (
+    escape_markdown,
+    markdown_table,
+    printable_line,
+    text_table,
+)
 
 _DEEPEST = 6
 """Levels of headings that Markdown and HTML support."""
@@ -45,17 +50,17 @@ def _on_console(block: doc.Block) -> str:
             return _line(block.words)
         case doc.Missing():
             run = (
-                f" (run: {', then '.join(map(inert, block.commands))})"
+                f" (run: {', then '.join(map(printable_line, block.commands))})"
                 if block.commands
                 else ""
             )
-            return f"{inert(block.what)}: {block.state}{run}"
+            return f"{printable_line(block.subject)}: {block.state}{run}"
         case doc.Bullets():
             return "\n".join(_line(item) for item in block.items)
         case doc.Pairs():
             return "\n".join(f"{name}: {_line(words)}" for name, words in block.pairs)
         case doc.Table():
-            caption = f"{inert(block.caption)}\n" if block.caption else ""
+            caption = f"{printable_line(block.caption)}\n" if block.caption else ""
             head, _, rows = text_table(
                 block.headers, block.rows, block.align
             ).partition("\n")
@@ -65,13 +70,13 @@ def _on_console(block: doc.Block) -> str:
         case doc.Chart():
             return _on_console(replace(block.table, caption=block.title))
         case doc.Section():
-            return f"{inert(block.title)}\n{textwrap.indent(console_text(block.blocks), '  ')}"
-        case doc.Beside():
+            return f"{printable_line(block.title)}\n{textwrap.indent(console_text(block.blocks), '  ')}"
+        case doc.SideBySide():
             return console_text(block.blocks)
 
 
 def _line(words: doc.Words) -> str:
-    return rendered(words, inert, inert, inert)
+    return render_words(words, printable_line, printable_line, printable_line)
 
 
 def markdown_text(blocks: Sequence[doc.Block]) -> str:
@@ -97,7 +102,7 @@ def _in_markdown(block: doc.Block, level: int, number: str = "") -> list[str]:
         case doc.Missing():
             commands = ", then ".join(_code(command) for command in block.commands)
             return [
-                f"{_inert(block.what)}: {block.state}"
+                f"{_inert(block.subject)}: {block.state}"
                 + (f" (run: {commands})." if commands else ".")
             ]
         case doc.Bullets():
@@ -110,9 +115,9 @@ def _in_markdown(block: doc.Block, level: int, number: str = "") -> list[str]:
                 )
             ]
         case doc.Table():
-            headers = [shown(header) for header in block.headers]
+            headers = [shortened(header) for header in block.headers]
             rows = [
-                [None if cell is None else shown(cell) for cell in row]
+                [None if cell is None else shortened(cell) for cell in row]
                 for row in block.rows
             ]
             return [
@@ -140,28 +145,30 @@ def _in_markdown(block: doc.Block, level: int, number: str = "") -> list[str]:
                     for part in _in_markdown(inner, level + 1)
                 ),
             ]
-        case doc.Beside():
+        case doc.SideBySide():
             return [
                 part for inner in block.blocks for part in _in_markdown(inner, level)
             ]
 
 
 def _words(words: doc.Words) -> str:
-    return rendered(words, _sentences, _code, lambda text: f"**{_sentences(text)}**")
+    return render_words(
+        words, _sentences, _code, lambda text: f"**{_sentences(text)}**"
+    )
 
 
 def _code(text: str) -> str:
     """Return text in backticks, or in ``<code>`` if it needs entities, which are decoded only in the element."""
-    plain, safe = shown(text, MOST_WORDS_LETTERS), _sentences(text)
+    plain, safe = shortened(text, MAX_TEXT_CHARACTERS), _sentences(text)
     return f"`{plain}`" if plain == safe else f"<code>{safe}</code>"
 
 
 def _sentences(text: str) -> str:
-    return _inert(text, MOST_WORDS_LETTERS)
+    return _inert(text, MAX_TEXT_CHARACTERS)
 
 
-def _inert(text: str, most: int = MOST_CELL_LETTERS) -> str:
-    return markdown_inert(shown(text, most))
+def _inert(text: str, most: int = MAX_CELL_CHARACTERS) -> str:
+    return escape_markdown(shortened(text, most))
 
 
 def report_html(document: doc.Document) -> str:
@@ -217,7 +224,7 @@ def _in_html(
                 f"<li>{_html_code(command)}</li>" for command in block.commands
             )
             run = f" Run:</p><ol>{commands}</ol>" if commands else "</p>"
-            said = f"{_escaped_words(block.what)}: <strong>{block.state}.</strong>"
+            said = f"{_escaped_words(block.subject)}: <strong>{block.state}.</strong>"
             return f'<div class="missing"><p>{said}{run}</div>\n'
         case doc.Bullets():
             return f"<ul>{''.join(f'<li>{_html_words(item)}</li>' for item in block.items)}</ul>\n"
@@ -231,8 +238,8 @@ def _in_html(
             return _html_table(block)
         case doc.Chart():
             title, description = (
-                shown(block.title),
-                shown(block.description, MOST_WORDS_LETTERS),
+                shortened(block.title),
+                shortened(block.description, MAX_TEXT_CHARACTERS),
             )
             key = f"chart-{next(charts)}"
             svg = drawn(
@@ -268,7 +275,7 @@ def _in_html(
             return (
                 f'<section id="{escape(block.key)}"{kind}>\n{title}\n{body}</section>\n'
             )
-        case doc.Beside():
+        case doc.SideBySide():
             inner = (
                 "".join(_in_html(one, level, charts) for one in group)
                 for group in block.groups
@@ -303,7 +310,7 @@ def _cell(cell: str | None, side: str) -> str:
     One with a word too long for a column may break anywhere, the others only between
     words.
     """
-    text = shown(cell)
+    text = shortened(cell)
     is_wide = max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS
     kind = (
         "w"
@@ -322,7 +329,7 @@ def _cell(cell: str | None, side: str) -> str:
 
 
 def _html_words(words: doc.Words) -> str:
-    return rendered(
+    return render_words(
         words,
         _escaped_words,
         _html_code,
@@ -335,8 +342,8 @@ def _html_code(text: str) -> str:
 
 
 def _escaped_words(text: str) -> str:
-    return _escaped(text, MOST_WORDS_LETTERS)
+    return _escaped(text, MAX_TEXT_CHARACTERS)
 
 
-def _escaped(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
-    return escape(shown(text, most))
+def _escaped(text: str | None, most: int = MAX_CELL_CHARACTERS) -> str:
+    return escape(shortened(text, most))

@@ -25,13 +25,13 @@ Scale = Literal["log", "linear"]
 their difference."""
 
 TRIMMED_SHARE = 0.2
-LEAST_WINDOWS = 3
+MIN_WINDOWS = 3
 """Fewest windows that show a useful spread."""
-MOST_HALF_WIDTH = math.log(1.5)
+MAX_HALF_WIDTH = math.log(1.5)
 """Largest useful half-width of bounds, 50 % of the value. Bounds of a ratio may be
 twice as wide, by logarithms, if they tell which of two figures is higher."""
 TOO_NOISY = "too noisy for so few measurements"
-LEAST_BLOCKS, MOST_BLOCKS = 4, 16
+MIN_BLOCKS, MAX_BLOCKS = 4, 16
 _TIMES_CORRELATION = 4
 """Minimum length of a block, in multiples of how long steps stay correlated."""
 _STILL_CORRELATED = 0.2
@@ -67,7 +67,7 @@ class Estimate:
         wide = (
             found.high is not None
             and self.scale == "log"
-            and _log(found.high) - self.center > MOST_HALF_WIDTH
+            and _log(found.high) - self.center > MAX_HALF_WIDTH
         )
         return Interval(value=self.value) if wide else found
 
@@ -82,7 +82,7 @@ class Estimate:
         low, high = self.center - half, self.center + half
         if self.scale == "linear":
             return Interval(value=self.value, low=low, high=high, confidence=confidence)
-        if half > MOST_HALF_WIDTH and (low <= 0 <= high or half > 2 * MOST_HALF_WIDTH):
+        if half > MAX_HALF_WIDTH and (low <= 0 <= high or half > 2 * MAX_HALF_WIDTH):
             return Interval(value=self.value)
         return Interval(
             value=self.value, low=_exp(low), high=_exp(high), confidence=confidence
@@ -118,22 +118,22 @@ def t_quantile(confidence: float, freedom: float) -> float:
     return math.sqrt(freedom) * math.tan(angle)
 
 
-def location(values: Sequence[float]) -> float:
+def trimmed_mean(values: Sequence[float]) -> float:
     """Return the 20 % trimmed mean."""
     cut = int(TRIMMED_SHARE * len(values))
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
-def residuals_of(values: Sequence[float]) -> list[float]:
+def scaled_residuals(values: Sequence[float]) -> list[float]:
     """Return the deviations of values from their location, scaled to the spread of the whole population."""
     n = len(values)
     if n < 2:
         return []
-    center, wider = location(values), math.sqrt(n / (n - 1))
+    center, wider = trimmed_mean(values), math.sqrt(n / (n - 1))
     return [wider * (value - center) for value in values]
 
 
-def of_windows(
+def estimate_windows(
     values: Sequence[float],
     *,
     scale: Scale = "log",
@@ -147,10 +147,10 @@ def of_windows(
     if not values:
         raise ValueError("no figures")
     points = [math.log(value) for value in values] if scale == "log" else values
-    center, n = location(points), len(points)
+    center, n = trimmed_mean(points), len(points)
     value = _exp(center) if scale == "log" else center
-    spread = sorted(residuals_of(points) if residuals is None else residuals)
-    if (m := len(spread)) < LEAST_WINDOWS:
+    spread = sorted(scaled_residuals(points) if residuals is None else residuals)
+    if (m := len(spread)) < MIN_WINDOWS:
         return Estimate(value=value, n=n, scale=scale, no_spread=NOT_ENOUGH)
     cut = int(TRIMMED_SHARE * m) if int(TRIMMED_SHARE * n) else 0
     left = m - 2 * cut
@@ -159,27 +159,30 @@ def of_windows(
     return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=left - 1)
 
 
-def ratio_of(
-    pairs: Sequence[tuple[float, float]], *, confidence: float = CONFIDENCE, of: int = 1
+def paired_ratio(
+    pairs: Sequence[tuple[float, float]],
+    *,
+    confidence: float = CONFIDENCE,
+    candidates: int = 1,
 ) -> Interval:
     """Return the ratio of the first to the second of figures that were measured in the same rounds.
 
-    If this one of ``of`` ratios may have been picked as the highest, its bounds are
+    If this one of ``candidates`` ratios may have been picked as the highest, its bounds are
     widened until all ratios lie within theirs with the same confidence (Bonferroni).
     Raise ``ValueError`` if there are no figures.
     """
-    found = of_windows([first / second for first, second in pairs]).ratio(
-        1 - (1 - confidence) / of
+    found = estimate_windows([first / second for first, second in pairs]).ratio(
+        1 - (1 - confidence) / candidates
     )
     return replace(found, confidence=None if found.low is None else confidence)
 
 
-def of_one(value: float, *, scale: Scale = "log") -> Estimate:
+def estimate_single(value: float, *, scale: Scale = "log") -> Estimate:
     """Return a figure that was measured once."""
     return Estimate(value=value, n=1, scale=scale)
 
 
-def of_bounds(found: Interval, n: int | None = None) -> Estimate:
+def estimate_from_bounds(found: Interval, n: int | None = None) -> Estimate:
     """Return the figure with these bounds, by Student's t of ``n`` windows.
 
     Without ``n``, by a normal distribution.
@@ -203,7 +206,7 @@ def of_bounds(found: Interval, n: int | None = None) -> Estimate:
     return Estimate(value=found.value, n=n or 1, variance=variance, freedom=freedom)
 
 
-def of_sound_steps(
+def estimate_plausible_steps(
     pairs: Sequence[tuple[float, float]], *, scale: Scale = "log"
 ) -> Estimate | None:
     """Return ``of_steps`` of the plausible amounts and sizes of an untrusted file.
@@ -216,10 +219,10 @@ def of_sound_steps(
         for amount, size in finite
         if size > 0 and (amount > 0 or scale == "linear")
     ]
-    return of_steps(*zip(*sound, strict=True), scale=scale) if sound else None
+    return estimate_steps(*zip(*sound, strict=True), scale=scale) if sound else None
 
 
-def of_steps(
+def estimate_steps(
     amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log"
 ) -> Estimate:
     """Return all amounts over all sizes, such as tokens over seconds, of steps that depend on their neighbours.
@@ -236,12 +239,14 @@ def of_steps(
     )
     means = [
         sum(part) / sum(size)
-        for part, size in zip(blocks(amounts, count), blocks(sizes, count), strict=True)
+        for part, size in zip(
+            split_blocks(amounts, count), split_blocks(sizes, count), strict=True
+        )
     ]
-    return of_blocks(value, means, scale=scale, n=len(readings))
+    return estimate_blocks(value, means, scale=scale, n=len(readings))
 
 
-def of_blocks(
+def estimate_blocks(
     value: float, means: Sequence[float], *, scale: Scale = "linear", n: int
 ) -> Estimate:
     """Return a figure of ``n`` steps, with the variance of its means over blocks.
@@ -273,20 +278,20 @@ def block_count(points: Sequence[float]) -> int:
         if memory > 0
         else 1
     )
-    count = min(MOST_BLOCKS, len(points) // length)
-    while count >= 2 * LEAST_BLOCKS:
+    count = min(MAX_BLOCKS, len(points) // length)
+    while count >= 2 * MIN_BLOCKS:
         if (
             _autocorrelation(
-                [statistics.fmean(block) for block in blocks(points, count)]
+                [statistics.fmean(block) for block in split_blocks(points, count)]
             )
             <= _STILL_CORRELATED
         ):
             break
         count //= 2
-    return count if count >= LEAST_BLOCKS else 0
+    return count if count >= MIN_BLOCKS else 0
 
 
-def blocks(values: Sequence[Value], count: int) -> list[Sequence[Value]]:
+def split_blocks(values: Sequence[Value], count: int) -> list[Sequence[Value]]:
     """Return consecutive blocks whose lengths differ by at most one."""
     ends = (
         [len(values) * number // count for number in range(count + 1)] if count else []
@@ -331,7 +336,7 @@ def difference(a: Estimate, b: Estimate) -> Interval:
     return both.ratio(SHOWN_CONFIDENCE)
 
 
-def no_spread_of(*sides: Estimate) -> str:
+def reason_without_bounds(*sides: Estimate) -> str:
     """Return the reason why a comparison has no bounds."""
     return (
         "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None))
@@ -345,7 +350,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
     95 % bounds, None if there are too few steps.
     """
     logs = [math.log(second / first) for first, second in zip(a, b, strict=True)]
-    found = of_steps(logs, [1.0] * len(logs), scale="linear")
+    found = estimate_steps(logs, [1.0] * len(logs), scale="linear")
     return replace(found, value=_exp(found.value), scale="log").ratio(SHOWN_CONFIDENCE)
 
 

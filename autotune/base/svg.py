@@ -9,17 +9,17 @@ from xml.etree import ElementTree
 
 from autotune.base.document import (
     Axis,
-    Bars,
-    Columns,
+    BarChart,
     Drawing,
+    Histogram,
     Line,
-    Lines,
+    LineChart,
     Point,
-    Rule,
-    Stacks,
+    ReferenceLine,
+    StackedBarChart,
     Unit,
 )
-from autotune.base.tables import inert
+from autotune.base.tables import printable_line
 from autotune.base.units import BYTE_UNITS, format_count
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def drawn(
     _plain(root, key)
     for place, (name, text) in enumerate((("title", title), ("desc", description))):
         words = ElementTree.Element(f"{{{_SVG}}}{name}", {"id": f"{key}-{name}"})
-        words.text = inert(text)
+        words.text = printable_line(text)
         root.insert(place, words)
     root.attrib |= {"role": "img", "aria-labelledby": f"{key}-title {key}-desc"}
     ElementTree.register_namespace("", _SVG)
@@ -149,15 +149,15 @@ def _figure_of(drawing: Drawing, *, small: bool) -> "Figure":
     figure = Figure(figsize=(4.8 if small else 6.6, 3.6), layout="constrained")
     axes = figure.subplots()
     match drawing:
-        case Lines():
+        case LineChart():
             _lines(axes, drawing)
-        case Bars():
+        case BarChart():
             figure.set_figheight(around_inches + bar_inches * len(drawing.bars))
             _bars(axes, drawing)
-        case Stacks():
+        case StackedBarChart():
             figure.set_figheight(around_inches + 1.2 * bar_inches * len(drawing.stacks))
             _stacks(axes, drawing)
-        case Columns():
+        case Histogram():
             _columns(axes, drawing)
     handles, labels = axes.get_legend_handles_labels()
     if labels:  # below the chart, where it covers nothing
@@ -173,7 +173,7 @@ def _figure_of(drawing: Drawing, *, small: bool) -> "Figure":
     return figure
 
 
-def _lines(axes: "Axes", drawing: Lines) -> None:
+def _lines(axes: "Axes", drawing: LineChart) -> None:
     if shade := drawing.shade:
         label = _name_in_chart(shade.label)
         axes.axvspan(
@@ -193,7 +193,7 @@ def _lines(axes: "Axes", drawing: Lines) -> None:
         points += drawn_points
     for rule in drawing.rules:
         axes.axhline(
-            rule.at,
+            rule.value,
             color=INK,
             linewidth=0.7,
             linestyle="--",
@@ -236,7 +236,7 @@ def _line(axes: "Axes", line: Line, points: list[Point]) -> None:
         axes.vlines(places, lows, highs, color=colour, linewidth=1.0)
 
 
-def _bars(axes: "Axes", drawing: Bars) -> None:
+def _bars(axes: "Axes", drawing: BarChart) -> None:
     most = max((bar.high or bar.value for bar in drawing.bars), default=0.0) or 1.0
     for place, bar in enumerate(drawing.bars):
         axes.barh(
@@ -259,7 +259,7 @@ def _bars(axes: "Axes", drawing: Bars) -> None:
         axes.text(
             end + 0.015 * most,
             place,
-            _name_in_chart(bar.shown),
+            _name_in_chart(bar.value_text),
             va="center",
             fontsize=_SMALL,
         )
@@ -268,15 +268,15 @@ def _bars(axes: "Axes", drawing: Bars) -> None:
     _listed(axes, [bar.label for bar in drawing.bars])
 
 
-def _stacks(axes: "Axes", drawing: Stacks) -> None:
+def _stacks(axes: "Axes", drawing: StackedBarChart) -> None:
     stacks = [
-        [part for part in parts if math.isfinite(part[1])]
-        for _, parts in drawing.stacks
+        [(name, size) for name, size in stack.parts if math.isfinite(size)]
+        for stack in drawing.stacks
     ]
     names = list(dict.fromkeys(name for parts in stacks for name, _ in parts))
     ends = [
         *(sum(size for _, size in parts) for parts in stacks),
-        *(rule.at for rule in drawing.rules),
+        *(rule.value for rule in drawing.rules),
     ]
     most = max(ends, default=0.0) or 1.0
     _scale(axes, "x", drawing.axis, [most])
@@ -311,24 +311,24 @@ def _stacks(axes: "Axes", drawing: Stacks) -> None:
             left += size
     _upright(axes, drawing.rules)
     axes.set_xlim(0, 1.03 * most)
-    _listed(axes, [label for label, _ in drawing.stacks])
+    _listed(axes, [stack.label for stack in drawing.stacks])
 
 
-def _columns(axes: "Axes", drawing: Columns) -> None:
-    starts, ends, heights = (
-        [column[side] for column in drawing.columns] for side in range(3)
-    )
-    widths = [end - start for start, end, _ in drawing.columns]
+def _columns(axes: "Axes", drawing: Histogram) -> None:
+    starts = [bin.start for bin in drawing.bins]
+    ends = [bin.end for bin in drawing.bins]
+    heights = [bin.height for bin in drawing.bins]
+    widths = [bin.end - bin.start for bin in drawing.bins]
     axes.bar(starts, heights, width=widths, align="edge", color=COLOURS[0], linewidth=0)
     _upright(axes, drawing.rules)
     _scale(axes, "x", drawing.x, ends)
     _scale(axes, "y", drawing.y, heights)
 
 
-def _upright(axes: "Axes", rules: tuple[Rule, ...]) -> None:
+def _upright(axes: "Axes", rules: tuple[ReferenceLine, ...]) -> None:
     for rule, style in zip(rules, ("--", ":", "-.") * len(rules), strict=False):
         axes.axvline(
-            rule.at,
+            rule.value,
             color=INK,
             linewidth=1.0,
             linestyle=style,
@@ -402,7 +402,7 @@ def _listed(axes: "Axes", labels: list[str]) -> None:
 
 def _name_in_chart(text: str) -> str:
     """Return the text as one short line without control characters."""
-    plain = inert(text)
+    plain = printable_line(text)
     return plain if len(plain) <= _MOST_LETTERS else plain[: _MOST_LETTERS - 1] + "…"
 
 

@@ -17,14 +17,14 @@ Row = Sequence[str | None]
 _ACTIVE = re.compile(r"[\\|`<>&@]|(?<=\])\(|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
-def inert(text: str | None) -> str:
+def printable_line(text: str | None) -> str:
     """Return one line with control characters written out, so that no name can control a terminal."""
     return "n/a" if text is None else printable(" ".join(text.splitlines()))
 
 
-def markdown_inert(text: str | None) -> str:
+def escape_markdown(text: str | None) -> str:
     """Return one line that Markdown shows verbatim: with entities, as renderers read backslashes differently."""
-    return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};", inert(text))
+    return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};", printable_line(text))
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
@@ -54,7 +54,7 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "")
     """
     sides = align.ljust(len(headers), "l")
     head, *body = [
-        [markdown_inert(cell) for cell in line] for line in _lines(headers, rows)
+        [escape_markdown(cell) for cell in line] for line in _lines(headers, rows)
     ]
     rule = ["---:" if side == "r" else "---" for side in sides[: len(headers)]]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
@@ -66,7 +66,7 @@ def _lines(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
             raise ValueError(
                 f"a row of {len(row)} cells under {len(headers)} headers: {list(row)!r}"
             )
-    return [[inert(cell) for cell in line] for line in (headers, *rows)]
+    return [[printable_line(cell) for cell in line] for line in (headers, *rows)]
 
 
 def _width(text: str) -> int:

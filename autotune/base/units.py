@@ -112,7 +112,7 @@ def format_share(value: float | None) -> str:
     return "n/a" if value is None else f"{value * 100:.1f} %"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Return a share as a whole percentage."""
     return f"{share * 100:.0f} %"
 

@@ -6,7 +6,7 @@ from autotune.base.interval import NOT_ENOUGH, Interval
 from autotune.base.units import format_bytes, format_count
 
 
-def bounds(
+def format_bounds(
     low: float | None, high: float | None, form: Callable[[float], str]
 ) -> str | None:
     """Return ``850 to 950``, for a heading that names the confidence.
@@ -16,43 +16,45 @@ def bounds(
     return None if low is None or high is None else f"{form(low)} to {form(high)}"
 
 
-def with_interval(one: Interval, form: Callable[[float], str]) -> str:
+def format_interval(one: Interval, form: Callable[[float], str]) -> str:
     """Return ``900 (850 to 950, 95 %)``; the value alone if it has no bounds."""
-    between = bounds(one.low, one.high, form)
+    between = format_bounds(one.low, one.high, form)
     return (
         form(one.value)
         if between is None
-        else f"{form(one.value)} ({between}, {confidence_words(one.confidence)})"
+        else f"{form(one.value)} ({between}, {format_confidence(one.confidence)})"
     )
 
 
-def bounds_with_confidence(one: Interval, form: Callable[[float], str]) -> str | None:
+def format_bounds_with_confidence(
+    one: Interval, form: Callable[[float], str]
+) -> str | None:
     """Return ``850 to 950 (95 %)``; None if there are no bounds."""
-    between = bounds(one.low, one.high, form)
-    return between and f"{between} ({confidence_words(one.confidence)})"
+    between = format_bounds(one.low, one.high, form)
+    return between and f"{between} ({format_confidence(one.confidence)})"
 
 
-def of_windows(one: Interval, form: Callable[[float], str]) -> str:
+def format_windows(one: Interval, form: Callable[[float], str]) -> str:
     """Return ``900 (850 to 950, 95 %)``.
 
     ``900 (not enough windows)`` if there are no bounds.
     """
     return (
-        with_interval(one, form)
+        format_interval(one, form)
         if one.low is not None
         else f"{form(one.value)} ({NOT_ENOUGH})"
     )
 
 
-def window_bounds(one: Interval, form: Callable[[float], str]) -> str:
+def format_window_bounds(one: Interval, form: Callable[[float], str]) -> str:
     """Return ``850 to 950``, for a heading that names the confidence.
 
     ``not enough windows`` without bounds.
     """
-    return bounds(one.low, one.high, form) or NOT_ENOUGH
+    return format_bounds(one.low, one.high, form) or NOT_ENOUGH
 
 
-def confidence_words(confidence: float | None) -> str:
+def format_confidence(confidence: float | None) -> str:
     """Return ``95 %``.
 
     ``range`` for bounds that also rest on assumptions, without a level of confidence.
@@ -60,27 +62,27 @@ def confidence_words(confidence: float | None) -> str:
     return "range" if confidence is None else f"{100 * confidence:.3g} %"
 
 
-def count(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number, with two decimals if it is below 100 and not whole."""
     return format_count(value, 0 if abs(value) >= 100 or value == round(value) else 2)
 
 
-def number(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
     """Return a ratio with two decimals."""
     return f"{ratio:.2f}"
 
 
-def nats(loss: float | None) -> str:
+def format_loss(loss: float | None) -> str:
     """Return a loss with three decimals; ``n/a`` if it is missing."""
     return "n/a" if loss is None else f"{loss:.3f}"
 
 
-def hours(value: float) -> str:
+def format_hours(value: float) -> str:
     """Return a duration in hours as text, in the unit that fits its size."""
-    return hours_like(value)(value)
+    return hours_formatter(value)(value)
 
 
-def hours_like(size: float) -> Callable[[float], str]:
+def hours_formatter(size: float) -> Callable[[float], str]:
     """Return the formatter of durations in hours, in the unit that fits one of this size."""
     factor, unit = (
         (1, "h") if size >= 0.1 else (60, "min") if size >= 1 / 60 else (3600, "s")
@@ -88,7 +90,7 @@ def hours_like(size: float) -> Callable[[float], str]:
     return lambda value: f"{factor * value:.3g} {unit}"
 
 
-def per_s(bytes_per_s: float | None) -> str:
+def format_bytes_per_s(bytes_per_s: float | None) -> str:
     """Return ``3 GiB/s``; ``n/a`` if it is missing."""
     return "n/a" if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"
 
@@ -107,14 +109,14 @@ def install_step(*packages: str) -> str:
     return f"Install: python -m pip install {' '.join(packages)}"
 
 
-def listed(names: Sequence[str], nouns: str, most: int = 3) -> str:
+def shorten_list(names: Sequence[str], nouns: str, most: int = 3) -> str:
     """Return ``a, b, c and 4 more models``."""
     if len(names) <= most + 1:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most:,} more {nouns}"
 
 
-def setting_text(value: object) -> str:
+def format_setting(value: object) -> str:
     """Return the value of a setting as a profile writes it."""
     return (
         "not set"

@@ -14,7 +14,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.base.statistics import LEAST_WINDOWS, of_windows, ratio_of
+from autotune.base.statistics import MIN_WINDOWS, estimate_windows, paired_ratio
 from autotune.base.units import format_bytes
 from autotune.baseline.decide.recipes import (
     Recipe,
@@ -105,7 +105,7 @@ class BaselineRunner:
             while self._continues():
                 self._measure_round()
         except OutOfTime:
-            if len(self.rounds) < LEAST_WINDOWS:
+            if len(self.rounds) < MIN_WINDOWS:
                 raise
         return BaselineEvidence(
             rows=[self._row(name) for name in reversed(self.recipes)],
@@ -122,11 +122,11 @@ class BaselineRunner:
         )
         if done >= self.most_rounds or not others:
             return done == 0
-        if done < LEAST_WINDOWS:
+        if done < MIN_WINDOWS:
             return True
         precise = all(is_precise(self._speedup(name)) for name in others)
         bounded = all(
-            of_windows(self._rates(name)).interval().low is not None
+            estimate_windows(self._rates(name)).interval().low is not None
             for name in self._remaining()
         )
         return (
@@ -229,7 +229,7 @@ class BaselineRunner:
         pairs = [
             (self._rate(TUNED, one[TUNED]), self._rate(name, one[name])) for one in both
         ]
-        return ratio_of(pairs, confidence=SHOWN_CONFIDENCE)
+        return paired_ratio(pairs, confidence=SHOWN_CONFIDENCE)
 
     def _row(self, name: RecipeName) -> RecipeRow:
         windows = [one[name] for one in self.rounds if name in one]

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from autotune.base import document as doc
 from autotune.base.render import console_text
-from autotune.base.statistics import of_windows as interval_of_windows
+from autotune.base.statistics import estimate_windows as interval_of_windows
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import (
-    count,
-    number,
-    of_windows,
+    format_number,
+    format_ratio,
+    format_setting,
+    format_window_bounds,
+    format_windows,
     plural,
-    setting_text,
-    window_bounds,
 )
 from autotune.baseline.values import BaselineEvidence, SettingDifference
 from autotune.profiles.decide.follow_up import command, probe_first
@@ -34,7 +34,7 @@ def baseline_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
             *probe_first(one.profile, one.path),
             f"autotune baseline {one.quoted}",
         )
-        return (doc.Missing(what="Speedup over the baselines", commands=commands),)
+        return (doc.Missing(subject="Speedup over the baselines", commands=commands),)
     return _compared(found)
 
 
@@ -45,7 +45,7 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
         speedup = (
             f"n/a ({row.outcome})"
             if ratio is None
-            else f"{of_windows(ratio, number)} times as fast"
+            else f"{format_windows(ratio, format_ratio)} times as fast"
         )
         yield f"tuned vs {row.name}: {speedup}"
 
@@ -63,10 +63,22 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
         "Data table",
         rows,
         ("settings", "l", lambda one: one[0].name),
-        ("tokens/s", "r", lambda one: count(one[1].value) if one[1] else None),
-        ("95 % CI", "r", lambda one: window_bounds(one[1], count) if one[1] else None),
-        ("speedup of tuned", "r", lambda one: number(one[2].value) if one[2] else None),
-        ("95 % CI", "r", lambda one: window_bounds(one[2], number) if one[2] else None),
+        ("tokens/s", "r", lambda one: format_number(one[1].value) if one[1] else None),
+        (
+            "95 % CI",
+            "r",
+            lambda one: format_window_bounds(one[1], format_number) if one[1] else None,
+        ),
+        (
+            "speedup of tuned",
+            "r",
+            lambda one: format_ratio(one[2].value) if one[2] else None,
+        ),
+        (
+            "95 % CI",
+            "r",
+            lambda one: format_window_bounds(one[2], format_ratio) if one[2] else None,
+        ),
         ("data wait", "r", lambda one: format_share(one[0].data_wait_share)),
         ("windows", "r", lambda one: str(len(one[0].tokens_per_s))),
         ("outcome", "l", lambda one: one[0].outcome),
@@ -78,17 +90,21 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
     ]
     bars = [
         doc.Bar(
-            label=name, value=it.value, low=it.low, high=it.high, shown=count(it.value)
+            label=name,
+            value=it.value,
+            low=it.low,
+            high=it.high,
+            value_text=format_number(it.value),
         )
         for name, it in known
     ]
     shown: doc.Block = table
     if bars:
-        said = ", ".join(f"{bar.label} {bar.shown}" for bar in bars)
+        said = ", ".join(f"{bar.label} {bar.value_text}" for bar in bars)
         shown = doc.Chart(
             title="Non-padding tokens/s before and after tuning",
             description=f"Non-padding tokens/s: {said}. Thin bars: 95 % CI.",
-            drawing=doc.Bars(
+            drawing=doc.BarChart(
                 axis=doc.Axis(label="non-padding tokens/s", unit="count"),
                 bars=tuple(bars),
             ),
@@ -110,7 +126,7 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
         if row.name != "tuned"
     )
     return (
-        doc.told(gains(found)),
+        doc.bulleted(gains(found)),
         shown,
         doc.Paragraph(words=(how,)),
         doc.Bullets(items=differences),
@@ -119,8 +135,8 @@ def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
 
 def _difference(one: SettingDifference) -> str:
     instead = (
-        "" if one.theirs == one.tuned else f" instead of {setting_text(one.tuned)}"
+        "" if one.theirs == one.tuned else f" instead of {format_setting(one.tuned)}"
     )
-    return f"{one.key}: {setting_text(one.theirs)}{instead}" + (
+    return f"{one.key}: {format_setting(one.theirs)}{instead}" + (
         "" if one.reason is None else f" ({one.reason})"
     )

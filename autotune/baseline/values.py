@@ -59,7 +59,7 @@ class RecipeRow(StrictTable):
         return (
             None
             if not known
-            else Interval.of(
+            else Interval.from_bounds(
                 known, self.speedup_low, self.speedup_high, SHOWN_CONFIDENCE
             )
         )

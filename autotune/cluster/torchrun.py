@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from autotune.base.process import start
+from autotune.base.process import start_child
 from autotune.errors import MachineLacks
 from trainer.files import write_atomically
 
@@ -194,7 +194,7 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     # A terminal sends Ctrl-C to the whole foreground group; in a separate session the
     # forwarded signal arrives once.
-    child = start(command, env=dict(environment), start_new_session=True)
+    child = start_child(command, env=dict(environment), start_new_session=True)
 
     def pass_on(number: int, _: object) -> None:
         child.send_signal(_FOR_TORCHRUN.get(signal.Signals(number), number))

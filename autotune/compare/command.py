@@ -41,7 +41,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Show which differences exceed noise."""
-    from autotune.base.document import answer_json, plain
+    from autotune.base.document import answer_json, jsonable
     from autotune.compare.decide import gate
     from autotune.compare.sections import comparison_text
     from autotune.compare.sides import compare_paths
@@ -57,7 +57,7 @@ def compare(
         print(
             answer_json(
                 [
-                    {**plain(found), "gate": judged}
+                    {**jsonable(found), "gate": judged}
                     for found, judged in zip(every, gates, strict=True)
                 ]
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.base.interval import Interval
-from autotune.base.statistics import Estimate, difference, no_spread_of
+from autotune.base.statistics import Estimate, difference, reason_without_bounds
 
 Kind = Literal["profile", "tuning", "run", "dataset"]
 Circumstance = Literal[
@@ -241,7 +241,9 @@ def _compared(
         return replace(found, verdict="not comparable", why=", ".join(other))
     if change.low is None or change.high is None:
         return replace(
-            found, verdict="not judged", why=no_spread_of(a.estimate, b.estimate)
+            found,
+            verdict="not judged",
+            why=reason_without_bounds(a.estimate, b.estimate),
         )
     if max(abs(change.low - nothing), abs(change.high - nothing)) < 1e-9:  # rounding
         return replace(found, verdict="the same")

@@ -1,9 +1,9 @@
 """Two profiles, tunings, runs or datasets side by side, as text."""
 
 from autotune.base.interval import SHOWN_CONFIDENCE
-from autotune.base.tables import inert, text_table
+from autotune.base.tables import printable_line, text_table
 from autotune.base.units import format_bytes, format_count, format_share
-from autotune.base.wording import bounds, confidence_words
+from autotune.base.wording import format_bounds, format_confidence
 from autotune.compare.decide import Change, Compared, Comparison, Gate
 from autotune.profiles.decide.explain import meaning_of
 from autotune.profiles.sections import cut
@@ -17,7 +17,8 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
     both = (("A", found.a, found.only_a), ("B", found.b, found.only_b))
     parts = [
         "\n".join(
-            f"{letter}: {inert(side.name)} ({side.kind})" for letter, side, _ in both
+            f"{letter}: {printable_line(side.name)} ({side.kind})"
+            for letter, side, _ in both
         ),
         *([f"verdict: {gate.state}: {gate.words}"] if gate else []),
         *(
@@ -62,9 +63,9 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
             )
             parts.append(
                 f"only in {letter}:"
-                f" {'; '.join(inert(name) for name in only[:_MOST_NAMES])}{more}"
+                f" {'; '.join(printable_line(name) for name in only[:_MOST_NAMES])}{more}"
             )
-        parts += [f"{letter}: {inert(note)}" for note in side.notes]
+        parts += [f"{letter}: {printable_line(note)}" for note in side.notes]
     return "\n\n".join(parts)
 
 
@@ -73,10 +74,12 @@ def _headline(one: Compared | None) -> str:
         return "training speed: not measured on both sides"
     _, _, a, _, b, _, change, between, verdict = _figure_cells(one)
     interval = (
-        "" if between is None else f" ({between}, {confidence_words(SHOWN_CONFIDENCE)})"
+        ""
+        if between is None
+        else f" ({between}, {format_confidence(SHOWN_CONFIDENCE)})"
     )
     return (
-        f"training speed ({inert(one.of)}): {a} and {b} {one.metric.name}, B is"
+        f"training speed ({printable_line(one.of)}): {a} and {b} {one.metric.name}, B is"
         f" {change} of A{interval}: {verdict}"
     )
 
@@ -90,7 +93,7 @@ def _figure_cells(one: Compared) -> list[str | None]:
         _figure(one, one.b.value),
         str(one.b.n),
         _ratio(one, one.change.value),
-        bounds(one.change.low, one.change.high, lambda end: _ratio(one, end)),
+        format_bounds(one.change.low, one.change.high, lambda end: _ratio(one, end)),
         f"{one.verdict} ({one.why})" if one.why else one.verdict,
     ]
 

@@ -11,10 +11,10 @@ from autotune.base.interval import Interval
 from autotune.base.statistics import (
     Estimate,
     Scale,
-    of_bounds,
-    of_one,
-    of_sound_steps,
-    of_windows,
+    estimate_from_bounds,
+    estimate_plausible_steps,
+    estimate_single,
+    estimate_windows,
     paired_difference,
 )
 from autotune.base.units import format_bytes
@@ -90,7 +90,7 @@ def _side(path: Path) -> tuple[Side, Run | None]:
 
 def _dataset_side(manifest: Manifest, name: str) -> Side:
     figures = tuple(
-        Measurement(metric=metric, of=of, estimate=of_one(count), exact=True)
+        Measurement(metric=metric, of=of, estimate=estimate_single(count), exact=True)
         for of, split in (
             ("training", manifest.train),
             ("validation", manifest.validation),
@@ -168,7 +168,7 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
         yield Measurement(
             metric=decide.LARGEST,
             of="under the budget",
-            estimate=of_one(probe.feasible_max),
+            estimate=estimate_single(probe.feasible_max),
             exact=True,
         )
         # Peaks of a pretended GPU are not compared with those of a real one.
@@ -179,7 +179,7 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
         yield Measurement(
             metric=decide.PEAK_MEMORY,
             of=of_peak,
-            estimate=of_one(probe.feasible_peak_bytes),
+            estimate=estimate_single(probe.feasible_peak_bytes),
         )
         sustained = (
             [] if probe.sustained is None else [(probe.sustained, "for a minute")]
@@ -192,25 +192,25 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
             yield Measurement(
                 metric=decide.STEP_RATE,
                 of=of,
-                estimate=of_bounds(point.padded_rate, point.timed_steps),
+                estimate=estimate_from_bounds(point.padded_rate, point.timed_steps),
             )
     if workers is not None:
         if rates := positive(workers.cached_padded_tokens_per_s):
             yield Measurement(
                 metric=decide.WINDOW_RATE,
                 of="upper bound, cached batches",
-                estimate=of_windows(rates),
+                estimate=estimate_windows(rates),
             )
         for row in workers.rows:
             of = _many(row.num_workers, "DataLoader worker")
             if rates := positive(row.padded_tokens_per_s):
                 yield Measurement(
-                    metric=decide.WINDOW_RATE, of=of, estimate=of_windows(rates)
+                    metric=decide.WINDOW_RATE, of=of, estimate=estimate_windows(rates)
                 )
             yield Measurement(
                 metric=decide.DATA_WAIT,
                 of=of,
-                estimate=of_one(row.data_wait_share, scale="linear"),
+                estimate=estimate_single(row.data_wait_share, scale="linear"),
             )
 
 
@@ -248,7 +248,7 @@ def _run_side(run: Run, name: str) -> Side:
         ),
     ]
     if rows and rows[-1].peak_memory_bytes > 0:
-        peak = of_one(rows[-1].peak_memory_bytes)
+        peak = estimate_single(rows[-1].peak_memory_bytes)
         measurements.append(
             Measurement(metric=decide.PEAK_MEMORY, of=_BY_STEPS, estimate=peak)
         )
@@ -282,7 +282,7 @@ def _steps(
 
     An empty list if fewer than two of them have sound figures.
     """
-    found = of_sound_steps(pairs, scale=scale)
+    found = estimate_plausible_steps(pairs, scale=scale)
     return (
         []
         if found is None or found.n < 2
@@ -474,24 +474,26 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
             one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0
         ):
             yield Measurement(
-                metric=decide.STEP_RATE, of=of, estimate=of_windows(rates)
+                metric=decide.STEP_RATE, of=of, estimate=estimate_windows(rates)
             )
         if peaks := positive(
             StepFigures.of(outcome).peak_bytes for _, outcome in measured
         ):
             of += ", allocator" * is_pretended(driver)
             yield Measurement(
-                metric=decide.PEAK_MEMORY, of=of, estimate=of_one(max(peaks))
+                metric=decide.PEAK_MEMORY, of=of, estimate=estimate_single(max(peaks))
             )
         return
     windows = [TrainingFigures.of(outcome) for outcome in rated]
     if rates := positive(one.padded_tokens_per_s for one in windows):
-        yield Measurement(metric=decide.WINDOW_RATE, of=of, estimate=of_windows(rates))
+        yield Measurement(
+            metric=decide.WINDOW_RATE, of=of, estimate=estimate_windows(rates)
+        )
     if waits := [
         one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)
     ]:
         yield Measurement(
             metric=decide.DATA_WAIT,
             of=of,
-            estimate=of_one(statistics.median(waits), scale="linear"),
+            estimate=estimate_single(statistics.median(waits), scale="linear"),
         )

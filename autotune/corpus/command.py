@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from autotune.base.document import answer_json, plain
+from autotune.base.document import answer_json, jsonable
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.base.wording import listed, per_s
+from autotune.base.wording import format_bytes_per_s, shorten_list
 from autotune.console.options import (
     AsJson,
     duration,
@@ -64,7 +64,7 @@ def inspect(
 
     found = inspect_dataset(directory, seq_length or DEFAULT_SEQ_LENGTHS_TOKENS)
     if as_json:
-        print(answer_json({**counts_of(directory, found.manifest), **plain(found)}))
+        print(answer_json({**counts_of(directory, found.manifest), **jsonable(found)}))
     else:
         print(dataset_text(found))
         print(f"next: autotune data verify {shlex.quote(str(directory))}")
@@ -97,7 +97,7 @@ def verify(*, directory: Dataset, as_json: AsJson = False) -> None:
         files = sorted({repr(fault.file) for fault in found.faults})
         raise BadInput(
             f"{directory} is corrupt: {len(found.faults)} faults in"
-            f" {listed(files, 'files')}",
+            f" {shorten_list(files, 'files')}",
             next_step=(
                 "Copy these files again from where they came from, or prepare the"
                 " dataset again."
@@ -147,7 +147,7 @@ def stage(
         "seconds": round(seconds, 3),
     }
     print(
-        answer_json({**plain(staged), **figures})
+        answer_json({**jsonable(staged), **figures})
         if as_json
         else _staged_text(staged, seconds)
     )
@@ -165,9 +165,9 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
         (
             f"copied       {format_bytes(copied.size_bytes)} in"
             f" {format_seconds(copied.seconds)},"
-            f" {per_s(copied.size_bytes / copied.seconds)}; one thread reads"
-            f" {per_s(copied.size_bytes / copied.read_s)} and writes"
-            f" {per_s(copied.size_bytes / copied.write_s)}"
+            f" {format_bytes_per_s(copied.size_bytes / copied.seconds)}; one thread reads"
+            f" {format_bytes_per_s(copied.size_bytes / copied.read_s)} and writes"
+            f" {format_bytes_per_s(copied.size_bytes / copied.write_s)}"
         ),
     ]
     if staged.source_s_per_sample is not None and staged.local_s_per_sample is not None:
@@ -345,7 +345,7 @@ def prepare(
                 | {
                     "vocab_size": manifest.vocab_size,
                     "used_vocab_size": manifest.used_vocab_size,
-                    **plain(source),
+                    **jsonable(source),
                     "reduction": 1 - source.token_bytes / source.raw_bytes,
                     "mask_bytes_not_stored": tokens,
                     "padded_with_masks_bytes": padded,

@@ -8,18 +8,19 @@ from autotune.base.document import (
     Axis,
     Block,
     Chart,
-    Columns,
+    Histogram,
+    HistogramBin,
     Missing,
     Paragraph,
-    Rule,
+    ReferenceLine,
     Table,
-    facts,
+    facts_table,
     table_of,
 )
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_share
-from autotune.base.wording import count, plural
+from autotune.base.wording import format_number, plural
 from autotune.corpus.values import (
     SPECIAL_TOKENS_PER_SAMPLE,
     Inspected,
@@ -82,7 +83,9 @@ def facts_text(told: Mapping[str, str], title: str, manifest: "Manifest") -> str
     """Render facts, and below a title the sample lengths of the training split."""
     histogram = manifest.train.length_histogram
     drawn = length_histogram(histogram.edges, histogram.counts)
-    return "\n".join([console_text((facts("", list(told.items())),)), "", title, drawn])
+    return "\n".join(
+        [console_text((facts_table("", list(told.items())),)), "", title, drawn]
+    )
 
 
 def facts_of(manifest: "Manifest") -> dict[str, str]:
@@ -191,7 +194,8 @@ def lengths_section(
             command = f"autotune report {one.quoted} --data DIR"
             return (
                 Missing(
-                    what=f"Sample lengths ({one.dataset_lacking})", commands=(command,)
+                    subject=f"Sample lengths ({one.dataset_lacking})",
+                    commands=(command,),
                 ),
             )
         first = told.setdefault(
@@ -215,7 +219,7 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
     samples = spread.samples
     most = [
-        f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}"
+        f"{p} % have at most {format_number(round(spread.percentile_tokens(p / 100) or 0))}"
         for p in _PERCENTILES
     ]
     fits = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
@@ -229,7 +233,7 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
             f" {format_share(beyond / samples)} are beyond the right edge. The width of"
             " bars doubles."
         ),
-        drawing=Columns(
+        drawing=Histogram(
             x=Axis(
                 label="tokens of a sample",
                 unit="count",
@@ -238,11 +242,13 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
             ),
             y=Axis(label="share of samples", unit="share"),
             # A logarithmic axis has no 0, so the first bin is as wide as the others.
-            columns=tuple(
-                (max(first, end / 2), float(end), n / samples)
+            bins=tuple(
+                HistogramBin(
+                    start=max(first, end / 2), end=float(end), height=n / samples
+                )
                 for first, end, n in drawn
             ),
-            rules=(Rule(at=float(fits), label="sequence length"),),
+            rules=(ReferenceLine(value=float(fits), label="sequence length"),),
         ),
         table=table_of(
             "Samples by length (training split, special tokens not counted)",
@@ -260,12 +266,12 @@ def _dataset(
 ) -> Table:
     length = one.profile.train.seq_length_tokens
     lengths = "  ".join(
-        f"p{p} {count(round(spread.percentile_tokens(p / 100) or 0))}"
+        f"p{p} {format_number(round(spread.percentile_tokens(p / 100) or 0))}"
         for p in _PERCENTILES
     )
     rows: list[Row] = [
         *_every_fact(manifest, lengths).items(),
-        ["mean tokens per sample", count(spread.mean_tokens() or 0.0)],
+        ["mean tokens per sample", format_number(spread.mean_tokens() or 0.0)],
         [
             "truncated samples",
             format_share(spread.truncated_share(length - SPECIAL_TOKENS_PER_SAMPLE)),
@@ -275,7 +281,7 @@ def _dataset(
             format_share(spread.padding_waste(length)),
         ],
     ]
-    return facts("The dataset", rows)
+    return facts_table("The dataset", rows)
 
 
 def _packing(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base import document as doc
-from autotune.base.document import facts, plain
+from autotune.base.document import facts_table, jsonable
 from autotune.base.tables import Row
 from autotune.integrations.sections import loader_section, step_section, trials_table
 from autotune.integrations.store import StoredOwn, read_own
@@ -82,7 +82,7 @@ def own_report(
     told = [
         {
             "path": str(one.path),
-            **plain(one.profile),
+            **jsonable(one.profile),
             "intact": one.intact,
             "approval": one.approval.state,
         }
@@ -133,7 +133,7 @@ def _sections(one: StoredOwn, reports: Path, number: int) -> Iterator[doc.Sectio
         "trials": ("Trials: ", (trials_table(trials),)),
         "reproduce": (
             "Reproduce and approve: ",
-            (reproduce, facts("Identifiers", rows)),
+            (reproduce, facts_table("Identifiers", rows)),
         ),
     }
     for key, (name, blocks) in parts.items():

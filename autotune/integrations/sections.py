@@ -5,10 +5,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.base import document as doc
-from autotune.base.document import facts, plain, table_of, told
+from autotune.base.document import bulleted, facts_table, jsonable, table_of
 from autotune.base.render import console_text
 from autotune.base.tables import Row
-from autotune.base.units import format_bytes, format_count, format_seconds, percent
+from autotune.base.units import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_seconds,
+)
 from autotune.base.wording import plural
 from autotune.integrations.values import (
     LoaderEvidence,
@@ -42,8 +47,8 @@ def own_answer(one: Written) -> dict[str, Any]:
         }
         for done in one.trials
     ]
-    answer: dict[str, Any] = plain(
-        {"profile": one.path, **plain(one.profile), "trials": trials}
+    answer: dict[str, Any] = jsonable(
+        {"profile": one.path, **jsonable(one.profile), "trials": trials}
     )
     return answer
 
@@ -193,7 +198,7 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
     found, subject = profile.evidence.step, profile.subject
     if found is None:
         commands = (command("probe", step=subject.step or "MODULE:build_step"),)
-        return (doc.Missing(what="Largest size that fits", commands=commands),)
+        return (doc.Missing(subject="Largest size that fits", commands=commands),)
     budget, known = (
         profile.constraints.memory_budget_bytes,
         profile.fingerprint.bytes_known,
@@ -232,14 +237,14 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
             f"{format_bytes(peak)} at {size}" for size, peak in fitted
         )
         + ".",
-        drawing=doc.Lines(
+        drawing=doc.LineChart(
             x=doc.Axis(label=subject.along, unit="count", low=0),
             y=doc.Axis(label="peak memory", unit="bytes", low=0),
             lines=(doc.Line(name=known, points=points, colour=0),),
             rules=(
                 ()
                 if budget is None
-                else (doc.Rule(at=float(budget), label="memory budget"),)
+                else (doc.ReferenceLine(value=float(budget), label="memory budget"),)
             ),
         ),
         table=table_of(
@@ -255,7 +260,11 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
             ),
         ),
     )
-    return (facts(f"Largest {subject.along}", rows), chart, told(step_lines(profile)))
+    return (
+        facts_table(f"Largest {subject.along}", rows),
+        chart,
+        bulleted(step_lines(profile)),
+    )
 
 
 def loader_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
@@ -265,7 +274,7 @@ def loader_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
         step = command(
             "workers", step=profile.subject.step, loader="MODULE:build_loader"
         )
-        return (doc.Missing(what="Number of workers", commands=(step,)),)
+        return (doc.Missing(subject="Number of workers", commands=(step,)),)
     rates = [
         format_count(statistics.median(row.batches_per_s), 2) for row in found.rows
     ]
@@ -273,7 +282,7 @@ def loader_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
     return (
         count_head("Workers", str(found.chosen), found),
         table,
-        told(_loader_lines(found)),
+        bulleted(_loader_lines(found)),
     )
 
 
@@ -331,7 +340,7 @@ def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
     limit = "the loader itself is the limit, not its workers"
     more = "more CPU cores, or a cheaper sample, would help" if grows else limit
     yield (
-        f"no number of workers is sufficient: data loading costs {percent(1 - best)} of"
+        f"no number of workers is sufficient: data loading costs {format_percent(1 - best)} of"
         f" the throughput; {more}"
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.base.document import line, table_of
+from autotune.base.document import paragraph, table_of
 from autotune.base.render import console_text
 from autotune.base.units import format_count, format_seconds
 from autotune.launch.status import RunStatus, TuningStatus
@@ -68,8 +68,8 @@ def status_text(
     return console_text(
         [
             *([ran] if runs else []),
-            *map(line, ended),
+            *map(paragraph, ended),
             *([tuned] if tunings else []),
-            *map(line, notes),
+            *map(paragraph, notes),
         ]
     )

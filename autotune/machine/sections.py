@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from autotune.base.document import Block, Bullets, Section, Table, facts, line, table_of
+from autotune.base.document import (
+    Block,
+    Bullets,
+    Section,
+    Table,
+    facts_table,
+    paragraph,
+    table_of,
+)
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
@@ -45,14 +53,16 @@ def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
     ]
     found = Bullets(items=tuple((text,) for text in said))
     sections: dict[str, tuple[Block, ...]] = {
-        "Host": (facts("", list(_host_rows(machine))),),
+        "Host": (facts_table("", list(_host_rows(machine))),),
         "GPUs": _gpus(machine),
         "Disks": (disks,),
-        "Network": (nics if nics.rows else line("loopback only"),),
+        "Network": (nics if nics.rows else paragraph("loopback only"),),
         "SLURM": (
-            facts("", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))),
+            facts_table(
+                "", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))
+            ),
         ),
-        "Problems for measurements": (found if findings else line("none found"),),
+        "Problems for measurements": (found if findings else paragraph("none found"),),
     }
     return console_text(
         [
@@ -95,7 +105,7 @@ def _host_rows(machine: MachineFacts) -> Iterator[Row]:
 
 def _gpus(machine: MachineFacts) -> tuple[Block, ...]:
     if not machine.gpus:
-        return (line(f"none: {machine.gpu_absent}"),)
+        return (paragraph(f"none: {machine.gpu_absent}"),)
     state = (
         "GPU",
         "name",
@@ -118,7 +128,7 @@ def _gpus(machine: MachineFacts) -> tuple[Block, ...]:
         Table(
             caption="", headers=identity, rows=tuple(map(_gpu_identity, machine.gpus))
         ),
-        *(line(f"unreadable: {one}") for one in machine.gpu_unreadable),
+        *(paragraph(f"unreadable: {one}") for one in machine.gpu_unreadable),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, TRIAL_TIMEOUT_S
-from autotune.base.statistics import of_windows
+from autotune.base.statistics import estimate_windows
 from autotune.base.units import format_bytes
 from autotune.base.wording import plural
 from autotune.errors import ExceedsMemory, OutOfTime, Undecided
@@ -303,7 +303,7 @@ class ProbeSearch(SizeSearch):
         tokens_per_step = figures.padded_tokens_per_step
         step_s = statistics.median(figures.step_s)
         rates = [tokens_per_step / seconds for seconds in figures.step_s]
-        interval = of_windows(rates).interval()
+        interval = estimate_windows(rates).interval()
         return CurvePoint(
             micro_batch_size=micro_batch_size,
             padded_tokens_per_s=tokens_per_step / step_s,

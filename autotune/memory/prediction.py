@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE
-from autotune.base.model_work import largest_parameter_bytes
+from autotune.base.model_work import largest_gather_bytes
 from autotune.base.units import format_bytes
 from autotune.corpus.values import SequenceContents
 from autotune.errors import AutotuneError, BadInput, ExceedsMemory, UsageError
@@ -483,7 +483,7 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
         state=state_of_terms(probe.traced_terms_bytes),
         micro_batch_size=probe.feasible_max,
         max_micro_batch_size=max(train.micro_batch_size, most),
-        largest_bytes=largest_parameter_bytes(train, probe.parameters),
+        largest_bytes=largest_gather_bytes(train, probe.parameters),
         source=(
             "the probe's trace; the largest verified micro-batch is"
             f" {probe.feasible_max}"
@@ -553,7 +553,7 @@ def traced(
         max_micro_batch_size=fitting,
         work=estimate.work_near(rows),
         largest_bytes=max(
-            fit.largest_parameter_bytes, largest_parameter_bytes(train, parameters)
+            fit.largest_parameter_bytes, largest_gather_bytes(train, parameters)
         ),
         source="a trace of the trainer's step, with assumed overheads",
     )

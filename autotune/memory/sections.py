@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base import document as doc
-from autotune.base.document import facts, line, plain, table_of, told
+from autotune.base.document import bulleted, facts_table, jsonable, paragraph, table_of
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.base.wording import bounds, count, plural
+from autotune.base.wording import format_bounds, format_number, plural
 from autotune.memory.values import (
     ACTIVATIONS,
     Answer,
@@ -74,7 +74,7 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
         "global_batch_size": train.global_batch_size,
         "memory_budget_bytes": budget_bytes,
         "bytes_known": one.profile.fingerprint.bytes_known,
-        **plain(one.evidence),
+        **jsonable(one.evidence),
         "trials": trials,
     }
 
@@ -189,7 +189,7 @@ def memory_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     if probe is None:
         return (
             doc.Missing(
-                what="Largest micro-batch",
+                subject="Largest micro-batch",
                 commands=(probe_command(one.profile, one.path),),
             ),
         )
@@ -247,7 +247,7 @@ def memory_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
         if probe.traced_terms_bytes
         else ()
     )
-    return (facts("Largest micro-batch", rows), *chart)
+    return (facts_table("Largest micro-batch", rows), *chart)
 
 
 def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> doc.Chart:
@@ -266,13 +266,13 @@ def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> doc.Char
             f"Predicted {format_bytes(whole)}: {predicted}. {known.capitalize()}"
             f" {format_bytes(measured)}. Budget {format_bytes(budget)}."
         ),
-        drawing=doc.Stacks(
+        drawing=doc.StackedBarChart(
             axis=doc.Axis(label="memory per rank", unit="bytes"),
             stacks=(
-                ("predicted", parts),
-                (known, ((f"peak, {known}", float(measured)),)),
+                doc.Stack(label="predicted", parts=parts),
+                doc.Stack(label=known, parts=((f"peak, {known}", float(measured)),)),
             ),
-            rules=(doc.Rule(at=float(budget), label="memory budget"),),
+            rules=(doc.ReferenceLine(value=float(budget), label="memory budget"),),
         ),
         table=table_of(
             "Memory by term",
@@ -306,16 +306,16 @@ def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
 def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the section on throughput by micro-batch size, with its knee and the size in use."""
     probe, again = one.profile.evidence.probe, (probe_command(one.profile, one.path),)
-    missing = doc.Missing(what="Throughput by micro-batch size", commands=again)
+    missing = doc.Missing(subject="Throughput by micro-batch size", commands=again)
     if probe is None:
         return (missing,)
     rows = one.profile.train.micro_batch_size
-    used = told([f"micro-batch size in use: {rows}", *reasons_of(one.profile)])
+    used = bulleted([f"micro-batch size in use: {rows}", *reasons_of(one.profile)])
     if not probe.curve:
         return (used, missing)
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
     at = [
-        f"{count(one.padded_tokens_per_s)} at {one.micro_batch_size}"
+        f"{format_number(one.padded_tokens_per_s)} at {one.micro_batch_size}"
         for one in (*probe.curve, best)
     ]
     points = tuple(
@@ -339,7 +339,7 @@ def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
             f"Tokens/s including padding: {at[0]}, {at[-2]}; the highest is {at[-1]}."
             " All sequences are full."
         ),
-        drawing=doc.Lines(
+        drawing=doc.LineChart(
             x=doc.Axis(
                 label="micro-batch size (sequences)",
                 unit="count",
@@ -361,13 +361,13 @@ def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
             (
                 "tokens/s incl. padding",
                 "r",
-                lambda point: count(point.padded_tokens_per_s),
+                lambda point: format_number(point.padded_tokens_per_s),
             ),
             (
                 "95 % interval",
                 "r",
-                lambda point: bounds(
-                    point.padded_rate.low, point.padded_rate.high, count
+                lambda point: format_bounds(
+                    point.padded_rate.low, point.padded_rate.high, format_number
                 ),
             ),
             (
@@ -397,7 +397,7 @@ def estimate_text(answer: Answer, next_command: str) -> str:
         else ""
     )
     blocks: list[doc.Block] = [
-        line(f"Predicted for {answer.target}{reserve}; nothing was measured.")
+        paragraph(f"Predicted for {answer.target}{reserve}; nothing was measured.")
     ]
     if answer.models:
         blocks += [
@@ -433,13 +433,13 @@ def estimate_text(answer: Answer, next_command: str) -> str:
         blocks.append(table)
         if any(one["attention"] == "varlen" for one in answer.what_if):
             blocks.append(
-                line(
+                paragraph(
                     "varlen requires attention dropout 0, which changes the recipe of"
                     " models that use it."
                 )
             )
     blocks += (
-        [line(f"next: measure it on that machine: {next_command}")]
+        [paragraph(f"next: measure it on that machine: {next_command}")]
         if answer.models
         else []
     )
@@ -533,7 +533,7 @@ def _summary(predicted: Sequence[PredictedModel]) -> doc.Table:
 
 def _one(one: PredictedModel) -> Iterator[doc.Block]:
     config = one.config
-    yield line(
+    yield paragraph(
         f"{config.model.name}: {config.layout} sequences of {config.seq_length_tokens}"
         f" tokens, {config.precision}, {one.attention} attention"
         f" ({one.attention_reason}), activation checkpointing"
@@ -543,13 +543,13 @@ def _one(one: PredictedModel) -> Iterator[doc.Block]:
     yield _breakdown(one)
     lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
     if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
-        yield line(f"{format_bytes(lost)} are lost to fragmentation and rounding")
+        yield paragraph(f"{format_bytes(lost)} are lost to fragmentation and rounding")
     unknown = (
         "tokens/s not predicted: measure the constants of that machine with autotune"
         " doctor --measure"
     )
     yield (
-        line(unknown)
+        paragraph(unknown)
         if one.speed is None
         else speed_table(one.speed, one.micro_batch_size)
     )

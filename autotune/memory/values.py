@@ -178,7 +178,9 @@ class CurvePoint(StrictTable):
     def padded_rate(self) -> Interval:
         """Tokens/s including padding, with their bounds."""
         low, high = self.padded_tokens_per_s_low, self.padded_tokens_per_s_high
-        return Interval.of(self.padded_tokens_per_s, low, high, SHOWN_CONFIDENCE)
+        return Interval.from_bounds(
+            self.padded_tokens_per_s, low, high, SHOWN_CONFIDENCE
+        )
 
 
 class ProbeEvidence(StrictTable):

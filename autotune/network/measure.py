@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.base.interval import Interval
-from autotune.base.statistics import ratio_of
+from autotune.base.statistics import paired_ratio
 from autotune.errors import BadInput, OutOfTime
 from autotune.network.decide.link_fit import fit_link
 from autotune.network.decide.scaling_model import (
@@ -426,7 +426,7 @@ class NetworkTuning:
         None if a round is missing.
         """
         pairs = list(zip(one.rates(), self.tried[0].rates(), strict=False))
-        return ratio_of(pairs) if len(pairs) == ROUNDS else None
+        return paired_ratio(pairs) if len(pairs) == ROUNDS else None
 
     def steps(
         self,

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.base.model_work import gradients_of_shape
-from autotune.base.units import percent
+from autotune.base.model_work import gradient_parts
+from autotune.base.units import format_percent
 from autotune.errors import BadInput, ProfileRejected
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.link_fit import link_warnings
@@ -208,7 +208,7 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
             / (last.micro_batch_size - first.micro_batch_size),
         )
     fixed_s = max(0.0, last.step_s - last.micro_batch_size * sequence_s)
-    gradients = gradients_of_shape(profile.train, probe.parameters)
+    gradients = gradient_parts(profile.train, probe.parameters)
     return (
         RankCompute(
             sequence_s=sequence_s,
@@ -234,7 +234,7 @@ def _network(
     if assumed is not None:
         between = assumed.link
         source = (
-            f"links between nodes: assumed, {percent(ASSUMED_LINE_SHARE)} of"
+            f"links between nodes: assumed, {format_percent(ASSUMED_LINE_SHARE)} of"
             f" {assumed.bits_per_s / 1e9:g} Gbit/s and {1e6 * assumed.latency_s:g} µs"
             " per hop"
         )

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.base import document as doc
-from autotune.base.document import facts, table_of, told
+from autotune.base.document import bulleted, facts_table, table_of
 from autotune.base.render import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.base.wording import bounds, per_s, plural
+from autotune.base.wording import format_bounds, format_bytes_per_s, plural
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.values import GradientSyncSplit, NetworkEvidence, ScalingRow
 from autotune.profiles.decide.follow_up import command, probe_first
@@ -45,7 +45,11 @@ def scaling_text(scaled: Scaling) -> str:
         *_useful_lines(scaled.useful_nodes, scaled.levers),
     )
     return console_text(
-        (doc.Paragraph(words=(batch,)), _scaling(scaled.name, scaled.rows), told(lines))
+        (
+            doc.Paragraph(words=(batch,)),
+            _scaling(scaled.name, scaled.rows),
+            bulleted(lines),
+        )
     )
 
 
@@ -56,14 +60,14 @@ def network_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     if found is None:
         return (
             doc.Missing(
-                what="Network between nodes",
+                subject="Network between nodes",
                 commands=(*probe_first(one.profile, one.path), command),
             ),
         )
     unscaled = (
         ()
         if found.scaling
-        else (doc.Missing(what="Scaling to more nodes", commands=(command,)),)
+        else (doc.Missing(subject="Scaling to more nodes", commands=(command,)),)
     )
     return (*unscaled, *_measured(found, one.name))
 
@@ -75,11 +79,17 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[doc.Block, ...]:
         ("link", "l", lambda one: one.scope),
         ("members", "r", lambda one: str(one.members)),
         ("latency per hop", "r", lambda one: f"{1e6 * one.latency_s:.3g} µs"),
-        ("bandwidth per direction", "r", lambda one: per_s(one.bytes_per_s)),
+        (
+            "bandwidth per direction",
+            "r",
+            lambda one: format_bytes_per_s(one.bytes_per_s),
+        ),
         (
             "98 % CI",
             "r",
-            lambda one: bounds(one.bytes_per_s_low, one.bytes_per_s_high, per_s),
+            lambda one: format_bounds(
+                one.bytes_per_s_low, one.bytes_per_s_high, format_bytes_per_s
+            ),
         ),
         ("largest fit error", "r", lambda one: format_share(one.worst_error_share)),
     )
@@ -105,7 +115,7 @@ def _measured(found: NetworkEvidence, name: str) -> tuple[doc.Block, ...]:
     )
     scaling = (_scaling(name, found.scaling),) if found.scaling else ()
     tables = tuple(table for table in (links, gradient_syncs) if table.rows)
-    return (*scaling, *tables, _compute(found), told(network_lines(found)))
+    return (*scaling, *tables, _compute(found), bulleted(network_lines(found)))
 
 
 def _scaling(name: str, rows: Sequence[ScalingRow]) -> doc.Chart:
@@ -134,7 +144,7 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> doc.Chart:
             (
                 "98 % CI",
                 "r",
-                lambda row: bounds(
+                lambda row: format_bounds(
                     row.efficiency_low, row.efficiency_high, format_share
                 ),
             ),
@@ -156,7 +166,7 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> doc.Chart:
     )
 
 
-def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.Lines:
+def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.LineChart:
     """Return the chart of throughput by nodes: the prediction with its interval, the ideal, and measured points."""
     predicted = sorted(
         (row for row in rows if not row.measured), key=lambda row: row.nodes
@@ -188,7 +198,7 @@ def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.Lines:
         log=2,
         ticks=tuple(sorted({row.nodes for row in rows})),
     )
-    return doc.Lines(
+    return doc.LineChart(
         x=x,
         y=doc.Axis(label="non-padding tokens/s", unit="count", log=10),
         lines=tuple(lines),
@@ -223,7 +233,7 @@ def _compute(found: NetworkEvidence) -> doc.Table:
         ],
         ["gradient elements", format_count(sum(compute.gradient_elements))],
     ]
-    return facts("Step without gradient synchronisation", rows)
+    return facts_table("Step without gradient synchronisation", rows)
 
 
 def _useful_lines(nodes: int, levers: Sequence[str]) -> Iterator[str]:

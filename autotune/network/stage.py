@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.base.document import plain
+from autotune.base.document import jsonable
 from autotune.base.files import write_atomically
 from autotune.base.wording import plural
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
@@ -232,7 +232,7 @@ def scale_profile(
     predicted = predict_scaling(
         stored.profile.train.model.name, known, counts, sequences
     )
-    kept = {"predicted_utc": utc_now(), **plain(predicted)}
+    kept = {"predicted_utc": utc_now(), **jsonable(predicted)}
     write_atomically(
         place / "scaling-predicted.json", json.dumps(kept, indent=1) + "\n"
     )

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.base.defaults import VOCAB_SIZE
-from autotune.base.model_work import gradients_of_shape, vocab_size_of
-from autotune.base.units import format_amount, percent
+from autotune.base.model_work import estimate_vocab_size, gradient_parts
+from autotune.base.units import format_amount, format_percent
 from autotune.corpus.values import (
     SPECIAL_TOKENS_PER_SAMPLE,
     LengthDistribution,
@@ -331,7 +331,7 @@ def _rows(
     of_probe = (
         None
         if probe is None or probe.parameters is None
-        else vocab_size_of(train, probe.parameters)
+        else estimate_vocab_size(train, probe.parameters)
     )
     contents = assumed_contents(
         asked.vocab_size or of_probe or VOCAB_SIZE, train.layout, seq_length_tokens
@@ -393,7 +393,7 @@ def _rank_rate(subject: _Subject, known: Plan) -> PlanFigure | str:
         return f"the step of {train.model.name} was not traced"
     speed = predict_speed(memory.work, rates, train, known.tokens_per_sequence.value)
     assert speed.non_padding_tokens_per_s is not None
-    mfu = "" if speed.mfu is None else f", {percent(speed.mfu.value)} MFU"
+    mfu = "" if speed.mfu is None else f", {format_percent(speed.mfu.value)} MFU"
     told = (
         "a roofline over the traced step at micro-batch size"
         f" {speed.micro_batch_size}{mfu}; {rates.source}"
@@ -460,7 +460,7 @@ def _on_all(
         sequence_s=per_row / rate.value,
         micro_batch_s=0.0,
         optimizer_step_s=0.0,
-        gradients=gradients_of_shape(train, round(parameters)),
+        gradients=gradient_parts(train, round(parameters)),
     )
     load = Load(
         compute=compute if scaled is None else scaled.load.compute,

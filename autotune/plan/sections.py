@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from autotune.base.document import table_of
 from autotune.base.render import console_text
-from autotune.base.tables import inert, text_table
+from autotune.base.tables import printable_line, text_table
 from autotune.base.units import (
     format_amount,
     format_bytes,
@@ -13,7 +13,7 @@ from autotune.base.units import (
     format_seconds,
     format_share,
 )
-from autotune.base.wording import bounds_with_confidence, plural
+from autotune.base.wording import format_bounds_with_confidence, plural
 from autotune.memory.sections import shares_table
 from autotune.plan.decide import NOT_INCLUDED, Plan
 from autotune.plan.values import PlanFigure
@@ -28,17 +28,21 @@ def plan_text(plan: Plan) -> str:
     """Format the plan: a table, the sources of its figures, warnings, and the next command."""
     fleet = plan.fleet
     each = plural(fleet.ranks_per_node, "GPU" if fleet.device == "cuda" else "rank")
-    machines = f"{plural(fleet.nodes, 'node')}, {each} each ({inert(fleet.name)})"
+    machines = (
+        f"{plural(fleet.nodes, 'node')}, {each} each ({printable_line(fleet.name)})"
+    )
     sources = {
         "tokens/s": plan.rank_tokens_per_s,
         "efficiency": plan.all_ranks.efficiency,
         "batch": plan.batch_tokens,
     }
     parts = [
-        _wrapped(f"{inert(plan.model)} on {machines}: {inert(plan.goal.source)}"),
+        _wrapped(
+            f"{printable_line(plan.model)} on {machines}: {printable_line(plan.goal.source)}"
+        ),
         _figures(plan),
         "\n".join(
-            _wrapped(f"{name}: {inert(one.source)}", bullet="  ")
+            _wrapped(f"{name}: {printable_line(one.source)}", bullet="  ")
             for name, one in sources.items()
             if one
         ),
@@ -79,15 +83,20 @@ def plan_text(plan: Plan) -> str:
             _wrapped(shown, bullet="  "),
         ]
     else:
-        parts.append(_wrapped(f"Memory: n/a, {inert(plan.memory_missing)}"))
+        parts.append(_wrapped(f"Memory: n/a, {printable_line(plan.memory_missing)}"))
     parts += (
-        ["\n".join(_wrapped(f"! {inert(line)}", bullet="  ") for line in plan.warnings)]
+        [
+            "\n".join(
+                _wrapped(f"! {printable_line(line)}", bullet="  ")
+                for line in plan.warnings
+            )
+        ]
         if plan.warnings
         else []
     )
     parts.append(
         f"{_wrapped(f'Not included: {NOT_INCLUDED}.')}\nnext:"
-        f" {inert(plan.next_command)}"
+        f" {printable_line(plan.next_command)}"
     )
     return "\n".join(parts)
 
@@ -145,7 +154,7 @@ def _row(
     return [
         name,
         form(figure.value),
-        bounds_with_confidence(figure, form) or "",
+        format_bounds_with_confidence(figure, form) or "",
         figure.basis,
     ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autotune.base.tables import inert, text_table
+from autotune.base.tables import printable_line, text_table
 from autotune.base.units import format_count
 from autotune.console import options as opt
 from autotune.errors import UsageError
@@ -46,7 +46,7 @@ def show(
     the measurements behind it.
     """
     from autotune.advice.sections import explanation_text, explanations_text
-    from autotune.base.document import answer_json, plain
+    from autotune.base.document import answer_json, jsonable
     from autotune.integrations.sections import own_profile_text
     from autotune.integrations.store import StoredOwn, read_either
     from autotune.profiles.decide.explain import explanations, of_key
@@ -77,7 +77,7 @@ def show(
         print(
             answer_json(
                 {
-                    **plain(stored.profile),
+                    **jsonable(stored.profile),
                     "intact": stored.intact,
                     "approval": stored.approval.state,
                 }
@@ -244,7 +244,8 @@ def export(
         arguments, calls = own_export(to, read_own(profile).profile.tuned)
         answer = answer_json({"arguments": arguments, "calls": calls})
         said = (
-            "Add to your program:\n" + "".join(f"  {inert(call)}\n" for call in calls)
+            "Add to your program:\n"
+            + "".join(f"  {printable_line(call)}\n" for call in calls)
             if calls
             else ""
         )
@@ -324,7 +325,7 @@ def _export_text(export: "Export") -> str:
         "No equivalent:",
         text_table(("profile", "instead"), lost),
         "Add to the calling program:\n"
-        + "\n".join(f"  {inert(call)}" for call in export.calls),
-        "\n".join(f"warning: {inert(warning)}" for warning in export.warnings),
+        + "\n".join(f"  {printable_line(call)}" for call in export.calls),
+        "\n".join(f"warning: {printable_line(warning)}" for warning in export.warnings),
     ]
     return "\n\n".join(parts)

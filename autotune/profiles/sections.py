@@ -12,7 +12,7 @@ from autotune.base.document import (
     Strong,
     Table,
     Words,
-    facts,
+    facts_table,
 )
 from autotune.base.render import console_text
 from autotune.base.tables import Row
@@ -307,7 +307,7 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
     return (
         Paragraph(words=said),
         Bullets(items=items),
-        facts("Identifiers of this tuning", rows),
+        facts_table("Identifiers of this tuning", rows),
     )
 
 
@@ -339,7 +339,7 @@ def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
     approval = one.approval
     if approval is None or approval.state == "not reviewed":
         command = f"autotune profile approve {one.quoted} --by NAME"
-        return (Missing(what="Approval", state="not reviewed", commands=(command,)),)
+        return (Missing(subject="Approval", state="not reviewed", commands=(command,)),)
     return (Pairs(pairs=(("Approval", (approval_line(approval),)),)),)
 
 

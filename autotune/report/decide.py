@@ -10,7 +10,7 @@ from typing import Literal
 from autotune.advice.values import Bottleneck
 from autotune.base.defaults import WINDOW_S
 from autotune.base.interval import Interval
-from autotune.base.statistics import LEAST_WINDOWS
+from autotune.base.statistics import MIN_WINDOWS
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import plural
 from autotune.baseline.values import RecipeName, RecipeRow, row_of
@@ -119,7 +119,7 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
     else:
         if (windows := len(tuned.tokens_per_s)) < FEW_WINDOWS:
             yield (
-                windows < LEAST_WINDOWS,
+                windows < MIN_WINDOWS,
                 f"only {plural(windows, 'window')} per recipe",
                 "baseline",
             )

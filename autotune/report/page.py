@@ -13,7 +13,7 @@ from autotune.advice.sections import figure_text, gain_text
 from autotune.advice.values import Advice
 from autotune.base import document as doc
 from autotune.base.tables import Row
-from autotune.base.wording import listed, setting_text
+from autotune.base.wording import format_setting, shorten_list
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
 from autotune.corpus.sections import lengths_section
@@ -73,13 +73,15 @@ class _Parts:
         """Yield each part that was not measured, with the commands of all profiles."""
         for title, by_profile in self.missing.items():
             found = list(itertools.chain.from_iterable(by_profile.values()))
-            what = "; ".join(dict.fromkeys(block.what for block in found))
+            what = "; ".join(dict.fromkeys(block.subject for block in found))
             commands = dict.fromkeys(
                 command for block in found for command in block.commands
             )
             yield (
                 title,
-                doc.Missing(what=what, state=found[0].state, commands=tuple(commands)),
+                doc.Missing(
+                    subject=what, state=found[0].state, commands=tuple(commands)
+                ),
             )
 
 
@@ -102,9 +104,9 @@ def report_document(
     first = (
         answers[0].blocks
         if len(answers) == 1
-        else (doc.Beside(groups=tuple((one,) for one in answers)),)
+        else (doc.SideBySide(groups=tuple((one,) for one in answers)),)
     )
-    names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
+    names = shorten_list(list(dict.fromkeys(one.name for one in profiles)), "models")
     sections = (
         doc.Section(title="Result", key="answer", blocks=first),
         *parts.sections,
@@ -122,7 +124,7 @@ def report_document(
     )
     if pretended:
         measured += (
-            f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is"
+            f" Nothing of {shorten_list(pretended, 'profiles')} was measured on a GPU: it is"
             " a pretended one, and "
         )
         measured += "memory is that of torch's allocator."
@@ -187,7 +189,7 @@ def _evidence(
         doc.Section(title="Reproduce and approve", key="reproduce", blocks=review)
     )
     if lacking := tuple(
-        replace(block, what=f"{title}: {block.what}")
+        replace(block, subject=f"{title}: {block.subject}")
         for title, block in parts.lacking()
     ):
         evidence.append(
@@ -205,7 +207,7 @@ def _step(one: ReportedProfile, reported: tuple[ReportedRun, ...]) -> Made:
     if found is None:
         return (
             doc.Missing(
-                what="The parts of a step's time", commands=train_commands(one)
+                subject="The parts of a step's time", commands=train_commands(one)
             ),
         )
     return (
@@ -244,7 +246,7 @@ def together(made: Mapping[str, Made]) -> Made:
         if column:
             columns.append((doc.Paragraph(words=(doc.Strong(text=title),)), *column))
     return (
-        *((doc.Beside(groups=tuple(columns)),) if columns else ()),
+        *((doc.SideBySide(groups=tuple(columns)),) if columns else ()),
         *map(_joined, tables.values()),
     )
 
@@ -275,11 +277,11 @@ def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
 def _card(about: str | None, advice: Advice, number: int) -> doc.Section:
     changes: list[str | doc.Code] = []
     for change in advice.changes:
-        setting = doc.Code(text=f"{change.key} = {setting_text(change.new)}")
+        setting = doc.Code(text=f"{change.key} = {format_setting(change.new)}")
         changes += [
             "; " if changes else "",
             setting,
-            f" (now {setting_text(change.old)})",
+            f" (now {format_setting(change.old)})",
         ]
     evidence = "; ".join(map(figure_text, advice.evidence))
     pairs: dict[str, doc.Words] = {
@@ -320,12 +322,12 @@ def report_facts(
         "schema_version": 3,
         "profiles": [_profile(one, reported) for one in profiles],
         "missing": [
-            {"section": title, "what": one.what, "commands": one.commands}
+            {"section": title, "what": one.subject, "commands": one.commands}
             for title, one in lacking
         ],
         "runs": [_run(profile_of(run, profiles), run) for run in reported],
     }
-    facts: dict[str, Any] = to_jsonable_python(doc.plain(said), inf_nan_mode="null")
+    facts: dict[str, Any] = to_jsonable_python(doc.jsonable(said), inf_nan_mode="null")
     return facts
 
 
@@ -425,4 +427,4 @@ def _rate(rate: Rate | None) -> dict[str, Any] | None:
         "ranks": rate.ranks,
         "source": rate.source,
     }
-    return {**doc.plain(rate.interval), **more}
+    return {**doc.jsonable(rate.interval), **more}

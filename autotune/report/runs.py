@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autotune.base import document as doc
 from autotune.base.units import format_bytes, format_seconds, format_share
-from autotune.base.wording import count, nats
+from autotune.base.wording import format_loss, format_number
 from autotune.profiles.decide.rates import Drift, drifts, run_rate
 from autotune.report.sections import bottleneck_words, bounded, step_chart
 from autotune.report.values import ReportedProfile, ReportedRun
@@ -38,7 +38,9 @@ def runs(
     """Return a table of runs, parts of their steps, expected and achieved figures, the loss, and events."""
     if not reported:
         return (
-            doc.Missing(what="no run was given", commands=train_commands(profiles[0])),
+            doc.Missing(
+                subject="no run was given", commands=train_commands(profiles[0])
+            ),
         )
     found = [(one.name, found) for one in reported for found in one.bottlenecks]
     limits = tuple(
@@ -104,21 +106,25 @@ def _table(
             "loss",
             "r",
             lambda one: (
-                f"{nats(one[2][0].loss)} → {nats(one[2][-1].loss)}" if one[2] else None
+                f"{format_loss(one[2][0].loss)} → {format_loss(one[2][-1].loss)}"
+                if one[2]
+                else None
             ),
         ),
         (
             "validation loss",
             "r",
             lambda one: (
-                nats(one[1].evaluations[-1].loss) if one[1].evaluations else None
+                format_loss(one[1].evaluations[-1].loss) if one[1].evaluations else None
             ),
         ),
         (
             "tokens/s (95 %)",
             "r",
             lambda one: (
-                bounded(rate.interval, count) if (rate := run_rate(one[1])) else None
+                bounded(rate.interval, format_number)
+                if (rate := run_rate(one[1]))
+                else None
             ),
         ),
         (
@@ -169,12 +175,16 @@ def _expected(
         (
             "achieved, 95 %",
             "r",
-            lambda one: bounded(one[1].achieved, forms.get(one[1].quantity, count)),
+            lambda one: bounded(
+                one[1].achieved, forms.get(one[1].quantity, format_number)
+            ),
         ),
         (
             "expected, 95 % unless noted",
             "r",
-            lambda one: bounded(one[1].expected, forms.get(one[1].quantity, count)),
+            lambda one: bounded(
+                one[1].expected, forms.get(one[1].quantity, format_number)
+            ),
         ),
         ("expected by", "l", lambda one: one[1].expected_source),
         long=len(found) > doc.LONG_TABLE_ROWS,
@@ -213,7 +223,7 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
     if not curves:
         return ()
     said = [
-        f"{name}: from {nats(points[0].loss)} to {nats(points[-1].loss)} nats"
+        f"{name}: from {format_loss(points[0].loss)} to {format_loss(points[-1].loss)} nats"
         for name, points in curves
     ]
     chart = doc.Chart(
@@ -222,7 +232,7 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
             "Mean loss of stretches of steps; dots are of the validation split."
             f" {'; '.join(said)}."
         ),
-        drawing=doc.Lines(
+        drawing=doc.LineChart(
             x=doc.Axis(label="optimizer steps", unit="count"),
             y=doc.Axis(label="nats per predicted token (dots: validation)"),
             lines=tuple(
@@ -236,8 +246,8 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
             [(name, point) for name, points in curves for point in points],
             ("run", "l", lambda one: one[0]),
             ("up to step", "r", lambda one: f"{one[1].last_step:,}"),
-            ("mean loss", "r", lambda one: nats(one[1].loss)),
-            ("validation loss", "r", lambda one: nats(one[1].evaluated)),
+            ("mean loss", "r", lambda one: format_loss(one[1].loss)),
+            ("validation loss", "r", lambda one: format_loss(one[1].evaluated)),
             long=True,
         ),
     )

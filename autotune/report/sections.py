@@ -10,14 +10,14 @@ from autotune.base import document as doc
 from autotune.base.interval import NOT_ENOUGH, SHOWN_CONFIDENCE, Interval
 from autotune.base.units import format_bytes, format_share
 from autotune.base.wording import (
-    bounds,
-    confidence_words,
-    count,
-    hours,
-    hours_like,
-    number,
+    format_bounds,
+    format_confidence,
+    format_hours,
+    format_interval,
+    format_number,
+    format_ratio,
+    hours_formatter,
     plural,
-    with_interval,
 )
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
@@ -44,7 +44,7 @@ def answer(
         block for block in baseline_section(one) if isinstance(block, doc.Chart)
     ):
         drawing = chart.drawing
-        if isinstance(drawing, doc.Bars):
+        if isinstance(drawing, doc.BarChart):
             names = {"paper": "paper baseline", "hf-trainer": "defaults"}
             bars = tuple(
                 replace(bar, label=names.get(bar.label, bar.label))
@@ -61,7 +61,9 @@ def answer(
     )
     trials += "." + (f" Not measured: {', '.join(unmeasured)}." if unmeasured else "")
     pairs = [*_answers(one, runs), ("Trials", (trials,))]
-    beside = (doc.Beside(groups=tuple((chart,) for chart in charts)),) if charts else ()
+    beside = (
+        (doc.SideBySide(groups=tuple((chart,) for chart in charts)),) if charts else ()
+    )
     return (
         doc.Paragraph(words=_headline(one), large=True),
         *beside,
@@ -102,13 +104,13 @@ def _headline(one: ReportedProfile) -> doc.Words:
             continue
         again = any(isinstance(word, doc.Strong) for word in words)
         level = "" if again else f"{100 * SHOWN_CONFIDENCE:g} % interval "
-        between = bounds(times.low, times.high, number)
+        between = format_bounds(times.low, times.high, format_ratio)
         told = (
             f"{'that' if again else 'the throughput'} of {called}"
             f" ({level + between if between else NOT_ENOUGH})"
         )
-        words += [doc.Strong(text=f"{number(times.value)}x"), f" {told}"]
-    between = bounds(rate.interval.low, rate.interval.high, count)
+        words += [doc.Strong(text=f"{format_ratio(times.value)}x"), f" {told}"]
+    between = format_bounds(rate.interval.low, rate.interval.high, format_number)
     origin = {
         "training": "",
         "windows": "by the worker sweep",
@@ -126,7 +128,7 @@ def _headline(one: ReportedProfile) -> doc.Words:
     return (
         *words,
         ": " if words else "",
-        doc.Strong(text=f"{count(rate.value)} tokens/s"),
+        doc.Strong(text=f"{format_number(rate.value)} tokens/s"),
         f" ({told}).",
     )
 
@@ -241,7 +243,9 @@ def bottleneck_words(found: Bottleneck) -> doc.Words:
     """Return the bottleneck, its share of a step, the MFU, and the source."""
     part, doubt = found.part(found.limit), "" if found.decided else " (not certain)"
     share = "" if part is None else f", {100 * part.share:.0f} % of the step"
-    mfu = "" if found.mfu is None else f"; MFU {with_interval(found.mfu, format_share)}"
+    mfu = (
+        "" if found.mfu is None else f"; MFU {format_interval(found.mfu, format_share)}"
+    )
     return (
         doc.Strong(text=CAUSE_NAMES[found.limit]),
         f"{share}{doubt}{mfu} ({found.source})",
@@ -274,7 +278,7 @@ def _memory(one: ReportedProfile) -> str:
 
 def _cost(one: ReportedProfile, spent_s: float) -> str:
     ranks = one.profile.local_ranks
-    spent = f"{hours(spent_s / 3600)} of trials" + (
+    spent = f"{format_hours(spent_s / 3600)} of trials" + (
         f", in {one.unit}-hours" if ranks > 1 else ""
     )
     found = pay_back(spent_s, one.profile.evidence.baseline)
@@ -286,10 +290,12 @@ def _cost(one: ReportedProfile, spent_s: float) -> str:
             " pay for itself"
         )
     every = f" on {plural(ranks, one.unit)}" if ranks > 1 else ""
-    after = Interval.of(
+    after = Interval.from_bounds(
         found.rank_hours, found.rank_hours_low, found.rank_hours_high, SHOWN_CONFIDENCE
     )
-    said = with_interval(after.scaled(1 / ranks), hours_like(found.rank_hours / ranks))
+    said = format_interval(
+        after.scaled(1 / ranks), hours_formatter(found.rank_hours / ranks)
+    )
     return f"{spent}; pays for itself after {said} of training{every} (predicted)"
 
 
@@ -305,7 +311,7 @@ def step_chart(
             for one, words in CAUSE_NAMES.items()
             if shares.get(one, 0.0) > 0
         )
-        stacks.append((name, parts))
+        stacks.append(doc.Stack(label=name, parts=parts))
         told = ", ".join(
             f"{CAUSE_NAMES[part.cause]} {format_share(part.share)}"
             for part in found.parts
@@ -315,7 +321,7 @@ def step_chart(
         title="Parts of a step's time",
         description=" ".join(said),
         small=small,
-        drawing=doc.Stacks(
+        drawing=doc.StackedBarChart(
             axis=doc.Axis(label="" if small else "share of a step", unit="share"),
             stacks=tuple(stacks),
         ),
@@ -328,7 +334,7 @@ def step_chart(
             (
                 "95 % interval",
                 "r",
-                lambda one: bounds(one[1].low, one[1].high, format_share),
+                lambda one: format_bounds(one[1].low, one[1].high, format_share),
             ),
             ("source", "l", lambda one: one[1].source or None),
         ),
@@ -363,7 +369,9 @@ def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Tabl
             "tokens/s",
             "r",
             lambda one: (
-                bounded(rate.interval, count) if (rate := tuned_rate(one[1])) else None
+                bounded(rate.interval, format_number)
+                if (rate := tuned_rate(one[1]))
+                else None
             ),
         ),
         ("vs defaults", "r", lambda one: _times(one[1], "hf-trainer")),
@@ -384,7 +392,7 @@ def _batch(profile: Profile) -> str:
 def _times(profile: Profile, name: RecipeName) -> str | None:
     row = row_of(profile.evidence.baseline, name)
     return bounded(
-        row.bounded_speedup if row else None, lambda ratio: f"{number(ratio)}x"
+        row.bounded_speedup if row else None, lambda ratio: f"{format_ratio(ratio)}x"
     )
 
 
@@ -392,10 +400,10 @@ def bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:
     """Format a value with its bounds, and their confidence unless it is 95 %."""
     if known is None:
         return None
-    between = bounds(known.low, known.high, form)
+    between = format_bounds(known.low, known.high, form)
     level = (
         ""
         if known.confidence == SHOWN_CONFIDENCE
-        else f", {confidence_words(known.confidence)}"
+        else f", {format_confidence(known.confidence)}"
     )
     return form(known.value) + (f" ({between}{level})" if between else "")

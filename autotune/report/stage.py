@@ -11,7 +11,7 @@ from autotune.advice.read_context import (
     other_settings_than,
     read_measured_run,
 )
-from autotune.base.files import json_rows, write_atomically
+from autotune.base.files import readable_json, write_atomically
 from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost
 from autotune.profiles.approval import read_with_approval
@@ -58,7 +58,7 @@ def build_report(
         "markdown": html.with_suffix(".md"),
         "json": html.with_suffix(".json"),
     }
-    write_atomically(places["json"], json_rows(told))
+    write_atomically(places["json"], readable_json(told))
     write_atomically(places["markdown"], report_markdown(document))
     write_atomically(places["html"], report_html(document))
     return places

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.base.interval import Interval
-from autotune.base.statistics import ratio_of
+from autotune.base.statistics import paired_ratio
 from autotune.search.decide import expected_improvement
 from autotune.search.history import LEAST_IMPROVEMENT, ExploreRequest, SearchState
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
@@ -380,7 +380,7 @@ def _race(
             return left[0], UNKNOWN
         left = search.known.may_be_fastest(ran)
         leader = left[0] if left else ran[0]
-        ratio = ratio_of(pairs[leader], of=len(finalists))
+        ratio = paired_ratio(pairs[leader], candidates=len(finalists))
         proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
         if (
             not left

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 
-from autotune.base.document import Block, Missing, table_of, told
+from autotune.base.document import Block, Missing, bulleted, table_of
 from autotune.base.render import console_text
 from autotune.base.units import format_count, format_seconds
-from autotune.base.wording import number, of_windows
+from autotune.base.wording import format_ratio, format_windows
 from autotune.report.values import ReportedProfile
 from autotune.search.values import ExploreEvidence
 
 
 def exploration_text(found: ExploreEvidence) -> str:
     """Return the result of a search and its reasons, for the console."""
-    return console_text((told(exploration_lines(found)),))
+    return console_text((bulleted(exploration_lines(found)),))
 
 
 def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
@@ -22,7 +22,7 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
         command = f"autotune tune --model {one.name} --data DIR --explore"
         return (
             Missing(
-                what="Joint search of the step's settings",
+                subject="Joint search of the step's settings",
                 state="not requested",
                 commands=(command,),
             ),
@@ -59,20 +59,20 @@ def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
         ),
         long=True,
     )
-    return (told(exploration_lines(found)), table)
+    return (bulleted(exploration_lines(found)), table)
 
 
 def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
     """Yield a line each on the result, its confidence, and the trials behind it."""
     yield f"configuration of the step: {found.choice}"
     if found.candidate != found.starting:
-        ratio = f"{of_windows(found.ratio, number)} times the non-padding tokens/s"
+        ratio = f"{format_windows(found.ratio, format_ratio)} times the non-padding tokens/s"
         known = [
             row.predicted_ratio
             for row in found.rows
             if row.settings == found.candidate and row.predicted_ratio
         ]
-        predicted = f" (predicted: {number(known[0])})" if known else ""
+        predicted = f" (predicted: {format_ratio(known[0])})" if known else ""
         yield f"{found.candidate.name} has {ratio} of {found.starting.name}{predicted}"
     if found.equal_loss is not None:
         yield f"loss: {found.equal_loss}"

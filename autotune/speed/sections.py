@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.base.document import Table, facts
+from autotune.base.document import Table, facts_table
 from autotune.base.interval import Interval
 from autotune.base.render import console_text
 from autotune.base.tables import Row
@@ -40,7 +40,7 @@ def speed_table(speed: SpeedPrediction, max_micro_batch_size: int) -> Table:
         f"speed at micro-batch size {speed.micro_batch_size} ({near}the largest that"
         " fits), predicted"
     )
-    return facts(caption, rows)
+    return facts_table(caption, rows)
 
 
 def rates_text(rates: MachineRates, path: Path) -> str:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autotune.base.process import start
+from autotune.base.process import start_child
 from autotune.cluster.torchrun import Start
 from autotune.errors import MachineLacks
 from autotune.trials.fork_server import (
@@ -101,14 +101,14 @@ class MultirankMachine(StartedMachine):
         of_nccl["NCCL_DEBUG_FILE"] = f"{self._directory}/nccl.%h.%p"
         with (self._directory / "log").open("wb") as log:
             try:
-                self._process = start(
+                self._process = start_child(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     # Ctrl-C is for this process, which then ends the ranks.
                     start_new_session=True,
-                    at_end=signal.SIGTERM,  # a launcher ends its ranks itself
+                    end_signal=signal.SIGTERM,  # a launcher ends its ranks itself
                     env=os.environ
                     | ENVIRONMENT
                     | (of_nccl if self._device == "cuda" else {}),

@@ -4,7 +4,7 @@ import statistics
 
 from autotune.base.document import Block, Missing, Paragraph, table_of
 from autotune.base.units import format_bytes, format_seconds
-from autotune.base.wording import count
+from autotune.base.wording import format_number
 from autotune.profiles.values import Fingerprint
 from autotune.report.values import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
@@ -32,7 +32,10 @@ def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
     )
     if not one.trials:
         tune = f"autotune tune --model {one.name} --data DIR"
-        return (*told, Missing(what="Trials (none in the trial log)", commands=(tune,)))
+        return (
+            *told,
+            Missing(subject="Trials (none in the trial log)", commands=(tune,)),
+        )
     peak = (
         "peak memory"
         if one.profile.fingerprint.bytes_known == "measured"
@@ -54,7 +57,7 @@ def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
         (
             "tokens/s incl. padding",
             "r",
-            lambda one: None if one[1][2] is None else count(one[1][2]),
+            lambda one: None if one[1][2] is None else format_number(one[1][2]),
         ),
         ("time", "r", lambda one: format_seconds(one[0].seconds)),
         (

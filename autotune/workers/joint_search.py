@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.base.interval import Interval
-from autotune.base.statistics import ratio_of
+from autotune.base.statistics import paired_ratio
 from autotune.trials.values import FinishedTrial, Measured, TrainingFigures
 from autotune.workers.count_sweep import WorkersDied
 from autotune.workers.decide.worker_count import (
@@ -117,7 +117,7 @@ def _verify(
             sweep, number + len(pairs), (candidate, False), (alone, False)
         )
         pairs.append((tried, reference))
-        ratio = ratio_of(pairs)
+        ratio = paired_ratio(pairs)
         differs = (
             ratio.low is not None
             and ratio.high is not None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.base.units import format_seconds, percent
+from autotune.base.units import format_percent, format_seconds
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
 from autotune.trials.decide.contamination import of_known
@@ -191,7 +191,9 @@ def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
     )
     share = use.power_capped_share
     capped = (
-        "" if share is None else f", at the power cap in {percent(share)} of samples"
+        ""
+        if share is None
+        else f", at the power cap in {format_percent(share)} of samples"
     )
     return f"{use.power_w:,.0f} W{clock}{capped}"
 

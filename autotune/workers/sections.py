@@ -5,10 +5,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.base import document as doc
-from autotune.base.document import sentence, table_of, told
+from autotune.base.document import bulleted, sentence, table_of
 from autotune.base.render import console_text
-from autotune.base.units import format_bytes, format_count, format_share, percent
-from autotune.base.wording import of_windows, per_s, plural, window_bounds
+from autotune.base.units import format_bytes, format_count, format_percent, format_share
+from autotune.base.wording import (
+    format_bytes_per_s,
+    format_window_bounds,
+    format_windows,
+    plural,
+)
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
@@ -41,7 +46,7 @@ def workers_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
             *probe_first(one.profile, one.path),
             f"autotune workers {one.quoted}",
         )
-        return (doc.Missing(what="Number of DataLoader workers", commands=commands),)
+        return (doc.Missing(subject="Number of DataLoader workers", commands=commands),)
     if not found.undecided_between:
         return _sweep(found)
     few, many = found.undecided_between[0], found.undecided_between[-1]
@@ -50,7 +55,8 @@ def workers_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
     return (
         *_sweep(found),
         doc.Missing(
-            what=f"Smallest sufficient num_workers, {few} to {many}", commands=(again,)
+            subject=f"Smallest sufficient num_workers, {few} to {many}",
+            commands=(again,),
         ),
     )
 
@@ -86,7 +92,11 @@ def _sweep(found: WorkersEvidence) -> tuple[doc.Block, ...]:
         ("occupancy", "r", lambda one: format_share(one[1].gpm_occupancy_share)),
         ("Tensor Cores", "r", lambda one: format_share(one[1].gpm_tensor_share)),
         ("DRAM", "r", lambda one: format_share(one[1].gpm_dram_share)),
-        ("PCIe in", "r", lambda one: per_s(one[1].gpm_pcie_rx_bytes_per_s)),
+        (
+            "PCIe in",
+            "r",
+            lambda one: format_bytes_per_s(one[1].gpm_pcie_rx_bytes_per_s),
+        ),
         (
             "power",
             "r",
@@ -108,7 +118,7 @@ def _sweep(found: WorkersEvidence) -> tuple[doc.Block, ...]:
         head,
         shown,
         *((counters,) if counters.rows else ()),
-        told(workers_lines(found)),
+        bulleted(workers_lines(found)),
     )
 
 
@@ -128,7 +138,11 @@ def count_table(rows: Sequence[CountRow], rate: str, rates: Sequence[str]) -> do
         ("num_workers", "r", lambda one: str(one[0].num_workers)),
         (rate, "r", lambda one: one[1]),
         ("vs cached batches", "r", lambda one: f"{one[0].ratio_to_cached:.3f}"),
-        ("98 % CI", "r", lambda one: window_bounds(one[0].ratio, "{:.3f}".format)),
+        (
+            "98 % CI",
+            "r",
+            lambda one: format_window_bounds(one[0].ratio, "{:.3f}".format),
+        ),
         ("data wait", "r", lambda one: format_share(one[0].data_wait_share)),
         (
             "GPU utilisation",
@@ -142,7 +156,7 @@ def count_table(rows: Sequence[CountRow], rate: str, rates: Sequence[str]) -> do
     )
 
 
-def _drawing(found: WorkersEvidence) -> doc.Lines:
+def _drawing(found: WorkersEvidence) -> doc.LineChart:
     rows = sorted(found.rows, key=lambda row: row.num_workers)
     speed = tuple(
         doc.Point(
@@ -161,7 +175,7 @@ def _drawing(found: WorkersEvidence) -> doc.Lines:
     busy = tuple(
         doc.Point(x=workers, y=share) for workers, share in shares if share is not None
     )
-    return doc.Lines(
+    return doc.LineChart(
         x=doc.Axis(
             label="num_workers (per rank)",
             unit="count",
@@ -178,7 +192,9 @@ def _drawing(found: WorkersEvidence) -> doc.Lines:
             ),
         ),
         rules=(
-            doc.Rule(at=ENOUGH_SHARE, label=f"sufficient: {percent(ENOUGH_SHARE)}"),
+            doc.ReferenceLine(
+                value=ENOUGH_SHARE, label=f"sufficient: {format_percent(ENOUGH_SHARE)}"
+            ),
         ),
     )
 
@@ -217,7 +233,7 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
         if row.storage_bytes_per_s is not None
     ]
     most = max(rates, default=None)
-    rate = "an unknown rate" if most is None else f"up to {per_s(most)}"
+    rate = "an unknown rate" if most is None else f"up to {format_bytes_per_s(most)}"
     yield (
         f"dataset: {disk}read from"
         f" {'the page cache' if most == 0 else f'storage at {rate}'}"
@@ -247,11 +263,11 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     ):
         yield (
             "no number of workers is sufficient: data loading costs"
-            f" {percent(1 - best)} of the throughput; use more CPU cores per rank,"
+            f" {format_percent(1 - best)} of the throughput; use more CPU cores per rank,"
             " faster storage or shorter samples"
         )
     if joint:
-        ratio = of_windows(joint.ratio, format_share)
+        ratio = format_windows(joint.ratio, format_share)
         yield (
             f"joint search over workers, prefetching and pinning ({joint.trials}"
             f" trials): num_workers={joint.num_workers},"

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.base.process import start
+from autotune.base.process import start_child
 from autotune.machine.gpu_models import GpuModel, find_gpu_model
 from autotune.memory.decide.memory_model import COMMUNICATION_BYTES, CONTEXT_BYTES
 from testbed.nullgpu.counts import Counts
@@ -161,7 +161,7 @@ class Machine:
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """Start Python in a session of its own; counting begins anew."""
         shutil.rmtree(self._counts, ignore_errors=True)
-        return start(
+        return start_child(
             [str(word) for word in (self.environment.python, *words)],
             env=self.variables_of_commands(),
             stdout=subprocess.PIPE,

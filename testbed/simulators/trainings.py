@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tomlkit
 
-from autotune.base.process import start
+from autotune.base.process import start_child
 from testbed.corpora import real_lengths, write_corpus
 from testbed.simulators.hosts import hosts
 from trainer.record.run_record import Run, read_run
@@ -157,7 +157,7 @@ def _finish(commands: Sequence[Sequence[str]]) -> None:
     """Run commands beside each other until all have ended."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     begun = [
-        start(
+        start_child(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.base.process import start as start_child
+from autotune.base.process import start_child
 from tests.system.faults import corpora
 from tests.system.faults.corpora import (
     content,

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.base.process import start
+from autotune.base.process import start_child
 from autotune.errors import MachineLacks
 from autotune.profiles.values import profile_to_toml
 from testbed.examples.profiles import but, example_profile
@@ -63,7 +63,7 @@ def test_nothing_outlives_a_measurement(tmp_path, where, number):
             pytest.skip(f"no network namespaces here: {error.message}")
     scratch = str(tmp_path / "scratch")
     command = [sys.executable, "-c", MEASURING, scratch, where]
-    process = start(
+    process = start_child(
         command,
         stdout=subprocess.PIPE,
         text=True,
@@ -156,7 +156,7 @@ def launch(tmp_path, patterned_dataset) -> list[str]:
 def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on(
     launch, tmp_path
 ):
-    process = start(
+    process = start_child(
         [*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     record = tmp_path / "run" / "steps.jsonl"

@@ -11,11 +11,11 @@ from autotune.base.interval import Interval
 from autotune.base.model_work import (
     HIDDEN_SIZE,
     attention_dropout,
-    count_of_model,
+    config_count,
     position_share,
 )
-from autotune.base.statistics import difference, of_bounds
-from autotune.base.units import percent
+from autotune.base.statistics import difference, estimate_from_bounds
+from autotune.base.units import format_percent
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
 from autotune.profiles.decide.batch_split import (
@@ -108,7 +108,9 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     # Network tuning chose this size.
     if now.evidence.network is not None or here is None or there is None:
         return None
-    speed = difference(of_bounds(here), of_bounds(there.padded_rate))
+    speed = difference(
+        estimate_from_bounds(here), estimate_from_bounds(there.padded_rate)
+    )
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
     name = f"tokens/s with {chosen} sequences relative to {rows}"
     return Advice(
@@ -154,7 +156,9 @@ def below_knee(now: TrainingContext) -> Advice | None:
         or there is None
     ):
         return None
-    ratio = difference(of_bounds(here), of_bounds(there.padded_rate))
+    ratio = difference(
+        estimate_from_bounds(here), estimate_from_bounds(there.padded_rate)
+    )
     known = here.low is not None and there.padded_rate.low is not None
     if ratio.value < WORTH_RATIO or (known and (ratio.low is None or ratio.low <= 1)):
         return None
@@ -311,7 +315,7 @@ def padding(now: TrainingContext) -> Advice | None:
     if train.layout == "packed":
         return Advice(
             claim=(
-                f"padding takes {percent(lost.share)} of the step although sequences"
+                f"padding takes {format_percent(lost.share)} of the step although sequences"
                 " are packed: they are too long for this dataset"
             ),
             evidence=evidence,
@@ -338,7 +342,7 @@ def padding(now: TrainingContext) -> Advice | None:
         # Packed sequences attend within documents, padded ones over all positions.
         length, hidden = (
             train.seq_length_tokens,
-            count_of_model(train, "hidden_size", HIDDEN_SIZE),
+            config_count(train, "hidden_size", HIDDEN_SIZE),
         )
         share = length / (6 * hidden + length)
         gain = times(gain, (1.0, 1 + share / 2, 1 + 2 * share))
@@ -360,7 +364,7 @@ def padding(now: TrainingContext) -> Advice | None:
         )
     return Advice(
         claim=(
-            f"padding takes {percent(lost.share)} of the step: {layout} sequences hold "
+            f"padding takes {format_percent(lost.share)} of the step: {layout} sequences hold "
         )
         + (
             "documents without cross-document attention"
@@ -395,7 +399,7 @@ def empty_rows(now: TrainingContext) -> Advice | None:
     nearest = min(split.without_empty, key=lambda count: abs(count - rows))
     return Advice(
         claim=(
-            f"{percent(empty)} of the sequences are empty: {rows} do not divide by"
+            f"{format_percent(empty)} of the sequences are empty: {rows} do not divide by"
             f" {now.ranks} ranks in micro-batches of at most {micro_batch}"
         ),
         evidence=(
@@ -477,7 +481,7 @@ def too_big_for_ddp(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=(
             "weights, gradients and optimizer state take"
-            f" {percent(state_bytes / budget_bytes)} of each rank's memory: {best} over"
+            f" {format_percent(state_bytes / budget_bytes)} of each rank's memory: {best} over"
             f" {ranks} ranks allows micro-batches of {rows[best]} sequences instead of"
             f" {rows['ddp']}"
         ),

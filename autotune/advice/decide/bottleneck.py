@@ -16,10 +16,10 @@ from autotune.base.model_work import position_share
 from autotune.base.statistics import (
     Estimate,
     block_count,
-    blocks,
-    of_blocks,
-    of_steps,
-    of_windows,
+    estimate_blocks,
+    estimate_steps,
+    estimate_windows,
+    split_blocks,
 )
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
@@ -70,7 +70,7 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
         untold.append(
             "kernel launches and GPU memory bandwidth (autotune workers measures them)"
         )
-    mfu = of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
+    mfu = estimate_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
     return _weigh(
         parts, source, len(rows), untold, mfu, train=train, launching=launching
     )
@@ -171,7 +171,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         if peak is None
         else [flops / peak for flops in row.model_flops_per_s_per_rank]
     )
-    mfu = of_windows(mfus, scale="linear") if mfus else None
+    mfu = estimate_windows(mfus, scale="linear") if mfus else None
     return _weigh(
         parts,
         source,
@@ -271,8 +271,10 @@ def parts_of_steps(
     parts = []
     for cause, share in whole.items():
         count = block_count([one[cause] for one in each])
-        means = [_shares(block, padding_costs)[cause] for block in blocks(rows, count)]
-        found = of_blocks(share, means, n=len(rows)).interval()
+        means = [
+            _shares(block, padding_costs)[cause] for block in split_blocks(rows, count)
+        ]
+        found = estimate_blocks(share, means, n=len(rows)).interval()
         ends = [
             None if end is None else min(1.0, max(0.0, end))
             for end in (found.low, found.high)

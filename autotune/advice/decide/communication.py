@@ -14,7 +14,7 @@ from autotune.advice.decide.context import (
 )
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import Interval
-from autotune.base.units import percent
+from autotune.base.units import format_percent
 from autotune.network.decide.link_fit import slow_members
 from autotune.network.values import GradientSyncRow
 from autotune.trials.values import LinkFigures
@@ -85,7 +85,7 @@ def network_bound(now: TrainingContext) -> Advice | None:
     ):
         return None
     return Advice(
-        claim=f"gradient synchronisation delays the step by {percent(waits.share)}",
+        claim=f"gradient synchronisation delays the step by {format_percent(waits.share)}",
         evidence=(now.part_figure(waits, "wait for gradients"),),
         gain=without(waits, (0.25, 0.5, 1.0)),
         cost=(
@@ -109,7 +109,7 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
     ratio = known.scaled(1 / useful)
     return Advice(
         claim=(
-            f"{spread.nodes} nodes reach {percent(known.value)} efficiency with this"
+            f"{spread.nodes} nodes reach {format_percent(known.value)} efficiency with this"
             f" global batch; {spread.useful_nodes} are the most with at least 90 %"
         ),
         evidence=(
@@ -250,7 +250,7 @@ def _slow_matmuls(now: TrainingContext) -> Advice | None:
     rank, share = min(slow.items(), key=lambda one: one[1])
     return Advice(
         claim=(
-            f"rank {rank} runs matmuls at {percent(share)} of the median rank's speed"
+            f"rank {rank} runs matmuls at {format_percent(share)} of the median rank's speed"
             " and would delay every step"
         ),
         evidence=(
@@ -284,7 +284,7 @@ def uneven_ranks(now: TrainingContext) -> Advice | None:
     changes = (SettingChange(key="layout", old=layout, new="packed"),) if packs else ()
     return Advice(
         claim=(
-            f"ranks wait {percent(lost.share)} of the step for the slowest one, which"
+            f"ranks wait {format_percent(lost.share)} of the step for the slowest one, which"
             " changes from step to step"
         ),
         evidence=(
@@ -328,7 +328,7 @@ def slow_link(now: TrainingContext) -> Advice | None:
     waits = now.bottleneck.part("network") if now.bottleneck is not None else None
     return Advice(
         claim=(
-            f"the link from node {name} has {percent(share)} of the fastest link's"
+            f"the link from node {name} has {format_percent(share)} of the fastest link's"
             " speed and delays every all-reduce"
         ),
         evidence=(

@@ -4,7 +4,7 @@ from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base import model_work
-from autotune.base.units import percent
+from autotune.base.units import format_percent
 from trainer.model.flops import peak_flops_per_s, product_format
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
@@ -127,7 +127,7 @@ def dense_head(now: TrainingContext) -> Advice | None:
     vocabulary = now.data.vocab_size if now.data is not None else None
     masked, gain = now.train.masking_probability, None
     if now.parameters is not None and vocabulary is not None:
-        hidden = model_work.count_of_model(
+        hidden = model_work.config_count(
             now.train, "hidden_size", model_work.HIDDEN_SIZE
         )
         head = hidden * (hidden + vocabulary)
@@ -142,7 +142,7 @@ def dense_head(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=(
             "the MLM head computes logits at all positions, but the loss uses"
-            f" {percent(masked)} of them"
+            f" {format_percent(masked)} of them"
         ),
         evidence=(
             figure(
@@ -175,13 +175,13 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
         or not now.knows_the_layers
     ):
         return None
-    layers = model_work.count_of_model(train, "num_hidden_layers", model_work.LAYERS)
+    layers = model_work.config_count(train, "num_hidden_layers", model_work.LAYERS)
     saved = (1 - train.masking_probability) * 10 / 12 / layers
     saved *= 1.0 if now.bottleneck is None else now.share("compute", "padding")
     return Advice(
         claim=(
             f"the last of {layers} layers computes all positions, but the loss uses "
-            f"{percent(train.masking_probability)} of them"
+            f"{format_percent(train.masking_probability)} of them"
         ),
         evidence=(figure("layers", layers, "count", "model config"),),
         gain=Gain.between(*(1 / (1 - part * saved) for part in (0.4, 0.8, 1.1))),
@@ -206,13 +206,12 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
     if dropout == 0 or train.attention == "sdpa" or not now.knows_the_layers:
         return None
     share = row / (
-        6 * model_work.count_of_model(train, "hidden_size", model_work.HIDDEN_SIZE)
-        + row
+        6 * model_work.config_count(train, "hidden_size", model_work.HIDDEN_SIZE) + row
     )
     name = "share of a layer in attention matmuls over whole sequences"
     return Advice(
         claim=(
-            f"attention dropout of {percent(dropout)} rules out varlen attention, the"
+            f"attention dropout of {format_percent(dropout)} rules out varlen attention, the"
             " fastest kernel for packed sequences"
         ),
         evidence=(figure(name, share, "share", "model config", known="predicted"),),
@@ -249,7 +248,7 @@ def compute_bound(now: TrainingContext) -> Advice | None:
         return None
     part, mfu = found.part("compute"), now.mfu_figure()
     assert part is not None
-    reached = "" if mfu is None else f", at {percent(mfu.value)} MFU"
+    reached = "" if mfu is None else f", at {format_percent(mfu.value)} MFU"
     if mfu is not None and mfu.value < LOW_MFU and found.untold:
         reached += (
             ", which is low: measure GPU counters with autotune workers to find out why"
@@ -257,7 +256,7 @@ def compute_bound(now: TrainingContext) -> Advice | None:
     return Advice(
         severity="info",
         claim=(
-            f"compute on non-padding tokens takes {percent(part.share)} of the"
+            f"compute on non-padding tokens takes {format_percent(part.share)} of the"
             f" step{reached}"
         ),
         evidence=(
@@ -281,7 +280,7 @@ def launch_bound(now: TrainingContext) -> Advice | None:
     if inside and not now.train.compiled:
         return Advice(
             claim=(
-                f"SMs are idle {percent(gaps.share)} of the step: kernels are launched"
+                f"SMs are idle {format_percent(gaps.share)} of the step: kernels are launched"
                 " late, or are too small"
             ),
             evidence=(now.part_figure(gaps, "SMs without work"),),
@@ -304,7 +303,7 @@ def launch_bound(now: TrainingContext) -> Advice | None:
         return None
     return Advice(
         claim=(
-            f"{percent(gaps.share)} of the time passes between steps, and every step is"
+            f"{format_percent(gaps.share)} of the time passes between steps, and every step is"
             " logged"
         ),
         evidence=(now.part_figure(gaps, "time between steps"),),
@@ -325,7 +324,7 @@ def memory_bound(now: TrainingContext) -> Advice | None:
         return None
     return Advice(
         claim=(
-            f"kernels wait for GPU memory about {percent(waits.share)} of the step;"
+            f"kernels wait for GPU memory about {format_percent(waits.share)} of the step;"
             " Tensor Cores idle meanwhile"
         ),
         evidence=(now.part_figure(waits, "wait for GPU memory"),),
@@ -389,7 +388,7 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
     if ranks > 1 and now.nodes == 1 and now.train.parallel.strategy == "ddp":
         return Advice(
             claim=(
-                f"the optimizer step takes {percent(updating.share)} of the step,"
+                f"the optimizer step takes {format_percent(updating.share)} of the step,"
                 f" repeated on each of {ranks} ranks"
             ),
             evidence=evidence,
@@ -405,7 +404,7 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
     return Advice(
         severity="info",
         claim=(
-            f"the optimizer step takes {percent(updating.share)} of the step: the batch"
+            f"the optimizer step takes {format_percent(updating.share)} of the step: the batch"
             " is small for this model"
         ),
         evidence=evidence,

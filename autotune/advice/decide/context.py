@@ -218,7 +218,7 @@ class TrainingContext:
         """
         if n is None and self.bottleneck is not None:
             n = self.bottleneck.steps
-        value = Interval.of(part.share, part.low, part.high, SHOWN_CONFIDENCE)
+        value = Interval.from_bounds(part.share, part.low, part.high, SHOWN_CONFIDENCE)
         return figure(name, value, "share", part.source, n=n)
 
     def mfu_figure(self) -> EvidenceFigure | None:

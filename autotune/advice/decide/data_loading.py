@@ -14,7 +14,7 @@ from autotune.advice.decide.context import (
 )
 from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.base.units import format_seconds, percent
+from autotune.base.units import format_percent, format_seconds
 from autotune.workers.values import WorkersRow
 
 STARVED_SHARE = 0.03
@@ -128,7 +128,7 @@ def more_workers(now: TrainingContext) -> Advice | None:
     ):
         return Advice(
             claim=(
-                f"training waits for data {percent(waits.share)} of the step with"
+                f"training waits for data {format_percent(waits.share)} of the step with"
                 f" num_workers={count}; {workers.chosen} are verified to be sufficient"
             ),
             evidence=(evidence, _ratio_figure(chosen)),
@@ -152,7 +152,7 @@ def more_workers(now: TrainingContext) -> Advice | None:
         return None
     return Advice(
         claim=(
-            f"training waits for data {percent(waits.share)} of the step with"
+            f"training waits for data {format_percent(waits.share)} of the step with"
             f" num_workers={count}"
         ),
         evidence=(evidence,),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autotune.advice.decide import batch_size, communication, computation, data_loading
 from autotune.advice.decide.context import TrainingContext
 from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure
-from autotune.base.units import percent
+from autotune.base.units import format_percent
 from autotune.trials.values import Contaminated, FinishedTrial
 
 
@@ -76,7 +76,7 @@ def utilisation(now: TrainingContext) -> Advice | None:
     return Advice(
         severity="info",
         claim=(
-            f"GPU utilisation is {percent(busy)} although MFU is {percent(mfu.value)}:"
+            f"GPU utilisation is {format_percent(busy)} although MFU is {format_percent(mfu.value)}:"
             " utilisation counts the time in which any kernel runs, and not how much"
             " it computes"
         ),

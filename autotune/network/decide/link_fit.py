@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.base.interval import CONFIDENCE
-from autotune.base.units import percent
+from autotune.base.units import format_percent
 from autotune.network.decide.step_model import tree_hops
 from autotune.network.values import LinkEvidence, Scope
 from autotune.trials.values import LinkFigures
@@ -166,13 +166,13 @@ def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
     for name, share in slow_members(ranks).items():
         where = f"rank {name} (node {int(name) // each}, local rank {int(name) % each})"
         found.append(
-            f"{where} runs matmuls at {percent(share)} of the median rank's speed and"
+            f"{where} runs matmuls at {format_percent(share)} of the median rank's speed and"
             " delays every step"
         )
     nominal = links.interface_bytes_per_s
     if bytes_per_s is not None and nominal and bytes_per_s / nominal < SLOW_LINK_SHARE:
         found.append(
-            f"all-reduces reach {percent(bytes_per_s / nominal)} of the nominal"
+            f"all-reduces reach {format_percent(bytes_per_s / nominal)} of the nominal"
             f" {8 * nominal / 1e9:g} Gbit/s of {links.interface or 'the interface'}:"
             " check for a faster interface, or for other traffic on it"
         )
@@ -202,13 +202,13 @@ def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
     shares = [rate / fastest for rate in neighbours_bytes_per_s]
     speed = "of the fastest one's speed"
     found = [
-        f"both links of node {node} have {percent(max(shares[node], shares[node - 1]))}"
+        f"both links of node {node} have {format_percent(max(shares[node], shares[node - 1]))}"
         f" {speed} or less and delay steps"
         for node in sorted(blamed)
     ]
     return found + [
         f"the link between nodes {left} and {(left + 1) % nodes} has"
-        f" {percent(shares[left])} {speed} and delays steps"
+        f" {format_percent(shares[left])} {speed} and delays steps"
         for left in sorted(slow)
         if not {left, (left + 1) % nodes} & blamed
     ]

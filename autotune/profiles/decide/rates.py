@@ -10,10 +10,10 @@ from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.statistics import (
     Estimate,
     difference,
-    no_spread_of,
-    of_bounds,
-    of_sound_steps,
-    of_windows,
+    estimate_from_bounds,
+    estimate_plausible_steps,
+    estimate_windows,
+    reason_without_bounds,
 )
 from autotune.baseline.values import row_of
 from autotune.profiles.values import Profile, fill_share
@@ -102,9 +102,9 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
         None if end is None else row.tokens_per_s * end / predicted.efficiency
         for end in ends
     )
-    interval = Interval.of(row.tokens_per_s, low, high, CONFIDENCE)
+    interval = Interval.from_bounds(row.tokens_per_s, low, high, CONFIDENCE)
     rate = _rate(
-        of_bounds(interval),
+        estimate_from_bounds(interval),
         ranks,
         "scaling",
         f"the scaling curve, {row.nodes} nodes",
@@ -125,7 +125,7 @@ def run_rate(run: Run) -> Rate | None:
     None without figures.
     """
     rows = settled_steps(run) or run.steps
-    found = of_sound_steps(
+    found = estimate_plausible_steps(
         [(row.tokens_per_s * row.step_s, row.step_s) for row in rows]
     )
     return (
@@ -145,7 +145,10 @@ def _by_training(profile: Profile) -> Rate | None:
     ):
         return None
     return _rate(
-        of_windows(windows), baseline.local_ranks, "training", "training on the dataset"
+        estimate_windows(windows),
+        baseline.local_ranks,
+        "training",
+        "training on the dataset",
     )
 
 
@@ -162,7 +165,7 @@ def _by_windows(profile: Profile) -> Rate | None:
         return None
     source = "the worker sweep, times the share of non-padding tokens"
     return _rate(
-        of_windows([fill * rate for rate in windows]),
+        estimate_windows([fill * rate for rate in windows]),
         found.local_ranks,
         "windows",
         source,
@@ -180,7 +183,7 @@ def _by_steps(profile: Profile) -> Rate | None:
     interval = point.padded_rate.scaled(fill)
     source = "steps on full sequences, times the share of non-padding tokens"
     return _rate(
-        of_bounds(interval, point.timed_steps),
+        estimate_from_bounds(interval, point.timed_steps),
         probe.local_ranks,
         "steps",
         source,
@@ -266,7 +269,7 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
         return "as expected"
     way = "slower" if change.value < 1 else "faster"
     if change.low is None or change.high is None:
-        why = no_spread_of(expected, achieved)
+        why = reason_without_bounds(expected, achieved)
         return f"noise unknown: {why}" + (
             f"; {off:.0%} {way}" if off > FAR_SHARE else ""
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotune.base.model_work import work_of_shape
+from autotune.base.model_work import expected_model_work
 from autotune.errors import MachineLacks, Undecided
 from autotune.machine.values import is_pretended
 from autotune.profiles.values import Profile, fill_share
@@ -281,7 +281,7 @@ def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> 
     head and embeddings come on top. For any other, twice its parameters, a third of the
     usual count, as an embedding table takes part in no matmul.
     """
-    work = None if train is None else work_of_shape(train, 1, parameters or 1)
+    work = None if train is None else expected_model_work(train, 1, parameters or 1)
     if work is not None:
         return float(_FORWARD_AND_BACKWARD * _MULTIPLY_AND_ADD * work.weights_per_token)
     return float(_MULTIPLY_AND_ADD * (parameters or 0))

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.base.statistics import location, of_windows, residuals_of
+from autotune.base.statistics import estimate_windows, scaled_residuals, trimmed_mean
 from autotune.base.units import format_share
-from autotune.base.wording import bounds
+from autotune.base.wording import format_bounds
 
 ENOUGH_SHARE = 0.98
 """Share of the best throughput that counts as sufficient."""
@@ -305,7 +305,7 @@ class WorkersRule:
 
     def _is_refuted(self, count: int) -> bool:
         differences = self._to_larger(count)
-        if len(differences) < FIRST_ROUNDS or location(differences) >= math.log(
+        if len(differences) < FIRST_ROUNDS or trimmed_mean(differences) >= math.log(
             ENOUGH_SHARE
         ):
             return False
@@ -342,9 +342,9 @@ class WorkersRule:
                 one
                 for group in groups
                 if len(group) >= FIRST_ROUNDS
-                for one in residuals_of(group)
+                for one in scaled_residuals(group)
             ]
-        found = of_windows(differences, scale="linear", residuals=residuals)
+        found = estimate_windows(differences, scale="linear", residuals=residuals)
         return replace(found, value=math.exp(found.value), scale="log").ratio()
 
     def _is_hopeless(self, count: int, chosen: int) -> bool:
@@ -361,12 +361,14 @@ class WorkersRule:
 
     def _longest_wait(self, count: int) -> float:
         """Return the upper bound of the share of time that it waits for data."""
-        found = of_windows(self._waits[count], scale="linear").interval(CONFIDENCE)
+        found = estimate_windows(self._waits[count], scale="linear").interval(
+            CONFIDENCE
+        )
         return found.value if found.high is None else found.high
 
     def _value(self, count: int, reference: Count) -> float:
         differences = self._differences(count, reference)
-        return math.exp(location(differences)) if differences else math.nan
+        return math.exp(trimmed_mean(differences)) if differences else math.nan
 
     def _low(self, count: int) -> float:
         if self._is_young(count) or self._value(count, None) < ENOUGH_SHARE:
@@ -437,5 +439,5 @@ class WorkersRule:
 
 
 def _shown(one: Interval) -> str:
-    between = bounds(one.low, one.high, format_share)
+    between = format_bounds(one.low, one.high, format_share)
     return format_share(one.value) + (f" ({between})" if between else "")

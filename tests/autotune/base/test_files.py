@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.base.files import check_writable, json_rows, write_atomically
+from autotune.base.files import check_writable, readable_json, write_atomically
 from autotune.errors import BadInput
 from autotune.trials.trial_log import TrialLog, read_trial_log
 
@@ -107,11 +107,11 @@ _PLAIN = st.recursive(
 
 @given(value=_PLAIN)
 def test_rows_of_json_are_the_same_value(value):
-    assert json.loads(json_rows(value)) == value
+    assert json.loads(readable_json(value)) == value
 
 
 def test_each_row_of_a_long_table_stands_on_a_line():
     rows = [{"name": f"row {number}", "figures": [number] * 100} for number in range(4)]
-    lines = json_rows({"bars": [], "rows": rows}).splitlines()
+    lines = readable_json({"bars": [], "rows": rows}).splitlines()
     assert len(lines) == len(rows) + 5
     assert [json.loads(line.rstrip(",")) for line in lines if '"name"' in line] == rows

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from autotune.base import model_work as shapes
 from autotune.base.model_work import (
-    largest_parameter_bytes,
-    vocab_size_of,
-    work_of_shape,
+    estimate_vocab_size,
+    expected_model_work,
+    largest_gather_bytes,
 )
 from trainer.build import model_work
 from trainer.config.presets import PRESETS
@@ -41,8 +41,8 @@ def test_what_a_shape_computes_is_what_the_built_model_does(shape):
         train.model, vocab_size=VOCAB_SIZE, special_ids=IDS, seq_length_tokens=512
     )
     truth = model_work(build_model(config, torch.device("meta")))
-    assert work_of_shape(train, VOCAB_SIZE, truth.parameters) == truth
-    assert vocab_size_of(train, truth.parameters) == pytest.approx(
+    assert expected_model_work(train, VOCAB_SIZE, truth.parameters) == truth
+    assert estimate_vocab_size(train, truth.parameters) == pytest.approx(
         -(-VOCAB_SIZE // 64) * 64, rel=0.02
     )
 
@@ -55,7 +55,7 @@ def test_gradients_add_up_and_the_last_are_everything_else(layers, parameters):
         "hidden_size": 256,
         "intermediate_size": 1024,
     }
-    parts = shapes.gradients_of_shape(
+    parts = shapes.gradient_parts(
         TrainConfig(model=ModelSettings(name="m", config=config)), parameters
     )
     assert sum(part.elements for part in parts) == pytest.approx(
@@ -68,7 +68,11 @@ def test_gradients_add_up_and_the_last_are_everything_else(layers, parameters):
 
 def test_the_largest_unit_is_the_table_or_a_layer_and_an_architecture_without_known_parts_has_no_count():
     unknown = TrainConfig(model=ModelSettings(name="m", config={"model_type": "esm"}))
-    assert work_of_shape(unknown, 100, 1000) is vocab_size_of(unknown, 1000) is None
+    assert (
+        expected_model_work(unknown, 100, 1000)
+        is estimate_vocab_size(unknown, 1000)
+        is None
+    )
     of_layer = 4 * 768**2 + 2 * 768 * 3072
-    assert largest_parameter_bytes(BERT, 12 * of_layer + 1000) == 4 * of_layer
-    assert largest_parameter_bytes(BERT, 20 * of_layer) == 4 * 8 * of_layer
+    assert largest_gather_bytes(BERT, 12 * of_layer + 1000) == 4 * of_layer
+    assert largest_gather_bytes(BERT, 20 * of_layer) == 4 * 8 * of_layer

@@ -13,12 +13,12 @@ from autotune.base.interval import NOT_ENOUGH, Interval
 from autotune.base.statistics import (
     Estimate,
     difference,
-    location,
-    of_bounds,
-    of_one,
-    of_steps,
-    of_windows,
-    ratio_of,
+    estimate_from_bounds,
+    estimate_single,
+    estimate_steps,
+    estimate_windows,
+    paired_ratio,
+    trimmed_mean,
 )
 from tests.autotune.advice.runs import noisy
 
@@ -72,8 +72,13 @@ def test_students_quantile_falls_with_the_freedom_towards_the_normal_one(
     ("call", "words"),
     [
         (lambda: decided.t_quantile(0.95, 0), "0 degrees"),
-        (lambda: of_windows([]), "no figures"),
-        (lambda: difference(of_one(4.0), of_one(1.0, scale="linear")), "scale"),
+        (lambda: estimate_windows([]), "no figures"),
+        (
+            lambda: difference(
+                estimate_single(4.0), estimate_single(1.0, scale="linear")
+            ),
+            "scale",
+        ),
     ],
 )
 def test_what_has_no_answer_is_refused(call, words):
@@ -100,10 +105,12 @@ often."""
 def test_bounds_of_windows_hold_their_location_as_often_as_they_say(name, n):
     rng, draw, exact = np.random.default_rng(n), DRAWS[name], n < 5
     truth = (
-        0.0 if exact else np.mean([location(list(draw(rng, n))) for _ in range(4000)])
+        0.0
+        if exact
+        else np.mean([trimmed_mean(list(draw(rng, n))) for _ in range(4000)])
     )
     found = [
-        of_windows(list(draw(rng, n)), scale="linear")
+        estimate_windows(list(draw(rng, n)), scale="linear")
         for _ in range(4000 if exact else 1500)
     ]
     for confidence, least, most in ((0.95, 0.92, 0.998), (0.98, 0.955, 0.998)):
@@ -114,7 +121,10 @@ def test_bounds_of_windows_hold_their_location_as_often_as_they_say(name, n):
 
 @given(figures, st.floats(0.5, 2))
 def test_windows_lie_within_their_bounds_and_scale_with_their_figures(values, factor):
-    plain, scaled = of_windows(values), of_windows([value * factor for value in values])
+    plain, scaled = (
+        estimate_windows(values),
+        estimate_windows([value * factor for value in values]),
+    )
     assert min(values) * (1 - 1e-9) <= plain.value <= max(values) * (1 + 1e-9)
     assert math.isclose(plain.value * factor, scaled.value, rel_tol=1e-9)
     assert plain.variance == pytest.approx(scaled.variance, rel=1e-6, abs=1e-12)
@@ -125,16 +135,16 @@ def test_windows_lie_within_their_bounds_and_scale_with_their_figures(values, fa
 
 
 def test_the_bounds_of_three_windows_are_students_and_two_windows_are_not_enough():
-    found = of_windows([math.exp(value) for value in (0.0, 0.1, 0.2)]).interval()
+    found = estimate_windows([math.exp(value) for value in (0.0, 0.1, 0.2)]).interval()
     assert math.log(found.high) == pytest.approx(
         0.1 + 4.303 * 0.1 / math.sqrt(3), abs=1e-4
     )
     assert found.confidence == 0.95
-    apart = of_windows([1000.0, 2800.0, 7700.0])
+    apart = estimate_windows([1000.0, 2800.0, 7700.0])
     # Bounds that far say nothing.
     assert apart.interval() == Interval(value=apart.value)
     for few in ([2.0], [2.0, 2.2]):
-        found = of_windows(few)
+        found = estimate_windows(few)
         assert (found.interval(), found.no_spread) == (
             Interval(value=found.value),
             NOT_ENOUGH,
@@ -142,10 +152,10 @@ def test_the_bounds_of_three_windows_are_students_and_two_windows_are_not_enough
 
 
 def test_a_ratio_that_is_clear_of_one_has_bounds_however_wide():
-    wide = ratio_of([(high, 1.0) for high in (5.0, 9.0, 7.0, 14.0, 8.0)])
+    wide = paired_ratio([(high, 1.0) for high in (5.0, 9.0, 7.0, 14.0, 8.0)])
     assert wide.low is not None and wide.low > 1 and wide.high / wide.value > 1.5
-    assert ratio_of([(0.5, 1.0), (2.0, 1.0), (1.0, 1.0)]).low is None
-    alike = ratio_of([(99.0, 100.0)] * 6)
+    assert paired_ratio([(0.5, 1.0), (2.0, 1.0), (1.0, 1.0)]).low is None
+    alike = paired_ratio([(99.0, 100.0)] * 6)
     assert (alike.low, alike.high, alike.confidence) == (
         pytest.approx(0.99),
         pytest.approx(0.99),
@@ -155,17 +165,17 @@ def test_a_ratio_that_is_clear_of_one_has_bounds_however_wide():
 
 def test_one_reading_in_five_hardly_moves_the_location_or_a_ratio():
     steady, held_up = [1.0, 1.01, 0.99, 1.02, 0.98], [1.0, 1.01, 0.99, 1.02, 0.3]
-    assert of_windows(held_up).value == pytest.approx(
-        of_windows(steady).value, rel=0.01
+    assert estimate_windows(held_up).value == pytest.approx(
+        estimate_windows(steady).value, rel=0.01
     )
-    ratio = ratio_of([(rate, 0.5) for rate in held_up], confidence=0.95)
+    ratio = paired_ratio([(rate, 0.5) for rate in held_up], confidence=0.95)
     assert ratio.value == pytest.approx(2.0, rel=0.01)
     assert ratio.high / ratio.low < 1.1
 
 
 @given(st.lists(rates, min_size=1, max_size=12), st.floats(0.01, 100))
 def test_a_constant_ratio_is_found_whatever_drifts_between_rounds(others, factor):
-    found = ratio_of([(factor * rate, rate) for rate in others])
+    found = paired_ratio([(factor * rate, rate) for rate in others])
     assert found.value == pytest.approx(factor)
     assert (found.low is None) == (len(others) < 3)
 
@@ -177,8 +187,8 @@ def test_a_constant_ratio_is_found_whatever_drifts_between_rounds(others, factor
 )
 def test_a_paired_ratio_turns_over_with_its_pairs(pairs):
     found, turned = (
-        ratio_of(pairs),
-        ratio_of([(second, first) for first, second in pairs]),
+        paired_ratio(pairs),
+        paired_ratio([(second, first) for first, second in pairs]),
     )
     assert found.value == pytest.approx(1 / turned.value)
     assert found.low is None or found.low == pytest.approx(1 / turned.high)
@@ -186,16 +196,18 @@ def test_a_paired_ratio_turns_over_with_its_pairs(pairs):
 
 def test_the_more_ratios_one_was_picked_from_the_wider_are_its_bounds():
     alone, of_two, of_six = (
-        ratio_of([(100.0 + n, 100.0) for n in (0, 3, 1, 5, 2, 4)], of=of)
-        for of in (1, 2, 6)
+        paired_ratio(
+            [(100.0 + n, 100.0) for n in (0, 3, 1, 5, 2, 4)], candidates=candidates
+        )
+        for candidates in (1, 2, 6)
     )
     assert of_six.value == alone.value
     assert of_six.low < of_two.low < alone.low < alone.high < of_two.high < of_six.high
 
 
-@pytest.mark.parametrize(("of", "is_seldom"), [(6, True), (1, False)])
+@pytest.mark.parametrize(("candidates", "is_seldom"), [(6, True), (1, False)])
 def test_the_highest_of_equal_ratios_is_seldom_proven_to_be_higher_if_all_of_them_count(
-    of, is_seldom
+    candidates, is_seldom
 ):
     rng = random.Random(7)
     wrong = 0
@@ -203,14 +215,14 @@ def test_the_highest_of_equal_ratios_is_seldom_proven_to_be_higher_if_all_of_the
         every = [
             [(math.exp(rng.gauss(0, 0.08)), 1.0) for _ in range(6)] for _ in range(6)
         ]
-        highest = max(every, key=lambda pairs: ratio_of(pairs).value)
-        wrong += (ratio_of(highest, of=of).low or 0.0) > 1
+        highest = max(every, key=lambda pairs: paired_ratio(pairs).value)
+        wrong += (paired_ratio(highest, candidates=candidates).low or 0.0) > 1
     assert (wrong / 600 <= 0.02) == is_seldom
 
 
 def _steps(seed: int, n: int, memory: float, *, mean: float = 1.0) -> Estimate:
     """The rate of steps that remember each other."""
-    return of_steps(
+    return estimate_steps(
         [1.0] * n,
         [1 / rate for rate in noisy(seed, n, memory=memory, noise=NOISE, mean=mean)],
     )
@@ -245,7 +257,7 @@ def test_a_rate_is_all_amounts_over_all_sizes_and_blocks_are_some_and_no_more_th
     steps,
 ):
     amounts, sizes = zip(*steps, strict=True)
-    found = of_steps(amounts, sizes)
+    found = estimate_steps(amounts, sizes)
     assert (found.value, found.n) == (
         pytest.approx(sum(amounts) / sum(sizes)),
         len(amounts),
@@ -256,7 +268,7 @@ def test_a_rate_is_all_amounts_over_all_sizes_and_blocks_are_some_and_no_more_th
 
 @given(st.lists(rates, min_size=3, max_size=9), st.lists(rates, min_size=3, max_size=9))
 def test_the_other_way_round_it_is_the_inverse(first, second):
-    a, b = of_windows(first), of_windows(second)
+    a, b = estimate_windows(first), estimate_windows(second)
     assume(a.variance and b.variance)
     there, back = difference(a, b), difference(b, a)
     assert there.value == pytest.approx(1 / back.value)
@@ -268,18 +280,22 @@ def test_the_other_way_round_it_is_the_inverse(first, second):
 
 def test_bounds_that_were_kept_give_back_the_spread_they_came_from():
     readings = [90.0, 101.0, 99.0, 104.0]
-    again = of_bounds(of_windows(readings).interval(), len(readings))
-    assert again.variance == pytest.approx(of_windows(readings).variance, rel=1e-3)
+    again = estimate_from_bounds(estimate_windows(readings).interval(), len(readings))
+    assert again.variance == pytest.approx(
+        estimate_windows(readings).variance, rel=1e-3
+    )
     for low, high in ((None, None), (0.0, 1.0)):
         assert (
-            of_bounds(
+            estimate_from_bounds(
                 Interval(value=1.0, low=low, high=high, confidence=0.98), 1
             ).variance
             is None
         )
     # 2.326 standard deviations of a normal one.
     low, high = (100 * math.exp(sign * 0.02326) for sign in (-1, 1))
-    normal = of_bounds(Interval(value=100.0, low=low, high=high, confidence=0.98))
+    normal = estimate_from_bounds(
+        Interval(value=100.0, low=low, high=high, confidence=0.98)
+    )
     assert normal.variance == pytest.approx(0.01**2, rel=1e-3)
     assert math.log(normal.interval().high / normal.interval().low) == pytest.approx(
         2 * 0.0196, rel=1e-3
@@ -287,11 +303,15 @@ def test_bounds_that_were_kept_give_back_the_spread_they_came_from():
 
 
 def test_what_says_nothing_has_a_ratio_and_no_bounds_and_says_why():
-    once, a, b = of_one(4.0), of_windows([1.0, 4.0, 0.5]), of_windows([1.0, 3.0, 0.4])
-    assert difference(once, of_one(5.0)) == Interval(value=1.25)
+    once, a, b = (
+        estimate_single(4.0),
+        estimate_windows([1.0, 4.0, 0.5]),
+        estimate_windows([1.0, 3.0, 0.4]),
+    )
+    assert difference(once, estimate_single(5.0)) == Interval(value=1.25)
     assert difference(a, b).low is None
-    assert decided.no_spread_of(a, b) == decided.TOO_NOISY
-    assert decided.no_spread_of(a, once) == "one figure shows no spread"
+    assert decided.reason_without_bounds(a, b) == decided.TOO_NOISY
+    assert decided.reason_without_bounds(a, once) == "one figure shows no spread"
     found = _steps(2, 40, 0.97)
     assert (found.variance, found.no_spread) == (
         None,
@@ -304,12 +324,15 @@ def test_shares_differ_by_points_and_may_be_zero_and_losses_of_the_same_steps_by
     rng = np.random.default_rng(3)
     waits = [[wait + 0.001 * rng.random() for _ in range(40)] for wait in (0.0, 0.1)]
     found = difference(
-        *(of_steps(shares, [1.0] * 40, scale="linear") for shares in waits)
+        *(estimate_steps(shares, [1.0] * 40, scale="linear") for shares in waits)
     )
     assert found.value == pytest.approx(0.1, abs=0.002)
     assert found.low is not None and found.low > 0.09
     assert (
-        difference(of_one(0.0, scale="linear"), of_one(0.0, scale="linear")).value == 0
+        difference(
+            estimate_single(0.0, scale="linear"), estimate_single(0.0, scale="linear")
+        ).value
+        == 0
     )
     # The batches are the same.
     shared = [5 * math.exp(-step / 50) + 3 + 0.2 * rng.normal() for step in range(100)]
@@ -326,7 +349,7 @@ def test_shares_differ_by_points_and_may_be_zero_and_losses_of_the_same_steps_by
 )
 def test_figures_that_are_none_are_left_out(pairs, odd):
     broken = [(math.nan, 1.0), (math.inf, 1.0), (1.0, 0.0), (-1.0, 1.0)][: odd + 1]
-    assert decided.of_sound_steps([*broken, *pairs]) == of_steps(
+    assert decided.estimate_plausible_steps([*broken, *pairs]) == estimate_steps(
         *zip(*pairs, strict=True)
     )
-    assert decided.of_sound_steps(broken) is None
+    assert decided.estimate_plausible_steps(broken) is None

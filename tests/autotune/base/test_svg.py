@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 from autotune.base.document import (
     Axis,
     Bar,
-    Bars,
-    Columns,
+    BarChart,
+    Histogram,
+    HistogramBin,
     Line,
-    Lines,
+    LineChart,
     Point,
-    Rule,
+    ReferenceLine,
     Shade,
-    Stacks,
+    Stack,
+    StackedBarChart,
 )
 from autotune.base.svg import drawn
 
-LINES = Lines(
+LINES = LineChart(
     x=Axis(label="rows", unit="count", log=2, ticks=(1, 2, 4)),
     y=Axis(label="tokens/s", unit="count", low=0),
     lines=(
@@ -36,22 +38,25 @@ LINES = Lines(
         Line(name="", points=(Point(x=1, y=5), Point(x=4, y=20)), kind="dotted"),
     ),
     shade=Shade(start=2, end=4, label="the knee"),
-    rules=(Rule(at=6, label="enough"),),
+    rules=(ReferenceLine(value=6, label="enough"),),
 )
-BARS = Bars(
+BARS = BarChart(
     axis=Axis(label="tokens/s", unit="count"),
-    bars=(Bar(label="default", value=5, low=4, high=6, shown="5"),),
+    bars=(Bar(label="default", value=5, low=4, high=6, value_text="5"),),
 )
-STACKS = Stacks(
+STACKS = StackedBarChart(
     axis=Axis(label="memory", unit="bytes"),
-    stacks=(("predicted", (("weights", 2.0**30), ("rest", 2.0**31))),),
-    rules=(Rule(at=2.0**32, label="budget"),),
+    stacks=(Stack(label="predicted", parts=(("weights", 2.0**30), ("rest", 2.0**31))),),
+    rules=(ReferenceLine(value=2.0**32, label="budget"),),
 )
-COLUMNS = Columns(
+COLUMNS = Histogram(
     x=Axis(label="tokens", unit="count"),
     y=Axis(label="share", unit="share"),
-    columns=((0, 32, 0.75), (32, 64, 0.25)),
-    rules=(Rule(at=30, label="row"),),
+    bins=(
+        HistogramBin(start=0, end=32, height=0.75),
+        HistogramBin(start=32, end=64, height=0.25),
+    ),
+    rules=(ReferenceLine(value=30, label="row"),),
 )
 EVERY = pytest.mark.parametrize(
     "drawing",
@@ -119,7 +124,10 @@ HOSTILE = st.text(alphabet=st.one_of(ODD, st.characters()), max_size=60)
 @settings(max_examples=25)
 @given(HOSTILE)
 def test_no_name_can_become_markup_or_a_formula_or_break_the_drawing(name):
-    stacks = Stacks(axis=Axis(label=name), stacks=((name, ((name, 1.0), ("b", 2.0))),))
+    stacks = StackedBarChart(
+        axis=Axis(label=name),
+        stacks=(Stack(label=name, parts=((name, 1.0), ("b", 2.0))),),
+    )
     root = ElementTree.fromstring(draw(stacks, title=name or "x", description="d"))
     known = {
         "svg",
@@ -143,9 +151,11 @@ def test_no_name_can_become_markup_or_a_formula_or_break_the_drawing(name):
 
 
 def test_a_dollar_is_a_dollar_and_long_names_are_cut_to_what_a_chart_has_room_for():
-    bars = Bars(axis=Axis(label="x"), bars=(Bar(label=r"$\frac{1}{2}$", value=1.0),))
+    bars = BarChart(
+        axis=Axis(label="x"), bars=(Bar(label=r"$\frac{1}{2}$", value=1.0),)
+    )
     assert r"$\frac{1}{2}$" in draw(bars)
-    bars = Bars(axis=Axis(label="x"), bars=(Bar(label="a" * 10_000, value=1.0),))
+    bars = BarChart(axis=Axis(label="x"), bars=(Bar(label="a" * 10_000, value=1.0),))
     svg = draw(bars)
     assert "a" * 43 + "…" in svg
     assert "a" * 44 not in svg
@@ -153,25 +163,32 @@ def test_a_dollar_is_a_dollar_and_long_names_are_cut_to_what_a_chart_has_room_fo
 
 def test_what_is_not_finite_is_not_drawn():
     odd = Point(x=1, y=math.inf), Point(x=2, y=3, low=math.nan, high=4), Point(x=3, y=4)
-    lines = Lines(x=LINES.x, y=Axis(label="y"), lines=(Line(name="odd", points=odd),))
-    plain = Lines(
+    lines = LineChart(
+        x=LINES.x, y=Axis(label="y"), lines=(Line(name="odd", points=odd),)
+    )
+    plain = LineChart(
         x=LINES.x,
         y=Axis(label="y"),
         lines=(Line(name="odd", points=(Point(x=2, y=3), Point(x=3, y=4))),),
     )
     assert draw(lines) == draw(plain)
-    stacks = ((("s", (*more, ("b", 1.0))),) for more in ([("a", math.inf)], []))
-    odd, plain = (draw(Stacks(axis=STACKS.axis, stacks=one)) for one in stacks)
-    assert odd == plain
+    finite = Stack(label="s", parts=(("b", 1.0),))
+    infinite = Stack(label="s", parts=(("a", math.inf), ("b", 1.0)))
+    assert draw(StackedBarChart(axis=STACKS.axis, stacks=(infinite,))) == draw(
+        StackedBarChart(axis=STACKS.axis, stacks=(finite,))
+    )
 
 
 @pytest.mark.parametrize(
     "empty",
     [
-        Lines(x=Axis(label="x", log=2), y=Axis(label="y", log=10), lines=()),
-        Bars(axis=Axis(label="x"), bars=()),
-        Columns(x=Axis(label="x"), y=Axis(label="y"), columns=()),
-        Stacks(axis=Axis(label="x", unit="bytes"), stacks=(("s", (("a", 0.0),)),)),
+        LineChart(x=Axis(label="x", log=2), y=Axis(label="y", log=10), lines=()),
+        BarChart(axis=Axis(label="x"), bars=()),
+        Histogram(x=Axis(label="x"), y=Axis(label="y"), bins=()),
+        StackedBarChart(
+            axis=Axis(label="x", unit="bytes"),
+            stacks=(Stack(label="s", parts=(("a", 0.0),)),),
+        ),
     ],
     ids=["lines", "bars", "columns", "stacks"],
 )
@@ -184,7 +201,8 @@ def test_marks_that_would_touch_are_left_out():
     axis = Axis(label="rows", unit="count", log=2, ticks=(1, 256, 298))
     line = Line(name="m", points=tuple(Point(x=tick, y=1.0) for tick in axis.ticks))
     texts = re.findall(
-        r"<text[^>]*>([^<]*)<", draw(Lines(x=axis, y=Axis(label="y"), lines=(line,)))
+        r"<text[^>]*>([^<]*)<",
+        draw(LineChart(x=axis, y=Axis(label="y"), lines=(line,))),
     )
     assert "298" in texts
     assert "256" not in texts

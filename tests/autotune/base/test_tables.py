@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.base.tables import inert, markdown_inert, markdown_table, text_table
+from autotune.base.tables import (
+    escape_markdown,
+    markdown_table,
+    printable_line,
+    text_table,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,10 +57,12 @@ def test_markdown_aligns_numbers_to_the_right_and_a_row_of_another_length_is_ref
     ],
 )
 def test_markup_in_a_cell_is_shown_and_not_obeyed(hostile):
-    shown = markdown_inert(hostile)
+    shown = escape_markdown(hostile)
     assert html.unescape(shown) == hostile
     assert not re.search(r"[|<>`@\\]|\]\(|://|www\.", shown)
-    assert markdown_inert(readable := "micro_batch_size [1.2, 1.3] (n = 5)") == readable
+    assert (
+        escape_markdown(readable := "micro_batch_size [1.2, 1.3] (n = 5)") == readable
+    )
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), max_size=5))
@@ -68,5 +75,5 @@ def test_hostile_cells_never_add_rows_or_columns(rows):
 
 @given(st.text())
 def test_inert_text_is_one_printable_line_with_terminal_escapes_written_out(text):
-    assert inert(text).isprintable()
-    assert inert("\x1b[31mred\udc80") == "\\x1b[31mred\\udc80"
+    assert printable_line(text).isprintable()
+    assert printable_line("\x1b[31mred\udc80") == "\\x1b[31mred\\udc80"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.interval import Interval
-from autotune.base.statistics import Estimate, of_one, of_windows
+from autotune.base.statistics import Estimate, estimate_single, estimate_windows
 from autotune.compare import decide
 from autotune.compare.decide import (
     STEP_RATE,
@@ -34,7 +34,11 @@ STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
 
 def _side(measurements=(), *, rates=STEADY, of="windows", **circumstances):
     headline = (
-        [Measurement(metric=decide.TRAINING_RATE, of=of, estimate=of_windows(rates))]
+        [
+            Measurement(
+                metric=decide.TRAINING_RATE, of=of, estimate=estimate_windows(rates)
+            )
+        ]
         if rates
         else []
     )
@@ -108,7 +112,9 @@ def test_what_trained_otherwise_is_not_comparable_and_says_why(circumstance, wor
 
 
 def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
-    slots = [Measurement(metric=STEP_RATE, of="2 rows", estimate=of_windows(STEADY))]
+    slots = [
+        Measurement(metric=STEP_RATE, of="2 rows", estimate=estimate_windows(STEADY))
+    ]
     found = compare(_side(slots), _side(slots, layout="padded"))
     assert (found.headline.verdict, found.figures[0].verdict) == (
         "the same within noise",
@@ -116,9 +122,14 @@ def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a
     )
     sides = []
     for peak, most in ((100, 8), (120, 9)):
-        memory = Measurement(metric=decide.PEAK_MEMORY, of="run", estimate=of_one(peak))
+        memory = Measurement(
+            metric=decide.PEAK_MEMORY, of="run", estimate=estimate_single(peak)
+        )
         rows = Measurement(
-            metric=decide.LARGEST, of="budget", estimate=of_one(most), exact=True
+            metric=decide.LARGEST,
+            of="budget",
+            estimate=estimate_single(most),
+            exact=True,
         )
         sides.append(_side([memory, rows]))
     memory, rows = compare(*sides).figures
@@ -128,7 +139,7 @@ def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a
 
 
 def test_figures_of_one_side_are_named_settings_told_and_losses_judged():
-    figure = Measurement(metric=STEP_RATE, of="2 rows", estimate=of_one(1.0))
+    figure = Measurement(metric=STEP_RATE, of="2 rows", estimate=estimate_single(1.0))
     found = compare(
         _side([figure]), replace(_side(rates=[]), settings={"max_steps": 20})
     )

@@ -101,9 +101,9 @@ def answered(capsys, monkeypatch):
     """Run a command, hold what it prints against the type of what it answers, and
     return it."""
     given = []
-    plain = document.plain
+    plain = document.jsonable
     monkeypatch.setattr(
-        document, "plain", lambda answer: given.append(answer) or plain(answer)
+        document, "jsonable", lambda answer: given.append(answer) or plain(answer)
     )
 
     def run_and_check(line):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.clock import SystemClock
-from autotune.base.document import plain
+from autotune.base.document import jsonable
 from autotune.errors import MachineLacks
 from autotune.machine.host import LIBRARIES, SystemHost, _unescape
 from testbed.fakes import FakeClock, FakeHost
@@ -52,7 +52,7 @@ def test_facts_are_possible_and_become_plain_json_with_one_disk_per_path_in_orde
     assert 1 <= facts.allotted_cpus <= facts.cpus_online
     assert 0 <= facts.ram_available_bytes <= facts.ram_total_bytes
     assert facts.ram_limit_source
-    content = plain(facts)
+    content = jsonable(facts)
     assert (content["cpus_online"], content["disks"][1]["path"]) == (
         facts.cpus_online,
         ".",

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.base.statistics import of_one, of_steps, of_windows
+from autotune.base.statistics import estimate_single, estimate_steps, estimate_windows
 from autotune.profiles.decide.rates import (
     drifts,
     expected_rate,
@@ -119,7 +119,9 @@ def test_a_tenth_slower_is_drift_and_the_same_speed_is_not_unless_a_run_is_too_s
             for rate in noisy(seed, n, memory=memory, noise=NOISE, mean=reached * SPEED)
         ]
         said.append(
-            verdict_of(of_windows(windows.tolist()), of_steps([1.0] * n, seconds))
+            verdict_of(
+                estimate_windows(windows.tolist()), estimate_steps([1.0] * n, seconds)
+            )
         )
     drifted, unknown = (
         sum(one.startswith(word) for one in said) / RUNS
@@ -168,18 +170,26 @@ def test_drift_of_settled_steps_is_named_where_noise_does_not_explain_it(
     )
 
 
-SURE = of_windows([100.0, 100.01, 99.99] * 5)
+SURE = estimate_windows([100.0, 100.01, 99.99] * 5)
 
 
 @pytest.mark.parametrize(
     ("expected", "achieved", "verdict"),
     [
-        (SURE, of_windows([98.5, 98.51, 98.49] * 5), "as expected"),
-        (SURE, of_windows([97.5, 97.51, 97.49] * 5), "drift: slower, beyond noise"),
-        (of_one(100.0), of_one(95.0), "noise unknown: one figure shows no spread"),
+        (SURE, estimate_windows([98.5, 98.51, 98.49] * 5), "as expected"),
         (
-            of_one(100.0),
-            of_one(50.0),
+            SURE,
+            estimate_windows([97.5, 97.51, 97.49] * 5),
+            "drift: slower, beyond noise",
+        ),
+        (
+            estimate_single(100.0),
+            estimate_single(95.0),
+            "noise unknown: one figure shows no spread",
+        ),
+        (
+            estimate_single(100.0),
+            estimate_single(50.0),
             "noise unknown: one figure shows no spread; 50% slower",
         ),
     ],

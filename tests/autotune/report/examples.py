@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from autotune.base.document import Beside, Document, Section
+from autotune.base.document import Document, Section, SideBySide
 from autotune.report.values import ReportedProfile, ReportedRun
 from testbed.examples.checkpoints import end_of, header_of
 from testbed.examples.profiles import example_profile
@@ -41,7 +41,7 @@ def blocks_of(whole):
     """Every block in reading order, sections and groups before their contents."""
     for block in whole.sections if isinstance(whole, Document) else whole.blocks:
         yield block
-        if isinstance(block, Section | Beside):
+        if isinstance(block, Section | SideBySide):
             yield from blocks_of(block)
 
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from autotune.advice.values import SEVERITIES
 from autotune.base.document import (
     FACTS,
-    Beside,
     Chart,
     Code,
     Missing,
     Pairs,
     Section,
+    SideBySide,
     Table,
 )
 from autotune.base.render import report_markdown
@@ -50,10 +50,10 @@ def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
     assert (curve.drawing.shade.start, curve.drawing.shade.end) == (32, 128)
     memory = charts["Memory breakdown at 307 sequences"]
     terms = one.profile.evidence.probe.traced_terms_bytes
-    assert sum(size for _, size in memory.drawing.stacks[0][1]) == pytest.approx(
+    assert sum(size for _, size in memory.drawing.stacks[0].parts) == pytest.approx(
         sum(terms.values())
     )
-    assert {rule.at for rule in memory.drawing.rules} == {
+    assert {rule.value for rule in memory.drawing.rules} == {
         one.profile.constraints.memory_budget_bytes
     }
 
@@ -63,7 +63,7 @@ def test_everything_missing_is_listed_by_the_command_that_would_measure_it_and_a
     assert "edited by hand" in report_markdown(document)
     assert "edited by hand" not in report_markdown(report_document((reported(),), ()))
     listed = next(one for one in document.sections if one.key == "missing")
-    titles = [one.what.partition(":")[0] for one in listed.blocks]
+    titles = [one.subject.partition(":")[0] for one in listed.blocks]
     assert "Network" in titles
     # Each once; another is the approval.
     assert len(set(titles)) == len(titles) == len(of_kind(document, Missing)) - 1
@@ -229,7 +229,7 @@ def test_several_profiles_have_titles_and_stand_side_by_side():
         one.title for group in document.sections[0].blocks[0].groups for one in group
     ] == ["m", "n"]
     assert table_of(document, "Machine").headers == ("field", "m", "n")
-    assert {len(beside.groups) for beside in of_kind(document, Beside)} == {2}
+    assert {len(beside.groups) for beside in of_kind(document, SideBySide)} == {2}
     facts = [
         table for table in of_kind(document, Table) if table.headers[0] == FACTS[0]
     ]

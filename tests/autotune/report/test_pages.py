@@ -22,7 +22,7 @@ from autotune.base.document import (
     Table,
 )
 from autotune.base.render import report_html, report_markdown
-from autotune.base.wording import hours
+from autotune.base.wording import format_hours
 from autotune.profiles.sections import commands
 from autotune.profiles.values import TrialLogCheck
 from autotune.report.page import report_document, report_facts
@@ -171,7 +171,7 @@ def test_no_text_anywhere_becomes_markup(texts):
     a, b, c, d, e, f, g, h, i = texts
     blocks = (
         Paragraph(words=(a, Strong(text=b), Code(text=c))),
-        Missing(what=d, commands=(e,)),
+        Missing(subject=d, commands=(e,)),
         Bullets(items=((f,),)),
         Pairs(pairs=((g, (h,)),)),
         Table(caption=i, headers=(a, b), rows=((c, None),)),
@@ -239,7 +239,7 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
     assert facts["schema_version"] == 3
     shown = page.text
     assert f"{one['tuned']['value']:,.0f}" in shown
-    assert hours(one["pay_back"]["rank_hours"] / 2) in shown  # on both ranks
+    assert format_hours(one["pay_back"]["rank_hours"] / 2) in shown  # on both ranks
     assert f"{one['dataset']['train_samples']:,}" in shown
     assert f"{100 * one['dataset']['padding_waste_share']:.1f} %" in shown
     assert [part["share"] for part in one["bottlenecks"][0]["parts"]][1] == 0.071

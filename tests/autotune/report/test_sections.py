@@ -48,12 +48,12 @@ def probed(profile, previous=None):
 
 
 def test_on_a_console_sections_are_indented_and_nothing_steers_it():
-    inner = Missing(what="A\x1b[2J", commands=("first", "second\n"))
+    inner = Missing(subject="A\x1b[2J", commands=("first", "second\n"))
     table = Table(caption="T", headers=("a",), rows=((None,),))
     text = console_text(
         (
             Section(title="S", key="s", blocks=(inner, table)),
-            Missing(what="B", commands=()),
+            Missing(subject="B", commands=()),
         )
     )
     assert text.splitlines() == [

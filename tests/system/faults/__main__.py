@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.base.files import json_rows
+from autotune.base.files import readable_json
 from tests.system.faults import train
 from tests.system.faults.corpora import (
     kill_command,
@@ -121,7 +121,7 @@ def main() -> int:
             )
             table[loop.name] = found
             # After every loop: one that fails must not cost what the others found.
-            options.out.write_text(json_rows(figures))
+            options.out.write_text(readable_json(figures))
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from autotune.base.process import start as start_child
+from autotune.base.process import start_child
 from testbed.datasets import write_dataset
 from testbed.programs import run_program
 from tests.system.faults.kills import children_of, start

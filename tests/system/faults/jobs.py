@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from autotune.base.process import start as start_child
+from autotune.base.process import start_child
 from testbed.datasets import write_dataset
 from tests.system.faults.kills import kill_tree, until
 from trainer.checkpoint.format import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.base.process import start as start_child
+from autotune.base.process import start_child
 
 
 def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":

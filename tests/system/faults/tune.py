@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from autotune.base.process import start
+from autotune.base.process import start_child
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_from_tables
 from autotune.trials.trial_log import read_trial_log
@@ -127,7 +127,7 @@ class TunePlace:
             "--json",
         ]
         with self.told.open("wb") as told:
-            return start(
+            return start_child(
                 command,
                 cwd=self.directory,
                 env=self._environment,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import trainer
-from autotune.base.process import start
+from autotune.base.process import start_child
 from autotune.cluster.torchrun import (
     derived_ports,
     own_address,
@@ -461,7 +461,7 @@ def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
     """A probe that is followed, as soon as its step has begun, in which it takes its
     time; and its job."""
     site = site_with(work, "late", "echo begun", "sleep 10")
-    process = start(
+    process = start_child(
         [
             sys.executable,
             "-m",
