@@ -1,4 +1,9 @@
-"""Training loop, readable top to bottom."""
+"""Training loop, to be read from top to bottom.
+
+A run is prepared, restored from its checkpoint, warmed up, trained step by step, and
+finished. Every rank executes the same code at the same steps: it decides alike, as all
+of its decisions follow from numbers that are summed over ranks.
+"""
 
 import math
 import time
@@ -27,7 +32,7 @@ from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
 from trainer.health.controller import HealthController, HealthDecision, encode_requests
-from trainer.health.events import Action, Diagnosis, new_event
+from trainer.health.events import Action, Diagnosis, EventRow, new_event
 from trainer.health.watchdog import REQUEUE, TimeBudget, Watchdog, slurm_left_s
 from trainer.preflight import check_directory, check_ranks, describe_run, open_dataset
 from trainer.record.boards import open_boards
@@ -43,34 +48,49 @@ def train(
     show: Show,
     *,
     start: Start | None = None,
-    watch: Watchdog | None = None,
+    watchdog: Watchdog | None = None,
     clock: StartClock | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> RunExit:
     """Train to the end, evaluate and export the model.
 
-    Or, on a signal or time limit, save the state and return.
+    On a signal or near the time limit, save the state and return early. All ranks call
+    this function, with the same ``start``.
 
-    All ranks call it, with the same ``start``; by default it starts from scratch. Raise
-    ``BadConfig`` if dataset, model or checkpoint do not match the configuration, or
-    ranks do not match each other, ``TrainingFailed`` if loss or gradient are unhealthy,
-    and rolling back does not help.
+    Args:
+        resolved: Configuration of the run.
+        ranks: This process's rank and device.
+        writer: Writer of the run record, opened on rank 0.
+        show: Callback that shows the run header and each row on rank 0.
+        start: Checkpoint to start from; None starts from scratch.
+        watchdog: Watchdog that hears signals; None hears none.
+        clock: Clock that began with the process; None begins now.
+        environment: Environment variables that may name a SLURM job; None is empty.
+
+    Returns:
+        The exit code and reason, and the newest checkpoint.
+
+    Raises:
+        BadConfig: If dataset, model or checkpoint do not match the configuration, or
+            ranks do not match each other.
+        TrainingFailed: If loss or gradient are unhealthy, and rolling back does not
+            help.
     """
-    watch = watch or Watchdog(timeout_s=math.inf)
     run = _Run(
         resolved,
         ranks,
         writer,
         show,
         start=start or Start(),
-        watch=watch,
+        watchdog=watchdog or Watchdog(timeout_s=math.inf),
         clock=clock or StartClock(),
+        environment=environment or {},
     )
-    return run.train(environment or {})
+    return run.train()
 
 
 class _Run:
-    """State of a run, and the phases of training."""
+    """One rank's part of a run: its state, and the phases of training in order."""
 
     def __init__(
         self,
@@ -80,50 +100,48 @@ class _Run:
         show: Show,
         *,
         start: Start,
-        watch: Watchdog,
+        watchdog: Watchdog,
         clock: StartClock,
+        environment: Mapping[str, str],
     ) -> None:
+        """Check that the run can start, and build its parts."""
         transformers_logging.disable_progress_bar()  # the run has its own progress bar
-        resolved, not_compiled = with_compile(resolved)
-        self._resolved, self._ranks, self._writer = resolved, ranks, writer
-        self._start, self._watch, self._clock = start, watch, clock
-        self._dataset = dataset = open_dataset(resolved)
+        resolved, why_not_compiled = with_compile(resolved)
+        self._resolved = resolved
+        self._ranks = ranks
+        self._writer = writer
+        self._start = start
+        self._watchdog = watchdog
+        self._clock = clock
+        self._finished_steps = 0
+        self._learning_rate = 0.0
+        self._evaluated_s = 0.0
+
+        dataset = open_dataset(resolved)
         remarks, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
-        if not_compiled is not None:
-            next_step = "Install it, or accept this with --set train.compile=false"
-            remarks.append(
-                new_event(
-                    0, "preflight", not_compiled, level="warning", next_step=next_step
-                )
-            )
+        if why_not_compiled is not None:
+            remarks.append(_not_compiled(why_not_compiled))
+        self._dataset = dataset
         self._validation = TokenDataset(
             dataset.directory, dataset.manifest, "validation"
         )
-        self._config = config = with_batch_in_sequences(resolved.config, dataset)
-        self._plan = make_plan(config, len(dataset), ranks.world_size)
+        self._config = with_batch_in_sequences(resolved.config, dataset)
+        plan = make_plan(self._config, len(dataset), ranks.world_size)
+
         open_libraries(ranks)
         self._training = build_training(
-            config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
+            self._config,
+            dataset.manifest.vocab_size,
+            dataset.manifest.special_ids,
+            ranks,
         )
-        if (why := self._training.module.against_copies) is not None:
-            message = (
-                f"weights of {config.model.config['model_type']!r} are cast to bf16 in"
-                f" every micro-batch: {why}"
-            )
-            remarks.append(new_event(0, "preflight", message, level="info"))
-        if config.checkpoint.enabled:
-            there = (
-                len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY))
-                if ranks.leads
-                else 0
-            )
-            remarks += check_directory(
-                writer, config, state_bytes(self._training), there, ranks
-            )
+        remarks += self._check_weight_copies()
+        remarks += self._check_run_directory()
+
         header = describe_run(
             resolved,
             dataset,
-            self._plan,
+            plan,
             self._training,
             hosts=hosts,
             ranks=ranks,
@@ -135,41 +153,68 @@ class _Run:
             peak_flops_per_s=header.peak_flops_per_s,
             hosts=hosts,
         )
-        self._graphs, attempt = GraphCounter(), writer.attempt
-        log_to = config.log_to if ranks.leads else ()
-        writer.start(
+        self._graphs = GraphCounter()
+        boards = open_boards(
+            self._config.log_to if ranks.leads else (),
+            writer.directory,
             header,
-            show,
-            open_boards(log_to, writer.directory, header, attempt, remarks.append),
+            writer.attempt,
+            remarks.append,
         )
+        writer.start(header, show, boards)
         self._checkpoints = CheckpointManager(
             writer.directory,
-            config,
+            self._config,
             self._training,
             ranks,
-            attempt=attempt,
+            attempt=writer.attempt,
             report_event=writer.append,
-            progressed=watch.heartbeat,
+            progressed=watchdog.heartbeat,
         )
-        self._loader = MicroBatchLoader(dataset, config, self._plan, ranks)
-        self._done = 0
+        self._loader = MicroBatchLoader(dataset, self._config, plan, ranks)
+        self._controller = HealthController(self._config, ranks, writer.append)
         for event in (*start.events, *remarks):
             writer.append(event)
-
-    def train(self, environment: Mapping[str, str]) -> RunExit:
-        """Train from the first step, or from the checkpoint, to the last step."""
-        left_s = slurm_left_s(environment) if self._ranks.leads else None
         self._budget = TimeBudget(
-            self._config.stop_after_s, self._clock.monotonic_start_s, left_s
+            self._config.stop_after_s,
+            clock.monotonic_start_s,
+            slurm_left_s(environment) if ranks.leads else None,
         )
-        self._controller = HealthController(
-            self._config, self._ranks, self._writer.append
+
+    def _check_weight_copies(self) -> list[EventRow]:
+        """Return an event if weights are cast to bf16 again in every micro-batch."""
+        why = self._training.module.against_copies
+        if why is None:
+            return []
+        model_type = self._config.model.config["model_type"]
+        message = (
+            f"weights of {model_type!r} are cast to bf16 in every micro-batch: {why}"
         )
-        self._ended("build")
-        self._go_on()
-        self._ended("restore")
-        if self._done < self._config.max_steps:
-            self._begin()
+        return [new_event(0, "preflight", message, level="info")]
+
+    def _check_run_directory(self) -> list[EventRow]:
+        """Return warnings about the directory that will keep the checkpoints."""
+        if not self._config.checkpoint.enabled:
+            return []
+        existing_checkpoints = 0
+        if self._ranks.leads:
+            checkpoints = self._writer.directory / CHECKPOINTS_DIRECTORY
+            existing_checkpoints = len(list_checkpoints(checkpoints))
+        return check_directory(
+            self._writer,
+            self._config,
+            state_bytes(self._training),
+            existing_checkpoints,
+            self._ranks,
+        )
+
+    def train(self) -> RunExit:
+        """Train from the first step, or from the checkpoint, to the last step."""
+        self._phase_ended("build")
+        self._restore()
+        self._phase_ended("restore")
+        if self._finished_steps < self._config.max_steps:
+            self._warm_up()
         try:
             return self._take_steps()
         except Exception:
@@ -178,242 +223,292 @@ class _Run:
         finally:
             self._loader.close()
 
-    def _take_steps(self) -> RunExit:
-        while True:
-            while self._done < self._config.max_steps:
-                began_s = time.monotonic()
-                self._evaluated_s = 0.0
-                batches = self._loader.next_step(self._meter.take)
-                if not batches:
-                    break  # end of the last epoch
-                reason = self._act(self._step(batches))
-                if reason is not None and self._done < self._config.max_steps:
-                    return self._leave(reason)
-                self._budget.step_s.append(
-                    time.monotonic() - began_s - self._evaluated_s
-                )
-            # On a GPU, the metrics of the last steps are still unchecked.
-            if not self._in_trouble(self._controller.check(wait_for_all=True)):
-                return self._finish()
-
-    def _in_trouble(self, verdict: HealthDecision) -> bool:
-        """Roll back or give up if a verdict requires it; return whether it did."""
-        if verdict.trouble is not None:
-            self._act(verdict)
-        return verdict.trouble is not None
-
-    def _go_on(self) -> None:
+    def _restore(self) -> None:
         """Restore the checkpoint to start from, if there is one."""
-        manifest, path = self._start.manifest, self._start.checkpoint
+        manifest = self._start.manifest
+        path = self._start.checkpoint
         if manifest is None or path is None:
             return
         state = manifest.state
         if state.dataset_hash != self._dataset.manifest.dataset_hash:
-            what = (
+            raise BadConfig(
                 f"dataset {self._resolved.data_dir} does not match checkpoint {path},"
-                " whose dataset has the hash "
+                f" whose dataset has the hash {state.dataset_hash[:12]}…",
+                next_step=(
+                    "Pass that dataset with --data DIR, or start from scratch with"
+                    " another --out."
+                ),
             )
-            next_step = (
-                "Pass that dataset with --data DIR, or start from scratch with another"
-                " --out."
-            )
-            raise BadConfig(f"{what}{state.dataset_hash[:12]}…", next_step=next_step)
         self._checkpoints.restore(path, manifest)
-        self._done, self._loader.position = state.step, state.position
+        self._finished_steps = state.step
+        self._loader.position = state.position
         self._controller.restore(state.health, state.skipped_steps)
         if self._start.gave_up:
             self._controller.health.reset_rollback_count()
         self._meter.noise.parts = state.noise_scale
         self._training.module.overflows = state.head_overflows
 
-    def _begin(self) -> None:
-        """Start the loader, compile, and save a first checkpoint, so that the first step does not wait for these."""
+    def _warm_up(self) -> None:
+        """Start the loader, compile, and save a first checkpoint.
+
+        The first step then waits for none of these.
+        """
         self._loader.start_at(self._loader.position)
-        first = self._loader.wait_for_first()
-        self._ended("first_batch")
+        first_batches = self._loader.wait_for_first()
+        self._phase_ended("first_batch")
         self._loader.check_first_step()
-        overflows = self._training.module.overflows
+
         make_state(self._training)  # before any activation, against fragmentation
-        self._training.module.expect_documents(first[0])
-        self._training.step.rehearse(first[0])
-        self._training.module.overflows = overflows
-        self._ended("compile")
-        before = self._start.checkpoint
-        if self._checkpoints.enabled and (
-            before is None or not self._checkpoints.owns(before) or self._start.gave_up
-        ):
+        module = self._training.module
+        module.expect_documents(first_batches[0])
+        overflows = module.overflows
+        self._training.step.rehearse(first_batches[0])
+        module.overflows = overflows  # the rehearsal is no step of the run
+        self._phase_ended("compile")
+
+        if self._checkpoints.enabled and not self._starts_from_own_checkpoint():
             self._save()  # to roll back to, and to resume from
-        self._training.step.progressed = self._watch.heartbeat
+        self._training.step.progressed = self._watchdog.heartbeat
         self._meter.restart()
 
-    def _ended(self, phase: Phase) -> None:
-        self._clock.ended(phase)
-        self._watch.heartbeat(self._done)
-
-    def _step(self, batches: Sequence[MicroBatch]) -> HealthDecision:
-        config, done = self._config, self._done + 1
-        interval_steps = config.evaluation.interval_steps
-        evaluation_due = bool(
-            len(self._validation) and interval_steps and done % interval_steps == 0
+    def _starts_from_own_checkpoint(self) -> bool:
+        """Return whether the run already has the checkpoint that it starts from."""
+        origin = self._start.checkpoint
+        return (
+            origin is not None
+            and self._checkpoints.owns(origin)
+            and not self._start.gave_up
         )
-        row_due = (
-            done % config.logged_steps == 0
-            or done == config.max_steps
+
+    def _take_steps(self) -> RunExit:
+        """Take optimizer steps until the last one, or until a reason to exit."""
+        while True:
+            while self._finished_steps < self._config.max_steps:
+                began_s = time.monotonic()
+                self._evaluated_s = 0.0
+                batches = self._loader.next_step(self._meter.take)
+                if not batches:
+                    break  # end of the last epoch
+                decision = self._take_step(batches)
+                stop_reason = self._act_on(decision)
+                if (
+                    stop_reason is not None
+                    and self._finished_steps < self._config.max_steps
+                ):
+                    return self._exit_early(stop_reason)
+                self._budget.step_s.append(
+                    time.monotonic() - began_s - self._evaluated_s
+                )
+            # On a GPU, the metrics of the last steps are still unchecked.
+            decision = self._controller.check(wait_for_all=True)
+            if not self._handle_trouble(decision):
+                return self._finish()
+
+    def _take_step(self, batches: Sequence[MicroBatch]) -> HealthDecision:
+        """Take one optimizer step, log and evaluate if due, and return the decision."""
+        step = self._finished_steps + 1
+        evaluation_due = self._evaluation_is_due(step)
+        logging_due = (
+            step % self._config.logged_steps == 0
+            or step == self._config.max_steps
             or evaluation_due
         )
-        # Dropout depends only on the position in the data and the rank, so there is no
-        # state to save.
-        seed = hash_words(config.seed, self._loader.position.steps, self._ranks.rank)[
-            0
-        ] >> np.uint64(1)
-        torch.manual_seed(int(seed))
-        self._lr = learning_rate(
-            config, self._done
-        ) * self._controller.health.learning_rate_share(self._done)
-        leads = self._ranks.leads
-        over = leads and self._budget.is_over(
-            save_s=self._checkpoints.save_s, evaluation_due=evaluation_due
-        )
-        due, signalled = (
-            leads and self._checkpoints.is_due_by_time(),
-            self._watch.first_signal,
-        )
-        flags = encode_requests(
-            rank=self._ranks.rank,
-            signal_number=signalled,
-            time_is_over=over,
-            save_is_due=due,
-        )
-        limits = self._controller.health.limits()
+        self._seed_dropout()
+        self._learning_rate = learning_rate(
+            self._config, self._finished_steps
+        ) * self._controller.health.learning_rate_share(self._finished_steps)
         result = self._training.step.run(
-            batches, self._lr, measure_partial=row_due, limits=limits, values=flags
+            batches,
+            self._learning_rate,
+            measure_partial=logging_due,
+            values=self._requests(evaluation_due=evaluation_due),
+            limits=self._controller.health.limits(),
         )
-        self._done = done
-        self._controller.add(done, result, self._loader.samples)
-        verdict = self._controller.check()
+        self._finished_steps = step
+        self._controller.add(step, result, self._loader.samples)
+        decision = self._controller.check()
         self._meter.add(batches, result)
         self._graphs.stepped()
-        self._watch.heartbeat(done)
-        if row_due:
-            self._close_row()
-        self._write_rows()
-        if evaluation_due and done < config.max_steps:
+        self._watchdog.heartbeat(step)
+        if logging_due:
+            self._close_interval()
+        self._write_metrics()
+        if evaluation_due and step < self._config.max_steps:
             self._evaluate()
             self._meter.restart()
-        self._tell_startup()
-        return verdict
+        self._write_startup_times()
+        return decision
 
-    def _act(self, verdict: HealthDecision) -> str | None:
-        """Roll back, give up or save as a verdict requires.
+    def _evaluation_is_due(self, step: int) -> bool:
+        interval_steps = self._config.evaluation.interval_steps
+        return (
+            len(self._validation) > 0
+            and interval_steps is not None
+            and step % interval_steps == 0
+        )
 
-        Return the reason to exit, if any.
+    def _seed_dropout(self) -> None:
+        """Seed the dropout of the next step.
+
+        It depends only on the position in the data and the rank, so checkpoints store
+        no state of random number generators.
+        """
+        words = hash_words(
+            self._config.seed, self._loader.position.steps, self._ranks.rank
+        )
+        # torch takes seeds of 63 bits.
+        torch.manual_seed(int(words[0] >> np.uint64(1)))
+
+    def _requests(self, *, evaluation_due: bool) -> list[float]:
+        """Return this rank's requests to exit or save, to be summed over ranks.
+
+        Only the clock of rank 0 counts.
+        """
+        leads = self._ranks.leads
+        time_is_over = leads and self._budget.is_over(
+            save_s=self._checkpoints.save_s, evaluation_due=evaluation_due
+        )
+        return encode_requests(
+            rank=self._ranks.rank,
+            signal_number=self._watchdog.first_signal,
+            time_is_over=time_is_over,
+            save_is_due=leads and self._checkpoints.is_due_by_time(),
+        )
+
+    def _act_on(self, decision: HealthDecision) -> str | None:
+        """Roll back, give up or save as a decision requires.
+
+        Returns:
+            The reason to exit, if any.
         """
         self._checkpoints.report_finished()
-        trouble = verdict.trouble
-        if trouble is not None and trouble.action is Action.GIVE_UP:
+        if self._handle_trouble(decision):
+            return decision.stop_reason
+        if decision.stop_reason is None and self._checkpoints.is_due(
+            self._finished_steps, decision.save_requested_at
+        ):
+            return self._save_if_healthy()
+        return decision.stop_reason
+
+    def _handle_trouble(self, decision: HealthDecision) -> bool:
+        """Roll back or give up if a decision requires it; return whether it did."""
+        trouble = decision.trouble
+        if trouble is None:
+            return False
+        if trouble.action is Action.GIVE_UP:
             self._checkpoints.wait()
             raise TrainingFailed(trouble.message, next_step=trouble.next_step)
-        if trouble is not None:
-            self._roll_back(trouble, verdict.at_step)
-        elif verdict.stop_reason is None and self._checkpoints.is_due(
-            self._done, verdict.save_requested_at
-        ):
-            return self._save_if_well()
-        return verdict.stop_reason
+        self._roll_back(trouble, decision.at_step)
+        return True
 
-    def _save_if_well(self) -> str | None:
-        """Save, unless the metrics of the remaining steps require a rollback or an exit; return that reason."""
+    def _save_if_healthy(self) -> str | None:
+        """Save, unless the steps not checked yet require a rollback or an exit.
+
+        Returns:
+            The reason to exit, if any.
+        """
         # Needed on a GPU with a save every two steps, where nothing else reads the
         # requests of ranks.
-        verdict = self._controller.check(wait_for_all=True)
-        if not self._in_trouble(verdict) and verdict.stop_reason is None:
-            self._write_rows(all_of_them=True)
+        decision = self._controller.check(wait_for_all=True)
+        if not self._handle_trouble(decision) and decision.stop_reason is None:
+            self._write_metrics(all_of_them=True)
             self._save()
-        return verdict.stop_reason
-
-    def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
-        """Restore the last good checkpoint, and skip the data since then."""
-        path, manifest = self._checkpoints.newest_good()
-        behind, to = self._loader.job_position(), manifest.state
-        self._checkpoints.restore(path, manifest)
-        self._controller.roll_back(to.health, at_step=at_step, to_step=to.step)
-        undone, self._done = self._done, to.step
-        self._meter.forget()
-        self._loader.start_at(behind)
-        health = self._controller.health
-        share = health.learning_rate_share(to.step)
-        values = {
-            "from_step": undone,
-            "to_step": to.step,
-            "first_row_left_out": to.position.rows,
-            "first_row_after": behind.rows,
-            "learning_rate_share": share,
-            "rollbacks": health.recovery.rollbacks,
-        }
-        skipped = f"sequences {to.position.rows:,} to {behind.rows:,} are skipped"
-        eased = f"the learning rate is {share:.3g} of its schedule for now"
-        message = (
-            f"rolled back from step {undone} to {path.name}; {skipped}, and {eased}"
-        )
-        told = {"level": "error", "action": "rollback", "next_step": trouble.next_step}
-        self._writer.append(
-            new_event(to.step, "rolled_back", message, values=values, **told)
-        )
-        self._save()
+        return decision.stop_reason
 
     def _save(self, *, wait: bool = False) -> None:
+        """Save the state after the last step, in the background unless ``wait``."""
+        health = self._controller.health
         state = TrainingState(
-            step=self._done,
+            step=self._finished_steps,
             position=self._loader.job_position(),
             config=self._resolved.config.model_dump(mode="json"),
             config_sha256=self._resolved.config_sha256,
             dataset_hash=self._dataset.manifest.dataset_hash,
             world_size=self._ranks.world_size,
-            good=self._controller.health.calm,
-            health=self._controller.health.to_json(),
+            good=health.calm,
+            health=health.to_json(),
             noise_scale=self._meter.noise.parts,
             head_overflows=self._training.module.overflows,
             skipped_steps=self._controller.skipped_steps,
         )
-        self._checkpoints.save(
-            state, rollbacks=self._controller.health.recovery.rollbacks, wait=wait
-        )
+        self._checkpoints.save(state, rollbacks=health.recovery.rollbacks, wait=wait)
 
-    def _leave(self, reason: str) -> RunExit:
+    def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
+        """Restore the last good checkpoint, and skip the data since then."""
+        path, manifest = self._checkpoints.newest_good()
+        good = manifest.state
+        resume_position = self._loader.job_position()
+        self._checkpoints.restore(path, manifest)
+        self._controller.roll_back(good.health, at_step=at_step, to_step=good.step)
+        undone_step = self._finished_steps
+        self._finished_steps = good.step
+        self._meter.forget()
+        self._loader.start_at(resume_position)
+
+        health = self._controller.health
+        learning_rate_share = health.learning_rate_share(good.step)
+        message = (
+            f"rolled back from step {undone_step} to {path.name}; sequences"
+            f" {good.position.rows:,} to {resume_position.rows:,} are skipped, and the"
+            f" learning rate is {learning_rate_share:.3g} of its schedule for now"
+        )
+        event = new_event(
+            good.step,
+            "rolled_back",
+            message,
+            values={
+                "from_step": undone_step,
+                "to_step": good.step,
+                "first_row_left_out": good.position.rows,
+                "first_row_after": resume_position.rows,
+                "learning_rate_share": learning_rate_share,
+                "rollbacks": health.recovery.rollbacks,
+            },
+            level="error",
+            action="rollback",
+            next_step=trouble.next_step,
+        )
+        self._writer.append(event)
+        self._save()
+
+    def _exit_early(self, reason: str) -> RunExit:
         """Save, and return an exit after which a restart resumes the run."""
-        in_trouble = self._in_trouble(self._controller.check(wait_for_all=True))
-        self._write_rows(all_of_them=True)
-        if self._checkpoints.enabled and not in_trouble:
+        decision = self._controller.check(wait_for_all=True)
+        rolled_back = self._handle_trouble(decision)
+        self._write_metrics(all_of_them=True)
+        if self._checkpoints.enabled and not rolled_back:  # a rollback has saved
             self._save(wait=True)
         self._checkpoints.wait()
-        saved = "saved" if self._checkpoints.has_saved(self._done) else "not saved"
-        self._writer.append(
-            new_event(self._done, "stopped", f"{reason}: step {self._done} is {saved}")
-        )
+        is_saved = self._checkpoints.has_saved(self._finished_steps)
+        saved = "saved" if is_saved else "not saved"
+        message = f"{reason}: step {self._finished_steps} is {saved}"
+        self._writer.append(new_event(self._finished_steps, "stopped", message))
         self._writer.close()
-        newest = self._checkpoints.newest or self._start.origin
-        told = (
+        newest = self._newest_checkpoint()
+        return self._clock.exit(
+            REQUEUE,
             f"{reason}; run the same command again to resume from"
-            f" {newest or 'the beginning'}"
+            f" {newest or 'the beginning'}",
+            self._finished_steps,
+            newest,
         )
-        return self._clock.exit(REQUEUE, told, self._done, newest)
 
     def _finish(self) -> RunExit:
         """Save, evaluate, and export the model."""
         if self._meter.open_steps:  # the last epoch ended between two logged steps
-            self._close_row()
-        self._write_rows(all_of_them=True)
+            self._close_interval()
+        self._write_metrics(all_of_them=True)
         self._checkpoints.wait()
-        if self._checkpoints.enabled and not self._checkpoints.has_saved(self._done):
+        if self._last_step_is_unsaved():
             # Before the evaluation, so that a kill during it loses no step.
             self._save()
         if len(self._validation):
             self._evaluate()
         self._checkpoints.wait()
-        if self._checkpoints.enabled and not self._checkpoints.has_saved(self._done):
+        if self._last_step_is_unsaved():
             self._save(wait=True)
         self._writer.close()
-        self._watch.heartbeat()
+        self._watchdog.heartbeat()
         export_model(
             self._training.module,
             dataset_dir=self._resolved.data_dir,
@@ -423,42 +518,71 @@ class _Run:
             leads=self._ranks.leads,
         )
         return self._clock.exit(
-            0, "finished", self._done, self._checkpoints.newest or self._start.origin
+            0, "finished", self._finished_steps, self._newest_checkpoint()
         )
 
-    def _close_row(self) -> None:
+    def _last_step_is_unsaved(self) -> bool:
+        """Return whether a save of the last step is still to be made; a collective."""
+        return self._checkpoints.enabled and not self._checkpoints.has_saved(
+            self._finished_steps
+        )
+
+    def _newest_checkpoint(self) -> str | None:
+        return self._checkpoints.newest or self._start.origin
+
+    def _evaluate(self) -> None:
+        """Evaluate the model, and record the result and its duration."""
+        with self._graphs.elsewhere():
+            row = evaluate(
+                self._training.module,
+                self._validation,
+                self._config,
+                self._ranks,
+                self._finished_steps,
+                progressed=self._watchdog.heartbeat,
+            )
+        self._evaluated_s = row.seconds
+        self._budget.evaluation_s = row.seconds
+        self._writer.append(row)
+
+    def _close_interval(self) -> None:
+        """End the interval of metrics that the next logged row is about."""
         self._meter.close(
-            self._done,
-            learning_rate=self._lr,
+            self._finished_steps,
+            learning_rate=self._learning_rate,
             head_overflows=self._training.module.overflows,
             recompilations=self._graphs.recompilations,
             skipped_steps=self._controller.skipped_steps,
         )
 
-    def _write_rows(self, *, all_of_them: bool = False) -> None:
+    def _write_metrics(self, *, all_of_them: bool = False) -> None:
+        """Record metrics that have arrived; ``all_of_them`` waits for the last ones."""
         for row in self._meter.rows(all_of_them=all_of_them):
             self._writer.append(row)
-        for found in self._meter.take_diagnoses():
-            self._writer.append(found.event(self._done))
+        for diagnosis in self._meter.take_diagnoses():
+            self._writer.append(diagnosis.event(self._finished_steps))
 
-    def _evaluate(self) -> None:
-        known = (
-            self._training.module,
-            self._validation,
-            self._config,
-            self._ranks,
-            self._done,
-        )
-        with self._graphs.elsewhere():
-            row = evaluate(*known, progressed=self._watch.heartbeat)
-        self._evaluated_s = self._budget.evaluation_s = row.seconds
-        self._writer.append(row)
+    def _phase_ended(self, phase: Phase) -> None:
+        self._clock.ended(phase)
+        self._watchdog.heartbeat(self._finished_steps)
 
-    def _tell_startup(self) -> None:
-        """Write the startup times once the device has finished the first step."""
-        if not self._clock.is_over:
-            if self._ranks.device.type == "cuda":
-                torch.cuda.synchronize()
-            self._clock.ended("first_step")
-            self._clock.is_over = True
-            self._writer.started(self._clock.startup())
+    def _write_startup_times(self) -> None:
+        """Record the startup times once the device has finished the first step."""
+        if self._clock.is_over:
+            return
+        if self._ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        self._clock.ended("first_step")
+        self._clock.is_over = True
+        self._writer.started(self._clock.startup())
+
+
+def _not_compiled(why: str) -> EventRow:
+    """Return a warning that layers are not compiled."""
+    return new_event(
+        0,
+        "preflight",
+        why,
+        level="warning",
+        next_step="Install it, or accept this with --set train.compile=false",
+    )

@@ -203,7 +203,7 @@ def main(profile: str, data: str, *assignments: str) -> None:
             lambda tensor: torch.ones_like(to_host(tensor), pin_memory=False),
         ),
     ):
-        train(resolved, ranks, writer, lambda row: None, watch=watch)
+        train(resolved, ranks, writer, lambda row: None, watchdog=watch)
     before, after = watch.counts
     found: dict[str, dict[str, float]] = {}
     for (kind, name), number in after.since(before).most_common():

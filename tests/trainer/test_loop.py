@@ -86,7 +86,7 @@ def _train(
             writer,
             lambda row: None,
             start=start,
-            watch=_Asked(asked_after),
+            watchdog=_Asked(asked_after),
             clock=clock,
         )
     finally:
