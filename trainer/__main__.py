@@ -189,7 +189,7 @@ class _Job:
                     )
                     known: dict[str, Any] = {
                         "start": self.start,
-                        "watch": self._watch,
+                        "watchdog": self._watch,
                         "clock": self.clock,
                     }
                     ending = train(

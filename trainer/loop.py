@@ -1,8 +1,8 @@
 """Training loop, to be read from top to bottom.
 
 A run is prepared, restored from its checkpoint, warmed up, trained step by step, and
-finished. Every rank executes the same code at the same steps: it decides alike, as all
-of its decisions follow from numbers that are summed over ranks.
+finished. Every rank executes the same code at the same steps and decides alike, as its
+decisions follow only from numbers that all ranks share.
 """
 
 import math
