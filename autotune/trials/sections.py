@@ -1,6 +1,7 @@
 """Report section on trials and their outcomes."""
 
 import statistics
+from dataclasses import dataclass
 
 from autotune.base.document import Block, Missing, Paragraph, table_of
 from autotune.base.units import format_bytes, format_seconds
@@ -11,90 +12,115 @@ from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.values import (
     FinishedTrial,
     Measured,
+    Outcome,
+    OutOfMemory,
     StepFigures,
     TrainingFigures,
     describe,
 )
 
 
-def trials_section(one: ReportedProfile) -> tuple[Block, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrialRow:
+    """A trial in the table, with the figures that its kind of job has."""
+
+    finished: FinishedTrial
+    optimizer_steps: int | None = None
+    peak_bytes: int | None = None
+    padded_tokens_per_s: float | None = None
+
+    @property
+    def steps_text(self) -> str | None:
+        return None if self.optimizer_steps is None else str(self.optimizer_steps)
+
+    @property
+    def rate_text(self) -> str | None:
+        if self.padded_tokens_per_s is None:
+            return None
+        return format_number(self.padded_tokens_per_s)
+
+
+def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
     """Return the table of all trials, in the order in which they were measured."""
-    notes = {
-        "Unreadable lines of the trial log, ignored": one.corrupt_lines,
-        "Trials of another profile with the same name, ignored": (
-            0 if one.trial_log is None else one.trial_log.others
-        ),
-    }
-    told = tuple(
-        Paragraph(words=(f"{note}: {number}.",))
-        for note, number in notes.items()
-        if number
-    )
-    if not one.trials:
-        tune = f"autotune tune --model {one.name} --data DIR"
+    notes = _notes(reported)
+    if not reported.trials:
+        tune = f"autotune tune --model {reported.name} --data DIR"
         return (
-            *told,
+            *notes,
             Missing(subject="Trials (none in the trial log)", commands=(tune,)),
         )
-    peak = (
-        "peak memory"
-        if one.profile.fingerprint.bytes_known == "measured"
-        else "peak memory, allocator"
-    )
+    fingerprint = reported.profile.fingerprint
+    peak_header = "peak memory"
+    if fingerprint.bytes_known != "measured":
+        peak_header = "peak memory, allocator"
     table = table_of(
         "Trials",
-        [(done, _figures(done, one.profile.fingerprint)) for done in one.trials],
-        ("trial", "l", lambda one: one[0].label),
-        ("kind", "l", lambda one: one[0].trial.job),
-        ("outcome", "l", lambda one: describe(one[0].outcome)),
-        ("ranks", "r", lambda one: str(one[0].trial.ranks)),
-        (
-            "optimizer steps",
-            "r",
-            lambda one: None if one[1][0] is None else str(one[1][0]),
-        ),
-        (peak, "r", lambda one: format_bytes(one[1][1])),
-        (
-            "tokens/s incl. padding",
-            "r",
-            lambda one: None if one[1][2] is None else format_number(one[1][2]),
-        ),
-        ("time", "r", lambda one: format_seconds(one[0].seconds)),
-        (
-            "detail",
-            "l",
-            lambda one: (
-                getattr(one[0].outcome, "detail", "")
-                * (one[0].outcome.kind != "out_of_memory")
-            ),
-        ),
+        [_trial_row(finished, fingerprint) for finished in reported.trials],
+        ("trial", "l", lambda row: row.finished.label),
+        ("kind", "l", lambda row: row.finished.trial.job),
+        ("outcome", "l", lambda row: describe(row.finished.outcome)),
+        ("ranks", "r", lambda row: str(row.finished.trial.ranks)),
+        ("optimizer steps", "r", lambda row: row.steps_text),
+        (peak_header, "r", lambda row: format_bytes(row.peak_bytes)),
+        ("tokens/s incl. padding", "r", lambda row: row.rate_text),
+        ("time", "r", lambda row: format_seconds(row.finished.seconds)),
+        ("detail", "l", lambda row: _failure_detail(row.finished.outcome)),
         long=True,
     )
-    return (*told, table)
+    return (*notes, table)
 
 
-def _figures(
-    done: FinishedTrial, made_on: Fingerprint
-) -> tuple[int | None, int | None, float | None]:
-    """Return steps, peak bytes and tokens/s including padding, if the kind of trial has them."""
-    if not isinstance(done.outcome, Measured):
-        return None, None, None
-    rated = has_rate(
-        done.trial, done.outcome, gpu_name=made_on.gpu_name, driver=made_on.driver
+def _notes(reported: ReportedProfile) -> tuple[Paragraph, ...]:
+    """Return a note for each kind of entry of the trial log that was ignored."""
+    check = reported.trial_log
+    ignored = {
+        "Unreadable lines of the trial log, ignored": reported.corrupt_lines,
+        "Trials of another profile with the same name, ignored": (
+            0 if check is None else check.others
+        ),
+    }
+    return tuple(
+        Paragraph(words=(f"{note}: {number}.",))
+        for note, number in ignored.items()
+        if number
     )
-    if done.trial.job == "step":
-        step = StepFigures.of(done.outcome)
-        median_s = statistics.median(step.step_s) if rated and step.step_s else 0.0
-        return (
-            step.optimizer_steps,
-            step.peak_bytes,
-            step.padded_tokens_per_step / median_s if median_s else None,
+
+
+def _failure_detail(outcome: Outcome) -> str:
+    # An out of memory is an answer, not a failure to explain.
+    if isinstance(outcome, Measured | OutOfMemory):
+        return ""
+    return outcome.detail
+
+
+def _trial_row(finished: FinishedTrial, fingerprint: Fingerprint) -> _TrialRow:
+    outcome = finished.outcome
+    if not isinstance(outcome, Measured):
+        return _TrialRow(finished=finished)
+    rate_is_real = has_rate(
+        finished.trial,
+        outcome,
+        gpu_name=fingerprint.gpu_name,
+        driver=fingerprint.driver,
+    )
+    if finished.trial.job == "step":
+        step = StepFigures.of(outcome)
+        rate = None
+        if rate_is_real and step.step_s:
+            median_s = statistics.median(step.step_s)
+            rate = step.padded_tokens_per_step / median_s if median_s else None
+        return _TrialRow(
+            finished=finished,
+            optimizer_steps=step.optimizer_steps,
+            peak_bytes=step.peak_bytes,
+            padded_tokens_per_s=rate,
         )
-    if done.trial.job == "training":
-        feed = TrainingFigures.of(done.outcome)
-        return (
-            feed.optimizer_steps,
-            feed.memory_bytes,
-            feed.padded_tokens_per_s if rated else None,
+    if finished.trial.job == "training":
+        window = TrainingFigures.of(outcome)
+        return _TrialRow(
+            finished=finished,
+            optimizer_steps=window.optimizer_steps,
+            peak_bytes=window.memory_bytes,
+            padded_tokens_per_s=window.padded_tokens_per_s if rate_is_real else None,
         )
-    return None, None, None
+    return _TrialRow(finished=finished)

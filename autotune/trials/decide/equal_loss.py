@@ -1,10 +1,14 @@
-"""Check that settings differ in rounding only and learn the same: two runs from one start, on the same data. Pure."""
+"""Check that two settings differ in rounding only and learn the same.
+
+Pure: it compares the losses of two runs from one start, on the same data.
+"""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOSS_STEPS = 48
+"""Steps of each run of the check."""
 EQUAL_LOSS_SHARE = 0.01
 """Largest relative difference of two losses at the end of the check that count as
 equal."""
@@ -24,16 +28,24 @@ class LossVerdict:
 
 
 def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
-    """Return the verdict if the loss of a reference, trained with ``name``, did not fall; None if it did."""
-    last = _last(losses)
-    if last < (1 - LEAST_FALL_SHARE) * losses[0]:
+    """Return the verdict if the loss of the reference did not fall.
+
+    Args:
+        losses: Loss of each step of the reference.
+        name: Name of its setting.
+
+    Returns:
+        The verdict "not checked", or None if the loss fell far enough.
+    """
+    final_loss = _final_loss(losses)
+    if final_loss < (1 - LEAST_FALL_SHARE) * losses[0]:
         return None
-    fall = f"from {losses[0]:.4f} to {last:.4f} in {len(losses)} steps"
-    told = (
+    fall = f"from {losses[0]:.4f} to {final_loss:.4f} in {len(losses)} steps"
+    message = (
         f"not checked: with {name} the loss went {fall}, too little to show a"
         " difference"
     )
-    return LossVerdict(equal=False, message=told)
+    return LossVerdict(equal=False, message=message)
 
 
 def compare_losses(
@@ -41,18 +53,26 @@ def compare_losses(
 ) -> LossVerdict:
     """Compare the losses of the last quarter of the steps.
 
-    ``names`` are those of the two settings.
+    Args:
+        reference: Loss of each step with the first setting.
+        other: Loss of each step with the second setting.
+        names: Names of the two settings.
     """
-    first, second = _last(reference), _last(other)
-    apart = abs(second / first - 1)
-    equal = apart <= EQUAL_LOSS_SHARE
-    told = (
-        f"after {len(reference)} steps the loss was {second:.4f} with {names[1]} and"
-        f" {first:.4f} with {names[0]}: {apart:.2%} apart,"
-        f" {'' if equal else 'not '}within {EQUAL_LOSS_SHARE:.0%}"
+    reference_name, other_name = names
+    reference_loss = _final_loss(reference)
+    other_loss = _final_loss(other)
+    difference_share = abs(other_loss / reference_loss - 1)
+    equal = difference_share <= EQUAL_LOSS_SHARE
+    within = "within" if equal else "not within"
+    message = (
+        f"after {len(reference)} steps the loss was {other_loss:.4f} with {other_name}"
+        f" and {reference_loss:.4f} with {reference_name}: {difference_share:.2%}"
+        f" apart, {within} {EQUAL_LOSS_SHARE:.0%}"
     )
-    return LossVerdict(equal=equal, message=told)
+    return LossVerdict(equal=equal, message=message)
 
 
-def _last(losses: Sequence[float]) -> float:
-    return statistics.fmean(losses[-max(1, len(losses) // 4) :])
+def _final_loss(losses: Sequence[float]) -> float:
+    """Return the mean loss of the last quarter of the steps."""
+    steps = max(1, len(losses) // 4)
+    return statistics.fmean(losses[-steps:])

@@ -1,6 +1,7 @@
 """Rejection of rates that no GPU can reach, and of every rate of a pretended one.
 
-Pure.
+Pure. A faulty clock, driver or kernel gives figures that look like an enormous speed;
+a GPU's data sheet, and the FLOPs that a token takes at least, show that they are wrong.
 """
 
 import statistics
@@ -14,7 +15,7 @@ from autotune.machine.values import is_pretended
 from autotune.profiles.values import Profile, fill_share
 from autotune.trials.values import Measured, Trial
 from trainer.config.train_config import TrainConfig
-from trainer.model.flops import Format, find_peak, product_format
+from trainer.model.flops import Format, Peak, find_peak, product_format
 from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
@@ -22,7 +23,8 @@ SLACK = 1.05
 practice none reaches the sheet."""
 RATE_JOBS = frozenset({"training", "links", "gradient_sync", "own_loader"})
 """Jobs that always measure a rate; a ``step`` may measure memory alone."""
-_MULTIPLY_AND_ADD, _FORWARD_AND_BACKWARD = 2, 3
+_MULTIPLY_AND_ADD = 2
+_FORWARD_AND_BACKWARD = 3
 _LEAST_S = 1e-12
 """Least time of a measurement, in seconds, so that none is divided by zero."""
 
@@ -31,29 +33,56 @@ _LEAST_S = 1e-12
 class GpuRate:
     """A measured rate of one GPU."""
 
-    what: str
+    name: str
+    """Name of the measurement, for messages."""
     per_s: float
     """FLOP/s, or bytes/s of its links."""
-    of: Format | Literal["links"] = "bf16"
+    kind: Format | Literal["links"] = "bf16"
+    """Peak that limits the rate: that of matmuls in a number format, or of links."""
+
+    def limit_per_s(self, peak: Peak) -> float | None:
+        """Return the rate of the data sheet; None if it has none."""
+        if self.kind == "links":
+            # Both directions together: a reducing switch (NVLink SHARP) halves the
+            # bytes that a GPU sends.
+            return peak.link_bytes_per_s
+        limit: float | None = getattr(peak, self.kind)
+        return limit
+
+    @property
+    def unit(self) -> str:
+        """Unit of the rate divided by 10^12."""
+        return "TB/s of links" if self.kind == "links" else f"TFLOP/s in {self.kind}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TokenRate:
+    """Non-padding tokens per second of several ranks together."""
+
+    name: str
+    tokens_per_s: float
+    ranks: int
+    number_format: Format
 
 
 def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
-    """Raise ``Undecided`` if the named GPU cannot reach a rate.
+    """Check that the named GPU can reach all of these rates.
 
     A CPU, or an unknown GPU, has no limit.
+
+    Raises:
+        Undecided: If it cannot reach one of them.
     """
-    if gpu_name is None or (peak := find_peak(gpu_name)) is None:
+    peak = None if gpu_name is None else find_peak(gpu_name)
+    if peak is None:
         return
     for rate in rates:
-        # Both directions together: a reducing switch (NVLink SHARP) halves the bytes
-        # that a GPU sends.
-        limit = peak.link_bytes_per_s if rate.of == "links" else getattr(peak, rate.of)
-        unit = "TB/s of links" if rate.of == "links" else f"TFLOP/s in {rate.of}"
-        if limit is not None and rate.per_s > SLACK * limit:
+        limit_per_s = rate.limit_per_s(peak)
+        if limit_per_s is not None and rate.per_s > SLACK * limit_per_s:
             raise Undecided(
-                f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name}"
-                f" exceeds its peak of {limit / 1e12:,.4g}: the measurement is wrong"
-                " and is discarded",
+                f"{rate.name}: {rate.per_s / 1e12:,.4g} {rate.unit} measured on"
+                f" {gpu_name} exceeds its peak of {limit_per_s / 1e12:,.4g}: the"
+                " measurement is wrong and is discarded",
                 next_step=(
                     "Check the driver and the clocks (nvidia-smi -q -d CLOCK), then"
                     " measure again."
@@ -62,7 +91,7 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
 
 
 def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
-    """Return whether the named GPU can reach all of these rates, as far as its limits are known."""
+    """Return whether the named GPU can reach all of these rates, if it is known."""
     try:
         check_rates(gpu_name, rates)
     except Undecided:
@@ -71,23 +100,34 @@ def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
 
 
 def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
-    """Raise ``MachineLacks`` if a rate is to be of a pretended GPU, whose kernels do nothing."""
+    """Check that a GPU whose rate is measured is real.
+
+    Args:
+        gpu_name: Name of the GPU, for the message.
+        driver: Version of its driver, which shows if it is pretended.
+        what: The rate, for the message.
+
+    Raises:
+        MachineLacks: If the GPU is a pretended one, whose kernels do nothing.
+    """
     if is_pretended(driver):
-        told = (
+        raise MachineLacks(
             f"{what} cannot be measured on a pretended {gpu_name} (driver {driver}):"
-            " its kernels do nothing"
+            " its kernels do nothing",
+            next_step=(
+                "Measure on a real GPU. On this one only memory can be measured:"
+                " autotune probe"
+            ),
         )
-        next_step = (
-            "Measure on a real GPU. On this one only memory can be measured: autotune"
-            " probe"
-        )
-        raise MachineLacks(told, next_step=next_step)
 
 
 def has_rate(
     trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: str | None
 ) -> bool:
-    """Return whether a trial's rate may be shown: it was timed, on a real GPU that can reach it."""
+    """Return whether a trial's rate may be shown.
+
+    It may if the trial was timed, on a real GPU that can reach the rate.
+    """
     return (
         trial.is_timed
         and not is_pretended(driver)
@@ -97,181 +137,230 @@ def has_rate(
 
 def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
     """Yield the rates of a trial, each of one GPU."""
-    figures, what = outcome.figures, f"the trial {trial.job!r}"
-    if trial.job in ("step", "training", "gradient_sync") and not trial.measured.get(
-        "replayed_step_s"
-    ):
+    figures = outcome.figures
+    name = f"the trial {trial.job!r}"
+    trains = trial.job in ("step", "training", "gradient_sync")
+    # A replayed step computes nothing.
+    if trains and not trial.measured.get("replayed_step_s"):
         yield GpuRate(
-            what=what,
+            name=name,
             per_s=_training_flops_per_s(trial, figures),
-            of=_format(trial.config),
+            kind=_number_format(trial.config),
         )
     if trial.job == "links":
-        yield from (
-            GpuRate(what=what, per_s=one) for one in figures["matmul_flops_per_s"]
-        )
-        times = [
-            pair
-            for name in ("all", "within", "between")
-            for pair in figures.get(name, ())
-        ]
-        moved = [size / max(seconds, _LEAST_S) for size, seconds in times]
-        moved += figures.get("neighbours_bytes_per_s", ())
-        yield from (GpuRate(what=what, per_s=one, of="links") for one in moved)
+        for flops_per_s in figures["matmul_flops_per_s"]:
+            yield GpuRate(name=name, per_s=flops_per_s)
+        for scope in ("all", "within", "between"):
+            for size_bytes, seconds in figures.get(scope, ()):
+                bytes_per_s = size_bytes / max(seconds, _LEAST_S)
+                yield GpuRate(name=name, per_s=bytes_per_s, kind="links")
+        for bytes_per_s in figures.get("neighbours_bytes_per_s", ()):
+            yield GpuRate(name=name, per_s=bytes_per_s, kind="links")
 
 
 def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
-    """Return the FLOP/s of one GPU: as counted, and at least those that its tokens require."""
-    least = least_flops_per_token(settings_of(trial.config), None)
+    """Return the FLOP/s of one GPU: as counted, and at least what its tokens take."""
+    flops_per_token = least_flops_per_token(settings_of(trial.config), None)
+    local_ranks = figures.get("local_ranks") or 1
     if trial.job == "training":
-        flops_per_s = max(
-            figures.get("model_flops_per_s") or 0.0,
-            least * figures.get("tokens_per_s", 0.0),
-        )
-        return float(flops_per_s / (figures.get("local_ranks") or 1))
+        counted_flops_per_s = figures.get("model_flops_per_s") or 0.0
+        least_flops_per_s = flops_per_token * figures.get("tokens_per_s", 0.0)
+        return float(max(counted_flops_per_s, least_flops_per_s) / local_ranks)
     if not figures["step_s"]:
         return 0.0
-    seconds = max(statistics.median(figures["step_s"]), _LEAST_S)
+    step_s = max(statistics.median(figures["step_s"]), _LEAST_S)
     if trial.job == "gradient_sync":
-        rows_of_rank = (
+        sequences_per_rank = (
             figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
         )
-        ranks = max(1.0, trial.config.get("global_batch_size", 0) / rows_of_rank)
-        return float(least * figures["tokens_per_step"] / seconds / ranks)
-    flops = max(
-        figures.get("model_flops_per_step") or 0.0,
-        least * figures.get("padded_tokens_per_step", 0),
-    )
-    return float(flops / seconds / (figures.get("local_ranks") or 1))
+        global_batch_size = trial.config.get("global_batch_size", 0)
+        ranks = max(1.0, global_batch_size / sequences_per_rank)
+        return float(flops_per_token * figures["tokens_per_step"] / step_s / ranks)
+    counted_flops = figures.get("model_flops_per_step") or 0.0
+    least_flops = flops_per_token * figures.get("padded_tokens_per_step", 0)
+    return float(max(counted_flops, least_flops) / step_s / local_ranks)
 
 
 def check_profile(profile: Profile) -> None:
-    """Raise ``Undecided`` for a rate that its GPU cannot reach, ``MachineLacks`` for any rate of a pretended GPU."""
-    here, evidence, probe = (
-        profile.fingerprint,
-        profile.evidence,
-        profile.evidence.probe,
-    )
-    kept = [evidence.workers, evidence.network, evidence.baseline, evidence.explore]
-    if any(one is not None for one in kept) or (
-        probe is not None and (probe.curve or probe.sustained)
-    ):
-        check_real(here.gpu_name, here.driver, "a profile's tokens/s")
-    check_rates(here.gpu_name, _rates_of_profile(profile))
+    """Check that all rates of a profile are possible on its GPU.
+
+    Raises:
+        Undecided: If its GPU cannot reach a rate.
+        MachineLacks: If its GPU is a pretended one and it has any rate.
+    """
+    fingerprint = profile.fingerprint
+    if _has_tokens_per_s(profile):
+        check_real(fingerprint.gpu_name, fingerprint.driver, "a profile's tokens/s")
+    check_rates(fingerprint.gpu_name, _rates_of_profile(profile))
+
+
+def _has_tokens_per_s(profile: Profile) -> bool:
+    evidence = profile.evidence
+    probe = evidence.probe
+    if probe is not None and (probe.curve or probe.sustained):
+        return True
+    timed = (evidence.workers, evidence.network, evidence.baseline, evidence.explore)
+    return any(part is not None for part in timed)
 
 
 def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
-    network, of = (
-        profile.evidence.network,
-        product_format(profile.train.precision, tf32=profile.train.tf32),
-    )
-    least = least_flops_per_token(profile.train, profile.parameters)
-    for what, tokens_per_s, ranks, number_format in _tokens_per_s(profile, of):
-        yield GpuRate(what=what, per_s=least * tokens_per_s / ranks, of=number_format)
-    for row in (
-        profile.evidence.workers.rows if profile.evidence.workers is not None else ()
-    ):
-        for per_s in row.model_flops_per_s_per_rank:
+    workers = profile.evidence.workers
+    network = profile.evidence.network
+    flops_per_token = least_flops_per_token(profile.train, profile.parameters)
+    for rate in _token_rates(profile):
+        yield GpuRate(
+            name=rate.name,
+            per_s=flops_per_token * rate.tokens_per_s / rate.ranks,
+            kind=rate.number_format,
+        )
+    if workers is not None:
+        for row in workers.rows:
+            for flops_per_s in row.model_flops_per_s_per_rank:
+                yield GpuRate(
+                    name=f"{row.num_workers} DataLoader workers",
+                    per_s=flops_per_s,
+                    kind=_profile_format(profile),
+                )
+    if network is not None:
+        for flops_per_s in network.matmul_flops_per_s:
+            yield GpuRate(name="matmuls", per_s=flops_per_s)
+        for link in network.links:
             yield GpuRate(
-                what=f"{row.num_workers} DataLoader workers", per_s=per_s, of=of
+                name=f"links {link.scope}", per_s=link.bytes_per_s, kind="links"
             )
-    if network is not None:
-        yield from (
-            GpuRate(what="matmuls", per_s=per_s) for per_s in network.matmul_flops_per_s
-        )
-        yield from (
-            GpuRate(what=f"links {link.scope}", per_s=link.bytes_per_s, of="links")
-            for link in network.links
+
+
+def _token_rates(profile: Profile) -> Iterator[_TokenRate]:
+    """Yield every rate of a profile that is given in tokens."""
+    yield from _probe_rates(profile)
+    yield from _loading_rates(profile)
+    yield from _baseline_rates(profile)
+    yield from _exploration_rates(profile)
+    yield from _network_rates(profile)
+
+
+def _probe_rates(profile: Profile) -> Iterator[_TokenRate]:
+    probe = profile.evidence.probe
+    if probe is None:
+        return
+    points = list(probe.curve)
+    if probe.sustained:
+        points.append(probe.sustained)
+    for point in points:
+        yield _TokenRate(
+            name=f"micro-batch size {point.micro_batch_size}",
+            tokens_per_s=point.padded_tokens_per_s,
+            ranks=probe.local_ranks,
+            number_format=_profile_format(profile),
         )
 
 
-def _tokens_per_s(
-    profile: Profile, of: Format
-) -> Iterator[tuple[str, float, int, Format]]:
-    """Yield every rate in tokens: its name, tokens per second, number of ranks, and number format."""
-    probe, workers, network = (
-        profile.evidence.probe,
-        profile.evidence.workers,
-        profile.evidence.network,
-    )
-    baseline, explore = profile.evidence.baseline, profile.evidence.explore
-    if probe is not None:
-        for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            yield (
-                f"micro-batch size {point.micro_batch_size}",
-                point.padded_tokens_per_s,
-                probe.local_ranks,
-                of,
+def _loading_rates(profile: Profile) -> Iterator[_TokenRate]:
+    workers = profile.evidence.workers
+    # A replayed step computes nothing.
+    if workers is None or workers.replayed_step_s is not None:
+        return
+    share = fill_share(profile) or 0.0
+    padded_rates = [
+        (f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s)
+        for row in workers.rows
+    ]
+    padded_rates.append(("cached batches", workers.cached_padded_tokens_per_s))
+    for name, windows in padded_rates:
+        for padded_tokens_per_s in windows:
+            yield _TokenRate(
+                name=name,
+                tokens_per_s=share * padded_tokens_per_s,
+                ranks=workers.local_ranks,
+                number_format=_profile_format(profile),
             )
-    # A replayed one computes nothing.
-    if workers is not None and workers.replayed_step_s is None:
-        fill = fill_share(profile) or 0.0
-        counts = [
-            (f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s)
-            for row in workers.rows
-        ]
-        for what, rates in [
-            *counts,
-            ("cached batches", workers.cached_padded_tokens_per_s),
-        ]:
-            yield from ((what, fill * rate, workers.local_ranks, of) for rate in rates)
-    if baseline is not None:
-        for recipe in baseline.rows:
-            # Others may have another precision.
-            of_recipe: Format = of if recipe.name == "tuned" else "bf16"
-            yield from (
-                (recipe.name, rate, baseline.local_ranks, of_recipe)
-                for rate in recipe.tokens_per_s
+
+
+def _baseline_rates(profile: Profile) -> Iterator[_TokenRate]:
+    baseline = profile.evidence.baseline
+    if baseline is None:
+        return
+    for recipe in baseline.rows:
+        # Other recipes may have another precision; bf16 has the highest peak.
+        number_format: Format = "bf16"
+        if recipe.name == "tuned":
+            number_format = _profile_format(profile)
+        for tokens_per_s in recipe.tokens_per_s:
+            yield _TokenRate(
+                name=recipe.name,
+                tokens_per_s=tokens_per_s,
+                ranks=baseline.local_ranks,
+                number_format=number_format,
             )
-    if explore is not None:
-        for tried in explore.rows:
-            tried_in = product_format(tried.settings.precision, tf32=profile.train.tf32)
-            yield (
-                tried.settings.name,
-                tried.tokens_per_s or 0.0,
-                profile.local_ranks,
-                tried_in,
-            )
-    if network is not None:
-        for one in network.gradient_syncs:
-            yield (
-                one.strategy,
-                one.tokens_per_s or 0.0,
-                network.nodes * network.ranks_per_node,
-                of,
-            )
-        for row in network.scaling:
-            yield (
-                f"{row.nodes} nodes",
-                row.tokens_per_s,
-                row.nodes * network.ranks_per_node,
-                of,
-            )
+
+
+def _exploration_rates(profile: Profile) -> Iterator[_TokenRate]:
+    explore = profile.evidence.explore
+    if explore is None:
+        return
+    for row in explore.rows:
+        yield _TokenRate(
+            name=row.settings.name,
+            tokens_per_s=row.tokens_per_s or 0.0,
+            ranks=profile.local_ranks,
+            number_format=product_format(
+                row.settings.precision, tf32=profile.train.tf32
+            ),
+        )
+
+
+def _network_rates(profile: Profile) -> Iterator[_TokenRate]:
+    network = profile.evidence.network
+    if network is None:
+        return
+    for gradient_sync in network.gradient_syncs:
+        yield _TokenRate(
+            name=gradient_sync.strategy,
+            tokens_per_s=gradient_sync.tokens_per_s or 0.0,
+            ranks=network.nodes * network.ranks_per_node,
+            number_format=_profile_format(profile),
+        )
+    for row in network.scaling:
+        yield _TokenRate(
+            name=f"{row.nodes} nodes",
+            tokens_per_s=row.tokens_per_s,
+            ranks=row.nodes * network.ranks_per_node,
+            number_format=_profile_format(profile),
+        )
+
+
+def _profile_format(profile: Profile) -> Format:
+    return product_format(profile.train.precision, tf32=profile.train.tf32)
 
 
 def check_run(run: Run) -> None:
-    """Raise ``Undecided`` for a rate that its GPU cannot reach, ``MachineLacks`` if that is a pretended one."""
-    header, what = run.header, f"the run {run.directory.name}"
-    check_real(header.device, header.driver, f"{what}: its tokens/s")
-    least, of = (
-        least_flops_per_token(settings_of(header.config), header.parameters),
-        _format(header.config),
+    """Check that the rates of a training run are possible on its GPU.
+
+    Raises:
+        Undecided: If its GPU cannot reach a rate.
+        MachineLacks: If its GPU is a pretended one.
+    """
+    header = run.header
+    name = f"the run {run.directory.name}"
+    check_real(header.device, header.driver, f"{name}: its tokens/s")
+    flops_per_token = least_flops_per_token(
+        settings_of(header.config), header.parameters
     )
-    peak = header.peak_flops_per_s or 0.0
-    each = [
-        (
-            row.model_flops_per_s_per_rank,
-            row.tokens_per_s / header.world_size,
-            row.mfu or 0.0,
+    peak_flops_per_s = header.peak_flops_per_s or 0.0
+    flops_per_s_by_step = [
+        max(
+            step.model_flops_per_s_per_rank,
+            flops_per_token * (step.tokens_per_s / header.world_size),
+            (step.mfu or 0.0) * peak_flops_per_s,
         )
-        for row in run.steps
+        for step in run.steps
     ]
-    flops_per_s = (
-        max(told, least * tokens_per_s, mfu * peak) for told, tokens_per_s, mfu in each
+    rate = GpuRate(
+        name=name,
+        per_s=max(flops_per_s_by_step, default=0.0),
+        kind=_number_format(header.config),
     )
-    check_rates(
-        header.device, [GpuRate(what=what, per_s=max(flops_per_s, default=0.0), of=of)]
-    )
+    check_rates(header.device, [rate])
 
 
 def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> float:
@@ -287,7 +376,7 @@ def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> 
     return float(_MULTIPLY_AND_ADD * (parameters or 0))
 
 
-def _format(config: dict[str, Any]) -> Format:
+def _number_format(config: dict[str, Any]) -> Format:
     return product_format(
         config.get("precision", "fp32"), tf32=config.get("tf32", True)
     )

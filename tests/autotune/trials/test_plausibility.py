@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 
 from autotune.errors import MachineLacks, Undecided
-from autotune.trials.decide import plausibility
 from autotune.trials.decide.plausibility import (
+    SLACK,
     GpuRate,
     check_profile,
     check_rates,
     check_run,
     has_rate,
+    least_flops_per_token,
     rates_of_trial,
 )
 from autotune.trials.values import Measured, Trial
@@ -21,13 +22,25 @@ from tests.autotune.advice.runs import run_of
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
 
-NVL = "NVIDIA H100 NVL"
-NULL = "0.0 (nullgpu)"
-CONFIG = {"precision": "bf16"}
+H100_NVL = "NVIDIA H100 NVL"
+H100_NVL_BF16_FLOPS_PER_S = 835e12
+PRETENDED_DRIVER = "0.0 (nullgpu)"
+UNKNOWN_ARCHITECTURE = {"precision": "bf16"}
+BERT = TrainConfig(
+    model=model_settings("bert-120m"),
+    precision="bf16",
+    global_batch_size=32,
+    micro_batch_size=4,
+)
+BERT_CONFIG = BERT.model_dump(mode="json")
+# Of eleven layers, and of keys and values of the last.
+BERT_FLOPS_PER_TOKEN = 6 * (11 * 7_077_888 + 2 * 768**2)
+# The rate of 4 million tokens per second, in the tests of jobs.
+BERT_FLOPS_PER_S = 4_000_000 * BERT_FLOPS_PER_TOKEN
 
 
 @pytest.mark.parametrize(
-    ("per_s", "of", "words"),
+    ("per_s", "kind", "message"),
     [
         (
             8.6e15,
@@ -40,45 +53,37 @@ CONFIG = {"precision": "bf16"}
         (500e12, "tf32", "in tf32"),
     ],
 )
-def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit(
-    per_s, of, words
-):
-    check_rates(NVL, [GpuRate(what="matmuls", per_s=plausibility.SLACK * 835e12)])
-    for unknown in (None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"):
-        check_rates(
-            unknown,
-            [
-                GpuRate(what="matmuls", per_s=1e18),
-                GpuRate(what="messages", per_s=1e18, of="links"),
-            ],
-        )
-    with pytest.raises(Undecided, match=words):
-        check_rates(NVL, [GpuRate(what="matmuls", per_s=per_s, of=of)])
+def test_rejects_rate_beyond_the_data_sheet(per_s, kind, message):
+    with pytest.raises(Undecided, match=message):
+        check_rates(H100_NVL, [GpuRate(name="matmuls", per_s=per_s, kind=kind)])
 
 
-BERT = TrainConfig(
-    model=model_settings("bert-120m"),
-    precision="bf16",
-    global_batch_size=32,
-    micro_batch_size=4,
+def test_accepts_rate_within_the_slack():
+    per_s = SLACK * H100_NVL_BF16_FLOPS_PER_S
+    check_rates(H100_NVL, [GpuRate(name="matmuls", per_s=per_s)])
+
+
+@pytest.mark.parametrize(
+    "gpu_name", [None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"]
 )
-BERT_CONFIG = BERT.model_dump(mode="json")
-# Of eleven layers, and of keys and values of the last.
-FLOPS = 6 * (11 * 7_077_888 + 2 * 768**2)
+def test_unknown_gpu_has_no_limit(gpu_name):
+    matmuls = GpuRate(name="matmuls", per_s=1e18)
+    messages = GpuRate(name="messages", per_s=1e18, kind="links")
+    check_rates(gpu_name, [matmuls, messages])
 
 
-def test_a_token_of_a_known_architecture_takes_its_layers_and_of_any_other_twice_its_parameters():
-    least_flops_per_token = plausibility.least_flops_per_token
-    assert least_flops_per_token(BERT, None) == FLOPS
-    other = BERT.model_copy(
-        update={
-            "model": BERT.model.model_copy(
-                update={"config": {"model_type": "nystromformer"}}
-            )
-        }
+def test_token_of_known_architecture_takes_its_layers():
+    assert least_flops_per_token(BERT, None) == BERT_FLOPS_PER_TOKEN
+
+
+def test_token_of_unknown_architecture_takes_twice_the_parameters():
+    nystromformer = BERT.model.model_copy(
+        update={"config": {"model_type": "nystromformer"}}
     )
-    assert least_flops_per_token(other, 1000) == 2000
-    assert least_flops_per_token(other, None) == least_flops_per_token(None, None) == 0
+    unknown = BERT.model_copy(update={"model": nystromformer})
+    assert least_flops_per_token(unknown, 1000) == 2000
+    assert least_flops_per_token(unknown, None) == 0
+    assert least_flops_per_token(None, None) == 0
 
 
 @pytest.mark.parametrize(
@@ -88,49 +93,53 @@ def test_a_token_of_a_known_architecture_takes_its_layers_and_of_any_other_twice
         {"between": [[1, 0.0]]},
         {"neighbours_bytes_per_s": [1e13]},
     ],
+    ids=["within", "between", "neighbours"],
 )
-def test_messages_faster_than_the_links_are_rejected_and_a_trial_that_was_replayed_has_no_rate(
-    figures,
-):
+def test_rejects_messages_faster_than_the_links(figures):
+    trial = Trial(job="links", measured={}, timeout_s=1.0)
+    outcome = Measured(figures={"matmul_flops_per_s": [], **figures})
+    with pytest.raises(
+        Undecided,
+        match=r"TB/s of links measured on NVIDIA H100 NVL exceeds its peak of 0.6:",
+    ):
+        check_rates(H100_NVL, rates_of_trial(trial, outcome))
+
+
+def test_replayed_trial_has_no_rate():
     replayed = Trial(
         job="training",
         measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3},
         timeout_s=1.0,
     )
-    assert list(rates_of_trial(replayed, Measured(figures={"tokens_per_s": 4e9}))) == []
-    links = Trial(job="links", measured={}, timeout_s=1.0)
-    with pytest.raises(
-        Undecided,
-        match=r"TB/s of links measured on NVIDIA H100 NVL exceeds its peak of 0.6:",
-    ):
-        check_rates(
-            NVL,
-            rates_of_trial(
-                links, Measured(figures={"matmul_flops_per_s": [], **figures})
-            ),
-        )
-
-
-OF_TOKENS = 4_000_000 * FLOPS
+    outcome = Measured(figures={"tokens_per_s": 4e9})
+    assert list(rates_of_trial(replayed, outcome)) == []
 
 
 @pytest.mark.parametrize(
     ("job", "config", "figures", "per_s"),
     [
-        (
+        pytest.param(
             "step",
             BERT_CONFIG,
             {"step_s": [0.5], "padded_tokens_per_step": 2_000_000},
-            OF_TOKENS,
+            BERT_FLOPS_PER_S,
+            id="step, by its tokens",
         ),
-        ("training", BERT_CONFIG, {"tokens_per_s": 4e6}, OF_TOKENS),
-        (
+        pytest.param(
+            "training",
+            BERT_CONFIG,
+            {"tokens_per_s": 4e6},
+            BERT_FLOPS_PER_S,
+            id="training, by its tokens",
+        ),
+        pytest.param(
             "training",
             BERT_CONFIG,
             {"tokens_per_s": 4e6, "model_flops_per_s": 0.0},
-            OF_TOKENS,
+            BERT_FLOPS_PER_S,
+            id="training, counted FLOPs too few",
         ),
-        (
+        pytest.param(
             "gradient_sync",
             BERT_CONFIG,
             {
@@ -139,34 +148,41 @@ OF_TOKENS = 4_000_000 * FLOPS
                 "micro_batch_size": 4,
                 "gradient_accumulation_steps": 4,
             },
-            OF_TOKENS,
+            BERT_FLOPS_PER_S,
+            id="gradient sync, by its tokens",
         ),
-        (
+        pytest.param(
             "step",
-            CONFIG,
+            UNKNOWN_ARCHITECTURE,
             {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2},
             1e15,
+            id="step, by its FLOPs",
         ),
-        ("training", CONFIG, {"model_flops_per_s": 2e15, "local_ranks": 2}, 1e15),
-        ("links", {}, {"matmul_flops_per_s": [1e12, 1e15]}, 1e15),
+        pytest.param(
+            "training",
+            UNKNOWN_ARCHITECTURE,
+            {"model_flops_per_s": 2e15, "local_ranks": 2},
+            1e15,
+            id="training, by its FLOPs",
+        ),
+        pytest.param(
+            "links", {}, {"matmul_flops_per_s": [1e12, 1e15]}, 1e15, id="links"
+        ),
     ],
 )
-def test_every_job_that_measures_a_rate_is_checked_per_gpu_by_its_flops_and_its_tokens(
-    job, config, figures, per_s
-):
-    trial, outcome = (
-        Trial(job=job, measured={"config": config}, timeout_s=1.0),
-        Measured(figures=figures),
-    )
+def test_every_timed_job_is_checked_per_gpu(job, config, figures, per_s):
+    trial = Trial(job=job, measured={"config": config}, timeout_s=1.0)
+    outcome = Measured(figures=figures)
     *_, rate = rates_of_trial(trial, outcome)
     assert rate.per_s == pytest.approx(per_s)
-    assert not has_rate(trial, outcome, gpu_name=NVL, driver="580.1")
+    assert not has_rate(trial, outcome, gpu_name=H100_NVL, driver="580.1")
     with pytest.raises(Undecided, match="TFLOP/s in bf16"):
-        check_rates(NVL, [rate])
+        check_rates(H100_NVL, [rate])
     check_rates("NVIDIA B200", [rate])
 
 
-def pretended(**evidence):
+def pretended_profile(**evidence):
+    """Return the example profile as measured on a pretended GPU."""
     return but(
         example_profile(),
         train={
@@ -174,28 +190,39 @@ def pretended(**evidence):
             "precision": "bf16",
             "device": "cuda",
         },
-        fingerprint={"device": "cuda", "gpu_name": NVL, "driver": NULL},
+        fingerprint={
+            "device": "cuda",
+            "gpu_name": H100_NVL,
+            "driver": PRETENDED_DRIVER,
+        },
         evidence=evidence,
     )
 
 
-def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
+def test_pretended_profile_may_have_sizes():
     probe = example_profile().evidence.probe.model_copy(update={"curve": []})
-    check_profile(pretended(probe=probe, workers=None))
-    sustained = probe.model_copy(
-        update={"sustained": example_profile().evidence.probe.curve[0]}
+    check_profile(pretended_profile(probe=probe, workers=None))
+
+
+def test_pretended_profile_must_have_no_rates():
+    curve = example_profile().evidence.probe.curve
+    sustained = example_profile().evidence.probe.model_copy(
+        update={"curve": [], "sustained": curve[0]}
     )
-    for kept in ({}, {"probe": sustained, "workers": None}):
+    for evidence in ({}, {"probe": sustained, "workers": None}):
         with pytest.raises(
             MachineLacks, match=r"pretended NVIDIA H100 NVL \(driver 0.0 \(nullgpu\)\)"
         ):
-            check_profile(pretended(**kept))
-    assert pretended().fingerprint.bytes_known == "allocator"
+            check_profile(pretended_profile(**evidence))
+
+
+def test_pretended_gpu_knows_only_the_allocators_bytes():
+    assert pretended_profile().fingerprint.bytes_known == "allocator"
     assert tuned_profile("d").fingerprint.bytes_known == "measured"
 
 
 @pytest.mark.parametrize(
-    ("part", "rows", "changes"),
+    ("part", "table", "impossible"),
     [
         (
             "workers",
@@ -210,34 +237,44 @@ def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
         ("probe", "curve", {"padded_tokens_per_s": 1e15}),
     ],
 )
-def test_a_profile_keeps_no_impossible_rate_in_any_part(part, rows, changes):
+def test_rejects_impossible_rate_in_any_evidence(part, table, impossible):
     profile = tuned_profile("d")
     check_profile(profile)
-    found = getattr(profile.evidence, part)
-    first, *others = getattr(found, rows)
-    changed = found.model_copy(
-        update={rows: [first.model_copy(update=changes), *others]}
+    evidence = getattr(profile.evidence, part)
+    first, *others = getattr(evidence, table)
+    changed = evidence.model_copy(
+        update={table: [first.model_copy(update=impossible), *others]}
     )
     with pytest.raises(Undecided, match="measured on NVIDIA H100 NVL"):
         check_profile(but(profile, evidence={part: changed}))
 
 
+def run_on_h100(driver):
+    return run_of(
+        [400_000.0],
+        device=H100_NVL,
+        peak_flops_per_s=H100_NVL_BF16_FLOPS_PER_S,
+        config=BERT,
+        driver=driver,
+    )
+
+
+@pytest.mark.parametrize("driver", ["580.1", None])
+def test_accepts_possible_run(driver):
+    check_run(run_on_h100(driver))
+
+
+def test_rejects_run_on_pretended_gpu():
+    with pytest.raises(MachineLacks, match=r"the run r: .* pretended NVIDIA H100 NVL"):
+        check_run(run_on_h100(PRETENDED_DRIVER))
+
+
 @pytest.mark.parametrize(
-    "changes",
+    "impossible",
     [{"mfu": 1.2}, {"model_flops_per_s_per_rank": 1e15}, {"tokens_per_s": 8_000_000.0}],
 )
-def test_a_run_of_a_pretended_gpu_or_whose_rates_are_beyond_its_gpu_is_rejected(
-    changes,
-):
-    header = {"device": NVL, "peak_flops_per_s": 835e12, "config": BERT}
-    run, unknown, pretended = (
-        run_of([400_000.0], **header, driver=driver) for driver in ("580.1", None, NULL)
-    )
-    check_run(run)
-    check_run(unknown)
-    with pytest.raises(MachineLacks, match=r"the run r: .* pretended NVIDIA H100 NVL"):
-        check_run(pretended)
+def test_rejects_run_with_impossible_rate(impossible):
+    run = run_on_h100("580.1")
+    step = run.steps[0].model_copy(update=impossible)
     with pytest.raises(Undecided, match=r"the run r: .* measured on NVIDIA H100 NVL"):
-        check_run(
-            dataclasses.replace(run, steps=(run.steps[0].model_copy(update=changes),))
-        )
+        check_run(dataclasses.replace(run, steps=(step,)))
