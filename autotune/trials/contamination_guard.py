@@ -1,21 +1,23 @@
-"""A machine whose GPUs are monitored, so that other users and faults do not distort figures."""
+"""A machine that watches its GPUs, so that nothing else distorts its figures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.base.clock import Clock
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor
+from autotune.machine.values import GpuSeries
 from autotune.trials.decide import contamination
 from autotune.trials.fork_server import Machine
 from autotune.trials.values import Contaminated, Outcome, Trial
 
-WAIT_BEFORE_S, WAIT_AFTER_S = 30.0, 10.0
-"""Longest waits for GPUs to be free: before a trial, and for its own memory after
-it."""
+WAIT_BEFORE_S = 30.0
+"""Longest wait for the GPUs of a trial to be free."""
+WAIT_AFTER_S = 10.0
+"""Longest wait for the memory of a trial to be freed after it."""
 
 
 class ContaminationGuard:
-    """Machine that runs trials on another one, each only on GPUs that are as free as they were at first.
+    """Machine that runs trials on another one, only on GPUs as free as at the start.
 
     A trial is not run while a GPU holds more than its baseline. Its figures, and an out
     of memory, are discarded if the memory is not freed after it, if a second process
@@ -37,12 +39,10 @@ class ContaminationGuard:
         sampler: GpuSampler,
         clock: Clock,
     ) -> None:
-        self._machine, self._monitor, self._sampler, self._clock = (
-            machine,
-            monitor,
-            sampler,
-            clock,
-        )
+        self._machine = machine
+        self._monitor = monitor
+        self._sampler = sampler
+        self._clock = clock
         self._baseline_bytes = {uuid: monitor.used_bytes(uuid) for uuid in uuids}
 
     def run(self, trial: Trial) -> Outcome:
@@ -53,33 +53,42 @@ class ContaminationGuard:
         if trial.job in ("trace", "own_trace"):
             return self._machine.run(trial)
         # Ranks take GPUs in the order in which this process sees them.
-        used = list(self._baseline_bytes)[: trial.ranks]
-        occupied = self._wait_for_baseline(used, WAIT_BEFORE_S)
+        uuids = list(self._baseline_bytes)[: trial.ranks]
+        occupied = self._wait_for_baseline(uuids, WAIT_BEFORE_S)
         if occupied:
             return Contaminated(detail=f"trial skipped: {'; '.join(occupied)}")
         self._sampler.start()
+        # Samples from before the trial are not its own.
         self._sampler.take()
         outcome = self._machine.run(trial)
-        taken = self._sampler.take()
-        reasons: list[str | None] = []
-        for uuid in used:
-            name, samples = _name(self._monitor, uuid), taken[uuid].samples
-            reasons += (
-                [contamination.describe_slowdown(name, samples)]
-                if trial.is_timed
-                else []
-            )
-            reasons.append(contamination.describe_other_processes(name, samples))
-        reasons += self._wait_for_baseline(used, WAIT_AFTER_S)
-        with_activity = contamination.with_gpus(outcome, [taken[uuid] for uuid in used])
-        return contamination.judge(
-            with_activity, [one for one in reasons if one is not None]
+        series_by_gpu = self._sampler.take()
+        reasons = self._disturbances(trial, uuids, series_by_gpu)
+        reasons += self._wait_for_baseline(uuids, WAIT_AFTER_S)
+        outcome = contamination.with_gpu_activity(
+            outcome, [series_by_gpu[uuid] for uuid in uuids]
         )
+        return contamination.judge(outcome, reasons)
 
     def close(self) -> None:
         """Close the machine that runs the trials, and stop sampling."""
         self._sampler.stop()
         self._machine.close()
+
+    def _disturbances(
+        self,
+        trial: Trial,
+        uuids: Sequence[str],
+        series_by_gpu: Mapping[str, GpuSeries],
+    ) -> list[str]:
+        """Describe what the samples show of faults and of other processes."""
+        disturbances: list[str | None] = []
+        for uuid in uuids:
+            name = _gpu_name(self._monitor, uuid)
+            samples = series_by_gpu[uuid].samples
+            if trial.is_timed:
+                disturbances.append(contamination.describe_slowdown(name, samples))
+            disturbances.append(contamination.describe_other_processes(name, samples))
+        return [reason for reason in disturbances if reason is not None]
 
     def _wait_for_baseline(self, uuids: Sequence[str], limit_s: float) -> list[str]:
         """Wait until these GPUs are at their baselines.
@@ -88,26 +97,27 @@ class ContaminationGuard:
         """
         started_s = self._clock.monotonic_s()
         while True:
-            used = {uuid: self._monitor.used_bytes(uuid) for uuid in uuids}
-            above = [
-                one
-                for one in uuids
-                if contamination.is_above_baseline(self._baseline_bytes[one], used[one])
+            used_bytes = {uuid: self._monitor.used_bytes(uuid) for uuid in uuids}
+            above_baseline = [
+                uuid
+                for uuid in uuids
+                if contamination.is_above_baseline(
+                    self._baseline_bytes[uuid], used_bytes[uuid]
+                )
             ]
             waited_s = self._clock.monotonic_s() - started_s
-            if not above or waited_s >= limit_s:
+            if not above_baseline or waited_s >= limit_s:
                 break
             self._clock.sleep(MIN_INTERVAL_S)
-        before, ask = self._baseline_bytes, self._monitor
         return [
             contamination.describe_growth(
-                _name(ask, one),
-                used[one],
-                ask.compute_processes(one),
-                before[one],
+                _gpu_name(self._monitor, uuid),
+                used_bytes[uuid],
+                self._monitor.compute_processes(uuid),
+                self._baseline_bytes[uuid],
                 waited_s,
             )
-            for one in above
+            for uuid in above_baseline
         ]
 
 
@@ -116,24 +126,24 @@ def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:
 
     Call it before this program uses any.
     """
-    uses = (
-        (
-            _name(monitor, uuid),
+    clauses = []
+    for uuid in uuids:
+        clause = contamination.describe_other_users(
+            _gpu_name(monitor, uuid),
             monitor.used_bytes(uuid),
             monitor.compute_processes(uuid),
         )
-        for uuid in uuids
-    )
-    return tuple(
-        clause
-        for use in uses
-        if (clause := contamination.describe_other_users(*use)) is not None
-    )
+        if clause is not None:
+            clauses.append(clause)
+    return tuple(clauses)
 
 
-def _name(monitor: GpuMonitor, uuid: str) -> str:
-    """Return the name of a GPU in messages: its index by nvidia-smi, or its UUID if it could not be described."""
-    return next(
-        (f"GPU {facts.index}" for facts in monitor.devices() if facts.uuid == uuid),
-        uuid,
-    )
+def _gpu_name(monitor: GpuMonitor, uuid: str) -> str:
+    """Return the name of a GPU in messages: its index in nvidia-smi.
+
+    Return its UUID if the GPU could not be described.
+    """
+    for facts in monitor.devices():
+        if facts.uuid == uuid:
+            return f"GPU {facts.index}"
+    return uuid

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from autotune.base.units import format_seconds
 from autotune.errors import OutOfTime, Undecided
-from autotune.trials.decide.contamination import of_known
+from autotune.trials.decide.contamination import combine_known
 from autotune.trials.runner import Rounds, TrialRunner
 from autotune.trials.values import (
     Crashed,
@@ -55,7 +55,7 @@ def gpu_use(windows: Sequence[LoadedWindow]) -> GpuUse | None:
     """Return means over windows and GPUs; None without a GPU."""
     gpus = [gpu for one in windows for gpu in one.gpus]
     means = {
-        name: of_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus))
+        name: combine_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus))
         for name in GpuUse.model_fields
     }
     return GpuUse(**means) if gpus else None

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.base.units import format_percent, format_seconds
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
-from autotune.trials.decide.contamination import of_known
+from autotune.trials.decide.contamination import combine_known
 from autotune.trials.session import Session
 from autotune.trials.values import LoadedWindow, TrainingFigures, Trial
 from autotune.workers.count_sweep import CountSweep, gpu_use
@@ -176,7 +176,7 @@ def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
         **known,
         padded_tokens_per_s=[one.padded_tokens_per_s for one in windows],
         model_flops_per_s_per_rank=flops,
-        storage_bytes_per_s=of_known(
+        storage_bytes_per_s=combine_known(
             statistics.median, (one.storage_bytes_per_s for one in windows)
         ),
     )

@@ -1,8 +1,8 @@
-"""Activity of GPUs in a window of time, as figures, and the rules by which a trial's outcome is discarded. Pure.
+"""Rules by which a trial's outcome is discarded, and activity of GPUs as figures.
 
-Process ids do not identify the owner of memory, as a container sees other ids than the
-host. So bytes are compared with a baseline from before this program used a GPU; listed
-processes are only a hint.
+Pure. Process ids do not identify the owner of memory, as a container sees other ids
+than the host. So bytes are compared with a baseline from before this program used a
+GPU; listed processes are only a hint.
 """
 
 import math
@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.machine.decide import MAX_UNEXPLAINED_GPU_BYTES
@@ -29,11 +29,12 @@ from autotune.trials.values import (
     OutOfMemory,
 )
 
-Known = TypeVar("Known", bound=float)
-Combined = TypeVar("Combined")
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 """Tolerated change of an idle GPU's used memory: the driver's own changes are MiB, a
 CUDA context takes hundreds."""
+MOST_SLOWED_SHARE = 0.1
+"""Share of samples that may show a fault: intact air-cooled GPUs slow down for a moment
+now and then."""
 
 _GPM_SHARES = {
     "gpm_sm_share": "sm_utilisation",
@@ -41,9 +42,12 @@ _GPM_SHARES = {
     "gpm_tensor_share": "tensor_active",
     "gpm_dram_share": "dram_active",
 }
+"""Field of ``GpmWindow`` for each share in ``GpuUseFigures``."""
 
 Holders = tuple[GpuProcess, ...] | Unavailable
 """Processes that the driver lists on a GPU."""
+Known = TypeVar("Known", bound=float)
+Combined = TypeVar("Combined")
 
 
 def is_above_baseline(
@@ -65,35 +69,38 @@ def describe_growth(
     baseline_bytes: int | Unavailable,
     waited_s: float,
 ) -> str:
-    """Describe the memory of a GPU that was not freed: its size, and the processes that hold it."""
-    before = f"{_shown(baseline_bytes)} before the first trial ({_named(holders)})"
+    """Describe the memory of a GPU that was not freed, and who holds it."""
     return (
-        f"{gpu} still holds {_shown(used_bytes)} after a wait of"
-        f" {format_seconds(waited_s)}, up from {before}"
+        f"{gpu} still holds {_bytes_text(used_bytes)} after a wait of"
+        f" {format_seconds(waited_s)}, up from {_bytes_text(baseline_bytes)} before the"
+        f" first trial ({_holders_text(holders)})"
     )
 
 
 def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
-    """Name the faults (heat, hardware slowdown.
+    """Describe the faults, heat or hardware slowdown, that lowered a GPU's clocks.
 
-    No power cap) that lowered a GPU's clocks for long, else None.
+    A power cap is no fault. Return None if no fault lasted.
     """
     readings = [
         sample.throttle_reasons
         for sample in samples
         if sample.throttle_reasons is not None
     ]
-    slowed = [found for reasons in readings if (found := throttle_faults(reasons))]
-    # Intact air-cooled GPUs slow down for a moment now and then; a slowdown in every
-    # sample is a fault.
-    if not slowed or (
-        len(slowed) < len(readings) and len(slowed) <= max(1, 0.1 * len(readings))
-    ):
+    faults_by_reading = [throttle_faults(reasons) for reasons in readings]
+    slowed_count = sum(bool(faults) for faults in faults_by_reading)
+    if slowed_count == 0:
         return None
-    faults = Counter(fault for found in slowed for fault in found)
+    # A slowdown in every sample is a fault, however few samples there are.
+    most_tolerated = max(1, MOST_SLOWED_SHARE * len(readings))
+    if slowed_count < len(readings) and slowed_count <= most_tolerated:
+        return None
+    readings_by_fault: Counter[str] = Counter()
+    for faults in faults_by_reading:
+        readings_by_fault.update(faults)
     shares = ", ".join(
-        f"{name} in {count} of {len(readings)} samples"
-        for name, count in faults.items()
+        f"{fault} in {count} of {len(readings)} samples"
+        for fault, count in readings_by_fault.items()
     )
     temperatures_c = [
         sample.temperature_c for sample in samples if sample.temperature_c is not None
@@ -110,22 +117,23 @@ def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | No
     counts = [
         sample.process_count for sample in samples if sample.process_count is not None
     ]
-    shared = sum(count > 1 for count in counts)
-    told = (
-        f"another process used {gpu}: {max(counts, default=0)} processes in {shared} of"
+    shared_samples = sum(count > 1 for count in counts)
+    if not shared_samples:
+        return None
+    return (
+        f"another process used {gpu}: {max(counts)} processes in {shared_samples} of"
         f" {len(counts)} samples"
     )
-    return told if shared else None
 
 
 def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
-    """Return the outcome.
+    """Return the outcome, or ``Contaminated`` if there are reasons to doubt it.
 
-    ``Contaminated`` if there are reasons to doubt its figures. Keep crashes and
-    timeouts.
+    Crashes and timeouts are kept, whatever else happened.
     """
-    doubtful = reasons and isinstance(outcome, Measured | OutOfMemory)
-    return Contaminated(detail="; ".join(reasons)) if doubtful else outcome
+    if reasons and isinstance(outcome, Measured | OutOfMemory):
+        return Contaminated(detail="; ".join(reasons))
+    return outcome
 
 
 def describe_other_users(
@@ -135,110 +143,132 @@ def describe_other_users(
 
     Return None if only the driver's reserve is in use.
     """
-    listed = not isinstance(holders, Unavailable) and bool(holders)
-    taken = (
+    has_holders = not isinstance(holders, Unavailable) and bool(holders)
+    exceeds_reserve = (
         not isinstance(used_bytes, Unavailable)
         and used_bytes > MAX_UNEXPLAINED_GPU_BYTES
     )
-    told = (
-        f"{gpu} is already in use: {_shown(used_bytes)} allocated ({_named(holders)})"
+    if not has_holders and not exceeds_reserve:
+        return None
+    return (
+        f"{gpu} is already in use: {_bytes_text(used_bytes)} allocated"
+        f" ({_holders_text(holders)})"
     )
-    return told if listed or taken else None
 
 
-def _named(holders: Holders) -> str:
+def _holders_text(holders: Holders) -> str:
     if isinstance(holders, Unavailable):
         return f"processes cannot be listed: {holders.reason}"
-    named = ", ".join(
+    if not holders:
+        return "no visible process, perhaps another user's"
+    return ", ".join(
         f"pid {process.pid}: {format_bytes(process.used_bytes)}" for process in holders
     )
-    return named or "no visible process, perhaps another user's"
 
 
-def _shown(used_bytes: int | Unavailable) -> str:
+def _bytes_text(used_bytes: int | Unavailable) -> str:
     return format_bytes(None if isinstance(used_bytes, Unavailable) else used_bytes)
 
 
-def gpu_use(series: GpuSeries) -> GpuUseFigures:
-    """Return the figures of a series."""
-    samples, counted = series.samples, series.gpm
-    utilisation = _share(one.utilisation for one in samples)
-    missing = samples[-1].missing if samples else {}
-    lacking = missing.get(
-        "utilisation", series.lacking or "no sample fell into the window"
-    )
-    capped = [
-        "sw_power_cap" in one.throttle_reasons
-        for one in samples
-        if one.throttle_reasons is not None
+def window_gpu_use(series: GpuSeries) -> GpuUseFigures:
+    """Return the figures of one GPU's activity over a window of time."""
+    samples = series.samples
+    counters = series.gpm
+    utilisation_share = _mean_share(sample.utilisation for sample in samples)
+    lacking = None
+    if utilisation_share is None:
+        missing = samples[-1].missing if samples else {}
+        lacking = missing.get(
+            "utilisation", series.lacking or "no sample fell into the window"
+        )
+    gpm_lacking = None
+    if not counters:
+        gpm_lacking = series.gpm_lacking or "no counter interval fell into the window"
+    is_capped = [
+        "sw_power_cap" in sample.throttle_reasons
+        for sample in samples
+        if sample.throttle_reasons is not None
     ]
+    gpm_shares = {
+        name: _mean_share(getattr(window, field) for window in counters)
+        for name, field in _GPM_SHARES.items()
+    }
     return GpuUseFigures(
         samples=len(samples),
-        utilisation_share=utilisation,
+        utilisation_share=utilisation_share,
         power_w=mean_power_w(samples),
-        used_bytes=of_known(max, (one.used_bytes for one in samples)),
-        sm_clock_mhz=of_known(statistics.median, (one.sm_clock_mhz for one in samples)),
-        temperature_c=of_known(max, (one.temperature_c for one in samples)),
-        power_capped_share=of_known(statistics.fmean, capped),
-        lacking=lacking if utilisation is None else None,
-        gpm_windows=len(counted),
-        **{
-            name: _share(getattr(one, field) for one in counted)
-            for name, field in _GPM_SHARES.items()
-        },
-        gpm_pcie_rx_bytes_per_s=of_known(
-            statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)
+        used_bytes=combine_known(max, (sample.used_bytes for sample in samples)),
+        sm_clock_mhz=combine_known(
+            statistics.median, (sample.sm_clock_mhz for sample in samples)
         ),
-        gpm_lacking=(
-            None
-            if counted
-            else series.gpm_lacking or "no counter interval fell into the window"
+        temperature_c=combine_known(max, (sample.temperature_c for sample in samples)),
+        power_capped_share=combine_known(statistics.fmean, is_capped),
+        lacking=lacking,
+        gpm_windows=len(counters),
+        **gpm_shares,
+        gpm_pcie_rx_bytes_per_s=combine_known(
+            statistics.fmean, (window.pcie_rx_bytes_per_s for window in counters)
         ),
+        gpm_lacking=gpm_lacking,
     )
 
 
 def mean_power_w(samples: Sequence[GpuSample]) -> float | None:
     """Return the mean power between the first sample and the last, in watts.
 
-    None if the GPU reports none.
-
     If the GPU counts energy, the power follows from that: since Hopper, a sample of
-    power is a mean over the last second, part of which lies before the window.
+    power is a mean over the last second, part of which lies before the window. Return
+    None if the GPU reports neither.
     """
-    counted = [
-        (one.time_s, one.energy_j) for one in samples if one.energy_j is not None
+    energies_j = [
+        (sample.time_s, sample.energy_j)
+        for sample in samples
+        if sample.energy_j is not None
     ]
-    if counted:
-        (start_s, before_j), (end_s, after_j) = counted[0], counted[-1]
-        if end_s > start_s and after_j > before_j:
-            return (after_j - before_j) / (end_s - start_s)
-    return of_known(statistics.fmean, (one.power_w for one in samples))
+    if energies_j:
+        start_s, start_j = energies_j[0]
+        end_s, end_j = energies_j[-1]
+        if end_s > start_s and end_j > start_j:
+            return (end_j - start_j) / (end_s - start_s)
+    return combine_known(statistics.fmean, (sample.power_w for sample in samples))
 
 
-def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
-    """Add the activity of each GPU to the figures of a window of time: as figures and as the series itself."""
+def with_gpu_activity(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
+    """Add the activity of each GPU to the figures of a timed window.
+
+    Each GPU gets the figures of its window and, under ``series``, the samples
+    themselves, by column. Outcomes without a window are returned as they are.
+    """
     if not isinstance(outcome, Measured) or "window_start_s" not in outcome.figures:
         return outcome
     gpus = []
-    for one in series:
-        inside = one.between(
+    for gpu_series in series:
+        window = gpu_series.between(
             outcome.figures["window_start_s"], outcome.figures["window_end_s"]
         )
-        rows = [asdict(sample) for sample in inside.samples]
-        columns = {
-            name: [row[name] for row in rows] for name in (rows[0] if rows else ())
-        }
-        gpus.append(gpu_use(inside).model_dump() | {"series": columns})
+        use = window_gpu_use(window).model_dump()
+        gpus.append(use | {"series": _columns(window.samples)})
     return Measured(figures=outcome.figures | {"gpus": gpus})
 
 
-def _share(values: Iterable[float | None]) -> float | None:
-    """Return the mean within 0 and 1: counters that are read at slightly different times exceed 1 by a little."""
-    mean = of_known(statistics.fmean, values)
+def _columns(samples: Sequence[GpuSample]) -> dict[str, list[Any]]:
+    """Return the values of each field over all samples."""
+    if not samples:
+        return {}
+    records = [asdict(sample) for sample in samples]
+    return {name: [record[name] for record in records] for name in records[0]}
+
+
+def _mean_share(values: Iterable[float | None]) -> float | None:
+    """Return the mean within 0 and 1.
+
+    Counters that are read at slightly different times exceed 1 by a little.
+    """
+    mean = combine_known(statistics.fmean, values)
     return None if mean is None else min(1.0, max(0.0, mean))
 
 
-def of_known(
+def combine_known(
     combine: Callable[[list[Known]], Combined], values: Iterable[Known | None]
 ) -> Combined | None:
     """Combine the finite values; return None if there are none."""

@@ -1,3 +1,5 @@
+"""Which disturbances of a GPU spoil a trial, and what its samples add up to."""
+
 from dataclasses import replace
 
 import pytest
@@ -11,12 +13,16 @@ from autotune.machine.values import (
     GpuSeries,
     Unavailable,
 )
-from autotune.trials.decide import contamination
 from autotune.trials.decide.contamination import (
-    gpu_use,
+    MEMORY_TOLERANCE_BYTES,
+    describe_growth,
+    describe_other_processes,
+    describe_other_users,
+    describe_slowdown,
     is_above_baseline,
     judge,
-    with_gpus,
+    window_gpu_use,
+    with_gpu_activity,
 )
 from autotune.trials.values import (
     Contaminated,
@@ -30,7 +36,7 @@ from autotune.trials.values import (
 GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
 HOLDER = GpuProcess(pid=42, used_bytes=GIB // 4)
-FREE = {"used_bytes": GIB // 2, "holders": ()}
+HOLDER_OF_UNKNOWN_SIZE = GpuProcess(pid=7, used_bytes=None)
 SAMPLE = GpuSample(
     time_s=10.0,
     utilisation=0.5,
@@ -50,84 +56,102 @@ GPM = GpmWindow(
     dram_active=None,
     pcie_rx_bytes_per_s=1e6,
 )
-sizes = st.integers(0, 200 * GIB)
+SIZES_BYTES = st.integers(0, 200 * GIB)
 
 
-@given(baseline=sizes, difference=st.integers(-(2**30), 2**30))
-def test_only_what_exceeds_the_tolerance_is_above_the_baseline_and_growth_is_told_with_holders(
-    baseline, difference
-):
-    assert is_above_baseline(baseline, baseline + difference) == (
-        difference > contamination.MEMORY_TOLERANCE_BYTES
+@given(baseline=SIZES_BYTES, difference=st.integers(-GIB, GIB))
+def test_growth_beyond_tolerance_is_above_baseline(baseline, difference):
+    is_above = is_above_baseline(baseline, baseline + difference)
+    assert is_above == (difference > MEMORY_TOLERANCE_BYTES)
+
+
+@given(SIZES_BYTES)
+def test_unknown_memory_is_never_above_baseline(size):
+    assert not is_above_baseline(UNKNOWN, size)
+    assert not is_above_baseline(size, UNKNOWN)
+
+
+def test_growth_names_the_holders():
+    description = describe_growth(
+        "GPU 3", int(3.5 * GIB), (HOLDER, HOLDER_OF_UNKNOWN_SIZE), GIB // 2, 30.0
     )
-    assert not is_above_baseline(UNKNOWN, baseline)
-    assert not is_above_baseline(baseline, UNKNOWN)
-    holders = (HOLDER, GpuProcess(pid=7, used_bytes=None))
-    assert (
-        contamination.describe_growth("GPU 3", int(3.5 * GIB), holders, GIB // 2, 30.0)
-        == "GPU 3 still holds 3.5 GiB after a wait of 30 s, up from 512 MiB before the"
+    assert description == (
+        "GPU 3 still holds 3.5 GiB after a wait of 30 s, up from 512 MiB before the"
         " first trial (pid 42: 256 MiB, pid 7: n/a)"
     )
 
 
-def sampled(*reasons):
-    return [replace(SAMPLE, throttle_reasons=one, temperature_c=91) for one in reasons]
+CAPPED = ("sw_power_cap",)
+HOT = ("hw_thermal",)
+HOT_AND_SLOW = ("hw_slowdown", "hw_thermal")
+FINE = ()
+UNREAD = None
 
 
-HOT, BOTH, FINE = ("hw_thermal",), ("hw_slowdown", "hw_thermal"), ()
-FAULTS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
+def samples_with(*throttle_reasons):
+    return [
+        replace(SAMPLE, throttle_reasons=reasons, temperature_c=91)
+        for reasons in throttle_reasons
+    ]
+
+
+def faulty(fault):
+    return samples_with((*CAPPED, fault), FINE, (*CAPPED, fault))
 
 
 @pytest.mark.parametrize(
-    ("samples", "words"),
+    ("samples", "faults"),
     [
-        *(
-            (
-                sampled(("sw_power_cap", one), FINE, ("sw_power_cap", one)),
-                f"{one} in 2 of 3 samples",
-            )
-            for one in FAULTS
-        ),
+        (faulty("hw_slowdown"), "hw_slowdown in 2 of 3 samples"),
+        (faulty("sw_thermal"), "sw_thermal in 2 of 3 samples"),
+        (faulty("hw_thermal"), "hw_thermal in 2 of 3 samples"),
+        (faulty("hw_power_brake"), "hw_power_brake in 2 of 3 samples"),
         (
-            sampled(BOTH, BOTH, HOT),
+            samples_with(HOT_AND_SLOW, HOT_AND_SLOW, HOT),
             "hw_slowdown in 2 of 3 samples, hw_thermal in 3 of 3 samples",
         ),
-        (sampled(HOT, None, HOT), "hw_thermal in 2 of 2 samples"),
-        (sampled(HOT), "hw_thermal in 1 of 1 samples"),
-        *(
-            (sampled(reasons), None)
-            for reasons in (
-                ("sw_power_cap",),
-                ("gpu_idle", "unknown_0x800"),
-                FINE,
-                None,
-            )
-        ),
-        ([], None),
-        # A moment of heat is tolerated; more than a tenth of the samples that were read
-        # is not.
-        (sampled(HOT, FINE), None),
-        (sampled(*[HOT] * 2, *[FINE] * 18, *[None] * 20), None),
+        (samples_with(HOT, UNREAD, HOT), "hw_thermal in 2 of 2 samples"),
+        (samples_with(HOT), "hw_thermal in 1 of 1 samples"),
         (
-            sampled(*[HOT] * 3, *[FINE] * 17, *[None] * 20),
+            # More than a tenth of the samples that were read.
+            samples_with(*[HOT] * 3, *[FINE] * 17, *[UNREAD] * 20),
             "hw_thermal in 3 of 20 samples",
         ),
     ],
 )
-def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(
-    samples, words
-):
-    assert contamination.describe_slowdown("GPU 3", samples) == (
-        words and f"GPU 3 was slowed down: {words}, at up to 91 °C"
+def test_heat_or_hardware_slowdown_is_a_fault(samples, faults):
+    assert describe_slowdown("GPU 3", samples) == (
+        f"GPU 3 was slowed down: {faults}, at up to 91 °C"
     )
-    unread = [replace(one, temperature_c=None) for one in samples]
-    assert contamination.describe_slowdown("GPU 3", unread) == (
-        words and f"GPU 3 was slowed down: {words}"
+    unknown_heat = [replace(sample, temperature_c=None) for sample in samples]
+    assert describe_slowdown("GPU 3", unknown_heat) == (
+        f"GPU 3 was slowed down: {faults}"
     )
 
 
 @pytest.mark.parametrize(
-    ("counts", "words"),
+    "samples",
+    [
+        pytest.param([], id="no samples"),
+        pytest.param(samples_with(CAPPED), id="power cap"),
+        pytest.param(samples_with(("gpu_idle", "unknown_0x800")), id="idle"),
+        pytest.param(samples_with(FINE), id="fine"),
+        pytest.param(samples_with(UNREAD), id="unread"),
+        pytest.param(samples_with(HOT, FINE), id="a moment of heat"),
+        pytest.param(
+            samples_with(*[HOT] * 2, *[FINE] * 18, *[UNREAD] * 20),
+            id="heat in a tenth of the samples that were read",
+        ),
+    ],
+)
+def test_operating_states_are_no_fault(samples):
+    unknown_heat = [replace(sample, temperature_c=None) for sample in samples]
+    assert describe_slowdown("GPU 3", samples) is None
+    assert describe_slowdown("GPU 3", unknown_heat) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "description"),
     [
         ((1, 3, 1), "another process used GPU 3: 3 processes in 1 of 3 samples"),
         ((None, 2), "another process used GPU 3: 2 processes in 1 of 1 samples"),
@@ -136,58 +160,65 @@ def test_heat_and_hardware_slowdown_are_faults_and_operating_states_are_not(
         ((), None),
     ],
 )
-def test_a_second_process_is_company_and_the_trials_own_is_not(counts, words):
+def test_describes_processes_beside_the_trials_own(counts, description):
     samples = [replace(SAMPLE, process_count=count) for count in counts]
-    assert contamination.describe_other_processes("GPU 3", samples) == words
+    assert describe_other_processes("GPU 3", samples) == description
 
 
 @pytest.mark.parametrize(
-    "kind", [OutOfMemory, HostOutOfMemory, TimedOut, Crashed, Contaminated]
-)
-def test_refusals_and_figures_are_void_for_any_reason_and_other_failures_stay(kind):
-    for outcome in (kind(detail="d"), Measured(figures={"loss": 1.0})):
-        is_void = isinstance(outcome, OutOfMemory | Measured)
-        assert judge(outcome, ["one", "two"]) == (
-            Contaminated(detail="one; two") if is_void else outcome
-        )
-        assert judge(outcome, []) is outcome
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
+    "outcome",
     [
+        OutOfMemory(detail="d"),
+        Measured(figures={"loss": 1.0}),
+    ],
+)
+def test_reasons_void_figures_or_out_of_memory(outcome):
+    assert judge(outcome, ["one", "two"]) == Contaminated(detail="one; two")
+    assert judge(outcome, []) is outcome
+
+
+@pytest.mark.parametrize("kind", [HostOutOfMemory, TimedOut, Crashed, Contaminated])
+def test_other_failures_stay_for_any_reason(kind):
+    outcome = kind(detail="d")
+    assert judge(outcome, ["one", "two"]) is outcome
+    assert judge(outcome, []) is outcome
+
+
+@pytest.mark.parametrize(
+    ("used_bytes", "holders", "use"),
+    [
+        (3 * GIB, (), "3 GiB allocated (no visible process, perhaps another user's)"),
+        (GIB // 2, (HOLDER,), "512 MiB allocated (pid 42: 256 MiB)"),
+        (UNKNOWN, (HOLDER_OF_UNKNOWN_SIZE,), "n/a allocated (pid 7: n/a)"),
         (
-            {"used_bytes": 3 * GIB},
-            "3 GiB allocated (no visible process, perhaps another user's)",
-        ),
-        ({"holders": (HOLDER,)}, "512 MiB allocated (pid 42: 256 MiB)"),
-        (
-            {"used_bytes": UNKNOWN, "holders": (GpuProcess(pid=42, used_bytes=None),)},
-            "n/a allocated (pid 42: n/a)",
-        ),
-        (
-            {"used_bytes": 3 * GIB, "holders": UNKNOWN},
+            3 * GIB,
+            UNKNOWN,
             (
                 "3 GiB allocated (processes cannot be listed: NVML: Insufficient"
                 " Permissions)"
             ),
         ),
-        ({}, None),
-        ({"used_bytes": UNKNOWN}, None),
-        ({"holders": UNKNOWN}, None),
-        ({"used_bytes": 2 * GIB}, None),
         (
-            {"used_bytes": 2 * GIB + 1},
+            2 * GIB + 1,
+            (),
             "2 GiB allocated (no visible process, perhaps another user's)",
         ),
     ],
 )
-def test_users_of_a_gpu_are_named(changes, words):
-    found = contamination.describe_other_users("GPU 3", **FREE | changes)
-    assert found == (words and f"GPU 3 is already in use: {words}")
+def test_describes_users_of_a_gpu(used_bytes, holders, use):
+    description = describe_other_users("GPU 3", used_bytes, holders)
+    assert description == f"GPU 3 is already in use: {use}"
 
 
-def test_each_figure_is_combined_as_it_means():
+@pytest.mark.parametrize(
+    ("used_bytes", "holders"),
+    [(GIB // 2, ()), (UNKNOWN, ()), (GIB // 2, UNKNOWN), (2 * GIB, ())],
+)
+def test_gpu_with_only_the_drivers_reserve_is_free(used_bytes, holders):
+    assert describe_other_users("GPU 3", used_bytes, holders) is None
+
+
+def test_each_figure_is_combined_in_its_own_way():
     hot = replace(
         SAMPLE,
         utilisation=1.0,
@@ -195,112 +226,119 @@ def test_each_figure_is_combined_as_it_means():
         power_w=500.0,
         sm_clock_mhz=1700,
         temperature_c=70,
-        throttle_reasons=("sw_power_cap",),
+        throttle_reasons=CAPPED,
     )
-    found = gpu_use(
+    use = window_gpu_use(
         GpuSeries(
             samples=(SAMPLE, hot, SAMPLE), gpm=(GPM, replace(GPM, sm_utilisation=0.8))
         )
     )
-    assert found.utilisation_share == pytest.approx(2 / 3)
-    assert (found.used_bytes, found.sm_clock_mhz, found.temperature_c) == (
-        300,
-        1500,
-        70,
-    )
-    assert (found.power_w, found.power_capped_share) == pytest.approx((1100 / 3, 1 / 3))
-    assert (found.gpm_sm_share, found.gpm_pcie_rx_bytes_per_s) == pytest.approx(
-        (0.7, 1e6)
-    )
-    assert (found.samples, found.gpm_windows, found.lacking, found.gpm_lacking) == (
-        3,
-        2,
-        None,
-        None,
-    )
+    assert use.samples == 3
+    assert use.utilisation_share == pytest.approx(2 / 3)
+    assert use.used_bytes == 300
+    assert use.sm_clock_mhz == 1500
+    assert use.temperature_c == 70
+    assert use.power_w == pytest.approx(1100 / 3)
+    assert use.power_capped_share == pytest.approx(1 / 3)
+    assert use.lacking is None
+    assert use.gpm_windows == 2
+    assert use.gpm_sm_share == pytest.approx(0.7)
+    assert use.gpm_pcie_rx_bytes_per_s == pytest.approx(1e6)
+    assert use.gpm_lacking is None
 
 
-def test_a_figure_that_is_missing_is_that_of_the_other_samples_or_missing_and_the_drivers_reason_is_told():
-    blind = replace(SAMPLE, utilisation=None, power_w=None, throttle_reasons=None)
-    some = gpu_use(GpuSeries(samples=(blind, SAMPLE)))
-    assert (some.utilisation_share, some.power_w, some.power_capped_share) == (
-        0.5,
-        300.0,
-        0.0,
-    )
-    none = gpu_use(GpuSeries(samples=(blind,), gpm=(GPM,)))
-    missing = (
-        none.utilisation_share,
-        none.power_w,
-        none.power_capped_share,
-        none.gpm_dram_share,
-    )
-    assert missing == (None,) * 4
-    assert none.used_bytes == 100
-    found = gpu_use(GpuSeries(lacking="no permission", gpm_lacking="no Hopper"))
-    assert (found.samples, found.lacking, found.gpm_lacking) == (
-        0,
-        "no permission",
-        "no Hopper",
-    )
-    assert gpu_use(GpuSeries()).lacking == "no sample fell into the window"
-    assert (
-        gpu_use(GpuSeries()).gpm_lacking == "no counter interval fell into the window"
-    )
-    assert (
-        gpu_use(GpuSeries(samples=(SAMPLE,), lacking="once it was refused")).lacking
-        is None
-    )
+BLIND = replace(SAMPLE, utilisation=None, power_w=None, throttle_reasons=None)
+
+
+def test_missing_figures_are_left_out_of_means():
+    use = window_gpu_use(GpuSeries(samples=(BLIND, SAMPLE)))
+    assert use.utilisation_share == 0.5
+    assert use.power_w == 300.0
+    assert use.power_capped_share == 0.0
+
+
+def test_figure_missing_in_all_samples_is_none():
+    use = window_gpu_use(GpuSeries(samples=(BLIND,), gpm=(GPM,)))
+    assert use.utilisation_share is None
+    assert use.power_w is None
+    assert use.power_capped_share is None
+    assert use.gpm_dram_share is None
+    assert use.used_bytes == 100
+
+
+def test_missing_samples_give_the_drivers_reason():
+    use = window_gpu_use(GpuSeries(lacking="no permission", gpm_lacking="no Hopper"))
+    assert use.samples == 0
+    assert use.lacking == "no permission"
+    assert use.gpm_lacking == "no Hopper"
+
+
+def test_empty_window_gives_its_own_reason():
+    use = window_gpu_use(GpuSeries())
+    assert use.lacking == "no sample fell into the window"
+    assert use.gpm_lacking == "no counter interval fell into the window"
+
+
+def test_known_utilisation_needs_no_reason():
+    series = GpuSeries(samples=(SAMPLE,), lacking="once it was refused")
+    assert window_gpu_use(series).lacking is None
 
 
 @pytest.mark.parametrize(
     ("energies_j", "power_w"),
     [
-        ((1e6, 1e6 + 600, 1e6 + 1200), 600.0),  # NVML's own is still that of before
+        # The power that NVML itself reports is still that of before.
+        ((1e6, 1e6 + 600, 1e6 + 1200), 600.0),
         ((None, 1e6, 1e6 + 600, None), 600.0),
-        # Without a count that grows the mean of the readings is taken.
-        *(
-            (energies_j, 350.0)
-            for energies_j in ((None, None), (None, 7.0), (7.0, 7.0), (7.0, 1.0))
-        ),
+        # Without a count that grows the mean of the samples is taken.
+        ((None, None), 350.0),
+        ((None, 7.0), 350.0),
+        ((7.0, 7.0), 350.0),
+        ((7.0, 1.0), 350.0),
         ((), None),
     ],
 )
-def test_power_is_what_the_energy_between_first_and_last_sample_makes(
-    energies_j, power_w
-):
-    at = enumerate(energies_j)
+def test_power_follows_from_energy_if_counted(energies_j, power_w):
     samples = [
-        replace(SAMPLE, time_s=10.0 + s, power_w=300.0 + 100 * s, energy_j=energy_j)
-        for s, energy_j in at
+        replace(
+            SAMPLE,
+            time_s=10.0 + second,
+            power_w=300.0 + 100 * second,
+            energy_j=energy_j,
+        )
+        for second, energy_j in enumerate(energies_j)
     ]
-    assert gpu_use(GpuSeries(samples=tuple(samples))).power_w == power_w
+    assert window_gpu_use(GpuSeries(samples=tuple(samples))).power_w == power_w
 
 
-def test_only_what_lies_in_the_window_counts_for_each_gpu():
-    outcome = Measured(
-        figures={"window_start_s": 10.0, "window_end_s": 11.0, "steps": 3}
-    )
-    around = (
+WINDOW = Measured(figures={"window_start_s": 10.0, "window_end_s": 11.0, "steps": 3})
+AROUND_THE_WINDOW = GpuSeries(
+    samples=(
         replace(SAMPLE, time_s=9.9, utilisation=1.0),
         SAMPLE,
         replace(SAMPLE, time_s=11.1),
-    )
-    one = GpuSeries(samples=around, gpm=(GPM, replace(GPM, start_s=10.8, end_s=11.3)))
-    found = with_gpus(outcome, [one, GpuSeries(lacking="lost")]).figures
-    first, lost = found["gpus"]
-    assert found["steps"] == 3
-    assert (first["samples"], first["gpm_windows"], first["utilisation_share"]) == (
-        1,
-        1,
-        0.5,
-    )
-    assert first["series"]["time_s"] == [10.0]
-    assert (lost["samples"], lost["gpm_windows"], lost["lacking"], lost["series"]) == (
-        0,
-        0,
-        "lost",
-        {},
-    )
-    for without_window in (Crashed(detail="boom"), Measured(figures={"loss": 1.0})):
-        assert with_gpus(without_window, [one]) is without_window
+    ),
+    gpm=(GPM, replace(GPM, start_s=10.8, end_s=11.3)),
+)
+
+
+def test_only_activity_in_the_window_counts():
+    lost = GpuSeries(lacking="lost")
+    figures = with_gpu_activity(WINDOW, [AROUND_THE_WINDOW, lost]).figures
+    first_gpu, lost_gpu = figures["gpus"]
+    assert figures["steps"] == 3
+    assert first_gpu["samples"] == 1
+    assert first_gpu["gpm_windows"] == 1
+    assert first_gpu["utilisation_share"] == 0.5
+    assert first_gpu["series"]["time_s"] == [10.0]
+    assert lost_gpu["samples"] == 0
+    assert lost_gpu["gpm_windows"] == 0
+    assert lost_gpu["lacking"] == "lost"
+    assert lost_gpu["series"] == {}
+
+
+@pytest.mark.parametrize(
+    "outcome", [Crashed(detail="boom"), Measured(figures={"loss": 1.0})]
+)
+def test_outcome_without_window_gets_no_activity(outcome):
+    assert with_gpu_activity(outcome, [AROUND_THE_WINDOW]) is outcome

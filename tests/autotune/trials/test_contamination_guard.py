@@ -1,3 +1,5 @@
+"""Trials run on free GPUs only, and are void if something else disturbed them."""
+
 import re
 from dataclasses import replace
 from unittest.mock import Mock
@@ -33,43 +35,57 @@ from testbed.fakes import (
 )
 
 GIB = 2**30
-IDLE = GIB // 2
-TAKEN = 4 * GIB
+IDLE_BYTES = GIB // 2
+OCCUPIED_BYTES = 4 * GIB
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
 NEIGHBOUR = (GpuProcess(pid=42, used_bytes=3 * GIB),)
 TRIAL = Trial(job="step", measured={"rows": 8}, timeout_s=60.0)
-ON_TWO = Trial(job="step", measured={"rows": 8, "local_ranks": 2}, timeout_s=60.0)
-RAN = Measured(figures={"peak_bytes": GIB})
-REFUSED = OutOfMemory(detail="CUDA out of memory")
+TRIAL_ON_TWO_GPUS = Trial(
+    job="step", measured={"rows": 8, "local_ranks": 2}, timeout_s=60.0
+)
+FIGURES = Measured(figures={"peak_bytes": GIB})
+OUT_OF_MEMORY = OutOfMemory(detail="CUDA out of memory")
 WINDOW = Measured(
     figures={"window_start_s": 1001.0, "window_end_s": 1003.0, "steps": 4}
 )
+FIGURES_OR_OUT_OF_MEMORY = pytest.mark.parametrize(
+    "outcome", [FIGURES, OUT_OF_MEMORY], ids=["figures", "out of memory"]
+)
 
 
-def gpu(*used, index=0, reasons=None, processes=(), counts=(1,)):
+def gpu(
+    *used_bytes, index=0, throttle_reasons=None, processes=(), process_counts=(1,)
+) -> FakeGpu:
+    """Script a GPU; the first value of ``used_bytes`` is its baseline."""
     samples = [
-        replace(SAMPLE, utilisation=1.0, throttle_reasons=reasons, process_count=count)
-        for count in counts
+        replace(
+            SAMPLE,
+            utilisation=1.0,
+            throttle_reasons=throttle_reasons,
+            process_count=count,
+        )
+        for count in process_counts
     ]
-    facts = replace(CARD, uuid=f"GPU-{index}", index=index)
     return FakeGpu(
-        facts=facts, used_bytes=used or (IDLE,), samples=samples, processes=(processes,)
+        facts=replace(CARD, uuid=f"GPU-{index}", index=index),
+        used_bytes=used_bytes or (IDLE_BYTES,),
+        samples=samples,
+        processes=(processes,),
     )
 
 
 class TwiceSampled(FakeGpuSampler):
-    """Reads one time more in a trial, as a single hot sample is tolerated."""
+    """Samples once more in a trial, as a single hot sample is tolerated."""
 
     def take(self):
         self.tick()
         return super().take()
 
 
-class Watchdog:
-    """A watched fake machine, and all that surrounds it. The first reading of each GPU
-    is its baseline."""
+class GuardedFake:
+    """A guarded fake machine on scripted GPUs, whose trials last for ``lasts_s``."""
 
-    def __init__(self, *gpus, outcome=RAN, lasts_s=0.0, sampler=FakeGpuSampler):
+    def __init__(self, *gpus, outcome=FIGURES, lasts_s=0.0, sampler=FakeGpuSampler):
         self.clock = FakeClock()
         self.started_s = self.clock.monotonic_s()
 
@@ -77,14 +93,15 @@ class Watchdog:
             self.clock.sleep(lasts_s)
             return outcome
 
-        self.fake = FakeMachine(simulate)
-        monitor, uuids = (
-            FakeGpuMonitor(gpus, clock=self.clock),
-            [gpu.facts.uuid for gpu in gpus],
+        self.machine = FakeMachine(simulate)
+        monitor = FakeGpuMonitor(gpus, clock=self.clock)
+        uuids = [gpu.facts.uuid for gpu in gpus]
+        self.guard = ContaminationGuard(
+            self.machine, monitor, uuids, sampler(monitor, uuids), self.clock
         )
-        self.machine = ContaminationGuard(
-            self.fake, monitor, uuids, sampler(monitor, uuids), self.clock
-        )
+
+    def run(self, trial=TRIAL):
+        return self.guard.run(trial)
 
     @property
     def waited_s(self):
@@ -92,22 +109,28 @@ class Watchdog:
 
 
 @pytest.mark.parametrize(
-    "kind", [Measured, HostOutOfMemory, TimedOut, Crashed, OutOfMemory]
+    "outcome",
+    [
+        FIGURES,
+        HostOutOfMemory(detail="d"),
+        TimedOut(detail="d"),
+        Crashed(detail="d"),
+        OutOfMemory(detail="d"),
+    ],
 )
-def test_outcomes_on_a_quiet_gpu_pass_through(kind):
-    outcome = RAN if kind is Measured else kind(detail="d")
-    # Which is how a loaded card works.
-    watch = Watchdog(gpu(reasons=("sw_power_cap",)), outcome=outcome)
-    assert watch.machine.run(TRIAL) is outcome
-    assert watch.fake.trials == [TRIAL]
-    assert watch.waited_s == 0
+def test_outcomes_on_a_quiet_gpu_pass_through(outcome):
+    # A loaded GPU runs at its power cap.
+    guarded = GuardedFake(gpu(throttle_reasons=("sw_power_cap",)), outcome=outcome)
+    assert guarded.run() is outcome
+    assert guarded.machine.trials == [TRIAL]
+    assert guarded.waited_s == 0
 
 
-def test_neighbour_that_was_there_before_and_stays_keeps_the_trial_from_running():
-    watch = Watchdog(gpu(IDLE, TAKEN, processes=NEIGHBOUR))
-    outcome = watch.machine.run(TRIAL)
-    assert watch.fake.trials == []
-    assert watch.waited_s == pytest.approx(WAIT_BEFORE_S, abs=0.2)
+def test_neighbour_that_stays_prevents_the_trial():
+    guarded = GuardedFake(gpu(IDLE_BYTES, OCCUPIED_BYTES, processes=NEIGHBOUR))
+    outcome = guarded.run()
+    assert guarded.machine.trials == []
+    assert guarded.waited_s == pytest.approx(WAIT_BEFORE_S, abs=0.2)
     assert isinstance(outcome, Contaminated)
     assert outcome.detail.startswith(
         "trial skipped: GPU 0 still holds 4 GiB after a wait of 30"
@@ -118,160 +141,224 @@ def test_neighbour_that_was_there_before_and_stays_keeps_the_trial_from_running(
 
 
 @pytest.mark.parametrize(
-    ("used", "waited_s"),
-    [((TAKEN, TAKEN, TAKEN, IDLE), 0.3), ((IDLE, TAKEN, TAKEN, IDLE), 0.2)],
+    ("used_bytes", "waited_s"),
+    [
+        pytest.param([OCCUPIED_BYTES] * 3 + [IDLE_BYTES], 0.3, id="before a trial"),
+        pytest.param(
+            [IDLE_BYTES] + [OCCUPIED_BYTES] * 2 + [IDLE_BYTES], 0.2, id="after a trial"
+        ),
+    ],
 )
-def test_memory_may_come_back_late_before_and_after_a_trial(used, waited_s):
-    watch = Watchdog(gpu(IDLE, *used))
-    assert watch.machine.run(TRIAL) is RAN
-    assert watch.waited_s == pytest.approx(waited_s)
+def test_memory_may_be_freed_late(used_bytes, waited_s):
+    guarded = GuardedFake(gpu(IDLE_BYTES, *used_bytes))
+    assert guarded.run() is FIGURES
+    assert guarded.waited_s == pytest.approx(waited_s)
 
 
-@pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
-def test_neighbour_that_came_during_the_trial_makes_it_void(outcome):
-    watch = Watchdog(gpu(IDLE, IDLE, TAKEN, processes=NEIGHBOUR), outcome=outcome)
-    found = watch.machine.run(TRIAL)
-    assert watch.fake.trials == [TRIAL]
-    assert watch.waited_s == pytest.approx(WAIT_AFTER_S, abs=0.2)
-    assert isinstance(found, Contaminated)
-    assert found.detail.startswith("GPU 0 still holds 4 GiB after a wait of 10")
-    assert "pid 42: 3 GiB" in found.detail
-
-
-def test_a_neighbour_after_a_trial_spoils_only_those_until_it_has_left():
-    watch = Watchdog(
-        gpu(IDLE, IDLE, IDLE, *[TAKEN] * (int(WAIT_BEFORE_S / 0.1) + 2), IDLE)
+@FIGURES_OR_OUT_OF_MEMORY
+def test_neighbour_that_came_during_the_trial_voids_it(outcome):
+    guarded = GuardedFake(
+        gpu(IDLE_BYTES, IDLE_BYTES, OCCUPIED_BYTES, processes=NEIGHBOUR),
+        outcome=outcome,
     )
-    assert watch.machine.run(TRIAL) is RAN
-    assert isinstance(watch.machine.run(TRIAL), Contaminated)
-    assert watch.fake.trials == [TRIAL]
-    assert watch.machine.run(TRIAL) is RAN
+    contaminated = guarded.run()
+    assert guarded.machine.trials == [TRIAL]
+    assert guarded.waited_s == pytest.approx(WAIT_AFTER_S, abs=0.2)
+    assert isinstance(contaminated, Contaminated)
+    assert contaminated.detail.startswith("GPU 0 still holds 4 GiB after a wait of 10")
+    assert "pid 42: 3 GiB" in contaminated.detail
 
 
-@pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
-def test_heat_voids_a_timed_trial_and_says_nothing_about_memory(outcome):
-    hot = gpu(reasons=("sw_power_cap", "hw_thermal"))
-    both = (FIT_STEPS, CURVE_STEPS["cuda"])
-    fits, timed = (
-        replace(
-            TRIAL,
-            measured={
-                "rows": 8,
-                "warmup_steps": steps.warmup,
-                "timed_steps": steps.timed,
-            },
+def test_trials_run_again_once_a_neighbour_has_left():
+    occupied_readings = int(WAIT_BEFORE_S / 0.1) + 2
+    guarded = GuardedFake(
+        gpu(
+            IDLE_BYTES,
+            # Before and after the first trial.
+            *[IDLE_BYTES] * 2,
+            # Throughout the wait before the second.
+            *[OCCUPIED_BYTES] * occupied_readings,
+            IDLE_BYTES,
         )
-        for steps in both
     )
-    assert Watchdog(hot, outcome=outcome).machine.run(fits) is outcome
-    assert isinstance(
-        Watchdog(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated
-    )
-    for trial in (TRIAL, timed):
-        found = Watchdog(hot, outcome=outcome, sampler=TwiceSampled).machine.run(trial)
-        assert isinstance(found, Contaminated)
-        assert found.detail.startswith("GPU 0 was slowed down: hw_thermal in ")
+    assert guarded.run() is FIGURES
+    assert isinstance(guarded.run(), Contaminated)
+    assert guarded.machine.trials == [TRIAL]
+    assert guarded.run() is FIGURES
 
 
-def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
-    watch = Watchdog(gpu(IDLE, TAKEN, reasons=("hw_thermal",), counts=(2, 2, 2)))
+HOT_GPU = gpu(throttle_reasons=("sw_power_cap", "hw_thermal"))
+
+
+def step_trial(steps):
+    return replace(
+        TRIAL,
+        measured={
+            "rows": 8,
+            "warmup_steps": steps.warmup,
+            "timed_steps": steps.timed,
+        },
+    )
+
+
+@FIGURES_OR_OUT_OF_MEMORY
+@pytest.mark.parametrize("trial", [TRIAL, step_trial(CURVE_STEPS["cuda"])])
+def test_heat_voids_a_timed_trial(trial, outcome):
+    guarded = GuardedFake(HOT_GPU, outcome=outcome, sampler=TwiceSampled)
+    contaminated = guarded.run(trial)
+    assert isinstance(contaminated, Contaminated)
+    assert contaminated.detail.startswith("GPU 0 was slowed down: hw_thermal in ")
+
+
+@FIGURES_OR_OUT_OF_MEMORY
+def test_heat_says_nothing_about_memory(outcome):
+    fit_trial = step_trial(FIT_STEPS)
+    assert GuardedFake(HOT_GPU, outcome=outcome).run(fit_trial) is outcome
+
+
+@FIGURES_OR_OUT_OF_MEMORY
+def test_other_processes_void_an_untimed_trial(outcome):
+    shared_gpu = gpu(process_counts=(2, 2, 2))
+    contaminated = GuardedFake(shared_gpu, outcome=outcome).run(step_trial(FIT_STEPS))
+    assert isinstance(contaminated, Contaminated)
+
+
+def test_trace_uses_no_gpu():
+    disturbed_gpu = gpu(
+        IDLE_BYTES,
+        OCCUPIED_BYTES,
+        throttle_reasons=("hw_thermal",),
+        process_counts=(2, 2, 2),
+    )
+    guarded = GuardedFake(disturbed_gpu)
     trace = Trial(job="trace", measured={"sizes": [1]}, timeout_s=60.0)
-    assert watch.machine.run(trace) is RAN
-    assert watch.fake.trials == [trace]
-    assert watch.waited_s == 0
+    assert guarded.run(trace) is FIGURES
+    assert guarded.machine.trials == [trace]
+    assert guarded.waited_s == 0
 
 
 @pytest.mark.parametrize(
-    "readings",
+    "used_bytes",
     [
         (UNKNOWN,),
-        (UNKNOWN, TAKEN),
-        (IDLE, UNKNOWN),
-        (IDLE, IDLE, UNKNOWN),
+        (UNKNOWN, OCCUPIED_BYTES),
+        (IDLE_BYTES, UNKNOWN),
+        (IDLE_BYTES, IDLE_BYTES, UNKNOWN),
     ],
     ids=["never read", "no baseline", "not before", "not after"],
 )
-def test_readings_that_are_missing_contaminate_nothing(readings):
-    watch = Watchdog(
-        FakeGpu(used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,))
-    )
-    assert watch.machine.run(TRIAL) is RAN
-    assert watch.waited_s == 0
+def test_missing_readings_contaminate_nothing(used_bytes):
+    blind_gpu = FakeGpu(used_bytes=used_bytes, samples=(UNKNOWN,), processes=(UNKNOWN,))
+    guarded = GuardedFake(blind_gpu)
+    assert guarded.run() is FIGURES
+    assert guarded.waited_s == 0
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said"),
+    ("gpus", "detail"),
     [
-        ([gpu(), gpu(IDLE, IDLE, TAKEN, index=1)], "GPU 1 still holds 4 GiB [^;]*"),
-        (
-            [gpu(IDLE, IDLE, TAKEN, reasons=("sw_thermal",))],
+        pytest.param(
+            [gpu(), gpu(IDLE_BYTES, IDLE_BYTES, OCCUPIED_BYTES, index=1)],
+            "GPU 1 still holds 4 GiB [^;]*",
+            id="memory of the second GPU",
+        ),
+        pytest.param(
+            [
+                gpu(
+                    IDLE_BYTES,
+                    IDLE_BYTES,
+                    OCCUPIED_BYTES,
+                    throttle_reasons=("sw_thermal",),
+                )
+            ],
             "GPU 0 was slowed down: sw_thermal in .*; GPU 0 still holds 4 GiB .*",
+            id="heat before memory",
         ),
-        (
-            [gpu(IDLE, TAKEN, processes=UNKNOWN)],
+        pytest.param(
+            [gpu(IDLE_BYTES, OCCUPIED_BYTES, processes=UNKNOWN)],
             r".*\(processes cannot be listed: NVML: Insufficient Permissions\)",
+            id="processes unknown",
         ),
-        (
-            [gpu(), gpu(index=1, counts=(1, 1, 1, 1, 2))],
+        pytest.param(
+            [gpu(), gpu(index=1, process_counts=(1, 1, 1, 1, 2))],
             "another process used GPU 1: 2 processes in 1 of 2 samples",
+            id="another process on the second GPU",
         ),
     ],
 )
-def test_what_happened_on_any_gpu_in_use_is_said_and_no_more(gpus, said):
-    found = Watchdog(*gpus, sampler=TwiceSampled).machine.run(
-        ON_TWO if len(gpus) > 1 else TRIAL
+def test_describes_disturbances_of_all_used_gpus(gpus, detail):
+    guarded = GuardedFake(*gpus, sampler=TwiceSampled)
+    outcome = guarded.run(TRIAL_ON_TWO_GPUS if len(gpus) > 1 else TRIAL)
+    assert isinstance(outcome, Contaminated)
+    assert re.fullmatch(detail, outcome.detail)
+
+
+def test_unused_gpu_does_not_matter():
+    disturbed_gpu = gpu(
+        IDLE_BYTES,
+        OCCUPIED_BYTES,
+        index=1,
+        throttle_reasons=("hw_thermal",),
+        process_counts=(2, 2, 2),
     )
-    assert isinstance(found, Contaminated)
-    assert re.fullmatch(said, found.detail)
+    outcome = GuardedFake(gpu(), disturbed_gpu, outcome=WINDOW).run(TRIAL)
+    assert isinstance(outcome, Measured)
+    assert len(outcome.figures["gpus"]) == 1
 
 
-def test_what_happens_on_a_gpu_that_no_rank_uses_does_not_matter():
-    busy = gpu(IDLE, TAKEN, index=1, reasons=("hw_thermal",), counts=(2, 2, 2))
-    found = Watchdog(gpu(), busy, outcome=WINDOW).machine.run(TRIAL)
-    assert isinstance(found, Measured)
-    assert len(found.figures["gpus"]) == 1
-    # Company from before the trial.
-    assert Watchdog(gpu(counts=(2, 2, 1))).machine.run(TRIAL) is RAN
+def test_processes_from_before_the_trial_do_not_matter():
+    guarded = GuardedFake(gpu(process_counts=(2, 2, 1)))
+    assert guarded.run() is FIGURES
 
 
-def test_figures_of_a_window_get_what_every_gpu_did_in_it():
-    figures = (
-        Watchdog(gpu(), gpu(index=1), outcome=WINDOW, lasts_s=2.5)
-        .machine.run(ON_TWO)
-        .figures
-    )
+def test_window_gets_the_activity_of_every_gpu():
+    guarded = GuardedFake(gpu(), gpu(index=1), outcome=WINDOW, lasts_s=2.5)
+    figures = guarded.run(TRIAL_ON_TWO_GPUS).figures
     assert figures["steps"] == 4
-    assert [one["samples"] for one in figures["gpus"]] == [1, 1]
+    assert [gpu_figures["samples"] for gpu_figures in figures["gpus"]] == [1, 1]
     assert figures["gpus"][1]["utilisation_share"] == 1.0
     assert figures["gpus"][1]["series"]["time_s"] == [1002.5]
-    (figures,) = Watchdog(gpu(), outcome=WINDOW).machine.run(TRIAL).figures["gpus"]
-    assert (figures["samples"], figures["utilisation_share"]) == (0, None)
-    assert figures["lacking"]
 
 
-def test_a_machine_that_raises_leaves_the_sampler_running_and_closing_ends_both_and_not_the_monitor():
+def test_window_without_samples_says_what_is_lacking():
+    outcome = GuardedFake(gpu(), outcome=WINDOW).run(TRIAL)
+    (gpu_figures,) = outcome.figures["gpus"]
+    assert gpu_figures["samples"] == 0
+    assert gpu_figures["utilisation_share"] is None
+    assert gpu_figures["lacking"]
+
+
+def test_error_of_the_machine_is_passed_on():
     monitor = FakeGpuMonitor([gpu()])
-    machine = Mock(
-        run=Mock(side_effect=BadInput("no such file", next_step="Name another."))
-    )
+    error = BadInput("no such file", next_step="Name another.")
+    machine = Mock(run=Mock(side_effect=error))
     sampler = Mock(wraps=FakeGpuSampler(monitor, ["GPU-0"]))
-    watched = ContaminationGuard(machine, monitor, ["GPU-0"], sampler, FakeClock())
+    guard = ContaminationGuard(machine, monitor, ["GPU-0"], sampler, FakeClock())
     for _ in range(2):
         with pytest.raises(BadInput):
-            watched.run(TRIAL)
-    watched.close()
+            guard.run(TRIAL)
+    sampler.stop.assert_not_called()
+
+
+def test_closing_ends_machine_and_sampler_only():
+    monitor = FakeGpuMonitor([gpu()])
+    machine = Mock(run=Mock(return_value=FIGURES))
+    sampler = Mock(wraps=FakeGpuSampler(monitor, ["GPU-0"]))
+    guard = ContaminationGuard(machine, monitor, ["GPU-0"], sampler, FakeClock())
+    guard.run(TRIAL)
+    guard.close()
     machine.close.assert_called_once()
     sampler.stop.assert_called_once()
-    assert monitor.used_bytes("GPU-0") == IDLE
+    assert monitor.used_bytes("GPU-0") == IDLE_BYTES
 
 
-def test_other_users_are_told_for_each_gpu_that_is_to_be_used():
+def test_other_users_are_described_for_each_gpu():
     monitor = FakeGpuMonitor(
         [
             gpu(),
-            gpu(TAKEN, index=1),
+            gpu(OCCUPIED_BYTES, index=1),
             gpu(index=2, processes=NEIGHBOUR),
-            gpu(TAKEN, index=3),
+            gpu(OCCUPIED_BYTES, index=3),
         ]
     )
     assert other_users(monitor, ["GPU-0", "GPU-1", "GPU-2"]) == (
@@ -281,4 +368,7 @@ def test_other_users_are_told_for_each_gpu_that_is_to_be_used():
         ),
         "GPU 2 is already in use: 512 MiB allocated (pid 42: 3 GiB)",
     )
-    assert other_users(FakeGpuMonitor(), ["GPU-9"]) == ()  # it cannot be described
+
+
+def test_gpu_that_cannot_be_described_has_no_users():
+    assert other_users(FakeGpuMonitor(), ["GPU-9"]) == ()
