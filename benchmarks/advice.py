@@ -1,12 +1,14 @@
-"""Whether judgements and advice hold: ``python -m benchmarks.advice [--json FILE] [--only PART …]``.
+"""Check of judgements and advice.
 
-- ``simulated``: what limits 400 simulated runs and their profiles, known from what each
+``python -m benchmarks.advice [--json FILE] [--only PART …]``
+
+* ``simulated``: what limits 400 simulated runs and their profiles, known from what each
   remedy saves there, and what advice delivers in simulated trainings.
-- ``limits``: real trainings on this machine, each limited by one thing, two of them
+* ``limits``: real trainings on this machine, each limited by one thing, two of them
   over a slow network (needs root).
-- ``followed``: real trainings in which advice is followed; the delivered gain is
+* ``followed``: real trainings in which advice is followed; the delivered gain is
   compared with the predicted one.
-- ``sizes``: advice that promises storage or memory, followed for real.
+* ``sizes``: advice that promises storage or memory, followed for real.
 """
 
 import json
@@ -99,7 +101,7 @@ of both runs."""
 
 @measuring
 def main(arguments: Sequence[str] | None) -> int:
-    """Measure, print bars, keep figures.
+    """Measure, print bars, and keep figures.
 
     The file keeps the parts that are not measured.
     """
@@ -207,10 +209,11 @@ def _promise(scenario: Scenario) -> dict[str, Any]:
 
 
 def is_kept(gain: Gain, delivered: float, *, noise: float) -> bool:
-    """Whether what was delivered lies within what was promised, or so little beside it, and is about as much.
+    """Return whether the delivered gain is about what was promised.
 
-    Wide intervals promise nothing: what is likeliest must be delivered at least by
-    half, and at most twice.
+    It must lie within the promised interval, or a little beside it. Wide intervals
+    promise nothing, so the likeliest gain must be delivered at least by half, and at
+    most twice.
     """
     low = gain.ratio * (1 - WITHOUT_INTERVAL) if gain.low is None else gain.low
     high = gain.ratio * (1 + WITHOUT_INTERVAL) if gain.high is None else gain.high

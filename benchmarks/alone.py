@@ -1,7 +1,7 @@
-"""``python -m benchmarks.alone MODULE:FUNCTION SIZE [NAME=VALUE]``: run a step on a GPU without autotune.
+"""Run a step on a GPU without autotune.
 
-Prints ``ran``, ``retried`` if the allocator had to free cached blocks, or ``out of
-memory``.
+``python -m benchmarks.alone MODULE:FUNCTION SIZE [NAME=VALUE]`` prints ``ran``,
+``retried`` if the allocator had to free cached blocks, or ``out of memory``.
 """
 
 import importlib

@@ -91,7 +91,12 @@ def lines(bars: Sequence[Bar]) -> str:
 
 
 def exit_code(bars: Sequence[Bar]) -> int:
-    """0 when every bar holds, 1 when one is short, 2 when one could not be measured and none is short."""
+    """Return the exit code of a benchmark.
+
+    Returns:
+        0 if every bar holds, 1 if one is short, 2 if one could not be measured and none
+        is short.
+    """
     verdicts = [bar.holds for bar in bars]
     if False in verdicts:
         return EXIT_SHORT
@@ -109,7 +114,10 @@ def keep(file: Path | None, bars: Sequence[Bar], content: Mapping[str, Any]) -> 
 def finish(
     file: Path | None, bars: Sequence[Bar], content: Mapping[str, Any], shown: str = ""
 ) -> int:
-    """Keep the bars and the content, print the tables and the bars, and return the exit code."""
+    """Keep the bars and the content, print them, and return the exit code.
+
+    ``shown`` are tables to print before the bars.
+    """
     keep(file, bars, content)
     print(f"{shown}\n{lines(bars)}" if shown else lines(bars))
     return exit_code(bars)
@@ -153,7 +161,7 @@ def measuring(main: Main) -> Main:
 def run(main: Main) -> NoReturn:
     """Run a benchmark as a program.
 
-    SIGTERM unwinds it like Ctrl-C, so that what it has made is removed.
+    SIGTERM unwinds it like Ctrl-C, so that its files and processes are removed.
     """
     warnings.filterwarnings("ignore", category=UserWarning)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

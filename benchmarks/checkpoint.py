@@ -1,16 +1,16 @@
-"""``python -m benchmarks.checkpoint``: the cost of saving the state of a training, and of resuming it.
+"""``python -m benchmarks.checkpoint``: the cost of saving and of resuming.
 
 *Stall*: optimizer steps of ``bert-120m`` (1.3 GB of weights and optimizer state) are
 taken in interleaved blocks without a save, with a synchronous one at the block's
 beginning, and with an asynchronous one. The time that a block takes longer than one
-without is what the save cost, the disturbance by the writing thread included.
+without is the cost of the save, the disturbance by the writing thread included.
 ``torch.save`` of the same state, synced, is shown for comparison.
 
 *Resume*: ``python -m trainer`` resumes at 202 million samples from a checkpoint near
 the start of the first epoch, and from the same one with its position moved to the
-middle, with a cold page cache, interleaved. Counted is the time between joining the
-ranks and going forward: dataset, model, checkpoint and first batch, as ``startup.json``
-tells.
+middle, with a cold page cache, interleaved. Counted is the time from the rendezvous of
+the ranks to the first forward pass, in which dataset, model, checkpoint and first batch
+are loaded, as in ``startup.json``.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.cli``: how long ``autotune --help`` takes as a whole process, and what it must not import.
+"""``python -m benchmarks.cli``: the time of ``autotune --help``, and its imports.
 
-The median of five runs after one that warms the file cache must stay below half a
-second, which is about what a person waits without noticing. The program that answers
-must not import torch: that alone takes seconds.
+The median of five whole processes after one that warms the file cache must stay below
+half a second, which is about as long as a person waits without noticing. The program
+that answers must not import torch: that alone takes seconds.
 """
 
 import os
@@ -62,7 +62,7 @@ def make_bars(runs_s: Sequence[float], heavy: Sequence[str]) -> list[Bar]:
 
 
 def heavy_imports(command: Sequence[str]) -> list[str]:
-    """Which of the heavy libraries a Python command imports.
+    """Return the heavy libraries that a Python command imports.
 
     Args:
         command: The interpreter, then its arguments.

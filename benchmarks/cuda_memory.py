@@ -1,11 +1,12 @@
-"""``python -m benchmarks.cuda_memory --json FILE``: predicted memory beside what torch's own CUDA allocator did.
+"""``python -m benchmarks.cuda_memory --json FILE``: predicted and allocated memory.
 
-Each configuration is probed as a user would, on pretended GPUs: torch's CUDA build, its
-caching allocator, autograd and kernels' requests are real, only kernels do nothing. Its
-memory is predicted on the meta device, and trials then find the largest micro-batch
-that the allocator serves. Some are then trained on packed sequences of documents of
-real lengths, at the size that a probe chooses. Figures are the allocator's; what lies
-outside it is pretended, and compared with nothing.
+The prediction is compared with torch's own CUDA allocator. Each configuration is probed
+as a user would, on pretended GPUs: torch's CUDA build, its caching allocator, autograd
+and kernels' requests are real, only kernels do nothing. Its memory is predicted on the
+meta device, and trials then find the largest micro-batch that the allocator serves.
+Some are then trained on packed sequences of documents of real lengths, at the size that
+a probe chooses. Figures are the allocator's. Non-PyTorch memory is pretended, and
+compared with nothing.
 """
 
 import json

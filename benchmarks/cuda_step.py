@@ -1,10 +1,11 @@
-"""``python -m benchmarks.cuda_step --json FILE``: kernels, matmuls, copies and waits of one steady optimizer step.
+"""``python -m benchmarks.cuda_step --json FILE``: the work of one steady step.
 
-The trainer's whole loop runs on a pretended GPU, on packed sequences of documents of
-real lengths: torch's CUDA build, autograd, Inductor and Triton are real, only kernels
-do nothing. Steps 21 to 30 are counted by name, with the kernels of replayed CUDA
-graphs; a call of cuBLAS counts as one launch. ``--set`` counts other settings of the
-trainer, such as one of several optimisations alone.
+It counts kernels, matmuls, copies and waits of an optimizer step. The trainer's whole
+loop runs on a pretended GPU, on packed sequences of documents of real lengths: torch's
+CUDA build, autograd, Inductor and Triton are real, only kernels do nothing. Steps 21 to
+30 are counted by name, with the kernels of replayed CUDA graphs; a call of cuBLAS
+counts as one launch. ``--set`` counts other settings of the trainer, such as one of
+several optimisations alone.
 
 Bytes, memory and MFU are predicted from traces of larger steps, with compiled layers:
 512 tokens in 2.1 documents, on an H100 SXM; the largest micro-batch is that of an H100
@@ -115,10 +116,9 @@ FAMILIES = {
     "other": "",
 }
 """Families of kernels, by a pattern in their names; the first that matches."""
+_NAMESPACES = "at|native|cuda|std|detail|cutlass|c10|at_cuda_detail|cub"
 _NOISE = {
-    r"\(anonymous namespace\)::|\b(at|native|cuda|std|detail|cutlass|c10|at_cuda_detail|cub)::|^void ": (
-        ""
-    ),
+    rf"\(anonymous namespace\)::|\b({_NAMESPACES})::|^void ": "",
     r"\(TensorIteratorBase&\)|::operator\(\)\(\) const": "",
     r"::\{lambda\([^()]*\)(#\d+)\}": r"\1",
 }
@@ -148,11 +148,10 @@ def main(arguments: Sequence[str] | None) -> int:
         if options.only in model
     }
     for case in (case for case in CASES if options.only in case.name):
-        found[case.name] = _readable(counted(case, tuple(options.set)))
-        sys.stderr.write(
-            f"{case.name}:"
-            f" {json.dumps(found[case.name].get('error') or figures_of(found[case.name]))}\n"
-        )
+        counts = _readable(counted(case, tuple(options.set)))
+        found[case.name] = counts
+        progress = json.dumps(counts.get("error") or figures_of(counts))
+        sys.stderr.write(f"{case.name}: {progress}\n")
         keep(options.json, make_bars(found, traced), content)  # each takes minutes
     shown = [_table(found), _traced_table(traced), *_details(found)]
     if options.only in ("", "ablation"):
@@ -193,7 +192,7 @@ def traced_figures(model: str, settings: Sequence[str] = ()) -> dict[str, float]
 
 
 def _memory(model: str, settings: Sequence[str]) -> tuple[int, float]:
-    """Return the largest micro-batch on an H100 NVL, and the bytes of activations per token."""
+    """Return the largest micro-batch on an H100 NVL, and activation bytes per token."""
     request = _request(model, settings)
     overheads = expected_on_gpu((9, 0), 1, H100_NVL.usable_bytes).usual
     with ForkServerMachine() as machine:
@@ -244,7 +243,10 @@ def _traced(model: str, settings: Sequence[str]) -> tuple[SpeedPrediction, StepW
 
 
 def _variant(name: str) -> dict[str, float | None]:
-    """Return what a step of bert-120m counts and is predicted to take in one variant of the ablation."""
+    """Return the counts and predictions of a step in one variant of the ablation.
+
+    The step is of bert-120m.
+    """
     settings, left_out = VARIANTS[name], name.removeprefix("without ")
     with patch(*WITHOUT[left_out]) if left_out in WITHOUT else contextlib.nullcontext():
         speed, work = _traced("bert-120m", settings)
@@ -276,7 +278,7 @@ def changes_of(settings: Sequence[str]) -> dict[str, Any]:
 def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a case, which are the columns of the table.
 
-    A bar is taken of those named in ``BARS``.
+    The figures that are named in ``BARS`` get a bar.
     """
     total = {kind: sum(names.values()) for kind, names in one["counts"].items()}
     memsets, waits = one["counts"]["copy"].get("memset", 0.0), one["counts"]["wait"]
@@ -367,7 +369,7 @@ def _readable(one: dict[str, Any]) -> dict[str, Any]:
 def _short(name: str) -> str:
     """Return a kernel's name without namespaces and its arguments.
 
-    What a general kernel computes is in the name.
+    The name of a general kernel includes what it computes.
     """
     for noise, instead in _NOISE.items():
         name = re.sub(noise, instead, name)
@@ -400,7 +402,11 @@ def _traced_table(traced: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _details(found: Mapping[str, Any]) -> list[str]:
-    """Return, for each case, its most frequent kernels, its matmuls, and the code that waits for the device."""
+    """Return the details of each case.
+
+    They are its most frequent kernels, its matmuls, and the code that waits for the
+    device.
+    """
     texts = []
     for name, one in found.items():
         if "error" in one:

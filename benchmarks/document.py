@@ -1,10 +1,13 @@
-"""``python -m benchmarks.document``: update the figures and charts of README and docs from the committed files.
+"""``python -m benchmarks.document``: update the figures and charts of all pages.
 
-A mark names the figure and its source; the text between a mark and its end is written
-here:
-``<!-- = {cli['bars'][0]['figure']:.2f} -->0.17<!-- end -->`` is a figure, and ``<!-- rows bars : | {name} | -->`` says
-how each element becomes a row of the table that follows. Both are f-strings over
-``names_of``.
+The pages are README and docs, and the figures come from the committed files. A mark
+names the figure and its source; the text between a mark and its end is written here::
+
+    <!-- = {cli['bars'][0]['figure']:.2f} -->0.17<!-- end -->
+    <!-- rows bars : | {name} | -->
+
+The first mark is a figure. The second says how each element becomes a row of the table
+that follows. Both are f-strings over ``names_of``.
 """
 
 import functools
@@ -46,7 +49,10 @@ def pages(root: Path) -> list[Path]:
 
 
 def names_of(root: Path) -> dict[str, Any]:
-    """Return the names that marks may use: benchmarks, bars, faults, the GPU check, profiles, and formatters."""
+    """Return the names that marks may use.
+
+    They are benchmarks, bars, faults, the GPU check, profiles, and formatters.
+    """
     h100 = root / pictures.H100
     current = h100.parent / "2026-11-27"
     check, now = (
@@ -93,11 +99,11 @@ def names_of(root: Path) -> dict[str, Any]:
 
 
 def quoted(page: str, names: Mapping[str, Any]) -> str:
-    """Return a page with what its marks say behind each of them.
+    """Return a page with the text of each mark updated.
 
     Args:
         page: Markdown.
-        names: What marks may name.
+        names: Names that marks may use.
     """
 
     def fill(found: re.Match[str]) -> str:
@@ -143,7 +149,7 @@ def _worst_error(rows: Iterable[Mapping[str, Any]], predicted: str, real: str) -
 
 
 def _train_ratios(settings: Mapping[str, Any], other: str) -> list[float]:
-    """Return our throughput divided by another trainer's, for each model of the benchmark."""
+    """Return our throughput over another trainer's, for each model of the benchmark."""
     rates = [one["tokens_per_s"] for one in settings.values()]
     return sorted(
         statistics.median(one["ours"]) / statistics.median(one[other]) for one in rates

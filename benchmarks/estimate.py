@@ -1,4 +1,6 @@
-"""``python -m benchmarks.estimate``: time and accuracy of a memory prediction, and the trials that it saves.
+"""``python -m benchmarks.estimate``: time and accuracy of a memory prediction.
+
+The number of trials that it saves is counted as well.
 
 * speed: the memory model of BERT-base (sequences of 512, fp32, dropout 0.1 on both
   sides, AdamW, two steps) from traces of three micro-batches. The reference is torch's
@@ -67,7 +69,8 @@ import pathlib, sys
 from autotune.trials.jobs.server import run_job
 from autotune.trials.jobs.server import preload_trainer
 preload_trainer()
-sys.exit(0 if run_job("testbed.failing_job", pathlib.Path(sys.argv[1]), {"fault": "none"}, {}) else 1)
+result = pathlib.Path(sys.argv[1])
+sys.exit(0 if run_job("testbed.failing_job", result, {"fault": "none"}, {}) else 1)
 """
 
 Figures = dict[str, Any]
@@ -177,9 +180,9 @@ def fit_memory_model(
     micro_batches: int = 1,
     rows: int | None = None,
 ) -> MemoryModel:
-    """What ``autotune estimate`` finds, computed in this process.
+    """Return the prediction of ``autotune estimate``, computed in this process.
 
-    With rows, what it finds if they are its answer.
+    With ``rows``, it is the prediction if they are the largest micro-batch.
     """
     from autotune.memory.jobs import trace
 
@@ -247,7 +250,10 @@ def accuracy(_: int) -> Figures:
 
 
 def simulated(seed: int) -> Figures:
-    """Trials of searches on simulated machines, with a prediction and, for information, without."""
+    """Count trials of searches on simulated machines.
+
+    They have a prediction. Searches without one are counted for information.
+    """
     runs = []
     for number in range(SEEDS):
         base = seed * 1000 + number * MACHINES
@@ -274,9 +280,9 @@ def simulated(seed: int) -> Figures:
 
 
 def fork(_: int) -> Figures:
-    """Seconds of a trial that does nothing, after the first.
+    """Time a trial that does nothing, after the first.
 
-    And of a new interpreter that does the same.
+    A new interpreter that does the same is timed as well.
     """
     forked_s, fresh_s = [], []
     job: Any = "testbed.failing_job"

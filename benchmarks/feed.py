@@ -1,10 +1,11 @@
-"""``python -m benchmarks.feed``: how fast one process makes masked-LM micro-batches, against the common way.
+"""``python -m benchmarks.feed``: the rate at which one process makes micro-batches.
 
-References, from PyPI, in the same process and the same minute:
+They are masked-LM micro-batches. References, from PyPI, in the same process and the
+same minute:
 
-* plain: a ``datasets`` table of ids and attention masks padded to the row, shuffled,
-  through torch's loader and ``DataCollatorForLanguageModeling`` of transformers, which
-  is how the recipes of that library feed an encoder;
+* plain: a ``datasets`` table of ids and attention masks padded to the full sequence,
+  shuffled, through torch's loader and ``DataCollatorForLanguageModeling`` of
+  transformers, which is how the recipes of that library feed an encoder;
 * by hand: the same tuned: ids only, numpy format, and the collator's own mask function
   called directly on the batch.
 
@@ -86,7 +87,10 @@ def main(arguments: Sequence[str] | None) -> int:
 def measure(
     place: Path, samples: int, repeats: int, window_s: float
 ) -> dict[str, dict[str, list[float]]]:
-    """Rates of every contender, one window of each in turn: samples/s and non-padding tokens/s by name."""
+    """Return samples/s and non-padding tokens/s of every contender, by name.
+
+    Windows of the contenders are interleaved.
+    """
     full = np.full(samples, ROW_TOKENS - SPECIAL_TOKENS_PER_SAMPLE)
     real = real_lengths(samples, seed=0)
     contenders: dict[str, Batches] = {}
@@ -207,7 +211,10 @@ def _ours(corpus: Path, layout: Any) -> Batches:
 
 
 def _padded_table(dataset: TokenDataset, lengths: Int64, place: Path) -> Any:
-    """Ids and attention masks of rows padded to their full width, on disk, as a tokenizer with padding leaves them."""
+    """Return ids and attention masks of sequences padded to their full width, on disk.
+
+    A tokenizer with padding writes the same.
+    """
     import datasets
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -292,7 +299,10 @@ def _by_hand(table: Any, place: Path) -> Batches:
 
 
 def _window(batches: Batches, window_s: float) -> tuple[float, float]:
-    """Samples/s and non-padding tokens/s over at least one batch and about the window's length."""
+    """Return samples/s and non-padding tokens/s of a window.
+
+    It has at least one batch and about the window's length.
+    """
     samples = tokens = 0
     started_s = time.perf_counter()
     while True:

@@ -1,4 +1,6 @@
-"""The largest micro-batch as two common tools find it: the same step, the same memory limit, one process for each.
+"""The largest micro-batch as two common tools find it.
+
+They get the same step and the same memory limit, in one process for each.
 
 * Lightning's ``BatchSizeFinder`` (by way of its ``Tuner``): doubles from 2, then halves
   the gap, three steps each;
@@ -6,8 +8,8 @@
   refusal.
 
 Both try one size after the other in one process. The limit counts from the end of the
-imports, and so do the seconds. What a user would have to add to get a right answer is
-added here, and each such place says so.
+imports, and so do the seconds. A user would have to add some code to get a right
+answer; each such addition has a comment.
 """
 
 import contextlib
@@ -66,7 +68,7 @@ class Case:
     memory_budget_bytes: int
 
     def config_of(self, rows: int) -> dict[str, Any]:
-        """The configuration with micro-batches of ``size`` sequences, one per optimizer step."""
+        """Return the configuration with a micro-batch of ``rows`` sequences a step."""
         return dict(self.config) | {"micro_batch_size": rows, "global_batch_size": rows}
 
 
@@ -87,9 +89,9 @@ class Found:
 
 
 def find_with_lightning(case: Case, margin: float) -> Found:
-    """Lightning's binary search.
+    """Search with Lightning.
 
-    The margin is the part that it takes off what it found (its default is 0.05).
+    ``margin`` is the part that it takes off its answer (its default is 0.05).
     """
     return _in_child(partial(_lightning, margin=margin), case)
 
@@ -100,7 +102,10 @@ def find_with_accelerate(case: Case) -> Found:
 
 
 class _Trials:
-    """Counts in memory that the parent shares: they outlive a process that is aborted."""
+    """Counts in memory that the parent shares.
+
+    They outlive a process that is aborted.
+    """
 
     def __init__(self, counts: Any) -> None:
         self._counts = counts
@@ -111,10 +116,10 @@ class _Trials:
 
     @contextlib.contextmanager
     def refusals(self) -> Iterator[None]:
-        """Count an allocator's refusal, and hand it on in words that both tools know.
+        """Count an allocator's refusal, and raise it as an error that both tools know.
 
-        To the favour of both: they know torch's own allocator only. A refusal of
-        oneDNN's, of the C++ library's or of Python's would end their search.
+        This favours both: they know torch's own allocator only. A refusal of oneDNN's,
+        of the C++ library's or of Python's would end their search.
         """
         from trainer.health.failures import out_of_memory
 
@@ -153,9 +158,9 @@ class _Bench:
         enforce(case.memory_budget_bytes, self.ranks, None)
 
     def build(self) -> Any:
-        """The model, its optimizer and its step.
+        """Build the model, its optimizer and its step.
 
-        On a CPU they are the same for every number of rows.
+        On a CPU they are the same for every micro-batch size.
         """
         from trainer.build import build_training
 
@@ -372,7 +377,11 @@ def _death(exit_code: int | None, log: Path) -> str:
 
 
 def cases() -> list[Case]:
-    """Six: answers from a few rows to some hundreds, four shapes, both precisions, with and without recomputation."""
+    """Return six cases.
+
+    Their answers are from a few sequences to some hundreds; they have four shapes and
+    both precisions, with and without activation checkpointing.
+    """
     modern = {"model_type": "modernbert", "max_position_embeddings": 8192}
     tiny_modern = modern | _shape(layers=4, hidden=128, heads=2, intermediate=192)
     tiny_roberta = {"model_type": "roberta"} | _shape(

@@ -1,8 +1,9 @@
-"""Cases of the paper's cluster whose efficiency follows from arithmetic: 128 nodes of two GPUs at 25 GbE.
+"""Cases of the paper's cluster whose efficiency follows from arithmetic.
 
-Assumed, not measured: 2.5 GB/s per NIC (80 % of the line), 36 TFLOP/s in fp32 and 292
-in bf16 (60 % and 35 % of the peak of an H100), no latency, no update. Efficiency is
-against one node with the same rows on every GPU.
+The cluster has 128 nodes of two GPUs at 25 GbE. Assumed, not measured: 2.5 GB/s per NIC
+(80 % of the line), 36 TFLOP/s in fp32 and 292 in bf16 (60 % and 35 % of the peak of an
+H100), no latency, no update. Efficiency is against one node with the same sequences on
+every GPU.
 """
 
 from dataclasses import dataclass, replace
@@ -48,9 +49,9 @@ def network(nodes: int) -> Network:
 
 
 def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
-    """6 N T operations.
+    """Return the compute of a rank: 6 N T operations.
 
-    Gradients of layers evenly over backward, the embedding's last.
+    Gradients of layers are ready evenly over backward, the embedding's last.
     """
     parts = encoder.layers * PARTS_PER_LAYER
     each = (encoder.elements - encoder.embedding_elements) // parts
@@ -86,7 +87,9 @@ def bound(of: RankCompute, rows: int, micro_batches: int, nodes: int) -> float:
 
 
 def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
-    """Return the best gradient synchronisation of the 120 M model in bf16 at this global batch, in sequences.
+    """Return the best gradient synchronisation at this global batch, in sequences.
+
+    The model has 120 M parameters and trains in bf16.
 
     Raises:
         ValueError: If there are fewer sequences than ranks.
@@ -159,7 +162,10 @@ def bars() -> list[Bar]:
 
 
 def ddp_with_accumulation_3() -> dict[str, float]:
-    """What DDP makes of the last case: only the last micro-batch hides anything, so the bound is out of its reach."""
+    """Return the efficiency of DDP in the last case.
+
+    Only the last micro-batch hides anything, so the bound is out of its reach.
+    """
     large = compute(BERT_350M, FP32_FLOPS_PER_S)
     half = replace(GradientSync(), gradient_dtype="bf16")
     return {

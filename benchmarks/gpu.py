@@ -1,10 +1,10 @@
-"""``python -m benchmarks.gpu --out DIR``: run autotune's own commands on a GPU, and keep their answers.
+"""``python -m benchmarks.gpu --out DIR``: run autotune's own commands on a GPU.
 
-The most valuable stages run first, within ``--minutes``; each answer is written to
-``DIR/check.json`` as soon as its stage ends. Run the same command again to continue:
-stages that ended are not repeated. ``--keep`` copies answers and profiles into
-``reports/gpu/GPU/DATE``, with predictions beside measured values, and writes
-``docs/reference/gpu.md``.
+Their answers are kept. The most valuable stages run first, within ``--minutes``; each
+answer is written to ``DIR/check.json`` as soon as its stage ends. Run the same command
+again to continue: stages that ended are not repeated. ``--keep`` copies answers and
+profiles into ``reports/gpu/GPU/DATE``, with predictions beside measured values, and
+writes ``docs/reference/gpu.md``.
 
 Nothing is kept of a pretended GPU, of one whose peak is not known, or if a rate exceeds
 what the GPU can do.
@@ -254,7 +254,11 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the stages for which the time suffices, print the results, and return the exit code."""
+    """Run the stages for which the time suffices, and print the results.
+
+    Returns:
+        The exit code.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description="Measure what a GPU reaches."
     )
@@ -329,7 +333,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def select(stages: Sequence[Stage], only: str, gpus: int) -> list[Stage]:
-    """Return the stages that ``gpus`` GPUs can run: all, or those with these names or prefixes.
+    """Return the stages that ``gpus`` GPUs can run.
+
+    They are all stages, or those with these names or prefixes.
 
     Raises:
         UsageError: If a name matches none, or there are too few GPUs for all of them.
@@ -405,7 +411,10 @@ def open_check(out: Path, site: MeasuredDevice, *, tiny: bool) -> dict[str, Any]
 
 
 def make_data(out: Path, given: Path | None, sizes: Sizes) -> None:
-    """Put the dataset at ``data``: the given one, or one of real lengths whose ids mean nothing."""
+    """Put the dataset at ``data``.
+
+    It is the given one, or one of real lengths whose ids mean nothing.
+    """
     data = out / "data"
     if given is not None and not data.exists():
         data.symlink_to(given.absolute())
@@ -519,7 +528,10 @@ def _parsed(answer: str) -> Any:
 
 
 def _ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Wait for its end without reaping it, so that no other process gets its number before its group is killed."""
+    """Wait for a process's end without reaping it.
+
+    So no other process gets its number before its group is killed.
+    """
     end_s = time.monotonic() + seconds
     while (
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
@@ -544,7 +556,10 @@ def _without_paths(text: str, out: Path) -> str:
 
 
 def confirm() -> None:
-    """Print whether products on the GPU are right, and how fast they are: a pretended GPU computes nothing."""
+    """Print whether matmuls on the GPU are right, and how fast they are.
+
+    A pretended GPU computes nothing.
+    """
     import torch
 
     left = torch.randint(
@@ -584,7 +599,10 @@ def confirm() -> None:
 
 
 def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
-    """Return the reasons not to keep a check: anything that is not shown to be real and plausible."""
+    """Return the reasons not to keep a check.
+
+    They are anything that is not shown to be real and plausible.
+    """
     made_with, stages = check["made_with"], check["stages"]
     gpu, driver = made_with.get("gpu"), made_with.get("driver")
     peak = peak_flops_per_s(gpu, "bf16") if gpu else None
@@ -638,7 +656,10 @@ def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
 def _measured(
     out: Path,
 ) -> Iterator[tuple[Path, Callable[[Path], tuple[str | None, str | None]]]]:
-    """Yield every profile and run, with what checks its rates and returns its GPU and driver."""
+    """Yield every profile and run.
+
+    Each has a function that checks its rates and returns its GPU and driver.
+    """
 
     def of_profile(path: Path) -> tuple[str | None, str | None]:
         stored = read_profile(path)
@@ -659,7 +680,10 @@ def _measured(
 
 
 def figures_of(out: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what was measured, beside what was predicted, from profiles, runs and answers of the stages that ended."""
+    """Read measured values, beside predicted ones.
+
+    They are from profiles, runs and answers of the stages that ended.
+    """
     ended = {name: one for name, one in stages.items() if one["status"] == ENDED}
     answers = {name: one["answer"] or {} for name, one in ended.items()}
     profiles = {
@@ -731,7 +755,10 @@ def figures_of(out: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
 def _memory(
     name: str, estimated: Mapping[str, Any], probe: ProbeEvidence
 ) -> dict[str, Any]:
-    """The largest micro-batch and its peak: estimated, traced before any trial, corrected by trials, and measured."""
+    """Return the largest micro-batch and its peak, measured and predicted.
+
+    They are estimated, traced before any trial, corrected by trials, and measured.
+    """
     found: Mapping[str, Any] = next(iter(estimated.get("models", ())), {})
     return {
         "configuration": name,
@@ -747,7 +774,10 @@ def _memory(
 
 
 def _training(name: str, run: Run, profiles: Mapping[str, Profile]) -> dict[str, Any]:
-    """Medians over the second half of a run, and the rate that the probe of its profile promised."""
+    """Return medians over the second half of a run, and the promised rate.
+
+    The probe of the run's profile promised it.
+    """
     rows = run.steps[len(run.steps) // 2 :]
 
     def median(key: str) -> float | None:
@@ -770,11 +800,12 @@ def _training(name: str, run: Run, profiles: Mapping[str, Profile]) -> dict[str,
 
 
 def claims_of(figures: Mapping[str, Any]) -> list[tuple[Bar, str, str]]:
-    """Compare figures with their bars, set before anything was measured.
-
-    Returns meanings and measuring stages as well.
+    """Compare figures with their bars, which were set before any measurement.
 
     A bar stays open if its figure was not measured.
+
+    Returns:
+        Each bar with its meaning and the stage that measures it.
     """
     memory, training = figures.get("memory", ()), figures.get("training", ())
 
@@ -930,7 +961,10 @@ def keep(out: Path, check: Mapping[str, Any], kept: Path) -> Path:
 
 
 def page(written: str, kept: Path) -> str:
-    """Return the page with its hand-written part, and every kept check behind the mark, the newest first."""
+    """Return the page with its hand-written part, and every kept check.
+
+    The checks are behind the mark, the newest first.
+    """
     checks = [json.loads(path.read_text()) for path in kept.glob(f"*/*/{CHECK_NAME}")]
     checks.sort(key=lambda check: str(check["started_utc"]), reverse=True)
     return f"{written.partition(MARK)[0]}{MARK}\n\n{results(checks)}"
@@ -944,7 +978,7 @@ def write_page() -> None:
 def results(checks: Sequence[Mapping[str, Any]]) -> str:
     """Return every claim with its bar, per GPU, and the tables behind it.
 
-    Without a check, what would measure it.
+    Without a check, the stages that would measure the claims are named.
     """
     blocks = [] if checks else [_claims({})]
     for check in checks:

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.gpu_kernels --json FILE``: measure a GPU's constants, and the kernels of a training step.
+"""``python -m benchmarks.gpu_kernels --json FILE``: measure a GPU's constants.
 
 The constants are those that a roofline needs: bandwidth, matmul and attention rates by
-shape, the host's cost of a launch. Steps are profiled on random full sequences in bf16;
-the host waits after each, as the trainer does not.
+shape, the host's cost of a launch. The kernels of a training step are measured as well:
+steps are profiled on random full sequences in bf16, and the host waits after each, as
+the trainer does not.
 """
 
 # mypy: disable-error-code="misc, no-any-return"
@@ -97,7 +98,10 @@ def main() -> int:
 
 
 def seconds_of(work: Callable[[], object], repeats: int = 10) -> float:
-    """Return the median time of a piece of work on the GPU, in seconds, after two that are not timed."""
+    """Return the median seconds of a piece of work on the GPU.
+
+    Two runs before are not timed.
+    """
     for _ in range(2):
         work()
     events = [
@@ -179,7 +183,10 @@ def bandwidths() -> list[dict[str, float]]:
 
 
 def matmuls() -> list[dict[str, Any]]:
-    """Return FLOP/s of an encoder's matmuls, forward and both of the backward, by tokens and layer sizes."""
+    """Return FLOP/s of an encoder's matmuls, by tokens and layer sizes.
+
+    They are the one of forward and both of backward.
+    """
     rows = []
     shapes = [
         (768, 768),
@@ -222,7 +229,10 @@ def matmuls() -> list[dict[str, Any]]:
 
 
 def attentions(size: int = 64) -> list[dict[str, Any]]:
-    """Return times of attention by kernel, forward and forward with backward, over ``size`` sequences."""
+    """Return times of attention by kernel, over ``size`` sequences.
+
+    They are of forward, and of forward with backward.
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     rows = []
@@ -310,7 +320,10 @@ def attentions(size: int = 64) -> list[dict[str, Any]]:
 
 
 def adamw() -> dict[str, float]:
-    """Return the time of fused AdamW and of clipping per parameter, on 100 fp32 tensors of 1.2 million numbers."""
+    """Return the time of fused AdamW and of clipping per parameter.
+
+    There are 100 fp32 tensors of 1.2 million numbers.
+    """
     weights = [
         torch.zeros(1_200_000, device="cuda", requires_grad=True) for _ in range(100)
     ]
@@ -328,7 +341,10 @@ def adamw() -> dict[str, float]:
 def step(
     ranks: Ranks, model: str, size: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return step times and the kernels of a step, of one micro-batch without accumulation."""
+    """Return step times and the kernels of a step.
+
+    The step has one micro-batch, without accumulation.
+    """
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()

@@ -1,11 +1,14 @@
-"""``python -m benchmarks.grid``: measure every cell of the explored space of two models on this machine's CPU.
+"""``python -m benchmarks.grid``: measure all configurations of two models.
 
-``benchmarks.tune`` replays explorations against these readings. A round reads cells in
-an order of chance, in groups beside the settings that the probe alone comes to, so that
-a machine's slow minutes weigh on both sides of each ratio. The first rounds are of all
-cells, the others of those that may still be the best: there the means must be sure. Run
-it on a machine that does nothing else: it takes about an hour. Interrupted, it resumes
-from its trial log. Compiled cells are left out: each would take a minute.
+They are those of the explored space, on this machine's CPU. ``benchmarks.tune`` replays
+explorations against these measurements. A round measures configurations in random
+order, in groups beside the settings that result from the probe alone, so that a
+machine's slow minutes weigh on both sides of each ratio. The first rounds are of all
+configurations, the others of those that may still be the best: there the means must be
+sure.
+
+Run it on an idle machine: it takes about an hour. If it is interrupted, it resumes from
+its trial log. Compiled configurations are left out: each would take a minute.
 """
 
 import argparse
@@ -103,7 +106,10 @@ class Grid:
         }
 
     def deviations(self) -> list[float]:
-        """Return how far the logarithm of each ratio is from its cell's mean, scaled to single windows."""
+        """Return how far the logarithm of each ratio is from its configuration's mean.
+
+        It is scaled to single windows.
+        """
         every = [
             scaled_residuals([math.log(one) for one in ratios])
             for ratios in self.ratios.values()

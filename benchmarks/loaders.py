@@ -61,7 +61,10 @@ def tokenised(num_workers: int) -> Any:
 
 
 def tokenised_rates(seconds: float = 3.0) -> dict[int, float]:
-    """Return the batches per second that each number of workers delivers if nothing else runs."""
+    """Return the batches per second that each number of workers delivers.
+
+    Nothing else runs meanwhile.
+    """
     rates = {}
     for workers in (0, 1, 2):
         batches = iter(tokenised(workers))

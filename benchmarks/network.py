@@ -1,15 +1,17 @@
-"""``python -m benchmarks.network [--json FILE]``: what is predicted of training over a network, against what it takes.
+"""``python -m benchmarks.network [--json FILE]``: predicted and measured training.
 
-- Several hosts (network namespaces, links shaped by ``tc tbf``; needs root) run the
+The training is over a network.
+
+* Several hosts (network namespaces, links shaped by ``tc tbf``; needs root) run the
   trainer's own DDP over gloo, at 1 Gbit/s and 200 Mbit/s. Predicted from latency,
   bandwidth, what computing loses meanwhile, and steps in which no gradient travels, all
-  ranks running; steps with and without travelling gradients take turns, and the median
-  of rounds counts.
-- What ``autotune network`` chooses against the default, at the same global batch, in
+  ranks running; steps with and without travelling gradients are interleaved, and the
+  median of rounds counts.
+* The choice of ``autotune network`` against the default, at the same global batch, in
   non-padding tokens/s.
-- Useful nodes as predicted from two nodes, against brute force over a simulated
+* Useful nodes as predicted from two nodes, against brute force over a simulated
   cluster.
-- Cases of the paper's cluster that follow from arithmetic.
+* Cases of the paper's cluster that follow from arithmetic.
 """
 
 import json
@@ -71,7 +73,7 @@ PREDICTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
-    """Steps with gradients that travel, and those before and after in which nothing does."""
+    """Steps with gradients that travel, and steps without before and after."""
 
     before: GradientSyncFigures
     travelled: GradientSyncFigures
@@ -182,7 +184,10 @@ def make_bars(found: dict[str, Any]) -> list[Bar]:
 
 
 def corpus(directory: Path) -> Path:
-    """Sequences that a model can learn something of, so that the check of equal loss means something."""
+    """Write sequences that a model can learn something of.
+
+    So the check of equal loss means something.
+    """
     write_learnable_corpus(
         directory,
         real_lengths(SAMPLES, seed=0),
@@ -296,7 +301,10 @@ def _predictions(
 def _choice(
     count: int, tokens: int, rate: int, data: Path, place: Path
 ) -> dict[str, Any]:
-    """What the tuning chooses where the network is the limit, against the default, rounds against each other."""
+    """Return the choice of the tuning against the default.
+
+    The network is the limit, and rounds are compared one by one.
+    """
     with (
         hosts(count, rate) as found,
         together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine,

@@ -1,11 +1,13 @@
-"""``python -m benchmarks.own_code``: other people's training code, probed and swept, against the tools they use.
+"""``python -m benchmarks.own_code``: other people's training code and its tools.
 
-Eight subjects on a CPU whose memory is limited for real. Ours is
+Eight subjects are probed and swept on a CPU whose memory is limited for real. Ours is
 ``autotune.find_batch_size``; the references are Lightning's ``BatchSizeFinder`` and
 accelerate's ``find_executable_batch_size`` on the same model, batch and loss. Each is a
-separate program, timed from its start to its answer, imports included; they take turns.
-An answer is exact if two further processes run it and two run out of memory with one
-sample more. Then the same subjects on a pretended GPU, where a program without autotune
+separate program, timed from its start to its answer, imports included; they are
+interleaved. An answer is exact if two further processes run it and two run out of
+memory with one sample more.
+
+Then the same subjects are probed on a pretended GPU, where a program without autotune
 must run the answer and run out of memory one above; and loaders whose answers are
 known.
 """
@@ -90,7 +92,10 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Return the answers of all tools for a subject, in turn, and whether each is exact."""
+    """Return the answers of all tools for a subject, and whether each is exact.
+
+    The tools are called one after the other.
+    """
     answers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="own-code-") as place:
         for tool in TOOLS:
@@ -120,7 +125,8 @@ def measure(name: str) -> dict[str, Any]:
 def _call(module: str, *words: str, place: str, **environment: str) -> dict[str, Any]:
     """Run a part of this benchmark as a program.
 
-    Return what it printed last, with its seconds.
+    Returns:
+        The last line that it printed, as values, with its seconds.
     """
     began_s = time.perf_counter()
     variables = {
@@ -185,7 +191,10 @@ def _autotune(name: str) -> dict[str, Any]:
 
 
 def _is_exact(name: str, size: int) -> bool:
-    """Return whether fresh processes run a size, and run out of memory with one sample more."""
+    """Return whether a size is exact.
+
+    Fresh processes must run it, and run out of memory with one sample more.
+    """
     from autotune.integrations.bench import open_own
     from autotune.integrations.values import OwnCode, OwnStepRequest
     from autotune.trials.fork_server import ForkServerMachine
@@ -299,7 +308,10 @@ def _train(name: str, batch_size: int) -> None:
 
 
 def _runs(name: str, size: int) -> bool:
-    """Return whether this process, which has run nothing else, has the memory for a size."""
+    """Return whether this process has the memory for a size.
+
+    It has run nothing else.
+    """
     _limit(name)
     try:
         _train(name, size)
@@ -324,7 +336,10 @@ def _accelerate(name: str) -> dict[str, Any]:
 
 
 def on_pretended_gpu(name: str) -> dict[str, Any]:
-    """Return autotune's answer on a pretended GPU, and what a program without it does with that and one more."""
+    """Return autotune's answer on a pretended GPU, and its check.
+
+    A program without autotune runs the answer and one sample more.
+    """
     from testbed.nullgpu.environment import find
     from testbed.nullgpu.machine import Machine
 
@@ -416,7 +431,10 @@ def _judged(answer: int, said: Any) -> dict[str, Any]:
 
 
 def added_lines(source: str) -> int:
-    """Return the lines of a script that are there for autotune: its imports, and the functions that it calls."""
+    """Return the lines of a script that are there for autotune.
+
+    They are its imports, and the functions that it calls.
+    """
     tree = ast.parse(source)
     lines = {
         node.lineno
@@ -447,7 +465,10 @@ def make_bars(
     workers: Mapping[str, Any],
     lines: Mapping[str, int],
 ) -> list[Bar]:
-    """Return ratios of ours to each reference, medians over the subjects it answered, and counts."""
+    """Return ratios of ours to each reference, and counts.
+
+    The ratios are medians over the subjects that the reference answered.
+    """
 
     def ratio(figure: str, tool: str) -> float | None:
         known = [

@@ -1,4 +1,6 @@
-"""The step of the paper's public trainer (arXiv 2509.05258), written from its description: the paper baseline.
+"""The step of the paper's public trainer (arXiv 2509.05258): the paper baseline.
+
+It is written from its description.
 
 * Padding and precision: fp32; every sample is padded to the full sequence length.
 * Model: attention head by head with a matrix of weights in memory, positions embedded

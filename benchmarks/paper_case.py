@@ -1,8 +1,9 @@
-"""``python -m benchmarks.paper_case``: what is predicted to fit in the paper's case, beside what the paper reports.
+"""``python -m benchmarks.paper_case``: predicted memory in the paper's case.
 
-``autotune estimate`` for the paper's card and its two sizes, set up as its trainer is
-and tuned; and by arithmetic the efficiency of its cluster. Nothing is measured, so
-there is no bar: the paper's shape of 350 M and its vocabulary are not public.
+It is shown beside the paper's report: ``autotune estimate`` for the paper's GPU and its
+two sizes, set up as its trainer is and tuned; and by arithmetic the efficiency of its
+cluster. Nothing is measured, so there is no bar: the paper's shape of 350 M and its
+vocabulary are not public.
 """
 
 import json
@@ -74,7 +75,10 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def arithmetic() -> dict[str, Any]:
-    """Efficiency against one node of the paper's cluster, and how long functions of real programs are."""
+    """Return the efficiency of the paper's cluster, and the lengths of functions.
+
+    Efficiency is against one node; the functions are of real programs.
+    """
     small, fast, large = (
         compute(model, flops_per_s)
         for model, flops_per_s in (

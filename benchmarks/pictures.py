@@ -1,4 +1,7 @@
-"""Draw the charts of the documentation from committed figures, as SVG files in ``docs/assets``."""
+"""Draw the charts of the documentation from committed figures.
+
+They are SVG files in ``docs/assets``.
+"""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.prepare``: whether two processes prepare a dataset nearly twice as fast as one.
+"""``python -m benchmarks.prepare``: the speedup of a preparation by two processes.
 
 The whole command is timed, starting the workers included, on this machine's own
 programs, in pairs that alternate. Both must come to the same bytes.

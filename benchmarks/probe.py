@@ -1,10 +1,11 @@
-"""``python -m benchmarks.probe``: trials and seconds until the largest micro-batch is known, against what people use.
+"""``python -m benchmarks.probe``: trials and seconds to the largest micro-batch.
 
 Six cases on a CPU whose memory is limited for real. Ours predicts by tracing, tries,
-verifies and refutes, every trial in its own process; seconds include the tracing. The
-references search in one process, as they do: Lightning's ``BatchSizeFinder`` and
-accelerate's ``find_executable_batch_size``, on the same step. Imports are not counted.
-An answer is exact when two further processes run it and two refuse one row more.
+and verifies on both sides, every trial in its own process; seconds include the tracing.
+The references are the tools that people use. They search in one process, as they do:
+Lightning's ``BatchSizeFinder`` and accelerate's ``find_executable_batch_size``, on the
+same step. Imports are not counted. An answer is exact if two further processes run it
+and two run out of memory with one sequence more.
 """
 
 import statistics
@@ -160,9 +161,9 @@ def _probe(case: Case) -> Probe:
 
 
 def make_bars(found: Mapping[str, Any]) -> list[Bar]:
-    """Trials and seconds of each reference over ours, medians over the cases.
+    """Return trials and seconds of each reference over ours.
 
-    And answers that were not exact.
+    They are medians over the cases. Answers that were not exact are counted as well.
     """
     bars: list[Bar] = []
     for name in RIVALS:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.report``: the size of a report, the time to write it, and how a browser shows it.
+"""``python -m benchmarks.report``: a report's size, time, and view in a browser.
 
 * size and time: a made-up tuning on GPUs with every kind of evidence and 2,000 trials.
   Time is that of whole processes ``python -m autotune report``, imports included, the
@@ -110,10 +110,10 @@ def table(figures: Figures) -> str:
 
 
 def built(directory: Path, trials: int, repeats: int) -> Figures:
-    """Sizes of the three files, and the seconds of each process that wrote them.
+    """Return sizes of the three files, and the seconds of each process that wrote them.
 
     Raises:
-        CannotMeasure: If one failed.
+        CannotMeasure: If a process failed.
     """
     profile, reports, run = write_example(directory, trials)
     out = directory / "built" / "report.html"
@@ -142,10 +142,10 @@ def built(directory: Path, trials: int, repeats: int) -> Figures:
 
 
 def browsed(directory: Path, trials: int) -> Figures:
-    """What happened in the browser, with harmless and with hostile texts.
+    """Return what happened in the browser, with harmless and with hostile texts.
 
     Raises:
-        CannotMeasure: If there is none.
+        CannotMeasure: If there is no browser.
     """
     page, hostile = directory / "full.html", directory / "hostile.html"
     page.write_text(

@@ -1,7 +1,8 @@
-"""Trainers side by side: each takes one optimizer step when it is its turn, with its own loop, loader and optimizer.
+"""Trainers side by side: each takes one optimizer step when it is its turn.
 
-All get the same samples, the same shape and dropout, the same learning rates, and the
-same number of samples a step; the trainer under test packs them into rows.
+Each has its own loop, loader and optimizer. All get the same samples, the same shape
+and dropout, the same learning rates, and the same number of samples a step; the trainer
+under test packs them into sequences.
 """
 
 import queue
@@ -76,7 +77,10 @@ class Turn:
 
 
 class Contender(ABC):
-    """A trainer in its own thread that stops after every optimizer step until it is its turn again."""
+    """A trainer in its own thread that stops after every optimizer step.
+
+    It continues when it is its turn again.
+    """
 
     matmul_precision = "high"
     """Of fp32 products on a GPU, which is one setting for all threads."""
@@ -120,10 +124,10 @@ class Contender(ABC):
         self._wait()
 
     def finish(self, *, abandon: bool = True) -> None:
-        """End it now, or, having taken its last step, let it come to its own end.
+        """End the trainer now, or, after its last step, let it end normally.
 
         Raises:
-            BaseException: What its end raised.
+            BaseException: The error that its end raised.
         """
         self._go.put(not abandon)
         if self._thread is not None:
@@ -223,7 +227,10 @@ class Paper(Contender):
 
 
 class HuggingFace(Contender):
-    """transformers' own Trainer with its collator, as its masked-LM recipe sets it up: padded to the longest sample."""
+    """transformers' own Trainer with its collator.
+
+    It is set up as its masked-LM recipe: padded to the longest sample.
+    """
 
     def __init__(self, match: Match) -> None:
         super().__init__(match)
@@ -326,9 +333,9 @@ def _update(
 
 
 def collated(match: Match, padded_to: int | None = None) -> Iterator[Any]:
-    """Micro-batches for ever, from transformers' collator behind torch's loader.
+    """Yield micro-batches for ever, from transformers' collator behind torch's loader.
 
-    Padded to the longest by default.
+    They are padded to the longest sample by default.
     """
     collator = _collator(match.data_dir, padded_to)
     loader: Any = torch.utils.data.DataLoader(

@@ -1,4 +1,8 @@
-"""What the benchmark of checkpoints works with: a training that saves, and a checkpoint moved elsewhere in its data."""
+"""Parts of the benchmark of checkpoints.
+
+They are a training that saves, and a checkpoint that is moved to another position in
+its data.
+"""
 
 import json
 import os
@@ -57,8 +61,8 @@ class SavingTrainer:
         place: Directory for data and checkpoints, not there yet.
         model: A preset.
         device: Device to train on.
-        seq_length_tokens: Of a sequence.
-        rows: Of a micro-batch, which is a whole step.
+        seq_length_tokens: Tokens of a sequence.
+        rows: Sequences of a micro-batch, which is a whole step.
     """
 
     def __init__(
@@ -184,7 +188,10 @@ def write_profile(path: Path) -> Path:
 
 
 def move_to_middle(checkpoint: Path, data: Path, out: Path) -> Path:
-    """A copy of a checkpoint whose position is in the middle of the epoch, and of a block."""
+    """Copy a checkpoint, and move its position to the middle of the epoch.
+
+    It is in the middle of a block as well.
+    """
     shutil.copytree(checkpoint, out)
     table: dict[str, Any] = read_json(out / MANIFEST_FILE)
     manifest: CheckpointManifest = parse_manifest(table, str(out))

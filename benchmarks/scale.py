@@ -1,11 +1,11 @@
-"""``python -m benchmarks.scale``: whether the feed notices that the dataset has 202 million samples.
+"""``python -m benchmarks.scale``: the input pipeline with 202 million samples.
 
 A dataset with real function lengths and real offsets (1.6 GB), whose token files are
-holes, is read in random order, packed into rows of 512, by a process that starts with a
-cold page cache. Measured against bars: the time to open it, the time to the first
-batch, how much memory the process takes after 2,000 batches, file pages included, and
-how the first batch compares with one from 2 million samples. Starts are repeated with
-interleaved sizes; figures are medians.
+holes, is read in random order, packed into sequences of 512, by a process that starts
+with a cold page cache. Measured against bars: the time to open it, the time to the
+first batch, how much memory the process takes after 2,000 batches, file pages included,
+and how the first batch compares with one from 2 million samples. Starts are repeated
+with interleaved sizes; figures are medians.
 """
 
 import argparse
@@ -155,9 +155,10 @@ def _rss_bytes() -> int:
 
 
 def drop_caches(place: Path) -> str:
-    """Empty the page cache, for the whole machine if we may, else for these files.
+    """Empty the page cache, for the whole machine if allowed, else for these files.
 
-    Says which.
+    Returns:
+        Which of the two was done.
     """
     os.sync()
     try:

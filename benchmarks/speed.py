@@ -1,14 +1,16 @@
-"""``python -m benchmarks.speed --json FILE``: predicted step times beside published ones, and beside this machine's.
+"""``python -m benchmarks.speed --json FILE``: predicted and measured step times.
 
-Published figures are of other people's trainers on A100 and H100, encoders first. Each
-step is traced with the published shape, micro-batch, precision and kind of attention,
-and predicted from the GPU's data sheet; none of the figures was used to fit the
-constants. Left out were figures of trainers whose kernels are hand-fused, whose weights
-are in 16 bits, or whose data is not padded to the stated length. Steps of this trainer
-that ``benchmarks.gpu_kernels`` measured are predicted too; those in float8 gave a
-constant. On this machine, constants are measured first, as ``autotune doctor
---measure`` does; then steps of the trainer are predicted and measured, in interleaved
-rounds.
+Predictions are compared with published times, and with this machine's. Published
+figures are of other people's trainers on A100 and H100, encoders first. Each step is
+traced with the published shape, micro-batch, precision and kind of attention, and
+predicted from the GPU's data sheet; none of the figures was used to fit the constants.
+Left out were figures of trainers whose kernels are hand-fused, whose weights are in 16
+bits, or whose data is not padded to the stated length.
+
+Steps of this trainer that ``benchmarks.gpu_kernels`` measured are predicted too; those
+in float8 gave a constant. On this machine, constants are measured first, as ``autotune
+doctor --measure`` does; then steps of the trainer are predicted and measured, in
+interleaved rounds.
 """
 
 import contextlib
@@ -523,7 +525,10 @@ def compare_published(one: Published) -> dict[str, Any]:
 
 
 def compare_gpu() -> Iterator[dict[str, Any]]:
-    """Yield predicted and measured times of steps on GPUs, and of their kernels without what the host takes longer."""
+    """Yield predicted and measured times of steps on GPUs, and of their kernels.
+
+    The times of kernels leave out what the host takes longer.
+    """
     from autotune.memory.jobs.trace import trace_steps
     from benchmarks.gpu_kernels import DOCUMENTS, VOCAB_SIZE, config_of
 
@@ -561,7 +566,10 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
 
 
 def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return predicted and measured step times of the trainer on this machine, and the machine's constants."""
+    """Return predicted and measured step times of the trainer on this machine.
+
+    The machine's constants are returned as well.
+    """
     requests = {
         name: _settings(**changes) for name, changes in CPU_CONFIGURATIONS.items()
     }
@@ -639,7 +647,10 @@ def _settings(
 
 @contextlib.contextmanager
 def _explicit_attention() -> Iterator[None]:
-    """Let a trace compute attention as matmuls and a softmax, without a kernel for all of it."""
+    """Let a trace compute attention as matmuls and a softmax.
+
+    There is no kernel for all of it.
+    """
     import torch
 
     def attend(
@@ -670,7 +681,10 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 def rank_order_share(
     predicted: Sequence[float], measured: Sequence[float], *, differ_share: float
 ) -> float:
-    """Return the share of pairs that differ by more than ``differ_share`` measured and are predicted in that order."""
+    """Return the share of pairs that are predicted in the measured order.
+
+    Pairs count that differ by more than ``differ_share`` when measured.
+    """
     right = pairs = 0
     for first in range(len(measured)):
         for second in range(first + 1, len(measured)):

@@ -1,7 +1,7 @@
-"""Training code of others, as ``benchmarks.own_code`` probes it: three examples of libraries, and five plain loops.
+"""Training code of others, as ``benchmarks.own_code`` probes it.
 
-Each subject has a step for autotune, and the same model, batch and loss for tools that
-bring their loop.
+There are three examples of libraries, and five plain loops. Each subject has a step for
+autotune, and the same model, batch and loss for tools that bring their loop.
 """
 
 import sys

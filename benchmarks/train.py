@@ -1,13 +1,13 @@
-"""``python -m benchmarks.train``: our training step against the paper's and transformers' Trainer, on a CPU.
+"""``python -m benchmarks.train``: our training step against two others, on a CPU.
 
-The recipes that stand for these two in ``autotune baseline`` are compared with them as
-well.
+They are the paper's and transformers' Trainer. The recipes that stand for these two in
+``autotune baseline`` are compared with them as well.
 
-Fixed: BERT of 4 layers, hidden 256, rows of 512, micro-batches of 8, lengths of real
-functions without duplicates, the same samples per optimizer step, the same schedule and
-dropout (the paper drops no attention weights), fp32. Contenders interleave their
-optimizer steps, each with its own loop, loader and logging; a figure is a ratio of
-medians of non-padding tokens per second.
+Fixed: BERT of 4 layers, hidden 256, sequences of 512, micro-batches of 8, lengths of
+real functions without duplicates, the same samples per optimizer step, the same
+schedule and dropout (the paper drops no attention weights), fp32. Contenders interleave
+their optimizer steps, each with its own loop, loader and logging; a figure is a ratio
+of medians of non-padding tokens per second.
 
 Packed ESM and EuroBERT, of the same size, are compared with their padded way: one
 sample per sequence of 512 and a dense MLM head.
@@ -134,9 +134,10 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def _families(turns: int) -> dict[str, dict[str, list[float]]]:
-    """Let packed and padded sequences of each family take turns.
+    """Interleave packed and padded sequences of each family.
 
-    Return their tokens/s.
+    Returns:
+        Their tokens/s.
     """
     from benchmarks.rivals import Ours
 
@@ -178,7 +179,10 @@ def _families_table(families: Mapping[str, Mapping[str, Sequence[float]]]) -> st
 def _interleave(
     name: str, contenders: Mapping[str, Any], turns: int
 ) -> dict[str, list[float]]:
-    """Return the non-padding tokens per second of each contender's steps, the first left out, as it warms caches."""
+    """Return the non-padding tokens per second of each contender's steps.
+
+    The first step is left out, as it warms caches.
+    """
     rates: dict[str, list[float]] = {contender: [] for contender in contenders}
     for turn in range(turns + 1):
         for contender, trainer in contenders.items():
@@ -247,7 +251,7 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
 def make_match(
     place: Path, setting: Setting, steps: int, shape: dict[str, Any] | None = None
 ) -> Any:
-    """A dataset and what the contenders have in common.
+    """Return a dataset and what the contenders have in common.
 
     Without a ``shape`` they train BERT.
     """
@@ -292,7 +296,10 @@ def make_match(
 
 
 def recipes(match: Any) -> list[Any]:
-    """Return the same for our trainer with the settings of the paper's trainer and of transformers'."""
+    """Return recipes for our trainer.
+
+    They have the settings of the paper's trainer and of transformers'.
+    """
     recipes = (
         decide.paper(match.config, 1, most_workers=0, limit=""),
         decide.hf_trainer(match.config, 1),
@@ -307,7 +314,10 @@ def recipes(match: Any) -> list[Any]:
 
 
 def flop_ratio(match: Any) -> float:
-    """Operations per real token that padding and a head on every position cost, over those that are needed."""
+    """Return FLOPs with padding and a dense MLM head, over those needed.
+
+    They are per non-padding token.
+    """
     import torch
 
     from trainer.build import model_work

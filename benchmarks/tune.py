@@ -1,4 +1,4 @@
-"""``python -m benchmarks.tune``: the overhead of a whole tuning, and the quality of the configuration it finds.
+"""``python -m benchmarks.tune``: the overhead of a tuning, and its quality.
 
 Overhead: a real ``autotune tune`` of a small model on this machine's CPU, in its own
 process. Time that does not pass while trials, their server or ranks run or start is
@@ -205,9 +205,9 @@ def _figures(tokens_per_s: float) -> dict[str, Any]:
 
 
 def _request(grid: Grid) -> ExploreRequest:
-    """The grid's space.
+    """Return the request for an exploration of the grid's space.
 
-    Rates are read as they were recorded, what rows hold included.
+    Rates are used as they were recorded, with what sequences hold included.
     """
     limits = LoaderLimits(
         host=SystemHost().facts([Path()]),

@@ -1,9 +1,10 @@
-"""Useful nodes as predicted from what two nodes show, against brute force over the simulated cluster.
+"""Useful nodes as predicted from two nodes, against brute force.
 
-The prediction gets the measurements of a tuning: steps of a rank without gradient
-synchronisation at two micro-batch sizes, all-reduces of several sizes within a node and
-between two, and steps of two nodes with synchronisation. Brute force tries every node
-count, dtype, bucket size and accumulation on the simulator itself.
+Brute force is over the simulated cluster: it tries every node count, dtype, bucket size
+and accumulation on the simulator itself. The prediction gets the measurements of a
+tuning: steps of a rank without gradient synchronisation at two micro-batch sizes,
+all-reduces of several sizes within a node and between two, and steps of two nodes with
+synchronisation.
 """
 
 import statistics
@@ -80,10 +81,10 @@ def run_far(
     models: Sequence[SimulatedModel] = MODELS,
     clusters: Sequence[SimulatedCluster] = CLUSTERS,
 ) -> list[dict[str, Any]]:
-    """The step on all nodes of the paper's cluster, as predicted from two and as simulated; and on 16,384 GPUs.
+    """Return the step on all nodes of the paper's cluster, predicted and simulated.
 
-    Every rank has its largest micro-batch. The prediction for 16,384 GPUs is not
-    checked.
+    It is predicted from two nodes. The step on 16,384 GPUs is predicted as well, but
+    not checked. Every rank has its largest micro-batch.
     """
     found = []
     for model in models:
@@ -210,7 +211,10 @@ def _compute(simulator: Simulator, most: int) -> RankCompute:
 def _slowdown(
     simulator: Simulator, compute: RankCompute, network: Network, most: int
 ) -> float:
-    """What computing loses meanwhile: from steps of two nodes so small that the exchange fills most of backward."""
+    """Return the share that compute loses during gradient synchronisation.
+
+    It is from steps of two nodes so small that synchronisation fills most of backward.
+    """
     sync = GradientSync(gradient_dtype="bf16", bucket_cap_bytes=5 * MIB)
     backward_s = step_time(compute, most, 1, sync, network).sync_s * 1.2
     rows = max(

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.words``: count the words of the documentation, and reject phrases that readers stumble over.
+"""``python -m benchmarks.words``: count the words of the documentation.
 
-Counted: README.md and docs/*.md without code blocks; docs/reference/ is generated from
-the code. Checked for banned phrases and long sentences: the pages, and every docstring
-and message of autotune, trainer and benchmarks.
+It rejects phrases that readers stumble over. Counted: README.md and docs/*.md without
+code blocks; docs/reference/ is generated from the code. Checked for banned phrases and
+long sentences: the pages, and every docstring and message of autotune, trainer and
+benchmarks.
 """
 
 import argparse
@@ -154,7 +155,7 @@ def is_page(path: str) -> bool:
 
 
 def findings(paths: Sequence[str]) -> Iterator[str]:
-    """Yield every banned phrase and every long sentence, each as ``path:line: text``."""
+    """Yield every banned phrase and every long sentence, as ``path:line: text``."""
     for path in paths:
         if is_page(path):
             for line, text in blocks((ROOT / path).read_text()):
@@ -182,7 +183,10 @@ def _findings_in(path: str, line: int, text: str) -> Iterator[str]:
 
 
 def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield docstrings and messages with their lines: string constants of two words or more, in pieces of prose."""
+    """Yield docstrings and messages with their lines.
+
+    They are string constants of two words or more, in pieces of prose.
+    """
     inside = {
         id(part)
         for node in ast.walk(tree)
@@ -217,7 +221,10 @@ def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def blocks(text: str) -> Iterator[tuple[int, str]]:
-    """Yield paragraphs, items of lists and cells of tables with their lines, without code and addresses."""
+    """Yield paragraphs, items of lists and cells of tables with their lines.
+
+    Code and addresses are left out.
+    """
     for pattern in (_FENCED, _COMMENT):
         text = pattern.sub(lambda match: "\n" * match.group().count("\n"), text)
     text = _INLINE.sub("N", _ADDRESS.sub("]", text))
@@ -251,7 +258,7 @@ def sentences(text: str) -> list[str]:
 def long_subjects() -> list[str]:
     """Return the subjects of newer commits that are too long.
 
-    None without a history.
+    Without a history, there are none.
     """
     listed = subprocess.run(
         ["git", "log", "--no-merges", "--format=%s", f"{CHECKED_SINCE}..HEAD"],

@@ -1,13 +1,15 @@
-"""``python -m benchmarks.workers``: is the smallest sufficient ``num_workers`` found, and at what cost?
+"""``python -m benchmarks.workers``: the choice of ``num_workers``, and its cost.
 
-Simulated: 1,000 trainings with realistic noise and faults (``testbed.simulators.loader``)
-of which the answer is known. Compared: our rule with the data-wait figures, our rule by
-throughput alone, and the rule of loadtune (PyPI, 0.3.0). From a window without workers,
-loadtune stays there, tries two workers, or tries a ladder of counts, and takes the
-fewest workers within 2 % of the best. It gets one window for each count, which is its
-default, and as many as ours took. An exhaustive sweep measures cached batches and every
-count as often as ours measured the one that it chose. Trainings in which some count's
-true ratio lies within half a per cent of 98 % count either way.
+The choice is right if it is the smallest sufficient number.
+
+Simulated: 1,000 trainings with realistic noise and faults, of which the answer is known
+(``testbed.simulators.loader``). Compared: our rule with the data-wait figures, our rule
+by throughput alone, and the rule of loadtune (PyPI, 0.3.0). From a window without
+workers, loadtune stays there, tries two workers, or tries a ladder of counts, and takes
+the fewest workers within 2 % of the best. It gets one window for each count, which is
+its default, and as many as ours took. An exhaustive sweep measures cached batches and
+every count as often as ours measured the one that it chose. Trainings in which some
+count's true ratio lies within half a per cent of 98 % count either way.
 
 Real: datasets on this machine that sleep a known time for every sample, whose answers
 follow by arithmetic, and the same tokenised dataset as it is, under a real training
@@ -91,7 +93,10 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Exactly the smallest sufficient count, or an honest undecided that contains it."""
+        """Whether the choice is the smallest sufficient count.
+
+        An undecided result that contains it is right as well.
+        """
         if self.undecided_between:
             low, high = self.undecided_between
             return low <= self.true <= high
@@ -163,9 +168,9 @@ def simulate(seeds: Sequence[int], processes: int) -> dict[str, list[Verdict]]:
 def sweep(
     seed: int, *, by_wait: bool = True, most_windows: int = MOST_WINDOWS
 ) -> Verdict:
-    """Our rule on one training.
+    """Apply our rule to one training.
 
-    Without ``by_wait`` every window says that it waits for ever.
+    Without ``by_wait``, every window shows that it waits for data all of the time.
     """
     feed = SimulatedFeed(seed)
     rounds: list[Round] = []

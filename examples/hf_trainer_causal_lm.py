@@ -1,10 +1,12 @@
-"""A causal language model with Hugging Face Trainer: train it, and let autotune find its batch size.
+"""A causal language model with Hugging Face Trainer: train it, and tune it.
 
-    python hf_trainer_causal_lm.py autotune probe --step hf_trainer_causal_lm:build_step
-    --memory 1GB autotune workers profiles/hf_trainer_causal_lm-cpu.toml --loader
-    hf_trainer_causal_lm:build_loader
+    python hf_trainer_causal_lm.py
+    autotune probe --step hf_trainer_causal_lm:build_step --memory 1GB
+    autotune workers profiles/hf_trainer_causal_lm-cpu.toml \
+        --loader hf_trainer_causal_lm:build_loader
 
-The text is random words of random length, so that the example needs no download.
+autotune finds its batch size and its number of workers. The text is random words of
+random length, so that the example needs no download.
 """
 
 import random

@@ -1,8 +1,9 @@
 """An image classifier with Lightning: train it, and let autotune find its batch size.
 
-    python lightning_vision.py autotune probe --step lightning_vision:build_step
-    --memory 1GB autotune workers profiles/lightning_vision-cpu.toml --loader
-    lightning_vision:build_loader
+    python lightning_vision.py
+    autotune probe --step lightning_vision:build_step --memory 1GB
+    autotune workers profiles/lightning_vision-cpu.toml \
+        --loader lightning_vision:build_loader
 
 Images are random noise, so that the example needs no download.
 """

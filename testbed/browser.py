@@ -1,5 +1,7 @@
-"""What a real browser makes of a page: Debian's Chromium, driven by Playwright, without
-a network."""
+"""A page in a real browser: Debian's Chromium, driven by Playwright.
+
+There is no network.
+"""
 
 import contextlib
 import shutil
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 _HANDLERS = """
 () => [...document.querySelectorAll('*')].filter(
-    element => element.getAttributeNames().some(name => name.startsWith('on') || name === 'style')
+    element => element.getAttributeNames().some(
+        name => name.startsWith('on') || name === 'style'
+    )
 ).length
 """
 _WIDER_BY = (
@@ -42,8 +46,11 @@ Colours = Literal["light", "dark"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What happened while a page was open: addresses it asked for beside itself, and
-    what it said and is made of."""
+    """Events while a page was open.
+
+    It has addresses that the page requested beside itself, its messages, and its
+    elements.
+    """
 
     requests: tuple[str, ...]
     console_errors: tuple[str, ...]
@@ -111,8 +118,10 @@ def visit(
 def audit(
     page_file: Path, *, width: int = 1400, colours: Colours = "light"
 ) -> tuple[Violation, ...]:
-    """Everything that axe-core finds, of any impact; it is a script, so the page's
-    policy is put aside for it."""
+    """Return all findings of axe-core, of any impact.
+
+    It is a script, so the page's policy is put aside for it.
+    """
     try:
         from axe_playwright_python.sync_playwright import Axe
     except ImportError as error:

@@ -1,5 +1,7 @@
-"""Datasets for benchmarks, in the documented format: real function lengths, ids that
-mean nothing."""
+"""Datasets for benchmarks, in the documented format.
+
+They have real function lengths, and ids that mean nothing.
+"""
 
 import itertools
 from pathlib import Path
@@ -34,8 +36,10 @@ Debian 12 have each."""
 
 
 def real_lengths(samples: int, seed: int) -> Int64:
-    """Lengths drawn from those of real functions, after exact duplicates were dropped;
-    shape (samples,)."""
+    """Return lengths drawn from those of real functions, shape (samples,).
+
+    Exact duplicates of functions were dropped.
+    """
     lengths, counts = np.load(LENGTHS_FILE)
     edges = np.cumsum(counts)
     drawn = np.random.default_rng(seed).integers(0, edges[-1], samples)
@@ -55,8 +59,10 @@ def write_corpus(directory: Path, lengths: Int64, *, seed: int = 0) -> Path:
 
 
 def write_sparse_corpus(directory: Path, lengths: Int64) -> Path:
-    """A dataset whose offsets are real and whose token files are holes: every id is 0,
-    and takes no place on disk."""
+    """Write a dataset whose offsets are real and whose token files are holes.
+
+    Every id is 0, and takes no space on disk.
+    """
     _write(directory, VOCAB_SIZE, train=(lengths, None))
     return directory
 
@@ -69,10 +75,10 @@ def write_learnable_corpus(
     vocab_size: int,
     seed: int = 0,
 ) -> Path:
-    """A dataset that a model can learn something of: few ids are frequent, and half of
-    them follow from the one before.
+    """Write a dataset that a model can learn something of.
 
-    Frequencies fall with the rank's inverse (Zipf 1949).
+    Few ids are frequent, and half of them follow from the one before. Frequencies fall
+    with the rank's inverse (Zipf 1949).
     """
     random = np.random.default_rng(seed)
     ordinary = np.arange(len(SPECIAL_TOKENS), vocab_size)
@@ -182,8 +188,10 @@ def _save_hole(path: Path, tokens: int) -> None:
 def synthetic_manifest(
     vocab_size: int, train: Split = _NOTHING, validation: Split = _NOTHING
 ) -> Manifest:
-    """The manifest of ids that mean nothing; without samples for those who need its
-    vocabulary only."""
+    """Return the manifest of ids that mean nothing.
+
+    It has no samples if only its vocabulary is needed.
+    """
     return Manifest(
         schema_version=2,
         dtype="uint16",

@@ -20,7 +20,9 @@ class CannotMeasure(Exception):
 def run_program(
     command: Sequence[str], *, timeout_s: float = 600.0, **options: Any
 ) -> str:
-    """Run a program to its end, which is also this process's; return what it printed.
+    """Run a program to its end, and return its output.
+
+    The program ends with this process.
 
     Raises:
         CannotMeasure: If it cannot be started, fails or takes too long.

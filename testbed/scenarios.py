@@ -1,9 +1,9 @@
-"""For each rule of advice a training in which following it is worth what it promises,
-and one in which it is silent.
+"""For each rule of advice, trainings in which it speaks and in which it is silent.
 
-All of these are worlds of arithmetic (``testbed.simulators.worlds``);
-``benchmarks.advice`` follows some rules for real, by training on this machine, and
-``testbed.simulators.sizes`` measures what storage takes.
+If it speaks, following it is worth the promised gain. All of these are worlds of
+arithmetic (``testbed.simulators.worlds``); ``benchmarks.advice`` follows some rules for
+real, by training on this machine, and ``testbed.simulators.sizes`` measures what
+storage takes.
 """
 
 import random
@@ -59,8 +59,10 @@ Benefit = Callable[[Advice], float]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A rule, a situation in which it speaks, one in which it is silent, and what
-    following it delivers."""
+    """A rule, a situation in which it speaks, and one in which it is silent.
+
+    It also has what following the rule delivers.
+    """
 
     rule: str
     what: str
@@ -77,8 +79,10 @@ class Scenario:
 
 
 def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
-    """All of them, in worlds that differ by their seed; all but the first a little
-    faster here and slower there."""
+    """Return all scenarios, in worlds that differ by their seed.
+
+    Other seeds than 0 make some parts a little faster and others slower.
+    """
     draw = random.Random(seed)
     gpu, cluster = World(), World(nodes=8, ranks_per_node=2, node_bytes_per_s=2e11)
     if seed:
@@ -271,8 +275,10 @@ def _of_batch(gpu: World) -> Iterator[Scenario]:
     )
 
     def tokens(rows: int) -> float:
-        """Tokens for each bit that the loss of a quadratic falls by a step with the
-        best rate."""
+        """Return tokens for each bit that the loss of a quadratic falls by a step.
+
+        The step has the best rate.
+        """
         batch = rows * large.seq_length_tokens * worlds.FILL["packed"]
         # Everywhere 1 away from the minimum, with noise whose covariance has the trace
         # that makes the noise scale.
@@ -545,8 +551,10 @@ def _of_spread(world: World) -> Iterator[Scenario]:
 
 
 def _simulated_step_s(cap_mib: int, seed: int) -> float:
-    """Of a cluster that is simulated bucket by bucket, with high latency, which small
-    buckets pay more often."""
+    """Return the step time of a cluster that is simulated bucket by bucket.
+
+    Its latency is high, which small buckets pay more often.
+    """
     cluster = SimulatedCluster(
         name="distant",
         ranks_per_node=2,

@@ -1,4 +1,4 @@
-"""``autotune advise``: recommended changes with their evidence, ranked by expected gain."""
+"""``autotune advise``: recommended changes and their evidence, largest gain first."""
 
 import shlex
 from pathlib import Path
@@ -110,7 +110,9 @@ def advise(
         "advice": found,
         "applied": applied,
     }
-    text = f"{where}\n\n{advice_text(found, now.bottleneck)}{_applied_text(applied) if applied else ''}"
+    text = f"{where}\n\n{advice_text(found, now.bottleneck)}"
+    if applied is not None:
+        text += _applied_text(applied)
     print(answer_json(answer) if as_json else text)
 
 
@@ -140,7 +142,10 @@ def _default_place() -> Path:
 
 
 def _profiles() -> list[Path]:
-    """Return the profiles that tuning wrote, without backups and without those that advice wrote."""
+    """Return the profiles that tuning wrote.
+
+    Backups, and profiles that advice wrote, are left out.
+    """
     return sorted(
         path
         for path in _PROFILES.glob("*.toml")
@@ -151,9 +156,16 @@ def _profiles() -> list[Path]:
 def _apply(
     now: "TrainingContext", found: "tuple[Advice, ...]", out: Path | None
 ) -> dict[str, Any]:
-    """Write the safe changes of profile ``of`` to ``profile``, if any.
+    """Write the profile's safe changes into another profile.
 
-    ``kept`` is a backup of the replaced file.
+    Returns:
+        The written ``profile``, or None if no change is safe; the profile that it is
+        made ``of``; ``kept``, the backup of a replaced file, or None; and the
+        ``changes`` as text.
+
+    Raises:
+        UsageError: If there is no profile, or ``out`` is the profile itself.
+        ProfileRejected: If the profile was modified after it was measured.
     """
     from autotune.advice.decide.apply import apply_advice, safe_changes
     from autotune.advice.sections import change_text

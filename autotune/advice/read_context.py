@@ -1,4 +1,7 @@
-"""Context of a training for advice, read from a profile with its trial log, a run, or a directory with data."""
+"""Context of a training for advice.
+
+It is read from a profile with its trial log, a run, or a directory with data.
+"""
 
 import contextlib
 import shlex
@@ -43,11 +46,20 @@ def context_of(
 ) -> TrainingContext:
     """Return the facts about a profile (a file), a run, or a directory with data.
 
-    Without ``profile``, the ``candidates`` are searched for the run's profile. Without
-    ``data``, the profile names the dataset. Without ``nodes``, predictions are for the
-    nodes that the network was measured on. Raise ``BadInput`` or ``TrainerError`` if
-    the path cannot be read, ``ProfileRejected`` if the run was not started from the
-    profile.
+    Args:
+        place: The profile, run or directory.
+        profile: Profile that started the run; without it, the ``candidates`` are
+            searched.
+        data: Dataset; without it, the profile names the dataset.
+        nodes: Intended number of nodes; without it, predictions are for the nodes that
+            the network was measured on.
+        reports: Directory of the trial logs.
+        candidates: Profiles that may have started the run.
+
+    Raises:
+        BadInput: If a path cannot be read.
+        TrainerError: If the dataset or the run cannot be read.
+        ProfileRejected: If the run was not started from the profile.
     """
     host = SystemHost()
     if place.is_file():
@@ -96,7 +108,7 @@ def context_of(
 def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContext:
     """Return the context with predicted gains, if the constants of its GPU are known.
 
-    This takes about a minute.
+    The prediction takes about a minute.
     """
     train, gpu = now.train, now.gpu_name
     rates = None if gpu is None else known_rates(gpu)
@@ -130,7 +142,9 @@ def with_predicted_gains(now: TrainingContext, update: Update) -> TrainingContex
 def read_measured_run(directory: Path) -> Run:
     """Read the record of a run.
 
-    Raise ``MachineLacks`` or ``Undecided`` if its rates are no valid measurements.
+    Raises:
+        MachineLacks: If its rates are simulated.
+        Undecided: If its rates are no valid measurements.
     """
     run = read_run(directory)
     check_run(run)
@@ -208,7 +222,10 @@ def context_of_run(
 def _data_of(
     stored: StoredProfile | None, data: Path | None, host: Host
 ) -> DataFacts | None:
-    """Return facts about the given directory, or else about the profile's if that exists here."""
+    """Return facts about the dataset.
+
+    It is the one in the given directory, or else the profile's if that exists here.
+    """
     directory = data if data is not None or stored is None else stored.data_here()
     return None if directory is None else data_facts(directory, host)
 
@@ -219,7 +236,10 @@ _OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} 
 
 
 def other_settings_than(run: Run, stored: StoredProfile) -> list[str]:
-    """Return the differences between a run and a profile that make their figures incomparable."""
+    """Return differences between a run and a profile.
+
+    Only those count that make their figures incomparable.
+    """
     train, settings = stored.profile.train, settings_of(run.header.config)
     if settings is None:
         return ["settings of another trainer version"]
@@ -294,7 +314,8 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
 def _spread(profile: Profile, nodes: int | None) -> IntendedNodes | None:
     """Return the prediction for the intended nodes.
 
-    None for a single node, or without a probe or known links.
+    Returns:
+        The prediction, or None for a single node, or without a probe or known links.
     """
     network = profile.evidence.network
     meant = nodes or (1 if network is None else network.nodes)

@@ -64,21 +64,16 @@ def advice_text(advice: Sequence[Advice], bottleneck: Bottleneck | None) -> str:
             f"   {printable_line(line)}"
             for line in (*details, f"would change this: {one.would_change}")
         )
-        parts.append(
-            "\n".join(
-                [
-                    f"{place}. [{one.severity}] {printable_line(one.claim)}  ({one.rule})",
-                    *lines,
-                ]
-            )
-        )
+        claim = printable_line(one.claim)
+        heading = f"{place}. [{one.severity}] {claim}  ({one.rule})"
+        parts.append("\n".join([heading, *lines]))
     return "\n\n".join(parts)
 
 
 def bottleneck_sentence(found: Bottleneck | None) -> str:
-    """Return ``Bottleneck: data loading, 57 % of the step``.
+    """Return a sentence such as ``Bottleneck: data loading, 57 % of the step``.
 
-    Say so if it is not certain, or None.
+    It warns if the bottleneck is not certain, or not known.
     """
     if found is None:
         return "Bottleneck: not measured"
@@ -91,7 +86,7 @@ def bottleneck_sentence(found: Bottleneck | None) -> str:
 
 
 def _bottleneck_text(found: Bottleneck) -> str:
-    """Format the bottleneck, the parts of a step, and causes that could not be determined."""
+    """Format the bottleneck, all parts of a step, and causes that are not known."""
     mfu = "" if found.mfu is None else f"; MFU {format_share(found.mfu.value)}"
     rows = [
         [
@@ -188,7 +183,7 @@ def explanations_text(found: Sequence[Explanation]) -> str:
 
 
 def explanation_text(one: Explanation) -> str:
-    """Format one setting with its meaning, the evidence behind it, and the rejected alternatives."""
+    """Format a setting's meaning, its evidence, and the rejected alternatives."""
     lines = [f"{one.key} = {_short(one.value)}"]
     parts = {
         "meaning": (one.meaning,) if one.meaning else (),

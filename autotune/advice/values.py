@@ -107,7 +107,7 @@ Known = Literal["measured", "predicted", "assumed", "allocator"]
 class EvidenceFigure(Interval):
     """One figure of the evidence.
 
-    Bounds without a confidence are a range of measurements.
+    Bounds without a confidence are the range of measurements.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""``autotune baseline``: train some windows as tuned and with both baselines.
+"""``autotune baseline``: the speedup of tuning, measured in windows of training.
 
-Write the speedup into the profile.
+Some windows are trained as tuned and with both baselines, and the speedup is written
+into the profile.
 """
 
 from typing import Annotated

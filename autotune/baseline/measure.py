@@ -47,7 +47,10 @@ TUNED: RecipeName = "tuned"
 def compare_with(
     tuned: TrainConfig, dataset: TokenDataset, most_workers: int, limit: str
 ) -> tuple[dict[RecipeName, Recipe], dict[RecipeName, float | None]]:
-    """Return the recipes, the tuned one first, and the share of non-padding tokens of each; limits as of ``paper``."""
+    """Return the recipes, and the share of non-padding tokens of each.
+
+    The tuned recipe is the first. ``most_workers`` and ``limit`` are as for ``paper``.
+    """
     rows = with_batch_in_sequences(tuned, dataset).global_batch_size
     tokens = (
         tuned.global_batch_tokens
@@ -94,7 +97,7 @@ class BaselineRunner:
     rounds: list[dict[RecipeName, TrainingFigures]] = field(default_factory=list)
 
     def run(self) -> BaselineEvidence:
-        """Measure recipes that fit until speedups are precise.
+        """Measure the recipes that fit until their speedups are precise.
 
         Raises:
             Undecided: If the tuned settings fail.
@@ -224,7 +227,7 @@ class BaselineRunner:
         )
 
     def _speedup(self, name: RecipeName) -> Interval:
-        """Return the speedup of the tuned settings over a recipe that was measured at least once."""
+        """Return the tuned settings' speedup over a recipe that was measured."""
         both = [one for one in self.rounds if name in one]
         pairs = [
             (self._rate(TUNED, one[TUNED]), self._rate(name, one[name])) for one in both

@@ -27,7 +27,7 @@ def baseline_text(found: BaselineEvidence, profile: Path) -> str:
 
 
 def baseline_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the comparison of the tuned settings with both baselines, or the command that measures it."""
+    """Return the comparison with both baselines, or the command that measures it."""
     found = one.profile.evidence.baseline
     if found is None:
         commands = (

@@ -1,4 +1,8 @@
-"""The baseline phase: compare the tuned settings with both baselines and write the result into the profile."""
+"""The baseline phase of a tuning.
+
+It compares the tuned settings with both baselines and writes the result into the
+profile.
+"""
 
 import contextlib
 
@@ -23,10 +27,11 @@ def compare_recipes(
     *,
     rounds: int = BASELINE_ROUNDS,
 ) -> BaselineEvidence:
-    """Measure the speedup of the tuned settings over both baselines, and write it into the profile.
+    """Measure the speedup over both baselines, and write it into the profile.
 
-    Raise ``ProfileRejected`` if it is of another machine, model or dataset,
-    ``Undecided`` if the tuned settings failed.
+    Raises:
+        ProfileRejected: If it is of another machine, model or dataset.
+        Undecided: If the tuned settings failed.
     """
     probe, train = (
         require_local_probe(stored, bench.fingerprint(stored.profile.train.model)),

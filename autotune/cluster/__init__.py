@@ -1,1 +1,1 @@
-"""SLURM: jobs and their scripts, the site file, and the rendezvous of ranks on several nodes."""
+"""SLURM: jobs, their scripts, the site file, and the rendezvous of several nodes."""

@@ -1,6 +1,7 @@
-"""Jobs as scripts: the request of a job and the settings of a site become one readable file for ``sbatch``.
+"""Jobs as scripts.
 
-Pure except for reading the template, which a site may replace.
+A job's request and a site's settings become one readable file for ``sbatch``.
+Everything here is pure except for reading the template, which a site may replace.
 """
 
 import importlib.resources
@@ -29,7 +30,10 @@ class Shape:
 
 
 def cpus_of(site: SiteFile, ranks: int, otherwise: int) -> int:
-    """Return the CPU cores of a node's task with this many ranks: the site's setting, else ``otherwise``."""
+    """Return the CPU cores of a node's task with this many ranks.
+
+    It is the site's setting, or else ``otherwise``.
+    """
     if site.slurm.cpus_per_rank is not None:
         return site.slurm.cpus_per_rank * ranks
     return site.slurm.cpus_per_task if site.slurm.cpus_per_task > 1 else otherwise
@@ -53,10 +57,19 @@ def measure_script(
 
     The shell expands no word of ``command``.
 
-    ``purpose`` is a comment at its top; ``directory`` the working directory, None for
-    that of submission. With ``with_srun`` there is one process per node; otherwise the
-    command runs on the first node and starts the others. ``variables`` come in addition
-    to the site's; ``typed`` is False if the job follows another job.
+    Args:
+        site: Settings of the site.
+        template: Text of the template.
+        name: Name of the job.
+        purpose: Comment at the top of the script.
+        command: Command that measures.
+        shape: Resources of the job.
+        log: File for the job's output.
+        directory: Working directory; None for the one of submission.
+        with_srun: True to start one process per node. Otherwise the command runs on the
+            first node and starts the others.
+        variables: Environment variables in addition to the site's.
+        typed: False if the job follows another job.
     """
     values = shared_values(
         name, shape, site, directory, {"output": str(log), "no-requeue": ""}
@@ -76,7 +89,7 @@ def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
     """Return a template: the site's, relative to its file, or the built-in one.
 
     Raises:
-        BadInput: If unreadable.
+        BadInput: If the template cannot be read.
     """
     own: str | None = getattr(site.templates, kind)
     if own is None:
@@ -108,11 +121,12 @@ def _own_template(name: str) -> str:
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Fill in a template.
 
-    An unknown name is an error. Text is inserted verbatim, or shell-quoted with ``|
-    quote``.
+    Text is inserted verbatim, or shell-quoted with ``| quote``. Any template may
+    include ``head.sbatch``, which has the directives, the prologue, the variables and
+    the job's end.
 
-    Any template may include ``head.sbatch``: directives, prologue, variables, job's
-    end. Raise ``BadInput`` if invalid.
+    Raises:
+        BadInput: If the template is invalid, or has an unknown name.
     """
     import jinja2
     import jinja2.sandbox
@@ -149,12 +163,15 @@ def shared_values(
     directory: Path | None,
     more: Mapping[str, str | None],
 ) -> dict[str, Any]:
-    """Return the values that both templates fill in for a job in ``directory``.
+    """Return the values that both templates fill in.
 
-    None for the one of submission.
-
-    ``more`` are further long options of ``sbatch``; None leaves one out, an empty text
-    gives it without a value.
+    Args:
+        name: Name of the job.
+        shape: Its resources.
+        site: Settings of the site.
+        directory: Working directory; None for the one of submission.
+        more: Further long options of ``sbatch``. None leaves one out, and an empty text
+            gives it without a value.
     """
     slurm = site.slurm
     memory = slurm.mem or (None if shape.memory_mib is None else f"{shape.memory_mib}M")
@@ -204,7 +221,7 @@ def lines_of(
 ) -> list[str]:
     """Return a prefixed command, one option with its value per line.
 
-    If ``filled_in``, a shell expands ``$`` words.
+    With ``filled_in``, a shell expands words that begin with ``$``.
     """
     lines: list[list[str]] = [[prefix] if prefix else []]
     for word in words:

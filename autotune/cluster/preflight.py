@@ -1,6 +1,6 @@
-"""Comparison of a node with the profile's machine, and of its code and dataset.
+"""Comparison of a node with the profile's machine.
 
-Pure.
+The node's code and dataset are compared as well. Everything here is pure.
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,12 @@ def problems_of(
 ) -> tuple[NodeProblem, ...]:
     """Return the mismatches, the cheapest to fix last.
 
-    ``cpus`` is the number requested from SLURM for the node's task, ``code_sha256`` the
-    trainer's at submission.
+    Args:
+        profile: Profile of the run.
+        node: Facts about the node.
+        ranks: Ranks of the node.
+        cpus: CPU cores requested from SLURM for the node's task.
+        code_sha256: Hash of the trainer's code at submission.
     """
     there = profile.fingerprint
     others = (

@@ -118,10 +118,16 @@ def read_site(path: Path) -> SiteFile:
 def find_site(
     asked: str, environment: Mapping[str, str]
 ) -> tuple[SiteFile, Path | None]:
-    """Read the site file: as requested, else ``AUTOTUNE_SITE``, else ``site.toml`` here; return it with its path.
+    """Read the site file: as requested, else ``AUTOTUNE_SITE``, else ``site.toml``.
 
-    Without any, return the default settings and None. Raise the errors of
-    ``read_site``.
+    ``site.toml`` is looked for in the working directory.
+
+    Returns:
+        The settings and the path of the file. Without any file, the default settings
+        and None.
+
+    Raises:
+        BadConfig: As for ``read_site``.
     """
     named = asked or environment.get(SITE_VARIABLE)
     path = Path(named or SITE_FILE)
@@ -129,7 +135,10 @@ def find_site(
 
 
 def job_variables(site: SiteFile) -> dict[str, str]:
-    """Return the environment variables that the site sets in its jobs: for NCCL, gloo and CPU binding. Pure."""
+    """Return the environment variables that the site sets in its jobs.
+
+    They are for NCCL, gloo and CPU binding. This function is pure.
+    """
     network = site.network
     chosen = {
         name: network.interface

@@ -55,7 +55,7 @@ def read_slurm(
 ) -> SlurmFacts:
     """Describe this process's job, if any, and the SLURM commands that ``which`` finds.
 
-    Executes nothing.
+    No command is executed.
     """
     end_time, on_node = (
         _whole(environment, "SLURM_JOB_END_TIME"),
@@ -89,7 +89,8 @@ def _whole(environment: Mapping[str, str], *names: str) -> int | None:
 def _gres_count(text: str) -> int | None:
     """Return the total of a request such as ``2``, ``h100:2`` or ``h100:2,a100:1``.
 
-    ``None`` if it is not one.
+    Returns:
+        The total, or None if the text is no such request.
     """
     counts = [part.rpartition(":")[2].strip() for part in text.split(",")]
     return (
@@ -120,11 +121,19 @@ class JobState:
 def submit(
     script: Path, arguments: Sequence[str] = (), *, after: str | None = None
 ) -> str:
-    """Submit a script and return the job's id.
+    """Submit a script.
 
-    ``after`` is a job that must succeed before this one begins; if it fails, this one
-    leaves the queue. Raise ``MachineLacks`` if there is no ``sbatch``, or it rejects
-    the job.
+    Args:
+        script: The script.
+        arguments: Its arguments.
+        after: Job that must succeed before this one begins. If it fails, this one
+            leaves the queue.
+
+    Returns:
+        The job's id.
+
+    Raises:
+        MachineLacks: If there is no ``sbatch``, or it rejects the job.
     """
     if shutil.which("sbatch") is None:
         what = "cannot submit the job: sbatch not found"
@@ -157,10 +166,14 @@ def submit(
 
 
 def ask_state(job: str) -> JobState | None:
-    """Return a job's state; None if SLURM does not answer at the moment.
+    """Return a job's state.
 
-    Raise ``MachineLacks`` if SLURM no longer knows the job, which happens some minutes
-    after its end.
+    Returns:
+        The state, or None if SLURM does not answer at the moment.
+
+    Raises:
+        MachineLacks: If SLURM no longer knows the job, which happens some minutes after
+            its end.
     """
     try:
         done = _run(["scontrol", "--oneliner", "show", "job", job])
@@ -203,7 +216,8 @@ def parse_state(text: str) -> JobState | None:
 def queued_jobs() -> dict[str, tuple[str, str]] | None:
     """Return this user's jobs by name, with id and state.
 
-    None if SLURM cannot be queried.
+    Returns:
+        The jobs, or None if SLURM cannot be queried.
     """
     try:
         done = _run(["squeue", "--me", "--noheader", "--format=%i|%T|%j"])
@@ -249,10 +263,15 @@ def follow(
 ) -> Ended:
     """Wait for a job's end.
 
-    ``told`` receives news: queued and why, its nodes, the last line of its log.
+    Args:
+        job: Id of the job.
+        log: Its log.
+        told: Receives news: queued and why, its nodes, the last line of its log.
+        ask: Function that returns a job's state.
 
-    Raise ``AutotuneError`` if SLURM ended the job, or stops answering;
-    ``StoppedWaiting`` on Ctrl-C: the job continues.
+    Raises:
+        AutotuneError: If SLURM ended the job, or stops answering.
+        StoppedWaiting: On Ctrl-C; the job continues.
     """
     try:
         last = _wait(job, log, told, ask)
@@ -302,8 +321,9 @@ def describe(state: JobState, line: str) -> str:
 def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
     """Return the result of a finished job. Pure.
 
-    Raise ``AutotuneError`` if a limit, pre-emption or a node failure ended it; its exit
-    code shows if a rerun resumes.
+    Raises:
+        AutotuneError: If a limit, pre-emption or a node failure ended it. The exit code
+            shows if a rerun resumes.
     """
     indented = "\n".join(f"    {line}" for line in tail.splitlines())
     shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} is empty"
@@ -337,7 +357,7 @@ def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
 def last_lines(log: Path, count: int = 8) -> str:
     """Return the end of a log without control characters.
 
-    Empty if there is no log yet.
+    It is empty if there is no log yet.
     """
     try:
         with log.open("rb") as file:

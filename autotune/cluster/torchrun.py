@@ -1,4 +1,7 @@
-"""Commands that start ranks on this node or on several: torchrun, its rendezvous, and ``srun``."""
+"""Commands that start ranks on this node or on several.
+
+They use torchrun with its rendezvous, and ``srun``.
+"""
 
 import contextlib
 import ipaddress
@@ -57,13 +60,20 @@ def torchrun_command(
     meeting: Meeting | None = None,
     shutdown_s: int | None = None,
 ) -> list[str]:
-    """Return one node's torchrun command, without restarts, as only the whole job restarts. Pure.
+    """Return one node's torchrun command. Pure.
 
-    Each of the node's ``ranks`` runs ``arguments``, such as ``-m trainer …``, and has
-    ``shutdown_s`` to save and exit after a signal; torch before 2.13 has no such
-    option. ``meeting`` is None for a single node; otherwise a shell fills in the node's
-    number (0 holds the rendezvous store) and its address, as others may not resolve its
-    name.
+    It restarts nothing, as only the whole job restarts.
+
+    Args:
+        python: Interpreter.
+        arguments: Command of each rank, such as ``-m trainer …``.
+        ranks: Ranks of the node.
+        torch_version: Version of torch.
+        meeting: Rendezvous of several nodes; None for a single node. A shell fills in
+            the node's number (0 holds the rendezvous store) and its address, as others
+            may not resolve its name.
+        shutdown_s: Time of each rank to save and exit after a signal. Torch before 2.13
+            has no such option.
     """
     words = [python, "-m", "torch.distributed.run"]
     if meeting is None:
@@ -98,11 +108,11 @@ def on_nodes_of_job(
     torch_version: str,
     environment: Mapping[str, str] = os.environ,
 ) -> Start:
-    """Return a function that makes the command of one torchrun on each of the job's first nodes.
+    """Return a function that makes the command for all of the job's first nodes.
 
-    It is one ``srun`` on the first node, with this many ranks per node, numbered from
-    this node on: rank 0 is here. If the job's script starts programs
-    (``start_outside``), the command asks it to.
+    It is one ``srun`` on the first node, which starts a torchrun on each. The nodes
+    have this many ranks each and are numbered from this node on: rank 0 is here. If the
+    job's script starts programs (``start_outside``), the command asks it to.
     """
     interface = next(
         (environment[name] for name in INTERFACE_VARIABLES if environment.get(name)),
@@ -167,7 +177,9 @@ def on_nodes_of_job(
 
 
 def start_outside(directory: Path, nodes: int, script: str) -> int:
-    """Let the job's script, outside the container, run a bash script on this many nodes; SIGTERM is forwarded.
+    """Let the job's script, outside the container, run a bash script on these nodes.
+
+    SIGTERM is forwarded.
 
     In ``directory``, ``N.sh`` is the script for each node and ``N.nodes`` their number;
     the job's script answers with ``N.log``, which is written to standard output, and
@@ -190,7 +202,7 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
 def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command and return its exit code.
 
-    It gets this process's signals and ends with it, ranks after saving.
+    The command gets this process's signals and ends with it. Ranks save first.
     """
     # A terminal sends Ctrl-C to the whole foreground group; in a separate session the
     # forwarded signal arrives once.
@@ -220,7 +232,7 @@ def choose_port(
     """Return a job's first free port, and the taken ones before it.
 
     Raises:
-        MachineLacks: If none is free.
+        MachineLacks: If no port is free.
     """
     ports = derived_ports(job)
     for position, port in enumerate(ports):
@@ -253,9 +265,11 @@ def own_address(
 ) -> str:
     """Return the IPv4 address by which other nodes reach this node. Pure.
 
-    Without ``interface``, it is one to which the node's name resolves (``of_name``),
-    else the first, never loopback. Raise ``MachineLacks`` if the interface does not
-    exist, or has no address.
+    Without ``interface``, it is an address to which the node's name resolves
+    (``of_name``), or else the first address. It is never loopback.
+
+    Raises:
+        MachineLacks: If the interface does not exist, or has no address.
     """
     if interface is not None:
         if not addresses.get(interface):

@@ -1,4 +1,7 @@
-"""``autotune compare``: profiles, tunings, runs or datasets side by side, and a speed check for CI."""
+"""``autotune compare``: two profiles, tunings, runs or datasets side by side.
+
+With ``--fail-if-slower`` it is a speed check for CI.
+"""
 
 import re
 import sys

@@ -1,4 +1,7 @@
-"""Comparison of two profiles, tunings, runs or datasets: changes, and figures that differ beyond noise. Pure."""
+"""Comparison of two profiles, tunings, runs or datasets.
+
+It lists changes, and figures that differ beyond noise. Everything here is pure.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -62,7 +65,7 @@ class Change:
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
     """Return the differences between flat tables.
 
-    A key that one side does not have counts as None.
+    A key that only one side has counts as None on the other.
     """
     found = (
         Change(key=str(key), old=old.get(key), new=new.get(key))
@@ -73,7 +76,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """Name and unit of a figure, and the circumstances that must match for it to be comparable."""
+    """A figure's name and unit, and what must match for it to be comparable."""
 
     name: str
     unit: Literal["tokens/s", "bytes", "share", "nats", "rows", "tokens", "samples"]
@@ -180,7 +183,8 @@ def compare(
 ) -> Comparison:
     """Compare two sides.
 
-    For runs, ``loss`` is that of A and B at the same steps, and its ratio B to A.
+    For runs, ``loss`` holds the losses of A and B at the same steps, and the ratio of B
+    to A.
     """
     known = a.circumstances.keys() & b.circumstances.keys()
     places = [
@@ -213,7 +217,10 @@ def compare(
 
 
 def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
-    """Compare speeds that were measured under the same condition if there are any, else the best of each side."""
+    """Compare speeds that were measured under the same condition.
+
+    If there are none, the best speed of each side is compared.
+    """
     pairs = [(one, other) for one in a.headlines for other in b.headlines]
     if not pairs:
         return None

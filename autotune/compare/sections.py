@@ -13,7 +13,7 @@ _MOST_NAMES = 6
 
 
 def comparison_text(found: Comparison, gate: Gate | None) -> str:
-    """Format the verdict first, then changes, settings with their meaning, and every figure."""
+    """Format a comparison: verdict, changes, settings with their meaning, figures."""
     both = (("A", found.a, found.only_a), ("B", found.b, found.only_b))
     parts = [
         "\n".join(
@@ -61,10 +61,8 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
                 if len(only) > _MOST_NAMES
                 else ""
             )
-            parts.append(
-                f"only in {letter}:"
-                f" {'; '.join(printable_line(name) for name in only[:_MOST_NAMES])}{more}"
-            )
+            names = "; ".join(printable_line(name) for name in only[:_MOST_NAMES])
+            parts.append(f"only in {letter}: {names}{more}")
         parts += [f"{letter}: {printable_line(note)}" for note in side.notes]
     return "\n\n".join(parts)
 
@@ -79,8 +77,8 @@ def _headline(one: Compared | None) -> str:
         else f" ({between}, {format_confidence(SHOWN_CONFIDENCE)})"
     )
     return (
-        f"training speed ({printable_line(one.of)}): {a} and {b} {one.metric.name}, B is"
-        f" {change} of A{interval}: {verdict}"
+        f"training speed ({printable_line(one.of)}): {a} and {b} {one.metric.name},"
+        f" B is {change} of A{interval}: {verdict}"
     )
 
 

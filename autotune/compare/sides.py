@@ -59,7 +59,8 @@ _OF_A_TRIAL = ("micro_batch_size", "global_batch_size", "data.")
 def compare_paths(a: Path, b: Path) -> Comparison:
     """Compare two profiles, tunings, runs or datasets, or a profile with a run.
 
-    Raise an error if this fails.
+    Raises:
+        AutotuneError: If a side cannot be read, or the two cannot be compared.
     """
     (first, mine), (second, theirs) = _side(a), _side(b)
     if first.kind != second.kind and {first.kind, second.kind} != {"profile", "run"}:
@@ -280,7 +281,8 @@ def _steps(
 ) -> list[Measurement]:
     """Return a figure of steps.
 
-    An empty list if fewer than two of them have sound figures.
+    Returns:
+        One measurement, or an empty list if fewer than two steps have sound figures.
     """
     found = estimate_plausible_steps(pairs, scale=scale)
     return (
@@ -291,7 +293,10 @@ def _steps(
 
 
 def _model_of(model: object, name: object = "") -> str:
-    """Return the hash of a model's config without its name, or of the name if there is no config."""
+    """Return the hash of a model's config without its name.
+
+    If there is no config, the name is hashed.
+    """
     return canonical_sha256(
         {k: v for k, v in model.items() if k != "name"}
         if isinstance(model, dict)
@@ -302,7 +307,8 @@ def _model_of(model: object, name: object = "") -> str:
 def _loss(a: Run, b: Run) -> tuple[Measurement, Measurement, Interval] | None:
     """Return both losses over the later part of the common steps, and their ratio.
 
-    None without any.
+    Returns:
+        The losses of A and B and the ratio, or None if no steps are common.
     """
     losses = [
         {
@@ -407,7 +413,7 @@ def _tuning_side(path: Path) -> Side:
 
 
 def _what(record: TrialRecord) -> str:
-    """Return a description of a trial, in words that another version of this project would use as well."""
+    """Describe a trial in words that do not depend on this project's version."""
     measured = record.measured
     config, loader = record.trial.config, _table(record.trial.config, "data")
     words = [

@@ -1,4 +1,8 @@
-"""Help and usage errors: workflow order, few options, examples, and the new name of whatever was renamed."""
+"""Help and usage errors.
+
+Commands are listed in the order of work, with few options and with examples. A usage
+error names the new name of whatever was renamed.
+"""
 
 import difflib
 import shlex
@@ -204,7 +208,7 @@ class _Helped:
 class Command(_Helped, TyperCommand):
     """Command whose help shows its usual options.
 
-    ``--help-all`` also shows those of the panel ``Advanced``.
+    ``--help-all`` also shows the options of the panel ``Advanced``.
     """
 
     def __init__(self, *given: _Typer, **settings: _Typer) -> None:
@@ -228,7 +232,10 @@ class Command(_Helped, TyperCommand):
 
 
 class Group(_Helped, TyperGroup):
-    """Group that lists its commands in the order of work, and leads from old names to new ones."""
+    """Group that lists its commands in the order of work.
+
+    It also leads from old names to new ones.
+    """
 
     def parse_args(self, ctx: _Typer, args: list[str]) -> list[str]:
         """Parse; without arguments, show help."""
@@ -237,8 +244,8 @@ class Group(_Helped, TyperGroup):
     def resolve_command(self, ctx: _Typer, args: list[str]) -> _Typer:
         """Find the command.
 
-        Raise ``UsageError`` with its new name, or the most similar one, if there is
-        none.
+        Raises:
+            UsageError: If there is none, with its new name, or the most similar one.
         """
         words = [*ctx.command_path.split()[1:], *args]
         old = next(
@@ -276,7 +283,10 @@ class Group(_Helped, TyperGroup):
 
 
 def modern(words: Sequence[str], known: Collection[str] = ()) -> list[str]:
-    """Return a command line with the new names of old options, except those in ``known``. Pure."""
+    """Return a command line with the new names of old options. Pure.
+
+    Options in ``known`` keep their names.
+    """
     found: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -325,10 +335,8 @@ def usage_error(error: TyperException, typed: Sequence[str]) -> UsageError:
     elif option is not None:
         said = f"{option} {'requires a' if 'requires' in said else 'takes no'} value"
     elif one is None:
-        said = (
-            f"{path}:"
-            f" {said.replace('Got unexpected extra argument(s)', 'unexpected arguments')}"
-        )
+        said = said.replace("Got unexpected extra argument(s)", "unexpected arguments")
+        said = f"{path}: {said}"
     elif hasattr(error, "param_type"):  # it is missing
         said = f"{path} requires {_name(one)}"
         step = " ".join([path, *GUIDES.get(path.partition(" ")[2], ("",))[1:2]])
@@ -354,7 +362,10 @@ def _choices(one: _Typer) -> list[str]:
 
 
 def _name(one: _Typer) -> str:
-    """Return an option's name, or an argument's with brackets if it is optional, and dots if it may be repeated."""
+    """Return an option's name as the help shows it.
+
+    An argument has brackets if it is optional, and dots if it may be repeated.
+    """
     if one.param_type_name == "option":
         return str(one.opts[0])
     name = one.metavar or one.name.upper()

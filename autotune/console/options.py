@@ -1,7 +1,7 @@
-"""Options that several commands have, each declared once, and groups of them as dataclasses.
+"""Options that several commands have.
 
-Shells complete models, GPUs, profiles and site files after an option, and file names if
-nothing else is offered.
+Each is declared once, and groups of them are dataclasses. Shells complete models, GPUs,
+profiles and site files after an option, and file names if nothing else is offered.
 """
 
 import contextlib
@@ -64,7 +64,10 @@ def cards(incomplete: str) -> list[tuple[str, str]]:
 
 
 def profiles(incomplete: str) -> list[str]:
-    """Return profiles with this prefix, except replaced ones: from the directory typed, here, and ``profiles/``."""
+    """Return profiles with this prefix, except replaced ones.
+
+    They are from the directory that was typed, the current one, and ``profiles/``.
+    """
     return [
         name
         for name in dict.fromkeys([*_tables(incomplete), *_tables(f"{_PROFILES}/")])
@@ -75,7 +78,10 @@ def profiles(incomplete: str) -> list[str]:
 
 
 def sites(incomplete: str) -> list[str]:
-    """Return TOML files with this prefix, except ``pyproject.toml`` and those in ``profiles/``."""
+    """Return TOML files with this prefix, except ``pyproject.toml`` and profiles.
+
+    Profiles are the files in ``profiles/``.
+    """
     return [
         name
         for name in _tables(incomplete)
@@ -97,9 +103,10 @@ def _tables(incomplete: str) -> list[str]:
 def option(
     metavar: str | None, text: str, *names: str, advanced: bool = False, **more: Any
 ) -> Any:
-    """Return an option with a value; without a metavar, help shows the choices.
+    """Return an option with a value.
 
-    --help-all also shows advanced ones.
+    Without a metavar, help shows the choices. ``--help-all`` also shows advanced
+    options.
     """
     return typer.Option(
         *names,
@@ -120,7 +127,7 @@ def quantity(
 ) -> Callable[[Any], float]:
     """Return the parser of an option that takes a number with a unit.
 
-    ``example`` shows the usual one.
+    Its errors show ``example`` as the usual value.
     """
 
     def read(given: str | float) -> float:
@@ -358,7 +365,11 @@ class ModelOptions(StepOptions):
     def probes(
         self, reports: Path, settings: dict[str, object], **more: Any
     ) -> "tuple[ProbeRequest, ...]":
-        """Return a probe request for each model, with further ``settings`` of the step, and ``more`` of the probe."""
+        """Return a probe request for each model.
+
+        ``settings`` are further settings of the step, and ``more`` are fields of the
+        probe.
+        """
         from autotune.memory.measure import ProbeRequest
         from autotune.memory.stage import requested_config
         from trainer.config.presets import model_settings
@@ -414,7 +425,11 @@ class OwnOptions:
     ] = None
 
     def reject_others(self, context: typer.Context, kept: Collection[str]) -> None:
-        """Raise ``UsageError`` if an option is set that has no meaning for your own code."""
+        """Reject options that do not apply to your own code.
+
+        Raises:
+            UsageError: If an option is set that is not in ``kept``.
+        """
         for parameter in context.command.params:
             name = parameter.name or ""
             source = context.get_parameter_source(name)
@@ -433,7 +448,7 @@ class OwnOptions:
         """Return the functions with each combination of the arguments.
 
         Raises:
-            UsageError: If one is malformed.
+            UsageError: If a function or an argument is malformed.
         """
         from autotune.integrations.values import SIZE, OwnCode
 
@@ -467,10 +482,7 @@ class OwnOptions:
 
 
 def _scalar(text: str) -> int | float | str:
-    """Return a number or a truth value that a text spells.
-
-    The text itself otherwise.
-    """
+    """Return a number or a truth value that a text spells, or else the text itself."""
     with contextlib.suppress(ValueError):
         found = json.loads(text)
         if isinstance(found, bool | int | float):
@@ -490,7 +502,10 @@ class SweepOptions:
     def request(
         self, stored: "StoredProfile", reports: Path, time_limit_s: float, **more: Any
     ) -> "SweepRequest":
-        """Return the request for a sweep of timed windows, with ``more`` of its fields."""
+        """Return the request for a sweep of timed windows.
+
+        ``more`` are further fields of the request.
+        """
         from autotune.workers.values import SweepRequest
 
         data, minutes, timeout_s = (
@@ -565,7 +580,10 @@ class ProbeOptions(ModelOptions):
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options of each group as parameters in place of the group."""
+    """Return the command with the options of each group as parameters.
+
+    They take the place of the group.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups = {name: fields(kind) for name, kind in hints.items() if is_dataclass(kind)}
     parameters = []

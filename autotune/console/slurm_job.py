@@ -1,7 +1,7 @@
-"""Commands that can submit themselves as a SLURM job, and that do not measure on login nodes.
+"""Commands that submit themselves as a SLURM job, and do not run on login nodes.
 
 ``--slurm [SITE] [--wait] [--dry-run]``: the job runs the command that you typed without
-these. Another may follow.
+these options. Another job may follow.
 """
 
 import functools
@@ -85,11 +85,14 @@ class SlurmOptions:
     def submitted(self, context: typer.Context, request: JobRequest) -> bool:
         """Submit or print the job if ``--slurm`` is set.
 
-        Return True if nothing is left to do.
+        Returns:
+            True if nothing is left to do.
 
-        Raise ``UsageError`` if ``--wait`` or ``--dry-run`` is set without ``--slurm``,
-        ``AutotuneError`` or ``TrainerError`` if the site file cannot be used, or SLURM
-        rejects or ends the job.
+        Raises:
+            UsageError: If ``--wait`` or ``--dry-run`` is set without ``--slurm``.
+            AutotuneError: If SLURM rejects or ends the job, or the site file cannot be
+                used.
+            TrainerError: If the site file is invalid.
         """
         from autotune.cluster.job_script import (
             Shape,
@@ -178,7 +181,7 @@ class SlurmOptions:
     def finish(self, jobs: Sequence[tuple[str, Path]], answer: dict[str, Any]) -> None:
         """Wait for jobs (id, log) and print ``answer`` as JSON, if requested.
 
-        Exit with the first failure's code.
+        It exits with the first failure's code.
         """
         from autotune.base.document import answer_json
 
@@ -212,10 +215,10 @@ class JobOptions(SlurmOptions):
     def submitted_or_rejected(
         self, context: typer.Context, request: JobRequest
     ) -> bool:
-        """Do as ``submitted``.
+        """Do as ``submitted``, but not on a login node, which people share.
 
-        Raise ``MachineLacks`` on a login node, which people share, unless ``here`` is
-        set.
+        Raises:
+            MachineLacks: On a login node, unless ``here`` is set.
         """
         if self.submitted(context, request):
             return True
@@ -254,7 +257,10 @@ def profile_job(
 
 
 def command_in_job(arguments: Sequence[str]) -> list[str]:
-    """Return the command line from ``plain_arguments`` without the options that make it a job. Pure."""
+    """Return the command line without the options that make it a job. Pure.
+
+    ``arguments`` come from ``plain_arguments``.
+    """
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -268,9 +274,10 @@ def command_in_job(arguments: Sequence[str]) -> list[str]:
 
 
 def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Give ``--slurm`` its default value at the end of a command line, or before another option or the only profile.
+    """Give ``--slurm`` its default value if it has none. Pure.
 
-    The parser has no options whose value may be left out. Pure.
+    It has none at the end of a command line, before another option, or before the only
+    profile. The parser has no options whose value may be left out.
     """
     if "--slurm" not in arguments:
         return tuple(arguments)

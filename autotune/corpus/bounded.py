@@ -1,4 +1,4 @@
-"""Work on an untrusted file in a child process with bounded time, memory and output.
+"""Work on an untrusted file in a child with bounded time, memory and output.
 
 The child is forked and inherits all loaded modules, so the caller must be light.
 """
@@ -72,11 +72,14 @@ def run_bounded(
 ) -> Sequence[Outcome] | Unread:
     """Run ``work`` in a child within the limits.
 
-    Return ``Unread`` if it raises, crashes or exceeds them.
-
     The child is killed when ``cancel_fd`` becomes readable, or its other end is closed.
-    Raise ``CancelledError`` if the child was killed for that reason, ``OSError`` if the
-    child could not write because the disk is full.
+
+    Returns:
+        The outcomes, or ``Unread`` if the work raises, crashes or exceeds the limits.
+
+    Raises:
+        CancelledError: If the child was killed because of ``cancel_fd``.
+        OSError: If the child could not write because the disk is full.
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(read_fd, "rb"), os.fdopen(write_fd, "wb"):
@@ -109,7 +112,10 @@ def run_bounded(
 
 
 def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None:
-    """Wait for the child's end without reaping it, so that its id stays reserved until its group is killed."""
+    """Wait for the child's end without reaping it.
+
+    Its id stays reserved until its group is killed.
+    """
     with os.fdopen(os.pidfd_open(pid), "rb", buffering=0) as end_of_child:
         watched: list[Any] = (
             [end_of_child] if cancel_fd is None else [end_of_child, cancel_fd]
@@ -138,7 +144,10 @@ def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
     """Make an outcome of untrusted fields.
 
-    Raise ``ValueError``, ``KeyError`` or ``TypeError`` if they are not one.
+    Raises:
+        KeyError: If a field is missing.
+        ValueError: If a field is no whole number.
+        TypeError: If a field cannot be a number.
     """
     if "reason" in told:
         return Unread(
@@ -150,7 +159,10 @@ def outcome_of(told: Mapping[str, Any]) -> Outcome:
 
 
 def printable(text: str) -> str:
-    """Return one short line without control characters, as an untrusted file must not write to a terminal."""
+    """Return one short line without control characters.
+
+    An untrusted file must not write to a terminal.
+    """
     line = "".join(character if character.isprintable() else "?" for character in text)
     return (
         line
@@ -165,7 +177,10 @@ def _child(
     write_fd: int,
     parent: int,
 ) -> None:
-    """Run the work and exit, without returning: an exception must not reach the copy of the caller's stack."""
+    """Run the work and exit, without returning.
+
+    An exception must not reach the copy of the caller's stack.
+    """
     status = 1
     try:
         # If the parent dies, this process must stop writing, as its output would not be

@@ -165,9 +165,9 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
         (
             f"copied       {format_bytes(copied.size_bytes)} in"
             f" {format_seconds(copied.seconds)},"
-            f" {format_bytes_per_s(copied.size_bytes / copied.seconds)}; one thread reads"
-            f" {format_bytes_per_s(copied.size_bytes / copied.read_s)} and writes"
-            f" {format_bytes_per_s(copied.size_bytes / copied.write_s)}"
+            f" {format_bytes_per_s(copied.size_bytes / copied.seconds)};"
+            f" one thread reads {format_bytes_per_s(copied.size_bytes / copied.read_s)}"
+            f" and writes {format_bytes_per_s(copied.size_bytes / copied.write_s)}"
         ),
     ]
     if staged.source_s_per_sample is not None and staged.local_s_per_sample is not None:

@@ -142,7 +142,7 @@ def _code_at(sections: list[tuple[int, bytes]], address: int, size_bytes: int) -
 # Cached, as instructions repeat often; bounded, as files may be hostile.
 @functools.lru_cache(maxsize=2**16)
 def instruction_text(mnemonic: str, operands: str) -> str:
-    """Return the tokens of one instruction as the disassembler prints it, ``[NEXT]`` included."""
+    """Return the tokens of a disassembled instruction, ``[NEXT]`` included."""
     tokens = ["_".join(mnemonic.split())]
     if operands:
         # The last word: prefixes such as ``bnd`` and ``notrack`` come before it.
@@ -169,12 +169,18 @@ def _operand(operand: str, branches: bool) -> str:
 
 
 def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int, int]]:
-    """Yield (first address, size in bytes) for every entry of a little-endian 64-bit ``.eh_frame``, in its order.
+    """Yield (first address, size in bytes) for every entry of an ``.eh_frame``.
 
-    Layout: Linux Standard Base Core 5.0, "Exception Frames"
-    (refspecs.linuxfoundation.org). ``section_address`` is the virtual address of the
-    section's first byte. Raise ``UnusableFileError`` if the bytes are not such a table;
-    ranges before the damage were already yielded.
+    The section is little-endian and 64-bit, and its order is kept. Layout: Linux
+    Standard Base Core 5.0, "Exception Frames" (refspecs.linuxfoundation.org).
+
+    Args:
+        section: Bytes of the section.
+        section_address: Virtual address of the section's first byte.
+
+    Raises:
+        UnusableFileError: If the bytes are not such a table. Ranges before the damage
+            were already yielded.
     """
     encodings: dict[int, _Encoding] = {}
     position = 0

@@ -1,4 +1,7 @@
-"""Encoding of pieces of text to ids, with statistics, and assembly of encoded pieces to the shards of a dataset."""
+"""Encoding of pieces of text, and assembly of encoded pieces to shards.
+
+Pieces become ids with statistics, and encoded pieces become the shards of a dataset.
+"""
 
 import hashlib
 import io
@@ -33,7 +36,10 @@ Ids = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthLimit:
-    """Limit of sample lengths, and handling of longer samples: cut to the limit, or split into several."""
+    """Limit of sample lengths.
+
+    Longer samples are cut to the limit, or split into several.
+    """
 
     max_tokens: int | None
     long: Literal["truncate", "split"]
@@ -101,7 +107,10 @@ def encode_piece(
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts in groups of about the same number of characters, as lengths vary a thousandfold."""
+    """Yield texts in groups of about the same number of characters.
+
+    Lengths vary a thousandfold.
+    """
     batch, characters = list[str](), 0
     for text in texts:
         batch.append(text)
@@ -114,7 +123,10 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the range of whole pieces of each shard (first, one after the last), by their samples and tokens."""
+    """Return the range of whole pieces of each shard (first, one after the last).
+
+    ``sizes`` are the samples and tokens of each piece.
+    """
     edges: list[tuple[int, int]] = []
     first = samples = tokens = 0
     for number, (more_samples, more_tokens) in enumerate(sizes):
@@ -190,7 +202,7 @@ def gather(workplace: Workplace, directory: Path, shard: Shard) -> None:
     """Move a shard's files to the dataset unless an earlier run did.
 
     Raises:
-        InternalError: If one is in neither.
+        InternalError: If a file is in neither place.
     """
     for name in (shard.tokens_file, shard.offsets_file):
         if (directory / name).exists():

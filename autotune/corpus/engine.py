@@ -1,4 +1,8 @@
-"""Engines that run tasks: in this process, or on the workers of ``dask.distributed``, here or on a cluster."""
+"""Engines that run tasks.
+
+They run in this process, or on the workers of ``dask.distributed``, here or on a
+cluster.
+"""
 
 import contextlib
 import functools
@@ -67,7 +71,10 @@ worker holds up to ``int``."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """Workers to run tasks on: processes of this machine, unless a scheduler or a site is named."""
+    """Workers to run tasks on.
+
+    They are processes of this machine, unless a scheduler or a site is named.
+    """
 
     count: int | None = None
     """Number of workers; None is one per CPU that this process may use, or 8 jobs with
@@ -104,7 +111,7 @@ def _perform(workplace: Workplace, task: Task) -> Receipt:
 def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
     """Return an engine that runs tasks one after another in this process.
 
-    Libraries may use several ``threads``.
+    With ``threads``, libraries may use several threads.
     """
     if not threads:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -154,8 +161,9 @@ def _perform_there(
 ) -> Receipt | Callable[[], Exception]:
     """Perform a task.
 
-    Return errors as factories, as dask would log them and pickle would lose their
-    fields.
+    Returns:
+        The receipt, or a factory of the error that was raised: dask would log an error,
+        and pickle would lose its fields.
     """
     try:
         return _perform(workplace, task)
@@ -169,7 +177,10 @@ def _perform_there(
 
 @contextlib.contextmanager
 def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
-    """Start workers on this machine: processes of one thread each, that listen on the loopback interface only."""
+    """Start workers on this machine.
+
+    They are processes of one thread each, which listen on the loopback interface only.
+    """
     import dask
     from distributed import Client, LocalCluster
 
@@ -218,7 +229,7 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
 def _close(what: Any) -> None:
     """Close a client or cluster.
 
-    Ignore a timeout, as a busy machine takes longer and the results are on disk.
+    A timeout is ignored, as a busy machine takes longer and the results are on disk.
     """
     with contextlib.suppress(TimeoutError):
         what.close(timeout=3.0)
@@ -228,10 +239,18 @@ def _close(what: Any) -> None:
 def cluster_engine(
     workplace: Workplace, address: Any, workers: int | None = None
 ) -> Iterator[Engine]:
-    """Use the workers of an existing scheduler, given by its address or as a dask cluster object.
+    """Use the workers of an existing scheduler.
 
-    Raise ``BadInput`` if it does not respond or has no workers, ``MachineLacks`` if a
-    worker lacks this package, has another version, or does not see the work directory.
+    Args:
+        workplace: Work directory of the preparation.
+        address: Address of the scheduler, or a dask cluster object.
+        workers: Number of workers that are being started; None if they are there
+            already.
+
+    Raises:
+        BadInput: If the scheduler does not respond or has no workers.
+        MachineLacks: If a worker lacks this package, has another version, or does not
+            see the work directory.
     """
     from distributed import Client
 
@@ -268,9 +287,11 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
 
     They are cancelled at the end.
 
-    Raise ``BadConfig`` if the site file cannot be used, ``BadInput`` if no job starts
-    in time, ``MachineLacks`` if dask-jobqueue or ``sbatch`` is missing, or a job does
-    not see the work directory.
+    Raises:
+        BadConfig: If the site file cannot be used.
+        BadInput: If no job starts in time.
+        MachineLacks: If dask-jobqueue or ``sbatch`` is missing, or a job does not see
+            the work directory.
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
@@ -292,7 +313,10 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
 
 
 def _slurm_cluster() -> Any:
-    """Import ``SLURMCluster``, and restore the Ctrl-C handler, which the library replaces by an exit with code 0."""
+    """Import ``SLURMCluster``, and restore the Ctrl-C handler.
+
+    The library replaces the handler by an exit with code 0.
+    """
     before = signal.getsignal(signal.SIGINT)
     from dask_jobqueue.slurm import SLURMCluster
 
@@ -301,7 +325,10 @@ def _slurm_cluster() -> Any:
 
 
 def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
-    """Return the arguments of ``dask_jobqueue.SLURMCluster``: each job has one worker process. Pure."""
+    """Return the arguments of ``dask_jobqueue.SLURMCluster``. Pure.
+
+    Each job has one worker process.
+    """
     slurm = site.slurm
     said = [
         f"--{name}={value}"

@@ -1,11 +1,13 @@
-"""Extraction of a partition to pieces: a process reads its slices in bounded children, small slices together.
+"""Extraction of a partition to pieces.
 
-The process imports the libraries for reading once, so that children start quickly. It
-reads requests as JSON lines from standard input, and writes ``{"ready": true}`` and
-then an answer per request to standard output. An answer is ``{"outcomes"}``, one for
-each slice from the first to the last that was read; the fields of ``Unread`` if the
-child did not finish; or ``{"errno"}`` if the disk is full. When standard input closes,
-it kills its child and exits.
+A process reads its slices in bounded children, small slices together. It imports the
+libraries for reading once, so that children start quickly.
+
+The process reads requests as JSON lines from standard input, and writes ``{"ready":
+true}`` and then an answer per request to standard output. An answer is
+``{"outcomes"}``, one for each slice from the first to the last that was read; the
+fields of ``Unread`` if the child did not finish; or ``{"errno"}`` if the disk is full.
+When standard input closes, it kills its child and exits.
 """
 
 import contextlib
@@ -82,11 +84,15 @@ def extract_partition(
     """Write a partition's samples as pieces, and its rejects as JSON lines.
 
     With ``most``, stop at that many distinct samples; duplicates are written too.
-    Return ``samples`` and ``text_bytes`` of each piece, the number of ``files`` whose
-    first slice was read, ``raw_bytes`` of the slices that were read, and the number of
-    ``rejected`` files, lines and rows. Raise ``MachineLacks`` if the extraction process
-    cannot start, ``OSError`` if the directory cannot be written, as when the disk is
-    full.
+
+    Returns:
+        ``samples`` and ``text_bytes`` of each piece, the number of ``files`` whose
+        first slice was read, ``raw_bytes`` of the slices that were read, and the number
+        of ``rejected`` files, lines and rows.
+
+    Raises:
+        MachineLacks: If the extraction process cannot start.
+        OSError: If the directory cannot be written, as when the disk is full.
     """
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
@@ -186,7 +192,10 @@ class _Process:
     def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
         """Send a request for ``extract_slices`` to the process.
 
-        If that dies, replace it and return ``Unread``.
+        If the process dies, it is replaced.
+
+        Returns:
+            The outcomes, or ``Unread`` if the process died.
         """
         with contextlib.suppress(BrokenPipeError):
             self._requests.write(json.dumps(request).encode() + b"\n")
@@ -225,7 +234,10 @@ class _Process:
 
 
 def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
-    """Yield runs of slices to read in one child, as a fork takes as long as reading many small files."""
+    """Yield runs of slices to read in one child.
+
+    A fork takes as long as reading many small files.
+    """
     first = size_bytes = 0
     for number, part in enumerate(slices):
         size_bytes += part.end - part.begin
@@ -240,9 +252,10 @@ def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
 def _read(
     process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
 ) -> list[tuple[Slice, Outcome]]:
-    """Read slices together, again if the child was killed, or else one by one.
+    """Read slices together, or else one by one.
 
-    Skip those after the last needed one.
+    If the child was killed, they are read together once more first. Slices after the
+    last needed one are skipped.
     """
     directory = Path(request["directory"])
     before = file_sizes(directory)
@@ -298,11 +311,17 @@ def main() -> None:
 def extract_slices(request: dict[str, Any]) -> list[Outcome]:
     """Append the samples of slices to pieces, and rejects to the list of rejects.
 
-    ``request`` holds ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the
-    number to continue with), and ``most``: distinct samples to stop at, or None. Return
-    the outcome of each slice up to the last that was needed; no samples are left of an
-    unread one. Raise ``MemoryError`` if memory is short, ``OSError`` if the disk is
-    full.
+    Args:
+        request: ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number
+            to continue with), and ``most`` (distinct samples to stop at, or None).
+
+    Returns:
+        The outcome of each slice up to the last that was needed. No samples are left of
+        an unread slice.
+
+    Raises:
+        MemoryError: If memory is short.
+        OSError: If the disk is full.
     """
     directory, piece = Path(request["directory"]), request["piece"]
     outcomes: list[Outcome] = []
@@ -345,7 +364,9 @@ def _extract_slice(
 ) -> tuple[Extracted, set[bytes]]:
     """Extract one slice.
 
-    Also return its digests that are not in ``seen``, if ``most`` is set.
+    Returns:
+        The outcome, and the slice's digests that are not in ``seen`` if ``most`` is
+        set.
     """
     source, directory, most = (
         SOURCES[request["kind"]],
@@ -388,7 +409,10 @@ def _list(rejects: TextIO, reject: Reject) -> None:
 
 
 def _requests() -> Iterator[bytes]:
-    """Yield lines of standard input, read without a buffer: ``run_bounded`` watches the same descriptor for its end."""
+    """Yield lines of standard input, read without a buffer.
+
+    ``run_bounded`` watches the same descriptor for its end.
+    """
     pending = b""
     while chunk := os.read(_REQUEST_FD, 2**16):
         *lines, pending = (pending + chunk).split(b"\n")

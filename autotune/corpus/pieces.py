@@ -1,9 +1,11 @@
-"""The text of samples between extraction and encoding, in pieces of a size that any process can hold.
+"""Text of samples between extraction and encoding.
 
-A piece is two files: ``.text``, the UTF-8 of its samples one after the other, and
-``.index``, a record per sample. To find duplicates, each piece's digests are sorted
-once (``.sorted``; ``.prefix`` is where each range begins). A bucket is a range of
-digests: its share of a piece is one read, and a process holds one bucket at a time.
+It lies in pieces of a size that any process can hold. A piece is two files: ``.text``,
+the UTF-8 of its samples one after the other, and ``.index``, a record per sample.
+
+To find duplicates, each piece's digests are sorted once (``.sorted``; ``.prefix`` has
+the position at which each range begins). A bucket is a range of digests: its share of a
+piece is one read, and a process holds one bucket at a time.
 """
 
 import hashlib
@@ -60,7 +62,7 @@ class PiecePaths:
         return np.fromfile(self.file("index"), dtype=INDEX)
 
     def read_samples(self, kept: Bools) -> Iterator[str]:
-        """Yield the samples that are marked in ``kept``, of shape (samples,), in order."""
+        """Yield the samples that are marked in ``kept``, shape (samples,), in order."""
         lengths: npt.NDArray[Any] = self.read_index()["bytes"].astype(np.int64)
         ends = np.cumsum(lengths)
         with self.file("text").open("rb") as file:
@@ -71,7 +73,10 @@ class PiecePaths:
                 yield file.read(length).decode()
 
     def sort_digests(self) -> None:
-        """Write the digests in ascending order, and the position at which each prefix begins."""
+        """Write the digests in ascending order.
+
+        The position at which each prefix begins is written as well.
+        """
         words = (
             np.ascontiguousarray(self.read_index()["digest"])
             .view(">u8")
@@ -91,7 +96,10 @@ class PiecePaths:
 
 
 class PieceWriter:
-    """Writer that appends samples to the pieces of a directory, and begins the next piece when one is full."""
+    """Writer that appends samples to the pieces of a directory.
+
+    It begins the next piece when one is full.
+    """
 
     def __init__(self, directory: Path, number: int) -> None:
         self._directory, self.number = directory, number
@@ -163,7 +171,10 @@ def pieces_of(partition: int, receipt: Receipt) -> list[Piece]:
 
 
 def write_pieces(workplace: Workplace, pieces: list[Piece]) -> None:
-    """Write the list of pieces for the tasks to read, as it is too large to send with each."""
+    """Write the list of pieces for the tasks to read.
+
+    It is too large to send with each task.
+    """
     write_atomically(
         workplace.path / _PIECES_FILE,
         json.dumps([asdict(piece) for piece in pieces]),
@@ -180,7 +191,10 @@ def read_pieces(workplace: Workplace) -> list[Piece]:
 
 
 class FirstDistinct:
-    """Count of distinct samples in reading order, up to ``most``, over partitions that finish in any order."""
+    """Count of distinct samples in reading order, up to ``most``.
+
+    Partitions may finish in any order.
+    """
 
     def __init__(self, workplace: Workplace, most: int) -> None:
         self._workplace, self._most = workplace, most
@@ -212,7 +226,10 @@ class FirstDistinct:
 
 
 def buckets_for(samples: int) -> int:
-    """Return the number of buckets, a power of two, at which each fits the memory of a process."""
+    """Return the number of buckets at which each fits the memory of a process.
+
+    It is a power of two.
+    """
     return min(MAX_BUCKETS, power_of_two(samples / _BUCKET_SAMPLES))
 
 
@@ -224,7 +241,10 @@ def power_of_two(least: float) -> int:
 def find_duplicates(
     workplace: Workplace, directory: Path, *, bucket: int, buckets: int
 ) -> Receipt:
-    """Find all but the first of equal samples of a bucket in reading order, and write them by piece."""
+    """Find the duplicates in a bucket, and write them by piece.
+
+    Of equal samples, all but the first in reading order are duplicates.
+    """
     pieces, parts, step = read_pieces(workplace), list[Index](), MAX_BUCKETS // buckets
     for piece in pieces:
         paths = piece.paths(workplace)
@@ -267,7 +287,10 @@ class Selection:
     seed: int
 
     def of(self, workplace: Workplace, number: int) -> tuple[PiecePaths, Bools, Bools]:
-        """Return a piece by its number, and masks (samples,) of its training and validation samples up to its limit."""
+        """Return a piece by its number, with its training and validation samples.
+
+        The samples are masks of shape (samples,), up to the piece's limit.
+        """
         piece = read_pieces(workplace)[number]
         paths = piece.paths(workplace)
         index = paths.read_index()
@@ -281,7 +304,10 @@ class Selection:
 
 
 def drawn(index: Index, share: float, purpose: str) -> Bools:
-    """Return a mask of the samples in a random share, seeded by ``purpose`` and their content; shape (samples,)."""
+    """Return a mask of the samples in a random share, shape (samples,).
+
+    The draw is seeded by ``purpose`` and the samples' content.
+    """
     key = hashlib.blake2b(purpose.encode(), digest_size=32).digest()
     below = int(share * 2**64)
     hashes = (

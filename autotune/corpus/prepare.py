@@ -1,8 +1,11 @@
-"""Preparation of a dataset: find files, extract, find duplicates, learn a tokenizer, encode, assemble, publish.
+"""Preparation of a dataset.
 
-Every stage is a set of tasks whose results are files (see ``workplace``), so that any
-number of processes can run them and an interrupted run resumes. Partitions have a fixed
-order and of equal samples the first is kept, so the same files give the same bytes.
+Its stages find files, extract, find duplicates, learn a tokenizer, encode, assemble and
+publish. Every stage is a set of tasks whose results are files (see ``workplace``), so
+that any number of processes can run them and an interrupted run resumes.
+
+Partitions have a fixed order and of equal samples the first is kept, so the same files
+give the same bytes.
 """
 
 import hashlib
@@ -131,13 +134,27 @@ def prepare(
     strict: bool,
     overwrite: bool,
 ) -> tuple[Manifest, list[Reject], int]:
-    """Build the dataset and publish it as ``out``, resuming an earlier run of the same request.
+    """Build the dataset and publish it as ``out``.
 
-    ``tell`` is called with a line for the user; ``strict`` fails at the first input
-    that cannot be used. Returns the manifest, the first inputs that were left out, and
-    the number of files of other kinds. Raise ``BadInput`` if a source, the tokenizer or
-    ``out`` cannot be used, nothing usable was found, or the disk is full,
-    ``MachineLacks`` if a library that reads the source is not installed.
+    An earlier run of the same request is resumed.
+
+    Args:
+        request: What to prepare.
+        out: Directory of the dataset.
+        stages: Progress display.
+        tell: Function that is called with each line for the user.
+        workers: Workers to run tasks on.
+        strict: True to fail at the first input that cannot be used.
+        overwrite: True to replace an existing dataset.
+
+    Returns:
+        The manifest, the first inputs that were left out, and the number of files of
+        other kinds.
+
+    Raises:
+        BadInput: If a source, the tokenizer or ``out`` cannot be used, nothing usable
+            was found, or the disk is full.
+        MachineLacks: If a library that reads the source is not installed.
     """
     given = (
         load_tokenizer(request.tokenizer)
@@ -229,9 +246,10 @@ class _Preparation:
     pieces: list[parts.Piece] = field(default_factory=list)
 
     def all(self, given: DatasetTokenizer | None, *, strict: bool) -> Manifest:
-        """Run all stages, and return the manifest.
+        """Run all stages.
 
-        The dataset's files are then in the work directory.
+        Returns:
+            The manifest of the dataset, whose files are then in the work directory.
         """
         request, extracted = self.request, self._extract(strict=strict)
         parts.write_pieces(self.workplace, self.pieces)
@@ -467,11 +485,13 @@ class _Preparation:
     ) -> list[places.Receipt]:
         """Run the unfinished tasks of a stage, one for each set of arguments.
 
-        Return the receipts in that order.
+        Without ``first``, the largest tasks start first, so that the others need not
+        wait for them at the end. With it, tasks are taken in order until there are
+        enough samples.
 
-        With ``first``, tasks are taken in order until there are enough samples, and
-        only receipts of the first tasks are guaranteed. Without it, the largest tasks
-        start first, so that the others need not wait for them at the end.
+        Returns:
+            The receipts in the order of ``arguments``. With ``first``, only receipts of
+            the first tasks are guaranteed.
         """
         sizes = sizes_bytes or [1] * len(arguments)
         order = sorted(

@@ -1,4 +1,7 @@
-"""Text and report blocks of a dataset: its counts, sample lengths, and padding at the profile's sequence length."""
+"""Text and report blocks of a dataset.
+
+They show its counts, its sample lengths, and padding at the profile's sequence length.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -161,7 +164,10 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
 def _doublings(
     edges: Sequence[int], counts: Sequence[int]
 ) -> list[tuple[int, int | None, int]]:
-    """Join bins into (first, end or None, samples), one per power of two, without empty ones at either end."""
+    """Join bins into (first, end or None, samples), one per power of two.
+
+    Empty ones at either end are left out.
+    """
     bins = zip(edges, [*edges[1:], None], counts, strict=True)
     groups = [
         list(group)
@@ -186,7 +192,10 @@ def _label(first: int, end: int | None) -> str:
 def lengths_section(
     profiles: "tuple[ReportedProfile, ...]", runs: "tuple[ReportedRun, ...]"
 ) -> dict[str, tuple[Block, ...]]:
-    """Return the sample lengths, once per dataset and sequence length, and how full sequences are, by profile."""
+    """Return the sample lengths of datasets, and how full sequences are, by profile.
+
+    Each dataset and sequence length is shown once.
+    """
     told: dict[tuple[str, int], str] = {}
 
     def blocks(one: "ReportedProfile") -> tuple[Block, ...]:
@@ -219,8 +228,9 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
     drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
     samples = spread.samples
     most = [
-        f"{p} % have at most {format_number(round(spread.percentile_tokens(p / 100) or 0))}"
-        for p in _PERCENTILES
+        f"{percentile} % have at most"
+        f" {format_number(round(spread.percentile_tokens(percentile / 100) or 0))}"
+        for percentile in _PERCENTILES
     ]
     fits = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
     beyond = sum(n for _, end, n in bins if end is None)
@@ -287,7 +297,7 @@ def _dataset(
 def _packing(
     one: "ReportedProfile", runs: "tuple[ReportedRun, ...]"
 ) -> tuple[Block, ...]:
-    """Return the share of non-padding tokens in the profile's layout, and in its runs."""
+    """Return the share of non-padding tokens in a profile's layout and in its runs."""
     from autotune.profiles.values import fill_share
 
     rows: list[Row] = []

@@ -1,4 +1,7 @@
-"""The tokenizer of a dataset: given and checked, or trained in bounded memory on all words or sampled texts."""
+"""The tokenizer of a dataset.
+
+It is given and checked, or trained in bounded memory on all words or sampled texts.
+"""
 
 import heapq
 import json
@@ -93,7 +96,10 @@ class DatasetTokenizer:
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
     def encode(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yield the ids of each text without special tokens, whose names in a text become unknown tokens."""
+        """Yield the ids of each text without special tokens.
+
+        Names of special tokens in a text become unknown tokens.
+        """
         unknown = self.special_ids.unk
         reserved = np.array(
             sorted(set(self.special_ids.all()) - {unknown}), dtype=np.uint32
@@ -135,7 +141,10 @@ class DatasetTokenizer:
 
 
 def _stretches(text: str) -> Iterator[str]:
-    """Cut a text into parts that take bounded memory to encode, before whitespace if some is near."""
+    """Cut a text into parts that take bounded memory to encode.
+
+    The cuts are before whitespace if some is near.
+    """
     begin = 0
     while len(text) - begin > _STRETCH_CHARACTERS:
         end = begin + _STRETCH_CHARACTERS
@@ -175,7 +184,7 @@ def learn_word_level(
 def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
     """Make a byte-level BPE tokenizer, which can encode every text.
 
-    Equal texts in equal order give the same one.
+    Equal texts in equal order give the same tokenizer.
     """
     tokenizer = Tokenizer(BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -212,10 +221,11 @@ def _filled(words: list[str]) -> list[str]:
 def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
     """Read a ``tokenizer.json``.
 
-    ``used`` is the number of ids that can occur, None for all of the file.
+    ``used`` is the number of ids that can occur; None for all ids of the file.
 
-    Raise ``BadInput`` if it is no tokenizer or lacks a special token, ``BadConfig`` if
-    it cannot be read as JSON.
+    Raises:
+        BadInput: If it is no tokenizer or lacks a special token.
+        BadConfig: If it cannot be read as JSON.
     """
     # Bounded reading first, as the library trusts the file.
     read_json(path)
@@ -301,9 +311,9 @@ def count_words(
 
 
 def merges_for(entries: int, size_bytes: int) -> int:
-    """Return the number of merges, a power of two, at which each fits a process.
+    """Return the number of merges at which each fits a process.
 
-    ``entries`` counts words per file.
+    It is a power of two. ``entries`` counts words per file.
     """
     # A counted word takes 128 bytes beyond its own.
     return min(_SHELVES, power_of_two((entries * 128 + size_bytes) / _MERGE_BYTES))
@@ -318,7 +328,10 @@ def merge_words(
     pieces: int,
     most: int,
 ) -> Receipt:
-    """Add up the counts of this merge's words over all pieces, and keep the ``most`` frequent."""
+    """Add up the counts of this merge's words over all pieces.
+
+    Only the ``most`` frequent words are kept.
+    """
     shelves = range(merge * _SHELVES // merges, (merge + 1) * _SHELVES // merges)
     counts: Counter[str] = Counter()
     for number in range(pieces):
@@ -381,7 +394,10 @@ def sample_texts(
 
 
 def mixed_texts(lines: bytes) -> Iterator[str]:
-    """Yield the texts of JSON ``lines`` in a seeded random order, so that the first of them represent all."""
+    """Yield the texts of JSON ``lines`` in a seeded random order.
+
+    The first of them represent all.
+    """
     ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(
         np.uint32
     )
@@ -397,7 +413,10 @@ def mixed_texts(lines: bytes) -> Iterator[str]:
 def learn_pairs(
     workplace: Workplace, directory: Path, *, pieces: int, vocab_size: int
 ) -> Receipt:
-    """Learn byte pairs from the sampled texts, or from fewer if their words are many or very long, as in proteins."""
+    """Learn byte pairs from the sampled texts.
+
+    Fewer texts are used if their words are many or very long, as in proteins.
+    """
     lines = b"".join(
         (workplace.directory(SAMPLE, number) / "texts").read_bytes()
         for number in range(pieces)
@@ -409,7 +428,10 @@ def learn_pairs(
 
 
 def learnable_texts(texts: Iterable[str], distinct_bytes: int) -> int:
-    """Return how many of the first texts have at most ``distinct_bytes`` of distinct words; at least one."""
+    """Return how many of the first texts to learn from; at least one.
+
+    They have at most ``distinct_bytes`` of distinct words.
+    """
     distinct: set[str] = set()
     count = size_bytes = 0
     for text in texts:
@@ -428,7 +450,7 @@ def _learned(directory: Path, tokenizer: DatasetTokenizer) -> Receipt:
 
 
 def _put_down(counts: Counter[str], path: Path, entries: list[int]) -> None:
-    """Write the counts to a file, append their number to ``entries``, and clear them."""
+    """Write the counts to a file, add their number to ``entries``, and clear them."""
     shelves: list[list[str]] = [[] for _ in range(_SHELVES)]
     for word, count in counts.items():
         if len(word) <= _LONGEST_WORD:

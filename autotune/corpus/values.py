@@ -1,4 +1,4 @@
-"""Sizes of a dataset: vocabulary, sample lengths, and the effect of sequence lengths on them. Pure."""
+"""Sizes of a dataset: vocabulary, sample lengths, and their effects. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,11 +25,12 @@ MIN_VOCAB_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthDistribution:
-    """Sample lengths in tokens, special tokens not counted: ``counts[i]`` samples lie in ``[edges[i], edges[i + 1])``.
+    """Sample lengths in tokens, special tokens not counted.
 
-    Bins are assumed to be evenly filled with whole numbers; the open-ended last one
-    counts at its lower edge. So a mean is off by at most half the widest bin below the
-    truncation: 3.5 tokens by ``HISTOGRAM_EDGES`` up to 1,024.
+    ``counts[i]`` samples lie in ``[edges[i], edges[i + 1])``. Bins are assumed to be
+    evenly filled with whole numbers; the open-ended last one counts at its lower edge.
+    So a mean is off by at most half the widest bin below the truncation: 3.5 tokens by
+    ``HISTOGRAM_EDGES`` up to 1,024.
     """
 
     edges: Sequence[int]
@@ -43,7 +44,8 @@ class LengthDistribution:
     def mean_tokens(self, truncated_at: int | None = None) -> float | None:
         """Return the mean tokens per sample, each cut to ``truncated_at`` first.
 
-        None without samples.
+        Returns:
+            The mean, or None without samples.
         """
         total = sum(
             count * _bin_mean(low, last, truncated_at)
@@ -52,7 +54,11 @@ class LengthDistribution:
         return total / self.samples if self.samples else None
 
     def percentile_tokens(self, share: float) -> float | None:
-        """Return the length that a share (0 to 1) of samples do not exceed, within its bin; None without samples."""
+        """Return the length that a share (0 to 1) of samples do not exceed.
+
+        Returns:
+            The length, interpolated within its bin, or None without samples.
+        """
         rank, below = share * self.samples, 0
         for low, last, count in self._bins():
             if count and below + count >= rank:
@@ -61,9 +67,10 @@ class LengthDistribution:
         return None
 
     def truncated_share(self, tokens: int) -> float | None:
-        """Return the share of samples longer than ``tokens``, within its bin.
+        """Return the share of samples longer than ``tokens``.
 
-        None without samples.
+        Returns:
+            The share, interpolated within a bin, or None without samples.
         """
         shares = (
             count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0)
@@ -72,10 +79,16 @@ class LengthDistribution:
         return sum(shares) / self.samples if self.samples else None
 
     def padding_waste(self, seq_length_tokens: int) -> float | None:
-        """Return the share of a batch that is padding when every sample is cut and padded to ``seq_length_tokens``.
+        """Return the share of a batch that is padding without packing.
 
-        Special tokens are not padding. None without samples. Raise ``ValueError`` if
-        only special tokens fit.
+        Every sample is cut and padded to ``seq_length_tokens``. Special tokens are not
+        padding.
+
+        Returns:
+            The share, or None without samples.
+
+        Raises:
+            ValueError: If only special tokens fit.
         """
         if seq_length_tokens <= SPECIAL_TOKENS_PER_SAMPLE:
             raise ValueError(
@@ -92,14 +105,14 @@ class LengthDistribution:
     def _bins(self) -> Iterator[tuple[int, int, int]]:
         """Yield the first and last whole number of each bin, and its count.
 
-        The open-ended one ends at its edge.
+        The open-ended bin ends at its lower edge.
         """
         lasts = (*(high - 1 for high in self.edges[1:]), *self.edges[-1:])
         return zip(self.edges, lasts, self.counts, strict=True)
 
 
 def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:
-    """Return the mean of min(x, truncated_at) over the whole numbers from first to last."""
+    """Return the mean of min(x, truncated_at) over first to last."""
     most, count = last if truncated_at is None else truncated_at, last - first + 1
     below = min(max(most - first, 0), count)  # the numbers less than the truncation
     return (below * (2 * first + below - 1) / 2 + (count - below) * most) / count
@@ -107,7 +120,10 @@ def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeqLengthEffect:
-    """Effect of a sequence length on random samples, as shares except for ``packing_gain``."""
+    """Effect of a sequence length on random samples.
+
+    Its fields are shares, except for ``packing_gain``.
+    """
 
     seq_length_tokens: int
     padded_waste: float

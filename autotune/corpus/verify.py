@@ -1,4 +1,7 @@
-"""Verification of a dataset against its manifest (every hash, offset and id), and statistics of its samples."""
+"""Verification of a dataset against its manifest, and statistics of its samples.
+
+Every hash, offset and id is verified.
+"""
 
 import functools
 import hashlib
@@ -59,8 +62,10 @@ class Verified:
 def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     """Compare all of a dataset with its manifest.
 
+    ``stage`` shows progress.
+
     Raises:
-        BadConfig: If there is none; ``stage`` shows progress.
+        BadConfig: If there is no manifest.
     """
     manifest = read_manifest(directory)
     splits = {"train": manifest.train, "validation": manifest.validation}
@@ -132,7 +137,10 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
 def _check_shard(
     directory: Path, manifest: Manifest, split: Split, shard: Shard, meter: StageMeter
 ) -> tuple[list[Fault], npt.NDArray[np.int64]]:
-    """Return the faults of a shard, and its number of samples in each bin of the manifest's histogram."""
+    """Return the faults of a shard, and its sample lengths.
+
+    The lengths are the number of samples in each bin of the manifest's histogram.
+    """
     offsets = _Offsets(shard.tokens, split.length_histogram)
     # Other special tokens than the unknown one are only added to sequences.
     reserved = np.array(
@@ -160,7 +168,11 @@ def _check_shard(
 def _wrong_id(
     used: int, reserved: npt.NDArray[Any], first: int, ids: npt.NDArray[Any]
 ) -> str | None:
-    """Return a description of the first id that exceeds the vocabulary or is a special token; None without one."""
+    """Describe the first id that exceeds the vocabulary or is a special token.
+
+    Returns:
+        The description, or None if there is no such id.
+    """
     wrong = (ids >= used) | np.isin(ids, reserved)
     if not wrong.any():
         return None
@@ -170,9 +182,9 @@ def _wrong_id(
 
 
 class _Offsets:
-    """Check of a shard's offsets (from 0, never descending, up to the number of ids).
+    """Check of a shard's offsets, and count of its sample lengths.
 
-    Also counts sample lengths.
+    Offsets begin with 0, never descend, and end with the number of ids.
     """
 
     def __init__(self, tokens: int, histogram: LengthHistogram) -> None:
@@ -182,7 +194,11 @@ class _Offsets:
         self._last = np.zeros(0, dtype=np.uint64)
 
     def look(self, first: int, offsets: npt.NDArray[Any]) -> str | None:
-        """Return the first fault in these offsets, which continue those of the last call; no offsets mark the end."""
+        """Return the first fault in the next offsets of the shard.
+
+        They continue those of the last call. Without offsets, the end of the shard is
+        checked.
+        """
         if not len(offsets):
             last = int(self._last[0])
             return (
@@ -214,7 +230,10 @@ def _faults_of(
     look: Look,
     meter: StageMeter,
 ) -> list[str | None]:
-    """Read a file once: hash every chunk, and call ``look`` until the first fault, last with an empty chunk."""
+    """Read a file once: hash every chunk, and call ``look`` until the first fault.
+
+    The last call of ``look`` is with an empty chunk.
+    """
     try:
         fd, start = disk.open_npy(path, kind, length)
     except BadConfig as error:
@@ -254,7 +273,7 @@ def inspect(
     """Return lengths of random samples and the effect of sequence lengths.
 
     Raises:
-        BadConfig: If it is no dataset.
+        BadConfig: If the directory holds no dataset.
     """
     dataset = TokenDataset.open(directory)
     count = min(SAMPLED, len(dataset))

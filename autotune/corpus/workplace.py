@@ -1,9 +1,11 @@
-"""The work directory of a preparation, and the output directory: checked first, published in one step.
+"""The work directory of a preparation, and its output directory.
 
-    .NAME.KEY.partial/        beside the final directory, for this user only
-      lock                    held by the running process; the kernel releases it with the process
-      STAGE/TASK/             a finished task: its files and receipt.json
-      dataset/                the final files, gathered at the end
+The output directory is checked first, and published in one step.
+
+    .NAME.KEY.partial/   beside the final directory, for this user only
+      lock               held by the running process; the kernel releases it at its end
+      STAGE/TASK/        a finished task: its files and receipt.json
+      dataset/           the final files, gathered at the end
 
 A task writes into a directory with a unique name and renames it once everything is on
 disk, so the directory of a killed process is ignored, and a task that runs twice leaves
@@ -70,7 +72,10 @@ class Workplace:
     ) -> Receipt:
         """Run a task unless it is finished.
 
-        Commit it in one step and return its receipt, or leave nothing.
+        It is committed in one step, or leaves nothing.
+
+        Returns:
+            The receipt of the task.
         """
         if (done := self.receipt(stage, task)) is not None:
             return done
@@ -105,7 +110,7 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
     """Lock a work directory, which stays, and clean it of incomplete files.
 
     Raises:
-        BadInput: If it is locked.
+        BadInput: If another process has locked it.
     """
     path = workplace_path(out, key)
     # The mode is that of the last directory only.
@@ -125,7 +130,10 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
 
 
 def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
-    """Find unfinished preparations of the same directory with other settings or files, and their sizes in bytes."""
+    """Find unfinished preparations of the same directory, with their sizes in bytes.
+
+    They have other settings or files.
+    """
     found = sorted(
         {*out.parent.glob(f".{glob.escape(out.name)}.*.partial")}
         - {workplace_path(out, key)}
@@ -137,7 +145,11 @@ def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
 
 
 def check_place(out: Path, *, overwrite: bool) -> None:
-    """Raise ``BadInput`` unless a directory is missing, empty, or a dataset to ``overwrite``: content would be lost."""
+    """Check that an output directory can be written without a loss of content.
+
+    Raises:
+        BadInput: Unless the directory is missing, empty, or a dataset to ``overwrite``.
+    """
     elsewhere = "Choose another --out."
     if not os.path.lexists(out):
         return
@@ -178,7 +190,10 @@ def publish(dataset: Path, final: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two directories in one step, or by renaming both if the file system cannot."""
+    """Swap two directories in one step.
+
+    If the file system cannot, both are renamed.
+    """
     # None: an old C library.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is not None:
@@ -202,7 +217,11 @@ def _exchange(new: Path, old: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise ``BadInput``, with a next step, for any ``OSError`` of the block, which writes to ``path``."""
+    """Translate any ``OSError`` of the block, which writes to ``path``.
+
+    Raises:
+        BadInput: For an ``OSError``, with a next step.
+    """
     try:
         yield
     except OSError as error:

@@ -27,7 +27,7 @@ def longest_batch(
     collate: Callable[[Sequence[Any]], Any],
     micro_batch_size: int,
 ) -> Any:
-    """Return a micro-batch of the dataset's longest sample, the worst case for memory."""
+    """Return a micro-batch of the dataset's longest sample: the most memory."""
     return collate(list(Longest(dataset, micro_batch_size)))
 
 
@@ -40,7 +40,9 @@ def accelerated_step(
     loss_of: Callable[[Any, Any], Any] | None = None,
     max_grad_norm: float | None = 1.0,
 ) -> Callable[[], None]:
-    """Return an optimizer step as ``Accelerator`` takes it: precision, accumulation and clipping included.
+    """Return an optimizer step as ``Accelerator`` takes it.
+
+    Precision, accumulation and clipping are included.
 
     Args:
         accelerator: Yours, before ``prepare``.

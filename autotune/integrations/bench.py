@@ -1,4 +1,7 @@
-"""A machine on which trials of your own code run: each in a fresh process, forked from one that has imported it."""
+"""A machine on which trials of your own code run.
+
+Each trial is a fresh process, forked from one that has imported your code.
+"""
 
 import contextlib
 import sys
@@ -43,7 +46,7 @@ class OwnBench(Bench):
         )
 
     def trial(self, asked: TrialRequest, timeout_s: float, **local: object) -> Trial:
-        """Return the trial of a request, with its inputs that depend on this machine."""
+        """Return the trial of a request, with inputs that depend on this machine."""
         used = self.site.used_bytes_by_gpu[0] if self.site.used_bytes_by_gpu else None
         here = {
             "directory": str(self.directory.resolve()),
@@ -63,11 +66,14 @@ def open_own(
     shared: bool = False,
     check: Callable[[MeasuredDevice], None] = lambda site: None,
 ) -> Iterator[OwnBench]:
-    """Choose a device, and start the process that trials are forked from, which imports your code.
+    """Choose a device, and start the process that trials are forked from.
 
-    If it cannot be forked after that, because importing it started threads or CUDA,
-    every trial imports it again. ``shared`` and ``check`` are as for ``open_bench``.
-    Raise ``BadInput`` if your code cannot be imported.
+    That process imports your code. If it cannot be forked after that, because importing
+    it started threads or CUDA, every trial imports it again. ``shared`` and ``check``
+    are as for ``open_bench``.
+
+    Raises:
+        BadInput: If your code cannot be imported.
     """
     server = ForkServerMachine(_preload(code, timeout_s, directory), timeout_s)
     modules = " and ".join(
@@ -120,7 +126,12 @@ def open_own(
 def check_arguments(
     code: OwnCode, parameters: Mapping[str, Mapping[str, bool] | None]
 ) -> None:
-    """Raise ``BadInput`` if a function, by its ``parameters``, requires another argument, or none takes a given one."""
+    """Check the given arguments against each function's ``parameters``.
+
+    Raises:
+        BadInput: If a function requires another argument, or no function takes a given
+            one.
+    """
     for role, known in parameters.items():
         own = code.along if role == "step" else "num_workers"
         given = {*code.arguments, own, "device"}

@@ -1,4 +1,4 @@
-"""``autotune probe --step`` and ``autotune workers --loader``: your own training code."""
+"""``autotune probe --step`` and ``autotune workers --loader``: your training code."""
 
 import time
 from dataclasses import replace
@@ -26,7 +26,7 @@ def probe_own(
     out: Path | None,
     time_limit_s: float | None,
 ) -> None:
-    """Find the largest size of your own step, for each combination of its fixed arguments."""
+    """Find the largest size of your step, for each combination of arguments."""
     from autotune.base.document import answer_json
     from autotune.integrations.sections import own_answer, own_probe_text
     from autotune.integrations.stage import probe_own as run

@@ -1,4 +1,8 @@
-"""Judgement of trials of your own step: a leak, a size that is ignored, memory that differs between steps. Pure."""
+"""Judgement of trials of your own step.
+
+It detects a leak, a size that is ignored, and memory that differs between steps.
+Everything here is pure.
+"""
 
 import itertools
 import re
@@ -36,9 +40,12 @@ Doubt = Literal["leaks", "varies"]
 
 
 def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
-    """Return the reason to doubt that every further step needs the same memory, with its bytes; None without any.
+    """Return the reason to doubt that every further step needs the same memory.
 
     The first step is left out: it allocates the optimizer's state.
+
+    Returns:
+        The reason with its bytes, or None without any.
     """
     noise = max(LEAST_BYTES, LEAST_SHARE * figures.peak_bytes)
     kept = figures.kept_bytes[1:]
@@ -63,11 +70,14 @@ def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
 
 
 def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
-    """Predict memory from one trial: all that is not kept between steps grows with the size; None if that is nothing.
+    """Predict memory from one trial.
 
-    Gradients, which are released and made again, and blocks of fixed size count as
-    growing, and a margin is added, so that the predicted size tends to fit, and shows
-    the slope.
+    All that is not kept between steps is assumed to grow with the size. Gradients,
+    which are released and made again, and blocks of fixed size count as growing, and a
+    margin is added. So the predicted size tends to fit, and shows the slope.
+
+    Returns:
+        The prediction, or None if nothing grows.
     """
     peaks, kept = figures.step_peak_bytes, figures.kept_bytes
     peak_bytes = (
@@ -86,10 +96,14 @@ def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
 
 
 def next_prediction(fits: Sequence[tuple[int, int]], before: Prediction) -> Prediction:
-    """Predict memory from the two largest sizes that fitted, with their peaks, and the prediction before the last.
+    """Predict memory from the two largest sizes that fitted.
 
     Noise may hide the growth between two sizes: at least a ``FLATTER``-th of the
     predicted growth is assumed.
+
+    Args:
+        fits: Sizes that fitted, with their peaks.
+        before: Prediction before the last trial.
     """
     if len(fits) < 2:
         return before
@@ -104,10 +118,13 @@ def next_prediction(fits: Sequence[tuple[int, int]], before: Prediction) -> Pred
 def ignores_size(fitted: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
     """Return two sizes between which memory does not grow, although it should by far.
 
-    None if there are none.
+    A dataset with fewer samples than a batch ends the growth.
 
-    ``fitted`` has peaks by size, ascending. A dataset with fewer samples than a batch
-    ends the growth.
+    Args:
+        fitted: Peaks by size, ascending.
+
+    Returns:
+        The two sizes, or None if there are none.
     """
     (least, first), (most, last) = fitted[0], fitted[-1]
     if most >= IGNORED_RATIO * least and last - first < LEAST_BYTES:
@@ -127,7 +144,10 @@ def misses_steps(figures: OwnStepFigures) -> bool:
 
 
 def error_line(detail: str) -> str:
-    """Return the first line of the last exception of a stack, or the last line of another text."""
+    """Return the last exception of a stack as one line.
+
+    Of another text, it is the last line.
+    """
     stack, _, _ = detail.strip().rpartition('\n  File "')
     lines = detail.strip()[len(stack) :].splitlines() or [""]
     return next(
@@ -136,7 +156,10 @@ def error_line(detail: str) -> str:
 
 
 def crash_words(detail: str, where: str = "") -> str:
-    """Return what your code did, for an error: the exception and its stack in your code, or the end of its process."""
+    """Return what your code did, for an error message.
+
+    It is the exception and its stack in your code, or the end of its process.
+    """
     if detail.startswith("exit code"):
         ended, _, printed = detail.partition(":")
         told = f"ended its process{where} ({ended}), as os._exit or a crash in C++ does"

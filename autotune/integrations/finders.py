@@ -1,8 +1,8 @@
-"""``find_batch_size`` and ``find_num_workers``: the probe and the sweep from inside your own program.
+"""``find_batch_size`` and ``find_num_workers``, for your own program.
 
-Functions that another process can import are tried in fresh processes, and results are
-exact. Others, such as closures and functions of a notebook, are tried in this process,
-and results say so.
+They are the probe and the sweep. Functions that another process can import are tried in
+fresh processes, and results are exact. Others, such as closures and functions of a
+notebook, are tried in this process, and results say so.
 """
 
 import ast
@@ -101,7 +101,7 @@ def find_batch_size(
     trial_timeout: str | float = TRIAL_TIMEOUT_S,
     reports: str | Path = "reports",
 ) -> Any:
-    """Find the largest batch size of a step of yours, or decorate a training function so that it gets one.
+    """Find the largest batch size of a step, or give one to a training function.
 
     ``find_batch_size(build_step, memory="40GB")`` returns a ``BatchSize``;
     ``build_step(micro_batch_size, device)`` returns a function that takes one optimizer
@@ -126,8 +126,10 @@ def find_batch_size(
         trial_timeout: Longest duration of one trial, in seconds or as ``"10min"``.
         reports: Directory of the trial log.
 
-    Raise ``AutotuneError`` if nothing fits, or if the function fails in a trial,
-    whatever it raised; ``ValueError`` for an argument that is out of range.
+    Raises:
+        AutotuneError: If nothing fits, or if the function fails in a trial, whatever it
+            raised.
+        ValueError: If an argument is out of range.
     """
     if not 0 <= headroom < 1 or min(max_size, starting_batch_size) < 1:
         raise ValueError(
@@ -178,8 +180,9 @@ def find_num_workers(
         window: Duration of one timed window.
         reports: Directory of the trial log.
 
-    Raise ``ValueError`` unless one of ``step_time`` and ``build_step`` is given,
-    ``AutotuneError`` if a function cannot be used, or a window fails.
+    Raises:
+        ValueError: Unless one of ``step_time`` and ``build_step`` is given.
+        AutotuneError: If a function cannot be used, or a window fails.
     """
     if (step_time is None) == (build_step is None):
         raise ValueError(
@@ -231,7 +234,7 @@ def _found(
 ) -> BatchSize:
     """Find the largest size of a function.
 
-    Without the ``name`` of an importable one, in this process.
+    Without ``name``, by which another process imports it, it is tried in this process.
     """
     name = name or _importable(function)
     code = asked.code.model_copy(
@@ -304,9 +307,9 @@ def _opened(
     timeout_s: float,
     functions: Mapping[str, Callable[..., Any]] | None,
 ) -> Iterator[OwnBench]:
-    """Open a bench of fresh processes.
+    """Open a bench of fresh processes, or of this process.
 
-    For ``functions`` by role that only this process has, one of this process.
+    It is of this process for ``functions`` by role that no other process has.
     """
     if IN_TRIAL in os.environ:
         what = f"the search for {code.words} began while a trial imported its module"
@@ -344,7 +347,8 @@ def _names(function: Callable[..., Any]) -> list[str]:
 def _importable(function: Callable[..., Any]) -> str | None:
     """Return the name by which another process can import a function.
 
-    None if it cannot.
+    Returns:
+        The name, or None if it cannot be imported.
     """
     path, module = _path(function), getattr(function, "__module__", None)
     found: Any = sys.modules.get(module or "")
@@ -372,7 +376,10 @@ def _importable(function: Callable[..., Any]) -> str | None:
 
 
 def _guarded(file: Path, line: int) -> bool:
-    """Return whether a line of a script is in ``if __name__ == "__main__":``, which another process does not run."""
+    """Return whether a line of a script is in ``if __name__ == "__main__":``.
+
+    Another process does not run such a line.
+    """
     blocks = [
         one for one in ast.parse(file.read_bytes()).body if isinstance(one, ast.If)
     ]
@@ -389,7 +396,9 @@ def _path(function: Callable[..., Any]) -> str:
 
 def _label(function: Callable[..., Any]) -> str:
     """Return a name for a function that cannot be imported."""
-    return f"{getattr(function, '__module__', '__main__')}:{_path(function).rpartition('.')[2].strip('<>')}"
+    module = getattr(function, "__module__", "__main__")
+    name = _path(function).rpartition(".")[2].strip("<>")
+    return f"{module}:{name}"
 
 
 def _seconds(value: str | float) -> float:

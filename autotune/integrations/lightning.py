@@ -2,8 +2,10 @@
 
 In the module that you name with ``--step`` and ``--loader``::
 
-    def build_step(micro_batch_size, device): return module_step(Module(), Data(),
-        micro_batch_size, device, precision="bf16-mixed")
+    def build_step(micro_batch_size, device):
+        return module_step(
+            Module(), Data(), micro_batch_size, device, precision="bf16-mixed"
+        )
 
     def build_loader(num_workers):
         return module_loader(Data(), num_workers)
@@ -45,7 +47,8 @@ def module_step(
         trainer_options: Options of ``Trainer`` that a step depends on, such as
             ``precision``, ``accumulate_grad_batches`` and ``gradient_clip_val``.
 
-    Raise ``BadConfig`` if neither module has the attribute.
+    Raises:
+        BadConfig: If neither module has the attribute.
     """
     set_attribute((datamodule, module), batch_arg_name, micro_batch_size)
     package = _package(module)
@@ -96,7 +99,7 @@ def module_loader(
     batch_arg_name: str = "batch_size",
     workers_arg_name: str = "num_workers",
 ) -> Any:
-    """Return the training loader of a module or datamodule with another number of workers."""
+    """Return the training loader of a module or datamodule, with these workers."""
     set_attribute((data,), workers_arg_name, num_workers)
     set_attribute((data,), batch_arg_name, micro_batch_size)
     if hasattr(data, "prepare_data"):
@@ -109,7 +112,7 @@ def module_loader(
 def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None:
     """Set an attribute, or a hyperparameter, wherever one of the modules has it.
 
-    None sets nothing.
+    Nothing is set if ``value`` is None.
     """
     places = [
         place
@@ -133,7 +136,7 @@ def set_attribute(owners: tuple[Any, ...], name: str, value: int | None) -> None
 
 
 def _package(module: Any) -> Any:
-    """Return the package that a module comes from: ``lightning.pytorch``, or ``pytorch_lightning``."""
+    """Return a module's package: ``lightning.pytorch`` or ``pytorch_lightning``."""
     names = {base.__module__.partition(".")[0] for base in type(module).__mro__}
     return importlib.import_module(
         "pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch"

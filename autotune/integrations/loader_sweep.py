@@ -1,4 +1,7 @@
-"""Sweep of your own loader: the fewest workers that keep up with the step, as for the trainer's loader."""
+"""Sweep of your own loader, as for the trainer's loader.
+
+It finds the fewest workers that keep up with the step.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

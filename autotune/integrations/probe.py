@@ -1,4 +1,7 @@
-"""Probe of your own step: the largest size under a memory budget, verified on both sides in fresh processes."""
+"""Probe of your own step: the largest size under a memory budget.
+
+The size is verified on both sides in fresh processes.
+"""
 
 import functools
 import statistics
@@ -86,7 +89,7 @@ class OwnSearch(SizeSearch):
         """Return the peak of a trial.
 
         Raises:
-            BadInput: If it shows that the step cannot be probed.
+            BadInput: If the trial shows that the step cannot be probed.
         """
         figures = self.figures[size] = OwnStepFigures.of(outcome)
         if not self.bench.in_this_process and (doubt := doubt_of(figures)) is not None:
@@ -126,7 +129,10 @@ class OwnSearch(SizeSearch):
         return figures.peak_bytes
 
     def failed(self, size: int, outcome: Outcome) -> None:
-        """Raise an error for a failure of your code, at once if it happened twice in the same way."""
+        """Raise an error for a failure of your code.
+
+        A crash is an error only if it happens twice in the same way.
+        """
         at, detail = (
             self.words(size),
             "" if isinstance(outcome, Measured) else outcome.detail,
@@ -158,7 +164,10 @@ class OwnSearch(SizeSearch):
             self._last_failure = last
 
     def predict(self) -> None:
-        """Predict memory from a trace, if the module has ``build_model`` and it can be traced."""
+        """Predict memory from a trace.
+
+        This requires that the module has ``build_model`` and that it can be traced.
+        """
         bench, code = self.bench, self.probe.code
         if bench.model is None:
             return
@@ -220,7 +229,11 @@ class OwnSearch(SizeSearch):
             self.try_size(size)
 
     def look(self, size: int) -> Outcome:
-        """Run a size with a wider limit: on a GPU none, on a CPU a multiple of the budget, as others use the host."""
+        """Run a size with a wider limit.
+
+        On a GPU there is none. On a CPU it is a multiple of the budget, as others use
+        the host.
+        """
         trial = self.trial_of(size, limit_bytes=self._wider_bytes)
         return self.runner.run(trial, f"{self.name}: {self.words(size)}, wider limit")
 
@@ -303,8 +316,10 @@ def probe_step(
 ) -> StepEvidence:
     """Find and verify the largest size in fresh processes.
 
-    Raise ``ExceedsMemory`` if not even the smallest fits, ``BadInput`` if the step
-    cannot be probed, ``Undecided`` if trials failed for another reason.
+    Raises:
+        ExceedsMemory: If not even the smallest size fits.
+        BadInput: If the step cannot be probed.
+        Undecided: If trials failed for another reason.
     """
     here = bench.in_this_process
     search = OwnSearch(
@@ -382,7 +397,10 @@ def _rows(search: OwnSearch) -> list[SizeRow]:
 
 
 def _does_not_fit(search: OwnSearch) -> ExceedsMemory:
-    """Return the error for a step of which not even the smallest size fits, with the memory that it needs."""
+    """Return the error for a step of which not even the smallest size fits.
+
+    It names the memory that the step needs.
+    """
     outcome = search.look(1)
     if isinstance(outcome, Measured):
         need = f"; it needs {format_bytes(OwnStepFigures.of(outcome).peak_bytes)}"

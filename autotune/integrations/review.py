@@ -1,4 +1,7 @@
-"""Review of profiles of your own training code: their report, and their verification on this machine."""
+"""Review of profiles of your own training code.
+
+It has their report, and their verification on this machine.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -15,7 +15,7 @@ SHORT_S = 0.02
 
 
 class Longest(Sequence[Any]):
-    """A dataset of ``count`` samples, each the longest of another dataset, a map-style one."""
+    """A dataset whose samples are all the longest sample of a map-style dataset."""
 
     def __init__(self, dataset: Any, count: int) -> None:
         self._count = count
@@ -41,7 +41,10 @@ def _sizes(dataset: Any, most: int) -> dict[int, int]:
 
 
 def size_of(sample: Any) -> int:
-    """Return the number of elements of a sample: of tensors, arrays, images, lists and strings, in any container."""
+    """Return the number of elements of a sample.
+
+    It counts tensors, arrays, images, lists and strings, in any container.
+    """
     if isinstance(sample, Mapping):
         return sum(map(size_of, sample.values()))
     if hasattr(sample, "numel"):

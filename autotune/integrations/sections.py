@@ -1,4 +1,7 @@
-"""Text and report blocks about your own training code: the largest size, the loader's workers, what to run next."""
+"""Text and report blocks about your own training code.
+
+They show the largest size, the loader's workers, and the commands to run next.
+"""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -54,7 +57,10 @@ def own_answer(one: Written) -> dict[str, Any]:
 
 
 def own_probe_text(found: Sequence[Written]) -> str:
-    """Return the results of probes for people: a line for each, reasons, profiles and next commands."""
+    """Return the results of probes for people.
+
+    Each has a line, with reasons, profiles and next commands.
+    """
     known = [
         (one, step) for one in found if (step := one.profile.evidence.step) is not None
     ]
@@ -340,8 +346,8 @@ def _loader_lines(found: LoaderEvidence) -> Iterator[str]:
     limit = "the loader itself is the limit, not its workers"
     more = "more CPU cores, or a cheaper sample, would help" if grows else limit
     yield (
-        f"no number of workers is sufficient: data loading costs {format_percent(1 - best)} of"
-        f" the throughput; {more}"
+        f"no number of workers is sufficient:"
+        f" data loading costs {format_percent(1 - best)} of the throughput; {more}"
     )
 
 

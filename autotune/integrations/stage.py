@@ -1,4 +1,7 @@
-"""Commands on your own training code, from request to written profile: the largest size, and the loader's workers."""
+"""Commands on your own training code, from request to written profile.
+
+They find the largest size, and the loader's workers.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -74,7 +77,8 @@ def run_probe(
 ) -> tuple[StepEvidence, TrialRunner, int]:
     """Find the largest size, with the trial log of the profile at ``path``.
 
-    Return also the memory budget.
+    Returns:
+        The evidence, the runner of the trials, and the memory budget in bytes.
     """
     budget = memory_budget(bench.site, probe.memory_bytes)
     left = (
@@ -100,9 +104,10 @@ def sweep_request(
 
     A profile of your own code gives its step and its arguments.
 
-    Raise ``UsageError`` if there is no loader, nothing that consumes its batches, or
-    more than one combination of arguments; ``BadInput`` if the profile is not one of
-    your own code.
+    Raises:
+        UsageError: If there is no loader, nothing that consumes its batches, or more
+            than one combination of arguments.
+        BadInput: If the profile is not one of your own code.
     """
     code, *others = codes
     if others:
@@ -139,8 +144,8 @@ def sweep_request(
 def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Written:
     """Find the fewest workers of a loader of yours, and write them into a profile.
 
-    Raise ``ProfileRejected`` if ``out`` exists and is of other code, or of another
-    machine.
+    Raises:
+        ProfileRejected: If ``out`` exists and is of other code, or of another machine.
     """
     replayed = sweep.step_time_s is not None
     with open_own(
@@ -213,7 +218,10 @@ def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
 def sweep_on(
     bench: OwnBench, sweep: LoaderSweep, path: Path
 ) -> tuple[LoaderEvidence, TrialRunner]:
-    """Find the fewest workers on an open bench, with the trial log of the profile at ``path``."""
+    """Find the fewest workers on an open bench.
+
+    The trials are in the trial log of the profile at ``path``.
+    """
     with bench.display.show(
         f"workers {sweep.code.loader}", most_s=sweep.budget_s
     ) as update:

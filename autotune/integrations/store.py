@@ -46,7 +46,7 @@ class StoredOwn(Content):
 def is_own(path: Path) -> bool:
     """Return whether a file is a profile of your own training code.
 
-    False if it cannot be read.
+    A file that cannot be read is none.
     """
     try:
         read_profile_tables(path, SUBJECT_KEY)
@@ -71,7 +71,8 @@ def read_own(path: Path, reports: Path = Path("reports")) -> StoredOwn:
 def read_either(path: Path, reports: Path) -> StoredOwn | ApprovedProfile:
     """Read a profile, of your own training code or not, with its approval.
 
-    Raise an error if either cannot be used.
+    Raises:
+        AutotuneError: If the profile cannot be used.
     """
     return (
         read_own(path, reports) if is_own(path) else read_with_approval(path, reports)
@@ -81,7 +82,8 @@ def read_either(path: Path, reports: Path) -> StoredOwn | ApprovedProfile:
 def known_at(path: Path, bench: OwnBench) -> OwnProfile | None:
     """Return the profile at a path if it is of the same subject and site.
 
-    None otherwise.
+    Returns:
+        The profile, or None.
     """
     try:
         found = read_own(path).profile
@@ -95,12 +97,16 @@ def known_at(path: Path, bench: OwnBench) -> OwnProfile | None:
 
 
 def require_known(path: Path, bench: OwnBench, *, replayed: bool) -> OwnProfile | None:
-    """Return the profile at a path, None if there is no file.
+    """Return the profile at a path.
 
     If steps are ``replayed``, its GPU need not be here.
 
-    Raise ``ProfileRejected`` if it is of other code, arguments or source, or of another
-    machine.
+    Returns:
+        The profile, or None if there is no file.
+
+    Raises:
+        ProfileRejected: If it is of other code, arguments or source, or of another
+            machine.
     """
     if not path.exists():
         return None
@@ -140,7 +146,7 @@ def write_own(
 ) -> OwnProfile:
     """Write the result of a command into the profile ``old``, or a new one.
 
-    Keep any other as ``.previous.toml``.
+    Any other profile at the path is kept as ``.previous.toml``.
     """
     if old is None and path.is_file():
         write_atomically(

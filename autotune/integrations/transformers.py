@@ -34,10 +34,10 @@ def trainer_step(
     gradient_accumulation_steps: int | None = None,
     longest: bool = True,
 ) -> Callable[[], None]:
-    """Return the training loop of a ``Trainer``, with its optimizer, precision and accumulation, as a step to probe.
+    """Return the training loop of a ``Trainer`` as a step to probe.
 
-    Nothing is saved, evaluated or logged, and no callback stops it early. Samples are
-    collated in this process.
+    Its optimizer, precision and accumulation are included. Nothing is saved, evaluated
+    or logged, and no callback stops it early. Samples are collated in this process.
 
     Args:
         trainer: A trainer that has not trained yet.
@@ -49,7 +49,8 @@ def trainer_step(
             case for memory: the longest of 20,000, spread over the dataset. False, or a
             dataset without length, trains on samples as they come.
 
-    Raise ``BadConfig`` if the trainer is on another device.
+    Raises:
+        BadConfig: If the trainer is on another device.
     """
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
     from transformers.trainer_callback import (
@@ -122,7 +123,7 @@ def trainer_step(
 def trainer_loader(
     trainer: "Trainer", num_workers: int, micro_batch_size: int | None = None
 ) -> Any:
-    """Return the training DataLoader of a ``Trainer`` with another number of workers."""
+    """Return the training DataLoader of a ``Trainer`` with these workers."""
     trainer.args.dataloader_num_workers = num_workers
     if micro_batch_size is not None:
         trainer.args.per_device_train_batch_size = micro_batch_size

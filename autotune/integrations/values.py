@@ -1,4 +1,7 @@
-"""Your own training code as a subject: requests, figures and evidence of trials, and the profile that keeps them."""
+"""Your own training code as a subject.
+
+It has requests, figures and evidence of trials, and the profile that keeps them.
+"""
 
 import hashlib
 import re
@@ -62,7 +65,10 @@ class OwnCode(StrictTable):
 
     @property
     def name(self) -> str:
-        """Short name for files: the module's, and the function's unless it has its usual name."""
+        """Short name for files.
+
+        It is the module's name, and the function's unless that has its usual name.
+        """
         module, _, function = (self.step or self.loader or "").partition(":")
         parts = [Path(module).stem if "/" in module else module.rpartition(".")[2]]
         parts += (
@@ -134,7 +140,10 @@ class OwnTraceRequest(TrialRequest):
 
 
 class OwnLoaderRequest(TrialRequest):
-    """Request for a timed window of your own loader, consumed by your own step or by one of a given duration."""
+    """Request for a timed window of your own loader.
+
+    Its batches are consumed by your own step, or by one of a given duration.
+    """
 
     job: ClassVar[JobName] = "own_loader"
 
@@ -269,9 +278,9 @@ class Subject(OwnCode):
 
     @property
     def measured_sha256(self) -> str:
-        """Hash of what was measured: the step, its source and fixed arguments.
+        """Hash of the measured code: the step, its source and fixed arguments.
 
-        The loader if there is no step.
+        It is the loader's if there is no step.
         """
         own = {
             "step": self.step,
@@ -319,7 +328,7 @@ class OwnProfile(StrictTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A profile of your own code, its path, and the trials of the command that wrote it."""
+    """A written profile of your own code, its path, and the command's trials."""
 
     path: Path
     profile: OwnProfile
@@ -330,7 +339,7 @@ class Written:
 class StepProbe:
     """Request to find the largest size of a step of yours.
 
-    None takes the default of the machine.
+    A field that is None takes the default of the machine.
     """
 
     code: OwnCode

@@ -1,1 +1,4 @@
-"""Training from a profile, here or as a job that resumes until complete, and its status (`train`, `status`)."""
+"""Training from a profile, and its status (`train`, `status`).
+
+It trains here, or as a job that resumes until complete.
+"""

@@ -1,4 +1,8 @@
-"""``autotune train`` and ``autotune status``: train from a profile, here or as a SLURM job; show runs and tunings."""
+"""``autotune train`` and ``autotune status``.
+
+The first trains from a profile, here or as a SLURM job. The second shows runs and
+tunings.
+"""
 
 import math
 import os
@@ -44,7 +48,7 @@ class TrainOptions:
     ) -> "TrainRequest":
         """Read and check profile and dataset.
 
-        ``torch_of_profile`` if ranks run its torch, not the one here.
+        With ``torch_of_profile``, ranks run the profile's torch, not the one here.
         """
         from autotune.launch.training_job import TrainRequest, default_ranks
         from autotune.machine.host import SystemHost

@@ -1,4 +1,7 @@
-"""Result of one start of a training run, for its job script, from the run's ``exit.json`` alone."""
+"""Result of one start of a training run, for its job script.
+
+It is read from the run's ``exit.json`` alone.
+"""
 
 import contextlib
 import time
@@ -31,9 +34,13 @@ def run_end_of(
 ) -> Ended:
     """Return how this start of a run ended.
 
-    ``said_before`` is the content of ``exit.json`` before this start, which does not
-    count; a new one is waited for. ``job_code`` is the exit code of srun, which is
-    torchrun's: 1 whatever its ranks return.
+    Args:
+        run: Directory of the run.
+        said_before: Content of ``exit.json`` before this start, which does not count; a
+            new one is waited for.
+        job_code: Exit code of srun, which is torchrun's: 1 whatever its ranks return.
+        patience_s: Longest wait for a new ``exit.json``.
+        sleep: Function that waits.
     """
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
         # Perhaps from before, if nothing was left to do.
@@ -62,7 +69,10 @@ def run_end_of(
 
 
 def has_work_left(run: Path, link: int) -> Ended:
-    """Return code 75 if job number ``link`` of a chain has work left, else how the run ended."""
+    """Return code 75 if a job of a chain has work left, else how the run ended.
+
+    ``link`` is the job's number in the chain.
+    """
     end = _read(run)
     if end is None:
         code, words = REQUEUE, "the previous job was killed; resuming"
@@ -88,7 +98,8 @@ def _words(end: RunExit) -> str:
 def _given_up(run: Path, end: RunExit) -> Ended | None:
     """Return a failure if a run to be resumed has made no progress too often.
 
-    None for all others.
+    Returns:
+        The failure, or None for all other runs.
     """
     if end.exit_code != REQUEUE or _fruitless_starts(run, end) < MOST_FRUITLESS_STARTS:
         return None
@@ -107,7 +118,10 @@ def _given_up(run: Path, end: RunExit) -> Ended | None:
 
 
 def _fruitless_starts(run: Path, end: RunExit) -> int:
-    """Return the number of starts in a row, this one included, without a newer checkpoint."""
+    """Return the number of starts in a row without a newer checkpoint.
+
+    This start is included.
+    """
     earlier = [
         path for path in (run / EARLIER_DIRECTORY).glob("*") if path.name.isdecimal()
     ]

@@ -1,4 +1,7 @@
-"""State of runs and tunings from their records alone, available on any node that sees the files."""
+"""State of runs and tunings from their records alone.
+
+It is available on any node that sees the files.
+"""
 
 import contextlib
 import functools
@@ -53,7 +56,7 @@ class TuningStatus:
 def run_status(directory: Path, jobs: Jobs | None) -> RunStatus:
     """Return the state of a run.
 
-    If it has not begun, that of its job, if SLURM can be queried.
+    A run that has not begun has the state of its job, if SLURM can be queried.
     """
     number, queued = (jobs or {}).get(f"train-{directory.name}", (None, None))
     if not (directory / RUN_FILE).is_file():
@@ -110,7 +113,10 @@ def tuning_status(report_directory: Path) -> TuningStatus:
 def find_runs_and_tunings(
     places: list[Path], runs: Path, reports: Path
 ) -> tuple[list[Path], list[Path]]:
-    """Return directories of runs and of reports: the given ones, else all that exist, newest first."""
+    """Return directories of runs and of reports.
+
+    They are the given ones, or else all that exist, newest first.
+    """
     if places:
         tunings = [place for place in places if (place / TRIAL_LOG_DIRECTORY).is_dir()]
         return [place for place in places if place not in tunings], tunings

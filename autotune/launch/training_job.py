@@ -1,4 +1,7 @@
-"""Script of a training job, which restarts until the run is complete, from a profile and a site file."""
+"""Script of a training job, from a profile and a site file.
+
+The job restarts until the run is complete.
+"""
 
 import math
 import shlex
@@ -69,7 +72,7 @@ class TrainRequest:
 def default_ranks(profile: Profile) -> int:
     """Return the number of GPUs that the profile was tuned with.
 
-    On CPUs, the ranks in its evidence.
+    On CPUs, it is the number of ranks in the profile's evidence.
     """
     return (
         max(1, profile.fingerprint.gpu_count)
@@ -140,7 +143,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
 def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[str]:
     """Return the command of each rank.
 
-    The dataset is staged to ``stage_to`` unless the configuration says where.
+    The dataset is staged to ``stage_to`` unless the configuration names a directory.
     """
     words = [
         "-m",
@@ -160,7 +163,10 @@ def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[st
 
 
 def term_lead_s(request: TrainRequest) -> int:
-    """Return how many seconds before its end a job is signalled: two steps, a save to a slow disk, and time to exit."""
+    """Return how many seconds before its end a job is signalled.
+
+    It is the time of two steps, a save to a slow disk, and the exit.
+    """
     probe, parameters = request.profile.evidence.probe, request.profile.parameters
     state_bytes = (
         _UNKNOWN_STATE_BYTES
@@ -182,7 +188,7 @@ def term_lead_s(request: TrainRequest) -> int:
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
     """Return the site's resources for these ranks.
 
-    More memory if more was measured, at most that of the node.
+    The memory is larger if more was measured, at most that of the node.
     """
     cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
     workers, there_bytes = (

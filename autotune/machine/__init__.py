@@ -1,1 +1,5 @@
-"""This machine: its GPUs, host and CPUs, a table of GPU models, and checks before measurements (`doctor`)."""
+"""This machine (`doctor`).
+
+It describes GPUs, host and CPUs, has a table of GPU models, and checks the machine
+before measurements.
+"""

@@ -1,4 +1,4 @@
-"""``autotune doctor``: facts about this machine, and problems that would spoil a measurement on it."""
+"""``autotune doctor``: facts about this machine, and measurement problems."""
 
 import contextlib
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ def examine(
 def render(
     machine: MachineFacts, rates: MachineRates | None = None, *, as_json: bool
 ) -> str:
-    """Return the machine, its problems and the next command, as text or as one JSON object."""
+    """Return the machine, its problems and the next command, as text or JSON."""
     findings = find_unsuitable(machine)
     if as_json:
         from autotune.base.document import answer_json

@@ -44,9 +44,10 @@ class GpuModel:
     def budget_bytes(self, asked_bytes: int | None = None) -> int:
         """Return a rank's memory budget: as requested, up to the usable memory.
 
-        By default the usable less the reserve.
+        By default, it is the usable memory less the reserve.
 
-        Raise ``BadInput`` if the request exceeds the GPU's memory.
+        Raises:
+            BadInput: If the request exceeds the GPU's memory.
         """
         if asked_bytes is not None and asked_bytes > self.total_bytes:
             asked, there = (
@@ -206,10 +207,13 @@ _TOTAL_TOLERANCE = 0.08
 
 
 def find_gpu_model(name: str) -> GpuModel:
-    """Return the GPU model of a key, of NVML's name, or of a beginning that fits one key only, such as ``h200``.
+    """Return the GPU model of a key, of NVML's name, or of a unique beginning.
 
-    Case, spaces, hyphens, underscores and a leading "NVIDIA" do not matter. Raise
-    ``BadInput`` unless one model fits.
+    A unique beginning fits one key only, such as ``h200``. Case, spaces, hyphens,
+    underscores and a leading "NVIDIA" do not matter.
+
+    Raises:
+        BadInput: Unless one model fits.
     """
     wanted = _plain(name)
     exact = [one for one in GPU_MODELS if wanted in map(_plain, (one.key, *one.names))]
@@ -240,9 +244,10 @@ def find_gpu_model(name: str) -> GpuModel:
 def gpu_model_of(gpu_name: str, total_bytes: int) -> GpuModel | None:
     """Return a device's GPU model, by NVML's name and total.
 
-    None if unknown, as for a slice of a GPU (MIG, vGPU).
-
     The total must be close as well, as a part of a GPU may have the name of the whole.
+
+    Returns:
+        The model, or None if unknown, as for a slice of a GPU (MIG, vGPU).
     """
     near = (
         one
@@ -259,7 +264,10 @@ def _plain(name: str) -> str:
 
 
 def _beginnings(key: str) -> set[str]:
-    """Return the beginnings of a key that include the model's number, as ``rtx`` alone is a family."""
+    """Return the beginnings of a key that include the model's number.
+
+    ``rtx`` alone is a family.
+    """
     words = key.split("-")
     heads = {"".join(words[:count]) for count in range(1, len(words))}
     return {head for head in heads if any(letter.isdigit() for letter in head)}

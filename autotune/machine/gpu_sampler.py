@@ -1,9 +1,9 @@
-"""Time series of GPU activity during a measurement, from a process that samples all GPUs of a node.
+"""Time series of GPU activity during a measurement.
 
-The process (``python -m autotune.machine.gpu_sampler UUID…``) pickles each sample to
-its standard output, until its standard input closes. No other process reads GPM
-counters meanwhile, because concurrent GPM calls have crashed drivers. If a call of the
-driver never returns, samples are missing and the process is killed.
+A process (``python -m autotune.machine.gpu_sampler UUID…``) samples all GPUs of a node.
+It pickles each sample to its standard output, until its standard input closes. No other
+process reads GPM counters meanwhile, because concurrent GPM calls have crashed drivers.
+If a call of the driver never returns, samples are missing and the process is killed.
 """
 
 import collections
@@ -38,7 +38,10 @@ Reading = tuple[str, Literal["sample", "gpm"], GpuSample | GpmWindow | Unavailab
 
 
 class GpuSampler:
-    """Sampler of GPUs in a separate process (``program``), so that work and locks of this one delay no sample."""
+    """Sampler of GPUs in a separate process (``program``).
+
+    So work and locks of this process delay no sample.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,11 @@ class GpuSampler:
             self._receiver.start()
 
     def take(self) -> Mapping[str, GpuSeries]:
-        """Return the samples since the last call, or the reason for their absence, by UUID; wait for at least one."""
+        """Return the samples since the last call, by UUID.
+
+        It waits for at least one. A GPU without samples has the reason for their
+        absence.
+        """
         readings: list[Reading] = []
         late_s = time.monotonic() + self._within_s
         while self._process is not None and not readings:
@@ -130,7 +137,7 @@ def series_of(
 ) -> dict[str, GpuSeries]:
     """Group samples and counter windows by GPU.
 
-    The last reason for a missing one stays until there is one.
+    The last reason for a missing sample stays until there is one.
     """
 
     def why(
@@ -167,10 +174,17 @@ def sample_gpus(
     ended: Callable[[float], bool],
     clock: Clock,
 ) -> None:
-    """Sample GPUs every ``MIN_INTERVAL_S``, and GPM counters in adjacent windows of ``GPM_WINDOW_S``.
+    """Sample GPUs every ``MIN_INTERVAL_S``.
 
-    ``write`` keeps a sample; ``ended`` waits this many seconds, or until sampling has
-    to end, and returns True if so.
+    GPM counters are read in adjacent windows of ``GPM_WINDOW_S``.
+
+    Args:
+        monitor: The GPUs.
+        uuids: UUIDs of the GPUs to sample.
+        write: Function that keeps a sample.
+        ended: Function that waits this many seconds, or until sampling has to end, and
+            returns True if so.
+        clock: Source of the time.
     """
     counted_s = -math.inf
     while True:

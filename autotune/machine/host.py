@@ -1,7 +1,8 @@
-"""The host as a port: CPUs, memory, disks and network, as Linux describes them to this process.
+"""The host as a port: CPUs, memory, disks and network.
 
-Affinity, control groups (v1 and v2, at every level) and SLURM limit the CPUs and memory
-of a process; the least counts.
+They are described as Linux describes them to this process. Affinity, control groups (v1
+and v2, at every level) and SLURM limit the CPUs and memory of a process; the least
+counts.
 """
 
 import contextlib
@@ -32,13 +33,19 @@ class Host(Protocol):
     """Source of facts about the host."""
 
     def facts(self, paths: Sequence[Path]) -> HostFacts:
-        """Describe the host now, ``disks`` by path, which may be missing.
+        """Describe the host now.
 
-        Raise ``MachineLacks`` without ``/proc``.
+        Its ``disks`` are by path; a path may be missing.
+
+        Raises:
+            MachineLacks: If there is no ``/proc``.
         """
 
     def library_versions(self) -> dict[str, str]:
-        """Return the versions of the ``LIBRARIES`` that are installed, without importing any."""
+        """Return the versions of the ``LIBRARIES`` that are installed.
+
+        None of them is imported.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +59,8 @@ class _Mount:
 class SystemHost:
     """The host of this process.
 
-    ``root`` holds ``proc``, ``sys`` and ``dev``, ``environment`` is by default its own.
+    ``root`` holds ``proc``, ``sys`` and ``dev``; ``environment`` is by default the
+    process's own.
     """
 
     def __init__(
@@ -129,7 +137,7 @@ class SystemHost:
         return versions
 
     def _cpu_quotas(self, mounts: Sequence[_Mount]) -> Iterator[float]:
-        """Yield CPU time per wall time, for every control group around this process that limits it."""
+        """Yield CPU time per wall time of each control group that limits it."""
         for group in self._control_groups(mounts, None):
             quota, _, period = (_read(group / "cpu.max") or "").partition(" ")
             yield from _quota(quota, period)
@@ -141,8 +149,9 @@ class SystemHost:
     def _memory_bounds(
         self, mounts: Sequence[_Mount], memory: Mapping[str, int]
     ) -> Iterator[tuple[int, str, int | None]]:
-        """Yield available bytes, source and limit: of the system, and of each control group that limits this process.
+        """Yield the bounds of this process's memory: available bytes, source and limit.
 
+        They are the system's, and those of each control group that limits this process.
         A group's page cache is charged to it; the inactive part is reclaimed on demand,
         so it counts as available.
         """
@@ -178,7 +187,10 @@ class SystemHost:
     def _control_groups(
         self, mounts: Sequence[_Mount], controller: str | None
     ) -> Iterator[Path]:
-        """Yield this process's group (of a v1 controller, or v2) and its visible ancestors, innermost first."""
+        """Yield this process's control group and its visible ancestors.
+
+        The group is of a v1 controller, or of v2. The innermost group is the first.
+        """
         for line in (_read(self._root / "proc/self/cgroup") or "").splitlines():
             _, controllers, group = line.split(":", 2)
             mine = (
@@ -276,7 +288,13 @@ def _unescape(text: str) -> str:
 
 
 def _free_bytes(path: Path) -> int | None:
-    """Return the bytes that a user without privileges may still write there, without quotas; ``None`` if unknown."""
+    """Return the bytes that a user without privileges may still write there.
+
+    Quotas are not considered.
+
+    Returns:
+        The bytes, or None if they are unknown.
+    """
     with contextlib.suppress(OSError):
         return shutil.disk_usage(path).free
     return None

@@ -1,4 +1,7 @@
-"""The measured machine: its device, host and software, and their fingerprint for the profile."""
+"""The measured machine, and its fingerprint for the profile.
+
+It is a device with its host and software.
+"""
 
 import itertools
 import math
@@ -58,7 +61,7 @@ class MeasuredDevice:
     def cuda_bytes(self) -> float:
         """GPU memory that a CUDA process sees, as far as it is known.
 
-        Infinite on a CPU.
+        On a CPU, it is infinite.
         """
         if self.gpu is None:
             return math.inf
@@ -69,7 +72,7 @@ class MeasuredDevice:
     def words(self) -> str:
         """Description of the device for users.
 
-        For a CPU, with the reason why it is not a GPU.
+        For a CPU, it includes the reason why it is not a GPU.
         """
         if self.gpu is None:
             return "the CPU" if self.gpus else f"the CPU ({self.gpu_absent})"
@@ -96,10 +99,17 @@ def open_device(
 ) -> MeasuredDevice:
     """Describe this machine and choose a device.
 
-    ``without_gpu`` is the next step if a GPU is requested and there is none;
-    ``measures`` is False if the device is only described. Raise ``MachineLacks`` if
-    CUDA is requested and there is no GPU; or if NVML does not describe a GPU that is to
-    be measured, or only a MIG slice of one is.
+    Args:
+        choice: Device to choose.
+        data_dir: Directory of the dataset.
+        host: The host.
+        monitor: Its GPUs.
+        without_gpu: Next step if a GPU is requested and there is none.
+        measures: False if the device is only described.
+
+    Raises:
+        MachineLacks: If CUDA is requested and there is no GPU; or if NVML does not
+            describe a GPU that is to be measured, or only a MIG slice of one is.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible_devices(monitor.devices(), os.environ)
@@ -111,7 +121,8 @@ def open_device(
     if choice == "cuda" and not gpus:
         next_step = (
             without_gpu
-            or "Use --device cpu, or run on a machine with a GPU; check it with: autotune doctor"
+            or "Use --device cpu, or run on a machine with a GPU;"
+            " check it with: autotune doctor"
         )
         raise MachineLacks(f"no GPU found: {absent}", next_step=next_step)
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
@@ -138,7 +149,10 @@ def open_device(
 def _check_described(
     gpus: tuple[GpuFacts, ...], absent: str | None, monitor: GpuMonitor
 ) -> None:
-    """Check that NVML describes the GPUs that trials will use, and that they are whole GPUs."""
+    """Check that NVML describes the GPUs that trials will use.
+
+    They must be whole GPUs.
+    """
     described, unreadable, visible = (
         monitor.devices(),
         monitor.unreadable(),
@@ -180,11 +194,15 @@ def memory_budget(
     *,
     ranks: int = 1,
 ) -> int:
-    """Return a rank's memory budget: as requested, else a GPU's free memory less a reserve, or half of the host's.
+    """Return a rank's memory budget in bytes.
 
-    Local ranks on a CPU share the host. ``as_gpu`` is a smaller GPU whose memory is
-    simulated. Raise ``BadInput`` if the request exceeds the memory, or a GPU is to be
-    simulated without a GPU.
+    It is as requested. By default, it is a GPU's free memory less a reserve, or half of
+    the host's. Local ranks on a CPU share the host. ``as_gpu`` is a smaller GPU whose
+    memory is simulated.
+
+    Raises:
+        BadInput: If the request exceeds the memory, or a GPU is to be simulated without
+            a GPU.
     """
     if as_gpu is not None:
         if site.gpu is None:
@@ -236,7 +254,7 @@ def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
     """Return the ranks on this node: one per visible GPU, or as requested.
 
     Raises:
-        BadInput: If GPUs are fewer.
+        BadInput: If there are fewer GPUs than requested.
     """
     if site.device == "cpu":
         return asked or 1
@@ -257,9 +275,8 @@ def fingerprint(
 ) -> Fingerprint:
     """Return the profile's fingerprint of this machine, model and dataset.
 
-    Without a dataset its hash is empty.
-
-    ``model`` may be the hash of what takes a model's place.
+    ``model`` may be the hash of what takes a model's place. Without a dataset, its hash
+    is empty.
     """
     gpu, host = site.gpu, site.host
     of_gpu: dict[str, Any] = (

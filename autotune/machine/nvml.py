@@ -69,7 +69,8 @@ _GPM_METRICS = (
 TORCH_WITHIN_S = 120.0
 TORCHS_GPUS = """
 import torch
-print(*(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())), sep="\\n")
+for index in range(torch.cuda.device_count()):
+    print(torch.cuda.get_device_name(index))
 """
 
 T = TypeVar("T")
@@ -93,7 +94,8 @@ class GpuMonitor(Protocol):
     def sample(self, uuid: str) -> GpuSample | Unavailable:
         """Return the GPU's state now.
 
-        ``Unavailable`` only if nothing at all could be read.
+        Returns:
+            The state, or ``Unavailable`` only if nothing at all could be read.
         """
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
@@ -106,9 +108,9 @@ class GpuMonitor(Protocol):
         """Return True if NVLink connects the two GPUs."""
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
-        """Return hardware counters (Hopper and later) since the last call for this GPU.
+        """Return hardware counters since the last call for this GPU.
 
-        The first only starts them.
+        GPUs have them since Hopper. The first call only starts them.
         """
 
     def close(self) -> None:
@@ -118,7 +120,7 @@ class GpuMonitor(Protocol):
 class NvmlMonitor:
     """The GPUs of this machine.
 
-    Never raises if there are none: ``why_absent`` returns the reason.
+    If there are none, no method raises: ``why_absent`` returns the reason.
     """
 
     def __init__(self, *, pynvml: Any = None, clock: Clock | None = None) -> None:
@@ -156,7 +158,7 @@ class NvmlMonitor:
         return self._devices
 
     def unreadable(self) -> tuple[str, ...]:
-        """Return the GPUs that the driver could not describe, each with the driver's reason."""
+        """Return the GPUs that the driver could not describe, with its reasons."""
         return self._unreadable
 
     def why_absent(self) -> str | None:
@@ -164,7 +166,10 @@ class NvmlMonitor:
         return self._absent
 
     def used_bytes(self, uuid: str) -> int | Unavailable:
-        """Return total minus free, as NVML's first memory interface counts: it includes the driver's reserve."""
+        """Return total minus free, as NVML's first memory interface counts.
+
+        It includes the driver's reserve.
+        """
         return self._ask(
             uuid, lambda nvml, gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).used)
         )
@@ -225,7 +230,10 @@ class NvmlMonitor:
         )
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
-        """Return True if the driver reports a working NVLink of the pair, through a bridge or a switch."""
+        """Return True if the driver reports a working NVLink of the pair.
+
+        The link may be a bridge or a switch.
+        """
         if other not in self._handles:
             return Unavailable(
                 reason=self._absent or f"no readable GPU has the UUID {other}"
@@ -287,7 +295,10 @@ class NvmlMonitor:
             nvml.nvmlGpmSampleFree(first)
 
     def _ask(self, uuid: str, question: Callable[[Any, Any], T]) -> T | Unavailable:
-        """Call NVML (with the bindings and a device handle) under the GPU's lock, and translate its error."""
+        """Call NVML under the GPU's lock, and translate its error.
+
+        ``question`` gets the bindings and a device handle.
+        """
         if uuid not in self._handles:
             return Unavailable(
                 reason=self._absent or f"no readable GPU has the UUID {uuid}"
@@ -377,7 +388,10 @@ def _or_none(figure: T | Unavailable) -> T | None:
 
 
 def _processes_with_memory(nvml: Any, gpu: Any) -> int:
-    """Count processes with a CUDA context, not forked DataLoader workers, which merely hold the device open."""
+    """Count processes with a CUDA context.
+
+    Forked DataLoader workers merely hold the device open and do not count.
+    """
     listed = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
     return sum(
         (process.usedGpuMemory or 0) >= LEAST_CONTEXT_BYTES for process in listed
@@ -416,7 +430,7 @@ def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:
 def gpus_of_torch() -> tuple[str, ...]:
     """Return the names of the GPUs that PyTorch sees in a child process.
 
-    Empty without a driver or PyTorch.
+    It is empty without a driver or PyTorch.
     """
     try:
         ctypes.CDLL("libcuda.so.1")  # without a driver, do not wait for PyTorch

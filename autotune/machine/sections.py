@@ -1,4 +1,7 @@
-"""Output of ``autotune doctor``: facts about a machine, and problems that make measurements unreliable."""
+"""Output of ``autotune doctor``.
+
+It shows facts about a machine, and problems that make measurements unreliable.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +25,7 @@ from autotune.machine.values import GpuStatus, MachineFacts, SlurmFacts, Unavail
 def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
     """Render the facts, section by section, and then the findings.
 
-    Without a final newline.
+    There is no final newline.
     """
     host, slurm = machine.host, machine.slurm
     disks = table_of(

@@ -11,7 +11,10 @@ from datetime import datetime
 
 
 def is_pretended(driver: str | None) -> bool:
-    """Return True if this driver is simulated: its kernels do nothing, so memory figures are real, but no rate is."""
+    """Return True if this driver is simulated.
+
+    Its kernels do nothing, so memory figures are real, but no rate is.
+    """
     return driver is not None and driver.endswith("(nullgpu)")
 
 
@@ -179,7 +182,10 @@ class HostFacts:
 
     @property
     def allotted_cpus(self) -> int:
-        """CPU cores available to this process: the smallest of the known limits, at least 1."""
+        """CPU cores available to this process.
+
+        It is the smallest of the known limits, at least 1.
+        """
         # Rounded down, as half a core cannot run a worker at full speed.
         quota = None if self.cpus_quota is None else math.floor(self.cpus_quota)
         limits = (self.cpus_online, self.cpus_affinity, quota, self.cpus_slurm)
@@ -210,13 +216,17 @@ class SlurmFacts:
 
     @property
     def is_login_node(self) -> bool:
-        """True if jobs can be submitted from here and this process does not run on a job's node."""
+        """True on a login node.
+
+        Jobs can be submitted from there, and this process does not run on a job's node.
+        """
         return "sbatch" in self.commands and (not self.in_job or self.node_name is None)
 
     def seconds_left(self, now_utc: datetime) -> float | None:
         """Return the seconds until the job's end, 0 once it has passed.
 
-        ``None`` if no end is known.
+        Returns:
+            The seconds, or None if no end is known.
         """
         return (
             None
@@ -275,18 +285,21 @@ def throttle_names(mask: int) -> tuple[str, ...]:
 
 
 def throttle_faults(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the throttle reasons that make a measurement worthless: heat and hardware slowdown."""
+    """Return the throttle reasons that make a measurement worthless.
+
+    They are heat and hardware slowdown.
+    """
     return tuple(name for name in names or () if name in FAULTS)
 
 
 def visible_devices(
     devices: Sequence[GpuFacts], environment: Mapping[str, str]
 ) -> tuple[GpuFacts, ...]:
-    """Return the GPUs that a CUDA process would see under ``CUDA_VISIBLE_DEVICES``, in its order.
+    """Return the GPUs that a CUDA process would see, in its order.
 
-    Entries are indices, or prefixes of the UUID of a GPU or MIG slice. As in CUDA, an
-    entry that matches nothing ends the list, and a repeated one empties it. Indices are
-    read in PCI order, which CUDA shares unless the user has set another
+    ``CUDA_VISIBLE_DEVICES`` has indices, or prefixes of the UUID of a GPU or MIG slice.
+    As in CUDA, an entry that matches nothing ends the list, and a repeated one empties
+    it. Indices are read in PCI order, which CUDA shares unless the user has set another
     ``CUDA_DEVICE_ORDER`` and GPUs differ.
     """
     text = environment.get("CUDA_VISIBLE_DEVICES")
@@ -325,7 +338,7 @@ _NETWORK_FILESYSTEMS = (
 
 
 def is_network_filesystem(filesystem_type: str | None) -> bool:
-    """Return True if files on this type of file system are stored on another machine."""
+    """Return True if files on this type of file system are on another machine."""
     return (filesystem_type or "").lower().removeprefix(
         "fuse."
     ) in _NETWORK_FILESYSTEMS.split()

@@ -1,1 +1,5 @@
-"""Links between ranks, gradient synchronisation, and scaling to more nodes (`network`)."""
+"""Links between ranks, gradient synchronisation and scaling (`network`).
+
+``measure`` finds the fastest gradient synchronisation, and ``scaling`` predicts more
+nodes.
+"""

@@ -1,4 +1,7 @@
-"""``autotune network``: links between ranks, their cost in a step, and the fastest gradient synchronisation."""
+"""``autotune network``: the fastest gradient synchronisation.
+
+It measures links between ranks, and their cost in a step.
+"""
 
 from dataclasses import replace
 from typing import Annotated

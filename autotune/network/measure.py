@@ -1,7 +1,8 @@
-"""Measure links and training steps across ranks, and find the fastest gradient synchronisation at the global batch.
+"""Measurement of links and training steps across ranks.
 
-Candidates are predicted from links and from steps without synchronisation; the best
-ones are measured in rounds.
+It finds the fastest gradient synchronisation at the global batch. Candidates are
+predicted from links and from steps without synchronisation; the best ones are measured
+in rounds.
 """
 
 import statistics
@@ -116,7 +117,7 @@ class MeasuredGradientSync:
     def step_s(self) -> float | None:
         """Median step time with all micro-batches of the global batch.
 
-        None without measurements.
+        It is None without measurements.
         """
         steps = [
             second + self.further_s for one in self.figures for second in one.step_s
@@ -188,7 +189,11 @@ class NetworkTuning:
         self.reading = Rounds(runner=self.runner)
 
     def run(self) -> None:
-        """Measure links, steps without synchronisation, the loss if 16 bits may pay, and the best candidates."""
+        """Measure all that the choice of a gradient synchronisation needs.
+
+        It measures links, steps without synchronisation, the loss if 16 bits may pay,
+        and the best candidates.
+        """
         self.measure_links()
         self.measure_compute()
         plain, halved = (
@@ -242,7 +247,10 @@ class NetworkTuning:
         )
 
     def measure_compute(self) -> None:
-        """Measure steps without synchronisation, at the profile's micro-batch size and at half of it."""
+        """Measure steps without synchronisation.
+
+        They have the profile's micro-batch size, and half of it.
+        """
         rows = self.request.config.micro_batch_size
         whole = self.steps(rows)
         fixed_s, whole_s = 0.0, computed_s(whole)
@@ -268,7 +276,10 @@ class NetworkTuning:
         )
 
     def candidates(self, *, sixteen_bit: bool) -> list[PredictedStep]:
-        """Return the default, then the predicted best of each strategy and dtype, the fastest first."""
+        """Return the default, then the predicted best of each strategy and dtype.
+
+        The latter are ordered, the fastest first.
+        """
         load, network, default = self.load(), self.network(), self.default()
         by_kind: dict[tuple[str, str, bool], PredictedStep] = {}
         two_levels = self.request.nodes > 1 and self.request.ranks_per_node > 1
@@ -312,7 +323,8 @@ class NetworkTuning:
     def check_loss(self) -> bool:
         """Train with 32-bit and 16-bit gradients from the same start.
 
-        Return True if the losses match.
+        Returns:
+            True if the losses match.
         """
         default, half = self.default(), self.request.half
         names = "fp32 gradients", f"{half} gradients"
@@ -331,7 +343,10 @@ class NetworkTuning:
         return verdict.equal
 
     def measure(self, candidates: Sequence[PredictedStep]) -> None:
-        """Measure rounds of all candidates that still run, until the budget is used up or three rounds are done."""
+        """Measure rounds of all candidates that still run.
+
+        It ends when the budget is used up or three rounds are done.
+        """
         load, network = self.load(), self.network()
         further = [
             further_s(load.compute, one.split, one.sync, network) for one in candidates
@@ -389,7 +404,11 @@ class NetworkTuning:
                 going[place].figures.append(GradientSyncFigures.of(outcome))
 
     def fastest(self) -> tuple[MeasuredGradientSync, Interval | None]:
-        """Return the candidate with the largest verified gain over the default, and the ratio; else the default."""
+        """Return the fastest candidate, and its ratio to the default.
+
+        It is the one with the largest verified gain over the default, or else the
+        default.
+        """
         ratios = [(one, self.against_default(one)) for one in self.tried[1:]]
         least = 1 + WORTHWHILE_SHARE
         faster = [
@@ -406,7 +425,7 @@ class NetworkTuning:
     def micro_batch_size(self, candidate: PredictedStep) -> int:
         """Return the largest micro-batch size that gives the candidate's batch split.
 
-        The probed size if that does.
+        It is the probed size if that gives the same split.
         """
         # The largest one, because the profile is also used with other numbers of ranks.
         asked, config, split = self.request, self.request.config, candidate.split
@@ -423,7 +442,8 @@ class NetworkTuning:
     def against_default(self, one: MeasuredGradientSync) -> Interval | None:
         """Return non-padding tokens/s over the default's, round by round.
 
-        None if a round is missing.
+        Returns:
+            The ratio with its interval, or None if a round is missing.
         """
         pairs = list(zip(one.rates(), self.tried[0].rates(), strict=False))
         return paired_ratio(pairs) if len(pairs) == ROUNDS else None
@@ -437,7 +457,10 @@ class NetworkTuning:
         steps: int = COMPUTE_STEPS,
         number: int = 0,
     ) -> GradientSyncFigures:
-        """Measure steps with a gradient synchronisation, or steps of one micro-batch without any."""
+        """Measure steps with a gradient synchronisation.
+
+        Without ``sync``, they are steps of one micro-batch without synchronisation.
+        """
         label = f"micro-batch {rows}, no synchronisation" if sync is None else sync.name
         split = split_global_batch(
             rows * micro_batches * self.request.ranks, rows, self.request.ranks
@@ -498,7 +521,7 @@ class NetworkTuning:
 
 
 def parallel_settings(sync: GradientSync, ranks_per_node: int) -> dict[str, Any]:
-    """Return the settings of ``[train.parallel]`` to train with a gradient synchronisation."""
+    """Return the settings of ``[train.parallel]`` for a gradient synchronisation."""
     return sync.settings(ranks_per_node) | (
         {"static_graph": False} if sync.strategy == "fsdp2" else {}
     )
@@ -507,7 +530,10 @@ def parallel_settings(sync: GradientSync, ranks_per_node: int) -> dict[str, Any]
 def further_s(
     compute: RankCompute, split: GlobalBatchSplit, sync: GradientSync, network: Network
 ) -> float:
-    """Return the predicted time of a step's micro-batches that are not measured, including transfers of weights."""
+    """Return the predicted time of a step's micro-batches that are not measured.
+
+    It includes transfers of weights.
+    """
     counts = (
         split.gradient_accumulation_steps,
         min(MOST_MICRO_BATCHES, split.gradient_accumulation_steps),
@@ -522,7 +548,10 @@ def further_s(
 def measured_row(
     tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, steps: int
 ) -> ScalingRow:
-    """Measure at most four micro-batches of a row's step, and add the predicted time of further ones."""
+    """Measure at most four micro-batches of a row's step.
+
+    The predicted time of further ones is added.
+    """
     split = split_global_batch(
         known.load.global_batch_size, row.micro_batch_size, tuning.request.ranks
     )

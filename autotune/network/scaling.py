@@ -61,11 +61,12 @@ def known_of(
 ) -> ScalingModel:
     """Return the scaling model of a probed profile.
 
-    Arguments override the profile, ``assumed`` its measured links.
+    Arguments override the profile, and ``assumed`` its measured links.
 
-    Raise ``ProfileRejected`` if the profile was not probed, or was probed on a
-    simulated GPU; ``BadInput`` if the links between nodes or the number of parameters
-    are unknown.
+    Raises:
+        ProfileRejected: If the profile was not probed, or was probed on a simulated
+            GPU.
+        BadInput: If the links between nodes or the number of parameters are unknown.
     """
     probe, train = profile.evidence.probe, profile.train
     if probe is None:
@@ -109,9 +110,10 @@ def predict_scaling(
     counts: Sequence[int],
     rows_per_epoch: float | None = None,
 ) -> Scaling:
-    """Return the efficiency at each number of nodes in ``counts``, and the number of useful nodes.
+    """Return the efficiency at each number of nodes, and the number of useful nodes.
 
-    Raise ``BadInput`` if the global batch is too small for all of ``counts``.
+    Raises:
+        BadInput: If the global batch is too small for all of ``counts``.
     """
     load, network = known.load, known.network
     predicted = [one for one in map(known.at, counts) if one is not None]
@@ -169,7 +171,10 @@ def predict_scaling(
 
 
 def ranks_of(profile: Profile) -> int:
-    """Return the ranks per node of the network measurement, or of the probe if there is none."""
+    """Return the ranks per node of the network measurement.
+
+    If there is none, they are those of the probe.
+    """
     evidence = profile.evidence.network
     return profile.local_ranks if evidence is None else evidence.ranks_per_node
 
@@ -226,7 +231,11 @@ def _compute(profile: Profile, probe: ProbeEvidence) -> tuple[RankCompute, str]:
 def _network(
     profile: Profile, assumed: Assumed | None, ranks_per_node: int
 ) -> tuple[Network, tuple[Link, Link] | None, str]:
-    """Return the likely network, the link between nodes at both ends of its bounds, and the source."""
+    """Return the likely network with its uncertainty and source.
+
+    Returns:
+        The network, the link between nodes at both ends of its bounds, and the source.
+    """
     evidence = profile.evidence.network
     links = {} if evidence is None else {one.scope: one for one in evidence.links}
     within, measured = links.get("within nodes"), links.get("between nodes")
@@ -280,7 +289,10 @@ def joins_nodes(evidence: NetworkEvidence | None) -> bool:
 
 
 def with_measured(predicted: Scaling, measured: Mapping[int, ScalingRow]) -> Scaling:
-    """Return predicted rows, then measured ones with their efficiency relative to one node, measured if possible."""
+    """Return predicted rows, then measured ones with their efficiency.
+
+    Efficiency is relative to one node, which is measured if possible.
+    """
     first, alone = predicted.rows[0], measured.get(1)
     one_node = (
         alone.tokens_per_s
@@ -312,7 +324,10 @@ _AS_MEASURED = (
 
 
 def evidence(tuning: NetworkTuning) -> NetworkEvidence:
-    """Return the evidence of links, gradient synchronisations, and scaling to powers of two of nodes."""
+    """Return the evidence of links, gradient synchronisations and scaling.
+
+    Scaling is to powers of two of nodes.
+    """
     links, between = tuning.links, tuning.fits.get("between nodes")
     assert links is not None
     assert tuning.compute is not None

@@ -167,7 +167,10 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> doc.Chart:
 
 
 def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.LineChart:
-    """Return the chart of throughput by nodes: the prediction with its interval, the ideal, and measured points."""
+    """Return the chart of throughput by nodes.
+
+    It shows the prediction with its interval, the ideal, and measured points.
+    """
     predicted = sorted(
         (row for row in rows if not row.measured), key=lambda row: row.nodes
     )
@@ -206,7 +209,10 @@ def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> doc.LineChart:
 
 
 def _point(row: ScalingRow) -> doc.Point:
-    """Return a row's point, with non-padding tokens/s at both ends of the efficiency's interval."""
+    """Return a row's point.
+
+    It has the non-padding tokens/s at both ends of the efficiency's interval.
+    """
     low, high = (
         None if end is None else row.tokens_per_s * end / row.efficiency
         for end in (row.efficiency_low, row.efficiency_high)
@@ -215,7 +221,10 @@ def _point(row: ScalingRow) -> doc.Point:
 
 
 def _compute(found: NetworkEvidence) -> doc.Table:
-    """Return the table of a step without gradient synchronisation, the basis of predictions."""
+    """Return the table of a step without gradient synchronisation.
+
+    Predictions are based on it.
+    """
     compute = found.compute
     rows: list[list[str | None]] = [
         ["micro-batch size", str(compute.micro_batch_size)],
@@ -271,6 +280,6 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
 def _added(row: GradientSyncSplit) -> str:
     """Return the note that some micro-batches of a measured step are predicted.
 
-    Empty if none are.
+    It is empty if none are.
     """
     return f" (+{row.added_micro_batches} predicted)" if row.added_micro_batches else ""

@@ -1,4 +1,7 @@
-"""The network phase, which finds the fastest gradient synchronisation, and measured steps on several nodes."""
+"""The network phase of a tuning, and measured steps on several nodes.
+
+The phase finds the fastest gradient synchronisation.
+"""
 
 import contextlib
 import json
@@ -43,7 +46,7 @@ from trainer.record.progress import progress
 def nodes_here() -> int:
     """Return the number of nodes of the SLURM job that this process is in.
 
-    1 outside of one.
+    Outside of a job, it is 1.
     """
     count = (
         os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or "1"
@@ -63,11 +66,12 @@ def open_multirank(
 ) -> Iterator[Session]:
     """Start ranks on this node, or on the first nodes of this job.
 
-    The site is that of the first node.
+    The site is that of the first node. A single rank is an error unless ``alone``. All
+    nodes must share ``scratch_parent``, for requests and answers.
 
-    A single rank is an error unless ``alone``. All nodes must share ``scratch_parent``,
-    for requests and answers. Raise ``BadInput`` if the job has fewer nodes,
-    ``MachineLacks`` if device, torch, srun, second rank or link is missing.
+    Raises:
+        BadInput: If the job has fewer nodes.
+        MachineLacks: If device, torch, srun, second rank or link is missing.
     """
     there = nodes_here()
     if nodes > there:
@@ -130,12 +134,15 @@ def tune_network(
 ) -> tuple[NetworkEvidence, float]:
     """Measure gradient synchronisation for the profile.
 
-    Return the evidence, and seconds of waiting for the ranks.
+    Returns:
+        The evidence, and seconds of waiting for the ranks.
 
-    Raise ``BadInput`` if there are fewer nodes than requested, or fewer sequences in a
-    global batch than ranks. Raise ``MachineLacks`` if ranks cannot be started,
-    ``ProfileRejected`` if the profile is of another machine, model or dataset,
-    ``Undecided`` if links or steps could not be measured.
+    Raises:
+        BadInput: If there are fewer nodes than requested, or fewer sequences in a
+            global batch than ranks.
+        MachineLacks: If ranks cannot be started.
+        ProfileRejected: If the profile is of another machine, model or dataset.
+        Undecided: If links or steps could not be measured.
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
     ranks = request.ranks or require_local_probe(stored).local_ranks
@@ -215,10 +222,10 @@ def scale_profile(
     reports: Path,
     trial_timeout_s: float,
 ) -> Scaling:
-    """Predict training on each number of nodes, and measure it on those that this job has.
+    """Predict training on each number of nodes, and measure it if possible.
 
-    The prediction is written before the measurement, so that it cannot be fitted
-    afterwards.
+    It is measured on the numbers of nodes that this job has. The prediction is written
+    before the measurement, so that it cannot be fitted afterwards.
     """
     place, sequences = report_directory(stored.path, reports), None
     directory, probe = stored.data_here(data), stored.profile.evidence.probe
@@ -262,7 +269,10 @@ def _on_nodes(
     *,
     trial_timeout_s: float,
 ) -> ScalingRow:
-    """Measure steps on the row's number of nodes, with the gradient synchronisation predicted to be fastest there."""
+    """Measure steps on the row's number of nodes.
+
+    They use the gradient synchronisation predicted to be fastest there.
+    """
     train, load = stored.profile.train, known.load
     # As predicted: another number changes the batch split.
     ranks = known.network.ranks_per_node

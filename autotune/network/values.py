@@ -1,4 +1,7 @@
-"""Values of distributed training: links, compute of a rank, and gradient synchronisation."""
+"""Values of distributed training.
+
+They are links, compute of a rank, and gradient synchronisation.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -66,7 +69,10 @@ class GradientPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCompute:
-    """Cost of a step on a rank without synchronisation, while the other ranks of its node also compute."""
+    """Cost of a step on a rank without synchronisation.
+
+    The other ranks of its node compute as well.
+    """
 
     sequence_s: float
     """Time of forward and backward for each sequence of a micro-batch."""
@@ -92,7 +98,7 @@ class RankCompute:
         return sum(part.elements for part in self.gradients)
 
     def forward_backward_s(self, rows: float) -> float:
-        """Return the time of forward and backward of one micro-batch of ``rows`` sequences."""
+        """Return the time of a micro-batch's forward and backward, by sequences."""
         return self.micro_batch_s + rows * self.sequence_s
 
 
@@ -164,7 +170,7 @@ class GradientSyncRequest(TrialRequest):
 class LinkEvidence(StrictTable):
     """One kind of link, fitted to all-reduces of many sizes.
 
-    Bounds at 98 % confidence.
+    Bounds are at 98 % confidence.
     """
 
     scope: Scope
@@ -190,7 +196,7 @@ class LinkEvidence(StrictTable):
     def ends(self) -> tuple[Link, Link] | None:
         """Links at the worse and at the better end of the bounds.
 
-        None without bounds.
+        They are None without bounds.
         """
         slow, fast = self.bytes_per_s_low, self.bytes_per_s_high
         late, early = self.latency_s_high, self.latency_s_low
@@ -202,7 +208,10 @@ class LinkEvidence(StrictTable):
 
 
 class ComputeEvidence(StrictTable):
-    """Cost of a step on a rank while all ranks compute and no gradient is synchronised."""
+    """Cost of a step on a rank while all ranks compute.
+
+    No gradient is synchronised.
+    """
 
     micro_batch_size: Positive
     micro_batch_s: PositiveFloat
@@ -242,7 +251,10 @@ class ComputeEvidence(StrictTable):
 
 
 class GradientSyncSplit(StrictTable):
-    """A gradient synchronisation, named as in ``train.parallel``, with its batch split."""
+    """A gradient synchronisation with its batch split.
+
+    It is named as in ``train.parallel``.
+    """
 
     strategy: Strategy
     shard_ranks: Positive | None = None

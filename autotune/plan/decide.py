@@ -1,4 +1,8 @@
-"""Steps, time, cost and compute of a training, from facts about its model, data and machines. Pure arithmetic."""
+"""Steps, time, cost and compute of a training.
+
+They follow from facts about its model, data and machines. Everything here is pure
+arithmetic.
+"""
 
 import math
 from collections.abc import Callable, Iterator

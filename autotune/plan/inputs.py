@@ -180,7 +180,10 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
 def _with_rate(
     known: Plan, subject: _Subject, asked: PlanRequest, *, own_batch: bool
 ) -> Plan:
-    """Return the plan with the rates of one rank and of all, or with the reason why there are none."""
+    """Return the plan with the rates of one rank and of all ranks.
+
+    If they are unknown, it has the reason.
+    """
     rate, memory = _rank_rate(subject, known), known.memory
     if asked.tokens_per_s is not None:
         rate = PlanFigure(
@@ -282,9 +285,11 @@ def _fleet_of(gpu_model: GpuModel, asked: PlanRequest) -> Fleet:
 def _rows(
     subject: _Subject, asked: PlanRequest
 ) -> tuple[SequenceContents, PlanFigure, PlanFigure | None, str]:
-    """Return contents, tokens and tokens per pass of a dataset, else assumed ones.
+    """Return the contents of sequences, of a dataset or assumed.
 
-    And a warning if it is another.
+    Returns:
+        The contents, the non-padding tokens of a sequence, the tokens of a pass over
+        the dataset if known, and a warning if it is another dataset than the profile's.
     """
     train, seq_length_tokens = subject.train, subject.train.seq_length_tokens
     profile = None if subject.stored is None else subject.stored.profile
@@ -364,7 +369,10 @@ def _rows(
 def _global_batch_size(
     subject: _Subject, tokens_per_sequence: float, tokens: float | None
 ) -> int:
-    """Return the global batch in sequences: as requested, else as in the profile, else the default of ``probe``."""
+    """Return the global batch in sequences.
+
+    It is as requested, else as in the profile, else the default of ``probe``.
+    """
     train, stored = subject.train, subject.stored
     if tokens is None and stored is not None:
         if train.global_batch_tokens is None and train.global_batch_samples is None:
@@ -376,7 +384,10 @@ def _global_batch_size(
 
 
 def _rank_rate(subject: _Subject, known: Plan) -> PlanFigure | str:
-    """Return the non-padding tokens/s of one rank on one node, or the reason why they are not known."""
+    """Return the non-padding tokens/s of one rank on one node.
+
+    If they are unknown, it returns the reason.
+    """
     train, fleet, memory = subject.train, subject.fleet, known.memory
     measured = None if subject.measured is None else tuned_rate(subject.measured)
     if measured is not None:
@@ -404,7 +415,8 @@ def _rank_rate(subject: _Subject, known: Plan) -> PlanFigure | str:
 def _as_measured(subject: _Subject) -> AllRanks | None:
     """Return the measured step of the same batch on the same number of nodes.
 
-    None if it did not run.
+    Returns:
+        The throughput, or None if it did not run.
     """
     profile, fleet = subject.measured, subject.fleet
     network = None if profile is None else profile.evidence.network
@@ -440,7 +452,10 @@ def _on_all(
     strategy: Strategy,
     max_micro_batch_size: int,
 ) -> AllRanks:
-    """Predict the throughput of all ranks from measured links, or else from an assumed line rate."""
+    """Predict the throughput of all ranks.
+
+    It follows from measured links, or else from an assumed line rate.
+    """
     train, fleet, profile = subject.train, subject.fleet, subject.measured
     evidence, scaled = Evidence() if profile is None else profile.evidence, None
     network, probe = evidence.network, evidence.probe
@@ -496,7 +511,10 @@ def _on_all(
 
 
 def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> str:
-    """Return the command that replaces assumptions by measurements, or else starts the training."""
+    """Return the command to run next.
+
+    It replaces assumptions by measurements, or else starts the training.
+    """
     stored, nodes, length = (
         subject.stored,
         subject.fleet.nodes,

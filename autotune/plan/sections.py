@@ -25,7 +25,10 @@ _MOST_SHOWN_S = 96 * 3600.0
 
 
 def plan_text(plan: Plan) -> str:
-    """Format the plan: a table, the sources of its figures, warnings, and the next command."""
+    """Format the plan.
+
+    It has a table, the sources of its figures, warnings, and the next command.
+    """
     fleet = plan.fleet
     each = plural(fleet.ranks_per_node, "GPU" if fleet.device == "cuda" else "rank")
     machines = (
@@ -36,10 +39,9 @@ def plan_text(plan: Plan) -> str:
         "efficiency": plan.all_ranks.efficiency,
         "batch": plan.batch_tokens,
     }
+    model, goal = printable_line(plan.model), printable_line(plan.goal.source)
     parts = [
-        _wrapped(
-            f"{printable_line(plan.model)} on {machines}: {printable_line(plan.goal.source)}"
-        ),
+        _wrapped(f"{model} on {machines}: {goal}"),
         _figures(plan),
         "\n".join(
             _wrapped(f"{name}: {printable_line(one.source)}", bullet="  ")
@@ -160,10 +162,10 @@ def _row(
 
 
 def _duration(of: float, seconds: float) -> str:
-    """Format a time.
+    """Format a time in hours or days.
 
-    In days if ``of``, the figure with these bounds, is long, so that units are the
-    same.
+    It is in days if ``of``, the figure that it bounds, is long, so that their units are
+    the same.
     """
     return (
         format_seconds(seconds)

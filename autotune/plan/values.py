@@ -32,7 +32,7 @@ class PlanFigure(Interval):
 def derived(compute: Callable[..., float], *of: PlanFigure, source: str) -> PlanFigure:
     """Return a figure computed from others.
 
-    ``compute``, which is monotone, also maps the ends of a single interval.
+    ``compute`` also maps the ends of a single interval, so it must be monotone.
     """
     values = [one.value for one in of]
     found = Interval(value=compute(*values))
@@ -51,7 +51,10 @@ def derived(compute: Callable[..., float], *of: PlanFigure, source: str) -> Plan
 
 
 def derived_basis(*of: PlanFigure) -> Basis:
-    """Return the basis of a figure derived from others: given if all are, assumed if one is, else predicted."""
+    """Return the basis of a figure derived from others.
+
+    It is given if all are, assumed if one is, else predicted.
+    """
     weakest = max((one.basis for one in of), key=BASES.index)
     return weakest if weakest in ("given", "assumed") else "predicted"
 

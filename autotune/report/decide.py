@@ -1,7 +1,4 @@
-"""The bottleneck that a report names, and the quality of the measurements it rests on.
-
-Pure.
-"""
+"""The bottleneck that a report names, and the quality of its measurements. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,7 +45,11 @@ class Quality:
 def main_bottleneck(
     one: ReportedProfile, runs: Sequence[ReportedRun]
 ) -> Bottleneck | None:
-    """Return a profile's bottleneck: of the longest run with its settings and ranks, else of the tuning's windows."""
+    """Return a profile's bottleneck.
+
+    It is that of the longest run with its settings and ranks, or else of the tuning's
+    windows.
+    """
     own = [run for run in runs if run.profile_path == one.path and not run.otherwise]
     alike = [run for run in own if run.run.header.world_size == one.profile.local_ranks]
     of_runs = [
@@ -65,7 +66,11 @@ def main_bottleneck(
 
 
 def quality_of(one: ReportedProfile) -> Quality:
-    """Grade a tuning: ``low`` for one serious doubt or three others, ``medium`` for fewer, else ``high``."""
+    """Grade a tuning.
+
+    It is ``low`` for one serious doubt or three others, ``medium`` for fewer, else
+    ``high``.
+    """
     doubts, evidence = list(_doubts(one)), one.profile.evidence
     low = len(doubts) > 2 or any(serious for serious, _, _ in doubts)
     grade: Literal["high", "medium", "low"] = (
@@ -94,9 +99,9 @@ def quality_of(one: ReportedProfile) -> Quality:
 
 
 def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
-    """Yield each doubt: whether it is serious, its reason, and the stage to repeat.
+    """Yield each doubt: whether it is serious, its reason, and the phase to repeat.
 
-    None if repeating is no help.
+    The phase is None if repeating is no help.
     """
     evidence, rate = one.profile.evidence, tuned_rate(one.profile)
     if evidence.probe is None:

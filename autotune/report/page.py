@@ -1,6 +1,6 @@
 """The document of a report: the answer on the first screen, then its evidence.
 
-And the same facts for machines.
+The same facts are available for machines.
 """
 
 import itertools
@@ -44,9 +44,9 @@ Made = tuple[doc.Block, ...]
 
 @dataclass(slots=True)
 class _Parts:
-    """Sections with content, and everything that was not measured, by part and profile.
+    """Sections with content, and everything that was not measured.
 
-    ``""`` is all profiles.
+    What was not measured is by part and profile; ``""`` is all profiles.
     """
 
     sections: list[doc.Section] = field(default_factory=list)
@@ -88,7 +88,11 @@ class _Parts:
 def report_document(
     profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
 ) -> doc.Document:
-    """Return the whole report: the answer of each model, then evidence, and parts that were not measured once."""
+    """Return the whole report.
+
+    It has the answer of each model, then evidence. Parts that were not measured are
+    listed once.
+    """
     parts = _evidence(profiles, reported)
     answers: list[doc.Section] = []
     for one in profiles:
@@ -124,8 +128,8 @@ def report_document(
     )
     if pretended:
         measured += (
-            f" Nothing of {shorten_list(pretended, 'profiles')} was measured on a GPU: it is"
-            " a pretended one, and "
+            f" Nothing of {shorten_list(pretended, 'profiles')} was measured on a GPU:"
+            " it is a pretended one, and "
         )
         measured += "memory is that of torch's allocator."
     made_on = (
@@ -221,7 +225,10 @@ def _step(one: ReportedProfile, reported: tuple[ReportedRun, ...]) -> Made:
 
 
 def together(made: Mapping[str, Made]) -> Made:
-    """Return the blocks of profiles, by name, as one: a column for each, and tables with the same headers joined."""
+    """Return the blocks of profiles, by name, as one.
+
+    There is a column for each profile, and tables with the same headers are joined.
+    """
     if len(made) == 1:
         return next(iter(made.values()))
     if len(kept := [(title, blocks) for title, blocks in made.items() if blocks]) == 1:
@@ -252,9 +259,10 @@ def together(made: Mapping[str, Made]) -> Made:
 
 
 def _joined(tables: Sequence[tuple[str, doc.Table]]) -> doc.Table:
-    """Return tables of several models as one: of facts, with a column for each model.
+    """Return tables of several models as one.
 
-    Of others, with its name.
+    A table of facts gets a column for each model. Others get a column with the model's
+    name.
     """
     titles, first = [title for title, _ in tables], tables[0][1]
     rows: list[Row] = []
@@ -313,7 +321,7 @@ def report_facts(
 ) -> dict[str, Any]:
     """Return all facts of the document, with units in the names.
 
-    Null is not measured, or infinite.
+    A fact that is null was not measured, or is infinite.
     """
     from pydantic_core import to_jsonable_python
 

@@ -1,4 +1,7 @@
-"""Training runs: expected and achieved figures, their loss, events, and parts of a step."""
+"""Training runs of a report.
+
+It shows expected and achieved figures, their loss, events, and parts of a step.
+"""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -35,7 +38,11 @@ class LossPoint:
 def runs(
     profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
 ) -> tuple[doc.Block, ...]:
-    """Return a table of runs, parts of their steps, expected and achieved figures, the loss, and events."""
+    """Return the blocks on training runs.
+
+    They are a table of runs, parts of their steps, expected and achieved figures, the
+    loss, and events.
+    """
     if not reported:
         return (
             doc.Missing(
@@ -223,7 +230,8 @@ def _loss(reported: Sequence[ReportedRun]) -> tuple[doc.Block, ...]:
     if not curves:
         return ()
     said = [
-        f"{name}: from {format_loss(points[0].loss)} to {format_loss(points[-1].loss)} nats"
+        f"{name}: from {format_loss(points[0].loss)} to"
+        f" {format_loss(points[-1].loss)} nats"
         for name, points in curves
     ]
     chart = doc.Chart(

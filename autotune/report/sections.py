@@ -1,4 +1,7 @@
-"""The answer of a tuning, on the first screen of a report, in a pull request, and in the summary of `tune`."""
+"""The answer of a tuning.
+
+It is on the first screen of a report, in a pull request, and in the summary of `tune`.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +40,11 @@ URGENT = SEVERITIES[:2]
 def answer(
     one: ReportedProfile, runs: Sequence[ReportedRun], unmeasured: Sequence[str]
 ) -> tuple[doc.Block, ...]:
-    """Return a model's first screen: speedup, charts, settings, bottleneck, memory, cost, quality, next command."""
+    """Return a model's first screen.
+
+    It has speedup, charts, settings, bottleneck, memory, cost, quality, and the next
+    command.
+    """
     found = main_bottleneck(one, runs)
     charts = []
     for chart in (
@@ -162,7 +169,10 @@ def _answers(
 
 
 def _next_command(one: ReportedProfile, runs: Sequence[ReportedRun]) -> str:
-    """Return the one command to run next: that of the first worthwhile advice, a better measurement, or training."""
+    """Return the one command to run next.
+
+    It is that of the first worthwhile advice, a better measurement, or training.
+    """
     given = [
         *one.advice,
         *(
@@ -218,7 +228,10 @@ def _settings(one: ReportedProfile) -> doc.Words:
 
 
 def recipe_changes(one: ReportedProfile) -> list[str]:
-    """Return a profile's changes to the model's recipe and to 32-bit gradients, which gained speed at a price."""
+    """Return a profile's changes to the model's recipe and to 32-bit gradients.
+
+    They gained speed at a price.
+    """
     train, network = one.profile.train, one.profile.evidence.network
     changes = []
     if train.attention_dropout is not None:
@@ -344,7 +357,7 @@ def step_chart(
 def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Table:
     """Return each profile's settings, throughput and speedups with 95 % intervals.
 
-    A missing one was not measured.
+    A missing speedup was not measured.
     """
     return doc.table_of(
         "",

@@ -1,4 +1,7 @@
-"""Building of the report: results, evidence and next steps, as HTML, Markdown and JSON."""
+"""Building of the report, as HTML, Markdown and JSON.
+
+It has results, evidence and next steps.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,13 +35,19 @@ def build_report(
     runs: Sequence[Path] = (),
     data: Path | None = None,
 ) -> dict[str, Path]:
-    """Write a report of profiles, their trials and training runs to ``out``, and its two other formats beside it.
+    """Write a report of profiles, their trials and training runs.
 
-    All profiles are of your own training code, or none. Trial logs and reviews are read
-    from ``reports``. Returns the three paths, by ``html``, ``markdown`` and ``json``.
-    Raise ``UsageError`` if there are more profiles or runs than one report takes, or
-    two of the same name, ``TrainerError`` or ``AutotuneError`` if one cannot be
-    reported.
+    It is written to ``out``, with its two other formats beside it. All profiles are of
+    your own training code, or none. Trial logs and reviews are read from ``reports``.
+
+    Returns:
+        The three paths, by ``html``, ``markdown`` and ``json``.
+
+    Raises:
+        UsageError: If there are more profiles or runs than one report takes, or two of
+            the same name.
+        TrainerError: If a dataset or a run cannot be reported.
+        AutotuneError: If a profile or a run cannot be reported.
     """
     # They load a library of charts, which other stages do without.
     from autotune.base.render import report_html, report_markdown
@@ -69,7 +78,7 @@ def pull_request_text(
 ) -> str:
     """Return the answer of each profile in five lines of Markdown.
 
-    Raise the errors of ``build_report``.
+    It raises the errors of ``build_report``.
     """
     from autotune.base.render import markdown_text
     from autotune.report.sections import pull_request
@@ -108,7 +117,7 @@ def _reported_profile(
 ) -> ReportedProfile:
     """Return a profile with its trials, dataset and advice.
 
-    If the dataset is missing, with the reason.
+    If the dataset is missing, it has the reason.
     """
     stored = read_with_approval(path, reports)
     finished, corrupt, check = read_trials(path, stored.profile, reports)

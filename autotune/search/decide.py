@@ -1,11 +1,11 @@
-"""Build the search space of a training step's settings, and predict all of it from trials of a part. Pure.
+"""Search space of a training step's settings, and its prediction. Pure.
 
-Log throughput is modelled as a Gaussian process over the configurations of a small
-discrete space: a constant, an effect of each setting, an effect of each pair of
-settings, and a residual of each configuration. Micro-batch sizes that are close have
-similar effects. The mean before any window is a share of the log throughput that traces
-predict. This share and the scales of the other parts are the most likely of a few
-candidates, given the windows.
+All configurations are predicted from trials of a part. Log throughput is modelled as a
+Gaussian process over the configurations of a small discrete space: a constant, an
+effect of each setting, an effect of each pair of settings, and a residual of each
+configuration. Micro-batch sizes that are close have similar effects. The mean before
+any window is a share of the log throughput that traces predict. This share and the
+scales of the other parts are the most likely of a few candidates, given the windows.
 
 Sources: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2
 and 5; expected improvement is Jones, Schonlau and Welch, Journal of Global Optimization
@@ -85,7 +85,7 @@ def posterior(
     seen: Sequence[Seen],
     predicted: Mapping[int, float] | None = None,
 ) -> Posterior:
-    """Predict all from windows of some and from log ratios of traces.
+    """Predict all configurations from windows of some and from log ratios of traces.
 
     Raises:
         ValueError: If there are no windows.
@@ -152,7 +152,10 @@ def posterior(
 def _prior_mean(
     cells: Sequence[Configuration], predicted: Mapping[int, float]
 ) -> Float64:
-    """Return the predicted log ratios, extended to configurations without one by the same model, shape (cells,)."""
+    """Return the predicted log ratios of all configurations, shape (cells,).
+
+    Those without a prediction get one from the same model.
+    """
     (singles, pairs), at = _alike(tuple(cells)), list(predicted)
     effects = EFFECT_SIGMAS[1] ** 2 * (singles + PAIR_SHARES[1] * pairs)
     prior = LEVEL_VARIANCE + effects + CELL_SIGMA**2 * np.eye(len(cells))
@@ -163,7 +166,10 @@ def _prior_mean(
 
 @functools.lru_cache(maxsize=2)
 def _alike(cells: tuple[Configuration, ...]) -> tuple[Float64, Float64]:
-    """Return the prior correlations of single settings, and of pairs of settings, summed over those that vary."""
+    """Return the prior correlations of single settings, and of pairs of settings.
+
+    They are summed over the settings that vary.
+    """
     varying = [one for name in KNOBS if (one := _alike_in(cells, name)).min() < 1]
     none = np.zeros((len(cells), len(cells)))
     return sum(varying, none), sum(
@@ -185,7 +191,10 @@ def _alike_in(cells: Sequence[Configuration], name: str) -> Float64:
 
 
 def _log_likelihoods(covariances: Float64, y: Float64) -> Float64:
-    """Return log likelihoods, (several, k), under each covariance, (several, n, n), of the columns of y, (n, k)."""
+    """Return log likelihoods of the columns of y under each covariance.
+
+    Shapes: covariances (several, n, n), y (n, k), result (several, k).
+    """
     low = np.linalg.cholesky(covariances)
     half = np.linalg.solve(low, np.broadcast_to(y, (*low.shape[:2], y.shape[1])))
     return np.asarray(
@@ -195,12 +204,18 @@ def _log_likelihoods(covariances: Float64, y: Float64) -> Float64:
 
 
 def expected_improvement(found: Posterior, best: float) -> Float64:
-    """Return each configuration's expected improvement over ``best``, in logarithms, shape (cells,)."""
+    """Return each configuration's expected improvement over ``best``, shape (cells,).
+
+    It is in logarithms.
+    """
     return _expected_gain(found.mean - best, found.sigma)
 
 
 def expected_gain_over(found: Posterior, one: int) -> Float64:
-    """Return each configuration's expected improvement over ``one``, in logarithms, shape (cells,), itself about 0."""
+    """Return each configuration's expected improvement over ``one``, shape (cells,).
+
+    It is in logarithms; that of ``one`` itself is about 0.
+    """
     variance = (
         np.diag(found.covariance)
         + found.covariance[one, one]
@@ -243,7 +258,10 @@ def knob_space(
 def with_split_batch(
     knobs: Configuration, global_batch_size: Mapping[Layout, int], ranks: int
 ) -> Configuration:
-    """Return the configuration with the micro-batch size that results from splitting the global batch."""
+    """Return the configuration with the global batch split.
+
+    Its micro-batch size is the one that results from the split.
+    """
     split = split_global_batch(
         global_batch_size[knobs.layout], knobs.micro_batch_size, ranks
     )
@@ -253,9 +271,10 @@ def with_split_batch(
 def micro_batches(
     global_batch_size: int, ranks: int, max_micro_batch_size: int
 ) -> list[int]:
-    """Return sizes to try, as split: the largest useful one and powers of two below it.
+    """Return micro-batch sizes to try, as the global batch is split.
 
-    None if a rank would idle.
+    They are the largest useful size and powers of two below it. There are none if a
+    rank would idle.
     """
     largest = min(max_micro_batch_size, -(-global_batch_size // ranks))
     if largest < 1 or global_batch_size < ranks:

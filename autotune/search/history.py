@@ -62,7 +62,10 @@ class ExploreRequest:
         return self.training.config.model_copy(update=cell.model_dump() | rows | other)
 
     def rate_of(self, cell: Configuration, figures: TrainingFigures) -> float:
-        """Return the non-padding tokens/s that a window's rate means for training at the global batch."""
+        """Return the non-padding tokens/s that a window means for training.
+
+        The training has the global batch.
+        """
         share = self.non_padding_shares[cell.layout]
         real = (
             figures.tokens_per_s
@@ -91,7 +94,7 @@ class ConfigurationWindows:
     def best(self) -> list[tuple[float, float]]:
         """Full windows, or short ones if there are no full ones.
 
-        Empty if nothing ran.
+        The list is empty if nothing ran.
         """
         return self.full or self.short
 
@@ -116,7 +119,10 @@ class SearchState:
         self.tried[self.starting] = ConfigurationWindows()
 
     def note(self, rates: Mapping[Configuration, float], *, short: bool) -> None:
-        """Record the windows of a round, one of which is of the starting configuration."""
+        """Record the windows of a round.
+
+        One of them is of the starting configuration.
+        """
         for cell, rate in rates.items():
             one = self.tried.setdefault(cell, ConfigurationWindows())
             (one.short if short else one.full).append(
@@ -132,7 +138,8 @@ class SearchState:
     def predicted_ratio(self, cell: Configuration) -> float | None:
         """Return the predicted ratio of tokens/s to the starting configuration.
 
-        None if it is not known.
+        Returns:
+            The ratio, or None if it is not known.
         """
         before_s, after_s = (
             self.predicted_s.get(self.starting),
@@ -143,7 +150,8 @@ class SearchState:
     def failed(self, cell: Configuration, outcome: Outcome) -> None:
         """Record a failure.
 
-        Out of memory excludes larger micro-batches, repeated crashes exclude a value.
+        Out of memory excludes larger micro-batches, and repeated crashes exclude a
+        value.
         """
         one = self.tried.setdefault(cell, ConfigurationWindows())
         one.outcome = describe(outcome)
@@ -157,7 +165,7 @@ class SearchState:
     def _leave_out(self, crashed: Configuration) -> None:
         """Exclude the values of a crashed configuration that never ran.
 
-        Several suspects only in combination.
+        If several values are suspect, only their combination is excluded.
         """
         suspects = {
             name: value
@@ -188,7 +196,10 @@ class SearchState:
         )
 
     def rule_out(self, unfit: Configuration) -> None:
-        """Exclude a configuration that does not fit, and its settings with larger micro-batches."""
+        """Exclude a configuration that does not fit.
+
+        Its settings with larger micro-batches are excluded as well.
+        """
         kind, rows = unfit.kind, unfit.micro_batch_size
         more = {
             cell
@@ -256,7 +267,11 @@ class SearchState:
         )
 
     def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
-        """Return the configuration predicted to be fastest, if not the starting one, and those expected to beat it."""
+        """Return the configurations that may be the fastest.
+
+        They are the one predicted to be fastest, if not the starting one, and those
+        expected to beat it.
+        """
         found, place = self.believed(), self.places
         fastest = max(
             [self.starting, *cells], key=lambda cell: float(found.mean[place[cell]])

@@ -1,8 +1,9 @@
-"""Search the settings of a training step jointly for non-padding tokens/s, guided by a Gaussian process.
+"""Search of a training step's settings for non-padding tokens/s.
 
-In recorded grids this search finds on average 99.7 % of the best rate, and at least 91
-%, after 20 % of the configurations; Optuna's TPE 99.3 and 98.5 %, and at least 78 %,
-after 30 % (40 searches of each).
+Settings are searched jointly, guided by a Gaussian process. In recorded grids this
+search finds on average 99.7 % of the best rate, and at least 91 %, after 20 % of the
+configurations; Optuna's TPE 99.3 and 98.5 %, and at least 78 %, after 30 % (40 searches
+of each).
 
 Every configuration keeps the global batch, and is first measured in a short window next
 to the starting configuration. Windows use cached batches, as DataLoader workers are
@@ -119,7 +120,13 @@ class Exploration:
         return ""
 
     def propose(self, pending: Sequence[Configuration]) -> Configuration | None:
-        """Return the next configuration by expected gain and time, ``pending`` as predicted; None if none is left."""
+        """Return the next configuration by expected gain and time.
+
+        Those in ``pending`` are assumed to perform as predicted.
+
+        Returns:
+            The configuration, or None if none is left.
+        """
         ranked = self._by_worth(pending)
         while ranked:
             cell, predictions = ranked.pop(0), len(self.known.predicted_s)
@@ -150,13 +157,16 @@ class Exploration:
         return sorted(worth, key=lambda one: -worth[one])
 
     def _takes_s(self, cell: Configuration) -> float:
-        """Return the expected seconds of a window: the median of those so far, compiled or not."""
+        """Return the expected seconds of a window.
+
+        It is the median of those so far, compiled or not.
+        """
         plain = statistics.median(self.taken_s[False] or [1.0])
         compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
         return max(LEAST_S, compiled if cell.compile else plain)
 
     def _fits(self, cell: Configuration) -> bool:
-        """Return whether it is predicted to fit.
+        """Return whether a configuration is predicted to fit.
 
         Predictions are logged, so that a resumed search decides the same.
         """
@@ -203,7 +213,10 @@ class Exploration:
         return self.left_s - self.request.training.request.budget_s / 2
 
     def finalists(self, rejected: Collection[str] = ()) -> list[Configuration]:
-        """Return the most promising that ran, without ``rejected`` arithmetics: as many as there is time to verify."""
+        """Return the most promising configurations that ran.
+
+        There are as many as there is time to verify, without ``rejected`` arithmetics.
+        """
         known, least_s = self.known, self._takes_s(self.starting)
         ran = [
             cell
@@ -220,7 +233,10 @@ class Exploration:
         return every[: max(1, bisect.bisect(rounds_s, self.left_s))]
 
     def _round(self, asked: Sequence[Configuration]) -> None:
-        """Measure short windows of new configurations, then full ones of all that remain promising."""
+        """Measure short windows of new configurations.
+
+        Full windows follow of all that remain promising.
+        """
         fresh = [cell for cell in asked if cell not in self.known.tried]
         looked = self.read(fresh, short=True)
         going_on = [cell for cell in asked if cell not in fresh]
@@ -250,7 +266,8 @@ class Exploration:
     ) -> Mapping[Configuration, float]:
         """Measure a window of each and the starting configuration.
 
-        Return non-padding tokens/s of those that ran.
+        Returns:
+            The non-padding tokens/s of those that ran.
         """
         if not cells:
             return {}
@@ -322,7 +339,7 @@ class ConfirmedChoice:
 def confirm(search: Exploration) -> ConfirmedChoice:
     """Return the fastest finalist.
 
-    If the loss check rejects it, the fastest one with another arithmetic.
+    If the loss check rejects it, it is the fastest one with another arithmetic.
     """
     found = first = confirm_one_of(search.finalists(), search)
     rejected: list[str] = []
@@ -337,7 +354,10 @@ def confirm(search: Exploration) -> ConfirmedChoice:
 def confirm_one_of(
     finalists: Sequence[Configuration], search: Exploration
 ) -> ConfirmedChoice:
-    """Find the fastest configuration, verify that it is faster and, if it rounds differently, check its loss."""
+    """Find the fastest configuration, and verify that it is faster.
+
+    If it rounds differently, its loss is checked.
+    """
     starting = search.starting
     if not finalists:
         return ConfirmedChoice(
@@ -362,12 +382,15 @@ def confirm_one_of(
 def _race(
     finalists: Sequence[Configuration], search: Exploration
 ) -> tuple[Configuration, Interval]:
-    """Measure interleaved windows of all finalists, and drop each that is no longer expected to be the fastest.
+    """Measure interleaved windows of all finalists.
 
-    Stop when the last one is verified to be faster, when none remains, or when time or
-    rounds run out. All windows decide which one remains. Its ratio uses these rounds
-    alone, because chance in earlier ones selected it, and its bounds hold for every
-    finalist, because chance in these rounds affects which one remains.
+    Each that is no longer expected to be the fastest is dropped. The race ends when the
+    last one is verified to be faster, when none remains, or when time or rounds run
+    out.
+
+    All windows decide which one remains. Its ratio uses these rounds alone, because
+    chance in earlier ones selected it, and its bounds hold for every finalist, because
+    chance in these rounds affects which one remains.
     """
     left = list(finalists)
     pairs: dict[Configuration, list[tuple[float, float]]] = {cell: [] for cell in left}

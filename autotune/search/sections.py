@@ -16,7 +16,7 @@ def exploration_text(found: ExploreEvidence) -> str:
 
 
 def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
-    """Return the search's result and its trials: the fastest first, failed ones last."""
+    """Return the search's result and trials, the fastest first, failed ones last."""
     found = one.profile.evidence.explore
     if found is None:
         command = f"autotune tune --model {one.name} --data DIR --explore"
@@ -66,7 +66,8 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
     """Yield a line each on the result, its confidence, and the trials behind it."""
     yield f"configuration of the step: {found.choice}"
     if found.candidate != found.starting:
-        ratio = f"{format_windows(found.ratio, format_ratio)} times the non-padding tokens/s"
+        times = format_windows(found.ratio, format_ratio)
+        ratio = f"{times} times the non-padding tokens/s"
         known = [
             row.predicted_ratio
             for row in found.rows

@@ -1,4 +1,8 @@
-"""Search phase: search a step's settings jointly, probe the best, and write them into the profile."""
+"""The search phase of a tuning.
+
+It searches a step's settings jointly, probes the best, and writes them into the
+profile.
+"""
 
 import contextlib
 import math
@@ -53,13 +57,14 @@ def explore_settings(
     probe_request: ProbeRequest,
     request: SweepRequest,
 ) -> ExploreEvidence:
-    """Search, and write the result.
+    """Search the settings of a step, and write the result.
 
-    Settings that are verified to be faster are probed and adopted.
+    Settings that are verified to be faster are probed and adopted. Settings that you
+    fixed in the ``probe_request`` are not searched.
 
-    Settings that you fixed in the ``probe_request`` are not searched. Raise
-    ``ProfileRejected`` if the profile does not match the machine, model or dataset;
-    ``Undecided`` if the starting configuration could not be measured.
+    Raises:
+        ProfileRejected: If the profile does not match the machine, model or dataset.
+        Undecided: If the starting configuration could not be measured.
     """
     require_local_probe(stored, bench.fingerprint(stored.profile.train.model))
     space = explore_request(bench, stored, probe_request, request)
@@ -86,7 +91,8 @@ def _settle(
 ) -> tuple[Profile, ConfirmedChoice]:
     """Probe the settings to adopt.
 
-    If only a smaller micro-batch leaves the headroom free, verify its speed as well.
+    If only a smaller micro-batch leaves the headroom free, its speed is verified as
+    well.
     """
     if not explored.adopted:
         return stored.profile, explored
@@ -150,7 +156,7 @@ def explore_request(
 ) -> ExploreRequest:
     """Return the search space around a profile's settings, with its windows.
 
-    Arguments as of ``explore_settings``.
+    Arguments are as for ``explore_settings``.
     """
     train, constraints = stored.profile.train, stored.profile.constraints
     probe = settled_probe(bench, probe_request)
@@ -185,7 +191,10 @@ def explore_request(
     )
 
     def predict(kind: Configuration) -> dict[str, Any]:
-        """Return the largest micro-batch predicted to leave the headroom free, and seconds of steps by size."""
+        """Predict the largest micro-batch, and seconds of steps by size.
+
+        The micro-batch leaves the headroom free.
+        """
         rows_of_all, config = (
             global_batch_size[kind.layout],
             probe.config.model_copy(update=kind.model_dump()),
@@ -239,7 +248,10 @@ def explore_request(
 def _levels(
     bench: Session, train: TrainConfig, asked: TrainConfig
 ) -> tuple[dict[str, tuple[Any, ...]], list[str]]:
-    """Return the values of each setting, the profile's first, and the reasons for those left out."""
+    """Return the values of each setting, the profile's first.
+
+    The reasons for values that are left out are returned as well.
+    """
     levels: dict[str, tuple[Any, ...]] = {
         "precision": ("fp32", "bf16"),
         "attention": ("auto", "sdpa"),

@@ -1,4 +1,7 @@
-"""Settings of a training step to search, and the evidence of a search as a table of the profile."""
+"""Settings of a training step to search.
+
+The evidence of a search is a table of the profile.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +61,7 @@ class Configuration(StrictTable):
     def arithmetic(self) -> str:
         """Settings by which results are rounded, as text.
 
-        Others are verified by tests to compute the same.
+        Other settings are verified by tests to compute the same.
         """
         words = [
             self.precision,
@@ -95,7 +98,10 @@ class Configuration(StrictTable):
 
     @property
     def kind(self) -> "Configuration":
-        """Configuration with a micro-batch size of 1: equal for all micro-batch sizes of the same settings."""
+        """Configuration with a micro-batch size of 1.
+
+        It is equal for all micro-batch sizes of the same settings.
+        """
         return self.but(micro_batch_size=1)
 
     @property

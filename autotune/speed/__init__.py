@@ -1,1 +1,4 @@
-"""Predicted step time, tokens/s and MFU of a traced step, from the constants of a machine (`estimate`)."""
+"""Predicted speed of a traced step (`estimate`).
+
+Step time, tokens/s and MFU follow from the constants of a machine.
+"""

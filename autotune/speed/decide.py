@@ -1,8 +1,8 @@
-"""Roofline: the time of each kernel from the constants of a machine, and the time of the step. Pure.
+"""Roofline: the time of each kernel and of the step. Pure.
 
-A kernel takes as long as its bytes or its FLOPs need; a matmul's reading and writing
-overlap little with its FLOPs, so both count. Measured kernels of one H100 gave the
-shares of the data sheet that kernels reach.
+They follow from the constants of a machine. A kernel takes as long as its bytes or its
+FLOPs need; a matmul's reading and writing overlap little with its FLOPs, so both count.
+Measured kernels of one H100 gave the shares of the data sheet that kernels reach.
 """
 
 import math
@@ -60,7 +60,8 @@ _PARTS = {"matmul": "matmuls", "attention": "attention", "optimizer": "optimizer
 def data_sheet_rates(gpu_name: str) -> MachineRates | None:
     """Return a GPU's constants from its data sheet.
 
-    None if the GPU is not in the table of peaks.
+    Returns:
+        The constants, or None if the GPU is not in the table of peaks.
     """
     peak = find_peak(gpu_name)
     if peak is None:
@@ -115,7 +116,7 @@ def fit_matmul_rates(
 ) -> MatmulRates:
     """Return the rates that fit measured matmuls best, by relative error.
 
-    All shapes (N,).
+    All arrays have shape (N,).
     """
     columns = (
         np.stack([flops, moved_bytes, np.ones_like(flops)], axis=1) / seconds[:, None]
@@ -258,7 +259,10 @@ def predict_steps_s(
     sizes: Sequence[int],
     counts: Sequence[float],
 ) -> list[float]:
-    """Return the predicted seconds of optimizer steps of ``counts`` micro-batches, from two or more traced sizes."""
+    """Return the predicted seconds of optimizer steps, one for each count.
+
+    Each step has ``counts`` micro-batches. ``works`` are traces of two or more sizes.
+    """
     works = sorted(works, key=lambda one: one.micro_batch_size)
     speeds = [predict_speed(work, rates, train) for work in works]
     optimizer_s = speeds[-1].parts_s.get("optimizer", 0.0)

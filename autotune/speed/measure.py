@@ -1,4 +1,7 @@
-"""Constants of this machine: measured by a trial, kept in a file per device, read again by predictions."""
+"""Constants of this machine.
+
+A trial measures them, a file per device keeps them, and predictions read them.
+"""
 
 import re
 from pathlib import Path
@@ -27,10 +30,13 @@ def rates_path(device: str, directory: Path = DIRECTORY) -> Path:
 
 
 def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None:
-    """Return a device's measured constants, or a GPU's from its data sheet, or None.
+    """Return a device's measured constants, or a GPU's from its data sheet.
+
+    Returns:
+        The constants, or None if there are none.
 
     Raises:
-        BadConfig: If damaged.
+        BadConfig: If the file is damaged.
     """
     path, sheet = rates_path(device, directory), data_sheet_rates(device)
     if path.exists():
@@ -46,10 +52,11 @@ def known_rates(device: str, directory: Path = DIRECTORY) -> MachineRates | None
 def measure_rates(
     machine: Machine, kind: Literal["cpu", "cuda"], device: str, *, when_utc: str
 ) -> MachineRates:
-    """Measure this machine's constants, a minute.
+    """Measure this machine's constants, which takes a minute.
 
     Raises:
-        MachineLacks: If that fails, ``Undecided`` if it is busy.
+        MachineLacks: If the measurement fails.
+        Undecided: If the machine is busy.
     """
     outcome = machine.run(RatesRequest(device=kind).trial(timeout_s=TIMEOUT_S))
     if not isinstance(outcome, Measured):
@@ -77,7 +84,11 @@ def measure_rates(
 def write_rates(rates: MachineRates, directory: Path = DIRECTORY) -> Path:
     """Write a machine's constants.
 
-    Return the path. Raise ``BadInput`` if the directory cannot be written.
+    Returns:
+        The path of the file.
+
+    Raises:
+        BadInput: If the directory cannot be written.
     """
     path = rates_path(rates.device, directory)
     write_atomically(path, rates.model_dump_json(indent=1) + "\n")

@@ -1,4 +1,7 @@
-"""Output on speed: the predicted time of a step by part, and the constants of a machine."""
+"""Output on speed.
+
+It shows the predicted time of a step by part, and the constants of a machine.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +15,10 @@ from autotune.speed.values import MachineRates, SpeedPrediction
 
 
 def speed_table(speed: SpeedPrediction, max_micro_batch_size: int) -> Table:
-    """Return a table of a predicted step near the largest that fits: tokens/s, MFU, and where the time goes."""
+    """Return a table of a predicted step near the largest that fits.
+
+    It shows tokens/s, MFU, and where the time goes.
+    """
     whole_s, parts = (
         sum(speed.parts_s.values()),
         sorted(speed.parts_s.items(), key=lambda one: -one[1]),

@@ -80,7 +80,10 @@ class StepWork:
 
 
 class MatmulRates(StrictTable):
-    """Time of a matmul: its FLOPs at one rate, its operands and result at another, and a fixed part."""
+    """Time of a matmul.
+
+    It has a rate for FLOPs, another for its operands and result, and a fixed part.
+    """
 
     flops_per_s: PositiveFloat
     bytes_per_s: PositiveFloat

@@ -1,4 +1,7 @@
-"""``autotune tune``: from a model and a dataset to a tuned profile and a report, in one resumable command."""
+"""``autotune tune``: from a model and a dataset to a tuned profile and a report.
+
+It is one command, which you can resume.
+"""
 
 import json
 import os

@@ -21,7 +21,10 @@ run."""
 
 
 def least_s(name: StageName, trial_s: float, window_s: float) -> float:
-    """Return the approximate minimum seconds of a phase, given those of a window and of a trial's overhead."""
+    """Return the approximate minimum seconds of a phase.
+
+    ``trial_s`` is a trial's overhead, ``window_s`` the time of a window.
+    """
     if name == "probe":
         return LEAST_PROBES * trial_s
     return (
@@ -34,7 +37,8 @@ def least_s(name: StageName, trial_s: float, window_s: float) -> float:
 def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | None:
     """Return the phase's part of the seconds left, shared with waiting phases.
 
-    None if it is not bounded.
+    Returns:
+        The part, or None if it is not bounded.
     """
     weight = BUDGET_WEIGHTS.get(stage.name)
     if weight is None:
@@ -48,7 +52,10 @@ def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | Non
 
 
 def left_s(stages: Sequence[Stage], budget_left_s: float) -> float:
-    """Return the approximate seconds left: usual times of unbounded phases, and budgets of the others."""
+    """Return the approximate seconds left.
+
+    They are the usual times of unbounded phases, and the budgets of the others.
+    """
     rest = 0.0
     for one in (stage for stage in stages if not stage.over):
         may_s = (

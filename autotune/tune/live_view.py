@@ -1,4 +1,7 @@
-"""Progress of a running tuning: a table of its phases on a terminal, lines elsewhere."""
+"""Progress of a running tuning.
+
+It is a table of its phases on a terminal, and lines elsewhere.
+"""
 
 import contextlib
 import shutil
@@ -68,7 +71,7 @@ class TuningView(Display):
     def end(self, stage: Stage) -> None:
         """Stop the timer of a finished phase.
 
-        Without a table, write its status and result.
+        Without a table, its status and result are written.
         """
         if stage is self._stage:
             stage.seconds = self.clock.monotonic_s() - self._stage_began_s

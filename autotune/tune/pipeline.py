@@ -1,7 +1,7 @@
-"""Complete tuning: the phases of all models in their order (arXiv 2509.05258, footnote 2), on one machine.
+"""Complete tuning: the phases of all models in their order, on one machine.
 
-Every phase keeps its trials in a trial log and its decision in the profile, so that the
-same command resumes.
+The order is that of arXiv 2509.05258, footnote 2. Every phase keeps its trials in a
+trial log and its decision in the profile, so that the same command resumes.
 """
 
 import math
@@ -117,7 +117,7 @@ class Tuning:
     def run(self) -> TuningResult:
         """Run all phases.
 
-        Raise the error of a phase that failed in a way that affects all models.
+        It raises the error of a phase that failed in a way that affects all models.
         """
         request, names = self.request, self.request.models
         profile_paths(request.out, names, "")  # fails before anything is started
@@ -156,7 +156,12 @@ class Tuning:
         )
 
     def _check(self, site: MeasuredDevice) -> None:
-        """Raise ``BadInput`` if the device cannot meet the request, or a profile is missing that no probe writes."""
+        """Check that the request can be met.
+
+        Raises:
+            BadInput: If the device cannot meet the request, or a profile is missing
+                that no probe writes.
+        """
         check_budgets(self.request.probes, site)
         if "probe" in self.request.skip:
             for path in profile_paths(self.request.out, self.request.models, site.name):
@@ -164,11 +169,17 @@ class Tuning:
 
     @property
     def has_saved(self) -> bool:
-        """True if there is something to resume: a phase that is done, or that may have trials in the trial log."""
+        """True if there is something to resume.
+
+        This is a phase that is done, or that may have trials in the trial log.
+        """
         return any(stage.status in ("running", "done") for stage in self.stages)
 
     def _tell_least(self) -> None:
-        """Write the minimum time of the phases before they begin, and warn if it exceeds the budget."""
+        """Write the minimum time of the phases before they begin.
+
+        It warns if the time exceeds the budget.
+        """
         parts = {stage.name: 0.0 for stage in self.view.planned}
         for stage in self.view.planned:
             parts[stage.name] += least_s(
@@ -355,7 +366,10 @@ class Tuning:
 
 
 def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
-    """Return the commands to run next with tuned profiles, in order, for a training on this many nodes."""
+    """Return the commands to run next with tuned profiles, in order.
+
+    They are for a training on ``nodes`` nodes.
+    """
     if not profiles:
         return ()
     first = shlex.quote(str(profiles[0]))
@@ -376,7 +390,10 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
 
 
 def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:
-    """Measure the network of each profile in ``found_by`` for the requested time, the baseline again, and report."""
+    """Measure the network of each profile in ``found_by``, and report.
+
+    It takes the requested time. The baseline is measured again.
+    """
     clock, waited_s = SystemClock(), 0.0
     began_s = clock.monotonic_s()
     found = read_json(found_by)

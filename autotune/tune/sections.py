@@ -23,7 +23,10 @@ _NAMES, _TIMES = 10, 8
 def stages_text(
     stages: Sequence[Stage], *, seconds: float, left_s: float, width: int
 ) -> str:
-    """Return phases, one per line of at most ``width`` characters, below the elapsed time and the time left."""
+    """Return phases, one per line, below the elapsed time and the time left.
+
+    A line has at most ``width`` characters.
+    """
     models = max((len(one.model) for one in stages), default=0)
     over = sum(one.over for one in stages)
     left = "" if over == len(stages) else f", about {format_seconds(left_s)} left"
@@ -66,7 +69,7 @@ def stage_words(stage: Stage) -> str:
 def best_words(finished: Sequence[FinishedTrial]) -> str:
     """Return the fastest of a phase's windows of training so far.
 
-    Empty until one has run.
+    It is empty until one has run.
     """
     windows = [
         (TrainingFigures.of(one.outcome).tokens_per_s, one)
@@ -85,7 +88,10 @@ def best_words(finished: Sequence[FinishedTrial]) -> str:
 
 
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
-    """Return the result of a tuning, its profiles as they are now, and the next commands."""
+    """Return the result of a tuning.
+
+    It shows the profiles as they are now, and the next commands.
+    """
     table = summary_table(profiles, [one.train.model.name for one in profiles])
     note = (
         (

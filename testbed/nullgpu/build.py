@@ -96,12 +96,14 @@ class Wanted:
 
 
 def build(torch: Path, include: Path, cache: Path) -> Path:
-    """Return a folder with stubs for an installed torch, made if the cache lacks it.
+    """Return a folder with stubs for an installed torch.
+
+    It is made if the cache lacks it.
 
     Args:
-        torch: The package's folder, beside which its metadata lies.
+        torch: The package's folder, which has its metadata beside it.
         include: A folder with ``cuda.h`` and ``cuda_runtime_api.h`` of CUDA 13.
-        cache: Where such folders are kept, by torch's version and our sources.
+        cache: Folder with such folders, by torch's version and our sources.
     """
     metadata = next(torch.parent.glob("torch-*.dist-info"))
     sources = b"".join(
@@ -136,8 +138,10 @@ def build(torch: Path, include: Path, cache: Path) -> Path:
 
 
 def _versions(metadata: Path) -> list[str]:
-    """What torch was compiled with, and compares when it runs: 9.24.0 of cuDNN is
-    92400, 2.30.7 of NCCL 23007."""
+    """Return the versions that torch was compiled with, and compares when it runs.
+
+    9.24.0 of cuDNN is 92400, 2.30.7 of NCCL 23007.
+    """
     text = metadata.read_text()
     found = []
     for library in ("cudnn", "nccl"):

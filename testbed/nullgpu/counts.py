@@ -1,5 +1,7 @@
-"""What the stubs counted: kernels by name, calls of libraries, copies, and waits of the
-host."""
+"""Counts of the stubs: kernels by name, library calls, copies, and waits.
+
+Waits are those of the host.
+"""
 
 import struct
 import subprocess
@@ -11,7 +13,7 @@ _ENTRY = struct.Struct("q504s")  # as counts.c writes it
 
 
 class Counts(Counter[tuple[str, str]]):
-    """How often, by kind and name.
+    """Number of events by kind and name.
 
     Kinds are ``kernel``, ``call`` (of a library), ``copy``, ``wait`` (the host waits
     for the device), ``poll`` and ``fault``.

@@ -1,7 +1,7 @@
-"""The second environment: torch's CUDA build without NVIDIA's libraries, beside the
-packages of this one.
+"""The second environment: torch's CUDA build without NVIDIA's libraries.
 
-``python -m testbed.nullgpu.environment [newest | lowest]`` makes it, in the repository.
+The packages of this environment are beside it. ``python -m testbed.nullgpu.environment
+[newest | lowest]`` makes it, in the repository.
 """
 
 import json

@@ -93,7 +93,7 @@ class Machine:
 
     Args:
         environment: Python, torch and the stubs.
-        folder: Where the memory in use and counts are kept: one for a machine.
+        folder: Folder with the memory in use and the counts, one for each machine.
         name: A GPU of the project's table.
         memory: Bytes that CUDA counts, if not the GPU's own.
     """
@@ -120,8 +120,10 @@ class Machine:
     def torchrun(
         self, *words: str | Path, ranks: int | None = None, timeout_s: float = 300
     ) -> Ended:
-        """Run a script or ``-m`` module on as many ranks as there are devices, or on so
-        many."""
+        """Run a script or ``-m`` module on as many ranks as there are devices.
+
+        With ``ranks``, it runs on that number of ranks.
+        """
         launch = (
             "-m",
             "torch.distributed.run",
@@ -149,8 +151,10 @@ class Machine:
         return Counts.read(self._counts.glob("*"))
 
     def missed(self) -> list[str]:
-        """Return the planned faults that the last command did not meet, unless it may
-        miss them."""
+        """Return the planned faults that the last command did not meet.
+
+        There are none if it may miss faults.
+        """
         planned = (
             []
             if self.faults.may_miss
@@ -172,8 +176,10 @@ class Machine:
         )
 
     def variables_of_commands(self) -> dict[str, str]:
-        """Return the environment that makes a Python of the second environment see
-        these GPUs."""
+        """Return the environment that makes a Python see these GPUs.
+
+        The Python is of the second environment.
+        """
         gpu_model = find_gpu_model(self.name)
         memory = gpu_model.usable_bytes
         own = {
@@ -226,8 +232,10 @@ class Machine:
         }
 
     def _rates(self) -> dict[str, float]:
-        """Return rates that this GPU could have: of products in any format, and of a
-        collective over PCIe."""
+        """Return rates that this GPU could have.
+
+        They are of matmuls in any format, and of a collective over PCIe.
+        """
         peaks = [
             peak_flops_per_s(find_gpu_model(self.name).name, of)
             for of in ("bf16", "tf32")

@@ -1,7 +1,6 @@
-"""Predict and find the largest micro-batch of a configuration where torch sees
-pretended GPUs, and train it there.
+"""Predict and find the largest micro-batch on pretended GPUs, and train it there.
 
-``python -m testbed.nullgpu.memory CASE [ROWS]`` is what runs there.
+``python -m testbed.nullgpu.memory CASE [ROWS]`` is the program that runs there.
 """
 
 import json
@@ -172,8 +171,10 @@ def probed(case: Case) -> dict[str, Any]:
 
 
 def _request(case: Case) -> tuple[Probe, Expected]:
-    """What is probed, under all of the GPU's memory, and what is assumed to lie outside
-    the allocator."""
+    """Return the request for a probe, and the assumed non-PyTorch memory.
+
+    The probe may use all of the GPU's memory.
+    """
     monitor = NvmlMonitor()
     gpu = monitor.devices()[0]
     used = monitor.used_bytes(gpu.uuid)
@@ -221,8 +222,11 @@ def _request(case: Case) -> tuple[Probe, Expected]:
 
 
 def trained(case: Case, rows: int) -> dict[str, Any]:
-    """Take steps on packed sequences of real lengths; return how often the allocator
-    had to try again."""
+    """Take steps on packed sequences of real lengths.
+
+    Returns:
+        The number of times that the allocator had to try again.
+    """
     import torch
 
     from trainer.build import build_training

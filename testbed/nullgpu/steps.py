@@ -1,7 +1,7 @@
-"""Count what a steady optimizer step of the trainer asks of a GPU: its whole loop runs,
-and nothing is computed.
+"""Count the requests of a steady optimizer step to a GPU.
 
-``python -m testbed.nullgpu.steps PROFILE DATA [ASSIGNMENT …]`` is what runs there.
+The trainer's whole loop runs, and nothing is computed. ``python -m
+testbed.nullgpu.steps PROFILE DATA [ASSIGNMENT …]`` is the program that runs there.
 """
 
 import contextlib
@@ -93,12 +93,17 @@ def counted(
     traced: str = "wait",
     without: str = "",
 ) -> dict[str, Any]:
-    """Return counts per step by kind and name, and the lines of code behind those whose
-    ``kind:name`` begins so.
+    """Return counts per step by kind and name, and the lines of code behind some.
 
-    ``assignments`` are ``train.KEY=VALUE``, as the trainer takes them; ``without`` is
-    one of ``WITHOUT``. Kinds are those of ``Counts``, with ``matmul`` for calls of
-    cuBLAS and ``allocation`` for those that make the allocators' memory.
+    Args:
+        case: The step.
+        assignments: ``train.KEY=VALUE``, as the trainer takes them.
+        traced: Beginning of the ``kind:name`` whose lines of code are returned.
+        without: One of ``WITHOUT``.
+
+    Returns:
+        The counts and lines. Kinds are those of ``Counts``, with ``matmul`` for calls
+        of cuBLAS and ``allocation`` for those that make the allocators' memory.
     """
     from testbed.nullgpu.environment import make
     from testbed.nullgpu.machine import Machine
@@ -134,8 +139,10 @@ def counted(
 
 
 def _lines(written: str) -> list[tuple[str, Counter[str]]]:
-    """Return how often each line of the trainer, innermost first, asked for what was
-    traced."""
+    """Return how often each line of the trainer requested a traced event.
+
+    A line is named together with its caller, the innermost first.
+    """
     found: dict[str, Counter[str]] = {}
     for one in written.split("nullgpu trace ")[1:]:
         name, _, stack = one.partition("\n")
@@ -159,8 +166,10 @@ class _Counting(Watchdog):
         self.graphs: list[int] = []
 
     def heartbeat(self, step: int | None = None) -> None:
-        """Note counts before and after the steady steps, during which stacks are
-        written."""
+        """Note counts before and after the steady steps.
+
+        Stacks are written during them.
+        """
         super().heartbeat(step)
         if step == FIRST_STEP:
             faulthandler.register(signal.SIGRTMIN, all_threads=False)

@@ -1,9 +1,9 @@
-"""What predicted peaks are held against: the CPU allocator's own account of real steps,
-and torch's own prediction.
+"""References of predicted peaks.
 
-torch's profiler records every request to the CPU's allocator and every release, whoever
-asked. The trainer's own steps run under it on real tensors; nothing of how peaks are
-predicted takes part.
+They are the CPU allocator's own account of real steps, and torch's own prediction.
+torch's profiler records every request to the CPU's allocator and every release,
+whatever its source. The trainer's own steps run under it on real tensors; no part of
+the prediction of peaks takes part.
 """
 
 import gc
@@ -225,8 +225,10 @@ the head and in the layers."""
 
 
 def allocator_peak_bytes(case: Case) -> int:
-    """The most that building the model and taking steps holds at once, by the
-    allocator's own account, from empty."""
+    """Return the highest memory of building the model and taking steps.
+
+    It is from the allocator's own account, from empty.
+    """
     config = case.config
     alone = Ranks(
         rank=0,
@@ -267,8 +269,10 @@ def allocator_peak_bytes(case: Case) -> int:
 def fake_peak_bytes(
     model: ModelSettings, vocab_size: int, rows: int, width: int
 ) -> int:
-    """The peak that torch's ``MemTracker`` finds for transformers' model and AdamW on
-    fake tensors of a CPU."""
+    """Return the peak that torch's ``MemTracker`` finds.
+
+    It is for transformers' model and AdamW on fake tensors of a CPU.
+    """
     config = build_config(
         model, vocab_size=vocab_size, special_ids=SPECIAL_IDS, seq_length_tokens=width
     )

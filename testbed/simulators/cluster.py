@@ -1,13 +1,15 @@
-"""A simulated cluster that trains by DDP, on which predictions of how many nodes are
-useful are held to their truth.
+"""A simulated cluster that trains by DDP.
 
-What it is was settled before the rules that it judges. Each rank computes in its own
-time, a little different in every step; gradients become ready matrix by matrix, gather
-in buckets as DDP lays them out, and leave in order, each when the slowest rank has it.
-A bucket is cut within its node, goes round a ring of nodes in as many pieces as there
-are nodes, hop by hop, and is put together again; small ones take a tree where that is
-faster, as NCCL does. While something travels, kernels that move it slow the computation
-down. Rows cost in proportion, and every micro-batch a bit extra.
+Predictions of how many nodes are useful are compared with it. It was settled before the
+rules that it judges.
+
+Each rank computes in its own time, a little different in every step; gradients become
+ready matrix by matrix, gather in buckets as DDP lays them out, and leave in order, each
+when the slowest rank has it. A bucket is cut within its node, travels round a ring of
+nodes in as many pieces as there are nodes, hop by hop, and is put together again; small
+ones take a tree if that is faster, as NCCL does. While something travels, kernels that
+move it slow the computation down. Sequences cost in proportion, and every micro-batch a
+bit extra.
 """
 
 import math
@@ -30,8 +32,10 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """An encoder with a tied output embedding: what its gradients are, and what a row
-    costs."""
+    """An encoder with a tied output embedding.
+
+    It describes its gradients, and the cost of a sequence.
+    """
 
     name: str
     layers: int
@@ -49,8 +53,10 @@ class SimulatedModel:
 
     @property
     def embedding_elements(self) -> int:
-        """Weights that are looked up; their gradient is ready last, and takes hardly
-        any time."""
+        """Weights that are looked up.
+
+        Their gradient is ready last, and takes hardly any time.
+        """
         return (self.vocab_size + self.positions) * self.hidden
 
     @property
@@ -61,8 +67,10 @@ class SimulatedModel:
         )
 
     def gradients(self) -> list[tuple[int, float]]:
-        """Elements of each gradient, and after which part of backward it is ready, in
-        that order."""
+        """Elements of each gradient, and the part of backward after which it is ready.
+
+        They are in the order in which they are ready.
+        """
         work = (
             self.layers * self.layer_elements
             + self.hidden * (self.hidden + self.vocab_size) * 0.15
@@ -123,9 +131,9 @@ class Simulator:
     """One model on one cluster.
 
     Args:
-        model: What trains.
-        cluster: Where.
-        seed: Of everything that is drawn.
+        model: The model that trains.
+        cluster: The cluster that it trains on.
+        seed: Seed of everything that is drawn.
     """
 
     def __init__(
@@ -165,8 +173,10 @@ class Simulator:
         return within + min(ring, tree)
 
     def step_s(self, recipe: Recipe, *, steps: int = 4, sync: bool = True) -> float:
-        """Mean seconds of an optimizer step over some steps; without exchange, as if no
-        gradient had to travel."""
+        """Return the mean seconds of an optimizer step over some steps.
+
+        Without synchronisation, it is as if no gradient had to travel.
+        """
         return float(np.mean([self._one_step(recipe, sync=sync) for _ in range(steps)]))
 
     def tokens_per_s(self, recipe: Recipe) -> float:
@@ -174,8 +184,10 @@ class Simulator:
         return recipe.global_tokens / self.step_s(recipe)
 
     def buckets(self, recipe: Recipe) -> list[tuple[float, float]]:
-        """Bytes that travel and the part of backward after which they may, of each
-        bucket in its order."""
+        """Return bytes and earliest time of each bucket in its order.
+
+        The time is the part of backward after which the bucket may travel.
+        """
         width = FP32_BYTES if recipe.gradient_dtype == "fp32" else 2
         found: list[tuple[float, float]] = []
         elements = 0

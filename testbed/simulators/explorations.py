@@ -1,5 +1,7 @@
-"""Windows of settings that are computed, and explorations over them, for tests of the
-search."""
+"""Windows of settings that are computed, and explorations over them.
+
+They are for tests of the search.
+"""
 
 import math
 import random
@@ -46,8 +48,10 @@ FEW = tuple(
 
 
 def additive(effects: dict[object, float]) -> Rate:
-    """Each value of a knob has its factor; micro-batches win less the larger they
-    are."""
+    """Return rates in which each value of a knob has its factor.
+
+    Micro-batches win less the larger they are.
+    """
     return lambda knobs: (
         1000
         * knobs.micro_batch_size
@@ -65,8 +69,11 @@ def machine_of(
     failing: Callable[[Configuration], Outcome | None] = lambda knobs: None,
     loss: Callable[[str, int], float] = lambda precision, step: 3.0 - 0.01 * step,
 ) -> FakeMachine:
-    """Takes three seconds for a window, and a minute where layers are compiled; a trial
-    run again reads the same."""
+    """Return a machine that takes three seconds for a window.
+
+    It takes a minute if layers are compiled. A trial that is run again measures the
+    same.
+    """
 
     def simulate(trial: Trial) -> Outcome:
         rng = random.Random(f"{seed} {trial.key}")
@@ -106,8 +113,10 @@ def exploring(
     predict: Callable[[Configuration], dict[str, Any]] | None = None,
     **simulated: Any,
 ) -> Exploration:
-    """A search that has not begun, whose windows count their own real tokens; others
-    are of ``machine_of``."""
+    """Return a search that has not begun.
+
+    Its windows count their own non-padding tokens; others are of ``machine_of``.
+    """
     clock = FakeClock()
     machine = machine_of(rate, clock, **simulated)
     request = ExploreRequest(

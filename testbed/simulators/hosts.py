@@ -1,5 +1,7 @@
-"""Several hosts on one machine: network namespaces on a bridge, each behind a link of a
-given speed. Needs root."""
+"""Several hosts on one machine: network namespaces on a bridge.
+
+Each is behind a link of a given speed. This requires root.
+"""
 
 import contextlib
 import os
@@ -47,10 +49,10 @@ class Host:
 
 
 def check_namespaces() -> None:
-    """See whether namespaces can be made here.
+    """Check that namespaces can be made here.
 
     Raises:
-        MachineLacks: If not.
+        MachineLacks: If they cannot.
     """
     if os.geteuid() != 0:
         raise MachineLacks(
@@ -76,12 +78,12 @@ def hosts(
     name: str = "lab",
     slow: dict[int, int] | None = None,
 ) -> Iterator[list[Host]]:
-    """So many hosts, each of which sends and receives at the rate; removed at the end.
+    """Make hosts that send and receive at a rate; they are removed at the end.
 
     Args:
-        count: Of hosts.
-        bits_per_s: Of each link, each way.
-        name: That names of namespaces and of the bridge begin with.
+        count: Number of hosts.
+        bits_per_s: Rate of each link, in each direction.
+        name: Beginning of the names of namespaces and of the bridge.
         slow: Other rates, by a host's number.
     """
     check_namespaces()

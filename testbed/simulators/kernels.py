@@ -1,9 +1,9 @@
-"""The kernels of a simulated micro-batch: what each multiplies and moves, on devices as
-their data sheets have them.
+"""The kernels of a simulated micro-batch.
 
-A kernel here stands for the few small ones that a framework launches for it. Products
-take as long as multiplying or moving does, whichever is longer; everything else moves
-bytes. Each takes a moment more to begin and to end.
+Each has what it multiplies and moves, on devices as their data sheets describe them. A
+kernel here stands for the few small ones that a framework launches for it. Matmuls take
+as long as multiplying or moving does, whichever is longer; everything else moves bytes.
+Each takes a moment more to begin and to end.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
-"""Train on a dataset that is slower or lies in memory: ``python -m
-testbed.simulators.limited_run LIMIT … ARGUMENTS``.
+"""Train on a dataset that is slower or lies in memory.
 
-``delay=0.002`` adds so many seconds to the reading of each sample; ``cached=32`` makes
-so many micro-batches once and takes them again and again. ``delay=0.002@1`` slows down
-rank 1 alone. Everything else is the trainer, record and all.
+``python -m testbed.simulators.limited_run LIMIT … ARGUMENTS``: ``delay=0.002`` adds
+this many seconds to the reading of each sample; ``cached=32`` makes this many
+micro-batches once and takes them again and again. ``delay=0.002@1`` slows down rank 1
+alone. Everything else is the trainer, record and all.
 """
 
 import itertools

@@ -1,12 +1,13 @@
-"""Simulated trainings with loader workers, on which the choice of a worker count is
-held to its truth.
+"""Simulated trainings with DataLoader workers.
 
-What they are was settled before the rule that they judge. The throughput of a training
-is what its step and its loader allow, whichever is less: workers add up until storage
-or CPUs are the limit, and cost the step a little. What a window reads is that, times
-everything that machines do to a figure: noise, drift, neighbours that come for a while,
-and single windows that something held up. The share of a window that waited for data is
-read with noise of its own.
+The choice of a worker count is compared with their known answer. They were settled
+before the rule that they judge.
+
+The throughput of a training is what its step and its loader allow, whichever is less:
+workers add up until storage or CPUs are the limit, and cost the step a little. A window
+measures that, times everything that machines do to a figure: noise, drift, neighbours
+that come for a while, and single windows that something delayed. The share of a window
+that waited for data has noise of its own.
 """
 
 import math
@@ -61,7 +62,7 @@ class SimulatedFeed:
     """One training on one machine.
 
     Args:
-        seed: Of everything that is drawn.
+        seed: Seed of everything that is drawn.
     """
 
     def __init__(self, seed: int) -> None:
@@ -94,8 +95,10 @@ class SimulatedFeed:
         """Windows that were read."""
 
     def true_tokens_per_s(self, workers: int | None) -> float:
-        """What training reaches in the long run on a quiet machine; None takes batches
-        from memory, and reads 1."""
+        """Return the throughput of training in the long run on a quiet machine.
+
+        None for the workers takes cached batches, with a result of 1.
+        """
         if workers is None:
             return 1.0
         step = 1 - self._step_cost * workers
@@ -125,8 +128,11 @@ class SimulatedFeed:
         )
 
     def is_borderline(self, share: float, margin: float) -> bool:
-        """Whether some count's true ratio to the best lies so near the share that
-        nobody could tell."""
+        """Whether the training is a borderline case.
+
+        The true ratio to the best of some count is then so near the share that no rule
+        could tell.
+        """
         best = self.best_tokens_per_s
         ratios = (
             self.true_tokens_per_s(count) / best

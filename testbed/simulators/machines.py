@@ -1,8 +1,7 @@
-"""Simulated machines that train: what is drawn of each, before anybody looks at what it
-does.
+"""Simulated machines that train: their draw.
 
 Every part of a machine is healthy or pressed. One is pressed by intent, each other one
-by chance; whether it is then what limits the training is not said here, but found by
+by chance; whether it is then what limits the training is not decided here, but found by
 taking it away (``testbed.simulators.runs``).
 """
 
@@ -176,8 +175,10 @@ class Machine:
 
 
 def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
-    """A machine on which this is pressed, and each other thing by chance; for computing
-    nothing is."""
+    """Return a machine on which this is pressed, and each other thing by chance.
+
+    For computing, nothing is pressed by intent.
+    """
     by_chance = 0.0 if cause == "compute" else ALSO_PRESSED_PROBABILITY
     pressed = {one: one == cause or draw.random() < by_chance for one in CAUSES}
     world = _world_size(cause, draw)

@@ -1,11 +1,10 @@
-"""Simulated machines on which a search for the largest micro-batch is held to its
-number of trials.
+"""Simulated machines on which a largest micro-batch is searched.
 
-What they are was settled before the search that they judge: memory affine in the rows
-and rounded up to the steps of an allocator; a prediction that is off by a few per cent
-in slope and more in its constant; peaks read with a little noise; now and then a trial
-that fails in a way that says nothing about memory. Whether a batch fits is never a
-matter of luck.
+The number of trials of a search is counted on them. They were settled before the search
+that they judge: memory affine in the sequences and rounded up to the steps of an
+allocator; a prediction that is off by a few per cent in slope and more in its constant;
+peaks measured with a little noise; now and then a trial that fails in a way that says
+nothing about memory. Whether a batch fits is never a matter of luck.
 """
 
 import math
@@ -56,7 +55,7 @@ class SimulatedMachine:
     """One machine with one model.
 
     Args:
-        seed: Of everything that is drawn.
+        seed: Seed of everything that is drawn.
     """
 
     def __init__(self, seed: int) -> None:
@@ -113,8 +112,10 @@ class SimulatedMachine:
 
 
 def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
-    """Trials of one search, those that failed included, and whether its answer was
-    right."""
+    """Return the trials of one search, and whether its answer was right.
+
+    Trials that failed are counted.
+    """
     prediction = Prediction(
         peak_bytes=machine.predicted_bytes,
         unsure_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0),

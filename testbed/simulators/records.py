@@ -1,5 +1,4 @@
-"""What simulated trainings and tunings leave behind, in the types that real ones
-write."""
+"""Records of simulated trainings and tunings, in the types of real ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,12 +33,12 @@ def run_of_rows(
 
     Args:
         train: Its settings.
-        rows: Of the record.
-        ranks: All of them.
+        rows: Steps of the record.
+        ranks: Number of all ranks.
         gradient_accumulation_steps: Micro-batches of a rank's step.
-        parameters: Of the model.
+        parameters: Number of the model's parameters.
         device: Name of the GPU, or ``cpu``.
-        peak: FLOP/s of a GPU.
+        peak: Peak FLOP/s of a GPU.
     """
     header = header_of(
         train,
@@ -73,8 +72,10 @@ def step_row(
     peak: float | None,
     **figures: float | int | None,
 ) -> StepRow:
-    """Return a logged step of so many non-padding and padded tokens, with rates that
-    follow from its seconds."""
+    """Return a logged step of this many non-padding and padded tokens.
+
+    Its rates follow from its seconds.
+    """
     real, slots = tokens
     flops = 6.0 * parameters * real / step_s / ranks
     mfu = None if peak is None else flops / peak
@@ -147,8 +148,10 @@ def sweep_with(
     local_ranks: int,
     filesystem: str = "ext4",
 ) -> WorkersEvidence:
-    """Return a sweep of worker counts; without a chosen one the last is, and does not
-    feed the step."""
+    """Return a sweep of worker counts.
+
+    Without a chosen count, it is the last one, which does not keep up with the step.
+    """
     return WorkersEvidence(
         chosen=rows[-1].num_workers if chosen is None else chosen,
         choice="",

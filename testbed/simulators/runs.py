@@ -1,18 +1,18 @@
-"""Simulated runs whose limit is known, on which the judgement of what limits a training
-is held.
+"""Simulated runs whose limit is known.
 
-A machine is drawn (``testbed.simulators.machines``), and its steps are played event by
-event (``testbed.simulators.timeline``). The record is then read from the marks as the
+The judgement of what limits a training is compared with them. A machine is drawn
+(``testbed.simulators.machines``), and its steps are played event by event
+(``testbed.simulators.timeline``). The record is then read from the marks as the
 trainer's meter takes them: rank 0's, in means over the steps since the last logged one,
 and of all ranks what an interval before showed. What limits the run is known from the
 machine alone: it is the one remedy that saves most of the time of the steps, with the
-same draws, and computing where none saves ``MATTERS_SHARE``. But for that threshold,
+same draws, and computing if none saves ``MATTERS_SHARE``. But for that threshold,
 neither uses a line of what judges it. The remedy for memory leaves the update as it is,
 which has its own.
 
-Left out, and drawn anew: machines on which no remedy, or more than one, is clearly it
-(``MARGIN``), and ones whose limit nothing shows (launches and memory, where a device
-has no counters).
+Left out, and drawn again: machines on which no remedy, or more than one, is clearly it
+(``MARGIN``), and ones whose limit nothing shows (launches and memory, if a device has
+no counters).
 """
 
 from dataclasses import dataclass
@@ -61,12 +61,12 @@ class SimulatedRun:
 
     @property
     def in_profile(self) -> bool:
-        """Whether tuning measured what limits it, and nothing else matters that tuning
-        does not tell.
+        """Whether tuning measured what limits the run.
 
-        Tuning takes steps of one node's ranks, and looks at the exchange of all; it
-        tells neither updates, nor slow ranks, nor what goes by between steps, nor the
-        padding of rows that are as wide as what they hold.
+        Nothing else may matter that tuning does not measure. Tuning takes steps of one
+        node's ranks, and synchronises the gradients of all; it measures neither
+        updates, nor slow ranks, nor what happens between steps, nor the padding of
+        sequences that are as wide as what they hold.
         """
         untold = [
             self.saved["straggler"],
@@ -87,8 +87,11 @@ class SimulatedRun:
 
 
 def simulated_run(seed: int) -> SimulatedRun:
-    """One run; causes take turns, and machines are drawn anew until one is clearly
-    limited by that."""
+    """Return one run.
+
+    Causes alternate, and machines are drawn again until one is clearly limited by the
+    cause.
+    """
     cause = CAUSES[seed % len(CAUSES)]
     for number in range(MOST_DRAWS):
         draw = np.random.default_rng((seed, number))
@@ -203,8 +206,10 @@ def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) 
 
 
 class _Interval:
-    """What the meter of every rank has counted at the end of an interval: means over
-    its steps, by rank."""
+    """Counts of every rank's meter at the end of an interval.
+
+    They are means over its steps, by rank.
+    """
 
     def __init__(self, marks: Marks, begin: int, end: int) -> None:
         def mean(of: Floats) -> Floats:

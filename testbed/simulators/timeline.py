@@ -1,13 +1,14 @@
-"""Simulated steps, event by event: loaders, hosts, devices and gradients of all ranks,
-each in its own time.
+"""Simulated steps, event by event.
 
-A loader's workers make batches one each, read from storage one after the other, and are
-as far ahead as their queues allow. A host takes a step's batches, hands kernels to its
-device one by one, and is at most a step ahead of it. A device begins a kernel when it
-is handed over and the one before has ended. Buckets of gradients leave when the slowest
-rank has them, one after the other. On a CPU host and device are one. The same draws go
-through any number of remedies at once: axes are variants V and ranks W, and where
-events are kept, steps N before them.
+Loaders, hosts, devices and gradients of all ranks have their own times. A loader's
+workers make batches one each, read from storage one after the other, and are as far
+ahead as their queues allow. A host takes a step's batches, hands kernels to its device
+one by one, and is at most a step ahead of it. A device begins a kernel when it is
+handed over and the one before has ended. Buckets of gradients leave when the slowest
+rank has them, one after the other. On a CPU host and device are one.
+
+The same draws are used for any number of remedies at once: axes are variants V and
+ranks W, and if events are kept, steps N before them.
 
 Left out: what computing loses to messages that travel meanwhile, and ranks that read
 each other's storage.
@@ -61,8 +62,10 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Moments of every step, as the trainer's step and meter take them, NVW; waits in
-    seconds."""
+    """Moments of every step, as the trainer's step and meter take them, NVW.
+
+    Waits are in seconds.
+    """
 
     waited_s: Floats
     began: Floats
@@ -144,10 +147,10 @@ class Timeline:
     """A machine's steps, with each of these remedies.
 
     Args:
-        machine: What trains.
-        conditions: What is done.
-        draws: By chance, for as many steps and ranks.
-        remedies: What is taken away, each alone.
+        machine: The machine that trains.
+        conditions: Conditions of the training.
+        draws: Random draws, for as many steps and ranks.
+        remedies: Limits that are taken away, each alone.
     """
 
     def __init__(
@@ -214,8 +217,12 @@ class Timeline:
     def _compute(
         self, number: int, host: Floats, ended: Floats
     ) -> tuple[tuple[Floats, ...], Floats]:
-        """Forward and backward of all micro-batches: began, asked, counted, departed
-        and reduced; then the host."""
+        """Compute forward and backward of all micro-batches.
+
+        Returns:
+            The moments ``began``, ``asked``, ``counted``, ``departed`` and ``reduced``
+            of the marks; and the host's moment after the step's launches.
+        """
         passed, late = self._pass(number)
         launches_s = self._launch_s * len(self._numbers) * self._draws.host_NW[number]
         device = began = np.maximum(host, ended)
@@ -240,11 +247,11 @@ class Timeline:
         return (began, asked, counted, departed, reduced), host
 
     def _pass(self, number: int) -> tuple[Floats, Floats]:
-        """Of a micro-batch in this step, from the moment when the host began.
+        """Return the kernel times of a micro-batch, from when the host began.
 
         Returns:
             Seconds of all kernels up to the end of forward, and to each bucket; and the
-            latest hand-over within each of these parts, less the seconds of what goes
+            latest hand-over within each of these parts, less the seconds of all parts
             before it.
         """
         draws = self._draws
@@ -275,8 +282,10 @@ class Timeline:
         return np.maximum(forward, told)
 
     def _travelled(self, number: int, ready: Floats) -> Floats:
-        """When the last bucket is there; each leaves when all ranks have it, behind the
-        one before."""
+        """Return when the last bucket has arrived.
+
+        Each leaves when all ranks have it, behind the one before.
+        """
         seconds = self._machine.bucket_s * self._draws.ring_NB[number]
         there = np.zeros((self._shape[0], 1))
         for bucket, slowest in enumerate(ready.max(axis=2)):
@@ -294,8 +303,10 @@ class Timeline:
     def _between(
         self, number: int, updated: Floats, host: Floats, before: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Until the next step: the end of an interval, the device's next moment, and
-        the host's."""
+        """Return the moments until the next step.
+
+        They are the end of an interval, the device's next moment, and the host's.
+        """
         conditions, program = self._conditions, self._machine.host
         # The numbers of the step before are looked at while the device is at this one.
         host = np.maximum(host, before)
@@ -338,7 +349,7 @@ class _Loader:
         return host
 
     def drain(self, host: Floats) -> Floats:
-        """When the host has taken twice what the queues hold.
+        """Return when the host has taken twice what the queues hold.
 
         A run is longer than a full queue lasts, and a record here is not.
         """

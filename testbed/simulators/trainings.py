@@ -1,5 +1,7 @@
-"""Small trainings on this machine's processors that are limited by one thing, with
-their records."""
+"""Small trainings on this machine's processors, with their records.
+
+Each is limited by one thing.
+"""
 
 import os
 import subprocess
@@ -89,7 +91,7 @@ def train(
     """Train on this host; ``limit`` is one of ``testbed.simulators.limited_run``'s.
 
     Raises:
-        RuntimeError: If it did not finish, with its last words.
+        RuntimeError: If the training did not finish, with its last words.
     """
     profile = write_settings(place.directory / "settings" / f"{name}.toml", **changes)
     module = (
@@ -116,8 +118,8 @@ def train_over_network(
     """Train on two hosts behind slow links; needs root.
 
     Raises:
-        MachineLacks: Where namespaces cannot be made.
-        RuntimeError: If it did not finish, with its last words.
+        MachineLacks: If namespaces cannot be made.
+        RuntimeError: If the training did not finish, with its last words.
     """
     profile = write_settings(place.directory / "settings" / f"{name}.toml", **changes)
     out = place.directory / "runs" / name

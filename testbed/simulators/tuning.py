@@ -1,10 +1,10 @@
-"""What tuning would have measured on a simulated machine: windows of training on one
-node, and steps that exchange.
+"""Measurements of a tuning on a simulated machine.
 
-Windows are of a node's ranks and of four micro-batches to a step at most, begin with
-empty queues, and stand beside windows on batches from memory. Counters are read from
-the kernels of a window: what they multiply and move, and when they run, over the time
-of the window. Steps of an exchange are of all ranks on batches from memory.
+They are windows of training on one node, and steps that synchronise gradients. Windows
+are of a node's ranks and of four micro-batches to a step at most, begin with empty
+queues, and have windows on cached batches beside them. Counters are read from the
+kernels of a window: what they multiply and move, and when they run, over the time of
+the window. Steps with gradient synchronisation are of all ranks on cached batches.
 """
 
 import itertools
@@ -168,8 +168,10 @@ def _counters(machine: Machine, windows: _Windows, draw: np.random.Generator) ->
 
 
 def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
-    """The default exchange, measured on all ranks, beside steps of one micro-batch in
-    which nothing travels."""
+    """Return the default gradient synchronisation, measured on all ranks.
+
+    Steps of one micro-batch without synchronisation are beside it.
+    """
     conditions = Conditions(
         steps=WARM_UP_STEPS + STEPS_OF_AN_EXCHANGE,
         world_size=machine.world_size,

@@ -1,12 +1,11 @@
-"""Trainings by arithmetic, in which advice can be followed and what it delivers be
-read: for tests of single rules.
+"""Trainings by arithmetic, for tests of single rules.
 
-They are other models of a training than the rules that they judge, if kin to them: in
-both a step adds up. A device multiplies and moves bytes, kernel after kernel, as fast
-as its data sheet and an efficiency allow; the program launches kernels; a loader makes
-sequences; a ring carries gradients, which the backward of the last micro-batch hides;
-the optimizer goes over its state. What a record or a measurement reads is that, times
-noise.
+In them, advice can be followed and its gain be measured. They are other models of a
+training than the rules that they judge, if kin to them: in both a step adds up. A
+device multiplies and moves bytes, kernel after kernel, as fast as its data sheet and an
+efficiency allow; the program launches kernels; a loader makes sequences; a ring carries
+gradients, which the backward of the last micro-batch hides; the optimizer updates its
+state. A record or a measurement has that, times noise.
 """
 
 import math
@@ -91,8 +90,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Where a step's time goes, on a rank that is not slow, and what counters read
-    meanwhile."""
+    """Parts of a step's time on a rank that is not slow, with its counters."""
 
     seconds: dict[str, float]
     busy_share: float
@@ -200,8 +198,10 @@ def fill(world: World, train: TrainConfig) -> float:
 
 
 def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
-    """Seconds of products, and of moving bytes, of one micro-batch forward and
-    backward."""
+    """Return seconds of matmuls, and of moving bytes, of one micro-batch.
+
+    They are of forward and of backward.
+    """
     tokens, hidden = rows * world.seq_length, world.hidden
     places = tokens * (1.0 if train.mlm_head == "dense" else train.masking_probability)
     kind = (
@@ -351,8 +351,10 @@ def run_of(
 
 
 def profile_of(world: World, train: TrainConfig) -> Profile:
-    """What tuning would have written: a curve, a sweep of loader workers, and the GPU's
-    counters."""
+    """Return the profile that tuning would have written.
+
+    It has a curve, a sweep of DataLoader workers, and the GPU's counters.
+    """
     draw = random.Random(0)
     most = max_micro_batch_size(world, train)
     alone = replace(world, nodes=1, ranks_per_node=1, load_s_per_row=0.0)

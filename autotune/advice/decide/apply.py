@@ -1,6 +1,6 @@
 """Settings and profiles with advice applied.
 
-Pure except for the creation time in the profile.
+Everything here is pure: the caller gives the creation time of the profile.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,10 @@ from trainer.errors import BadConfig
 def safe_changes(
     train: TrainConfig, advice: Iterable[Advice]
 ) -> tuple[SettingChange, ...]:
-    """Return the changes of safe advice that differ from these settings, the first one for each key."""
+    """Return the changes of safe advice that differ from these settings.
+
+    If several change the same key, the first one counts.
+    """
     settings = dotted(train.model_dump(mode="json"))
     wishes = [change for one in advice if one.safe for change in one.changes]
     found = {
@@ -55,7 +58,11 @@ _WITHOUT_COMPUTE = ("data.", "parallel.", "log_interval_steps")
 def apply_advice(
     profile: Profile, changes: Sequence[SettingChange], created_utc: str
 ) -> Profile:
-    """Return the profile with these changes and without the evidence that they invalidate, or raise ``BadInput``."""
+    """Return the profile with these changes, without the evidence that they invalidate.
+
+    Raises:
+        BadInput: If the resulting settings are not valid.
+    """
     other = [
         change.key for change in changes if not change.key.startswith(_WITHOUT_COMPUTE)
     ]

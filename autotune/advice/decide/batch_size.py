@@ -1,4 +1,7 @@
-"""Advice on micro-batch size and global batch: memory, throughput, padding and the gradient noise scale."""
+"""Advice on micro-batch size and global batch.
+
+The rules look at memory, throughput, padding and the gradient noise scale.
+"""
 
 import math
 import statistics
@@ -138,7 +141,7 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
 
 
 def below_knee(now: TrainingContext) -> Advice | None:
-    """Find a micro-batch size that is too small to be fast although a larger one fits."""
+    """Find a micro-batch size that is slow although a larger one fits."""
     probe = now.evidence.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
@@ -199,7 +202,8 @@ def below_knee(now: TrainingContext) -> Advice | None:
 def _at(now: TrainingContext, probe: ProbeEvidence, rows: int) -> Interval | None:
     """Return padded tokens/s at a micro-batch size, measured or interpolated.
 
-    None outside the measured range.
+    Returns:
+        The rate with its interval, or None outside the measured range.
     """
     point = now.point(rows)
     if point is not None:
@@ -223,7 +227,7 @@ def _at(now: TrainingContext, probe: ProbeEvidence, rows: int) -> Interval | Non
 
 
 def beyond_noise_scale(now: TrainingContext) -> Advice | None:
-    """Find a global batch far beyond the gradient noise scale (McCandlish et al. 2018)."""
+    """Find a global batch far beyond the noise scale (McCandlish et al. 2018)."""
     run, train = now.run, now.train
     if (
         run is None
@@ -315,8 +319,8 @@ def padding(now: TrainingContext) -> Advice | None:
     if train.layout == "packed":
         return Advice(
             claim=(
-                f"padding takes {format_percent(lost.share)} of the step although sequences"
-                " are packed: they are too long for this dataset"
+                f"padding takes {format_percent(lost.share)} of the step"
+                " although sequences are packed: they are too long for this dataset"
             ),
             evidence=evidence,
             gain=without(lost, (0.0, 0.5, 1.0)),
@@ -364,7 +368,8 @@ def padding(now: TrainingContext) -> Advice | None:
         )
     return Advice(
         claim=(
-            f"padding takes {format_percent(lost.share)} of the step: {layout} sequences hold "
+            f"padding takes {format_percent(lost.share)} of the step:"
+            f" {layout} sequences hold "
         )
         + (
             "documents without cross-document attention"
@@ -387,7 +392,7 @@ def padding(now: TrainingContext) -> Advice | None:
 
 
 def empty_rows(now: TrainingContext) -> Advice | None:
-    """Find a global batch whose split over ranks and micro-batches leaves empty sequences."""
+    """Find a global batch whose split over ranks leaves empty sequences."""
     (empty, of_padding), lost = _empty(now), now.loss("padding", 0.0)
     if now.train is None or lost is None or empty < EMPTY_SHARE:
         return None
@@ -399,8 +404,8 @@ def empty_rows(now: TrainingContext) -> Advice | None:
     nearest = min(split.without_empty, key=lambda count: abs(count - rows))
     return Advice(
         claim=(
-            f"{format_percent(empty)} of the sequences are empty: {rows} do not divide by"
-            f" {now.ranks} ranks in micro-batches of at most {micro_batch}"
+            f"{format_percent(empty)} of the sequences are empty: {rows} do not"
+            f" divide by {now.ranks} ranks in micro-batches of at most {micro_batch}"
         ),
         evidence=(
             figure("empty sequences", empty, "share", "batch split", known="predicted"),
@@ -419,7 +424,10 @@ def empty_rows(now: TrainingContext) -> Advice | None:
 
 
 def _empty(now: TrainingContext) -> tuple[float, float]:
-    """Return the share of computed sequences that are empty, and of padding that lies in them; 0 without a run."""
+    """Return the share of computed sequences that are empty, and their part of padding.
+
+    Both are 0 without a run.
+    """
     if now.run is None or not now.run.steps:
         return 0.0, 0.0
     header = now.run.header
@@ -434,7 +442,7 @@ def _empty(now: TrainingContext) -> tuple[float, float]:
 
 
 def too_big_for_ddp(now: TrainingContext) -> Advice | None:
-    """Find weights, gradients and optimizer state whose sharding would allow a larger micro-batch."""
+    """Find sharding of weights and optimizer state that allows larger micro-batches."""
     probe, profile, train = now.evidence.probe, now.profile, now.train
     if (
         train is None
@@ -481,9 +489,9 @@ def too_big_for_ddp(now: TrainingContext) -> Advice | None:
     return Advice(
         claim=(
             "weights, gradients and optimizer state take"
-            f" {format_percent(state_bytes / budget_bytes)} of each rank's memory: {best} over"
-            f" {ranks} ranks allows micro-batches of {rows[best]} sequences instead of"
-            f" {rows['ddp']}"
+            f" {format_percent(state_bytes / budget_bytes)} of each rank's memory:"
+            f" {best} over {ranks} ranks allows micro-batches of {rows[best]}"
+            f" sequences instead of {rows['ddp']}"
         ),
         evidence=tuple(
             figure(

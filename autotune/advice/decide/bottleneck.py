@@ -1,4 +1,7 @@
-"""Shares of a step's time by cause, and the bottleneck, from a run's steps or from tuning. Pure."""
+"""Shares of a step's time by cause, and the bottleneck.
+
+They come from a run's steps or from tuning. Everything here is pure.
+"""
 
 import collections
 import statistics
@@ -45,7 +48,12 @@ SAME_RANK_SHARE = 0.95
 def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
     """Return the bottleneck of a run.
 
-    None before two logged steps. ``counters`` are of the same model and settings.
+    Args:
+        run: The run's record.
+        counters: Hardware counters of the same model and settings, if there are any.
+
+    Returns:
+        The bottleneck, or None before two steps are logged.
     """
     rows = steps_of_this_start(run)
     if not rows:
@@ -77,7 +85,10 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
 
 
 def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
-    """Return the steps since the last start, which may have changed settings, without its slow first step."""
+    """Return the steps since the last start, as a restart may have changed settings.
+
+    The first of them is slow and is left out.
+    """
     rows = [row for row in run.steps if row.step > run.header.resumed_step]
     # Figures of all ranks lag behind: the first row that has any describes the first
     # step.
@@ -102,7 +113,9 @@ def steps_of_this_start(run: Run) -> tuple[StepRow, ...]:
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     """Return the bottleneck during tuning.
 
-    None if the profile's number of DataLoader workers was not measured.
+    Returns:
+        The bottleneck, or None if the profile's number of DataLoader workers was not
+        measured.
     """
     workers, probe, train = (
         profile.evidence.workers,
@@ -193,7 +206,7 @@ def _weigh(
     train: TrainConfig | None,
     launching: float,
 ) -> Bottleneck:
-    """Return the bottleneck: the largest part other than compute, unless another one takes precedence.
+    """Return the largest part of the step that is not compute as the bottleneck.
 
     Data loading ahead of the device and late kernel launches (``launching``, a share of
     the step) take precedence: they run concurrently with the GPU, so if other parts
@@ -237,7 +250,12 @@ def _weigh(
 
 
 def _communication_shares(profile: Profile) -> tuple[float, float] | None:
-    """Return the shares of a step that wait for gradients and that synchronisation adds; None if not measured."""
+    """Return the shares of a step that gradients and their synchronisation cost.
+
+    Returns:
+        The share that waits for gradients, and the share that synchronisation adds to
+        compute; None if they were not measured.
+    """
     network, parallel = profile.evidence.network, profile.train.parallel
     if network is None:
         return None
@@ -265,7 +283,10 @@ def _communication_shares(profile: Profile) -> tuple[float, float] | None:
 def parts_of_steps(
     rows: Sequence[StepRow], source: str, padding_costs: float
 ) -> list[StepPart]:
-    """Return each cause's share of all steps, with bounds from blocks of neighbouring steps."""
+    """Return each cause's share of all steps.
+
+    Bounds come from blocks of neighbouring steps.
+    """
     whole = _shares(rows, padding_costs)
     each = [_shares([row], padding_costs) for row in rows]
     parts = []
@@ -332,7 +353,10 @@ def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]
 
 
 def uneven_share(rows: Sequence[StepRow]) -> float:
-    """Return the share of time spent waiting for a slowest rank that changes although sequences are alike."""
+    """Return the share of time spent waiting for a slowest rank that changes.
+
+    It is 0 if the number of padded tokens changes, as that explains the waits.
+    """
     slower_s = _slower_by_rank_s(rows)
     whole_s = sum(slower_s.values())
     if (
@@ -344,7 +368,7 @@ def uneven_share(rows: Sequence[StepRow]) -> float:
 
 
 def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
-    """Return the seconds that slow ranks compute longer than the median rank, by rank."""
+    """Return the seconds that slow ranks compute longer than the median, by rank."""
     slow = [
         (row.slowest_rank, _slower_by_s(row))
         for row in rows
@@ -359,7 +383,7 @@ def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
 def _slower_by_s(row: StepRow) -> float:
     """Return the seconds that the slowest rank computes longer than the median.
 
-    0 below ``STRAGGLER_RATIO``.
+    They count as 0 below ``STRAGGLER_RATIO``.
     """
     ratio = row.slowest_rank_ratio
     if ratio is None or ratio < STRAGGLER_RATIO:

@@ -25,7 +25,10 @@ _OTHER_NODE = "another node (exclude this one in the SLURM site file)"
 
 
 def gradient_sync(now: TrainingContext) -> Advice | None:
-    """Find a gradient synchronisation that is faster than the profile's at 98 % confidence."""
+    """Find a gradient synchronisation that is verified to be faster.
+
+    It is compared with the profile's at 98 % confidence.
+    """
     if now.train is None or now.evidence.network is None:
         return None
     parallel, rows = now.train.parallel, now.evidence.network.gradient_syncs
@@ -85,7 +88,9 @@ def network_bound(now: TrainingContext) -> Advice | None:
     ):
         return None
     return Advice(
-        claim=f"gradient synchronisation delays the step by {format_percent(waits.share)}",
+        claim=(
+            f"gradient synchronisation delays the step by {format_percent(waits.share)}"
+        ),
         evidence=(now.part_figure(waits, "wait for gradients"),),
         gain=without(waits, (0.25, 0.5, 1.0)),
         cost=(
@@ -109,8 +114,9 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
     ratio = known.scaled(1 / useful)
     return Advice(
         claim=(
-            f"{spread.nodes} nodes reach {format_percent(known.value)} efficiency with this"
-            f" global batch; {spread.useful_nodes} are the most with at least 90 %"
+            f"{spread.nodes} nodes reach {format_percent(known.value)} efficiency"
+            f" with this global batch; {spread.useful_nodes}"
+            " are the most with at least 90 %"
         ),
         evidence=(
             figure(
@@ -147,7 +153,7 @@ def too_many_nodes(now: TrainingContext) -> Advice | None:
 
 
 def below_t_min(now: TrainingContext) -> Advice | None:
-    """Find too few tokens per GPU and step to overlap gradient synchronisation with compute."""
+    """Find too few tokens per GPU and step to overlap synchronisation with compute."""
     spread = now.spread
     if spread is None or spread.nodes == 1:
         return None
@@ -238,7 +244,10 @@ def slow_rank(now: TrainingContext) -> Advice | None:
 
 
 def _slow_matmuls(now: TrainingContext) -> Advice | None:
-    """Find a slow rank before any run, from matmuls that all ranks ran at the same time."""
+    """Find a slow rank from matmuls that all ranks ran at the same time.
+
+    This finds it before any run.
+    """
     rates = (
         now.evidence.network.matmul_flops_per_s
         if now.evidence.network is not None
@@ -250,8 +259,8 @@ def _slow_matmuls(now: TrainingContext) -> Advice | None:
     rank, share = min(slow.items(), key=lambda one: one[1])
     return Advice(
         claim=(
-            f"rank {rank} runs matmuls at {format_percent(share)} of the median rank's speed"
-            " and would delay every step"
+            f"rank {rank} runs matmuls at {format_percent(share)} of the median"
+            " rank's speed and would delay every step"
         ),
         evidence=(
             figure(
@@ -284,8 +293,8 @@ def uneven_ranks(now: TrainingContext) -> Advice | None:
     changes = (SettingChange(key="layout", old=layout, new="packed"),) if packs else ()
     return Advice(
         claim=(
-            f"ranks wait {format_percent(lost.share)} of the step for the slowest one, which"
-            " changes from step to step"
+            f"ranks wait {format_percent(lost.share)} of the step for the slowest"
+            " one, which changes from step to step"
         ),
         evidence=(
             now.part_figure(lost, "wait for the slowest rank", len(now.run.steps)),
@@ -328,8 +337,8 @@ def slow_link(now: TrainingContext) -> Advice | None:
     waits = now.bottleneck.part("network") if now.bottleneck is not None else None
     return Advice(
         claim=(
-            f"the link from node {name} has {format_percent(share)} of the fastest link's"
-            " speed and delays every all-reduce"
+            f"the link from node {name} has {format_percent(share)} of the fastest"
+            " link's speed and delays every all-reduce"
         ),
         evidence=(
             figure(

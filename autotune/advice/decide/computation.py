@@ -1,4 +1,8 @@
-"""Advice on compute: precision, MLM head, kernel launches, memory traffic and the optimizer step."""
+"""Advice on compute.
+
+The rules look at precision, the MLM head, kernel launches, memory traffic and the
+optimizer step.
+"""
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
@@ -117,7 +121,7 @@ def half_precision(now: TrainingContext) -> Advice | None:
 
 
 def dense_head(now: TrainingContext) -> Advice | None:
-    """Find an MLM head that computes logits at all positions, most of which the loss does not use.
+    """Find an MLM head that computes logits at positions that the loss ignores.
 
     The head costs hidden² + hidden · vocabulary multiply-adds per position. Attention
     matmuls are neglected.
@@ -164,8 +168,8 @@ def dense_head(now: TrainingContext) -> Advice | None:
 def dense_last_layer(now: TrainingContext) -> Advice | None:
     """Find a last layer that is computed at positions whose result is not used.
 
-    Its queries, output and MLP are 10 of 12 parts; keys and values are needed at all
-    positions.
+    Its queries, output and MLP are 10 of 12 parts of the layer. Keys and values are
+    needed at all positions.
     """
     train = now.train
     if (
@@ -211,8 +215,8 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
     name = "share of a layer in attention matmuls over whole sequences"
     return Advice(
         claim=(
-            f"attention dropout of {format_percent(dropout)} rules out varlen attention, the"
-            " fastest kernel for packed sequences"
+            f"attention dropout of {format_percent(dropout)} rules out varlen"
+            " attention, the fastest kernel for packed sequences"
         ),
         evidence=(figure(name, share, "share", "model config", known="predicted"),),
         gain=now.predicted_gain("attention_dropout")
@@ -280,8 +284,8 @@ def launch_bound(now: TrainingContext) -> Advice | None:
     if inside and not now.train.compiled:
         return Advice(
             claim=(
-                f"SMs are idle {format_percent(gaps.share)} of the step: kernels are launched"
-                " late, or are too small"
+                f"SMs are idle {format_percent(gaps.share)} of the step: kernels are"
+                " launched late, or are too small"
             ),
             evidence=(now.part_figure(gaps, "SMs without work"),),
             gain=now.predicted_gain("compile")
@@ -303,8 +307,8 @@ def launch_bound(now: TrainingContext) -> Advice | None:
         return None
     return Advice(
         claim=(
-            f"{format_percent(gaps.share)} of the time passes between steps, and every step is"
-            " logged"
+            f"{format_percent(gaps.share)} of the time passes between steps, and every"
+            " step is logged"
         ),
         evidence=(now.part_figure(gaps, "time between steps"),),
         gain=without(gaps, (1 / LOG_INTERVAL_STEPS, 1 / LOG_INTERVAL_STEPS, 1.0)),
@@ -324,8 +328,8 @@ def memory_bound(now: TrainingContext) -> Advice | None:
         return None
     return Advice(
         claim=(
-            f"kernels wait for GPU memory about {format_percent(waits.share)} of the step;"
-            " Tensor Cores idle meanwhile"
+            f"kernels wait for GPU memory about {format_percent(waits.share)} of"
+            " the step; Tensor Cores idle meanwhile"
         ),
         evidence=(now.part_figure(waits, "wait for GPU memory"),),
         gain=now.predicted_gain("compile") or without(waits, TRAFFIC_LEFT),
@@ -388,8 +392,8 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
     if ranks > 1 and now.nodes == 1 and now.train.parallel.strategy == "ddp":
         return Advice(
             claim=(
-                f"the optimizer step takes {format_percent(updating.share)} of the step,"
-                f" repeated on each of {ranks} ranks"
+                f"the optimizer step takes {format_percent(updating.share)} of"
+                f" the step, repeated on each of {ranks} ranks"
             ),
             evidence=evidence,
             gain=without(updating, (1 / ranks, 2 / ranks, 1.0)),
@@ -404,8 +408,8 @@ def optimizer_bound(now: TrainingContext) -> Advice | None:
     return Advice(
         severity="info",
         claim=(
-            f"the optimizer step takes {format_percent(updating.share)} of the step: the batch"
-            " is small for this model"
+            f"the optimizer step takes {format_percent(updating.share)} of the step:"
+            " the batch is small for this model"
         ),
         evidence=evidence,
         cost="a change of recipe: a larger global batch with fewer optimizer steps",

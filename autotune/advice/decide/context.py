@@ -1,6 +1,6 @@
-"""Facts for the rules of advice, and the gain of a change by Amdahl's law, with bounds.
+"""Facts for the rules of advice, and the gain of a change with bounds.
 
-Pure.
+Gains follow from Amdahl's law. Everything here is pure.
 """
 
 import math
@@ -108,7 +108,7 @@ class TrainingContext:
     def gpu_name(self) -> str | None:
         """Name of the GPU as its driver reports it.
 
-        None on a CPU, or if it was not recorded.
+        It is None on a CPU, or if it was not recorded.
         """
         if self.profile is not None and self.profile.fingerprint.gpu_name is not None:
             return self.profile.fingerprint.gpu_name
@@ -141,7 +141,10 @@ class TrainingContext:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes, intended or derived from the ranks, as runs do not record it."""
+        """Number of nodes: intended, or derived from the ranks.
+
+        It is derived for runs, as they do not record it.
+        """
         if self.spread is not None:
             return self.spread.nodes
         probe = self.evidence.probe
@@ -166,7 +169,10 @@ class TrainingContext:
         return self.train.global_batch_size if self.train is not None else 1
 
     def split_micro_batch_size(self, micro_batch_size: int) -> int:
-        """Return the micro-batch size after the batch split: below the setting if the global batch is too small."""
+        """Return the micro-batch size after the batch split.
+
+        It is below the setting if the global batch is too small.
+        """
         if self.global_batch_size < self.ranks:
             return 1
         return split_global_batch(
@@ -176,7 +182,8 @@ class TrainingContext:
     def predicted_gain(self, setting: str) -> Gain | None:
         """Return the predicted gain of changing a setting, which shortens compute only.
 
-        None if not predicted.
+        Returns:
+            The gain, or None if there is no prediction.
         """
         ratio = self.predicted_gains.get(setting)
         if ratio is None:
@@ -192,7 +199,8 @@ class TrainingContext:
     def loss(self, cause: Cause, least: float) -> StepPart | None:
         """Return the part of a step that a cause takes.
 
-        None if it is below ``least`` or not known.
+        Returns:
+            The part, or None if it is below ``least`` or not known.
         """
         part = self.bottleneck.part(cause) if self.bottleneck is not None else None
         return (
@@ -212,9 +220,9 @@ class TrainingContext:
     def part_figure(
         self, part: StepPart, name: str, n: int | None = None
     ) -> EvidenceFigure:
-        """Return a part of the step as evidence from ``n`` steps.
+        """Return a part of the step as evidence.
 
-        None takes all that were analysed.
+        Without ``n``, the figure counts all steps that were analysed.
         """
         if n is None and self.bottleneck is not None:
             n = self.bottleneck.steps
@@ -231,7 +239,8 @@ class TrainingContext:
     def workers_row(self, count: int) -> WorkersRow | None:
         """Return the measurement at this number of DataLoader workers.
 
-        None if there is none.
+        Returns:
+            The measurement, or None if there is none.
         """
         workers = self.evidence.workers
         return (
@@ -243,7 +252,8 @@ class TrainingContext:
     def point(self, rows: int) -> CurvePoint | None:
         """Return the probe's measurement at this micro-batch size.
 
-        None if there is none.
+        Returns:
+            The point of the curve, or None if the size was not measured.
         """
         curve = self.evidence.probe.curve if self.evidence.probe else []
         return next((point for point in curve if point.micro_batch_size == rows), None)
@@ -251,7 +261,8 @@ class TrainingContext:
     def peak_bytes(self, rows: int) -> int | None:
         """Return the highest peak memory of trials at this micro-batch size.
 
-        None if none was measured.
+        Returns:
+            The peak in bytes, or None if none was measured.
         """
         steps = (one for one in self.trials if one.trial.job == "step")
         alike = (
@@ -270,14 +281,20 @@ class TrainingContext:
 
     @property
     def knows_the_model(self) -> bool:
-        """True if the architecture is known to this project: only such models can be packed or have a sparse head."""
+        """True if the architecture is known to this project.
+
+        Only such models can be packed or have a sparse head.
+        """
         return (
             self.train is not None and self.train.model.config["model_type"] in FAMILIES
         )
 
     @property
     def knows_the_layers(self) -> bool:
-        """True if the layout of the model's layers is known: only such models can have a sparse last layer."""
+        """True if the layout of the model's layers is known.
+
+        Only such models can have a sparse last layer.
+        """
         return (
             self.train is not None
             and FAMILIES.get(self.train.model.config["model_type"]) is not None
@@ -299,7 +316,7 @@ def on_host(hosts: Sequence[str], rank: int | None) -> str:
 def without(part: StepPart, left: Range | None = None) -> Gain:
     """Return the gain in tokens/s if only these shares of a part are left.
 
-    None leaves nothing of it.
+    Without ``left``, nothing is left of the part.
     """
     least, usual, most = left or (0.0, 0.0, 0.0)
     low, high = (
@@ -319,7 +336,11 @@ def without(part: StepPart, left: Range | None = None) -> Gain:
 
 
 def times(gain: Gain, factors: Range) -> Gain:
-    """Return the gain combined with another one that brings at least, usually and at most these factors."""
+    """Return the gain combined with another one.
+
+    ``factors`` are the least, the usual and the largest speedup that the other one
+    brings.
+    """
     low, high = (
         gain.ratio if bound is None else bound for bound in (gain.low, gain.high)
     )
@@ -329,7 +350,8 @@ def times(gain: Gain, factors: Range) -> Gain:
 def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range | None:
     """Return the ratio of new to old tokens/s for two micro-batch sizes.
 
-    None if too few were measured.
+    Returns:
+        The range of the ratio, or None if too few sizes were measured.
     """
     curve = now.evidence.probe.curve if now.evidence.probe else []
     if len(curve) < 2 or now.train is None:
@@ -357,9 +379,10 @@ def faster_with(now: TrainingContext, old_rows: float, new_rows: float) -> Range
 
 
 def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Return intercept and slope of the line with the least squared relative errors.
+    """Fit a line with the least squared relative errors.
 
-    Neither is negative.
+    Returns:
+        Intercept and slope, neither of them negative.
     """
     weights = 1 / np.array(ys)
     slope, intercept = np.polyfit(np.array(xs, dtype=float), ys, 1, w=weights)

@@ -1,4 +1,7 @@
-"""Advice on data and DataLoader workers: the paper's first three recommendations, and more."""
+"""Advice on data and DataLoader workers.
+
+The rules include the paper's first three recommendations.
+"""
 
 import shlex
 import statistics
@@ -69,7 +72,7 @@ def tokenise_ahead(now: TrainingContext) -> Advice | None:
 
 
 def staging(now: TrainingContext) -> Advice | None:
-    """Find a dataset on a shared file system without a copy on the nodes' local disks."""
+    """Find a dataset on a shared file system without a copy on local disks."""
     workers, data = now.evidence.workers, now.data
     on_network = (data is not None and data.on_network) or (
         workers is not None and workers.data_on_network
@@ -128,8 +131,9 @@ def more_workers(now: TrainingContext) -> Advice | None:
     ):
         return Advice(
             claim=(
-                f"training waits for data {format_percent(waits.share)} of the step with"
-                f" num_workers={count}; {workers.chosen} are verified to be sufficient"
+                f"training waits for data {format_percent(waits.share)} of the step"
+                f" with num_workers={count}; {workers.chosen}"
+                " are verified to be sufficient"
             ),
             evidence=(evidence, _ratio_figure(chosen)),
             gain=_measured_gain(now.workers_row(count), chosen)

@@ -33,7 +33,10 @@ class Counters:
 
 
 def data_share(row: WorkersRow) -> float:
-    """Return the share of a window's time that data loading costs, compared with a window on cached batches."""
+    """Return the share of a window's time that data loading costs.
+
+    The window is compared with one on cached batches.
+    """
     lost = max(0.0, 1 - row.ratio_to_cached)
     # Slower without waits by chance.
     return lost if row.data_wait_share >= 0.01 else min(lost, row.data_wait_share)
@@ -42,7 +45,8 @@ def data_share(row: WorkersRow) -> float:
 def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
     """Return counters while the GPUs had data, at one worker count.
 
-    None if the GPU has no counters.
+    Returns:
+        The counters, or None if the GPU has none.
     """
     gpu, train, keeps_up = row.gpu, profile.train, 1 - data_share(row)
     if gpu is None or gpu.gpm_sm_share is None or keeps_up <= 0:
@@ -67,7 +71,8 @@ def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
 def counters_of_profile(profile: Profile) -> Counters | None:
     """Return the counters at the chosen number of DataLoader workers.
 
-    None if there are none.
+    Returns:
+        The counters, or None if there are none.
     """
     workers = profile.evidence.workers
     rows = (
@@ -81,11 +86,18 @@ def counters_of_profile(profile: Profile) -> Counters | None:
 def with_counters(
     parts: Sequence[StepPart], counters: Counters, uneven: float = 0.0
 ) -> tuple[list[StepPart], float]:
-    """Return the parts of a step refined by counters, and the share of the step that waits for launches.
+    """Refine the parts of a step by counters.
 
     SMs without work wait for launches unless they wait for data or another rank.
-    ``uneven`` is the share of waits for a slowest rank that changes although sequences
-    are equal, which is a sign of late launches and not of a slow GPU.
+
+    Args:
+        parts: The parts without counters.
+        counters: Hardware counters of the same steps.
+        uneven: Share of waits for a slowest rank that changes although sequences are
+            equal, which is a sign of late launches and not of a slow GPU.
+
+    Returns:
+        The refined parts, and the share of the step that waits for launches.
     """
     found = {one.cause: one for one in parts}
     gaps, moving = _inside(found, counters)
@@ -117,11 +129,14 @@ def with_counters(
 def _inside(
     found: dict[Cause, StepPart], counters: Counters
 ) -> tuple[float, float | None]:
-    """Return the share of compute without work on the GPU, and the share of the rest that waits for memory.
+    """Split compute into kernels, time without work, and waits for memory.
 
-    Waits and optimizer steps are subtracted from the counters first. The second share
-    is the mean of an upper estimate, the time outside matmuls, and a lower one, the
-    memory traffic outside matmuls.
+    Waits and optimizer steps are subtracted from the counters first.
+
+    Returns:
+        The share of compute without work on the GPU, and the share of the rest that
+        waits for memory, if known. The latter is the mean of an upper estimate, the
+        time outside matmuls, and a lower one, the memory traffic outside matmuls.
     """
 
     def part(*causes: Cause) -> float:

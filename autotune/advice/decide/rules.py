@@ -63,7 +63,7 @@ def other_gpu_users(now: TrainingContext) -> Advice | None:
 
 
 def utilisation(now: TrainingContext) -> Advice | None:
-    """Find GPU utilisation near 100 % at a low MFU: kernels that wait count as utilisation."""
+    """Find GPU utilisation near 100 % at a low MFU, as waiting kernels count."""
     rows = now.evidence.workers.rows if now.evidence.workers is not None else []
     read = [
         row.gpu.utilisation_share
@@ -76,9 +76,9 @@ def utilisation(now: TrainingContext) -> Advice | None:
     return Advice(
         severity="info",
         claim=(
-            f"GPU utilisation is {format_percent(busy)} although MFU is {format_percent(mfu.value)}:"
-            " utilisation counts the time in which any kernel runs, and not how much"
-            " it computes"
+            f"GPU utilisation is {format_percent(busy)} although MFU is"
+            f" {format_percent(mfu.value)}: utilisation counts the time"
+            " in which any kernel runs, and not how much it computes"
         ),
         evidence=(figure("utilisation", busy, "share", "NVML"), mfu),
         cost="none",
@@ -119,7 +119,15 @@ def not_measured(now: TrainingContext) -> Advice | None:
 def _void_at_last(
     now: TrainingContext, *, slowed: bool
 ) -> tuple[list[FinishedTrial], str, EvidenceFigure]:
-    """Return invalid trials without a valid retry, of a throttled GPU or not, the last detail, and their number."""
+    """Return invalid trials without a valid retry.
+
+    Args:
+        now: The training.
+        slowed: True for trials of a throttled GPU, False for all others.
+
+    Returns:
+        The trials, the detail of the last one, and their number as evidence.
+    """
     measured = {
         trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"
     }
@@ -191,7 +199,7 @@ NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 def advise(now: TrainingContext) -> tuple[Advice, ...]:
     """Return all advice, ordered by ``rank``.
 
-    If none asks for a change, it includes an info that says so.
+    If no advice asks for a change, an info says so.
     """
     found = [
         replace(advice, rule=rule.name)
@@ -206,7 +214,7 @@ def advise(now: TrainingContext) -> tuple[Advice, ...]:
 
 
 def rank(advice: Advice) -> tuple[bool, float, int]:
-    """Return a sort key: ``error`` first, then the largest speedup, then the severity."""
+    """Return a sort key: errors first, then the largest speedup, then the severity."""
     speedup = 1.0 if advice.gain is None else advice.gain.speedup
     return advice.severity != "error", -speedup, SEVERITIES.index(advice.severity)
 

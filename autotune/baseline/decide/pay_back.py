@@ -1,6 +1,6 @@
 """Cost of a tuning, and the training time that pays it back.
 
-Pure arithmetic on trials and the baseline comparison.
+Everything here is pure arithmetic on trials and the baseline comparison.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class CostRow:
 class PayBack:
     """Training time after which tuning pays for itself, in hours of one rank.
 
-    Divide by the number of ranks.
+    Divide it by the number of ranks to get hours of training.
     """
 
     rank_hours: float | None
@@ -52,7 +52,13 @@ def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
 
 
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
-    """Return the training time after which tuning pays for itself relative to HF Trainer; None if not compared."""
+    """Return the training time after which tuning pays for itself.
+
+    The reference is transformers' Trainer.
+
+    Returns:
+        The training time, or None if the two were not compared.
+    """
     row = row_of(baseline, "hf-trainer")
     if row is None or row.speedup is None:
         return None

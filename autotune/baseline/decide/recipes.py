@@ -1,8 +1,9 @@
-"""Baselines: transformers' Trainer with its defaults, and the paper's trainer. Pure.
+"""Baselines: transformers' Trainer with its defaults, and the paper's trainer.
 
 Only settings that affect speed change. Model, dataset, sequence length, device and the
 non-padding tokens of the global batch stay the same. Both recipes run in this project's
-trainer, so the speedup is a lower bound for the original trainers.
+trainer, so the speedup is a lower bound for the original trainers. Everything here is
+pure.
 
 The paper's trainer (undertale-re at commit 1dae6f2) also embeds positions in a loop
 over samples, and computes attention head by head. It does not fuse its optimizer, and
@@ -60,7 +61,10 @@ class Recipe:
 
 
 def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
-    """Return transformers' Trainer with its own defaults: each micro-batch is padded to its longest sample."""
+    """Return transformers' Trainer with its own defaults.
+
+    Each micro-batch is padded to its longest sample.
+    """
     config = _plain(
         tuned, global_batch_tokens, layout="dynamic", micro_batch_size=8, num_workers=0
     )
@@ -70,11 +74,11 @@ def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
 def paper(
     tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit: str
 ) -> Recipe:
-    """Return the paper's trainer: every sample padded to the full sequence length, no attention dropout.
+    """Return the paper's trainer: samples padded to the full length.
 
-    Its micro-batch starts at the tuned size and is halved until it fits.
-    ``most_workers`` limits the DataLoader workers of a rank, for the reason in
-    ``limit``.
+    It has no attention dropout. Its micro-batch starts at the tuned size and is halved
+    until it fits. ``most_workers`` limits the DataLoader workers of a rank, for the
+    reason in ``limit``.
     """
     workers, rows = min(PAPER_WORKERS, most_workers), tuned.micro_batch_size
     config = _plain(
@@ -118,7 +122,7 @@ def differences(
 ) -> list[SettingDifference]:
     """Return differences from the tuned settings that affect speed.
 
-    One rank needs no gradient synchronisation.
+    With one rank, settings of gradient synchronisation are left out.
     """
     ours = _flat(tuned, local_ranks)
     return [

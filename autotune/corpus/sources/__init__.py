@@ -1,4 +1,7 @@
-"""Source types of raw data (lines are in ``text``), and their files in reading order."""
+"""Source types of raw data, and their files in reading order.
+
+Types that are read as lines are in ``text``.
+"""
 
 import glob
 import hashlib
@@ -41,7 +44,10 @@ _FILE_BYTES = 16 * 2**10
 
 
 def _takes_elf(path: Path, named: bool) -> bool:
-    """Check the first bytes, even of a named file: a directory of programs holds scripts too."""
+    """Check the first bytes, even of a named file.
+
+    A directory of programs holds scripts too.
+    """
     with path.open("rb") as file:
         return file.read(len(ELF_MAGIC)) == ELF_MAGIC
 
@@ -147,7 +153,7 @@ def open_source(spec: str) -> tuple[RawSource, str]:
     """Return kind and path of a source such as ``elf:/usr/bin``.
 
     Raises:
-        BadInput: If one is missing or unknown.
+        BadInput: If the kind or the path is missing, or the kind is unknown.
     """
     kind, colon, place = spec.partition(":")
     known = ", ".join(f"{name}:" for name in SOURCES)
@@ -171,7 +177,11 @@ def open_source(spec: str) -> tuple[RawSource, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Files of a source: those of its kind in reading order, the number of others, and those that cannot be read."""
+    """Files of a source.
+
+    It has the files of its kind in reading order, the number of other files, and the
+    files that cannot be read.
+    """
 
     files: tuple[SourceFile, ...]
     other_files: int
@@ -181,11 +191,14 @@ class Found:
 def find_files(
     source: RawSource, place: str, update: Update = lambda done, total, note: None
 ) -> Found:
-    """List the files of a kind in a directory (with all below it), at a path, or that match a glob.
+    """List the files of a kind.
 
-    A file with several names, by symbolic or hard links, is listed once. The order is
-    by a hash of the file's name: the same in every copy of the tree, and without runs
-    of similar files. Raise ``BadInput`` if there is no such file.
+    ``place`` is a directory (with all below it), a path, or a glob. A file with several
+    names, by symbolic or hard links, is listed once. The order is by a hash of the
+    file's name: the same in every copy of the tree, and without runs of similar files.
+
+    Raises:
+        BadInput: If there is no such file.
     """
     files: list[SourceFile] = []
     unreadable: list[Reject] = []
@@ -254,7 +267,10 @@ def find_files(
 def partitions(
     source: RawSource, files: Sequence[SourceFile], options: SourceOptions
 ) -> list[Partition]:
-    """Group the slices of all files, in order, into partitions that are each worth a task."""
+    """Group the slices of all files, in order, into partitions.
+
+    Each partition is worth a task.
+    """
     groups: list[list[Slice]] = []
     last_bytes = PARTITION_BYTES
     for part in (part for file in files for part in source.cut(file, options)):
@@ -268,7 +284,10 @@ def partitions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """Input of a preparation: every source with its files, cut into partitions in reading order."""
+    """Input of a preparation.
+
+    It has every source with its files, cut into partitions in reading order.
+    """
 
     kinds: list[str]
     found: tuple[Found, ...]
@@ -281,10 +300,11 @@ class Input:
 
 
 def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> Input:
-    """Find files of sources.
+    """Find the files of sources.
 
     Raises:
-        BadInput: If one is unknown or empty, ``MachineLacks`` if it lacks a library.
+        BadInput: If a source is unknown or empty.
+        MachineLacks: If a library that reads it is not installed.
     """
     opened = [open_source(spec) for spec in specs]
     for source, _ in opened:
@@ -313,7 +333,7 @@ def find_input(specs: Sequence[str], options: SourceOptions, update: Update) -> 
 def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
     """Return every path of a source, and whether it was named.
 
-    Symbolic links last, so files keep their own names.
+    Symbolic links are the last, so files keep their own names.
     """
     root = Path(place).expanduser().absolute()
     if root.is_dir():

@@ -20,7 +20,7 @@ class UnusableFileError(Exception):
 class Slice:
     """A part of a file: bytes ``begin`` to ``end``.
 
-    The whole file if its kind cannot be cut.
+    It is the whole file if its kind cannot be cut.
     """
 
     path: str

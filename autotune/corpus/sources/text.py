@@ -26,7 +26,7 @@ _HEAD_BYTES = 8192
 def takes_text(path: Path, named: bool) -> bool:
     """Return whether a file's first bytes hold no NUL and are mostly UTF-8.
 
-    Hidden files must be named.
+    A hidden file is only taken if it is named.
     """
     if path.name.startswith(".") and not named:
         return False
@@ -50,7 +50,7 @@ def cut_text(file: SourceFile, options: SourceOptions) -> list[Slice]:
 def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
     """Yield lines without their ends, paragraphs with line feeds inside, or the file.
 
-    Blank ones are skipped.
+    Blank lines are skipped.
     """
     for begin, content in {"line": lines, "paragraph": _paragraphs, "file": _file}[
         options.unit
@@ -74,7 +74,10 @@ def read_text(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
 
 
 def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the runs of non-blank lines that begin in a slice, up to their ends, even beyond the slice."""
+    """Yield the paragraphs (runs of non-blank lines) that begin in a slice.
+
+    They are read up to their ends, even beyond the slice.
+    """
     # Until the file's end: a paragraph may continue after the slice.
     everything = Slice(path=part.path, begin=part.begin, end=2**63)
     # The first lines are the rest of an earlier paragraph.
@@ -102,7 +105,7 @@ def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _continues(part: Slice) -> bool:
-    """Return whether the slice's first line belongs to a paragraph that began before it."""
+    """Return whether the first line belongs to a paragraph from before the slice."""
     start = next((begin for begin, _ in lines(part)), None)
     if start is None:
         return True  # one line covers the slice
@@ -144,9 +147,11 @@ def read_jsonl(part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
 
 
 def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
-    """Return the text in a tuple, or else the reason why there is none.
+    """Return the text of a field.
 
-    An empty reason for a blank line.
+    Returns:
+        The text in a tuple, or else the reason why there is none, which is empty for a
+        blank line.
     """
     if not line.strip():
         return ""
@@ -189,10 +194,11 @@ def cut_lines(file: SourceFile) -> list[Slice]:
 def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     """Yield the position and content of every line that begins in a slice.
 
-    The content is None if it is too long.
+    Line ends are left out, and the last line may end after the slice. The content of a
+    line that is too long is None.
 
-    Line ends are left out; the last may be after the slice. Raise ``UnusableFileError``
-    if compressed data is corrupt.
+    Raises:
+        UnusableFileError: If compressed data is corrupt.
     """
     with opened(part) as (file, end):
         position = part.begin
@@ -213,9 +219,10 @@ def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
 
 @contextmanager
 def opened(part: Slice) -> Iterator[tuple[BinaryIO, int | None]]:
-    """Open a file, decompressed if need be, and yield it with the slice's end.
+    """Open a file, decompressed if need be.
 
-    None if that is the file's end.
+    Yields:
+        The file, and the slice's end, which is None at the file's end.
     """
     if Path(part.path).suffix != _GZIP_SUFFIX:
         with Path(part.path).open("rb", buffering=2**20) as file:

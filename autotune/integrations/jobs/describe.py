@@ -1,4 +1,7 @@
-"""Hash of a function that only this process has, by its code and by the values that it takes from around."""
+"""Hash of a function that only this process has.
+
+It covers the function's code and the values that it takes from around.
+"""
 
 import functools
 import hashlib
@@ -19,7 +22,10 @@ dataset."""
 
 
 def described_sha256(function: object) -> str:
-    """Return the same hash in every process, unless the code or a value that the function uses differs."""
+    """Return a hash of a function that is the same in every process.
+
+    It differs only if the code or a value that the function uses differs.
+    """
     return hashlib.sha256(_told(function, {}).encode()).hexdigest()
 
 
@@ -61,7 +67,7 @@ def _parts_of_source(
 ) -> list[Any]:
     """Return the parts of source of yours.
 
-    What is installed counts by its name alone.
+    Installed source counts by its name alone.
     """
     module = (
         value

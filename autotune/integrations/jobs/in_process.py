@@ -1,7 +1,8 @@
-"""Trials of functions that only this process has, such as closures: one after the other, in this process.
+"""Trials of functions that only this process has, such as closures.
 
-The allocator is emptied before each trial, but what an earlier one left behind counts:
-results are less exact than those of fresh processes.
+They run one after the other in this process. The allocator is emptied before each
+trial, but what an earlier one left behind counts: results are less exact than those of
+fresh processes.
 """
 
 import contextlib
@@ -87,7 +88,10 @@ class InThisProcess(StartedMachine):
 
 
 class _CpuHere(CpuBudget):
-    """Peak by resident pages, as the kernel's peak of the address space cannot be reset."""
+    """Peak by resident pages.
+
+    The kernel's peak of the address space cannot be reset.
+    """
 
     def __init__(self) -> None:
         super().__init__(None)

@@ -1,7 +1,8 @@
-"""Import of your code in a child process: the functions of a subject, and a hash of your modules.
+"""Import of your code in a child process.
 
-Your code is untrusted only in that it may be wrong: it may print, hang, exit, start
-threads or use the GPU. All of it runs in children with a time limit.
+It has the functions of a subject, and a hash of your modules. Your code is untrusted
+only in that it may be wrong: it may print, hang, exit, start threads or use the GPU.
+All of it runs in children with a time limit.
 """
 
 import faulthandler
@@ -102,7 +103,11 @@ def preload(
 
 
 def _threads() -> int:
-    """Return the number of threads that a fork breaks: OpenBLAS ends its pool before one, Arrow's starts again."""
+    """Return the number of threads that a fork breaks.
+
+    They are counted after a fork, as OpenBLAS ends its pool before one and Arrow starts
+    its threads again.
+    """
     if not (child := os.fork()):
         os._exit(0)
     os.waitpid(child, 0)
@@ -116,7 +121,7 @@ def write_stack_after(timeout_s: float) -> None:
 
 
 def enter(directory: str) -> None:
-    """Make a directory the working directory and the first place that modules are imported from.
+    """Make a directory the working directory, and import from it first.
 
     Code of yours that was imported in it, and chose another working directory, keeps
     that.
@@ -128,10 +133,11 @@ def enter(directory: str) -> None:
 
 
 def resolve(name: str, directory: str) -> Callable[..., Any]:
-    """Return the function called ``module:function``, or ``path/of/script.py:function``.
+    """Return the function called ``module:function`` or ``path/of/script.py:function``.
 
-    Raise ``BadConfig`` if the module cannot be imported, or the function is not in it
-    or not callable.
+    Raises:
+        BadConfig: If the module cannot be imported, or the function is not in it or not
+            callable.
     """
     module_name, _, path = name.partition(":")
     try:
@@ -251,7 +257,7 @@ def accepted(
 ) -> dict[str, Any]:
     """Return the arguments of these that a function takes.
 
-    All if its signature is unknown, or takes any.
+    It is all of them if its signature is unknown, or takes any.
     """
     known = parameters_of(function)
     return {
@@ -264,7 +270,8 @@ def accepted(
 def parameters_of(function: Callable[..., Any]) -> dict[str, bool] | None:
     """Return the parameters of a function, and whether each is required.
 
-    None if it takes any, or has no signature.
+    Returns:
+        The parameters, or None if it takes any, or has no signature.
     """
     try:
         known = inspect.signature(function).parameters.values()
@@ -280,7 +287,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, bool] | None:
 
 
 def sources_sha256(directory: Path) -> str:
-    """Return a hash of all imported modules that are yours, by their path and content."""
+    """Return a hash of all imported modules that are yours, by path and content."""
     sources: dict[str, str] = {}
     for module in list(sys.modules.values()):
         path = Path(directory, str(getattr(module, "__file__", None)))

@@ -1,4 +1,7 @@
-"""The ``own_loader`` job: a timed window of your own loader, consumed by your step or one of a given duration."""
+"""The ``own_loader`` job: a timed window of your own loader.
+
+Its batches are consumed by your step, or by one of a given duration.
+"""
 
 import inspect
 import itertools
@@ -91,7 +94,7 @@ class OwnStep:
     def step(self, batches: Iterator[Any]) -> list[Any]:
         """Take a batch and a step.
 
-        Return after the device finished the previous step.
+        It returns after the device finished the previous step.
         """
         (batch,) = self.wait.take(batches, 1)
         self._optimizer_steps.clear()
@@ -125,7 +128,10 @@ class OwnStep:
 
 
 class ReadStep(ReplayedStep):
-    """Replayed step whose loss is read: this process loads nothing meanwhile, as in most loops."""
+    """Replayed step whose loss is read.
+
+    This process loads nothing meanwhile, as in most loops.
+    """
 
     def step(self, loader: Iterator[Any]) -> list[Any]:
         """Take a batch and a step; return after the simulated device finished it."""
@@ -137,11 +143,15 @@ class ReadStep(ReplayedStep):
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """Consume batches of a loader of yours for a timed window.
 
-    Return the fields of ``OwnLoaderFigures``.
+    Args:
+        measured: An ``OwnLoaderRequest``.
+        local: The ``directory`` to import from and the trial's time limit, ``limit_s``.
 
-    ``measured`` is an ``OwnLoaderRequest``; ``local`` has the ``directory`` to import
-    from and the trial's time limit, ``limit_s``. Raise ``BadConfig`` if a function does
-    not return what it should.
+    Returns:
+        The fields of ``OwnLoaderFigures``.
+
+    Raises:
+        BadConfig: If a function does not return what it should.
     """
     asked, directory = OwnLoaderRequest.of(measured), local["directory"]
     load.write_stack_after(local["limit_s"])
@@ -157,7 +167,7 @@ def window(
 ) -> dict[str, Any]:
     """Measure a window of the loader that a function builds.
 
-    Without another for the step, a step is replayed.
+    Without ``build_step``, a step is replayed.
     """
     device = (
         torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")

@@ -31,7 +31,7 @@ error, and most calls to wait for the first step of an optimizer."""
 class EnoughSteps(BaseException):
     """Raised inside a training loop that has taken the steps of its trial.
 
-    No ``except Exception`` stops it.
+    As a ``BaseException``, it passes every ``except Exception``.
     """
 
 
@@ -54,7 +54,7 @@ class StepMeter:
     def restart(self, loop_steps: int) -> None:
         """Forget all steps so far, and start the first.
 
-        Leave a call that takes more than ``loop_steps``.
+        A call that takes more than ``loop_steps`` is interrupted.
         """
         self._loop_steps = loop_steps
         self.step_s: list[float] = []
@@ -67,7 +67,11 @@ class StepMeter:
 
     @property
     def done(self) -> bool:
-        """True after all steps, and twice the calls that it took until every optimizer with gradients had stepped."""
+        """True after all steps, and enough calls.
+
+        Enough are twice the calls that it took until every optimizer with gradients had
+        stepped.
+        """
         return len(self.step_s) >= self._most and self.calls >= min(
             2 * self._cycle, MOST_CALLS
         )
@@ -102,7 +106,8 @@ class StepMeter:
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note a step of an optimizer.
 
-        Raise ``EnoughSteps`` in a loop that has taken all steps.
+        Raises:
+            EnoughSteps: In a loop that has taken all steps.
         """
         self._leader = self._leader or id(optimizer)
         self._stepped.add(id(optimizer))
@@ -142,12 +147,16 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """Build a step of yours, and take optimizer steps, in a fresh process.
 
-    Return the fields of ``OwnStepFigures``.
+    Args:
+        measured: An ``OwnStepRequest``.
+        local: The ``directory`` to import from, the trial's time limit ``limit_s``, and
+            ``device_used_before_bytes``, NVML's figure from before the trial, or None.
 
-    ``measured`` is an ``OwnStepRequest``; ``local`` has the ``directory`` to import
-    from, the trial's time limit ``limit_s``, and ``device_used_before_bytes``, NVML's
-    figure from before the trial, or None. Raise ``BadConfig`` if the function is no
-    builder of steps.
+    Returns:
+        The fields of ``OwnStepFigures``.
+
+    Raises:
+        BadConfig: If the function is no builder of steps.
     """
     asked = OwnStepRequest.of(measured)
     load.write_stack_after(local["limit_s"])
@@ -178,9 +187,13 @@ def figures_of(
     budget: Budget,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Take the steps of a trial; return the fields of ``OwnStepFigures``.
+    """Take the steps of a trial.
 
-    Raise ``OutOfMemoryError`` over budget.
+    Returns:
+        The fields of ``OwnStepFigures``.
+
+    Raises:
+        OutOfMemoryError: If the steps exceed the memory budget.
     """
     meter, before = StepMeter(budget, device, asked.steps), set(sys.modules)
     try:
@@ -208,7 +221,7 @@ def take_steps(
     """Take the steps of a trial.
 
     Raises:
-        BadConfig: If the function neither returns a step nor trains for as many.
+        BadConfig: If the function neither returns a step nor trains for as many steps.
     """
     hook = register_optimizer_step_post_hook(meter.optimizer_stepped)
     make = torch.optim.Optimizer.__init__
@@ -259,7 +272,10 @@ def take_steps(
 
 
 def _explained(error: BaseException, name: str) -> BaseException:
-    """Return an error of your code as the trial reports it: out of memory wherever that was its cause."""
+    """Return an error of your code as the trial reports it.
+
+    It is out of memory wherever that was its cause.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if out_of_memory(cause) is not None:

@@ -1,7 +1,7 @@
-"""The ``own_trace`` job: steps of a model of yours on the meta device, as the sequence of their allocations.
+"""The ``own_trace`` job: steps of a model of yours on the meta device.
 
-Your optimizer and precision are not known here: AdamW in fp32 is assumed, and trials
-correct the prediction.
+The result is the sequence of their allocations. Your optimizer and precision are not
+known here: AdamW in fp32 is assumed, and trials correct the prediction.
 """
 
 import contextlib
@@ -24,10 +24,14 @@ from trainer.errors import BadConfig
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """Trace two steps of each size.
 
-    Return ``traces``, as ``Trace.to_json`` gives them, and ``parameters``.
+    Args:
+        measured: An ``OwnTraceRequest``.
 
-    ``measured`` is an ``OwnTraceRequest``. Raise ``BadConfig`` if the function does not
-    return a module and a batch.
+    Returns:
+        ``traces``, as ``Trace.to_json`` gives them, and ``parameters``.
+
+    Raises:
+        BadConfig: If the function does not return a module and a batch.
     """
     asked = OwnTraceRequest.of(measured)
     load.enter(asked.directory)

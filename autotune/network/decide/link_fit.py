@@ -1,6 +1,7 @@
-"""Latency and bandwidth of a link with intervals, fitted to all-reduces of many sizes.
+"""Latency and bandwidth of a link with intervals.
 
-Slow links and ranks.
+They are fitted to all-reduces of many sizes. Slow links and slow ranks are found as
+well.
 """
 
 import re
@@ -29,10 +30,12 @@ is reported as slow."""
 
 
 def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> float:
-    """Return the part of its time, 0 to 1, that a device loses to a transfer that ends at ``travel_s``.
+    """Return the part of its time, 0 to 1, that a device loses to a transfer.
 
-    Matmuls, all launched with the transfer, end at ``ended_s``; without a transfer one
-    takes ``alone_s``.
+    Args:
+        ended_s: Ends of matmuls, all launched with the transfer.
+        travel_s: End of the transfer.
+        alone_s: Time of one matmul without a transfer.
     """
     done = sum(one_s <= travel_s for one_s in ended_s)
     # Count the current matmul in part; if all ended before, the time ends with the last
@@ -63,9 +66,14 @@ def fit_link(
     smallest bucket, by least squares of relative errors of their medians. Bounds are
     bootstrapped from repeats; they require two repeated sizes of at least 1 MiB.
 
-    ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or
-    nodes with one rank each; with ``trees`` the smallest message may have used a tree,
-    in fewer hops. Raise ``ValueError`` below two members or sizes.
+    Args:
+        times: Bytes and seconds of each repeat.
+        members: Ranks of one node, or nodes with one rank each.
+        scope: Kind of link.
+        trees: True if the smallest message may have used a tree, in fewer hops.
+
+    Raises:
+        ValueError: If there are fewer than two members or sizes.
     """
     by_size = {
         size: [seconds for other, seconds in times if other == size]
@@ -122,10 +130,8 @@ def fit_link(
 def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
     """Return the intercept, from the smallest size, and the slope, from large ones.
 
-    Sizes are in ascending order.
-
-    The intercept of the slope's fit is discarded, because bursts and start-up costs are
-    not bandwidth.
+    Sizes are in ascending order. The intercept of the slope's fit is discarded, because
+    bursts and start-up costs are not bandwidth.
     """
     large = _large(sizes)
     weights = 1 / seconds[large]
@@ -139,13 +145,16 @@ def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
 def _large(sizes: Array) -> npt.NDArray[np.bool_]:
     """Return a mask of the sizes that determine the bandwidth.
 
-    All if fewer than two are that large.
+    If fewer than two are large, all of them do.
     """
     return sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).sum() > 1 else sizes > 0
 
 
 def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
-    """Return the slow members of a group of equals, each with its rate over the median of all."""
+    """Return the slow members of a group of equals.
+
+    Each has its rate over the median of all.
+    """
     if not rates:
         return {}
     middle = statistics.median(rates.values())
@@ -166,8 +175,8 @@ def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
     for name, share in slow_members(ranks).items():
         where = f"rank {name} (node {int(name) // each}, local rank {int(name) % each})"
         found.append(
-            f"{where} runs matmuls at {format_percent(share)} of the median rank's speed and"
-            " delays every step"
+            f"{where} runs matmuls at {format_percent(share)} of the median rank's"
+            " speed and delays every step"
         )
     nominal = links.interface_bytes_per_s
     if bytes_per_s is not None and nominal and bytes_per_s / nominal < SLOW_LINK_SHARE:
@@ -202,7 +211,8 @@ def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
     shares = [rate / fastest for rate in neighbours_bytes_per_s]
     speed = "of the fastest one's speed"
     found = [
-        f"both links of node {node} have {format_percent(max(shares[node], shares[node - 1]))}"
+        f"both links of node {node} have"
+        f" {format_percent(max(shares[node], shares[node - 1]))}"
         f" {speed} or less and delay steps"
         for node in sorted(blamed)
     ]
@@ -222,7 +232,13 @@ _TRANSPORTS = (
 
 
 def nccl_transport(log: str) -> tuple[str, str | None] | None:
-    """Return NCCL's transport between nodes, and its device, from a ``NCCL_DEBUG=INFO`` log; None if it names none."""
+    """Return NCCL's transport between nodes, and its device.
+
+    ``log`` is a log with ``NCCL_DEBUG=INFO``.
+
+    Returns:
+        The transport and its device, or None if the log names no transport.
+    """
     found = ((name, pattern.search(log)) for pattern, name in _TRANSPORTS)
     return next(
         ((name, match[1].split(":")[0]) for name, match in found if match is not None),

@@ -1,7 +1,7 @@
-"""Predicted scaling: the fastest gradient synchronisation at each number of nodes, with the user's global batch.
+"""Predicted scaling: the fastest gradient synchronisation at each number of nodes.
 
-The global batch is fixed, so more nodes mean fewer sequences per rank, which limits
-scaling. Efficiency is always relative to one node with the same global batch.
+The user's global batch is fixed, so more nodes mean fewer sequences per rank, which
+limits scaling. Efficiency is always relative to one node with the same global batch.
 """
 
 import functools
@@ -35,7 +35,7 @@ AS_FAST_SHARE = 0.005
 class Scaling:
     """Scaling of one profile to more nodes.
 
-    Predicted, except for rows marked as measured.
+    Rows are predicted, except for those marked as measured.
     """
 
     name: str
@@ -73,10 +73,9 @@ class Load:
     def micro_batch_options(self, ranks: int) -> tuple[GlobalBatchSplit, ...]:
         """Return the batch splits that may be fastest.
 
-        None if some ranks would have no sequence.
-
-        The fewest micro-batches that fit, or up to two more, because another split may
-        balance ranks better.
+        They have the fewest micro-batches that fit, or up to two more, because another
+        split may balance ranks better. There are none if some ranks would have no
+        sequence.
         """
         batch = self.global_batch_size
         least = math.ceil(batch / (self.max_micro_batch_size * ranks))
@@ -115,7 +114,7 @@ class PredictedStep:
 def limit_of(time: StepTime) -> tuple[str, float | None]:
     """Return the largest cost beside compute, and its share of the step.
 
-    Compute and None if none exceeds 1 %.
+    It is compute, with None, if no other cost exceeds 1 %.
     """
     losses = {
         "network": time.exposed_s + time.slowdown_s,
@@ -135,10 +134,9 @@ def gradient_syncs(
 ) -> tuple[GradientSync, ...]:
     """Return the candidates, the simplest first.
 
-    With ``sixteen_bit``, those with gradients of ``half`` follow.
-
-    16-bit gradients change the recipe and require an equal-loss check. Saving memory
-    makes no strategy faster.
+    With ``sixteen_bit``, those with gradients of ``half`` follow. 16-bit gradients
+    change the recipe and require an equal-loss check. Saving memory makes no strategy
+    faster.
     """
     caps = sorted(
         BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - GradientSync().bucket_cap_bytes)
@@ -168,10 +166,11 @@ def predict(
 ) -> PredictedStep | None:
     """Return the step with the fastest batch split.
 
-    None if there is none, as with fewer sequences than ranks.
-
     FSDP2 accumulates gradients in the dtype that it sends, so 16-bit gradients exclude
     accumulation.
+
+    Returns:
+        The step, or None if there is no split, as with fewer sequences than ranks.
     """
     found = [
         (
@@ -207,10 +206,8 @@ def useful_nodes(
 ) -> int:
     """Return the largest number of nodes that is efficient enough.
 
-    ``known`` is a number that is.
-
     Efficiency is not monotone, so every number is tried, up to 64 and to 30 % beyond
-    the last useful one.
+    the last useful one. ``known`` is a number that is efficient enough.
     """
     useful = nodes = known
     while nodes <= min(most_nodes, max(64, 1.3 * useful)):
@@ -222,7 +219,10 @@ def useful_nodes(
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingModel:
-    """Model of scaling: a workload, a network, and the gradient synchronisations to choose from."""
+    """Model of scaling.
+
+    It has a workload, a network, and the gradient synchronisations to choose from.
+    """
 
     load: Load
     network: Network
@@ -237,7 +237,10 @@ class ScalingModel:
 
     @functools.cached_property
     def one_node_rate(self) -> float | None:
-        """Non-padding tokens/s of the fastest candidate on one node, the reference of efficiency."""
+        """Non-padding tokens/s of the fastest candidate on one node.
+
+        Efficiency is relative to it.
+        """
         alone = [
             predict(self.load, replace(self.network, nodes=1), sync)
             for sync in self.gradient_syncs
@@ -247,7 +250,8 @@ class ScalingModel:
     def at(self, nodes: int, between: Link | None = None) -> PredictedStep | None:
         """Return the simplest of the fastest steps on ``nodes`` over ``between``.
 
-        None if ranks outnumber sequences.
+        Returns:
+            The step, or None if ranks outnumber sequences.
         """
         load, network = (
             self.load,
@@ -283,7 +287,8 @@ class ScalingModel:
     def efficiency(self, nodes: int, between: Link | None = None) -> float | None:
         """Return the efficiency of a number of nodes.
 
-        None if the batch cannot be split over their ranks.
+        Returns:
+            The efficiency, or None if the batch cannot be split over their ranks.
         """
         return (
             found.efficiency if (found := self.at(nodes, between)) is not None else None
@@ -291,12 +296,13 @@ class ScalingModel:
 
     @property
     def least_tokens_per_rank(self) -> float:
-        """T_min: non-padding tokens per rank and step whose backward takes as long as a ring all-reduce in fp32.
+        """T_min: tokens per rank and step at which synchronisation can be hidden.
 
-        Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), for any model size N. F are
-        FLOP/s of one rank, b bytes of a gradient element, B bytes/s of a node's NIC;
-        latency and (k - 1)/k are neglected. DDP does not reach this bound, as only the
-        last micro-batch overlaps.
+        It is the number of non-padding tokens whose backward takes as long as a ring
+        all-reduce in fp32. Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), for any
+        model size N. F are FLOP/s of one rank, b bytes of a gradient element, B bytes/s
+        of a node's NIC; latency and (k - 1)/k are neglected. DDP does not reach this
+        bound, as only the last micro-batch overlaps.
         """
         load, compute = self.load, self.load.compute
         backward_s = (1 - compute.forward_share) * compute.forward_backward_s(
@@ -314,7 +320,10 @@ class ScalingModel:
         )
 
     def levers(self, most_nodes: int, now: int) -> list[tuple[str, int]]:
-        """Return changes that raise the number of useful nodes, each with that number, the strongest first."""
+        """Return changes that raise the number of useful nodes, the strongest first.
+
+        Each has the number of nodes that it makes useful.
+        """
         between = self.network.between
         wider = replace(
             self.network, between=replace(between, bytes_per_s=2 * between.bytes_per_s)
@@ -349,7 +358,8 @@ class ScalingModel:
 class AllRanks:
     """Throughput of all ranks.
 
-    Empty if no rate is known, or the batch has fewer sequences than there are ranks.
+    It is empty if no rate is known, or the batch has fewer sequences than there are
+    ranks.
     """
 
     tokens_per_s: PlanFigure | None = None
@@ -371,7 +381,7 @@ def spread(
 ) -> AllRanks:
     """Return the throughput of all ranks from the ``rate`` of one on one node.
 
-    ``links``: basis and source of links.
+    ``links`` is the basis and source of the links.
     """
     ranks = nodes * known.network.ranks_per_node
     micro_batch_options = known.load.micro_batch_options(ranks)

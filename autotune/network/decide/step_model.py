@@ -1,4 +1,6 @@
-"""Model of the time of an optimizer step with gradient synchronisation, from measured links and ranks.
+"""Model of the time of an optimizer step with gradient synchronisation.
+
+It follows from measured links and ranks.
 
 Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009; latency and
 bandwidth, Hockney 1994; buckets, their order and overlap, Li et al. 2020 (PyTorch
@@ -61,11 +63,12 @@ class StepTime:
 
 
 def all_reduce_s(size_bytes: float, network: Network) -> float:
-    """Return the time of an all-reduce over all ranks: reduced and gathered within nodes, a ring or tree between them.
+    """Return the time of an all-reduce over all ranks.
 
-    The ring sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the
-    tree all of them twice in 2⌈log₂ k⌉. The measured factor corrects this for several
-    ranks per node.
+    It reduces and gathers within nodes, with a ring or tree between them. The ring
+    sends 2(k - 1)/k of the bytes over each node's NIC in 2(k - 1) hops, the tree all of
+    them twice in 2⌈log₂ k⌉. The measured factor corrects this for several ranks per
+    node.
     """
     within = (
         0.0
@@ -93,7 +96,7 @@ def tree_hops(members: int) -> int:
 def all_reduce_factor(times: Sequence[tuple[float, float]], network: Network) -> float:
     """Return the measured over the predicted time of all-reduces over all ranks.
 
-    1 if it is unknown.
+    It is 1 if it is unknown.
     """
     if network.nodes == 1 or network.ranks_per_node == 1:
         return 1.0
@@ -112,7 +115,10 @@ def _ring_s(size_bytes: float, members: int, link: Link) -> float:
 
 
 def gather_s(size_bytes: float, network: Network) -> float:
-    """Return the time of an all-gather, or reduce-scatter, of ``size_bytes``: half of an all-reduce."""
+    """Return the time of an all-gather, or reduce-scatter, of ``size_bytes``.
+
+    It is half of an all-reduce's.
+    """
     return all_reduce_s(size_bytes, network) / 2
 
 
@@ -120,7 +126,10 @@ def gather_s(size_bytes: float, network: Network) -> float:
 def buckets(
     gradients: tuple[GradientPart, ...], cap_bytes: int
 ) -> tuple[GradientPart, ...]:
-    """Return DDP's buckets: in order of readiness, each closed by the gradient that fills it."""
+    """Return DDP's buckets in order of readiness.
+
+    Each is closed by the gradient that fills it.
+    """
     first = FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_CAP_BYTES else cap_bytes
     return merged(gradients, first // FP32_BYTES, cap_bytes // FP32_BYTES)
 
@@ -128,7 +137,10 @@ def buckets(
 def merged(
     gradients: Sequence[GradientPart], first: int, later: int
 ) -> tuple[GradientPart, ...]:
-    """Merge small gradients into the next: the first part has at least ``first`` elements, the others ``later``."""
+    """Merge small gradients into the next.
+
+    The first part has at least ``first`` elements, the others ``later``.
+    """
     found: list[GradientPart] = []
     elements = 0
     for part in gradients:
@@ -140,7 +152,10 @@ def merged(
 
 
 def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
-    """Return the compute of a rank, from steps of one micro-batch without synchronisation."""
+    """Return the compute of a rank.
+
+    It is from steps of one micro-batch without synchronisation.
+    """
     ranks = len(whole.compute_s_by_rank)
     # The spread of a rank's own steps; a rank that is always slower is not jitter.
     deviations = [
@@ -170,7 +185,10 @@ def compute_of(whole: GradientSyncFigures, fixed_s: float) -> ComputeEvidence:
 
 
 def computed_s(figures: GradientSyncFigures) -> float:
-    """Return seconds of forward and backward without synchronisation, the wait for the slowest rank included."""
+    """Return seconds of forward and backward without synchronisation.
+
+    The wait for the slowest rank is included.
+    """
     return max(1e-9, statistics.median(figures.step_s) - figures.optimizer_step_s)
 
 
@@ -181,10 +199,10 @@ def step_time(
     sync: GradientSync,
     network: Network,
 ) -> StepTime:
-    """Return the time of an optimizer step of ``micro_batches`` with ``rows`` sequences each on every rank.
+    """Return the time of an optimizer step of several micro-batches on every rank.
 
-    DDP's and ZeRO-1's all-reduce overlaps with the last micro-batch's backward only;
-    FSDP2 gathers weights in each.
+    Each micro-batch has ``rows`` sequences. DDP's and ZeRO-1's all-reduce overlaps with
+    the last micro-batch's backward only; FSDP2 gathers weights in each.
     """
     alone = compute.forward_backward_s(rows)
     # Ranks wait for each other once per step, after all micro-batches.
@@ -220,7 +238,10 @@ def step_time(
 def _bucketed(
     compute: RankCompute, alone: float, sync: GradientSync, network: Network
 ) -> tuple[float, float, float]:
-    """Return DDP's seconds of exposed wait, slowdown and transfers, all of the last micro-batch."""
+    """Return DDP's seconds of exposed wait, slowdown and transfers.
+
+    All of them are of the last micro-batch.
+    """
     backward = alone * (1 - compute.forward_share)
     free = delayed = transfer_s = 0.0  # from the beginning of backward on
     for bucket in buckets(compute.gradients, sync.bucket_cap_bytes):
@@ -242,10 +263,11 @@ def _sharded(
     sync: GradientSync,
     network: Network,
 ) -> tuple[float, float, float]:
-    """Return FSDP2's seconds as ``_bucketed``: weights are gathered in each pass, gradients sent after the last.
+    """Return FSDP2's seconds as ``_bucketed``.
 
-    The transfers of the first layer's weights and the last gradient, which do not
-    overlap, are neglected.
+    Weights are gathered in each pass, and gradients are sent after the last. The
+    transfers of the first layer's weights and the last gradient, which do not overlap,
+    are neglected.
     """
     within = sync.shard_within_nodes
     gather = gather_s(
@@ -266,10 +288,10 @@ def _sharded(
 
 @functools.lru_cache
 def expected_largest(ranks: int) -> float:
-    """Return the expected largest of ``ranks`` normal values, in standard deviations above the mean.
+    """Return the expected largest of ``ranks`` normal values.
 
-    Integral of 1 - Φⁿ above 0, less that of Φⁿ below, by trapezoids: known
-    approximations are 4 % off for two.
+    It is in standard deviations above the mean: the integral of 1 - Φⁿ above 0, less
+    that of Φⁿ below, by trapezoids. Known approximations are 4 % off for two.
     """
     if ranks == 1:
         return 0.0
@@ -287,7 +309,10 @@ def hidden_bound_s(
     sync: GradientSync,
     network: Network,
 ) -> float:
-    """Return the step's time if synchronisation overlapped every micro-batch's backward: a lower bound."""
+    """Return the step's time if synchronisation overlapped every backward.
+
+    This is a lower bound.
+    """
     alone = compute.forward_backward_s(rows)
     backward = micro_batches * alone * (1 - compute.forward_share)
     transfer_s = all_reduce_s(compute.elements * sync.element_bytes, network)

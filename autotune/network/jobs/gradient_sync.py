@@ -1,4 +1,7 @@
-"""The ``gradient_sync`` job: training steps of all ranks, with and without gradient synchronisation."""
+"""The ``gradient_sync`` job: training steps of all ranks.
+
+They are taken with and without gradient synchronisation.
+"""
 
 import itertools
 import statistics
@@ -30,8 +33,13 @@ def run(
 ) -> dict[str, Any]:
     """Train on cached batches of the dataset for the requested number of steps.
 
-    ``measured`` is a ``GradientSyncRequest``; ``local`` has ``data_dir``, the dataset's
-    directory. Return the fields of ``GradientSyncFigures``, the same from every rank.
+    Args:
+        measured: A ``GradientSyncRequest``.
+        local: ``data_dir``, the dataset's directory.
+        ranks: All ranks.
+
+    Returns:
+        The fields of ``GradientSyncFigures``, the same from every rank.
     """
     asked, dataset = (
         GradientSyncRequest.of(measured),
@@ -84,7 +92,10 @@ def run(
 
 
 class _LastPass:
-    """Hooks on a module's forward and backward that record the events of the last micro-batch."""
+    """Hooks that record the events of the last micro-batch.
+
+    They are on a module's forward and backward.
+    """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._device = device
@@ -141,7 +152,7 @@ def _of_passes(
 ) -> dict[str, Any]:
     """Return the compute times of ranks without waits for each other.
 
-    Empty if there were no hooks.
+    The result is empty if there were no hooks.
     """
     if not passes:
         return {"compute_s_by_rank": [], "forward_share": None, "gradients": []}

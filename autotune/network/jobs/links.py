@@ -1,4 +1,7 @@
-"""The ``links`` job: timings of all-reduces of many sizes between ranks, and the matmul rate of each rank."""
+"""The ``links`` job: timings of all-reduces of many sizes between ranks.
+
+The matmul rate of each rank is measured as well.
+"""
 
 import functools
 import math
@@ -37,9 +40,16 @@ _NO_LOG = "n/a (NCCL wrote no log; to get one, set NCCL_DEBUG=INFO and NCCL_DEBU
 
 
 def run(measured: dict[str, Any], _: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """Time all-reduces over all ranks, within nodes and between them, then transfers between neighbours and matmuls.
+    """Time all-reduces, transfers between neighbours, and matmuls.
 
-    ``measured`` is a ``LinksRequest``. Return the fields of ``LinkFigures``.
+    All-reduces are over all ranks, within nodes and between them.
+
+    Args:
+        measured: A ``LinksRequest``.
+        ranks: All ranks.
+
+    Returns:
+        The fields of ``LinkFigures``.
     """
     size = ranks.local_world_size
     nodes = ranks.world_size // size
@@ -118,7 +128,10 @@ def _all_reduces(
 
 
 def _in_a_row(first_s: float, limit_s: float, repeats: int, ranks: Ranks) -> int:
-    """Return the number of calls to time together so that all repeats end within the time limit; at least 1."""
+    """Return the number of calls to time together; at least 1.
+
+    All repeats end within the time limit.
+    """
     return max(
         1,
         min(IN_A_ROW[ranks.device.type], int(limit_s / (repeats * max(first_s, 1e-6)))),
@@ -147,7 +160,10 @@ def _own_s(work: Callable[[], object], times: int, ranks: Ranks) -> float:
 
 
 def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
-    """Return bytes per second in each direction between each node and the next, one pair at a time."""
+    """Return bytes per second between each node and the next, in each direction.
+
+    One pair is measured at a time.
+    """
     node, size = (
         ranks.rank // ranks.local_world_size,
         NEIGHBOUR_BYTES[ranks.device.type],
@@ -177,7 +193,7 @@ def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
 def _multiplier(size: int, ranks: Ranks) -> tuple[Callable[[], object], int]:
     """Return a function that multiplies two matrices, and its FLOPs.
 
-    On a GPU in bf16, eight times as large.
+    On a GPU they are in bf16 and eight times as large.
     """
     on_gpu = ranks.device.type == "cuda"
     size *= 8 if on_gpu else 1
@@ -192,7 +208,10 @@ def _multiplier(size: int, ranks: Ranks) -> tuple[Callable[[], object], int]:
 
 
 def _slowdown(ranks: Ranks) -> float:
-    """Return the part of their time that matmuls lose during an all-reduce, averaged over ranks."""
+    """Return the part of their time that matmuls lose during an all-reduce.
+
+    It is averaged over ranks.
+    """
     if ranks.world_size == 1:
         return 0.0
     multiply, _ = _multiplier(SMALL_PRODUCT_SIZE, ranks)
@@ -214,7 +233,11 @@ def _slowdown(ranks: Ranks) -> float:
 def _overlap_on_host(
     message: torch.Tensor, multiply: Callable[[], object]
 ) -> tuple[list[float], float]:
-    """Return when each matmul ended during an all-reduce, and when that ended, in seconds."""
+    """Time matmuls during an all-reduce on a CPU.
+
+    Returns:
+        The end of each matmul and the end of the all-reduce, in seconds.
+    """
     began_s, ended_s = time.perf_counter(), []
     moving = dist.all_reduce(message, async_op=True)
     assert moving is not None
@@ -255,7 +278,10 @@ def _overlap_on_gpu(
 
 
 def _products(ranks: Ranks) -> float:
-    """Return FLOP/s of matmuls in bf16 on a GPU, in fp32 on a CPU, while all ranks do the same."""
+    """Return FLOP/s of matmuls while all ranks do the same.
+
+    They are in bf16 on a GPU, and in fp32 on a CPU.
+    """
     multiply, flops = _multiplier(PRODUCT_SIZE, ranks)
     seconds = [_own_s(multiply, PRODUCTS, ranks) for _ in range(PRODUCT_ROUNDS)]
     return flops / statistics.median(seconds[1:])
@@ -294,7 +320,7 @@ def _carrier(ranks: Ranks) -> dict[str, Any]:
 def _nccl_log() -> str:
     """Return this process's NCCL log if ``NCCL_DEBUG_FILE`` asks for one.
 
-    Otherwise an empty string.
+    Otherwise it is empty.
     """
     pattern = os.environ.get("NCCL_DEBUG_FILE")
     if not pattern:
@@ -313,7 +339,13 @@ def _ethernet_bytes_per_s(name: str | None) -> int | None:
 
 
 def _infiniband_bytes_per_s(name: str | None) -> int | None:
-    """Return the rate of the first port, which the kernel writes as ``100 Gb/sec (4X EDR)``; None if unknown."""
+    """Return the rate of the first port.
+
+    The kernel writes it as ``100 Gb/sec (4X EDR)``.
+
+    Returns:
+        The rate in bytes per second, or None if it is unknown.
+    """
     file = INFINIBAND / (name or "none") / "ports" / "1" / "rate"
     match = (
         re.match(r"\s*(\d+(?:\.\d+)?) Gb/sec", file.read_text())

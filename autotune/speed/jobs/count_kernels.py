@@ -1,4 +1,6 @@
-"""Kernels of a traced step: their FLOPs and the bytes that they read and write, from shapes alone.
+"""Kernels of a traced step: their FLOPs and bytes, from shapes alone.
+
+Bytes are those that they read and write.
 
 Shapes: B batch, M rows, N columns and K inner elements of a matmul; H heads, S queries,
 U keys, E dimensions of a head.
@@ -238,7 +240,10 @@ def _name_of(function: Any) -> tuple[str, bool]:
 
 
 def is_view(function: Any) -> bool:
-    """Return whether all results of an operator share the memory of its arguments, none of which it changes."""
+    """Return whether all results of an operator are views of its arguments.
+
+    They share memory, and the operator changes none of it.
+    """
     returns = function._schema.returns
     return bool(returns) and all(
         one.alias_info is not None and not one.alias_info.is_write for one in returns

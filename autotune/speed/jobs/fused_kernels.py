@@ -1,5 +1,6 @@
-"""Kernels of a compiled graph: library calls, and loops into which Inductor fuses everything between them.
+"""Kernels of a compiled graph.
 
+They are library calls, and loops into which Inductor fuses everything between them.
 Values in memory and library calls are given. Loops over equally many elements are one
 kernel if they share an input, or if one reads another's output, and no library call
 must run between them. A sum over the leading dimensions, such as a bias gradient, is
@@ -50,8 +51,12 @@ def kernels_of(
 ) -> Iterator[Kernel]:
     """Yield the kernels of one call of a graph.
 
-    ``stored`` are the values in memory; ``library_call`` returns operator and arguments
-    of a library call, else None.
+    Args:
+        nodes: Nodes of the graph.
+        stored: Values in memory.
+        library_call: Function that returns operator and arguments of a library call,
+            else None.
+        counter: Count of kernels.
     """
     loops: list[_Loop] = []
     needs: dict[fx.Node, int] = {}
@@ -85,7 +90,10 @@ def kernels_of(
 
 
 def _leaves(value: fx.Node, loop: _Loop, stored: Collection[fx.Node]) -> bool:
-    """Return whether anything but the loop reads a value, or it is written into an argument."""
+    """Return whether a value leaves its loop.
+
+    It does if anything but the loop reads it, or it is written into an argument.
+    """
     waiting = list(value.users)
     while waiting:
         one = waiting.pop()
@@ -142,7 +150,10 @@ def _add(loop: _Loop, loops: list[_Loop]) -> None:
 
 
 def waits_for_all(node: fx.Node) -> bool:
-    """Return whether a value is the largest of a tensor or of its columns, known only once all rows are read."""
+    """Return whether a value is the largest of a tensor or of its columns.
+
+    It is known only once all rows are read.
+    """
     name = getattr(node.target, "__name__", "")
     return name == "max.default" or (name == "amax.default" and 0 in node.args[1])  # type: ignore[operator]  # a list
 

@@ -1,8 +1,10 @@
-"""The ``rates`` job: constants of this machine, measured on operators of an encoder's step.
+"""The ``rates`` job: constants of this machine.
 
-Operators make fresh results, as in training, so that their time includes what
-allocation costs. Shapes: M tokens, K and N sizes of a layer, B sequences, H heads, S
-positions, E dimensions of a head, V rows of a table.
+They are measured on operators of an encoder's step. Operators make fresh results, as in
+training, so that their time includes what allocation costs.
+
+Shapes: M tokens, K and N sizes of a layer, B sequences, H heads, S positions, E
+dimensions of a head, V rows of a table.
 """
 
 import functools
@@ -61,7 +63,10 @@ class _Counting(TorchDispatchMode):
 
 
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``MachineRates`` that are measured, and ``spread``, which other processes raise."""
+    """Return the fields of ``MachineRates`` that are measured, and ``spread``.
+
+    Other processes raise the spread.
+    """
     kind = RatesRequest.of(measured).device
     # In TF32, as the trainer does by default.
     torch.set_float32_matmul_precision("high")
@@ -143,7 +148,7 @@ class _Bench:
         )
 
     def attention(self, dtype: torch.dtype) -> dict[str, AttentionRates]:
-        """Return the rates of the attention kernels of this device, by kernel and direction."""
+        """Return the rates of this device's attention kernels, by kernel and pass."""
         kernels = (
             ("varlen", "efficient")
             if self._cuda and dtype == torch.bfloat16
@@ -162,7 +167,10 @@ class _Bench:
     def _attention_s(
         self, kernel: str, length: int, dtype: torch.dtype
     ) -> tuple[float, float]:
-        """Return the FLOP/s of attention within documents of a length, forward and backward."""
+        """Return the FLOP/s of attention, forward and backward.
+
+        It is attention within documents of a length.
+        """
         tokens, heads = (131_072, 12) if self._cuda else (4096, 4)
         shape = (
             (tokens, heads, _HEAD)
@@ -238,7 +246,7 @@ class _Bench:
         return found
 
     def passes(self, kind: KernelKind) -> Sequence[PassRate]:
-        """Return the bytes per second of a kind of kernel, by the bytes that it moves."""
+        """Return the bytes per second of a kind of kernel, by bytes that it moves."""
         found = []
         for mib in _GPU_PASSES_MIB if self._cuda else _CPU_PASSES_MIB:
             work = self.works(mib)[kind]

@@ -1,5 +1,7 @@
-"""Turns values on in ranks that torchrun starts, without a change to what they run;
-Python imports this by itself."""
+"""Turn on values in ranks that torchrun starts.
+
+Their program is not changed: Python imports this module automatically.
+"""
 
 import os
 

@@ -1,9 +1,9 @@
-"""Values: what each operator would have written on the GPU is computed on the CPU, in
-the same memory.
+"""Values of operators on a pretended GPU.
 
-The stubs' device memory is memory of the process, so that a CPU tensor may lie over a
-CUDA tensor's storage. An operator that has no CPU implementation fails: silence would
-leave garbage. Collectives are the stubs' own.
+The values that each operator would have written on the GPU are computed on the CPU, in
+the same memory. The stubs' device memory is memory of the process, so that a CPU tensor
+may lie over a CUDA tensor's storage. An operator that has no CPU implementation fails:
+silence would leave garbage. Collectives are the stubs' own.
 """
 
 import ctypes
@@ -44,8 +44,10 @@ class Values(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Compute on the CPU first, run the operator on the GPU for its allocations,
-        then put the values in."""
+        """Compute on the CPU, run the operator on the GPU, and put the values in.
+
+        The operator runs for its allocations.
+        """
         kwargs = kwargs or {}
         if FakeTensor in types:
             return func(*args, **kwargs)

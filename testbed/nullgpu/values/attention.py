@@ -19,8 +19,10 @@ _ELSEWHERE = ThreadPoolExecutor(1)
 
 
 def attention(name: str, named: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the first outputs of an attention operator, or of its backward, from
-    arguments by name."""
+    """Return the first outputs of an attention operator, or of its backward.
+
+    ``arguments`` are by name.
+    """
     leaves = [named[key].detach().float() for key in ("query", "key", "value")]
     if not name.endswith("_backward"):
         return [_forward(name, named, *leaves)]
