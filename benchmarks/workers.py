@@ -347,8 +347,8 @@ def measure_real() -> dict[str, dict[str, Any]]:
                 "undecided_between": list(choice.undecided_between),
                 "choice": choice.proof,
                 "next_smaller": choice.next_smaller,
-                "windows": swept.reading.windows,
-                "seconds": swept.reading.seconds,
+                "windows": swept.measurement.windows,
+                "seconds": swept.measurement.seconds,
                 "ratios": {
                     str(count): ratio.value for count, ratio in choice.ratios.items()
                 },
@@ -363,7 +363,7 @@ def _limits(host: HostFacts, asked: int | None) -> LoaderLimits:
         local_ranks=1,
         batch_bytes=ROWS * ROW_TOKENS * 4,
         prefetch_factor=2,
-        asked=asked,
+        requested_workers=asked,
     )
 
 

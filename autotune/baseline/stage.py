@@ -40,7 +40,7 @@ def compare_recipes(
     ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)
     training = training_windows(bench, train, request, ranks)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
-        recipes, shares = compare_with(train, dataset, *training.limits.most())
+        recipes, shares = compare_with(train, dataset, *training.limits.max_workers())
     trials = len(recipes) - 1 + len(recipes) * rounds
     with bench.stage(
         "baseline", stored.path, stored.profile.train.model, request, trials

@@ -38,20 +38,19 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
     @property
     def limits(self) -> LoaderLimits:
         """Limits of the workers, by the batches that were seen so far."""
-        seen = max(
-            (figures.batch_bytes for one in self.rounds for figures in one.values()),
-            default=0,
-        )
+        batch_bytes = (figures.batch_bytes for figures in self.all_windows)
         return LoaderLimits(
             host=self.bench.site.host,
             local_ranks=1,
-            batch_bytes=seen,
+            batch_bytes=max(batch_bytes, default=0),
             prefetch_factor=_PREFETCH_FACTOR,
-            asked=self.asked.max_workers,
+            requested_workers=self.asked.max_workers,
         )
 
-    def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
-        """Return the trial of a window."""
+    def window_trial(
+        self, count: Count, round_number: int, names: Sequence[str]
+    ) -> Trial:
+        """Return the trial of a window with ``count`` workers; None caches batches."""
         asked, subject = self.asked, self.bench.subject
         assert asked.code.loader is not None and subject.loader_sha256 is not None
         request = OwnLoaderRequest(
@@ -62,14 +61,14 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
             device=self.bench.site.device,
             num_workers=count or 0,
             cached=count is None,
-            round=number,
+            round=round_number,
             interleaved_with=list(names),
             window_s=asked.window_s,
             step_time_s=asked.step_time_s,
         )
         return self.bench.trial(request, asked.trial_timeout_s)
 
-    def failed(self, label: str, outcome: Outcome) -> None:
+    def raise_failure(self, label: str, outcome: Outcome) -> None:
         """Raise an error for a failure of your code."""
         name = " or ".join(self.asked.code.functions.values())
         if isinstance(outcome, Crashed):
@@ -109,22 +108,21 @@ def sweep_loader(
     choice = sweep.run()
     rows = []
     for count in sweep.counts:
-        known, windows = sweep.row_of(count, choice)
-        rates = [one.tokens_per_s for one in windows]
+        windows = sweep.windows_with(count)
         rows.append(
             LoaderRow(
-                **known,
-                batches_per_s=rates,
-                processes=max(one.processes for one in windows),
+                **sweep.row_fields(count, choice),
+                batches_per_s=[window.tokens_per_s for window in windows],
+                processes=max(window.processes for window in windows),
             )
         )
-    every = [figures for one in sweep.rounds for figures in one.values()]
+    every = sweep.all_windows
     return LoaderEvidence(
-        **sweep.evidence_of(choice),
+        **sweep.evidence_fields(choice),
         rows=rows,
         replayed_step_s=asked.step_time_s,
         cached_batches_per_s=[
-            one[None].tokens_per_s for one in sweep.rounds if None in one
+            window.tokens_per_s for window in sweep.windows_with(None)
         ],
         worker_bytes=sweep.worker_bytes,
         window_s=asked.window_s,

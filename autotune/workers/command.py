@@ -1,6 +1,6 @@
-"""``autotune workers``: the smallest number of DataLoader workers that does not cost throughput."""
+"""``autotune workers``: the fewest DataLoader workers that do not cost throughput."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -64,25 +64,18 @@ def workers(
         from autotune.integrations.command import sweep_own
         from autotune.integrations.stage import sweep_request
 
-        own.reject_others(context, _OF_LOADER)
-        limits: dict[str, Any] = {
-            "window_s": window_s,
-            "max_workers": max_workers,
-            "budget_s": time_limit_s,
-        }
-        limits |= {
-            "trial_timeout_s": sweep.trial_timeout_s,
-            "step_time_s": step_time_s,
-            "reports": job.reports,
-        }
-        found = sweep.profile
-        sweep_own(
-            context,
-            sweep_request(own.codes(loader=loader), found, **limits),
-            device,
-            job,
-            out=found,
+        own.reject_others(context, _OPTIONS_OF_OWN_LOADER)
+        own_request = sweep_request(
+            own.codes(loader=loader),
+            sweep.profile,
+            window_s=window_s,
+            max_workers=max_workers,
+            budget_s=time_limit_s,
+            trial_timeout_s=sweep.trial_timeout_s,
+            step_time_s=step_time_s,
+            reports=job.reports,
         )
+        sweep_own(context, own_request, device, job, out=sweep.profile)
         return
     stored = read_profile(sweep.required())
     probe = require_local_probe(stored)
@@ -99,24 +92,22 @@ def workers(
         f"Finds the DataLoader workers that {train.model.name} needs, and writes them"
         f" into {stored.path}."
     )
-    asked = profile_job(
+    job_request = profile_job(
         "workers", purpose, stored, request, on_gpus=step_time_s is None
     )
-    if job.submitted_or_rejected(context, asked):
+    if job.submitted_or_rejected(context, job_request):
         return
     measured_on = "cpu" if step_time_s else train.device
-    with open_session(
-        measured_on, request.data, without_gpu=_replay(stored, probe)
-    ) as bench:
+    without_gpu = _next_step_without_gpu(stored, probe)
+    with open_session(measured_on, request.data, without_gpu=without_gpu) as bench:
         evidence = count_workers(bench, stored, request)
-    print(
-        answer_json(evidence)
-        if job.as_json
-        else workers_text(evidence, stored.path, request.data)
-    )
+    if job.as_json:
+        print(answer_json(evidence))
+    else:
+        print(workers_text(evidence, stored.path, request.data))
 
 
-_OF_LOADER = frozenset(
+_OPTIONS_OF_OWN_LOADER = frozenset(
     {
         "profile",
         "step",
@@ -140,17 +131,18 @@ _OF_LOADER = frozenset(
 """Options of a sweep of your own loader."""
 
 
-def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
+def _next_step_without_gpu(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     """Return the next step for a machine without the profile's GPU."""
     from autotune.profiles.decide.follow_up import command
 
-    rows = stored.profile.train.micro_batch_size
-    step_s = next(
-        (point.step_s for point in probe.curve if point.micro_batch_size == rows), None
-    )
-    told = "T" if step_s is None else f"{1e3 * step_s:.4g}ms"
+    # A placeholder, unless the probe timed the chosen micro-batch size.
+    step_time = "T"
+    for point in probe.curve:
+        if point.micro_batch_size == stored.profile.train.micro_batch_size:
+            step_time = f"{1e3 * point.step_s:.4g}ms"
+            break
     return (
         "Run it where the profile was probed; or, on a node with the same CPU and"
         " disk, replay the step that the probe measured:"
-        f" {command('workers', stored.path, step_time=told)}"
+        f" {command('workers', stored.path, step_time=step_time)}"
     )

@@ -1,9 +1,11 @@
-"""Sweep of a number of DataLoader workers: windows in rounds, until the smallest sufficient count is decided.
+"""Sweep of a number of DataLoader workers, by windows in rounds.
 
-A subclass says how a window is made, and which of its figures are compared.
+It ends when the smallest sufficient count is decided. A subclass says how a window is
+made, and which of its figures are compared.
 """
 
 import abc
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from autotune.trials.values import (
 )
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import (
+    FIRST_ROUNDS,
     Count,
     WindowFigures,
     WorkersChoice,
@@ -36,7 +39,7 @@ class WorkersDied(Exception):
     """Raised if DataLoader workers of a window ran out of host memory."""
 
 
-_DIED = (
+_DEAD_WORKER_MESSAGES = (
     "killed by signal",
     "exited unexpectedly",
     "Bus error",
@@ -45,7 +48,7 @@ _DIED = (
 )
 """Messages of torch's DataLoader about workers that were killed or found no shared
 memory."""
-_ENDED = "exited unexpectedly with exit code"
+_ENDED_BY_CODE_MESSAGE = "exited unexpectedly with exit code"
 """Its message about a worker that your code ended."""
 
 FiguresT = TypeVar("FiguresT", bound=LoadedWindow)
@@ -53,12 +56,14 @@ FiguresT = TypeVar("FiguresT", bound=LoadedWindow)
 
 def gpu_use(windows: Sequence[LoadedWindow]) -> GpuUse | None:
     """Return means over windows and GPUs; None without a GPU."""
-    gpus = [gpu for one in windows for gpu in one.gpus]
+    gpus = [gpu for window in windows for gpu in window.gpus]
+    if not gpus:
+        return None
     means = {
         name: combine_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus))
         for name in GpuUse.model_fields
     }
-    return GpuUse(**means) if gpus else None
+    return GpuUse(**means)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,15 +78,18 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     rate: str = "tokens_per_s"
     """Name of the figure to compare."""
     rounds: list[dict[Count, FiguresT]] = field(default_factory=list)
-    limit: tuple[int, str] = field(init=False)
-    """Most DataLoader workers of a rank, and the reason for the limit."""
-    reading: Rounds = field(init=False)
-    _late: bool = False
+    """Figures of the complete rounds so far, by count."""
+    max_workers: int = field(init=False)
+    """Most DataLoader workers of a rank."""
+    max_workers_because: str = field(init=False)
+    """Reason for ``max_workers``."""
+    measurement: Rounds = field(init=False)
+    _was_late: bool = False
     """True if no time was left for a window."""
 
     def __post_init__(self) -> None:
-        self.reading = Rounds(runner=self.runner)
-        self.limit = self.limits.most()
+        self.measurement = Rounds(runner=self.runner)
+        self.max_workers, self.max_workers_because = self.limits.max_workers()
 
     @property
     @abc.abstractmethod
@@ -89,10 +97,18 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
         """Limits of the workers of a rank."""
 
     @abc.abstractmethod
-    def window_of(self, count: Count, number: int, names: Sequence[str]) -> Trial:
-        """Return the trial of a window in round ``number`` with the named windows."""
+    def window_trial(
+        self, count: Count, round_number: int, names: Sequence[str]
+    ) -> Trial:
+        """Return the trial of a window with ``count`` workers.
 
-    def failed(self, label: str, outcome: Outcome) -> None:
+        Args:
+            count: DataLoader workers; None for cached batches.
+            round_number: Number of the window's round, from 0.
+            names: Names of all windows of the round.
+        """
+
+    def raise_failure(self, label: str, outcome: Outcome) -> None:
         """Raise a better error than that a window could not be measured.
 
         By default none is raised.
@@ -105,105 +121,108 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
         Raises:
             Undecided: If a window fails.
         """
-        while (
-            todo := self._rule().next_rounds()
-        ) is not None and not self.time_is_over:
-            for _ in range(todo.rounds):
-                if not self._measure_round(todo.counts) or self.time_is_over:
+        while not self.time_is_over:
+            next_rounds = self._rule().next_rounds()
+            if next_rounds is None:
+                break
+            for _ in range(next_rounds.rounds):
+                if not self._measure_round(next_rounds.counts) or self.time_is_over:
                     break
-            # Workers may need more memory than assumed.
-            tried, known_bytes = max(self.counts), self.worker_bytes
-            refusal = self.limits.refusal(self.max_workers, known_bytes)
-            if (
-                known_bytes is not None
-                and refusal is not None
-                and tried < self.max_workers
-            ):
-                self.limit = (
-                    max(tried, self.limits.fitting(self.max_workers, known_bytes)),
-                    refusal,
-                )
+            self._lower_limit()
         return self._rule().choose()
 
-    @property
-    def max_workers(self) -> int:
-        """Most DataLoader workers of a rank."""
-        return self.limit[0]
+    def _lower_limit(self) -> None:
+        """Lower the limit if workers need more memory than assumed."""
+        largest_tried = max(self.counts)
+        worker_bytes = self.worker_bytes
+        shortage = self.limits.shortage(self.max_workers, worker_bytes)
+        if (
+            worker_bytes is None
+            or shortage is None
+            or largest_tried >= self.max_workers
+        ):
+            return
+        fitting = self.limits.largest_fitting(self.max_workers, worker_bytes)
+        self.max_workers = max(largest_tried, fitting)
+        self.max_workers_because = shortage
 
     @property
     def time_is_over(self) -> bool:
         """True if the budget is used up; three rounds are always measured."""
-        return len(self.rounds) > 2 and (
-            self._late or self.reading.seconds >= self.budget_s
-        )
+        if len(self.rounds) < FIRST_ROUNDS:
+            return False
+        return self._was_late or self.measurement.seconds >= self.budget_s
 
-    def read_windows(
-        self, number: int, asked: Sequence[tuple[Trial, str]]
+    def measure_windows(
+        self, round_number: int, windows: Sequence[tuple[Trial, str]]
     ) -> list[FiguresT]:
-        """Return figures of consecutive windows, each a trial with its name.
+        """Return figures of consecutive windows.
 
-        Raise ``WorkersDied`` if host memory ran out, ``Undecided`` if a window failed
-        for another reason.
+        Args:
+            round_number: Number of the round, from 0.
+            windows: Trial and name of each window.
+
+        Raises:
+            WorkersDied: If host memory ran out.
+            Undecided: If a window failed for another reason.
         """
         trials = {
-            place: (trial, f"{name}, round {number + 1}")
-            for place, (trial, name) in enumerate(asked)
+            index: (trial, f"{name}, round {round_number + 1}")
+            for index, (trial, name) in enumerate(windows)
         }
 
-        def check(place: int, outcome: Outcome, seconds: float) -> None:
+        def require_figures(index: int, outcome: Outcome, seconds: float) -> None:
             label = self.runner.finished[-1].label
-            detail = outcome.detail if isinstance(outcome, Crashed) else ""
-            died = (
-                "DataLoader" in detail
-                and any(text in detail for text in _DIED)
-                and _ENDED not in detail
-            )
-            if died or isinstance(outcome, HostOutOfMemory):
+            if _workers_died(outcome):
                 raise WorkersDied(f"{label}: {describe(outcome)}")
-            self.failed(label, outcome)
+            self.raise_failure(label, outcome)
             self.runner.require_measured(f"the window '{label}'", outcome)
 
-        found = self.reading.read(number, trials, check)
+        outcomes = self.measurement.read(round_number, trials, require_figures)
         return [
-            self.figures.of(one)
-            for _, one in sorted(found.items())
-            if isinstance(one, Measured)
+            self.figures.of(outcome)
+            for _, outcome in sorted(outcomes.items())
+            if isinstance(outcome, Measured)
         ]
 
     def _rule(self) -> WorkersRule:
         rounds = [
-            {
-                count: WindowFigures(getattr(one, self.rate), one.data_wait_share)
-                for count, one in figures.items()
-            }
-            for figures in self.rounds
+            {count: self._compared(figures) for count, figures in windows.items()}
+            for windows in self.rounds
         ]
         return WorkersRule(rounds, self.max_workers)
+
+    def _compared(self, figures: FiguresT) -> WindowFigures:
+        return WindowFigures(
+            tokens_per_s=getattr(figures, self.rate),
+            data_wait_share=figures.data_wait_share,
+        )
 
     def _measure_round(self, counts: Sequence[Count]) -> bool:
         """Measure a round.
 
-        Return False if its largest count does not fit, or the budget is used up.
+        Returns:
+            False if its largest count does not fit, or the budget is used up.
         """
         names = [
             "cached batches" if count is None else f"num_workers={count}"
             for count in counts
         ]
-        number = len(self.rounds)
-        asked = [
-            (self.window_of(count, number, names), name)
+        round_number = len(self.rounds)
+        windows = [
+            (self.window_trial(count, round_number, names), name)
             for count, name in zip(counts, names, strict=True)
         ]
         try:
-            figures = self.read_windows(number, asked)
+            figures = self.measure_windows(round_number, windows)
         except OutOfTime:
-            self._late = True
+            self._was_late = True
             if not self.time_is_over:
                 raise
             return False
         except WorkersDied as died:
-            tried = max(self.counts, default=0)
-            if max(count or 0 for count in counts) <= tried:
+            largest_tried = max(self.counts, default=0)
+            if max(count or 0 for count in counts) <= largest_tried:
                 raise Undecided(
                     f"DataLoader workers died although as many ran before: {died}",
                     next_step=(
@@ -211,7 +230,8 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
                         " --max-workers."
                     ),
                 ) from died
-            self.limit = tried, str(died)
+            self.max_workers = largest_tried
+            self.max_workers_because = str(died)
             return False
         self.rounds.append(dict(zip(counts, figures, strict=True)))
         return True
@@ -219,9 +239,18 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     @property
     def counts(self) -> list[int]:
         """Numbers of workers that were tried."""
-        return sorted(
-            {count for one in self.rounds for count in one if count is not None}
-        )
+        tried = set(itertools.chain.from_iterable(self.rounds))
+        return sorted(count for count in tried if count is not None)
+
+    @property
+    def all_windows(self) -> list[FiguresT]:
+        """Figures of all windows of the complete rounds."""
+        windows_by_round = (windows.values() for windows in self.rounds)
+        return list(itertools.chain.from_iterable(windows_by_round))
+
+    def windows_with(self, count: Count) -> list[FiguresT]:
+        """Return the figures of the windows with a count; None for cached batches."""
+        return [windows[count] for windows in self.rounds if count in windows]
 
     @property
     def worker_bytes(self) -> int | None:
@@ -229,39 +258,37 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
 
         None before one was measured.
         """
-        known = (
-            figures.worker_bytes for one in self.rounds for figures in one.values()
-        )
-        return max(filter(None, known), default=None)
+        known_bytes = (figures.worker_bytes for figures in self.all_windows)
+        return max(filter(None, known_bytes), default=None)
 
-    def evidence_of(self, choice: WorkersChoice) -> dict[str, Any]:
+    def evidence_fields(self, choice: WorkersChoice) -> dict[str, Any]:
         """Return the fields of ``CountEvidence`` that the sweep knows."""
-        between = " and ".join(map(str, choice.undecided_between))
-        over = f" after {format_seconds(self.budget_s)}" if self.time_is_over else ""
-        doubt = (
-            f"undecided between {between}{over}; num_workers={choice.workers}: "
-            if between
-            else ""
-        )
+        reason = choice.proof
+        if choice.undecided_between:
+            between = " and ".join(map(str, choice.undecided_between))
+            after = ""
+            if self.time_is_over:
+                after = f" after {format_seconds(self.budget_s)}"
+            reason = (
+                f"undecided between {between}{after};"
+                f" num_workers={choice.workers}: {choice.proof}"
+            )
         return {
             "chosen": choice.workers,
             "undecided_between": list(choice.undecided_between),
             "keeps_up": choice.keeps_up,
-            "choice": doubt + choice.proof,
+            "choice": reason,
             "next_smaller": choice.next_smaller,
-            "max_workers": self.limit[0],
-            "max_workers_because": self.limit[1],
-            **self.reading.taken,
+            "max_workers": self.max_workers,
+            "max_workers_because": self.max_workers_because,
+            **self.measurement.taken,
         }
 
-    def row_of(
-        self, count: int, choice: WorkersChoice
-    ) -> tuple[dict[str, Any], list[FiguresT]]:
-        """Return the fields of a ``CountRow``, and the windows with that count."""
-        windows, ratio = (
-            [one[count] for one in self.rounds if count in one],
-            choice.ratios[count],
-        )
+    def row_fields(self, count: int, choice: WorkersChoice) -> dict[str, Any]:
+        """Return the fields of a ``CountRow`` about the windows with a count."""
+        windows = self.windows_with(count)
+        ratio = choice.ratios[count]
+        memory_bytes = (window.memory_bytes for window in windows)
         return {
             "num_workers": count,
             "ratio_to_cached": ratio.value,
@@ -270,9 +297,18 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             "verdict": choice.verdicts[count],
             "gpu": gpu_use(windows),
             "data_wait_share": statistics.median(
-                one.data_wait_share for one in windows
+                window.data_wait_share for window in windows
             ),
-            "memory_bytes": max(
-                (one.memory_bytes for one in windows if one.memory_bytes), default=None
-            ),
-        }, windows
+            "memory_bytes": max(filter(None, memory_bytes), default=None),
+        }
+
+
+def _workers_died(outcome: Outcome) -> bool:
+    """Return True if DataLoader workers were killed or found no memory."""
+    if isinstance(outcome, HostOutOfMemory):
+        return True
+    if not isinstance(outcome, Crashed) or "DataLoader" not in outcome.detail:
+        return False
+    if _ENDED_BY_CODE_MESSAGE in outcome.detail:
+        return False
+    return any(message in outcome.detail for message in _DEAD_WORKER_MESSAGES)

@@ -1,6 +1,7 @@
-"""The ``training`` job: a timed window of training on the dataset with DataLoader workers, or on cached batches.
+"""The ``training`` job: a timed window of training on the dataset.
 
-The step is the trainer's own, or simulated with a given duration.
+Batches come from DataLoader workers, or are cached. The step is the trainer's own, or
+simulated with a given duration.
 """
 
 import itertools
@@ -51,15 +52,20 @@ NOT_READY_S = 0.005
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Train all ranks for a timed window, and return the fields of ``TrainingFigures``, the same from every rank.
+    """Train all ranks for a timed window.
 
-    ``measured`` is a ``TrainingRequest``; its ``interleaved_with`` and ``storage`` only
-    distinguish windows. ``local`` has ``data_dir``, the dataset's directory; with
-    several ranks ``environment`` and ``rendezvous``.
+    Args:
+        measured: A ``TrainingRequest``; its ``interleaved_with`` and ``storage`` only
+            distinguish windows.
+        local: ``data_dir``, the dataset's directory; with several ranks
+            ``environment`` and ``rendezvous``.
+
+    Returns:
+        Fields of ``TrainingFigures``, the same from every rank.
     """
-    asked = TrainingRequest.of(measured)
+    request = TrainingRequest.of(measured)
     ranks = join_ranks(
-        asked.config,
+        request.config,
         environment=local.get("environment", {}),
         rendezvous=local.get("rendezvous"),
     )
@@ -67,170 +73,84 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         # As torchrun sets it, so that ranks do not compete for cores.
         torch.set_num_threads(1)
     dataset = TokenDataset.open(Path(local["data_dir"]))
-    config = with_batch_in_sequences(asked.config, dataset)
+    config = with_batch_in_sequences(request.config, dataset)
     micro_batches = min(
         MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size)
     )
-    config = config.model_copy(
-        update={
-            "global_batch_size": (
-                micro_batches * config.micro_batch_size * ranks.world_size
-            ),
-            # The window ends the training.
-            "global_batch_tokens": None,
-            "global_batch_samples": None,
-            "max_epochs": None,
-            # Other sequences in every round, so that their cost is noise between rounds
-            # and not bias.
-            "seed": config.seed + asked.round,
-        }
-    )
-    consumer: Consumer
-    if asked.replayed_step_s is not None:
-        consumer = ReplayedStep(
-            asked.replayed_step_s,
-            lambda batch: batch.ids_BS.shape[1] / config.seq_length_tokens,
-            micro_batches,
-            ranks,
-        )
-    else:
-        manifest = dataset.manifest
-        open_libraries(ranks)
-        training = build_training(
-            config, manifest.vocab_size, manifest.special_ids, ranks
-        )
-        consumer = TrainingStep(training, config, micro_batches, ranks.device)
-    workers = 0 if asked.cached else config.data.num_workers
+    config = _window_config(config, request.round, micro_batches * ranks.world_size)
+    consumer = _consumer(request, config, dataset, ranks, micro_batches)
+    workers = 0 if request.cached else config.data.num_workers
     loader = batches_of(
-        dataset, config, ranks, cached=asked.cached, sample_delay_s=asked.sample_delay_s
+        dataset,
+        config,
+        ranks,
+        cached=request.cached,
+        sample_delay_s=request.sample_delay_s,
     )
     drained = drain(loader, workers * config.data.prefetch_factor)
-    warm_up = WARM_UP_STEPS[config.device]
-    for _ in range(warm_up):
+    warm_up_steps = WARM_UP_STEPS[config.device]
+    for _ in range(warm_up_steps):
         started_s = time.perf_counter()
         consumer.step(loader)
         consumer.finish()
     step_s = time.perf_counter() - started_s
     # Workers deliver in bursts, so a window must have whole bursts.
     group = max(1, workers // math.gcd(workers, micro_batches))
-    figures = _measure(asked, loader, consumer, ranks, group=group, step_s=step_s)
-    if asked.losses and isinstance(consumer, TrainingStep):
+    figures = _measure(request, loader, consumer, ranks, group=group, step_s=step_s)
+    if request.losses and isinstance(consumer, TrainingStep):
         figures["losses"] = [float(loss) for loss in consumer.losses]
     leave_ranks(together=True)
     return figures | {
-        "optimizer_steps": warm_up + figures["steps"],
-        "discarded_batches": drained + warm_up * micro_batches,
+        "optimizer_steps": warm_up_steps + figures["steps"],
+        "discarded_batches": drained + warm_up_steps * micro_batches,
         "gradient_accumulation_steps": micro_batches,
         "local_ranks": ranks.local_world_size,
     }
 
 
-class TrainingStep:
-    """The trainer's step, with the host one step ahead of the device."""
+def _window_config(
+    config: TrainConfig, round_number: int, micro_batches: int
+) -> TrainConfig:
+    """Return the trainer settings of a window.
 
-    def __init__(
-        self,
-        training: Training,
-        config: TrainConfig,
-        micro_batches: int,
-        device: torch.device,
-    ) -> None:
-        self._step, self._config, self._micro_batches = (
-            training.step,
-            config,
-            micro_batches,
-        )
-        self._module, self.work = training.module, training.work
-        self._taken = 0
-        self._last: StepResult | None = None
-        self.losses: list[torch.Tensor] = []
-        """Loss of each step so far, warm-up included."""
-        self.wait = DataWait(lambda: mark(device))
-
-    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches and launch the step.
-
-        Return after the device finished the previous one.
-        """
-        batches = self.wait.take(loader, self._micro_batches)
-        if not self._taken:
-            self._module.expect_documents(batches[0])
-        before, self._last = (
-            self._last,
-            self._step.run(batches, learning_rate(self._config, self._taken)),
-        )
-        self.losses.append(self._last.loss)
-        self.wait.device_busy_until(self._last.updated)
-        self._taken += 1
-        if before is not None:
-            before.updated.wait()
-        return batches
-
-    def finish(self) -> None:
-        """Wait until the device is idle.
-
-        Raises:
-            ValueError: If the loss is not finite.
-        """
-        if self._last is not None and not math.isfinite(loss := float(self._last.loss)):
-            raise ValueError(f"the loss is {loss}")
-
-
-class ReplayedStep:
-    """Simulation of a GPU with a known time per micro-batch.
-
-    This process keeps one CPU core busy, as in training.
-
-    A micro-batch takes its ``share`` of ``micro_batch_s``; it starts when all ranks
-    have their data, as they synchronise gradients. Copies to the GPU and their host
-    memory bandwidth are not simulated.
+    Args:
+        config: Trainer settings of the training.
+        round_number: Number of the window's round, from 0.
+        micro_batches: Micro-batches of a step on all ranks.
     """
-
-    def __init__(
-        self,
-        micro_batch_s: float,
-        share: Callable[[Any], float],
-        micro_batches: int,
-        ranks: Ranks,
-    ) -> None:
-        self._micro_batch_s, self._share = micro_batch_s, share
-        self._micro_batches, self._ranks = micro_batches, ranks
-        self._free_s = time.perf_counter()
-        self.wait = DataWait(lambda: DeviceEvent(time.perf_counter()))
-        torch.set_num_threads(1)
-        self._keeps_busy = torch.rand(96, 96)
-
-    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches, as far ahead of the simulated GPU as the trainer does."""
-        batches = []
-        begins_s = self._free_s
-        for _ in range(self._micro_batches):
-            (batch,) = self.wait.take(loader, 1)
-            begins_s = self._ranks.all_reduce_max(
-                max(time.perf_counter(), self._free_s)
-            )[0]
-            self._free_s = begins_s + self._micro_batch_s * self._share(batch)
-            self.wait.device_busy_until(_Until(self._free_s))
-            batches.append(batch)
-        self._busy_until(begins_s)
-        return batches
-
-    def finish(self) -> None:
-        """Wait until the device is idle."""
-        self._busy_until(self._free_s)
-
-    def _busy_until(self, moment_s: float) -> None:
-        while time.perf_counter() < moment_s:
-            # Releases the GIL, unlike a loop that reads the clock.
-            torch.mm(self._keeps_busy, self._keeps_busy)
+    return config.model_copy(
+        update={
+            "global_batch_size": micro_batches * config.micro_batch_size,
+            # The window ends the training.
+            "global_batch_tokens": None,
+            "global_batch_samples": None,
+            "max_epochs": None,
+            # Other sequences in every round, so that their cost is noise between rounds
+            # and not bias.
+            "seed": config.seed + round_number,
+        }
+    )
 
 
-class _Until(DeviceEvent):
-    """Device event at a time known in advance."""
-
-    def reached(self) -> bool:
-        assert isinstance(self.moment, float)
-        return time.perf_counter() >= self.moment
+def _consumer(
+    request: TrainingRequest,
+    config: TrainConfig,
+    dataset: TokenDataset,
+    ranks: Ranks,
+    micro_batches: int,
+) -> "Consumer":
+    """Return the trainer's own step, or a replayed one if the request has its time."""
+    if request.replayed_step_s is not None:
+        return ReplayedStep(
+            request.replayed_step_s,
+            lambda batch: batch.ids_BS.shape[1] / config.seq_length_tokens,
+            micro_batches,
+            ranks,
+        )
+    manifest = dataset.manifest
+    open_libraries(ranks)
+    training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
+    return TrainingStep(training, config, micro_batches, ranks.device)
 
 
 class Consumer(Protocol):
@@ -245,6 +165,124 @@ class Consumer(Protocol):
         """Wait until the device is idle."""
 
 
+class TrainingStep:
+    """The trainer's step, with the host one step ahead of the device."""
+
+    def __init__(
+        self,
+        training: Training,
+        config: TrainConfig,
+        micro_batches: int,
+        device: torch.device,
+    ) -> None:
+        self._step = training.step
+        self._module = training.module
+        self.work = training.work
+        self._config = config
+        self._micro_batches = micro_batches
+        self._steps_taken = 0
+        self._last_result: StepResult | None = None
+        self.losses: list[torch.Tensor] = []
+        """Loss of each step so far, warm-up included."""
+        self.wait = DataWait(lambda: mark(device))
+
+    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+        """Take a step's micro-batches and launch the step.
+
+        Return after the device finished the previous one.
+        """
+        batches = self.wait.take(loader, self._micro_batches)
+        if not self._steps_taken:
+            self._module.expect_documents(batches[0])
+        previous = self._last_result
+        result = self._step.run(batches, learning_rate(self._config, self._steps_taken))
+        self._last_result = result
+        self.losses.append(result.loss)
+        self.wait.device_busy_until(result.updated)
+        self._steps_taken += 1
+        if previous is not None:
+            previous.updated.wait()
+        return batches
+
+    def finish(self) -> None:
+        """Wait until the device is idle.
+
+        Raises:
+            ValueError: If the loss is not finite.
+        """
+        if self._last_result is None:
+            return
+        loss = float(self._last_result.loss)
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss}")
+
+
+class ReplayedStep:
+    """Simulation of a GPU with a known time per micro-batch.
+
+    This process keeps one CPU core busy, as in training. A micro-batch starts when all
+    ranks have their data, as they synchronise gradients. Copies to the GPU and their
+    host memory bandwidth are not simulated.
+
+    Args:
+        micro_batch_s: Time of a full micro-batch.
+        share: Function that returns the share of ``micro_batch_s`` that a batch takes.
+        micro_batches: Micro-batches of a step.
+        ranks: Ranks that train together.
+    """
+
+    def __init__(
+        self,
+        micro_batch_s: float,
+        share: Callable[[Any], float],
+        micro_batches: int,
+        ranks: Ranks,
+    ) -> None:
+        self._micro_batch_s = micro_batch_s
+        self._share = share
+        self._micro_batches = micro_batches
+        self._ranks = ranks
+        self._idle_from_s = time.perf_counter()
+        self.wait = DataWait(lambda: DeviceEvent(time.perf_counter()))
+        torch.set_num_threads(1)
+        self._matrix = torch.rand(96, 96)
+
+    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+        """Take a step's micro-batches.
+
+        The host is as far ahead of the simulated GPU as the trainer is of a real one.
+        """
+        batches = []
+        begins_s = self._idle_from_s
+        for _ in range(self._micro_batches):
+            (batch,) = self.wait.take(loader, 1)
+            begins_s = self._ranks.all_reduce_max(
+                max(time.perf_counter(), self._idle_from_s)
+            )[0]
+            self._idle_from_s = begins_s + self._micro_batch_s * self._share(batch)
+            self.wait.device_busy_until(_Until(self._idle_from_s))
+            batches.append(batch)
+        self._compute_until(begins_s)
+        return batches
+
+    def finish(self) -> None:
+        """Wait until the device is idle."""
+        self._compute_until(self._idle_from_s)
+
+    def _compute_until(self, end_s: float) -> None:
+        while time.perf_counter() < end_s:
+            # Releases the GIL, unlike a loop that reads the clock.
+            torch.mm(self._matrix, self._matrix)
+
+
+class _Until(DeviceEvent):
+    """Device event at a time known in advance."""
+
+    def reached(self) -> bool:
+        assert isinstance(self.moment, float)
+        return time.perf_counter() >= self.moment
+
+
 def batches_of(
     dataset: TokenDataset,
     config: TrainConfig,
@@ -253,25 +291,33 @@ def batches_of(
     cached: bool = True,
     sample_delay_s: float = 0.0,
 ) -> Iterator[MicroBatch]:
-    """Return an endless iterator of a rank's micro-batches: a few cached ones repeatedly, or those of a loader."""
+    """Return an endless iterator over a rank's micro-batches.
+
+    Args:
+        dataset: Dataset to read.
+        config: Trainer settings.
+        ranks: Ranks, of which this process is one.
+        cached: True to repeat a few cached micro-batches instead of loading all.
+        sample_delay_s: Delay added to the reading of each sample, unless cached.
+    """
     plan = make_plan(config, len(dataset), world_size=ranks.world_size)
     source = MicroBatchSource(dataset, config, plan)
     plans = micro_batch_plans(dataset, config, plan, rank=ranks.rank)
     if not cached:
         return make_loader(_Delayed(source, sample_delay_s), config, plans)
-    alone = config.model_copy(
+    without_workers = config.model_copy(
         update={"data": config.data.model_copy(update={"num_workers": 0})}
     )
-    return itertools.cycle(
-        list(itertools.islice(make_loader(source, alone, plans), CACHED_BATCHES))
-    )
+    loader = make_loader(source, without_workers, plans)
+    return itertools.cycle(list(itertools.islice(loader, CACHED_BATCHES)))
 
 
 class _Delayed:
     """Source with a delay for every sample, to simulate slower storage."""
 
     def __init__(self, source: MicroBatchSource, sample_delay_s: float) -> None:
-        self._source, self._sample_delay_s = source, sample_delay_s
+        self._source = source
+        self._sample_delay_s = sample_delay_s
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
         if self._sample_delay_s:
@@ -280,10 +326,17 @@ class _Delayed:
 
 
 def drain(loader: Iterator[Any], ready: int) -> int:
-    """Take the batches that are ready in queues, so that a slow loader has no head start; return their number.
+    """Take the batches that are ready in queues, so that a window has no head start.
 
-    It is twice ``ready``, or less if one that was not ready shows that the queues are
-    empty.
+    A slow loader would deliver them faster than it can sustain.
+
+    Args:
+        loader: Loader to drain.
+        ready: Batches that the queues hold.
+
+    Returns:
+        Number of batches taken: twice ``ready``, or less if one that was not ready
+        shows that the queues are empty.
     """
     for number in range(2 * ready):
         asked_s = time.perf_counter()
@@ -294,7 +347,7 @@ def drain(loader: Iterator[Any], ready: int) -> int:
 
 
 def _measure(
-    asked: TrainingRequest,
+    request: TrainingRequest,
     loader: Iterator[MicroBatch],
     consumer: Consumer,
     ranks: Ranks,
@@ -304,31 +357,32 @@ def _measure(
 ) -> dict[str, Any]:
     """Measure a window; return its figures, with the rates of all ranks together."""
     work = consumer.work if isinstance(consumer, TrainingStep) else None
-    sums = {"tokens_per_s": 0.0, "padded_tokens_per_s": 0.0} | (
-        {} if work is None else {"model_flops_per_s": 0.0}
-    )
+    sums = {"tokens_per_s": 0.0, "padded_tokens_per_s": 0.0}
+    if work is not None:
+        sums["model_flops_per_s"] = 0.0
 
-    def took(batches: list[MicroBatch]) -> None:
-        sums["tokens_per_s"] += sum(one.non_padding_tokens for one in batches)
-        sums["padded_tokens_per_s"] += sum(one.ids_BS.numel() for one in batches)
+    def count_step(batches: list[MicroBatch]) -> None:
+        sums["tokens_per_s"] += sum(batch.non_padding_tokens for batch in batches)
+        sums["padded_tokens_per_s"] += sum(batch.ids_BS.numel() for batch in batches)
         if work is not None:
-            flops = (
-                work.step_flops(one.tokens_N.numpy(), one.predicted_tokens)
-                for one in batches
+            sums["model_flops_per_s"] += sum(
+                work.step_flops(batch.tokens_N.numpy(), batch.predicted_tokens)
+                for batch in batches
             )
-            sums["model_flops_per_s"] += sum(flops)
 
     figures, seconds = timed_window(
         loader,
         consumer,
         ranks,
-        took,
-        window_s=asked.window_s,
+        count_step,
+        window_s=request.window_s,
         step_s=step_s,
-        least=asked.min_steps,
+        min_steps=request.min_steps,
         group=group,
     )
-    rates = {name: ranks.all_reduce_sum(one)[0] / seconds for name, one in sums.items()}
+    rates = {
+        name: ranks.all_reduce_sum(total)[0] / seconds for name, total in sums.items()
+    }
     return figures | {"model_flops_per_s": None} | rates
 
 
@@ -336,64 +390,78 @@ def timed_window(
     loader: Iterator[Any],
     consumer: Consumer,
     ranks: Ranks,
-    took: Callable[[list[Any]], None],
+    on_step: Callable[[list[Any]], None],
     *,
     window_s: float,
     step_s: float,
-    least: int,
+    min_steps: int,
     group: int,
 ) -> tuple[dict[str, Any], float]:
     """Take steps until a window is full, the same number on all ranks.
 
-    ``took`` gets the batches of each.
+    Args:
+        loader: Endless iterator over batches.
+        consumer: Consumer of the batches.
+        ranks: Ranks, of which this process is one.
+        on_step: Function that gets the batches of each step.
+        window_s: Least duration of the window.
+        step_s: Duration of a step so far.
+        min_steps: Fewest steps of the window's first part.
+        group: Steps that come together, in which workers deliver whole bursts.
 
-    ``window_s`` is the least duration of the window, ``step_s`` the duration of a step
-    so far, ``least`` the fewest steps of the window's first part. Steps come in whole
-    groups of ``group``, in which workers deliver whole bursts. Return fields of
-    ``LoadedWindow`` but the rates, and the seconds of the slowest rank.
+    Returns:
+        Fields of ``LoadedWindow`` but the rates, and the seconds of the slowest rank.
     """
 
-    def filling(left_s: float, step_s: float, least: int = 1) -> int:
-        return math.ceil(max(least, left_s / max(step_s, 1e-6)) / group) * group
+    def steps_to_fill(remaining_s: float, step_s: float, min_steps: int = 1) -> int:
+        steps = max(min_steps, remaining_s / max(step_s, 1e-6))
+        return math.ceil(steps / group) * group
 
-    read_before = footprint.storage_read_bytes()
+    read_before_bytes = footprint.storage_read_bytes()
     consumer.wait.take_waited_s()
-    taken, todo = (
-        0,
-        round(ranks.all_reduce_max(filling(window_s / FIRST_PART, step_s, least))[0]),
-    )
+    first_steps = steps_to_fill(window_s / FIRST_PART, step_s, min_steps)
+    next_steps = round(ranks.all_reduce_max(first_steps)[0])
+    steps = 0
+    # All ranks start together.
     ranks.all_reduce_sum(0.0)
     start_s = time.monotonic()
-    while todo:
-        for _ in range(todo):
-            took(consumer.step(loader))
-        taken += todo
+    while next_steps:
+        for _ in range(next_steps):
+            on_step(consumer.step(loader))
+        steps += next_steps
         past_s = ranks.all_reduce_max(time.monotonic() - start_s)[0]
-        left_s = window_s - past_s
-        todo = filling(left_s, past_s / taken) if left_s > 0 else 0
+        remaining_s = window_s - past_s
+        next_steps = 0
+        if remaining_s > 0:
+            next_steps = steps_to_fill(remaining_s, past_s / steps)
     consumer.finish()
     end_s = time.monotonic()
-    read_after = footprint.storage_read_bytes()
+    read_after_bytes = footprint.storage_read_bytes()
     (slowest_s,) = ranks.all_reduce_max(end_s - start_s)
     waited_s = ranks.all_reduce_sum(consumer.wait.take_waited_s())[0]
-    memory, workers = footprint.memory_bytes(), footprint.private_bytes_of_children()
-    read = (
-        None if read_before is None or read_after is None else read_after - read_before
-    )
-    return {
-        "steps": taken,
+    memory_bytes = footprint.memory_bytes()
+    worker_bytes = footprint.private_bytes_of_children()
+    read_bytes = None
+    if read_before_bytes is not None and read_after_bytes is not None:
+        read_bytes = read_after_bytes - read_before_bytes
+    figures = {
+        "steps": steps,
         "data_wait_share": min(1.0, waited_s / slowest_s),
         "window_start_s": -ranks.all_reduce_max(-start_s)[0],
         "window_end_s": ranks.all_reduce_max(end_s)[0],
-        "memory_bytes": _sum(ranks, memory),
-        "worker_bytes": round(ranks.all_reduce_max(max(workers, default=0))[0]) or None,
-        "storage_bytes_per_s": (
-            None if (total := _sum(ranks, read)) is None else total / slowest_s
+        "memory_bytes": _sum_over_ranks(ranks, memory_bytes),
+        "worker_bytes": (
+            round(ranks.all_reduce_max(max(worker_bytes, default=0))[0]) or None
         ),
-    }, slowest_s
+        "storage_bytes_per_s": None,
+    }
+    all_read_bytes = _sum_over_ranks(ranks, read_bytes)
+    if all_read_bytes is not None:
+        figures["storage_bytes_per_s"] = all_read_bytes / slowest_s
+    return figures, slowest_s
 
 
-def _sum(ranks: Ranks, value: float | None) -> int | None:
+def _sum_over_ranks(ranks: Ranks, value: float | None) -> int | None:
     """Return the sum over all ranks; None if a rank has no value."""
     total = ranks.all_reduce_sum(math.nan if value is None else float(value))[0]
     return None if math.isnan(total) else round(total)

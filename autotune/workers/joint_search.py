@@ -1,9 +1,12 @@
-"""Joint search over workers, prefetching and pinning by Optuna's TPE, if no number of workers is sufficient."""
+"""Joint search over workers, prefetching and pinning by Optuna's TPE.
+
+It runs if no number of workers alone is sufficient.
+"""
 
 import statistics
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from autotune.base.interval import Interval
 from autotune.base.statistics import paired_ratio
@@ -24,13 +27,36 @@ if TYPE_CHECKING:
 
 PREFETCH_CHOICES = (1, 2, 4, 8)
 MOST_TRIALS = 12
+"""Limit of settings that the search tries."""
 VERIFYING_ROUNDS = 12
 """Limit of rounds that compare the best of the search with the best number of workers
 alone."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """Loader settings of a window to measure."""
+
+    data: DataSettings
+    cached: bool = False
+    """True to train on cached batches, without data loading."""
+
+    @property
+    def name(self) -> str:
+        if self.cached:
+            return "cached batches"
+        return (
+            f"num_workers={self.data.num_workers},"
+            f" prefetch_factor={self.data.prefetch_factor},"
+            f" pin_memory={self.data.pin_memory}"
+        )
+
+
 def gap_remains(choice: WorkersChoice) -> bool:
-    """Return True if even the best count is below cached batches at 98 % confidence, and waits for data."""
+    """Return True if no number of workers closes the gap to cached batches.
+
+    Even the best one is below at 98 % confidence, and waits for data.
+    """
     best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
     return not choice.keeps_up and best.high is not None and best.high < ENOUGH_SHARE
 
@@ -38,145 +64,152 @@ def gap_remains(choice: WorkersChoice) -> bool:
 def search_joint(
     sweep: Sweep, choice: WorkersChoice, trials: int = MOST_TRIALS
 ) -> JointChoice | None:
-    """Search after a sweep, then compare the best with the best number of workers alone in interleaved windows.
+    """Search after a sweep, then compare the best with workers alone.
 
-    Each of the ``trials`` is a window next to one on cached batches. Return None if no
-    setting was tried.
+    The comparison interleaves windows of the best settings with those of the best
+    number of workers alone.
+
+    Args:
+        sweep: The sweep, which is over.
+        choice: Its choice.
+        trials: Settings to try, each in a window next to one on cached batches.
+
+    Returns:
+        None if no setting was tried.
     """
     alone = sweep.training.config.data.model_copy(
         update={"num_workers": choice.workers}
     )
-    values = _search(sweep, alone, trials)
-    tried = sum(map(len, values.values()))
-    values.pop(alone, None)
-    if not values:
+    ratios = _search(sweep, alone, trials)
+    tried = sum(map(len, ratios.values()))
+    ratios.pop(alone, None)
+    if not ratios:
         return None
-    candidate = max(values, key=lambda data: statistics.fmean(values[data]))
+    candidate = max(ratios, key=lambda data: statistics.fmean(ratios[data]))
     try:
         ratio = _verify(sweep, len(sweep.rounds) + tried, candidate, alone)
-    except WorkersDied:  # it ran once, but is not safe to train with
+    except WorkersDied:
+        # It ran once, but is not safe to train with.
         return None
-    told: dict[str, Any] = {
+    settings = {
         name: getattr(candidate, name) for name in tagged(DataSettings, Tag.LOADER)
     }
-    told |= {
-        "ratio_low": ratio.low,
-        "ratio_high": ratio.high,
-        "adopted": ratio.low is not None and ratio.low > 1.0,
-    }
-    return JointChoice(trials=tried, ratio_to_workers_alone=ratio.value, **told)
+    return JointChoice(
+        trials=tried,
+        ratio_to_workers_alone=ratio.value,
+        ratio_low=ratio.low,
+        ratio_high=ratio.high,
+        adopted=ratio.low is not None and ratio.low > 1.0,
+        **settings,
+    )
 
 
 def _search(
     sweep: Sweep, alone: DataSettings, trials: int
 ) -> dict[DataSettings, list[float]]:
-    """Try ``trials`` settings.
-
-    Return the ratios to cached batches of those that ran.
-    """
+    """Try settings; return the ratios to cached batches of those that ran."""
     from optuna.trial import TrialState
 
-    pinning = (
-        sweep.training.config.device == "cuda"
-        and sweep.training.request.replayed_step_s is None
-    )
+    is_replayed = sweep.training.request.replayed_step_s is not None
+    pinning = sweep.training.config.device == "cuda" and not is_replayed
     space = loader_space(sweep.max_workers, pinning=pinning)
     study = study_of(sweep.runner.finished, sweep.max_workers, pinning=pinning)
-    number, values = len(sweep.rounds), dict[DataSettings, list[float]]()
+    round_number = len(sweep.rounds)
+    ratios: dict[DataSettings, list[float]] = {}
     for _ in range(trials):
         if sweep.time_is_over:
             break
         trial = study.ask(fixed_distributions=space)
         data = alone.model_copy(update=trial.params)
-        limits = replace(sweep.training.limits, prefetch_factor=data.prefetch_factor)
+        windows = (_Window(data=alone, cached=True), _Window(data=data))
         try:
-            if (
-                refusal := limits.refusal(data.num_workers, sweep.worker_bytes)
-            ) is not None:
-                raise WorkersDied(refusal)
-            cached, rate = _rates(sweep, number, (alone, True), (data, False))
+            _check_memory(sweep, data)
+            cached_rate, rate = _rates(sweep, round_number, windows)
         except WorkersDied:
             study.tell(trial, state=TrialState.FAIL)
             continue
-        study.tell(trial, rate / cached)
-        values.setdefault(data, []).append(rate / cached)
-        number += 1
-    return values
+        study.tell(trial, rate / cached_rate)
+        ratios.setdefault(data, []).append(rate / cached_rate)
+        round_number += 1
+    return ratios
+
+
+def _check_memory(sweep: Sweep, data: DataSettings) -> None:
+    """Raise ``WorkersDied`` if the workers of these settings do not fit into memory."""
+    limits = replace(sweep.training.limits, prefetch_factor=data.prefetch_factor)
+    shortage = limits.shortage(data.num_workers, sweep.worker_bytes)
+    if shortage is not None:
+        raise WorkersDied(shortage)
 
 
 def _verify(
-    sweep: Sweep, number: int, candidate: DataSettings, alone: DataSettings
+    sweep: Sweep, first_round: int, candidate: DataSettings, alone: DataSettings
 ) -> Interval:
-    """Interleave windows of both until they differ or the rounds or time are used up.
+    """Interleave windows of two settings until they differ; return their ratio.
 
-    Return the ratio.
+    It also ends if the rounds or the time are used up.
     """
+    windows = (_Window(data=candidate), _Window(data=alone))
     pairs: list[tuple[float, float]] = []
     while True:
-        tried, reference = _rates(
-            sweep, number + len(pairs), (candidate, False), (alone, False)
-        )
-        pairs.append((tried, reference))
+        candidate_rate, alone_rate = _rates(sweep, first_round + len(pairs), windows)
+        pairs.append((candidate_rate, alone_rate))
         ratio = paired_ratio(pairs)
         differs = (
             ratio.low is not None
             and ratio.high is not None
             and not ratio.low <= 1.0 <= ratio.high
         )
-        if (
-            len(pairs) >= VERIFYING_ROUNDS
-            or (len(pairs) >= 2 * FIRST_ROUNDS and differs)
-            or sweep.time_is_over
-        ):
+        is_decided = differs and len(pairs) >= 2 * FIRST_ROUNDS
+        if is_decided or len(pairs) >= VERIFYING_ROUNDS or sweep.time_is_over:
             return ratio
 
 
-def _rates(sweep: Sweep, number: int, *asked: tuple[DataSettings, bool]) -> list[float]:
-    """Return tokens/s including padding of consecutive windows: their settings, and True for cached batches."""
-    form = (
-        "num_workers={0.num_workers}, prefetch_factor={0.prefetch_factor},"
-        " pin_memory={0.pin_memory}".format
-    )
-    names = ["cached batches" if cached else form(data) for data, cached in asked]
-    configs = [
-        (sweep.training.config.model_copy(update={"data": data}), cached)
-        for data, cached in asked
-    ]
-    trials = [
-        training_trial(sweep.training, one, number, names, cached=cached)
-        for one, cached in configs
-    ]
-    found = sweep.read_windows(number, list(zip(trials, names, strict=True)))
-    return [one.padded_tokens_per_s for one in found]
+def _rates(sweep: Sweep, round_number: int, windows: Sequence[_Window]) -> list[float]:
+    """Return tokens/s including padding of consecutive windows."""
+    names = [window.name for window in windows]
+    trials = []
+    for window in windows:
+        config = sweep.training.config.model_copy(update={"data": window.data})
+        trial = training_trial(
+            sweep.training, config, round_number, names, cached=window.cached
+        )
+        trials.append((trial, window.name))
+    figures_of_windows = sweep.measure_windows(round_number, trials)
+    return [figures.padded_tokens_per_s for figures in figures_of_windows]
 
 
 def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribution]":
     """Return the joint space of loader settings.
 
-    Pinned memory is only useful with a GPU.
+    Args:
+        max_workers: Most DataLoader workers of a rank.
+        pinning: True to search over pinned memory, which is only useful with a GPU.
     """
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
-    workers, ahead = (
-        IntDistribution(0, max_workers),
-        CategoricalDistribution(PREFETCH_CHOICES),
-    )
     space: dict[str, BaseDistribution] = {
-        "num_workers": workers,
-        "prefetch_factor": ahead,
+        "num_workers": IntDistribution(0, max_workers),
+        "prefetch_factor": CategoricalDistribution(PREFETCH_CHOICES),
     }
-    return space | (
-        {"pin_memory": CategoricalDistribution((True, False))} if pinning else {}
-    )
+    if pinning:
+        space["pin_memory"] = CategoricalDistribution((True, False))
+    return space
 
 
 def study_of(
-    windows: Iterable[FinishedTrial], max_workers: int, *, pinning: bool
+    finished: Iterable[FinishedTrial], max_workers: int, *, pinning: bool
 ) -> "optuna.Study":
-    """Return a study that maximises tokens/s including padding relative to cached batches in the same round.
+    """Return a study that maximises throughput relative to cached batches.
 
+    Throughput is in tokens/s including padding, and is compared in the same round.
     Windows with settings outside the space, or without cached batches in their round,
     are ignored.
+
+    Args:
+        finished: Finished trials, of which the study takes the windows of training.
+        max_workers: Most DataLoader workers of a rank.
+        pinning: True to search over pinned memory.
     """
     import optuna
 
@@ -185,26 +218,25 @@ def study_of(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=0)
     )
     space = loader_space(max_workers, pinning=pinning)
-    measured = [
-        (
-            TrainingRequest.of(one.trial.measured),
-            TrainingFigures.of(one.outcome).padded_tokens_per_s,
-        )
-        for one in windows
-        if one.trial.job == "training" and isinstance(one.outcome, Measured)
-    ]
+    measured: list[tuple[TrainingRequest, float]] = []
+    for window in finished:
+        if window.trial.job == "training" and isinstance(window.outcome, Measured):
+            request = TrainingRequest.of(window.trial.measured)
+            rate = TrainingFigures.of(window.outcome).padded_tokens_per_s
+            measured.append((request, rate))
     cached_rates = {request.round: rate for request, rate in measured if request.cached}
     for request, rate in measured:
         params = {name: getattr(request.config.data, name) for name in space}
-        inside = (
+        is_in_space = (
             params["num_workers"] <= max_workers
             and params["prefetch_factor"] in PREFETCH_CHOICES
         )
-        if inside and not request.cached and request.round in cached_rates:
-            value = rate / cached_rates[request.round]
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params=params, distributions=space, value=value
-                )
-            )
+        if request.cached or not is_in_space or request.round not in cached_rates:
+            continue
+        trial = optuna.trial.create_trial(
+            params=params,
+            distributions=space,
+            value=rate / cached_rates[request.round],
+        )
+        study.add_trial(trial)
     return study

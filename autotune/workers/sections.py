@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.base import document as doc
-from autotune.base.document import bulleted, sentence, table_of
+from autotune.base.document import bulleted, sentence
 from autotune.base.render import console_text
+from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_percent, format_share
 from autotune.base.wording import (
     format_bytes_per_s,
@@ -16,149 +17,185 @@ from autotune.base.wording import (
 )
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
+from autotune.trials.values import GpuUse
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
 from autotune.workers.values import (
     VERDICT_WORDS,
     CountEvidence,
     CountRow,
+    JointChoice,
     WorkersEvidence,
 )
 
+LONGER_SWEEP = 4
+"""Time of a sweep that decides an undecided count, in multiples of the one before."""
+LEAST_MINUTES = 10
+"""Shortest time limit to suggest; the default of the command."""
 
-def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
+
+def workers_text(evidence: WorkersEvidence, profile: Path, data: Path) -> str:
     """Return the evidence and the next command, for the console."""
     train = command("train", profile, data=data)
-    return console_text(
-        (
-            *_sweep(found),
-            doc.Pairs(pairs=(("profile", (str(profile),)), ("next", (train,)))),
-        )
-    )
+    pairs = doc.Pairs(pairs=(("profile", (str(profile),)), ("next", (train,))))
+    return console_text((*_sweep_blocks(evidence), pairs))
 
 
-def workers_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the report's blocks on the sweep, with the command that decides an undecided count."""
-    found = one.profile.evidence.workers
-    read = found is not None and all(row.padded_tokens_per_s for row in found.rows)
-    # As in some from elsewhere.
-    if found is None or not (read and found.rows and found.cached_padded_tokens_per_s):
+def workers_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
+    """Return the report's blocks on the sweep.
+
+    They end with the command that decides an undecided count.
+    """
+    evidence = reported.profile.evidence.workers
+    if evidence is None or not _has_windows(evidence):
         commands = (
-            *probe_first(one.profile, one.path),
-            f"autotune workers {one.quoted}",
+            *probe_first(reported.profile, reported.path),
+            f"autotune workers {reported.quoted}",
         )
         return (doc.Missing(subject="Number of DataLoader workers", commands=commands),)
-    if not found.undecided_between:
-        return _sweep(found)
-    few, many = found.undecided_between[0], found.undecided_between[-1]
-    minutes = max(10, round(4 * found.seconds / 60))
-    again = f"autotune workers {one.quoted} --time-limit {minutes}min"
-    return (
-        *_sweep(found),
-        doc.Missing(
-            subject=f"Smallest sufficient num_workers, {few} to {many}",
-            commands=(again,),
-        ),
+    blocks = _sweep_blocks(evidence)
+    if not evidence.undecided_between:
+        return blocks
+    fewest = evidence.undecided_between[0]
+    most = evidence.undecided_between[-1]
+    minutes = max(LEAST_MINUTES, round(LONGER_SWEEP * evidence.seconds / 60))
+    undecided = doc.Missing(
+        subject=f"Smallest sufficient num_workers, {fewest} to {most}",
+        commands=(f"autotune workers {reported.quoted} --time-limit {minutes}min",),
     )
+    return (*blocks, undecided)
 
 
-def _sweep(found: WorkersEvidence) -> tuple[doc.Block, ...]:
-    """Return the choice, throughput by workers, counters of GPUs if there are any, and the lines under them."""
+def _has_windows(evidence: WorkersEvidence) -> bool:
+    """Return True if all windows have figures, which files of others may lack."""
+    if not evidence.rows or not evidence.cached_padded_tokens_per_s:
+        return False
+    return all(row.padded_tokens_per_s for row in evidence.rows)
+
+
+def _sweep_blocks(evidence: WorkersEvidence) -> tuple[doc.Block, ...]:
+    """Return the choice, throughput by workers, GPU counters if any, and notes."""
     rates = [
-        format_count(statistics.median(row.padded_tokens_per_s)) for row in found.rows
+        format_count(statistics.median(row.padded_tokens_per_s))
+        for row in evidence.rows
     ]
-    table = count_table(found.rows, "tokens/s incl. padding (median)", rates)
-    shown: doc.Block = table  # a single count makes no curve
-    if len(found.rows) > 1:
-        parts = [
-            f"{row.num_workers}: {format_share(row.ratio_to_cached)}"
-            for row in found.rows
-        ]
-        shown = doc.Chart(
-            title=(
-                "Throughput by number of DataLoader workers, relative to cached batches"
-            ),
-            description=(
-                "Throughput relative to cached batches by num_workers:"
-                f" {'; '.join(parts)}. Bars: 98 % CI."
-            ),
-            drawing=_drawing(found),
-            table=table,
-        )
-    counters = table_of(
-        "GPU counters in these windows",
-        [(row, row.gpu) for row in found.rows if row.gpu is not None],
-        ("num_workers", "r", lambda one: str(one[0].num_workers)),
-        ("SMs busy", "r", lambda one: format_share(one[1].gpm_sm_share)),
-        ("occupancy", "r", lambda one: format_share(one[1].gpm_occupancy_share)),
-        ("Tensor Cores", "r", lambda one: format_share(one[1].gpm_tensor_share)),
-        ("DRAM", "r", lambda one: format_share(one[1].gpm_dram_share)),
-        (
-            "PCIe in",
-            "r",
-            lambda one: format_bytes_per_s(one[1].gpm_pcie_rx_bytes_per_s),
-        ),
-        (
-            "power",
-            "r",
-            lambda one: None if one[1].power_w is None else f"{one[1].power_w:.0f} W",
-        ),
-        (
-            "SM clock",
-            "r",
-            lambda one: (
-                None
-                if one[1].sm_clock_mhz is None
-                else f"{one[1].sm_clock_mhz:.0f} MHz"
-            ),
-        ),
-        ("at power cap", "r", lambda one: format_share(one[1].power_capped_share)),
+    table = count_table(evidence.rows, "tokens/s incl. padding (median)", rates)
+    # A single count makes no curve.
+    throughput = _chart(evidence, table) if len(evidence.rows) > 1 else table
+    blocks: list[doc.Block] = [
+        count_head("DataLoader workers", chosen_loader(evidence), evidence),
+        throughput,
+    ]
+    counters = _counters(evidence)
+    if counters.rows:
+        blocks.append(counters)
+    blocks.append(bulleted(workers_lines(evidence)))
+    return tuple(blocks)
+
+
+def _chart(evidence: WorkersEvidence, table: doc.Table) -> doc.Block:
+    ratios = "; ".join(
+        f"{row.num_workers}: {format_share(row.ratio_to_cached)}"
+        for row in evidence.rows
     )
-    head = count_head("DataLoader workers", chosen_loader(found), found)
-    return (
-        head,
-        shown,
-        *((counters,) if counters.rows else ()),
-        bulleted(workers_lines(found)),
+    return doc.Chart(
+        title="Throughput by number of DataLoader workers, relative to cached batches",
+        description=(
+            "Throughput relative to cached batches by num_workers:"
+            f" {ratios}. Bars: 98 % CI."
+        ),
+        drawing=_drawing(evidence),
+        table=table,
     )
 
 
-def count_head(title: str, chosen: str, found: CountEvidence) -> doc.Pairs:
+def _counters(evidence: WorkersEvidence) -> doc.Table:
+    headers = (
+        "num_workers",
+        "SMs busy",
+        "occupancy",
+        "Tensor Cores",
+        "DRAM",
+        "PCIe in",
+        "power",
+        "SM clock",
+        "at power cap",
+    )
+    return doc.Table(
+        caption="GPU counters in these windows",
+        headers=headers,
+        rows=tuple(
+            _counter_cells(row.num_workers, row.gpu)
+            for row in evidence.rows
+            if row.gpu is not None
+        ),
+        align="r" * len(headers),
+    )
+
+
+def _counter_cells(num_workers: int, gpu: GpuUse) -> Row:
+    power = None if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+    clock = None if gpu.sm_clock_mhz is None else f"{gpu.sm_clock_mhz:.0f} MHz"
+    return [
+        str(num_workers),
+        format_share(gpu.gpm_sm_share),
+        format_share(gpu.gpm_occupancy_share),
+        format_share(gpu.gpm_tensor_share),
+        format_share(gpu.gpm_dram_share),
+        format_bytes_per_s(gpu.gpm_pcie_rx_bytes_per_s),
+        power,
+        clock,
+        format_share(gpu.power_capped_share),
+    ]
+
+
+def count_head(title: str, chosen: str, evidence: CountEvidence) -> doc.Pairs:
     """Return the chosen count with its reason, and the next smaller one's result."""
-    smaller = f". {sentence(found.next_smaller)}" if found.next_smaller else ""
-    return doc.Pairs(
-        pairs=((title, (doc.Strong(text=chosen), f" ({found.choice}){smaller}")),)
-    )
+    reason = f" ({evidence.choice})"
+    if evidence.next_smaller:
+        reason += f". {sentence(evidence.next_smaller)}"
+    return doc.Pairs(pairs=((title, (doc.Strong(text=chosen), reason)),))
 
 
-def count_table(rows: Sequence[CountRow], rate: str, rates: Sequence[str]) -> doc.Table:
+def count_table(
+    rows: Sequence[CountRow], rate_header: str, rates: Sequence[str]
+) -> doc.Table:
     """Return the table of windows by number of workers, with a column of rates."""
-    return table_of(
-        "Throughput by num_workers",
-        list(zip(rows, rates, strict=True)),
-        ("num_workers", "r", lambda one: str(one[0].num_workers)),
-        (rate, "r", lambda one: one[1]),
-        ("vs cached batches", "r", lambda one: f"{one[0].ratio_to_cached:.3f}"),
-        (
-            "98 % CI",
-            "r",
-            lambda one: format_window_bounds(one[0].ratio, "{:.3f}".format),
-        ),
-        ("data wait", "r", lambda one: format_share(one[0].data_wait_share)),
-        (
-            "GPU utilisation",
-            "r",
-            lambda one: format_share(
-                one[0].gpu.utilisation_share if one[0].gpu else None
-            ),
-        ),
-        ("RAM", "r", lambda one: format_bytes(one[0].memory_bytes)),
-        ("verdict", "l", lambda one: VERDICT_WORDS[one[0].verdict]),
+    headers = (
+        "num_workers",
+        rate_header,
+        "vs cached batches",
+        "98 % CI",
+        "data wait",
+        "GPU utilisation",
+        "RAM",
+        "verdict",
+    )
+    cells = [_count_cells(row, rate) for row, rate in zip(rows, rates, strict=True)]
+    return doc.Table(
+        caption="Throughput by num_workers",
+        headers=headers,
+        rows=tuple(cells),
+        align="r" * (len(headers) - 1) + "l",
     )
 
 
-def _drawing(found: WorkersEvidence) -> doc.LineChart:
-    rows = sorted(found.rows, key=lambda row: row.num_workers)
-    speed = tuple(
+def _count_cells(row: CountRow, rate: str) -> Row:
+    utilisation_share = row.gpu.utilisation_share if row.gpu else None
+    return [
+        str(row.num_workers),
+        rate,
+        f"{row.ratio_to_cached:.3f}",
+        format_window_bounds(row.ratio, "{:.3f}".format),
+        format_share(row.data_wait_share),
+        format_share(utilisation_share),
+        format_bytes(row.memory_bytes),
+        VERDICT_WORDS[row.verdict],
+    ]
+
+
+def _drawing(evidence: WorkersEvidence) -> doc.LineChart:
+    rows = sorted(evidence.rows, key=lambda row: row.num_workers)
+    throughput = tuple(
         doc.Point(
             x=row.num_workers,
             y=row.ratio_to_cached,
@@ -168,29 +205,25 @@ def _drawing(found: WorkersEvidence) -> doc.LineChart:
         for row in rows
     )
     waits = tuple(doc.Point(x=row.num_workers, y=row.data_wait_share) for row in rows)
-    shares = (
-        (row.num_workers, None if row.gpu is None else row.gpu.utilisation_share)
+    lines = [
+        doc.Line(name="throughput vs cached batches", points=throughput, colour=0),
+        doc.Line(name="data wait", points=waits, colour=5),
+    ]
+    utilisation = tuple(
+        doc.Point(x=row.num_workers, y=row.gpu.utilisation_share)
         for row in rows
+        if row.gpu is not None and row.gpu.utilisation_share is not None
     )
-    busy = tuple(
-        doc.Point(x=workers, y=share) for workers, share in shares if share is not None
-    )
+    if utilisation:
+        lines.append(doc.Line(name="GPU utilisation", points=utilisation, colour=2))
     return doc.LineChart(
         x=doc.Axis(
             label="num_workers (per rank)",
             unit="count",
-            ticks=tuple(point.x for point in speed),
+            ticks=tuple(row.num_workers for row in rows),
         ),
         y=doc.Axis(label="share", unit="share", low=0),
-        lines=(
-            doc.Line(name="throughput vs cached batches", points=speed, colour=0),
-            doc.Line(name="data wait", points=waits, colour=5),
-            *(
-                (doc.Line(name="GPU utilisation", points=busy, colour=2),)
-                if busy
-                else ()
-            ),
-        ),
+        lines=tuple(lines),
         rules=(
             doc.ReferenceLine(
                 value=ENOUGH_SHARE, label=f"sufficient: {format_percent(ENOUGH_SHARE)}"
@@ -199,79 +232,92 @@ def _drawing(found: WorkersEvidence) -> doc.LineChart:
     )
 
 
-def chosen_loader(found: WorkersEvidence) -> str:
+def chosen_loader(evidence: WorkersEvidence) -> str:
     """Return the chosen loader settings in a few words."""
-    joint = found.joint
+    joint = evidence.joint
     if joint is None or not joint.adopted:
-        return str(found.chosen)
-    return (
-        f"{joint.num_workers}, prefetch {joint.prefetch_factor},"
-        f" {'' if joint.pin_memory else 'not '}pinned"
-    )
+        return str(evidence.chosen)
+    pinning = "pinned" if joint.pin_memory else "not pinned"
+    return f"{joint.num_workers}, prefetch {joint.prefetch_factor}, {pinning}"
 
 
-def workers_lines(found: WorkersEvidence) -> Iterator[str]:
+def workers_lines(evidence: WorkersEvidence) -> Iterator[str]:
     """Yield the lines under the table."""
-    cached = statistics.median(found.cached_padded_tokens_per_s)
+    cached = statistics.median(evidence.cached_padded_tokens_per_s)
     yield (
         f"upper bound without data loading (cached batches): {format_count(cached)}"
         " tokens/s including padding"
     )
-    ranks = plural(found.local_ranks, "rank")
+    ranks = plural(evidence.local_ranks, "rank")
     yield (
-        f"consumer: {found.consumer}; {ranks}, {found.windows} windows of at least"
-        f" {found.window_s:g} s"
+        f"consumer: {evidence.consumer}; {ranks}, {evidence.windows} windows of at"
+        f" least {evidence.window_s:g} s"
     )
     yield (
-        f"largest num_workers allowed: {found.max_workers}"
-        f" ({found.max_workers_because})"
+        f"largest num_workers allowed: {evidence.max_workers}"
+        f" ({evidence.max_workers_because})"
     )
-    disk = "" if found.data_filesystem is None else f"on {found.data_filesystem}, "
-    rates = [
-        row.storage_bytes_per_s
-        for row in found.rows
-        if row.storage_bytes_per_s is not None
-    ]
-    most = max(rates, default=None)
-    rate = "an unknown rate" if most is None else f"up to {format_bytes_per_s(most)}"
-    yield (
-        f"dataset: {disk}read from"
-        f" {'the page cache' if most == 0 else f'storage at {rate}'}"
-    )
-    yield f"GPU: {found.gpu_source}"
-    if any(row.gpu for row in found.rows):
+    yield _dataset_line(evidence)
+    yield f"GPU: {evidence.gpu_source}"
+    if any(row.gpu for row in evidence.rows):
         yield (
             "GPU utilisation is the share of time in which any kernel runs; it is"
             " not MFU"
         )
-    if found.operating_state:
-        yield f"GPU state on cached batches: {found.operating_state}"
-    best = max(row.ratio_to_cached for row in found.rows)
-    if found.data_on_network:
+    if evidence.operating_state:
+        yield f"GPU state on cached batches: {evidence.operating_state}"
+    best_ratio = max(row.ratio_to_cached for row in evidence.rows)
+    if evidence.data_on_network:
+        most_gain = max(0.0, 1 / best_ratio - 1)
         yield (
-            f"the dataset is on a shared network file system ({found.data_filesystem});"
-            " a copy on a local disk gains at most"
-            f" {format_share(max(0.0, 1 / best - 1))}: autotune data stage DIR --to"
-            " LOCAL"
+            "the dataset is on a shared network file system"
+            f" ({evidence.data_filesystem}); a copy on a local disk gains at most"
+            f" {format_share(most_gain)}: autotune data stage DIR --to LOCAL"
         )
-    highs = [row.ratio_high for row in found.rows if row.ratio_high is not None]
-    joint = found.joint
-    if (
-        highs
-        and max(highs) < ENOUGH_SHARE
-        and not (found.keeps_up or (joint and joint.adopted))
-    ):
+    if _is_short_of_data(evidence):
         yield (
             "no number of workers is sufficient: data loading costs"
-            f" {format_percent(1 - best)} of the throughput; use more CPU cores per rank,"
-            " faster storage or shorter samples"
+            f" {format_percent(1 - best_ratio)} of the throughput; use more CPU cores"
+            " per rank, faster storage or shorter samples"
         )
-    if joint:
-        ratio = format_windows(joint.ratio, format_share)
-        yield (
-            f"joint search over workers, prefetching and pinning ({joint.trials}"
-            f" trials): num_workers={joint.num_workers},"
-            f" prefetch_factor={joint.prefetch_factor}, pin_memory={joint.pin_memory}:"
-            f" {ratio} of the best num_workers alone,"
-            f" {'adopted' if joint.adopted else 'not faster at 98 % confidence'}"
-        )
+    if evidence.joint:
+        yield _joint_line(evidence.joint)
+
+
+def _dataset_line(evidence: WorkersEvidence) -> str:
+    disk = ""
+    if evidence.data_filesystem is not None:
+        disk = f"on {evidence.data_filesystem}, "
+    rates_bytes_per_s = [
+        row.storage_bytes_per_s
+        for row in evidence.rows
+        if row.storage_bytes_per_s is not None
+    ]
+    if not rates_bytes_per_s:
+        source = "storage at an unknown rate"
+    elif max(rates_bytes_per_s) == 0:
+        source = "the page cache"
+    else:
+        source = f"storage at up to {format_bytes_per_s(max(rates_bytes_per_s))}"
+    return f"dataset: {disk}read from {source}"
+
+
+def _is_short_of_data(evidence: WorkersEvidence) -> bool:
+    """Return True if no loader settings are sufficient, by the upper bounds."""
+    if evidence.keeps_up or (evidence.joint and evidence.joint.adopted):
+        return False
+    upper_bounds = [
+        row.ratio_high for row in evidence.rows if row.ratio_high is not None
+    ]
+    return max(upper_bounds, default=ENOUGH_SHARE) < ENOUGH_SHARE
+
+
+def _joint_line(joint: JointChoice) -> str:
+    ratio = format_windows(joint.ratio, format_share)
+    result = "adopted" if joint.adopted else "not faster at 98 % confidence"
+    return (
+        f"joint search over workers, prefetching and pinning ({joint.trials}"
+        f" trials): num_workers={joint.num_workers},"
+        f" prefetch_factor={joint.prefetch_factor}, pin_memory={joint.pin_memory}:"
+        f" {ratio} of the best num_workers alone, {result}"
+    )

@@ -1,4 +1,4 @@
-"""The workers phase: find the number of DataLoader workers and write it into the profile."""
+"""The workers phase: find the number of DataLoader workers for a profile."""
 
 import contextlib
 import sys
@@ -21,54 +21,63 @@ from autotune.workers.measure import Sweep, training_windows
 from autotune.workers.values import SweepRequest, WorkersEvidence
 from trainer.config.train_config import DataSettings, Tag, tagged
 
+EXPECTED_TRIALS = 24
+"""Usual number of windows of a sweep, for the progress display."""
+
 
 def count_workers(
     bench: Session, stored: StoredProfile, request: SweepRequest
 ) -> WorkersEvidence:
-    """Find the smallest sufficient number of DataLoader workers and write it into the profile.
+    """Find the smallest sufficient number of workers; write it into the profile.
 
-    Raise ``ProfileRejected`` if it is of another machine, model or dataset,
-    ``Undecided`` if a window failed.
+    Args:
+        bench: Session on the machine and the dataset.
+        stored: Profile that was probed here.
+        request: Windows to measure, with their time budget.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, model or dataset.
+        Undecided: If a window failed.
     """
-    replayed = request.replayed_step_s is not None
+    is_replayed = request.replayed_step_s is not None
+    config = stored.profile.train
     probe = require_local_probe(
-        stored, bench.fingerprint(stored.profile.train.model), replayed=replayed
+        stored, bench.fingerprint(config.model), replayed=is_replayed
     )
-    ranks, config = request.ranks or probe.local_ranks, stored.profile.train
-    if replayed:
+    ranks = request.ranks or probe.local_ranks
+    if is_replayed:
         config = config.model_copy(update={"device": "cpu"})
     else:
         ranks = local_ranks(bench.site, ranks)
     training = training_windows(bench, config, request, ranks)
-    if warning := training.limits.warning():
+    warning = training.limits.warning()
+    if warning is not None:
         sys.stderr.write(f"warning: {warning}\n")
     with bench.stage(
-        "workers", stored.path, stored.profile.train.model, request, 24
+        "workers", stored.path, config.model, request, EXPECTED_TRIALS
     ) as runner:
         sweep = Sweep(training=training, runner=runner, budget_s=request.budget_s)
-        choice, joint = sweep.run(), None
+        choice = sweep.run()
+        joint = None
         if gap_remains(choice) and not sweep.time_is_over:
             with contextlib.suppress(OutOfTime):
                 joint = search_joint(sweep, choice)
-    found = measure.evidence(sweep, choice, bench.site).model_copy(
-        update={"joint": joint}
-    )
-    write_atomically(
-        stored.path, profile_to_toml(add_workers(stored.profile, found, runner))
-    )
-    return found
+    evidence = measure.evidence(sweep, choice, bench.site)
+    evidence = evidence.model_copy(update={"joint": joint})
+    profile = add_workers(stored.profile, evidence, runner)
+    write_atomically(stored.path, profile_to_toml(profile))
+    return evidence
 
 
 def add_workers(
-    profile: Profile, found: WorkersEvidence, runner: TrialRunner
+    profile: Profile, evidence: WorkersEvidence, runner: TrialRunner
 ) -> Profile:
-    """Return the profile with the DataLoader workers that a sweep chose."""
-    loader = {"num_workers": found.chosen}
-    if found.joint is not None and found.joint.adopted:
-        loader |= {
-            name: getattr(found.joint, name)
-            for name in tagged(DataSettings, Tag.LOADER)
+    """Return the profile with the loader settings that a sweep chose."""
+    settings = {"num_workers": evidence.chosen}
+    joint = evidence.joint
+    if joint is not None and joint.adopted:
+        settings = {
+            name: getattr(joint, name) for name in tagged(DataSettings, Tag.LOADER)
         }
-    return add_evidence(
-        profile, "workers", found, runner, with_data(profile.train, loader)
-    )
+    train = with_data(profile.train, settings)
+    return add_evidence(profile, "workers", evidence, runner, train)

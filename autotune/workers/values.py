@@ -47,6 +47,7 @@ class TrainingRequest(TrialRequest):
 
 
 VERDICT_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
+"""Words that users read for each verdict."""
 
 
 class CountRow(RatioBounds):
@@ -83,7 +84,10 @@ class WorkersRow(CountRow):
 
 
 class JointChoice(RatioBounds):
-    """Result of a joint search over workers, prefetching and pinning, run if no number of workers is sufficient."""
+    """Result of a joint search over workers, prefetching and pinning.
+
+    The search runs if no number of workers is sufficient.
+    """
 
     trials: Positive
     num_workers: NonNegative

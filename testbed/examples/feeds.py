@@ -1,4 +1,4 @@
-"""Feed trials that are computed, and sweeps over them, for tests of the search."""
+"""Computed windows of training, and sweeps over them, for tests of the search."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,33 +17,38 @@ from testbed.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 
 CONFIG = TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"}))
-CEILING = 1000.0
+CACHED_TOKENS_PER_S = 1000.0
+"""Tokens/s on cached batches, the upper bound."""
 Rate = Callable[[DataSettings], float]
+"""Function from loader settings to their share of the throughput on cached batches."""
 
 
 def knee_at(needed: int) -> Rate:
-    """Every worker gives its part of the ceiling, and the main process less than
-    one."""
+    """Return a rate that grows with each worker until ``needed`` suffice.
+
+    The main process alone loads less than one worker.
+    """
     return lambda data: min(1.0, max(data.num_workers, 0.4) / max(needed, 0.4))
 
 
-def loader_of(trial: Trial) -> dict:
+def loader_settings(trial: Trial) -> dict:
+    """Return the loader settings of a window's trial."""
     return trial.measured["config"]["data"]
 
 
 def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
-    """What a window reads, by the share of the ceiling that its loader settings reach;
-    repeatable noise of 0.2 %."""
-    data = DataSettings.model_validate(loader_of(trial))
-    share = 1.0 if trial.measured["cached"] else rate(data)
-    number = trial.measured["round"]
+    """Return the figures of a window, with repeatable noise of 0.2 %."""
+    data = DataSettings.model_validate(loader_settings(trial))
+    cached = trial.measured["cached"]
+    round_number = trial.measured["round"]
+    share = 1.0 if cached else rate(data)
     noise = 1 + 0.0005 * (
-        (7 * number + 3 * data.num_workers + 5 * trial.measured["cached"]) % 5 - 2
+        (7 * round_number + 3 * data.num_workers + 5 * cached) % 5 - 2
     )
-    start_s = 1000.0 + 10 * number
+    start_s = 1000.0 + 10 * round_number
     figures = FEED | {
-        "padded_tokens_per_s": CEILING * share * noise,
-        "tokens_per_s": CEILING * share / 2,
+        "padded_tokens_per_s": CACHED_TOKENS_PER_S * share * noise,
+        "tokens_per_s": CACHED_TOKENS_PER_S * share / 2,
         "data_wait_share": 1 - share,
         "window_start_s": start_s,
         "window_end_s": start_s + 1,
@@ -52,19 +57,23 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
         "worker_bytes": 2**27,
         "storage_bytes_per_s": 1e6,
     }
-    return figures | changes | ({} if data.num_workers else {"worker_bytes": None})
+    figures |= changes
+    if not data.num_workers:
+        figures["worker_bytes"] = None
+    return figures
 
 
 def runner_on(
     machine: FakeMachine, trial_log: Path, clock: FakeClock, **changes: Any
 ) -> TrialRunner:
-    usual = {
+    """Return a runner on a machine; ``changes`` are other fields of it."""
+    defaults = {
         "machine": machine,
         "trial_log": TrialLog(trial_log, "w"),
         "clock": clock,
         "site": "here",
     }
-    return TrialRunner(**usual | changes)
+    return TrialRunner(**defaults | changes)
 
 
 NO_JOB = SlurmFacts(
@@ -86,8 +95,13 @@ ON_CPU = MeasuredDevice(
 
 
 class FeedMachine(FakeMachine):
-    """A machine whose windows take a second each and read what a rate says, unless
-    another outcome is given."""
+    """Machine whose windows take a second each and have the figures of a rate.
+
+    Args:
+        rate: Share of the throughput on cached batches, by loader settings.
+        instead: Function that returns another outcome of a trial, or None.
+        changes: Other figures of every window.
+    """
 
     def __init__(
         self,
@@ -99,18 +113,19 @@ class FeedMachine(FakeMachine):
 
         def simulate(trial: Trial) -> Outcome:
             self.clock.sleep(1.0)
-            return instead(trial) or Measured(
-                figures=figures_of(trial, rate, **changes)
-            )
+            outcome = instead(trial)
+            if outcome is not None:
+                return outcome
+            return Measured(figures=figures_of(trial, rate, **changes))
 
         super().__init__(simulate)
 
     @property
     def counts(self) -> list[int | None]:
-        """What was tried, in order; None for batches from memory."""
+        """Workers of each trial, in order; None for cached batches."""
         return [
-            None if one.measured["cached"] else loader_of(one)["num_workers"]
-            for one in self.trials
+            None if trial.measured["cached"] else loader_settings(trial)["num_workers"]
+            for trial in self.trials
         ]
 
 
@@ -127,23 +142,23 @@ def windows_of(
     storage="",
     **changes,
 ) -> TrainingWindows:
-    usual = {
+    """Return a request for windows; ``changes`` are of ``SweepRequest``."""
+    defaults = {
         "data": Path("data"),
         "reports": Path("r"),
         "minutes": budget_s / 60,
         "window_s": 1.0,
+        "trial_timeout_s": 10.0,
     }
-    request = SweepRequest(**usual | {"trial_timeout_s": 10.0} | changes)
+    request = SweepRequest(**defaults | changes)
     return TrainingWindows(
         request=request, config=config, limits=limits, storage=storage
     )
 
 
 def sweep_on(machine: FakeMachine, directory: Path, **changes) -> Sweep:
-    """A sweep that has not begun; changes are of ``windows_of``."""
+    """Return a sweep that has not begun; ``changes`` are of ``windows_of``."""
     clock = machine.clock if isinstance(machine, FeedMachine) else FakeClock()
-    training, runner = (
-        windows_of(**changes),
-        runner_on(machine, directory / "trials", clock),
-    )
+    training = windows_of(**changes)
+    runner = runner_on(machine, directory / "trials", clock)
     return Sweep(training=training, runner=runner, budget_s=training.request.budget_s)

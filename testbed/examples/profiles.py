@@ -27,8 +27,12 @@ FINGERPRINT = Fingerprint(
 
 
 def but(profile: Profile, **tables: dict[str, object]) -> Profile:
-    """The profile with other values in its tables, such as ``train={"layout":
-    "packed"}``."""
+    """Return the profile with other values in its tables.
+
+    Args:
+        profile: Profile to change.
+        tables: New values by table, such as ``train={"layout": "packed"}``.
+    """
     changed = {
         name: getattr(profile, name).model_copy(update=values)
         for name, values in tables.items()
@@ -37,26 +41,7 @@ def but(profile: Profile, **tables: dict[str, object]) -> Profile:
 
 
 def example_profile() -> Profile:
-    """Probed and swept."""
-    points = [
-        CurvePoint(
-            micro_batch_size=rows, padded_tokens_per_s=speed, step_s=0.1, timed_steps=4
-        )
-        for rows, speed in ((1, 500.0), (2, 900.0))
-    ]
-    rows = [
-        WorkersRow(
-            num_workers=count,
-            padded_tokens_per_s=[99.0, 100.0, 101.0],
-            ratio_to_cached=ratio,
-            ratio_low=ratio - 0.005,
-            ratio_high=ratio + 0.005,
-            verdict=verdict,
-            data_wait_share=1 - ratio,
-            memory_bytes=2**29,
-        )
-        for count, ratio, verdict in ((0, 0.5, "refuted"), (1, 0.99, "verified"))
-    ]
+    """Return a profile with the evidence of a probe and of a sweep of workers."""
     return Profile(
         train=TrainConfig(
             model=ModelSettings(
@@ -85,7 +70,7 @@ def example_profile() -> Profile:
                 search_trials=5,
                 seconds=9.5,
                 mean_tokens_per_sequence=33.5,
-                curve=points,
+                curve=[_curve_point(1, 500.0), _curve_point(2, 900.0)],
                 choice="because",
             ),
             workers=WorkersEvidence(
@@ -94,7 +79,10 @@ def example_profile() -> Profile:
                 next_smaller="0 is slow",
                 keeps_up=True,
                 cached_padded_tokens_per_s=[102.0],
-                rows=rows,
+                rows=[
+                    _workers_row(0, 0.5, "refuted"),
+                    _workers_row(1, 0.99, "verified"),
+                ],
                 local_ranks=1,
                 max_workers=2,
                 max_workers_because="2 allotted CPUs, 1 local rank",
@@ -105,4 +93,26 @@ def example_profile() -> Profile:
                 gpu_source="n/a (CPU)",
             ),
         ),
+    )
+
+
+def _curve_point(micro_batch_size: int, padded_tokens_per_s: float) -> CurvePoint:
+    return CurvePoint(
+        micro_batch_size=micro_batch_size,
+        padded_tokens_per_s=padded_tokens_per_s,
+        step_s=0.1,
+        timed_steps=4,
+    )
+
+
+def _workers_row(num_workers: int, ratio_to_cached: float, verdict: str) -> WorkersRow:
+    return WorkersRow(
+        num_workers=num_workers,
+        padded_tokens_per_s=[99.0, 100.0, 101.0],
+        ratio_to_cached=ratio_to_cached,
+        ratio_low=ratio_to_cached - 0.005,
+        ratio_high=ratio_to_cached + 0.005,
+        verdict=verdict,
+        data_wait_share=1 - ratio_to_cached,
+        memory_bytes=2**29,
     )

@@ -197,7 +197,7 @@ def window(
         lambda batches: None,
         window_s=asked.window_s,
         step_s=step_s,
-        least=MIN_STEPS,
+        min_steps=MIN_STEPS,
         group=max(1, asked.num_workers),
     )
     return figures | {

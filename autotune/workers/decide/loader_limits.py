@@ -1,9 +1,13 @@
-"""Limits of DataLoader workers per rank: CPUs, memory and shared memory, checked before any is started. Pure."""
+"""Limits of DataLoader workers per rank: CPUs, memory and shared memory. Pure.
+
+They are checked before any worker is started.
+"""
 
 import bisect
 from dataclasses import dataclass
 
 from autotune.base.units import format_bytes
+from autotune.base.wording import plural
 from autotune.errors import ExceedsMemory
 from autotune.machine.values import HostFacts
 
@@ -14,6 +18,10 @@ reference counts copy more of the shared pages.
 """
 USABLE_SHARE = 0.9
 """Share of free memory that workers may use; the rest is for growth."""
+BOUNDARY_BYTES = 8
+"""Bytes of a sample's start and length, int32 each."""
+POSITION_BYTES = 4
+"""Bytes of a masked token's position, int32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +32,7 @@ class LoaderLimits:
     local_ranks: int
     batch_bytes: int
     prefetch_factor: int
-    asked: int | None = None
+    requested_workers: int | None = None
     """Number of workers that the user requested."""
 
     @property
@@ -32,89 +40,102 @@ class LoaderLimits:
         """CPUs allotted to this process, divided by the ranks; at least 1."""
         return max(1, self.host.allotted_cpus // self.local_ranks)
 
-    def refusal(self, workers: int, worker_bytes: int | None = None) -> str | None:
-        """Return the reason why ``workers`` do not fit; None if they do."""
+    def shortage(self, workers: int, worker_bytes: int | None = None) -> str | None:
+        """Return the reason why workers do not fit into memory.
+
+        Args:
+            workers: DataLoader workers of each rank.
+            worker_bytes: Measured memory of a worker; None assumes ``WORKER_BYTES``.
+
+        Returns:
+            None if the workers fit.
+        """
         need = f"{workers} DataLoader workers on each of {self.local_ranks} ranks need"
-        each_bytes = (
-            worker_bytes or WORKER_BYTES
-        ) + self.prefetch_factor * self.batch_bytes
-        needed, there = (
-            self.local_ranks * workers * each_bytes,
-            self.host.ram_available_bytes,
-        )
-        if needed > USABLE_SHARE * there:
+        all_workers = self.local_ranks * workers
+        prefetched_bytes = self.prefetch_factor * self.batch_bytes
+        needed_bytes = all_workers * ((worker_bytes or WORKER_BYTES) + prefetched_bytes)
+        available_bytes = self.host.ram_available_bytes
+        if needed_bytes > USABLE_SHARE * available_bytes:
             source = "measured" if worker_bytes else "assumed"
-            free = (
-                f"only {format_bytes(there)} of memory are free"
+            return (
+                f"{need} about {format_bytes(needed_bytes)} ({source}), but only"
+                f" {format_bytes(available_bytes)} of memory are free"
                 f" ({self.host.ram_limit_source})"
             )
-            return f"{need} about {format_bytes(needed)} ({source}), but {free}"
         # Each worker's prefetched batches, and the one that it prepares.
-        shared = (
-            self.local_ranks * workers * (self.prefetch_factor + 1) * self.batch_bytes
-        )
-        room = self.host.shm_free_bytes
-        if room is not None and shared > USABLE_SHARE * room:
+        shared_bytes = all_workers * (self.prefetch_factor + 1) * self.batch_bytes
+        shm_free_bytes = self.host.shm_free_bytes
+        if shm_free_bytes is not None and shared_bytes > USABLE_SHARE * shm_free_bytes:
             return (
-                f"{need} {format_bytes(shared)} of /dev/shm, but only"
-                f" {format_bytes(room)} are free"
+                f"{need} {format_bytes(shared_bytes)} of /dev/shm, but only"
+                f" {format_bytes(shm_free_bytes)} are free"
             )
         return None
 
-    def most(self) -> tuple[int, str]:
-        """Return the most workers to try and the reason.
+    def max_workers(self) -> tuple[int, str]:
+        """Return the most workers to try and the reason for this limit.
 
         Raises:
-            ExceedsMemory: If the user requested more.
+            ExceedsMemory: If the user requested more than fit.
         """
-        wanted, because = self.asked, "--max-workers"
-        if wanted is None:
-            wanted, ranks = (
-                self.cpus_per_rank,
-                f"{self.local_ranks} local rank{'s' * (self.local_ranks > 1)}",
-            )
+        if self.requested_workers is None:
+            wanted = self.cpus_per_rank
+            ranks = plural(self.local_ranks, "local rank")
             because = f"{self.host.allotted_cpus} available CPU cores, {ranks}"
-        if (refusal := self.refusal(wanted)) is None:
+        else:
+            wanted = self.requested_workers
+            because = "--max-workers"
+        shortage = self.shortage(wanted)
+        if shortage is None:
             return wanted, because
-        fitting = self.fitting(wanted)
-        if self.asked is not None:
+        fitting = self.largest_fitting(wanted)
+        if self.requested_workers is not None:
             next_step = (
                 f"Use --max-workers {fitting}, enlarge /dev/shm, or request more memory"
                 " for the job."
             )
-            raise ExceedsMemory(refusal, next_step=next_step)
-        return fitting, refusal
+            raise ExceedsMemory(shortage, next_step=next_step)
+        return fitting, shortage
 
-    def fitting(self, wanted: int, worker_bytes: int | None = None) -> int:
-        """Return the most workers that fit, up to ``wanted``."""
-        counts = range(1, wanted + 1)
-        return bisect.bisect(
-            counts,
-            False,
-            key=lambda count: self.refusal(count, worker_bytes) is not None,
-        )
+    def largest_fitting(self, wanted: int, worker_bytes: int | None = None) -> int:
+        """Return the most workers that fit into memory, up to ``wanted``."""
+
+        def exceeds_memory(workers: int) -> bool:
+            return self.shortage(workers, worker_bytes) is not None
+
+        return bisect.bisect(range(1, wanted + 1), False, key=exceeds_memory)
 
     def warning(self) -> str | None:
-        """Return a warning if the user requests more workers than CPU cores.
-
-        None otherwise.
-        """
-        if self.asked is None or self.asked <= self.cpus_per_rank:
+        """Return a warning if the user requests more workers than CPU cores."""
+        requested = self.requested_workers
+        if requested is None or requested <= self.cpus_per_rank:
             return None
         return (
-            f"--max-workers {self.asked} exceeds the {self.cpus_per_rank} CPU cores of"
+            f"--max-workers {requested} exceeds the {self.cpus_per_rank} CPU cores of"
             f" each of {self.local_ranks} ranks: workers will compete for them"
         )
 
 
 def batch_bytes(
-    rows: int,
+    micro_batch_size: int,
     seq_length_tokens: int,
     id_bytes: int,
     masking_probability: float,
     samples_per_sequence: float,
 ) -> int:
-    """Return the bytes of a micro-batch that a worker sends: ids, sample boundaries, masked tokens."""
-    tokens = rows * seq_length_tokens
-    predicted = masking_probability * tokens * (4 + id_bytes)
-    return round(tokens * id_bytes + predicted + rows * samples_per_sequence * 8)
+    """Return the bytes of a micro-batch that a worker sends.
+
+    They are those of ids, of masked tokens with their positions, and of sample
+    boundaries.
+
+    Args:
+        micro_batch_size: Sequences of the micro-batch.
+        seq_length_tokens: Tokens of a sequence, padding included.
+        id_bytes: Bytes of a token id.
+        masking_probability: Share of tokens that are masked.
+        samples_per_sequence: Mean number of samples in a sequence.
+    """
+    tokens = micro_batch_size * seq_length_tokens
+    masked_bytes = masking_probability * tokens * (POSITION_BYTES + id_bytes)
+    boundaries_bytes = micro_batch_size * samples_per_sequence * BOUNDARY_BYTES
+    return round(tokens * id_bytes + masked_bytes + boundaries_bytes)

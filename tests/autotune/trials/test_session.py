@@ -131,7 +131,7 @@ def test_loader_workers_are_limited_by_the_sites_cpus_ranks_memory_and_the_size_
         limits(patterned_dataset, micro_batch_size=rows) for rows in (2, 64)
     )
     assert small.cpus_per_rank == 4
-    assert limits(patterned_dataset, asked=3).most()[0] == 3
+    assert limits(patterned_dataset, asked=3).max_workers()[0] == 3
     assert large.batch_bytes == pytest.approx(32 * small.batch_bytes, rel=0.01)
     packed, padded = (
         limits(patterned_dataset, layout=layout).batch_bytes
@@ -139,7 +139,7 @@ def test_loader_workers_are_limited_by_the_sites_cpus_ranks_memory_and_the_size_
     )
     assert packed > padded  # the places of more samples
     tight = replace(FakeHost().facts([Path()]), shm_free_bytes=2**10)
-    assert limits(patterned_dataset, host=tight).most()[0] == 0
+    assert limits(patterned_dataset, host=tight).max_workers()[0] == 0
 
 
 def test_profiles_of_several_models_are_one_report_which_is_written_over_an_older_one(

@@ -33,12 +33,12 @@ def with_host(**facts) -> LoaderLimits:
 
 
 def ram_for(workers: float) -> int:
-    """Free memory of which so many workers take the usable part."""
+    """Return the free memory of which these workers take the usable part."""
     return round(workers * (WORKER_BYTES + 2 * MIB) / USABLE_SHARE)
 
 
 @pytest.mark.parametrize(
-    ("facts", "most", "words"),
+    ("facts", "workers", "words"),
     [
         *(({name: count}, 3, "3 available CPU cores") for name, count in CPUS.items()),
         (
@@ -52,48 +52,64 @@ def ram_for(workers: float) -> int:
         ({"shm_free_bytes": None}, 8, "8 available CPU cores"),
     ],
 )
-def test_cpus_that_others_have_and_memory_that_is_short_allow_fewer_and_that_is_said(
-    facts, most, words
-):
-    found, because = with_host(**facts).most()
-    assert found == most
+def test_host_limits_workers(facts, workers, words):
+    max_workers, because = with_host(**facts).max_workers()
+    assert max_workers == workers
     assert words in because
 
 
-def test_ranks_share_the_allotted_cpus_and_a_measured_worker_takes_the_place_of_the_assumed_one():
-    for ranks, most in ((1, 8), (2, 4), (3, 2), (8, 1), (16, 1)):
-        limits = replace(LIMITS, local_ranks=ranks)
-        assert limits.cpus_per_rank == most  # each may have one
-        assert limits.most() == (
-            most,
-            f"8 available CPU cores, {ranks} local rank{'s' * (ranks > 1)}",
-        )
+@pytest.mark.parametrize(
+    ("ranks", "workers", "words"),
+    [
+        (1, 8, "1 local rank"),
+        (2, 4, "2 local ranks"),
+        (3, 2, "3 local ranks"),
+        (8, 1, "8 local ranks"),
+        # Each may have one.
+        (16, 1, "16 local ranks"),
+    ],
+)
+def test_ranks_share_the_cpus(ranks, workers, words):
+    limits = replace(LIMITS, local_ranks=ranks)
+    assert limits.cpus_per_rank == workers
+    assert limits.max_workers() == (workers, f"8 available CPU cores, {words}")
+
+
+def test_measured_worker_replaces_the_assumed_one():
     limits = with_host(ram_available_bytes=4 * 2**30)
-    assert limits.most()[0] == 8
-    assert limits.fitting(8, worker_bytes=2**30) == 3
-    assert "(measured)" in limits.refusal(8, worker_bytes=2**30)
+    assert limits.max_workers()[0] == 8
+    assert limits.largest_fitting(8, worker_bytes=2**30) == 3
+    assert "(measured)" in limits.shortage(8, worker_bytes=2**30)
 
 
-def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning_and_not_beyond_memory():
-    asked = replace(LIMITS, asked=12, local_ranks=2)
-    assert asked.most() == (12, "--max-workers")
+def test_requested_workers_may_exceed_cpus():
+    limits = replace(LIMITS, requested_workers=12, local_ranks=2)
+    assert limits.max_workers() == (12, "--max-workers")
     assert (
-        asked.warning()
+        limits.warning()
         == "--max-workers 12 exceeds the 4 CPU cores of each of 2 ranks: workers will"
         " compete for them"
     )
-    assert [replace(LIMITS, asked=few).warning() for few in (None, 0, 3, 8)] == [
-        None
-    ] * 4
-    for short in ({"ram_available_bytes": ram_for(3.5)}, {"shm_free_bytes": 10 * MIB}):
-        limits, fitting = (
-            replace(with_host(**short), asked=6),
-            with_host(**short).most()[0],
-        )
-        with pytest.raises(ExceedsMemory, match="6 DataLoader workers") as refused:
-            limits.most()
-        assert f"--max-workers {fitting}" in refused.value.next_step
-        assert replace(limits, asked=fitting).most() == (fitting, "--max-workers")
+
+
+@pytest.mark.parametrize("requested", [None, 0, 3, 8])
+def test_no_warning_within_cpus(requested):
+    assert replace(LIMITS, requested_workers=requested).warning() is None
+
+
+@pytest.mark.parametrize(
+    "shortage",
+    [{"ram_available_bytes": ram_for(3.5)}, {"shm_free_bytes": 10 * MIB}],
+    ids=["memory", "shared memory"],
+)
+def test_rejects_requested_workers_beyond_memory(shortage):
+    limits = replace(with_host(**shortage), requested_workers=6)
+    fitting, _ = with_host(**shortage).max_workers()
+    with pytest.raises(ExceedsMemory, match="6 DataLoader workers") as caught:
+        limits.max_workers()
+    assert f"--max-workers {fitting}" in caught.value.next_step
+    fewer = replace(limits, requested_workers=fitting)
+    assert fewer.max_workers() == (fitting, "--max-workers")
 
 
 @given(
@@ -104,29 +120,30 @@ def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning_and_not_beyo
     st.integers(1, 2**28),
     st.integers(1, 8),
 )
-def test_the_most_fits_and_one_more_does_not_or_has_no_cpu(
-    cpus, ranks, ram, shm, batch, prefetch
-):
+def test_largest_limit_fits(cpus, ranks, ram_bytes, shm_bytes, size_bytes, prefetch):
     host = replace(
         HOST,
         cpus_online=cpus,
         cpus_affinity=cpus,
-        ram_available_bytes=ram,
-        shm_free_bytes=shm,
+        ram_available_bytes=ram_bytes,
+        shm_free_bytes=shm_bytes,
     )
     limits = LoaderLimits(
-        host=host, local_ranks=ranks, batch_bytes=batch, prefetch_factor=prefetch
+        host=host, local_ranks=ranks, batch_bytes=size_bytes, prefetch_factor=prefetch
     )
-    most, _ = limits.most()
-    assert 0 <= most <= limits.cpus_per_rank
-    if most:
-        assert limits.refusal(most) is None
-        assert ranks * most * (WORKER_BYTES + prefetch * batch) <= USABLE_SHARE * ram
-        assert ranks * most * (prefetch + 1) * batch <= USABLE_SHARE * shm
-    assert most == limits.cpus_per_rank or limits.refusal(most + 1) is not None
+    workers, _ = limits.max_workers()
+    assert 0 <= workers <= limits.cpus_per_rank
+    if workers:
+        assert limits.shortage(workers) is None
+        needed_bytes = ranks * workers * (WORKER_BYTES + prefetch * size_bytes)
+        assert needed_bytes <= USABLE_SHARE * ram_bytes
+        shared_bytes = ranks * workers * (prefetch + 1) * size_bytes
+        assert shared_bytes <= USABLE_SHARE * shm_bytes
+    # One more does not fit, or has no CPU.
+    assert workers == limits.cpus_per_rank or limits.shortage(workers + 1) is not None
 
 
-def test_a_batch_is_its_ids_what_is_predicted_and_the_places_of_samples():
+def test_batch_holds_ids_masked_tokens_boundaries():
     assert batch_bytes(16, 128, 2, 0.0, 1.0) == 16 * 128 * 2 + 16 * 8
     assert batch_bytes(16, 128, 2, 0.5, 1.0) == 16 * 128 * 2 + 1024 * 6 + 16 * 8
     assert batch_bytes(16, 128, 4, 0.0, 10.0) == 16 * 128 * 4 + 160 * 8

@@ -21,13 +21,14 @@ from autotune.trials.values import (
 from autotune.workers.joint_search import gap_remains, search_joint, study_of
 from autotune.workers.measure import evidence, gpu_source, training_trial
 from testbed.examples.feeds import (
+    CACHED_TOKENS_PER_S,
     CONFIG,
     LIMITS,
     ON_CPU,
     FeedMachine,
     figures_of,
     knee_at,
-    loader_of,
+    loader_settings,
     sweep_on,
 )
 from testbed.examples.trials import FEED
@@ -56,368 +57,446 @@ def evidence_of(sweep, site=ON_CPU):
 
 
 @pytest.mark.parametrize("needed", [0, 1, 3, 6])
-def test_the_smallest_count_that_feeds_the_step_is_found(tmp_path, needed):
-    found = evidence_of(sweep_on(FeedMachine(knee_at(needed)), tmp_path))
-    assert (found.chosen, found.undecided_between) == (needed, [])
-    rows = {row.num_workers: row for row in found.rows}
+def test_finds_the_smallest_sufficient_count(tmp_path, needed):
+    workers = evidence_of(sweep_on(FeedMachine(knee_at(needed)), tmp_path))
+    assert workers.chosen == needed
+    assert workers.undecided_between == []
+    rows = {row.num_workers: row for row in workers.rows}
     assert rows[needed].verdict == "verified"
     assert rows[needed].ratio_to_cached == pytest.approx(1.0, abs=0.01)
     assert all(rows[count].verdict == "refuted" for count in rows if count < needed)
-    assert found.cached_padded_tokens_per_s[0] == pytest.approx(1000.0, rel=0.01)
+    assert workers.cached_padded_tokens_per_s[0] == pytest.approx(
+        CACHED_TOKENS_PER_S, rel=0.01
+    )
 
 
-def test_rounds_run_forwards_and_backwards_in_turn_and_what_a_sweep_rests_on_is_kept(
-    tmp_path,
-):
-    machine, limits = FeedMachine(knee_at(1)), replace(LIMITS, local_ranks=2)
-    lustre = DiskFacts(
-        path="data", filesystem_type="lustre", free_bytes=None, is_network=True
-    )
-    sweep = sweep_on(
-        machine, tmp_path, replayed_step_s=0.06, sample_delay_s=0.001, limits=limits
-    )
-    found = evidence_of(
-        sweep, replace(ON_CPU, host=replace(ON_CPU.host, disks=(lustre,)))
-    )
+def test_every_other_round_runs_backwards(tmp_path):
+    machine = FeedMachine(knee_at(1))
+    sweep_on(machine, tmp_path).run()
     assert machine.counts[:4] == [None, 0, 1, None]
     rounds = [trial.measured["round"] for trial in machine.trials]
     assert rounds == sorted(rounds)
-    assert (
-        len({trial.key for trial in machine.trials})
-        == len(machine.trials)
-        == found.windows
-        == found.seconds
-    )
-    slowed = {
-        (trial.measured["sample_delay_s"], trial.measured["replayed_step_s"])
-        for trial in machine.trials
-    }
-    assert slowed == {(0.001, 0.06)}
-    assert {trial.local["data_dir"] for trial in machine.trials} == {
-        str(Path("data").resolve())
-    }
-    assert found.consumer == "a replayed step of 60 ms, each sample delayed by 1 ms"
-    assert (found.local_ranks, found.max_workers) == (2, 4)
-    assert found.max_workers_because == "8 available CPU cores, 2 local ranks"
-    assert (found.data_filesystem, found.data_on_network) == ("lustre", True)
-    assert found.windows == sum(
-        len(row.padded_tokens_per_s) for row in found.rows
-    ) + len(found.cached_padded_tokens_per_s)
-    assert (found.rows[1].memory_bytes, found.rows[1].storage_bytes_per_s) == (
-        2**30,
-        1e6,
-    )
-    assert ({row.gpu for row in found.rows}, found.operating_state) == ({None}, None)
 
 
-def test_a_sweep_that_was_interrupted_goes_on_where_it_was_but_not_on_another_file_system(
-    tmp_path,
-):
-    number = itertools.count()
+def test_evidence_describes_what_was_measured(tmp_path):
+    machine = FeedMachine(knee_at(1))
+    sweep = sweep_on(
+        machine,
+        tmp_path,
+        replayed_step_s=0.06,
+        sample_delay_s=0.001,
+        limits=replace(LIMITS, local_ranks=2),
+    )
+    lustre = DiskFacts(
+        path="data", filesystem_type="lustre", free_bytes=None, is_network=True
+    )
+    site = replace(ON_CPU, host=replace(ON_CPU.host, disks=(lustre,)))
+    workers = evidence_of(sweep, site)
+    keys = {trial.key for trial in machine.trials}
+    assert len(keys) == len(machine.trials) == workers.windows == workers.seconds
+    for trial in machine.trials:
+        assert trial.measured["sample_delay_s"] == 0.001
+        assert trial.measured["replayed_step_s"] == 0.06
+        assert trial.local["data_dir"] == str(Path("data").resolve())
+    assert workers.consumer == "a replayed step of 60 ms, each sample delayed by 1 ms"
+    assert workers.local_ranks == 2
+    assert workers.max_workers == 4
+    assert workers.max_workers_because == "8 available CPU cores, 2 local ranks"
+    assert workers.data_filesystem == "lustre"
+    assert workers.data_on_network
+    windows_of_rows = sum(len(row.padded_tokens_per_s) for row in workers.rows)
+    cached_windows = len(workers.cached_padded_tokens_per_s)
+    assert workers.windows == windows_of_rows + cached_windows
+    assert workers.rows[1].memory_bytes == 2**30
+    assert workers.rows[1].storage_bytes_per_s == 1e6
+    assert {row.gpu for row in workers.rows} == {None}
+    assert workers.operating_state is None
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """Return the directory of a sweep that was interrupted in its sixth trial."""
+    trial_numbers = itertools.count()
 
     def interrupt(trial):
-        if next(number) == 5:
+        if next(trial_numbers) == 5:
             raise KeyboardInterrupt
 
+    sweep = sweep_on(FeedMachine(knee_at(2), interrupt), tmp_path, storage="nfs:40")
     with pytest.raises(KeyboardInterrupt):
-        sweep_on(FeedMachine(knee_at(2), interrupt), tmp_path, storage="nfs:40").run()
-    whole, rest, moved = (FeedMachine(knee_at(2)) for _ in range(3))
-    expected = evidence_of(sweep_on(whole, tmp_path / "other", storage="nfs:40"))
-    assert evidence_of(sweep_on(rest, tmp_path, storage="nfs:40")) == expected
-    # The round that was cut in two is read anew: its windows belong beside each other.
-    assert len(rest.trials) == len(whole.trials) - 4
-    sweep_on(moved, tmp_path, storage="ext4:2").run()
-    assert len(moved.trials) == len(whole.trials)
+        sweep.run()
+    return tmp_path
+
+
+@pytest.fixture
+def uninterrupted(tmp_path):
+    return sweep_on(FeedMachine(knee_at(2)), tmp_path / "other", storage="nfs:40")
+
+
+def trials_of(sweep):
+    return len(sweep.runner.machine.trials)
+
+
+def test_interrupted_sweep_resumes_from_complete_rounds(interrupted, uninterrupted):
+    resumed = sweep_on(FeedMachine(knee_at(2)), interrupted, storage="nfs:40")
+    assert evidence_of(resumed) == evidence_of(uninterrupted)
+    # The round that was cut in two is measured again: its windows belong beside each
+    # other.
+    assert trials_of(resumed) == trials_of(uninterrupted) - 4
+
+
+def test_starts_again_on_another_file_system(interrupted, uninterrupted):
+    moved = sweep_on(FeedMachine(knee_at(2)), interrupted, storage="ext4:2")
+    moved.run()
+    uninterrupted.run()
+    assert trials_of(moved) == trials_of(uninterrupted)
 
 
 def noisy(knee: int) -> FeedMachine:
-    """Windows that differ by so much that a short budget decides nothing."""
-    number = itertools.count(1)
+    """Return a machine so noisy that a short budget decides nothing."""
+    window_numbers = itertools.count(1)
 
-    def wild(trial):
-        factor = 1 + 0.1 * ((7 * next(number)) % 11 - 5) / 5
+    def disturb(trial):
+        factor = 1 + 0.1 * ((7 * next(window_numbers)) % 11 - 5) / 5
         figures = figures_of(trial, knee_at(knee))
-        return Measured(
-            figures=figures
-            | {"padded_tokens_per_s": figures["padded_tokens_per_s"] * factor}
-        )
+        figures["padded_tokens_per_s"] *= factor
+        return Measured(figures=figures)
 
-    return FeedMachine(knee_at(knee), wild)
+    return FeedMachine(knee_at(knee), disturb)
 
 
-def test_the_budget_ends_a_sweep_and_what_is_open_is_said(tmp_path):
+def test_budget_ends_an_undecided_sweep(tmp_path):
     sweep = sweep_on(noisy(3), tmp_path, budget_s=12.0)
-    found = evidence_of(sweep)
+    workers = evidence_of(sweep)
     assert sweep.time_is_over
     assert 12 <= len(sweep.runner.machine.trials) <= 12 + 3
-    low, high = found.undecided_between
+    low, high = workers.undecided_between
     assert low <= 3 <= high
-    assert found.choice.startswith(
-        f"undecided between {low} and {high} after 12 s; num_workers={found.chosen}: "
+    assert workers.choice.startswith(
+        f"undecided between {low} and {high} after 12 s; num_workers={workers.chosen}: "
     )
-    # Windows from the trial log count towards it.
+
+
+def test_windows_from_the_trial_log_count_towards_budget(tmp_path):
+    first = evidence_of(sweep_on(noisy(3), tmp_path, budget_s=12.0))
     again = sweep_on(noisy(3), tmp_path, budget_s=12.0)
-    assert evidence_of(again) == found
+    assert evidence_of(again) == first
     assert again.runner.machine.trials == []
-    small = sweep_on(noisy(1), tmp_path / "small", budget_s=0.5)
-    small.run()
-    assert len(small.rounds) == 3
 
 
-def test_a_sweep_that_has_to_end_ends_with_what_is_known_if_that_is_three_rounds(
-    tmp_path,
-):
-    late, too_late = (
-        sweep_on(noisy(3), tmp_path / "late"),
-        sweep_on(noisy(3), tmp_path / "too late"),
-    )
-    for sweep, seconds in ((late, 13.5), (too_late, 4.5)):
-        sweep.runner.budget_ends_s = sweep.runner.clock.utc_now().timestamp() + seconds
-    assert evidence_of(late).undecided_between
-    assert (len(late.runner.machine.trials), late.time_is_over) == (13, True)
+def test_small_budget_still_measures_three_rounds(tmp_path):
+    sweep = sweep_on(noisy(1), tmp_path, budget_s=0.5)
+    sweep.run()
+    assert len(sweep.rounds) == 3
+
+
+def sweep_that_ends_after(seconds: float, directory: Path):
+    sweep = sweep_on(noisy(3), directory)
+    now_s = sweep.runner.clock.utc_now().timestamp()
+    sweep.runner.budget_ends_s = now_s + seconds
+    return sweep
+
+
+def test_deadline_after_three_rounds_keeps_their_result(tmp_path):
+    sweep = sweep_that_ends_after(13.5, tmp_path)
+    assert evidence_of(sweep).undecided_between
+    assert len(sweep.runner.machine.trials) == 13
+    assert sweep.time_is_over
+
+
+def test_deadline_before_three_rounds_fails(tmp_path):
     with pytest.raises(OutOfTime):
-        too_late.run()
+        sweep_that_ends_after(4.5, tmp_path).run()
 
 
 def contaminated(times: int) -> FeedMachine:
-    """Every window of one worker is spoiled so many times before it is read."""
-    spoiled = Counter[str]()
+    """Return a machine that disturbs each window with workers ``times`` times."""
+    attempts = Counter[str]()
 
-    def spoil(trial):
-        spoiled[trial.key] += not trial.measured["cached"]
-        return (
-            Contaminated(detail="somebody else was on it")
-            if 0 < spoiled[trial.key] <= times
-            else None
-        )
+    def disturb(trial):
+        if trial.measured["cached"]:
+            return None
+        attempts[trial.key] += 1
+        if attempts[trial.key] > times:
+            return None
+        return Contaminated(detail="somebody else was on it")
 
-    return FeedMachine(knee_at(1), spoil)
+    return FeedMachine(knee_at(1), disturb)
 
 
-def test_a_spoiled_window_is_read_again_but_not_for_ever_and_one_that_failed_is_no_score_and_not_tried_again(
-    tmp_path,
-):
-    found = evidence_of(sweep_on(contaminated(ATTEMPTS - 1), tmp_path / "once"))
-    assert (found.chosen, found.undecided_between) == (1, [])
+def test_contaminated_window_is_measured_again(tmp_path):
+    workers = evidence_of(sweep_on(contaminated(ATTEMPTS - 1), tmp_path))
+    assert workers.chosen == 1
+    assert workers.undecided_between == []
+
+
+def test_persistent_contamination_ends_the_sweep(tmp_path):
     machine = contaminated(ATTEMPTS)
-    with pytest.raises(Undecided, match="somebody else was on it") as refused:
+    with pytest.raises(Undecided, match="somebody else was on it") as caught:
         sweep_on(machine, tmp_path).run()
     assert machine.counts.count(0) == ATTEMPTS
-    assert "resumes from" in refused.value.next_step
+    assert "resumes from" in caught.value.next_step
+
+
+def test_crashed_window_is_not_tried_again(tmp_path):
     machine = FakeMachine(lambda trial: Crashed(detail="boom"))
     with pytest.raises(Undecided, match="boom"):
-        sweep_on(machine, tmp_path / "failed").run()
+        sweep_on(machine, tmp_path).run()
     assert len(machine.trials) == 1
 
 
-def test_utilisation_and_counters_are_means_over_windows_and_gpus(tmp_path):
+def test_gpu_use_is_a_mean_over_gpus(tmp_path):
     gpus = [GPU, GPU | {"utilisation_share": 0.7, "gpm_tensor_share": None}]
-    found = evidence_of(sweep_on(FeedMachine(knee_at(1), gpus=gpus), tmp_path), ON_GPU)
-    for row in found.rows:
-        used = [
-            row.gpu.utilisation_share,
-            row.gpu.gpm_tensor_share,
-            row.gpu.gpm_dram_share,
-        ]
-        assert used == [pytest.approx(0.8), pytest.approx(0.4), None]
+    machine = FeedMachine(knee_at(1), gpus=gpus)
+    workers = evidence_of(sweep_on(machine, tmp_path), ON_GPU)
+    for row in workers.rows:
+        assert row.gpu.utilisation_share == pytest.approx(0.8)
+        assert row.gpu.gpm_tensor_share == pytest.approx(0.4)
+        assert row.gpu.gpm_dram_share is None
     assert (
-        found.operating_state
+        workers.operating_state
         == "400 W, SM clock 1,500 MHz, at the power cap in 50 % of samples"
     )
 
 
-@pytest.mark.parametrize(("asked", "at_first"), [(None, 8), (6, 6)])
-def test_workers_that_turn_out_larger_lower_the_limit(tmp_path, asked, at_first):
+@pytest.mark.parametrize(("requested", "limit_at_first"), [(None, 8), (6, 6)])
+def test_large_workers_lower_the_limit(tmp_path, requested, limit_at_first):
     host = replace(LIMITS.host, ram_available_bytes=4 * 2**30)
+    limits = replace(LIMITS, host=host, requested_workers=requested)
     machine = FeedMachine(knee_at(20), worker_bytes=2**30)
-    sweep = sweep_on(machine, tmp_path, limits=replace(LIMITS, host=host, asked=asked))
-    assert sweep.max_workers == at_first
-    found = evidence_of(sweep)
-    assert max(filter(None, machine.counts)) == found.max_workers == found.chosen == 3
-    assert "(measured)" in found.max_workers_because
+    sweep = sweep_on(machine, tmp_path, limits=limits)
+    assert sweep.max_workers == limit_at_first
+    workers = evidence_of(sweep)
+    assert max(filter(None, machine.counts)) == 3
+    assert workers.max_workers == 3
+    assert workers.chosen == 3
+    assert "(measured)" in workers.max_workers_because
 
 
-def test_a_count_whose_workers_die_is_the_limit(tmp_path):
-    machine = FeedMachine(
-        knee_at(20), lambda trial: DEAD if loader_of(trial)["num_workers"] > 4 else None
-    )
-    found = evidence_of(sweep_on(machine, tmp_path))
-    assert found.max_workers == found.chosen == 4
-    assert "num_workers=8" in found.max_workers_because
+def test_dying_workers_lower_the_limit(tmp_path):
+    def die_beyond_four_workers(trial):
+        return DEAD if loader_settings(trial)["num_workers"] > 4 else None
+
+    machine = FeedMachine(knee_at(20), die_beyond_four_workers)
+    workers = evidence_of(sweep_on(machine, tmp_path))
+    assert workers.max_workers == 4
+    assert workers.chosen == 4
+    assert "num_workers=8" in workers.max_workers_because
 
 
 @pytest.mark.parametrize(
-    ("site", "use", "replayed", "said", "unsaid"),
+    ("site", "gpu_figures", "replayed", "words", "absent"),
     [
-        (ON_CPU, None, False, ["n/a (CPU run: no driver)"], "NVML"),
-        (ON_GPU, None, True, ["n/a (simulated step)"], "NVML"),
-        (
+        pytest.param(
+            ON_CPU, None, False, ["n/a (CPU run: no driver)"], "NVML", id="cpu"
+        ),
+        pytest.param(
+            ON_GPU, None, True, ["n/a (simulated step)"], "NVML", id="replayed step"
+        ),
+        pytest.param(
             ON_GPU,
             None,
             False,
             ["NVML utilisation: n/a (no samples)", "GPM: n/a (no counters)"],
             "MFU",
+            id="no samples",
         ),
-        (
+        pytest.param(
             ON_GPU,
             {"lacking": "lost", "gpm_windows": 1},
             False,
             ["NVML utilisation: n/a (lost)"],
             "MFU",
+            id="no NVML",
         ),
-        (
+        pytest.param(
             ON_GPU,
             {"samples": 3, "gpm_lacking": "no Hopper"},
             False,
             ["GPM: n/a (no Hopper)"],
             "GPM counters",
+            id="no GPM",
         ),
-        (
+        pytest.param(
             ON_GPU,
             {"samples": 3, "utilisation_share": 0.9, "gpm_windows": 1},
             False,
             ["NVIDIA H200; NVML utilisation", "GPM counters"],
             "n/a",
+            id="both",
         ),
     ],
 )
-def test_sources_are_named_with_what_they_do_not_mean_or_why_they_are_missing(
-    site, use, replayed, said, unsaid
-):
-    gpus = () if use is None else (GpuUseFigures(**use),)
-    found = gpu_source(
-        site,
-        [replace(TrainingFigures.of(Measured(figures=FEED)), gpus=gpus)],
-        replayed=replayed,
-    )
-    assert all(words in found for words in said)
-    assert unsaid not in found
+def test_names_the_source_of_gpu_figures(site, gpu_figures, replayed, words, absent):
+    window = TrainingFigures.of(Measured(figures=FEED))
+    if gpu_figures is not None:
+        window = replace(window, gpus=(GpuUseFigures(**gpu_figures),))
+    source = gpu_source(site, [window], replayed=replayed)
+    assert all(word in source for word in words)
+    assert absent not in source
 
 
-FEW_WORKERS = replace(LIMITS, asked=3)
+FEW_WORKERS = replace(LIMITS, requested_workers=3)
 
 
 def prefetching_helps(data) -> float:
-    """No count gets beyond 60 % of the ceiling, unless much is held ready."""
-    return 0.2 * data.num_workers * (1.5 if data.prefetch_factor == 8 else 1.0) + 0.01
+    """Return at most 60 % of the upper bound, unless much is prefetched."""
+    factor = 1.5 if data.prefetch_factor == 8 else 1.0
+    return 0.2 * data.num_workers * factor + 0.01
 
 
-def finished(rate, directory, limits=FEW_WORKERS):
+def prefetching_is_useless(data) -> float:
+    return 0.2 * data.num_workers + 0.01
+
+
+def finished_sweep(rate, directory, limits=FEW_WORKERS):
+    """Return a sweep on a machine of this rate, and its choice."""
     sweep = sweep_on(FeedMachine(rate), directory, limits=limits)
     return sweep, sweep.run()
 
 
 def settings_of(sweep):
-    return [loader_of(one.trial) for one in sweep.runner.finished]
+    return [loader_settings(window.trial) for window in sweep.runner.finished]
 
 
-def test_what_is_proven_to_be_faster_is_adopted_and_the_same_ledger_gives_the_same(
-    tmp_path,
-):
-    sweep, choice = finished(prefetching_helps, tmp_path)
-    found = search_joint(sweep, choice, trials=15)
-    assert (found.adopted, found.num_workers, found.prefetch_factor) == (True, 3, 8)
-    assert found.ratio_to_workers_alone == pytest.approx(1.5, rel=0.03)
-    assert 1 < found.ratio_low <= found.ratio_to_workers_alone
+def test_joint_search_adopts_faster_settings(tmp_path):
+    sweep, choice = finished_sweep(prefetching_helps, tmp_path)
+    joint = search_joint(sweep, choice, trials=15)
+    assert joint.adopted
+    assert joint.num_workers == 3
+    assert joint.prefetch_factor == 8
+    assert joint.ratio_to_workers_alone == pytest.approx(1.5, rel=0.03)
+    assert 1 < joint.ratio_low <= joint.ratio_to_workers_alone
     # As it was: there is no GPU.
     assert {data["pin_memory"] for data in settings_of(sweep)} == {True}
-    again, same = finished(prefetching_helps, tmp_path)
-    assert search_joint(again, same, trials=15) == found
+
+
+def test_joint_search_repeats_from_its_trial_log(tmp_path):
+    sweep, choice = finished_sweep(prefetching_helps, tmp_path)
+    joint = search_joint(sweep, choice, trials=15)
+    again, same_choice = finished_sweep(prefetching_helps, tmp_path)
+    assert search_joint(again, same_choice, trials=15) == joint
     assert again.runner.machine.trials == []
 
 
-def test_what_is_not_faster_is_not_adopted_and_each_trial_stands_beside_its_ceiling(
-    tmp_path,
-):
-    sweep, choice = finished(lambda data: 0.2 * data.num_workers + 0.01, tmp_path)
+def test_gap_remains_only_if_no_count_suffices(tmp_path):
+    _, choice = finished_sweep(prefetching_is_useless, tmp_path / "gap")
     assert gap_remains(choice)
-    assert not gap_remains(finished(knee_at(2), tmp_path / "none")[1])
-    before, kept = len(sweep.runner.finished), evidence(sweep, choice, ON_CPU)
+    _, choice = finished_sweep(knee_at(2), tmp_path / "none")
+    assert not gap_remains(choice)
+
+
+def test_joint_search_without_trials_chooses_nothing(tmp_path):
+    sweep, choice = finished_sweep(prefetching_is_useless, tmp_path)
     assert search_joint(sweep, choice, trials=0) is None
+
+
+def test_joint_search_rejects_settings_that_are_not_faster(tmp_path):
+    sweep, choice = finished_sweep(prefetching_is_useless, tmp_path)
+    before = evidence(sweep, choice, ON_CPU)
     assert not search_joint(sweep, choice, trials=6).adopted
+    after = evidence(sweep, choice, ON_CPU)
+    assert after.chosen == before.chosen
+    assert after.rows == before.rows
+    assert after.choice == before.choice
+
+
+def test_joint_search_pairs_trials_with_cached_batches(tmp_path):
+    sweep, choice = finished_sweep(prefetching_is_useless, tmp_path)
+    swept = len(sweep.runner.finished)
+    search_joint(sweep, choice, trials=6)
     searched = [
-        one.trial.measured for one in sweep.runner.finished[before : before + 12]
+        window.trial.measured for window in sweep.runner.finished[swept : swept + 12]
     ]
-    pairs = zip(searched[::2], searched[1::2], strict=True)
-    assert all({one["cached"] for one in pair} == {True, False} for pair in pairs)
-    assert [one["round"] for one in searched] == [
+    for first, second in zip(searched[::2], searched[1::2], strict=True):
+        assert {first["cached"], second["cached"]} == {True, False}
+    assert [measured["round"] for measured in searched] == [
         len(sweep.rounds) + number // 2 for number in range(12)
     ]
-    after = evidence(sweep, choice, ON_CPU)
-    assert (after.chosen, after.rows, after.choice) == (
-        kept.chosen,
-        kept.rows,
-        kept.choice,
-    )
 
 
-def test_settings_that_memory_does_not_hold_are_not_tried_and_those_whose_workers_die_are_left_out(
-    tmp_path,
-):
-    tight = replace(FEW_WORKERS, host=replace(LIMITS.host, shm_free_bytes=16 * 2**20))
-    sweep, choice = finished(prefetching_helps, tmp_path, limits=tight)
+def test_joint_search_skips_settings_that_exceed_memory(tmp_path):
+    host = replace(LIMITS.host, shm_free_bytes=16 * 2**20)
+    tight = replace(FEW_WORKERS, host=host)
+    sweep, choice = finished_sweep(prefetching_helps, tmp_path, limits=tight)
     search_joint(sweep, choice, trials=15)
     for data in settings_of(sweep):
         limits = replace(tight, prefetch_factor=data["prefetch_factor"])
-        assert limits.refusal(data["num_workers"]) is None
+        assert limits.shortage(data["num_workers"]) is None
     assert len({data["prefetch_factor"] for data in settings_of(sweep)}) > 1
-    machine = FeedMachine(
-        prefetching_helps,
-        lambda trial: DEAD if loader_of(trial)["prefetch_factor"] == 8 else None,
-    )
-    sweep = sweep_on(machine, tmp_path / "dead", limits=FEW_WORKERS)
-    found = search_joint(sweep, sweep.run(), trials=10)
-    assert found.prefetch_factor != 8
-    assert not found.adopted
 
 
-def test_the_study_holds_the_ratio_of_every_window_inside_to_the_ceiling_of_its_round(
-    tmp_path,
-):
+def test_joint_search_leaves_out_dying_workers(tmp_path):
+    def die_by_prefetching(trial):
+        return DEAD if loader_settings(trial)["prefetch_factor"] == 8 else None
+
+    machine = FeedMachine(prefetching_helps, die_by_prefetching)
+    sweep = sweep_on(machine, tmp_path, limits=FEW_WORKERS)
+    joint = search_joint(sweep, sweep.run(), trials=10)
+    assert joint.prefetch_factor != 8
+    assert not joint.adopted
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """Return a finished sweep of a step that two workers keep up with."""
     sweep = sweep_on(FeedMachine(knee_at(2)), tmp_path)
     sweep.run()
-    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
-    expected = [count for count in sweep.runner.machine.counts if count is not None]
-    assert [trial.params["num_workers"] for trial in study.trials] == expected
-    assert {
-        (trial.params["prefetch_factor"], len(trial.params)) for trial in study.trials
-    } == {(2, 2)}
+    return sweep
+
+
+def study_after(sweep, *, pinning=False):
+    return study_of(sweep.runner.finished, sweep.max_workers, pinning=pinning)
+
+
+def test_study_holds_ratios_to_cached_batches(finished):
+    study = study_after(finished)
+    counts = [count for count in finished.runner.machine.counts if count is not None]
+    assert [trial.params["num_workers"] for trial in study.trials] == counts
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
     for trial in study.trials:
-        expected = knee_at(2)(
-            CONFIG.data.model_copy(update={"num_workers": trial.params["num_workers"]})
-        )
-        assert trial.value == pytest.approx(expected, rel=0.005)
-    with_pinning = study_of(sweep.runner.finished, sweep.max_workers, pinning=True)
-    # As on a GPU.
-    assert {trial.params["pin_memory"] for trial in with_pinning.trials} == {True}
-    others = {
-        "a prefetch that is not searched": (1, 3),
-        "more than are allowed": (50, 2),
-        "inside": (1, 4),
-    }
-    loaders = {
-        name: {"num_workers": count, "prefetch_factor": ahead}
-        for name, (count, ahead) in others.items()
-    }
-    windows = {name: with_data(CONFIG, loader) for name, loader in loaders.items()}
-    alone = training_trial(
-        sweep.training, with_data(CONFIG, {"num_workers": 1}), 100, []
-    )
-    sweep.read_windows(100, [(alone, "without its ceiling")])
-    ceiling = training_trial(sweep.training, CONFIG, 101, [], cached=True)
-    beside = [
-        (training_trial(sweep.training, config, 101, []), name)
-        for name, config in windows.items()
-    ]
-    sweep.read_windows(101, [(ceiling, "ceiling"), *beside])
-    sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
-    sweep.runner.run(
-        Trial(job="training", measured={"cached": False}, timeout_s=1), "crashes"
-    )
-    further = study_of(sweep.runner.finished, sweep.max_workers, pinning=False).trials[
-        len(study.trials) :
-    ]
-    assert [trial.params for trial in further] == [
+        assert len(trial.params) == 2
+        assert trial.params["prefetch_factor"] == 2
+        count = trial.params["num_workers"]
+        data = CONFIG.data.model_copy(update={"num_workers": count})
+        assert trial.value == pytest.approx(knee_at(2)(data), rel=0.005)
+
+
+def test_study_on_a_gpu_includes_pinning(finished):
+    study = study_after(finished, pinning=True)
+    assert {trial.params["pin_memory"] for trial in study.trials} == {True}
+
+
+def test_study_ignores_windows_outside_its_space(finished):
+    known = len(study_after(finished).trials)
+    cached = training_trial(finished.training, CONFIG, 101, [], cached=True)
+    windows = [(cached, "cached batches")]
+    for name, num_workers, prefetch_factor in (
+        ("a prefetch that is not searched", 1, 3),
+        ("more than are allowed", 50, 2),
+        ("in the space", 1, 4),
+    ):
+        settings = {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
+        config = with_data(CONFIG, settings)
+        windows.append((training_trial(finished.training, config, 101, []), name))
+    finished.measure_windows(101, windows)
+    added = study_after(finished).trials[known:]
+    assert [trial.params for trial in added] == [
         {"num_workers": 1, "prefetch_factor": 4}
     ]
+
+
+def test_study_ignores_rounds_without_cached_batches(finished):
+    known = len(study_after(finished).trials)
+    config = with_data(CONFIG, {"num_workers": 1})
+    trial = training_trial(finished.training, config, 100, [])
+    finished.measure_windows(100, [(trial, "without cached batches")])
+    assert len(study_after(finished).trials) == known
+
+
+def test_study_ignores_crashed_windows(finished):
+    known = len(study_after(finished).trials)
+    finished.runner.machine._simulate = lambda trial: Crashed(detail="boom")
+    trial = Trial(job="training", measured={"cached": False}, timeout_s=1)
+    finished.runner.run(trial, "crashes")
+    assert len(study_after(finished).trials) == known

@@ -5,58 +5,72 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.workers.decide import worker_count
+from autotune.workers.decide.worker_count import (
+    Count,
+    NextRounds,
+    Round,
+    WindowFigures,
+    WorkersChoice,
+    WorkersRule,
+    ladder,
+)
 
 Rate = Callable[[int], float]
+"""Function from workers to their share of the throughput on cached batches."""
 
 
 class Feed:
-    """A training whose throughput by the workers is known, in the long run; batches
-    from memory read 1.
+    """Training whose throughput by the number of workers is known in the long run.
 
-    ``noise`` is the relative standard deviation of a window, and of what it waits.
-    Without ``waits`` every window says that it waits for ever, else the truth.
+    Args:
+        rate: Share of the throughput on cached batches, by workers.
+        noise: Relative standard deviation of a window and of its wait for data.
+        waits: False to let every window claim that it only waits for data.
+        seed: Seed of the noise.
     """
 
     def __init__(
         self, rate: Rate, *, noise: float = 0.0, waits: bool = True, seed: int = 0
     ) -> None:
-        self.rate, self.noise, self.waits = rate, noise, waits
+        self.rate = rate
+        self.noise = noise
+        self.waits = waits
         self.random = random.Random(seed)
         self.windows = 0
 
-    def read(self, count: worker_count.Count) -> worker_count.WindowFigures:
+    def read(self, count: Count) -> WindowFigures:
         self.windows += 1
         rate = 1.0 if count is None else self.rate(count)
-        wait = max(0.0, 1 - rate) if self.waits else 1.0
+        wait_share = max(0.0, 1 - rate) if self.waits else 1.0
         factor = 1 + self.noise * self.random.uniform(-1.7, 1.7)
-        return worker_count.WindowFigures(
-            tokens_per_s=1000 * rate * factor, data_wait_share=min(1.0, wait * factor)
+        return WindowFigures(
+            tokens_per_s=1000 * rate * factor,
+            data_wait_share=min(1.0, wait_share * factor),
         )
 
-    def measure(self, todo: worker_count.NextRounds) -> list[worker_count.Round]:
+    def measure(self, next_rounds: NextRounds) -> list[Round]:
         return [
-            {count: self.read(count) for count in todo.counts}
-            for _ in range(todo.rounds)
+            {count: self.read(count) for count in next_rounds.counts}
+            for _ in range(next_rounds.rounds)
         ]
 
 
 def decide(
     feed: Feed, max_count: int, *, most_windows: int = 3000
-) -> tuple[worker_count.WorkersChoice, list[worker_count.Round]]:
-    rounds: list[worker_count.Round] = []
+) -> tuple[WorkersChoice, list[Round]]:
+    rounds: list[Round] = []
     while feed.windows < most_windows:
-        todo = worker_count.WorkersRule(rounds, max_count).next_rounds()
-        if todo is None:
+        next_rounds = WorkersRule(rounds, max_count).next_rounds()
+        if next_rounds is None:
             break
-        assert todo.rounds >= 1
-        assert len(set(todo.counts)) == len(todo.counts) >= 2
-        rounds += feed.measure(todo)
-    return worker_count.WorkersRule(rounds, max_count).choose(), rounds
+        assert next_rounds.rounds >= 1
+        assert len(set(next_rounds.counts)) == len(next_rounds.counts) >= 2
+        rounds += feed.measure(next_rounds)
+    return WorkersRule(rounds, max_count).choose(), rounds
 
 
 def rising(knee: int, plateau: float = 1.0) -> Rate:
-    """Workers add up until so many of them give all that there is."""
+    """Return a rate that grows with each worker until the knee."""
     return lambda count: plateau * min(1.0, max(count, 0.4) / max(knee, 0.4))
 
 
@@ -64,17 +78,14 @@ def rising(knee: int, plateau: float = 1.0) -> Rate:
 @pytest.mark.parametrize(
     "waits", [True, False], ids=["by wait too", "by throughput alone"]
 )
-def test_without_noise_the_count_is_exact_for_every_knee_and_few_counts_are_tried(
-    max_count, waits
-):
+def test_finds_every_knee_without_noise(max_count, waits):
     for knee in range(max_count + 1):
         choice, _ = decide(Feed(rising(knee), waits=waits), max_count)
-        assert (choice.workers, choice.undecided_between) == (knee, ())
+        assert choice.workers == knee
+        assert choice.undecided_between == ()
         assert choice.verdicts[knee] == "verified"
-        assert (
-            len(choice.verdicts)
-            <= len(worker_count.ladder(max_count)) + max_count.bit_length()
-        )
+        few = len(ladder(max_count)) + max_count.bit_length()
+        assert len(choice.verdicts) <= few
 
 
 @given(
@@ -85,161 +96,181 @@ def test_without_noise_the_count_is_exact_for_every_knee_and_few_counts_are_trie
     st.integers(0, 10**6),
 )
 @settings(max_examples=25, deadline=None)
-def test_a_plateau_below_the_ceiling_is_as_good_as_the_ceiling(limits, plateau, seed):
+def test_finds_knee_of_plateau_below_cached_batches(limits, plateau, seed):
     max_count, knee = limits
     choice, _ = decide(Feed(rising(knee, plateau), noise=0.0005, seed=seed), max_count)
-    assert (choice.workers, choice.undecided_between) == (knee, ())
+    assert choice.workers == knee
+    assert choice.undecided_between == ()
 
 
 PEAK = [0.2, 0.3, 0.5, 0.7, 0.88, 0.92, 0.95, 0.92, 0.89]
-CEILING, RIVAL = "on cached batches, the upper bound", "the fastest larger count"
+AT_THE_BORDER = [0.5, 0.979, 0.9795]
+BY_CACHED_BATCHES = "on cached batches, the upper bound"
+BY_RIVAL = "the fastest larger count"
+BY_LIMIT = "the largest allowed"
 
 
 @pytest.mark.parametrize(
-    ("feed", "most", "workers", "tried", "proof", "refused"),
+    ("feed", "max_count", "workers", "largest_tried", "proof", "too_few"),
     [
-        (Feed(rising(3, 0.6), noise=0.003), 16, 3, 16, RIVAL, 2),
-        (Feed(rising(2), noise=0.003), 32, 2, 2, CEILING, 1),
-        (Feed(lambda _: 1.0, noise=0.003), 8, 0, 0, CEILING, None),
-        (Feed(lambda _: 0.3, noise=0.003), 0, 0, 0, "the largest allowed", None),
-        (Feed(rising(40), noise=0.003), 8, 8, 8, "the largest allowed", 7),
-        (Feed(PEAK.__getitem__, noise=0.001, waits=False), 8, 6, 8, RIVAL, 5),
-        (
-            Feed(
-                lambda count: [0.5, 0.979, 0.9795][min(count, 2)],
-                noise=0.001,
-                waits=False,
-            ),
+        pytest.param(
+            Feed(rising(3, 0.6), noise=0.003), 16, 3, 16, BY_RIVAL, 2, id="slow storage"
+        ),
+        pytest.param(
+            Feed(rising(2), noise=0.003), 32, 2, 2, BY_CACHED_BATCHES, 1, id="keeps_up"
+        ),
+        pytest.param(
+            Feed(lambda _: 1.0, noise=0.003),
+            8,
+            0,
+            0,
+            BY_CACHED_BATCHES,
+            None,
+            id="always fed",
+        ),
+        pytest.param(
+            Feed(lambda _: 0.3, noise=0.003), 0, 0, 0, BY_LIMIT, None, id="none allowed"
+        ),
+        pytest.param(
+            Feed(rising(40), noise=0.003), 8, 8, 8, BY_LIMIT, 7, id="all slow"
+        ),
+        pytest.param(
+            Feed(PEAK.__getitem__, noise=0.001, waits=False),
+            8,
+            6,
+            8,
+            BY_RIVAL,
+            5,
+            id="peak between rungs",
+        ),
+        pytest.param(
+            Feed(lambda count: AT_THE_BORDER[min(count, 2)], noise=0.001, waits=False),
             8,
             1,
             8,
-            RIVAL,
+            BY_RIVAL,
             0,
+            id="at the border",
         ),
     ],
-    ids=[
-        "slow storage",
-        "keeps_up",
-        "always fed",
-        "none allowed",
-        "all slow",
-        "peak between rungs",
-        "at the border",
-    ],
 )
-def test_the_knee_is_picked_and_once_the_ceiling_is_reached_no_larger_count_is_tried(
-    feed, most, workers, tried, proof, refused
-):
-    choice, rounds = decide(feed, most)
-    assert (choice.workers, choice.undecided_between) == (workers, ())
-    assert max(choice.verdicts) == tried
+def test_proves_the_knee(feed, max_count, workers, largest_tried, proof, too_few):
+    choice, rounds = decide(feed, max_count)
+    assert choice.workers == workers
+    assert choice.undecided_between == ()
+    assert max(choice.verdicts) == largest_tried
     assert sum(map(len, rounds)) < 400
     assert choice.ratios[workers].value == pytest.approx(feed.rate(workers), rel=0.02)
     assert proof in choice.proof
-    if refused is None:
+    if too_few is None:
         assert choice.next_smaller is None
     else:
         assert choice.next_smaller.startswith(
-            f"num_workers={refused} is too few: at most"
+            f"num_workers={too_few} is too few: at most"
         )
 
 
 @given(st.integers(0, 8), st.floats(0.002, 0.05), st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
-def test_a_refuted_count_refutes_all_smaller_ones(knee, noise, seed):
+def test_refuted_count_refutes_all_smaller_ones(knee, noise, seed):
     choice, _ = decide(Feed(rising(knee), noise=noise, seed=seed), 8, most_windows=150)
     refuted = [
         count for count, verdict in choice.verdicts.items() if verdict == "refuted"
     ]
-    assert all(
-        choice.verdicts[count] == "refuted"
-        for count in choice.verdicts
-        if count <= max(refuted, default=-1)
-    )
+    largest_refuted = max(refuted, default=-1)
+    assert refuted == [count for count in choice.verdicts if count <= largest_refuted]
     assert choice.workers not in refuted
 
 
 @pytest.mark.parametrize("knee", [0, 1, 3, 6])
-def test_undecided_counts_contain_the_truth_when_noise_meets_a_small_budget(knee):
-    undecided = contained = 0
+def test_undecided_counts_contain_the_truth(knee):
+    undecided = 0
+    contained = 0
     for seed in range(12):
-        choice, _ = decide(
-            Feed(rising(knee), noise=0.05, waits=False, seed=seed), 8, most_windows=20
-        )
+        feed = Feed(rising(knee), noise=0.05, waits=False, seed=seed)
+        choice, _ = decide(feed, 8, most_windows=20)
         low, high = choice.undecided_between or (choice.workers, choice.workers)
         assert low <= choice.workers <= high
         contained += low <= knee <= high
         undecided += bool(choice.undecided_between)
     assert undecided > 0
-    assert contained >= 11  # an interval of 98 % is wrong now and then
+    # An interval of 98 % is wrong now and then.
+    assert contained >= 11
 
 
-def test_the_ladder_doubles_and_the_first_round_is_of_no_workers_beside_the_ceiling_and_decides_nothing():
-    expected = {
-        0: [0],
-        1: [0, 1],
-        6: [0, 1, 2, 4, 6],
-        8: [0, 1, 2, 4, 8],
-        9: [0, 1, 2, 4, 8, 9],
-    }
-    assert {limit: worker_count.ladder(limit) for limit in expected} == expected
-    first = worker_count.NextRounds(counts=(None, 0), rounds=1)
-    assert worker_count.WorkersRule([], 8).next_rounds() == first
-    rule = worker_count.WorkersRule(Feed(lambda _: 1.0).measure(first), 4)
+@pytest.mark.parametrize(
+    ("max_count", "counts"),
+    [
+        (0, [0]),
+        (1, [0, 1]),
+        (6, [0, 1, 2, 4, 6]),
+        (8, [0, 1, 2, 4, 8]),
+        (9, [0, 1, 2, 4, 8, 9]),
+    ],
+)
+def test_ladder_doubles_up_to_the_limit(max_count, counts):
+    assert ladder(max_count) == counts
+
+
+def test_first_round_decides_nothing():
+    first = NextRounds(counts=(None, 0), rounds=1)
+    assert WorkersRule([], 8).next_rounds() == first
+    rule = WorkersRule(Feed(lambda _: 1.0).measure(first), 4)
     assert rule.choose().undecided_between == (0, 4)
     assert rule.next_rounds() == first
 
 
 def waiting_rounds(
-    shares: dict[int, float], rates: dict[int, float]
-) -> list[worker_count.Round]:
-    draw = random.Random(0)
+    wait_shares: dict[int, float], rates: dict[int, float]
+) -> list[Round]:
+    """Return six rounds with noise of 5 %, by workers, next to cached batches."""
+    noise = random.Random(0)
+    rounds = []
+    for _ in range(6):
+        windows: dict[Count, WindowFigures] = {
+            None: WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
+        }
+        for count, rate in rates.items():
+            windows[count] = WindowFigures(
+                tokens_per_s=1000 * rate * noise.uniform(0.95, 1.05),
+                data_wait_share=wait_shares[count],
+            )
+        rounds.append(windows)
+    return rounds
 
-    def window(rate: float, share: float) -> worker_count.WindowFigures:
-        return worker_count.WindowFigures(
-            tokens_per_s=1000 * rate * draw.uniform(0.95, 1.05), data_wait_share=share
-        )
 
-    ceiling = worker_count.WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
-    counts = rates.items()
-    return [
-        {None: ceiling} | {n: window(rate, shares[n]) for n, rate in counts}
-        for _ in range(6)
-    ]
-
-
-def test_a_count_that_does_not_wait_is_proven_by_that_and_one_that_waits_is_not():
-    choice = worker_count.WorkersRule(waiting_rounds({0: 0.001}, {0: 0.96}), 8).choose()
-    assert (choice.workers, choice.undecided_between) == (0, ())
+def test_count_that_hardly_waits_is_verified():
+    choice = WorkersRule(waiting_rounds({0: 0.001}, {0: 0.96}), 8).choose()
+    assert choice.workers == 0
+    assert choice.undecided_between == ()
     assert "data wait is at most 0.1" in choice.proof
-    assert (
-        worker_count.WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0)
-        == "open"
-    )
-    # However little it waits.
-    refuted = worker_count.WorkersRule(
-        waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0}), 8
-    )
-    assert (refuted.verdict(0), refuted.choose().workers) == ("refuted", 1)
+
+
+def test_count_that_waits_is_open():
+    assert WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0) == "open"
+
+
+def test_slow_count_is_refuted_however_little_it_waits():
+    rule = WorkersRule(waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0}), 8)
+    assert rule.verdict(0) == "refuted"
+    assert rule.choose().workers == 1
 
 
 @given(st.floats(1e-3, 1e3), st.integers(0, 10**6))
 @settings(max_examples=10, deadline=None)
-def test_what_drifts_between_rounds_and_the_unit_do_not_matter(scale, seed):
+def test_drift_between_rounds_does_not_matter(scale, seed):
     _, rounds = decide(Feed(rising(3), noise=0.02, seed=seed), 8, most_windows=60)
-    drifts = [
-        (scale * 1.1**number, figures.items()) for number, figures in enumerate(rounds)
-    ]
-    drifted = [
-        {count: one._replace(tokens_per_s=one.tokens_per_s * by) for count, one in read}
-        for by, read in drifts
-    ]
-    plain, moved = (
-        worker_count.WorkersRule(rounds, 8).choose(),
-        worker_count.WorkersRule(drifted, 8).choose(),
-    )
-    assert (plain.workers, plain.undecided_between) == (
-        moved.workers,
-        moved.undecided_between,
-    )
-    assert plain.verdicts == moved.verdicts
+    drifted = []
+    for number, windows in enumerate(rounds):
+        factor = scale * 1.1**number
+        drifted.append(
+            {
+                count: figures._replace(tokens_per_s=figures.tokens_per_s * factor)
+                for count, figures in windows.items()
+            }
+        )
+    choice = WorkersRule(rounds, 8).choose()
+    drifted_choice = WorkersRule(drifted, 8).choose()
+    assert drifted_choice.workers == choice.workers
+    assert drifted_choice.undecided_between == choice.undecided_between
+    assert drifted_choice.verdicts == choice.verdicts
