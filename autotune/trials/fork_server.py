@@ -1,4 +1,9 @@
-"""Interface through which trials run, and its main implementation: a server process that forks a child for each."""
+"""Machines that run trials, and the main one, which forks a child for each trial.
+
+``Machine`` is the interface. ``ForkServerMachine`` keeps a server process
+(``autotune.trials.jobs.server``) that has torch loaded and forks a child for each rank
+of a trial; ``classify`` turns the accounts of these ranks into an outcome.
+"""
 
 import abc
 import contextlib
@@ -8,6 +13,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,10 +35,11 @@ from autotune.trials.values import (
 )
 from trainer.errors import HOST_OUT_OF_MEMORY
 
-_OURS = re.compile(r"/autotune/(trials|integrations/jobs)/")
 START_TIMEOUT_S = 300.0
 """Longest start of the server, or of the ranks; on a network file system imports take
 minutes."""
+END_TIMEOUT_S = 10.0
+"""Time that the server has to end, in seconds."""
 ENVIRONMENT = {
     # Models are built from scratch, without network access.
     "HF_HUB_OFFLINE": "1",
@@ -43,9 +50,15 @@ ENVIRONMENT = {
 }
 """Environment variables of every process that runs trials."""
 
+_OWN_FRAME = re.compile(r"/autotune/(trials|integrations/jobs)/")
+"""Frame of a stack that belongs to this project, and not to your code."""
+_MOST_FRAMES = 8
+_TRAINER_SETTING = re.compile(r"--set train\.(\w+)=([^\s,;]+?)(?=[\s,;]|\.?$)")
+"""A setting as messages of the trainer write it."""
+
 
 class Machine(Protocol):
-    """Machine that runs one trial at a time, each in its own processes, and returns its outcome."""
+    """Machine that runs one trial at a time, each in its own processes."""
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial to its end, its failure or its time limit."""
@@ -55,7 +68,10 @@ class Machine(Protocol):
 
 
 class StartedMachine(abc.ABC):
-    """Machine whose processes are started once, which takes some seconds: with ``start``, or the first trial."""
+    """Machine whose processes are started once, which takes some seconds.
+
+    They start with ``start``, or else with the first trial.
+    """
 
     def __init__(self) -> None:
         self.versions: dict[str, Any] = {}
@@ -71,16 +87,20 @@ class StartedMachine(abc.ABC):
         self.close()
 
     def start(self) -> None:
-        """Start the processes now; raise ``MachineLacks`` if they cannot be started."""
+        """Start the processes now.
+
+        Raises:
+            MachineLacks: If they cannot be started.
+        """
         with self._waiting():
-            self._started()
+            self._ensure_started()
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial.
 
         Raises:
-            MachineLacks: If its processes do not start, ``BadInput`` if its input is
-                unusable.
+            MachineLacks: If its processes do not start.
+            BadInput: If its input is unusable.
         """
         with self._waiting():
             return self._run(trial)
@@ -90,22 +110,24 @@ class StartedMachine(abc.ABC):
         """End the processes, and with them a trial that still runs."""
 
     @abc.abstractmethod
-    def _started(self) -> object: ...
+    def _ensure_started(self) -> object:
+        """Start the processes unless they run."""
 
     @abc.abstractmethod
     def _run(self, trial: Trial) -> Outcome: ...
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        began_s = time.monotonic()
+        """Count the time of the block as waited."""
+        started_s = time.monotonic()
         try:
             yield
         finally:
-            self.waited_s += time.monotonic() - began_s
+            self.waited_s += time.monotonic() - started_s
 
 
 class ForkServerMachine(StartedMachine):
-    """Machine that forks every trial from a server process that has torch and transformers loaded.
+    """Machine that forks every trial from a server process that has torch loaded.
 
     A trial runs in its own session; its whole process group is killed at its end. The
     server itself uses no GPU.
@@ -116,7 +138,13 @@ class ForkServerMachine(StartedMachine):
         preload: Mapping[str, Any] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """Prepare a server that loads the trainer, or calls ``preload`` instead, as ``jobs.server.serve`` says."""
+        """Prepare a server; the first trial, or ``start``, starts it.
+
+        Args:
+            preload: Function to call instead of loading the trainer, as
+                ``jobs.server.serve`` takes it.
+            start_timeout_s: Longest time that the server may import.
+        """
         super().__init__()
         self._arguments = [] if preload is None else [json.dumps(preload)]
         self._start_timeout_s = start_timeout_s
@@ -125,18 +153,14 @@ class ForkServerMachine(StartedMachine):
         self._server: subprocess.Popen[str] | None = None
 
     def _run(self, trial: Trial) -> Outcome:
-        server = self._started()
+        server = self._ensure_started()
         with tempfile.TemporaryDirectory(
             dir=self._scratch, ignore_cleanup_errors=True
         ) as directory:
-            reply = self._ask(server, asdict(trial) | {"directory": directory})
+            reply = self._request(server, asdict(trial) | {"directory": directory})
         if reply["timed_out"]:
-            return TimedOut(
-                detail=(
-                    f"killed after {trial.timeout_s:g}"
-                    f" s{_where(reply['ranks'][0]['log_tail'])}"
-                )
-            )
+            stack = _stack_at_timeout(reply["ranks"][0]["log_tail"])
+            return TimedOut(detail=f"killed after {trial.timeout_s:g} s{stack}")
         return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
 
     def load(self, modules: Sequence[str]) -> bool:
@@ -144,12 +168,14 @@ class ForkServerMachine(StartedMachine):
 
         Those that cannot be imported are left out.
 
-        Return False if that started threads, which a fork breaks: then the server is
-        started again, without them.
+        Returns:
+            False if that started threads, which a fork breaks: then the server is
+            started again, without them.
         """
-        if not self._ask(
-            self._started(), {"modules": list(modules)}, self._start_timeout_s
-        )["threads"]:
+        reply = self._request(
+            self._ensure_started(), {"modules": list(modules)}, self._start_timeout_s
+        )
+        if not reply["threads"]:
             return True
         self.close()
         self.start()
@@ -168,105 +194,113 @@ class ForkServerMachine(StartedMachine):
             assert server.stdin is not None
             try:
                 server.stdin.close()
-                server.wait(timeout=10)
+                server.wait(timeout=END_TIMEOUT_S)
             except (BrokenPipeError, subprocess.TimeoutExpired):
                 server.kill()
                 server.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _started(self) -> "subprocess.Popen[str]":
+    def _ensure_started(self) -> "subprocess.Popen[str]":
         if self._server is not None and self._server.poll() is None:
             return self._server
         self._scratch.mkdir(mode=0o700, exist_ok=True)
+        # Your directory may have modules of any name; with your own code as preload, it
+        # must not come first on the path.
+        flags = ["-P"] if self._arguments else []
+        command = [sys.executable, *flags, "-m", "autotune.trials.jobs.server"]
         with (self._scratch / "server.log").open("w") as log:
-            # Your directory may have modules of any name.
-            flags = ["-P"] if self._arguments else []
-            # A session of its own: Ctrl-C is for this process, which then closes the
-            # server; the trial ends with it.
             self._server = subprocess.Popen(
-                [
-                    sys.executable,
-                    *flags,
-                    "-m",
-                    "autotune.trials.jobs.server",
-                    *self._arguments,
-                ],
+                [*command, *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                # A session of its own: Ctrl-C is for this process, which then closes
+                # the server; the trial ends with it.
                 start_new_session=True,
                 env=os.environ | ENVIRONMENT,
             )
-        self.versions = self._read(self._server, self._start_timeout_s)
+        self.versions = self._read_reply(self._server, self._start_timeout_s)
         return self._server
 
-    def _ask(
+    def _request(
         self,
         server: "subprocess.Popen[str]",
         request: dict[str, Any],
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
+        """Send a request and return the reply."""
         assert server.stdin is not None
         try:
             server.stdin.write(json.dumps(request) + "\n")
             server.stdin.flush()
         except BrokenPipeError as error:
             raise self._server_died(server) from error
-        return self._read(server, timeout_s)
+        return self._read_reply(server, timeout_s)
 
-    def _read(
+    def _read_reply(
         self, server: "subprocess.Popen[str]", timeout_s: float | None
     ) -> dict[str, Any]:
-        """Return the next reply.
-
-        End a server that takes longer to import than ``timeout_s``.
-        """
+        """Return the next reply; end a server that takes longer than ``timeout_s``."""
         assert server.stdout is not None
-        if not select.select([server.stdout], [], [], timeout_s)[0]:
+        readable, _, _ = select.select([server.stdout], [], [], timeout_s)
+        if not readable:
             server.kill()
-        if not (line := server.stdout.readline()):
+        line = server.stdout.readline()
+        if not line:
             raise self._server_died(server)
         reply: dict[str, Any] = json.loads(line)
         return reply
 
     def _server_died(self, server: "subprocess.Popen[str]") -> Exception:
-        code = server.wait()
+        exit_code = server.wait()
         self._server = None
         log = self._scratch / "server.log"
-        tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-        if "No module named 'torch'" in tail:
+        log_tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        if "No module named 'torch'" in log_tail:
             return MachineLacks(
                 "torch is not installed", next_step="Install it: pip install torch"
             )
         return InternalError(
-            f"the trial server exited with code {code}:\n{tail}",
+            f"the trial server exited with code {exit_code}:\n{log_tail}",
             next_step="Report this as a bug.",
         )
 
 
-def _where(log_tail: str) -> str:
-    """Return the stack that a job had written before its time limit: eight calls at most, the innermost first."""
-    _, found, stack = log_tail.rpartition("(most recent call first):\n")
-    frames = list(
-        itertools.takewhile(lambda frame: not _OURS.search(frame), stack.splitlines())
+def _stack_at_timeout(log_tail: str) -> str:
+    """Return the stack that a job wrote to its log before its time limit.
+
+    It has the innermost calls first, up to the first call of this project. Return an
+    empty string if the job wrote none.
+    """
+    _, heading, stack = log_tail.rpartition("(most recent call first):\n")
+    if not heading:
+        return ""
+    frames = itertools.takewhile(
+        lambda frame: not _OWN_FRAME.search(frame), stack.splitlines()
     )
-    return ":\n" + "\n".join(frames[:8]) if found else ""
+    return ":\n" + "\n".join(itertools.islice(frames, _MOST_FRAMES))
 
 
 def classify(
     ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False
 ) -> Outcome:
-    """Turn the accounts of a trial's ranks into an outcome: the first failure, as it makes the other ranks fail.
+    """Turn the accounts of a trial's ranks into an outcome.
 
-    ``ranks`` has for each rank ``result`` (what it wrote, or None), ``exit_code``
-    (negative for a signal), ``killed`` (by the server), ``ended_s`` and ``log_tail``;
-    ``killed_by_kernel`` is True if memory ran out meanwhile. Raise ``BadInput`` if the
-    job could not use its input, which is no measurement, ``MachineLacks`` if not the
-    device.
+    That is the outcome of the first failure, as it makes the other ranks fail.
+
+    Args:
+        ranks: For each rank ``result`` (what it wrote, or None), ``exit_code``
+            (negative for a signal), ``killed`` (by the server), ``ended_s`` and
+            ``log_tail``.
+        killed_by_kernel: True if the kernel killed a process for memory meanwhile.
+
+    Raises:
+        BadInput: If the job could not use its input, which is no measurement.
+        MachineLacks: If the job could not use the device.
     """
     outcomes = [
-        _of_rank(account, killed_by_kernel=killed_by_kernel) for account in ranks
+        _rank_outcome(account, killed_by_kernel=killed_by_kernel) for account in ranks
     ]
     failures = {
         rank: outcome
@@ -275,54 +309,64 @@ def classify(
     }
     if not failures:
         return outcomes[0]
-    first = min(
-        failures, key=lambda rank: (_follows(ranks[rank]), ranks[rank]["ended_s"])
+    first_rank = min(
+        failures, key=lambda rank: (_lost_its_peer(ranks[rank]), ranks[rank]["ended_s"])
     )
-    result = ranks[first]["result"]
-    if result is not None and result["status"] == "refused":
-        kind = (
-            MachineLacks if result["exit_code"] == MachineLacks.exit_code else BadInput
-        )
-        # Settings in the trainer's message become options of the commands that run it.
-        setting = r"--set train\.(\w+)=([^\s,;]+?)(?=[\s,;]|\.?$)"
-        as_option = re.sub(
-            setting,
-            lambda match: f"--{match[1].replace('_', '-')} {match[2]}",
-            result["next_step"],
-        )
-        raise kind(result["message"], next_step=as_option)
+    failure = failures[first_rank]
+    result = ranks[first_rank]["result"]
+    if result is not None and result["status"] == "rejected":
+        raise _rejection(result)
     if len(ranks) == 1 or all(isinstance(outcome, OutOfMemory) for outcome in outcomes):
-        return failures[first]
+        return failure
     return replace(
-        failures[first],
-        detail=f"rank {first} of {len(ranks)}: {failures[first].detail}",
+        failure, detail=f"rank {first_rank} of {len(ranks)}: {failure.detail}"
     )
 
 
-def _follows(account: dict[str, Any]) -> bool:
+def _rejection(result: dict[str, Any]) -> BadInput | MachineLacks:
+    """Return the error of a job that could not use its input or device."""
+    # Settings in the trainer's message become options of the commands that run it.
+    next_step = _TRAINER_SETTING.sub(
+        lambda setting: f"--{setting[1].replace('_', '-')} {setting[2]}",
+        result["next_step"],
+    )
+    if result["exit_code"] == MachineLacks.exit_code:
+        return MachineLacks(result["message"], next_step=next_step)
+    return BadInput(result["message"], next_step=next_step)
+
+
+def _lost_its_peer(account: dict[str, Any]) -> bool:
     """Return whether a rank failed because another had."""
     result = account["result"]
-    return (
-        bool(account["killed"]) if result is None else result["status"] == "lost_peer"
-    )
+    if result is None:
+        return bool(account["killed"])
+    return bool(result["status"] == "lost_peer")
 
 
-def _of_rank(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
-    result, log_tail = account["result"], account["log_tail"]
-    if result is not None and result["status"] == "measured":
+def _rank_outcome(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
+    result = account["result"]
+    if result is None:
+        return _outcome_without_result(account, killed_by_kernel=killed_by_kernel)
+    status = result["status"]
+    if status == "measured":
         return Measured(figures=result["figures"])
-    if result is not None and result["status"] == "out_of_memory":
+    if status == "out_of_memory":
         return OutOfMemory(detail=result["detail"])
-    if result is not None:
-        return Crashed(
-            detail=(
-                result["message"] if result["status"] == "refused" else result["detail"]
-            )
-        )
+    if status == "rejected":
+        return Crashed(detail=result["message"])
+    return Crashed(detail=result["detail"])
+
+
+def _outcome_without_result(
+    account: dict[str, Any], *, killed_by_kernel: bool
+) -> Outcome:
+    """Return the outcome of a rank that ended before it could write its result."""
+    log_tail = account["log_tail"]
     # Written by C++ and the allocator if they cannot raise.
     if HOST_OUT_OF_MEMORY.search(log_tail):
         return OutOfMemory(detail=log_tail[-500:])
-    if account["exit_code"] == -9 and killed_by_kernel and not account["killed"]:
+    was_killed = account["exit_code"] == -signal.SIGKILL
+    if was_killed and killed_by_kernel and not account["killed"]:
         return HostOutOfMemory(
             detail="the kernel killed the trial because the host ran out of memory"
         )

@@ -1,4 +1,8 @@
-"""Trials on several ranks, on one node or more: torchrun starts the ranks once, for all trials."""
+"""Trials on several ranks, on one node or more.
+
+torchrun starts the ranks (``autotune.trials.jobs.multirank_worker``) once, for all
+trials; trials and results travel through files.
+"""
 
 import contextlib
 import json
@@ -27,55 +31,79 @@ from trainer.files import write_atomically
 
 MODULE = "autotune.trials.jobs.multirank_worker"
 POLL_S = 0.02
+MAX_RESULT_BYTES = 64 * 2**20
+"""Largest file with a rank's result that is read."""
 END_TIMEOUT_S = 40.0
 """Time that ranks have to end, in seconds; longer than torchrun gives them."""
+_ERROR = re.compile(r"\bError\b|\w+Error:|error:|refused|failed")
+"""Part of a line of the log that reports an error."""
 
 
 class MultirankMachine(StartedMachine):
     """Machine that runs trials one after the other on ranks that have joined once.
 
     A failure restarts the ranks.
-
-    ``scratch`` is a directory for this machine alone, visible to the first node's ranks
-    and better to all nodes'.
     """
 
     def __init__(self, start: Start, device: str, scratch: Path) -> None:
+        """Prepare the ranks; the first trial, or ``start``, starts them.
+
+        Args:
+            start: Makes the command that starts the ranks.
+            device: Device of the ranks, ``cpu`` or ``cuda``.
+            scratch: Directory for this machine alone, visible to the first node's ranks
+                and better to all nodes'.
+        """
         super().__init__()
-        self._start, self._device, self._scratch = start, device, scratch
+        self._start = start
+        self._device = device
+        self._scratch = scratch
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = scratch
-        self._starts = self._trials = 0
+        """Directory of the present start."""
+        self._starts = 0
+        self._trials = 0
+        """Number of trials since the present start."""
 
     def _run(self, trial: Trial) -> Outcome:
-        process = self._started()
-        place = self._directory / str(self._trials)
+        process = self._ensure_started()
+        directory = self._directory / str(self._trials)
         self._trials += 1
-        place.mkdir()
-        write_atomically(place / "trial.json", json.dumps(asdict(trial)), durable=False)
+        directory.mkdir()
+        write_atomically(
+            directory / "trial.json", json.dumps(asdict(trial)), durable=False
+        )
         deadline_s = time.monotonic() + trial.timeout_s
-        while (
-            not (told := _read(place / "rank-0.json")) or told["status"] != "measured"
-        ):
+        while True:
+            result = _read_result(directory / "rank-0.json")
+            if result is not None and result["status"] == "measured":
+                return Measured(figures=result["figures"])
             if process.poll() is not None:
                 self._process = None
-                every = map(_read, sorted(place.glob("rank-*.json")))
-                results = [one for one in every if one and one["status"] != "measured"]
-                ended: dict[str, Any] = {
-                    "exit_code": 0,
-                    "killed": False,
-                    "log_tail": "",
-                }
-                failed = [
-                    ended | {"result": one, "ended_s": one["ended_s"]}
-                    for one in results
-                ]
-                return classify(failed) if failed else Crashed(detail=self._why())
+                return self._failure(directory)
             if time.monotonic() > deadline_s:
                 self._kill(process)
                 return TimedOut(detail=f"killed after {trial.timeout_s:g} s")
             time.sleep(POLL_S)
-        return Measured(figures=told["figures"])
+
+    def _failure(self, directory: Path) -> Outcome:
+        """Return the outcome of a trial that ended the ranks."""
+        failed_ranks = []
+        for file in sorted(directory.glob("rank-*.json")):
+            result = _read_result(file)
+            if result is not None and result["status"] != "measured":
+                failed_ranks.append(
+                    {
+                        "result": result,
+                        "exit_code": 0,
+                        "killed": False,
+                        "ended_s": result["ended_s"],
+                        "log_tail": "",
+                    }
+                )
+        if not failed_ranks:
+            return Crashed(detail=self._error_line())
+        return classify(failed_ranks)
 
     def close(self) -> None:
         """Let the ranks exit, or end them."""
@@ -89,19 +117,29 @@ class MultirankMachine(StartedMachine):
                     self._kill(process)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _ensure_started(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._starts += 1
         self._trials = 0
         self._directory = (self._scratch / f"start-{self._starts}").resolve()
         self._directory.mkdir(parents=True, mode=0o700)
+        self._process = self._start_ranks()
+        self._wait_until_joined(self._process)
+        return self._process
+
+    def _start_ranks(self) -> "subprocess.Popen[bytes]":
         command = [*self._start(["-m", MODULE, str(self._directory), self._device])]
-        of_nccl = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
-        of_nccl["NCCL_DEBUG_FILE"] = f"{self._directory}/nccl.%h.%p"
+        environment = os.environ | ENVIRONMENT
+        if self._device == "cuda":
+            environment |= {
+                "NCCL_DEBUG": "INFO",
+                "NCCL_DEBUG_SUBSYS": "INIT,NET",
+                "NCCL_DEBUG_FILE": f"{self._directory}/nccl.%h.%p",
+            }
         with (self._directory / "log").open("wb") as log:
             try:
-                self._process = start_child(
+                return start_child(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -109,48 +147,44 @@ class MultirankMachine(StartedMachine):
                     # Ctrl-C is for this process, which then ends the ranks.
                     start_new_session=True,
                     end_signal=signal.SIGTERM,  # a launcher ends its ranks itself
-                    env=os.environ
-                    | ENVIRONMENT
-                    | (of_nccl if self._device == "cuda" else {}),
+                    env=environment,
                 )
             except FileNotFoundError as error:
-                next_step = "Install it, or measure on this node alone with --ranks."
                 raise MachineLacks(
-                    f"{command[0]!r} not found", next_step=next_step
+                    f"{command[0]!r} not found",
+                    next_step="Install it, or measure on this node alone with --ranks.",
                 ) from error
-        joined, deadline_s = (
-            self._directory / "joined.json",
-            time.monotonic() + START_TIMEOUT_S,
-        )
-        while not joined.is_file():
-            ended = self._process.poll() is not None
-            if ended or time.monotonic() > deadline_s:
-                self._kill(self._process)
-                what = (
-                    "could not be started"
-                    if ended
-                    else f"did not connect within {START_TIMEOUT_S:g} s"
-                )
+
+    def _wait_until_joined(self, process: "subprocess.Popen[bytes]") -> None:
+        """Wait until the ranks have joined, and read their versions."""
+        joined_file = self._directory / "joined.json"
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not joined_file.is_file():
+            has_ended = process.poll() is not None
+            if has_ended or time.monotonic() > deadline_s:
+                self._kill(process)
+                problem = f"did not connect within {START_TIMEOUT_S:g} s"
+                if has_ended:
+                    problem = "could not be started"
                 raise MachineLacks(
-                    f"the ranks {what}: {self._why()}",
+                    f"the ranks {problem}: {self._error_line()}",
                     next_step=(
                         "Check that the nodes reach each other; set network.interface"
                         " in the site file to choose the interface."
                     ),
                 )
             time.sleep(POLL_S)
-        self.versions = read_json(joined)["versions"]
-        return self._process
+        self.versions = read_json(joined_file)["versions"]
 
-    def _why(self) -> str:
-        """Return the most informative line of the log."""
-        log = (self._directory / "log").read_text(errors="replace")[-4000:].splitlines()
-        lines = [
-            line
-            for line in log
-            if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)
-        ]
-        return (lines or log or ["the log is empty"])[-1].strip()[:500]
+    def _error_line(self) -> str:
+        """Return the last line of the log that reports an error, or its last line."""
+        log = (self._directory / "log").read_text(errors="replace")
+        lines = log[-4000:].splitlines()
+        if not lines:
+            return "the log is empty"
+        error_lines = [line for line in lines if _ERROR.search(line)]
+        line = error_lines[-1] if error_lines else lines[-1]
+        return line.strip()[:500]
 
     def _kill(self, process: "subprocess.Popen[bytes]") -> None:
         """End the processes that were started here, ranks of this node included.
@@ -158,17 +192,17 @@ class MultirankMachine(StartedMachine):
         Srun ends those of other nodes.
         """
         self._process = None
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for end_signal in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+                os.killpg(process.pid, end_signal)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=END_TIMEOUT_S)
                 break
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """Read a rank's account; return an empty dictionary if there is none."""
-    found: dict[str, Any] = (
-        read_json(file, max_bytes=64 * 2**20) if file.is_file() else {}
-    )
-    return found
+def _read_result(file: Path) -> dict[str, Any] | None:
+    """Return the result that a rank wrote; None if it has written none."""
+    if not file.is_file():
+        return None
+    result: dict[str, Any] = read_json(file, max_bytes=MAX_RESULT_BYTES)
+    return result

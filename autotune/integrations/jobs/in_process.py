@@ -46,7 +46,7 @@ class InThisProcess(StartedMachine):
     def close(self) -> None:
         """Leave this process as it is."""
 
-    def _started(self) -> None:
+    def _ensure_started(self) -> None:
         pass
 
     def _run(self, trial: Trial) -> Outcome:

@@ -1,7 +1,13 @@
-"""Enforcement of a memory budget: by the memory that a GPU has left, by a resource limit on a CPU."""
+"""Enforcement of a memory budget: a step beyond it fails as on a smaller device.
+
+On a GPU, memory beyond the budget is held by a block of its own; on a CPU, the kernel
+enforces a resource limit. Whether a step fits must not depend on chance, so that the
+CPU's allocators are brought into the same state in every process first.
+"""
 
 import contextlib
 import ctypes
+import math
 import resource
 import sys
 from collections.abc import Iterator
@@ -14,16 +20,26 @@ from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import DeviceMissing
 from trainer.record.meter import status_bytes
 
-_M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -2, -3, -8
+# Parameters of mallopt(3), from <malloc.h>.
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 LARGE_BLOCK_BYTES = 128 * 1024
+"""Size from which malloc returns freed blocks to the kernel under a budget."""
 _MOST_FREE_BYTES = 2**24
 """Most free memory of a heap that is filled, for each size of blocks."""
-_ARENA_BYTES, _MOST_OBJECTS = 2**20, 2**17
-"""Memory that Python's allocator takes at once, and most objects that are made to fill
-what it has."""
+_ARENA_BYTES = 2**20
+"""Memory that Python's allocator takes at once."""
 _POOL_BYTES = 2**14
+"""Memory within an arena that serves objects of one size."""
+_MOST_OBJECTS = 2**17
+"""Most objects that are made to fill what Python's allocator has."""
 _LARGEST_SMALL_BYTES = 512 - sys.getsizeof(b"")
-_KEPT: list[list[bytes]] = []
+"""Length of the largest ``bytes`` that Python's own allocator serves."""
+_OBJECTS_PER_POOL = 32
+"""Objects of the largest size in a pool, rounded up."""
+_KEPT_OBJECTS: list[list[bytes]] = []
+"""Objects that fill Python's allocator until the process ends."""
 _PAGE_BYTES = 2**21
 """Granularity of device memory."""
 
@@ -31,16 +47,17 @@ _PAGE_BYTES = 2**21
 def keep_one_arena() -> None:
     """Make malloc serve all threads from one heap.
 
-    Call it before there is a second thread.
-
     Each further heap takes 64 MiB of address space, used or not, and is made when a
-    thread first allocates.
+    thread first allocates. Call this before there is a second thread.
     """
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def return_large_blocks(least_bytes: int) -> ctypes.CDLL:
-    """Make malloc return blocks of at least ``least_bytes`` to the kernel when they are freed; return the C library."""
+    """Make malloc return freed blocks of at least ``least_bytes`` to the kernel.
+
+    Return the C library.
+    """
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, least_bytes)
     return libc
@@ -54,15 +71,21 @@ def enforce(
     large_block_bytes: int = LARGE_BLOCK_BYTES,
     clean: bool = False,
 ) -> "Budget":
-    """Start to enforce a memory budget of one rank; None only measures.
+    """Start to enforce the memory budget of one rank.
 
-    ``ranks`` have joined: memory for their communication does not count as the model's.
-    ``device_used_before_bytes`` is the memory in use on this rank's GPU before this
-    process, from NVML; None on a CPU or if unknown. On a CPU, blocks of at least
-    ``large_block_bytes`` go back to the kernel when they are freed; ``clean`` leaves
-    nothing free in the allocator, as fragmentation depends on what came first. Raise
-    ``DeviceMissing`` if the GPU is a MIG slice: NVML's figures, by which a budget is
-    chosen, are those of the whole.
+    Args:
+        budget_bytes: The budget; None only measures.
+        ranks: Ranks that have joined: memory for their communication does not count as
+            the model's.
+        device_used_before_bytes: Memory in use on this rank's GPU before this process,
+            from NVML; None on a CPU or if unknown.
+        large_block_bytes: Size from which freed blocks go back to the kernel, on a CPU.
+        clean: Leave nothing free in the allocators, as fragmentation depends on what
+            came first.
+
+    Raises:
+        DeviceMissing: If the GPU is a MIG slice: NVML's figures, by which a budget is
+            chosen, are those of the whole GPU.
     """
     # Some drivers do not report MIG; only the device name then shows it.
     if "MIG " in ranks.device_name:
@@ -74,7 +97,8 @@ def enforce(
                 " (nvidia-smi -i INDEX -mig 0), or use --device cpu."
             ),
         )
-    open_libraries(ranks)  # what they take is not counted as the model's
+    # Memory that libraries take when opened is not the model's.
+    open_libraries(ranks)
     if ranks.device.type == "cuda":
         if clean:
             torch._C._cuda_clearCublasWorkspaces()
@@ -84,59 +108,76 @@ def enforce(
 
 
 def _fill_heap(libc: ctypes.CDLL) -> None:
-    """Take the free blocks of the heap, which differ between processes and would be free room beyond the limit."""
+    """Take all free blocks of malloc's heap.
+
+    They differ between processes, and would be free room beyond the limit.
+    """
     libc.sbrk.restype = ctypes.c_void_p
-    for size in (2**exponent for exponent in range(14, 4, -1)):
-        end = libc.sbrk(0)
-        for _ in range(_MOST_FREE_BYTES // size):  # the heap may be unable to grow
-            libc.malloc(size)
-            if libc.sbrk(0) != end:
+    for exponent in range(14, 4, -1):
+        block_bytes = 2**exponent
+        heap_end = libc.sbrk(0)
+        # A limit, as the heap may be unable to grow.
+        for _ in range(_MOST_FREE_BYTES // block_bytes):
+            libc.malloc(block_bytes)
+            # The heap has grown, so no free block was left.
+            if libc.sbrk(0) != heap_end:
                 break
     libc.malloc_trim(0)
 
 
-def _fill_arenas() -> None:
-    """Take the free places of Python's own allocator, which differ between processes, and leave new ones.
+def _fill_python_allocator() -> None:
+    """Take the free memory of Python's own allocator, and leave a fixed amount.
 
-    It serves objects of up to 512 bytes from pools of one size, and takes memory for 64
-    pools at once.
+    The free memory differs between processes. The allocator serves objects of up to 512
+    bytes from pools of one size, and takes memory for 64 pools, an arena, at once. So
+    objects of the largest size are made until a new arena is taken, then one object of
+    each other size, until its pool lies in that arena too.
     """
     # Full length at once: a list that grows takes memory as well.
-    kept: list[bytes] = [b""] * _MOST_OBJECTS
-    _KEPT.append(kept)
-    places = iter(range(_MOST_OBJECTS))
-    place = _fill_arena(kept, places)
-    first = id(kept[place]) - 4 * _POOL_BYTES
-    arena = range(first, first + _ARENA_BYTES)
-    for size in range(48, 512, 16):
-        for place in places:
-            kept[place] = bytes(size - sys.getsizeof(b""))
-            if id(kept[place]) in arena:
+    objects: list[bytes] = [b""] * _MOST_OBJECTS
+    _KEPT_OBJECTS.append(objects)
+    indices = iter(range(_MOST_OBJECTS))
+    index = _take_arena(objects, indices)
+    # The arena has just been taken, so the last object lies in one of its first pools.
+    arena_start = id(objects[index]) - 4 * _POOL_BYTES
+    arena = range(arena_start, arena_start + _ARENA_BYTES)
+    for size_bytes in range(48, 512, 16):
+        for index in indices:
+            objects[index] = bytes(size_bytes - sys.getsizeof(b""))
+            if id(objects[index]) in arena:
                 break
-    # Most of another: what a step needs differs by a few pools, which must not be an
-    # arena for some processes only.
-    for spare in range(place + 1, _fill_arena(kept, places)):
-        kept[spare] = b""
+    # Leave most of another arena: what a step needs differs by a few pools, which must
+    # not make only some processes take an arena.
+    last_index = _take_arena(objects, indices)
+    for spare_index in range(index + 1, last_index):
+        objects[spare_index] = b""
 
 
-def _fill_arena(kept: list[bytes], places: Iterator[int]) -> int:
+def _take_arena(objects: list[bytes], indices: Iterator[int]) -> int:
     """Make objects of the largest size until Python's allocator takes an arena.
 
-    Return the place of the last.
+    Return the index of the last object.
     """
-    before_bytes, place, taken = status_bytes("VmSize"), len(kept), False
-    for place in places:
-        kept[place] = bytes(_LARGEST_SMALL_BYTES)
-        if place % 32 == 31:
-            # 32 objects ago, maybe by another size: this size has a pool of it now.
-            if taken:
+    before_bytes = status_bytes("VmSize")
+    index = len(objects)
+    arena_taken = False
+    for index in indices:
+        objects[index] = bytes(_LARGEST_SMALL_BYTES)
+        # Looking takes time, so only once a pool.
+        if index % _OBJECTS_PER_POOL == _OBJECTS_PER_POOL - 1:
+            # Another size may have made the allocator take the arena. A pool later,
+            # this size has a pool of it too.
+            if arena_taken:
                 break
-            taken = status_bytes("VmSize") >= before_bytes + _ARENA_BYTES
-    return place
+            arena_taken = status_bytes("VmSize") >= before_bytes + _ARENA_BYTES
+    return index
 
 
 class CpuBudget:
-    """Memory budget on a CPU: the kernel enforces ``RLIMIT_DATA``, the process's memory so far plus the budget."""
+    """Memory budget on a CPU.
+
+    The kernel enforces ``RLIMIT_DATA``: the process's memory so far plus the budget.
+    """
 
     non_pytorch_bytes = None
 
@@ -155,31 +196,31 @@ class CpuBudget:
             if clean:
                 # The heap grows by pages, not by 128 KiB that only some runs need.
                 libc.mallopt(_M_TOP_PAD, 0)
-                _fill_arenas()
+                _fill_python_allocator()
                 _fill_heap(libc)
-            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            _, hard_limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of an
             # OOM.
+            soft_limit_bytes = status_bytes("VmData") + budget_bytes
             resource.setrlimit(
-                resource.RLIMIT_DATA, (status_bytes("VmData") + budget_bytes, hard)
+                resource.RLIMIT_DATA, (soft_limit_bytes, hard_limit_bytes)
             )
-        self._before_bytes, self._data_before_bytes = (
-            status_bytes("VmSize"),
-            status_bytes("VmData"),
-        )
-        self._resident_before_bytes = self.host_peak_bytes = status_bytes("VmRSS")
+        self._size_before_bytes = status_bytes("VmSize")
+        self._data_before_bytes = status_bytes("VmData")
+        self._resident_before_bytes = status_bytes("VmRSS")
+        self.host_peak_bytes = self._resident_before_bytes
 
     def peak_bytes(self) -> int:
-        """Return the highest growth of the limited part of the address space, of which the kernel keeps no peak."""
-        beyond_bytes = (
-            status_bytes("VmSize")
-            - status_bytes("VmData")
-            - self._before_bytes
-            + self._data_before_bytes
-        )
-        return max(
-            0, status_bytes("VmPeak") - self._before_bytes - max(0, beyond_bytes)
-        )
+        """Return the highest growth of the limited part of the address space.
+
+        The kernel keeps a peak of the whole address space only, so the growth of its
+        unlimited part until now, such as of shared memory, is taken off.
+        """
+        size_growth_bytes = status_bytes("VmSize") - self._size_before_bytes
+        data_growth_bytes = status_bytes("VmData") - self._data_before_bytes
+        unlimited_growth_bytes = max(0, size_growth_bytes - data_growth_bytes)
+        peak_growth_bytes = status_bytes("VmPeak") - self._size_before_bytes
+        return max(0, peak_growth_bytes - unlimited_growth_bytes)
 
     def take_step_peak(self) -> int:
         """Return the highest growth of resident memory since the last call.
@@ -188,7 +229,8 @@ class CpuBudget:
         """
         resident_bytes = status_bytes("VmHWM")
         self.host_peak_bytes = max(self.host_peak_bytes, resident_bytes)
-        with contextlib.suppress(OSError):  # then it is the highest so far
+        # If the kernel cannot reset the peak, the next is the highest so far.
+        with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
         return max(0, resident_bytes - self._resident_before_bytes)
 
@@ -197,11 +239,11 @@ class CpuBudget:
         return max(0, status_bytes("VmData") - self._data_before_bytes)
 
     def check(self) -> None:
-        """Do nothing: the kernel's limit is exact, so no allocation beyond it succeeds."""
+        """Do nothing: under the kernel's limit no allocation beyond it succeeds."""
 
 
 class CudaBudget:
-    """Memory budget on a GPU: a block outside of PyTorch's allocator holds the memory beyond it.
+    """Memory budget on a GPU: a block outside PyTorch's allocator holds all beyond it.
 
     ``torch.cuda.set_per_process_memory_fraction`` would fail too early: it counts a
     whole request, although the free end of an expandable segment serves most of it.
@@ -217,33 +259,39 @@ class CudaBudget:
         device: torch.device,
         used_before_bytes: int | None,
     ) -> None:
-        self._budget_bytes, self._device, self._used_before_bytes = (
-            budget_bytes,
-            device,
-            used_before_bytes,
-        )
-        self._held_bytes = self._reserved_bytes = 0
-        self._outside_bytes = max(0, self._outside_now_bytes())
+        self._budget_bytes = budget_bytes
+        self._device = device
+        self._used_before_bytes = used_before_bytes
+        self._held_bytes = 0
+        self._highest_reserved_bytes = 0
+        """Highest reserve before the allocator's peaks were last reset."""
+        self._highest_outside_bytes = max(0, self._outside_bytes())
         if budget_bytes is not None:
-            free_bytes, _ = torch.cuda.mem_get_info(device)
-            room_bytes = (
-                budget_bytes - self._outside_bytes - torch.cuda.memory_reserved(device)
-            )
-            beyond_bytes = max(0, free_bytes - max(0, room_bytes))
-            # Rounded up, to leave no memory beyond the budget; at most all of the free
-            # memory.
-            self._held_bytes = (
-                min(-(-beyond_bytes // _PAGE_BYTES), free_bytes // _PAGE_BYTES)
-                * _PAGE_BYTES
-            )
-            hold_device_memory(self._held_bytes)
+            self._hold_memory_beyond(budget_bytes)
         torch.cuda.reset_peak_memory_stats(device)
+
+    def _hold_memory_beyond(self, budget_bytes: int) -> None:
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        room_bytes = (
+            budget_bytes
+            - self._highest_outside_bytes
+            - torch.cuda.memory_reserved(self._device)
+        )
+        beyond_bytes = max(0, free_bytes - max(0, room_bytes))
+        # Rounded up, to leave no memory beyond the budget; at most all of the free
+        # memory.
+        beyond_pages = math.ceil(beyond_bytes / _PAGE_BYTES)
+        free_pages = free_bytes // _PAGE_BYTES
+        self._held_bytes = min(beyond_pages, free_pages) * _PAGE_BYTES
+        hold_device_memory(self._held_bytes)
 
     @property
     def non_pytorch_bytes(self) -> int:
         """Highest non-PyTorch memory so far."""
-        self._outside_bytes = max(self._outside_bytes, self._outside_now_bytes())
-        return self._outside_bytes
+        self._highest_outside_bytes = max(
+            self._highest_outside_bytes, self._outside_bytes()
+        )
+        return self._highest_outside_bytes
 
     def peak_bytes(self) -> int:
         """Return the allocator's highest reserve plus non-PyTorch memory."""
@@ -252,7 +300,7 @@ class CudaBudget:
     def take_step_peak(self) -> int:
         """Return the most that the allocator gave out since the last call."""
         peak_bytes = torch.cuda.max_memory_allocated(self._device)
-        self._reserved_bytes = self._most_reserved_bytes()
+        self._highest_reserved_bytes = self._most_reserved_bytes()
         torch.cuda.reset_peak_memory_stats(self._device)
         return peak_bytes
 
@@ -261,10 +309,17 @@ class CudaBudget:
         return torch.cuda.memory_allocated(self._device)
 
     def _most_reserved_bytes(self) -> int:
-        return max(self._reserved_bytes, torch.cuda.max_memory_reserved(self._device))
+        return max(
+            self._highest_reserved_bytes, torch.cuda.max_memory_reserved(self._device)
+        )
 
     def check(self) -> None:
-        """Raise ``OutOfMemoryError`` if the allocator freed cached blocks or failed, or the peak exceeds the budget."""
+        """Check that the steps so far fit the budget without luck.
+
+        Raises:
+            torch.OutOfMemoryError: If the allocator failed or had to free cached
+                blocks, or the peak exceeds the budget.
+        """
         counts = torch.cuda.memory_stats(self._device)
         if counts.get("num_ooms", 0):
             raise torch.OutOfMemoryError(
@@ -274,21 +329,22 @@ class CudaBudget:
             raise torch.OutOfMemoryError(
                 "the allocator had to free cached blocks and retry"
             )
-        if (
-            self._budget_bytes is not None
-            and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0
-        ):
+        if self._budget_bytes is None:
+            return
+        beyond_bytes = self.peak_bytes() - self._budget_bytes
+        if beyond_bytes > 0:
             raise torch.OutOfMemoryError(
                 f"the peak exceeds the budget by {format_bytes(beyond_bytes)}:"
                 f" {format_bytes(self._most_reserved_bytes())} in PyTorch's allocator"
                 f" and {format_bytes(self.non_pytorch_bytes)} of non-PyTorch memory"
             )
 
-    def _outside_now_bytes(self) -> int:
+    def _outside_bytes(self) -> int:
+        """Return the present non-PyTorch memory."""
         if self._used_before_bytes is None:
             # All memory outside the allocator counts, that of other programs too.
-            free_bytes, all_bytes = torch.cuda.mem_get_info(self._device)
-            used_bytes = all_bytes - free_bytes
+            free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+            used_bytes = total_bytes - free_bytes
         else:
             # NVML before and after: CUDA's own count omits the driver's reserve.
             used_bytes = (
@@ -307,12 +363,14 @@ def hold_device_memory(size_bytes: int) -> None:
     Raises:
         RuntimeError: If the device has less.
     """
-    if size_bytes:
-        code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(
-            ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes)
+    if not size_bytes:
+        return
+    address = ctypes.c_uint64()
+    error_code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(
+        ctypes.byref(address), ctypes.c_size_t(size_bytes)
+    )
+    if error_code:
+        raise RuntimeError(
+            f"cannot reserve {format_bytes(size_bytes)} of the GPU: cuMemAlloc"
+            f" returned {error_code}"
         )
-        if code:
-            raise RuntimeError(
-                f"cannot reserve {format_bytes(size_bytes)} of the GPU: cuMemAlloc"
-                f" returned {code}"
-            )

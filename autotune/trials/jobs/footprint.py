@@ -1,4 +1,4 @@
-"""Host resources of a rank and its DataLoader workers: memory, and reads from storage."""
+"""Host resources of a rank and its DataLoader workers: memory and storage reads."""
 
 import contextlib
 import gc
@@ -19,15 +19,15 @@ _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
 def memory_bytes() -> int | None:
     """Return the memory of this process and its children, shared pages in parts (PSS).
 
-    None if it cannot be read.
+    Return None if it cannot be read.
     """
-    return _sum_of_family(lambda process: process.memory_full_info().pss)
+    return _sum_over_family(lambda process: process.memory_full_info().pss)
 
 
 def private_bytes_of_children() -> list[int]:
     """Return the memory that each child has for itself alone (USS).
 
-    Empty if it cannot be read.
+    Return an empty list if it cannot be read.
     """
     with contextlib.suppress(*_UNREADABLE):
         return [
@@ -40,20 +40,25 @@ def private_bytes_of_children() -> list[int]:
 def storage_read_bytes() -> int | None:
     """Return the bytes read from storage for this process and its children.
 
-    None if the kernel does not count them.
+    Return None if the kernel does not count them.
     """
-    return _sum_of_family(lambda process: process.io_counters().read_bytes)
+    return _sum_over_family(lambda process: process.io_counters().read_bytes)
 
 
-def _sum_of_family(figure: Callable[[psutil.Process], int]) -> int | None:
+def _sum_over_family(figure: Callable[[psutil.Process], int]) -> int | None:
+    """Return the sum of a figure over this process and its descendants."""
     with contextlib.suppress(*_UNREADABLE):
-        me = psutil.Process()
-        return sum(map(figure, (me, *me.children(recursive=True))))
+        this_process = psutil.Process()
+        family = [this_process, *this_process.children(recursive=True)]
+        return sum(figure(process) for process in family)
     return None
 
 
 class Memory:
-    """Highest growth of memory since its creation: of the allocator's on a GPU, of resident pages on a CPU."""
+    """Highest growth of memory since the creation of this object.
+
+    On a GPU it is the growth of the allocator's reserve, on a CPU of resident pages.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -69,18 +74,21 @@ class Memory:
             self._before_bytes = psutil.Process().memory_info().rss
 
     def peak_bytes(self) -> int | None:
-        """Return the highest growth of any rank, with all ranks together.
+        """Return the highest growth of any rank; all ranks call it together.
 
-        None if the kernel does not report it.
+        Return None if the kernel does not report it on some rank.
         """
-        own = math.nan
+        growth_bytes = math.nan
         if self._before_bytes is not None:
-            on_gpu = self._ranks.device.type == "cuda"
-            highest = (
-                torch.cuda.max_memory_reserved(self._ranks.device)
-                if on_gpu
-                else status_bytes("VmHWM")
-            )
-            own = max(0, highest - self._before_bytes)
-        most = self._ranks.all_reduce_max(own, 1.0 if math.isnan(own) else 0.0)
-        return None if most[1] else round(most[0])
+            growth_bytes = max(0, self._highest_bytes() - self._before_bytes)
+        is_missing = 1.0 if math.isnan(growth_bytes) else 0.0
+        highest_bytes, any_missing = self._ranks.all_reduce_max(
+            growth_bytes, is_missing
+        )
+        return None if any_missing else round(highest_bytes)
+
+    def _highest_bytes(self) -> int:
+        device = self._ranks.device
+        if device.type == "cuda":
+            return torch.cuda.max_memory_reserved(device)
+        return status_bytes("VmHWM")

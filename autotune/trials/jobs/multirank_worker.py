@@ -1,10 +1,12 @@
-"""Ranks that measure together: they join once, then run the trials that the first rank reads, one after the other.
+"""Ranks that measure together: they join once, then run one trial after the other.
 
 ``torchrun -m autotune.trials.jobs.multirank_worker DIRECTORY DEVICE``. Request N is
 ``DIRECTORY/N/trial.json``; each rank writes how it ended to ``rank-R.json`` beside it.
-A rank that fails ends, and torchrun ends the others.
+The first rank reads the requests for all. A rank that fails ends, and torchrun ends the
+others.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -17,6 +19,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.files import write_atomically
 
 END = "end"
+"""Name of the file that ends the ranks, and the request that tells them."""
 POLL_S = 0.01
 
 
@@ -49,50 +52,58 @@ def serve(directory: Path, device: str) -> int:
         write_atomically(
             directory / "joined.json", json.dumps({"versions": versions}), durable=False
         )
-    number, measured = 0, True
-    while measured:
-        place = directory / str(number)
-        told = ranks.broadcast_object(
-            _next(place / "trial.json", directory / END, os.getppid())
-            if ranks.leads
-            else ""
-        )
-        if told == END:
+    for number in itertools.count():
+        trial_directory = directory / str(number)
+        request = ""
+        if ranks.leads:
+            request = _next_request(
+                trial_directory / "trial.json", directory / END, os.getppid()
+            )
+        request = ranks.broadcast_object(request)
+        if request == END:
             leave_ranks(together=True)
             return 0
-        trial = json.loads(told)
+        trial = json.loads(request)
         measured = run_job(
             trial["job"],
-            place / f"rank-{ranks.rank}.json",
+            trial_directory / f"rank-{ranks.rank}.json",
             trial["measured"],
             trial["local"],
             ranks,
         )
-        number += 1
+        if not measured:
+            break
     return 1
 
 
-def _next(request: Path, end: Path, parent: int) -> str:
-    """Wait for the next request, for the file ``end``, or for the end of the parent process."""
-    while not request.is_file():
-        if end.exists() or os.getppid() != parent:
+def _next_request(request_file: Path, end_file: Path, parent_pid: int) -> str:
+    """Wait for the next request and return it.
+
+    Return ``END`` once ``end_file`` exists or the parent process has ended.
+    """
+    while not request_file.is_file():
+        if end_file.exists() or os.getppid() != parent_pid:
             return END
         time.sleep(POLL_S)
-    return request.read_text()
+    return request_file.read_text()
 
 
 def main() -> None:
-    """Run one rank, which ends with the torchrun that started it, even while torch is being imported."""
-    parent = os.getppid()
-    end_with_parent(parent)
+    """Run one rank, which ends with the torchrun that started it.
+
+    It ends with it even while torch is being imported.
+    """
+    directory, device = sys.argv[1:]
+    parent_pid = os.getppid()
+    end_with_parent(parent_pid)
     # A torchrun that ended while starting its ranks has left this one to another
     # parent.
-    if sys.argv[1].encode() not in Path(f"/proc/{parent}/cmdline").read_bytes():
+    if directory.encode() not in Path(f"/proc/{parent_pid}/cmdline").read_bytes():
         os._exit(1)
-    code = serve(Path(sys.argv[1]), sys.argv[2])
+    exit_code = serve(Path(directory), device)
     sys.stdout.flush()
     # At once: the others' connections end with this process.
-    os._exit(code)
+    os._exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def test_the_first_rank_that_crashed_by_itself_is_named(ranks, detail):
 @pytest.mark.parametrize("kind", [BadInput, MachineLacks])
 def test_what_a_rank_cannot_use_is_no_measurement(kind):
     unusable = {
-        "status": "refused",
+        "status": "rejected",
         "message": "not usable",
         "next_step": "Get one.",
         "exit_code": kind.exit_code,
