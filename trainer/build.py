@@ -39,8 +39,8 @@ from trainer.model.encoder import (
 from trainer.model.families import FAMILIES
 from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
-from trainer.model.packing import prove_packing
-from trainer.model.precision import COMPILER_KEEPS_LITTLE
+from trainer.model.packing import verify_packing
+from trainer.model.precision import COMPILER_SAVES_COMPACT
 
 WARM_UP_STEPS = 3
 """Number of first optimizer steps in which compilation is expected."""
@@ -194,14 +194,16 @@ def build_training(
         configured(attention_dropout=config.attention_dropout),
     )
     attention = choose_attention(
-        config, model_config, ranks.device, prove_packing(model_config)
+        config, model_config, ranks.device, verify_packing(model_config)
     )
     if ranks.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         pin_kernels(attention.kind)
     torch.manual_seed(config.seed)
     model = build_model(
-        model_config, ranks.device, VARLEN_NAME if attention.by_document else "sdpa"
+        model_config,
+        ranks.device,
+        VARLEN_NAME if attention.uses_document_edges else "sdpa",
     )
     # From here on, ranks draw different dropout masks.
     torch.manual_seed(config.seed * 1_000_003 + ranks.rank)
@@ -224,7 +226,7 @@ def build_training(
                 "combo_kernel_per_subkernel_blocks": True,
             }
             options = torch._inductor.list_mode_options(config.compile_mode) | together
-        redraws = COMPILER_KEEPS_LITTLE and config.activation_checkpointing != "full"
+        redraws = COMPILER_SAVES_COMPACT and config.activation_checkpointing != "full"
         for layer in module.layers:  # identical layers share one graph
             for part in layer.modules():
                 if redraws and type(part) is nn.Dropout:

@@ -183,7 +183,7 @@ class _Run:
 
     def _check_weight_copies(self) -> list[EventRow]:
         """Return an event if weights are cast to bf16 again in every micro-batch."""
-        why = self._training.module.against_copies
+        why = self._training.module.no_copies_reason
         if why is None:
             return []
         model_type = self._config.model.config["model_type"]

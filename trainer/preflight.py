@@ -21,7 +21,7 @@ from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.health.events import EventRow, new_event, utc_now
-from trainer.model.flops import peak_flops_per_s, product_format
+from trainer.model.flops import matmul_format, peak_flops_per_s
 from trainer.record.run_record import RUN_SCHEMA_VERSION, RunHeader, code_sha256
 from trainer.record.writer import RunWriter
 
@@ -397,7 +397,7 @@ def describe_run(
         device=ranks.device_name,
         driver=driver_of(ranks),
         peak_flops_per_s=peak_flops_per_s(
-            ranks.device_name, product_format(config.precision, tf32=config.tf32)
+            ranks.device_name, matmul_format(config.precision, tf32=config.tf32)
         ),
         versions={
             name: importlib.metadata.version(name)

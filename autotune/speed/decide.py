@@ -22,7 +22,7 @@ from autotune.speed.values import (
     StepWork,
 )
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.model.flops import find_peak, peak_flops_per_s, product_format
+from trainer.model.flops import find_peak, matmul_format, peak_flops_per_s
 
 Float64 = npt.NDArray[np.float64]
 
@@ -192,7 +192,7 @@ def predict_speed(
     ``non_padding_tokens`` are those of a sequence, None if not known.
     """
     peak = peak_flops_per_s(
-        rates.device, product_format(train.precision, tf32=train.tf32)
+        rates.device, matmul_format(train.precision, tf32=train.tf32)
     )
     # Trimmed layouts leave out most of the padding.
     full = (

@@ -29,7 +29,7 @@ from trainer.health.watchdog import Watchdog
 ROOT = Path(__file__).parents[2]
 WITHOUT: dict[str, tuple[str, Any]] = {
     "weights in bf16 once per step": (
-        "trainer.model.masked_lm.prove_copies",
+        "trainer.model.masked_lm.verify_working_copies",
         lambda _: "left out",
     ),
     "one matmul for queries, keys, values": ("trainer.model.precision._SIBLINGS", ()),

@@ -77,8 +77,8 @@ def attend_within_edges(
     value_THE,
     query_edges,
     key_edges,
-    most_queries,
-    most_keys,
+    max_query_length,
+    max_key_length,
     *,
     scale=None,
     window_size,
@@ -88,8 +88,8 @@ def attend_within_edges(
     is."""
     if not torch.compiler.is_compiling():
         for edges, tensor, most in (
-            (query_edges, query_THE, most_queries),
-            (key_edges, key_THE, most_keys),
+            (query_edges, query_THE, max_query_length),
+            (key_edges, key_THE, max_key_length),
         ):
             assert (int(edges[0]), int(edges[-1])) == (0, len(tensor))
             assert (
@@ -102,7 +102,7 @@ def attend_within_edges(
         for edges, tensor in ((query_edges, query_THE), (key_edges, key_THE))
     )
     allowed = asks[:, None] == tells
-    if 0 <= window_size[0] < most_keys:  # all places ask
+    if 0 <= window_size[0] < max_key_length:  # all places ask
         place = torch.arange(len(key_THE))
         allowed = allowed & ((place[:, None] - place).abs() <= window_size[0])
     query, key, value = (

@@ -211,7 +211,7 @@ def test_a_run_that_is_interrupted_and_one_that_forks_off_end_with_the_same_weig
 
 def test_weights_that_every_micro_batch_casts_are_told_with_the_reason(monkeypatch):
     monkeypatch.setattr(
-        "trainer.model.masked_lm.prove_copies", lambda _: "for a reason"
+        "trainer.model.masked_lm.verify_working_copies", lambda _: "for a reason"
     )
     (event,) = _events(_run(precision="bf16", max_steps=1), "preflight")
     assert (

@@ -45,10 +45,10 @@ class Packing:
 
     first_position: int = 0
     """Position id of a document's first token: RoBERTa's begin after the padding id."""
-    embeds_first: bool = False
+    needs_embeddings: bool = False
     """True if the encoder must get embeddings, as its own embedding layer multiplies
     them by the padding mask."""
-    against_varlen: str | None = None
+    no_varlen_reason: str | None = None
     """Reason why attention document by document cannot replace the encoder's own; None
     if it can."""
 
@@ -62,7 +62,7 @@ class ChosenAttention:
     packing: Packing = Packing()
 
     @property
-    def by_document(self) -> bool:
+    def uses_document_edges(self) -> bool:
         """True if a kernel gets the edges of documents; False if it gets a mask."""
         return self.kind in ("varlen", "fa3")
 
@@ -79,7 +79,7 @@ def choose_attention(
     device: torch.device,
     packing: Packing | str,
 ) -> ChosenAttention:
-    """Return the attention to use after ``prove_packing``.
+    """Return the attention to use after ``verify_packing``.
 
     Raises:
         BadConfig: If the configured one is impossible.
@@ -123,9 +123,9 @@ def _against_varlen(
     packing: Packing,
 ) -> tuple[str, str] | None:
     """Return the reason why varlen cannot be used and the next step, or None if it can."""
-    if packing.against_varlen is not None:
+    if packing.no_varlen_reason is not None:
         return (
-            f"with varlen {packing.against_varlen}",
+            f"with varlen {packing.no_varlen_reason}",
             "Use --set train.attention=sdpa.",
         )
     # Not the device's type: a model that is traced without a GPU is on no device.
@@ -247,8 +247,8 @@ def attend_within_documents(
         value_THE,
         query_edges=cu_seq_lens_q,
         key_edges=cu_seq_lens_q,
-        longest_query=max_length_q,
-        longest_key=max_length_q,
+        max_query_length=max_length_q,
+        max_key_length=max_length_q,
         scale=scaling,
         # transformers counts the token itself
         window_tokens=None if sliding_window is None else sliding_window - 1,
@@ -256,7 +256,7 @@ def attend_within_documents(
     return attended_THE.unsqueeze(0), None
 
 
-def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+def document_positions(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the document of each position, int32, from 1, and its index in it, int64.
 
     Both (B, S) and 0 on padding.
@@ -328,17 +328,17 @@ def encoder_inputs(
             "input_ids": ids_BS.reshape(1, -1),
             "position_ids": position_T.unsqueeze(0),
         }
-        if packing.embeds_first:
-            document_BS = document_places(batch)[0].reshape(1, -1)
+        if packing.needs_embeddings:
+            document_BS = document_positions(batch)[0].reshape(1, -1)
             arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
         arguments |= {"cu_seq_lens_q": edges, "max_length_q": ids_BS.shape[1]}
         return EncoderInputs(arguments=arguments, edges=edges)
-    document_BS, position_BS = document_places(batch)
+    document_BS, position_BS = document_positions(batch)
     arguments = {
         "input_ids": ids_BS,
         "position_ids": position_BS + packing.first_position,
     }
-    if packing.embeds_first:
+    if packing.needs_embeddings:
         arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
     mask_BSS = document_BS[:, :, None] == document_BS[:, None, :]
     mask: Any = _additive(mask_BSS, dtype)
@@ -401,16 +401,16 @@ def document_queries(
     query_edges = torch.searchsorted(position_K, inputs.edges, out_int32=True)
     if kind == "fa3":
         torch._dynamo.maybe_mark_dynamic(query_edges, 0)
-    slots, most_keys = len(position_K), batch.ids_BS.shape[1]
+    slots, max_key_length = len(position_K), batch.ids_BS.shape[1]
     # Unused slots are spread evenly, so no document gets more of them than it has
     # positions.
-    most_queries = min(slots, (2 + slots // batch.ids_BS.numel()) * most_keys)
+    max_query_length = min(slots, (2 + slots // batch.ids_BS.numel()) * max_key_length)
     return DocumentQueries(
         position_K=position_K,
         query_edges=query_edges,
         key_edges=inputs.edges,
-        most_queries=most_queries,
-        most_keys=most_keys,
+        max_query_length=max_query_length,
+        max_key_length=max_key_length,
     )
 
 

@@ -2,7 +2,7 @@
 
 No torch here.
 
-A test compares the table with ``prove_packing`` for every masked-LM encoder of
+A test compares the table with ``verify_packing`` for every masked-LM encoder of
 transformers. The trainer itself proves each model at its start, listed or not; others
 train with one sample per sequence and a dense MLM head.
 """

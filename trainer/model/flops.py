@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.data.batch_plan import Int64
 
-Format = Literal["bf16", "tf32", "fp32"]
+NumberFormat = Literal["bf16", "tf32", "fp32"]
 GIGA, TERA = 1e9, 1e12
 
 
@@ -341,12 +341,12 @@ PEAKS = (
 )
 
 
-def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
+def matmul_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> NumberFormat:
     """Return the number format in which a GPU computes matmuls under these settings."""
     return "bf16" if precision == "bf16" else "tf32" if tf32 else "fp32"
 
 
-def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
+def peak_flops_per_s(device_name: str, number_format: NumberFormat) -> float | None:
     """Return the dense peak of a device, or None if it is not in the table, such as a part of a GPU (MIG)."""
     found = find_peak(device_name)
     return None if found is None else float(getattr(found, number_format))

@@ -33,10 +33,10 @@ from trainer.model.loss import (
     cross_entropy_in_place,
     liger_cross_entropy,
 )
-from trainer.model.packing import prove_copies
+from trainer.model.packing import verify_working_copies
 from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
-EVALUATED_TOGETHER = 4096
+EVALUATION_CHUNK_POSITIONS = 4096
 """Positions whose logits are computed at once in evaluation if training holds none."""
 
 
@@ -102,29 +102,31 @@ class MaskedLM(nn.Module):
         kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
         wanted = config.mlm_head == "sparse" and config.last_layer == "sparse"
         layout = FAMILIES.get(model.config.model_type)
-        self.narrow = (
+        self.has_sparse_last_layer = (
             wanted
             and attention.kind != "row"
             and layout is not None
             and kinds[-1] == "full_attention"
         )
         """True if the last layer is computed at the positions to predict only."""
-        if self.narrow and layout is not None:
+        if self.has_sparse_last_layer and layout is not None:
             make_sparse_layer(self.layers[-1], layout)
-        self.copies: precision.WorkingCopies | None = None
+        self.working_copies: precision.WorkingCopies | None = None
         """Weights in bf16; None if autocast or fsdp2 casts them."""
-        self.against_copies: str | None = None
+        self.no_copies_reason: str | None = None
         """Reason why autocast casts weights in every micro-batch; None otherwise."""
         if self._bf16:
             # The last layer's queries have another input than its keys.
             last = (
                 [self.layers[-1].get_submodule("attention.self.query")]
-                if self.narrow and layout == "bert"
+                if self.has_sparse_last_layer and layout == "bert"
                 else ()
             )
             self._compute_in_bf16(config, alone=last)
         if config.float8 != "none":
-            precision.check_float8(config, model.device, copies=self.copies is not None)
+            precision.check_float8(
+                config, model.device, copies=self.working_copies is not None
+            )
             precision.use_float8(self.layers, config.float8)
         for name, part in model.named_modules():
             if layout is not None and name.endswith("token_type_embeddings"):
@@ -143,17 +145,17 @@ class MaskedLM(nn.Module):
         if config.compiled:
             precision.keep_norms_in_bf16(self.layers, self.residual_dtype)
         if not sharded:
-            self.against_copies = prove_copies(self.model.config)
-            self.copies = (
+            self.no_copies_reason = verify_working_copies(self.model.config)
+            self.working_copies = (
                 precision.WorkingCopies(self.model, alone)
-                if self.against_copies is None
+                if self.no_copies_reason is None
                 else None
             )
 
     def weights_changed(self) -> None:
         """Cast the weights again; call this after every change of them."""
-        if self.copies is not None:
-            self.copies.refresh()
+        if self.working_copies is not None:
+            self.working_copies.refresh()
 
     def _autocast(self, device_type: str) -> torch.autocast:
         # torch.autocast rejects the meta device, which computes nothing.
@@ -171,7 +173,7 @@ class MaskedLM(nn.Module):
             logits_KV, labels_K = self._predict(batch)
             return self.loss(logits_KV, labels_K)
         hidden_KD, labels_K = self._hidden(batch)
-        of_layer = precision.weights_of(self._decoder)
+        of_layer = precision.compute_weights(self._decoder)
         weight_VD, bias_V = (
             None if one is None else one.to(self._dtype) for one in of_layer
         )
@@ -183,7 +185,8 @@ class MaskedLM(nn.Module):
             return _loss_and_hits(*self._predict(batch))
         # All logits at once would take the memory that training saves.
         parts = zip(
-            *(one.split(EVALUATED_TOGETHER) for one in self._hidden(batch)), strict=True
+            *(one.split(EVALUATION_CHUNK_POSITIONS) for one in self._hidden(batch)),
+            strict=True,
         )
         with self.autocast(batch.ids_BS.device.type):
             found = [
@@ -207,7 +210,9 @@ class MaskedLM(nn.Module):
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits and labels, of the head's slots or of all positions."""
-        segments = self._enough_segments(batch) if self.attention.by_document else 0
+        segments = (
+            self._enough_segments(batch) if self.attention.uses_document_edges else 0
+        )
         with self.autocast(batch.ids_BS.device.type):
             inputs = encoder_inputs(
                 batch,
@@ -222,7 +227,7 @@ class MaskedLM(nn.Module):
                 return self._all_logits(inputs), batch.labels_BS().flatten()
             begins_N, fixed = batch.starts_N[:0], self._slots
             if (
-                self.narrow
+                self.has_sparse_last_layer
                 and self.attention.kind == "fa3"
                 and inputs.edges is not None
             ):
@@ -234,7 +239,7 @@ class MaskedLM(nn.Module):
             slots = _enough(fixed, batch.predicted_tokens + len(begins_N))
             self.overflows += fixed is not None and slots > fixed
             position_K, labels_K = _slots(
-                batch, slots, begins_N, ascending=self.attention.by_document
+                batch, slots, begins_N, ascending=self.attention.uses_document_edges
             )
             return self._logits_at(position_K, inputs, batch), labels_K
 
@@ -244,16 +249,18 @@ class MaskedLM(nn.Module):
         if self.attention.kind == "row":
             return self._all_logits(inputs).index_select(0, position_K)
         asked: dict[str, LastLayerQueries] = {}
-        if self.narrow and self.attention.by_document:
+        if self.has_sparse_last_layer and self.attention.uses_document_edges:
             asked["asked"] = document_queries(
                 inputs, batch, position_K, self.attention.kind
             )
-        elif self.narrow:
+        elif self.has_sparse_last_layer:
             slots = _enough(self._sequence_slots, batch.most_predicted_in_sequence)
             asked["asked"] = sequence_queries(
                 inputs, batch, position_K, sequence_slots=slots, dtype=self._dtype
             )
-        with head_inputs(self.model, None if self.narrow else position_K):
+        with head_inputs(
+            self.model, None if self.has_sparse_last_layer else position_K
+        ):
             return self._all_logits(inputs, **asked)
 
     def expect_documents(self, batch: MicroBatch) -> None:

@@ -55,7 +55,7 @@ _RAISED = (
 """Errors of an architecture that gets arguments it does not know."""
 
 
-def prove_packing(config: PretrainedConfig) -> Packing | str:
+def verify_packing(config: PretrainedConfig) -> Packing | str:
     """Return how an architecture takes packed sequences, or the reason why it cannot.
 
     The logits of packed documents must equal those of each document alone, with its
@@ -65,7 +65,7 @@ def prove_packing(config: PretrainedConfig) -> Packing | str:
     return cast("Packing | str", _found(_packing, config))
 
 
-def prove_copies(config: PretrainedConfig) -> str | None:
+def verify_working_copies(config: PretrainedConfig) -> str | None:
     """Return the reason why an architecture cannot compute with working copies of its weights; None if it can."""
     return cast("str | None", _found(_against_copies, config))
 
@@ -160,7 +160,7 @@ def _packing(model: PreTrainedModel) -> Packing | str:
     for embeds, first_position in product(
         (False, True), (0, model.config.pad_token_id + 1)
     ):
-        packing = Packing(first_position=first_position, embeds_first=embeds)
+        packing = Packing(first_position=first_position, needs_embeddings=embeds)
         found = _against(
             functools.partial(_logits, model, "sdpa", packing), documents, together
         )
@@ -171,7 +171,7 @@ def _packing(model: PreTrainedModel) -> Packing | str:
                 documents,
                 together,
             )
-            return replace(packing, against_varlen=varlen)
+            return replace(packing, no_varlen_reason=varlen)
         why.append(found)
     return why[0]
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig
 
-COMPILER_KEEPS_LITTLE = torch.__version__ >= "2.13"
+COMPILER_SAVES_COMPACT = torch.__version__ >= "2.13"
 """False for torch 2.11, whose compiler keeps fp32 for backward although given 16 bits,
 and dropout's mask beside its seed: a step of BERT took 3 % longer on an H100."""
 _SIBLINGS = (
@@ -76,7 +76,7 @@ class WorkingCopies:
             torch._foreach_copy_(self._copies, self._parameters)
 
 
-def weights_of(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+def compute_weights(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the weight and bias that a linear layer computes with."""
     return getattr(linear, "compute_weight", linear.weight), getattr(
         linear, "compute_bias", linear.bias
@@ -87,7 +87,7 @@ def project(
     linear: nn.Linear, input: torch.Tensor, features: slice | None = None
 ) -> torch.Tensor:
     """Return a linear layer's result as it computes it, or only some of its output features."""
-    weight, bias = weights_of(linear)
+    weight, bias = compute_weights(linear)
     if features is not None:
         weight, bias = weight[features], None if bias is None else bias[features]
     matmul = getattr(linear, "float8_matmul", None)
@@ -333,7 +333,7 @@ def keep_norms_in_bf16(layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
         set_residual_dtype(layer, dtype)
         for part in layer.modules():
             if isinstance(part, LayerNorm):
-                part.keeps_bf16 = COMPILER_KEEPS_LITTLE
+                part.keeps_bf16 = COMPILER_SAVES_COMPACT
 
 
 class LayerNorm(nn.LayerNorm):

@@ -39,24 +39,28 @@ def attend_documents(
     *,
     query_edges: torch.Tensor,
     key_edges: torch.Tensor,
-    longest_query: int,
-    longest_key: int,
+    max_query_length: int,
+    max_key_length: int,
     window_tokens: int | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
     """Return attention within each document; shape (T, H, E).
 
     Edges, shape (N + 1,), int32, are the starts of each document's queries, or keys and
-    values, and the last one's end; no document has more than ``longest_query`` and
-    ``longest_key`` of them. ``window_tokens`` is the reach of attention to either side,
+    values, and the last one's end; no document has more than ``max_query_length`` and
+    ``max_key_length`` of them. ``window_tokens`` is the reach of attention to either side,
     None for the whole document; ``scale`` None means E ** -0.5.
     """
     # Without a window torch >= 2.14 chooses cuDNN on Hopper and Blackwell, whose
-    # backward takes a dense workspace of N x longest_query x H x E x 4 bytes: 35 GB for
+    # backward takes a dense workspace of N x max_query_length x H x E x 4 bytes: 35 GB for
     # 946 packed sequences of BERT-large. A window that no document exceeds has no
     # effect in FlashAttention, but cuDNN does not support it. FlashAttention 3 compares
     # it with queries too, and else moves it by the difference of queries and keys.
-    reach = max(longest_query, longest_key) if window_tokens is None else window_tokens
+    reach = (
+        max(max_query_length, max_key_length)
+        if window_tokens is None
+        else window_tokens
+    )
     named = scale is not None and not math.isclose(scale, query_THE.shape[-1] ** -0.5)
     attended = varlen_attn(
         query_THE,
@@ -64,8 +68,8 @@ def attend_documents(
         value_UHE,
         query_edges,
         key_edges,
-        longest_query,
-        longest_key,
+        max_query_length,
+        max_key_length,
         window_size=(reach, reach),
         scale=scale if named else None,
         **(_UNSPLIT if current_flash_attention_impl() == "FA3" else {}),
@@ -126,8 +130,8 @@ class DocumentQueries:
     """Number of query positions before each of ``key_edges``, int32."""
     key_edges: torch.Tensor
     """Edges of documents in the flattened sequences, int32."""
-    most_queries: int
-    most_keys: int
+    max_query_length: int
+    max_key_length: int
 
     def attend(
         self,
@@ -148,8 +152,8 @@ class DocumentQueries:
             value_BSHE.flatten(0, 1),
             query_edges=self.query_edges,
             key_edges=self.key_edges,
-            longest_query=self.most_queries,
-            longest_key=self.most_keys,
+            max_query_length=self.max_query_length,
+            max_key_length=self.max_key_length,
         )
 
 

@@ -27,7 +27,7 @@ from autotune.base.statistics import (
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.model.flops import peak_flops_per_s, product_format
+from trainer.model.flops import matmul_format, peak_flops_per_s
 from trainer.record.run_record import Run, StepRow, settings_of
 
 MATTERS_SHARE = 0.10
@@ -178,7 +178,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     gpu, peak = profile.fingerprint.gpu_name, None
     # Per window, the share of the dense peak for non-padding tokens.
     if gpu is not None and train.device == "cuda":
-        peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
+        peak = peak_flops_per_s(gpu, matmul_format(train.precision, tf32=train.tf32))
     mfus = (
         []
         if peak is None

@@ -9,7 +9,7 @@ from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, w
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base import model_work
 from autotune.base.units import format_percent
-from trainer.model.flops import peak_flops_per_s, product_format
+from trainer.model.flops import matmul_format, peak_flops_per_s
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
 """Share of compute in matmuls: least, usual and most; the rest moves bytes, most of
@@ -46,7 +46,7 @@ def full_precision(now: TrainingContext) -> Advice | None:
         or gpu is None
     ):
         return None
-    now_in = product_format(train.precision, tf32=train.tf32)
+    now_in = matmul_format(train.precision, tf32=train.tf32)
     fast, slow = peak_flops_per_s(gpu, "bf16"), peak_flops_per_s(gpu, now_in)
     if fast is None or slow is None:
         return None

@@ -29,7 +29,7 @@ from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term, activations_of
 from autotune.speed.jobs.count_kernels import is_view
 from autotune.speed.jobs.fused_kernels import kernels_of, waits_for_all
-from trainer.model.precision import COMPILER_KEEPS_LITTLE
+from trainer.model.precision import COMPILER_SAVES_COMPACT
 
 aten = torch.ops.aten
 
@@ -357,7 +357,7 @@ def _partition(
 
     for node in joint.graph.nodes:
         drawn = (
-            checkpointed or COMPILER_KEEPS_LITTLE
+            checkpointed or COMPILER_SAVES_COMPACT
         ) and node.target is aten.rand.default
         forward = (
             node.op == "call_function"

@@ -267,8 +267,8 @@ def _tell_phases(
         if parameter.grad is not None:
             tape.relabel([parameter.grad], Term.GRADIENTS)
 
-    if training.module.copies is not None:
-        tape.relabel(training.module.copies.memory, Term.COPIES)
+    if training.module.working_copies is not None:
+        tape.relabel(training.module.working_copies.memory, Term.COPIES)
     hooks.enter_context(training.optimizer.register_step_pre_hook(update_begins))
     hooks.enter_context(training.optimizer.register_step_post_hook(update_ends))
     for one in parameters:

@@ -192,8 +192,8 @@ class _Bench:
                 value,
                 query_edges=edges,
                 key_edges=edges,
-                longest_query=length,
-                longest_key=length,
+                max_query_length=length,
+                max_key_length=length,
             )
         else:
             mask = torch.zeros(

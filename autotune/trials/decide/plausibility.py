@@ -15,7 +15,7 @@ from autotune.machine.values import is_pretended
 from autotune.profiles.values import Profile, fill_share
 from autotune.trials.values import Measured, Trial
 from trainer.config.train_config import TrainConfig
-from trainer.model.flops import Format, Peak, find_peak, product_format
+from trainer.model.flops import NumberFormat, Peak, find_peak, matmul_format
 from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
@@ -37,7 +37,7 @@ class GpuRate:
     """Name of the measurement, for messages."""
     per_s: float
     """FLOP/s, or bytes/s of its links."""
-    kind: Format | Literal["links"] = "bf16"
+    kind: NumberFormat | Literal["links"] = "bf16"
     """Peak that limits the rate: that of matmuls in a number format, or of links."""
 
     def limit_per_s(self, peak: Peak) -> float | None:
@@ -62,7 +62,7 @@ class _TokenRate:
     name: str
     tokens_per_s: float
     ranks: int
-    number_format: Format
+    number_format: NumberFormat
 
 
 def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
@@ -282,7 +282,7 @@ def _baseline_rates(profile: Profile) -> Iterator[_TokenRate]:
         return
     for recipe in baseline.rows:
         # Other recipes may have another precision; bf16 has the highest peak.
-        number_format: Format = "bf16"
+        number_format: NumberFormat = "bf16"
         if recipe.name == "tuned":
             number_format = _profile_format(profile)
         for tokens_per_s in recipe.tokens_per_s:
@@ -303,7 +303,7 @@ def _exploration_rates(profile: Profile) -> Iterator[_TokenRate]:
             name=row.settings.name,
             tokens_per_s=row.tokens_per_s or 0.0,
             ranks=profile.local_ranks,
-            number_format=product_format(
+            number_format=matmul_format(
                 row.settings.precision, tf32=profile.train.tf32
             ),
         )
@@ -329,8 +329,8 @@ def _network_rates(profile: Profile) -> Iterator[_TokenRate]:
         )
 
 
-def _profile_format(profile: Profile) -> Format:
-    return product_format(profile.train.precision, tf32=profile.train.tf32)
+def _profile_format(profile: Profile) -> NumberFormat:
+    return matmul_format(profile.train.precision, tf32=profile.train.tf32)
 
 
 def check_run(run: Run) -> None:
@@ -376,7 +376,5 @@ def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> 
     return float(_MULTIPLY_AND_ADD * (parameters or 0))
 
 
-def _number_format(config: dict[str, Any]) -> Format:
-    return product_format(
-        config.get("precision", "fp32"), tf32=config.get("tf32", True)
-    )
+def _number_format(config: dict[str, Any]) -> NumberFormat:
+    return matmul_format(config.get("precision", "fp32"), tf32=config.get("tf32", True))

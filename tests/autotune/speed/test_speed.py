@@ -106,7 +106,7 @@ def test_bias_gradients_are_summed_over_complete_rows_whether_they_are_cast_or_n
     monkeypatch.setattr("trainer.model.precision._SIBLINGS", ())
     plain = work_of()
     monkeypatch.setattr(
-        "trainer.model.masked_lm.prove_copies", lambda _: "gradients are cast"
+        "trainer.model.masked_lm.verify_working_copies", lambda _: "gradients are cast"
     )
     assert work_of().bytes_of("norm") == pytest.approx(plain.bytes_of("norm"), rel=0.02)
 

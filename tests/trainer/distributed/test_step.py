@@ -304,7 +304,7 @@ def test_a_head_on_the_places_to_predict_has_the_loss_and_gradient_of_one_on_all
             family, layout=layout, mlm_head="sparse", last_layer=last_layer
         )
         training = oracles.training_of(config, dataset)
-        assert training.module.narrow == (last_layer == "sparse")
+        assert training.module.has_sparse_last_layer == (last_layer == "sparse")
         oracles.check_alike(
             oracles.gradients_of(training, oracles.micro_batches(dataset, config)),
             whole,

@@ -17,12 +17,12 @@ from trainer.model.attention import (
     Packing,
     attend_within_documents,
     choose_attention,
-    document_places,
+    document_positions,
     pin_kernels,
 )
 from trainer.model.encoder import build_config, build_model
 from trainer.model.masked_lm import MaskedLM
-from trainer.model.packing import prove_packing
+from trainer.model.packing import verify_packing
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 META = torch.device("meta")
@@ -101,7 +101,7 @@ def test_a_whole_step_with_varlen_traces_on_the_meta_device(family, batch):
     config, model_config = _model_config(
         family, precision="bf16", device="cuda", compile=False
     )
-    chosen = choose_attention(config, model_config, META, prove_packing(model_config))
+    chosen = choose_attention(config, model_config, META, verify_packing(model_config))
     assert chosen.kind == "varlen"
     model = build_model(model_config, META, attention.VARLEN_NAME).to(torch.bfloat16)
     loss = MaskedLM(model, config, chosen)(batch.to(META))
@@ -256,7 +256,7 @@ def test_edges_divide_all_places_into_segments_no_longer_than_rows_and_empty_at_
         assert {*one.starts_N.tolist(), *(one.starts_N + one.tokens_N).tolist()} <= set(
             edges.tolist()
         )
-    assert not document_places(_nothing())[0].any()
+    assert not document_positions(_nothing())[0].any()
 
 
 def _nothing() -> MicroBatch:

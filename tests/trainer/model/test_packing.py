@@ -22,7 +22,7 @@ from trainer.model.encoder import (
     model_layers,
 )
 from trainer.model.families import FAMILIES
-from trainer.model.packing import prove_copies, prove_packing
+from trainer.model.packing import verify_packing, verify_working_copies
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 SMALL = {
@@ -52,8 +52,8 @@ def _can_be_packed(model_type) -> bool:
     # No encoder, or without a number of layers.
     except (BadConfig, NotImplementedError):
         return False
-    can = isinstance(prove_packing(config), Packing)
-    assert not can or prove_copies(config) is None
+    can = isinstance(verify_packing(config), Packing)
+    assert not can or verify_working_copies(config) is None
     return can
 
 
@@ -71,18 +71,18 @@ def test_the_table_lists_every_encoder_of_the_library_that_a_probe_proves():
         ("roberta", {}, Packing(first_position=1)),
         ("modernbert", {}, Packing()),
         ("eurobert", {"num_key_value_heads": 2}, Packing()),
-        ("esm", {}, Packing(first_position=1, embeds_first=True)),
+        ("esm", {}, Packing(first_position=1, needs_embeddings=True)),
         (
             "esm",
             {"position_embedding_type": "rotary", "token_dropout": True},
-            Packing(embeds_first=True),
+            Packing(needs_embeddings=True),
         ),
     ],
 )
 def test_a_probe_finds_where_positions_begin_and_what_an_encoder_takes(
     model_type, changes, found
 ):
-    assert prove_packing(_config(model_type, **changes)) == found
+    assert verify_packing(_config(model_type, **changes)) == found
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_probe_finds_where_positions_begin_and_what_an_encoder_takes(
 def test_an_encoder_that_cannot_be_packed_is_found_with_the_reason(
     model_type, changes, reason
 ):
-    assert reason in prove_packing(_config(model_type, **changes))
+    assert reason in verify_packing(_config(model_type, **changes))
 
 
 @pytest.mark.parametrize(
@@ -122,20 +122,20 @@ def test_an_encoder_that_cannot_compute_with_working_copies_is_found_with_the_re
 
     monkeypatch.setattr(packing, "fresh_model", with_keys_of_another_input)
     packing._proved.cache_clear()
-    assert reason in prove_copies(_config(model_type))
+    assert reason in verify_working_copies(_config(model_type))
     packing._proved.cache_clear()
 
 
 def test_an_attention_of_an_encoders_own_leaves_no_choice_but_a_mask():
-    found = prove_packing(_config("megatron-bert"))
-    assert found.against_varlen == "packed documents influence each other"
+    found = verify_packing(_config("megatron-bert"))
+    assert found.no_varlen_reason == "packed documents influence each other"
     config = oracles.config_of("megatron-bert", precision="bf16", device="cuda")
     chosen = choose_attention(
         config, _config("megatron-bert"), torch.device("meta"), found
     )
     assert (chosen.kind, chosen.reason) == (
         "sdpa",
-        f"with varlen {found.against_varlen}",
+        f"with varlen {found.no_varlen_reason}",
     )
 
 
@@ -150,7 +150,7 @@ def test_an_attention_of_an_encoders_own_leaves_no_choice_but_a_mask():
 def test_what_would_mix_or_move_documents_is_found(broken, reason, monkeypatch):
     """The probe's own path, with one part of it wrong."""
     packing._proved.cache_clear()
-    places = attention.document_places
+    places = attention.document_positions
 
     def wrong(batch):
         document_BS, position_BS = places(batch)
@@ -161,8 +161,8 @@ def test_what_would_mix_or_move_documents_is_found(broken, reason, monkeypatch):
     if broken == "head":
         monkeypatch.setattr(packing, "head_inputs", lambda *_: contextlib.nullcontext())
     else:
-        monkeypatch.setattr(attention, "document_places", wrong)
-    assert reason in prove_packing(_config("bert"))
+        monkeypatch.setattr(attention, "document_positions", wrong)
+    assert reason in verify_packing(_config("bert"))
     packing._proved.cache_clear()
 
 
@@ -177,7 +177,7 @@ def test_a_probe_leaves_random_numbers_and_modes_as_they_were():
     packing._proved.cache_clear()
     config, state = _config("bert"), torch.get_rng_state()
     with Watch(), torch.device("meta"):
-        assert prove_packing(config) == Packing()
+        assert verify_packing(config) == Packing()
     assert Watch.seen == 0
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -16,7 +16,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 from trainer.model import masked_lm, precision
 from trainer.model.masked_lm import cross_entropy
-from trainer.model.packing import prove_copies
+from trainer.model.packing import verify_working_copies
 from trainer.model.precision import keep_norms_in_bf16, use_float8
 
 CASES = [
@@ -37,8 +37,8 @@ def test_losses_and_gradient_are_as_near_to_fp32_as_autocasts(
         """Loss of each token, and the gradient."""
         monkeypatch.setattr(
             masked_lm,
-            "prove_copies",
-            prove_copies if copies else lambda _: "for comparison",
+            "verify_working_copies",
+            verify_working_copies if copies else lambda _: "for comparison",
         )
         config = oracles.config_of(
             family, activation_checkpointing=way[0], layout=way[1], **changes
@@ -47,7 +47,7 @@ def test_losses_and_gradient_are_as_near_to_fp32_as_autocasts(
             oracles.training_of(config, dataset),
             oracles.micro_batches(dataset, config),
         )
-        assert (training.module.copies is not None) == (
+        assert (training.module.working_copies is not None) == (
             copies and config.precision == "bf16"
         )
         with torch.no_grad():
@@ -258,7 +258,7 @@ def test_a_fused_loss_gets_what_the_last_layer_of_the_head_multiplies(
     plain = oracles.gradients_of(training, batches)
     with torch.no_grad():
         loss, hits = training.module.evaluate(batches[0])
-    monkeypatch.setattr(masked_lm, "EVALUATED_TOGETHER", 7)
+    monkeypatch.setattr(masked_lm, "EVALUATION_CHUNK_POSITIONS", 7)
     training.module.fused_loss = fused
     near = 1e-5 if dtype == "fp32" else 5e-3
     oracles.check_alike(
