@@ -1,1 +1,13 @@
-"""The dataset, and micro-batches of it: batch plan, sampling, packing, masking and loading."""
+"""The dataset, and micro-batches of it.
+
+From the files on disk to tensors for a model, in this order: ``dataset`` reads
+pre-tokenised samples, ``batch_plan`` assigns them to sequences and ranks as a pure
+function of the seed, ``sampler`` plans the micro-batches of one rank from any position,
+``masking`` chooses the tokens to predict, and ``loader`` reads and masks planned
+micro-batches, in this process or in DataLoader workers. ``global_batch`` computes the
+size of the global batch in sequences.
+
+Only ``loader`` needs torch, so this package exports no names; import them from their
+modules. To read a dataset, begin with ``dataset.TokenDataset``; to train, with
+``global_batch.make_plan`` and ``loader.MicroBatchLoader``.
+"""

@@ -1,18 +1,21 @@
-"""Assignment of samples to sequences, micro-batches and ranks: pure functions of (seed, position, rank, world).
+"""Assignment of samples to sequences, micro-batches and ranks.
 
-    permutation of an epoch ─ cut into ─> lanes ─ cut into ─> blocks ─ packed into ─> sequences ─ split over ─> ranks
+Everything here is a pure function of the seed, the position in the data, the rank and
+the number of ranks.
 
-Sequence q of the job is the next one of lane q mod lanes, and goes to rank j mod world,
-j being its number in the optimizer step, so the order does not depend on the number of
-ranks. If both that and the global batch are multiples of the number of lanes, a rank
-packs one lane only. As packing decides how many sequences a block gives, each lane has
-its own position. Names in the code say ``row`` for a sequence.
+    permutation of an epoch ─ cut into ─> lanes ─ cut into ─> blocks
+        ─ packed into ─> sequences ─ split over ─> ranks
+
+Sequence q of the job is the next one of lane q mod lanes. It goes to rank j mod ranks,
+j being its number in the optimizer step, so the order of sequences does not depend on
+the number of ranks. If both the number of ranks and the global batch are multiples of
+the number of lanes, a rank packs one lane only. As packing decides how many sequences
+a block gives, each lane has its own position.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +28,26 @@ Uint64 = npt.NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio: the increment of SplitMix64."""
+_UINT64_MASK = 2**64 - 1
+_FEISTEL_ROUNDS = 6
+"""Rounds of the permutation: an even number, as each swaps the widths of the halves if
+the number of bits is odd."""
+
+LANES = 8
+"""Largest number of lanes of a job. With 256 ranks each packs an eighth of the samples;
+a single rank holds this many blocks."""
+MIN_BLOCK_SAMPLES = 512
+"""Smallest block, with which best fit fills 99.7 % of sequences of 512; a start packs
+one block per lane."""
+SPECIAL_TOKENS_PER_SAMPLE = 2
+"""Tokens that frame a sample: [CLS] ids [SEP]."""
 
 
 def mix(value: Uint64) -> Uint64:
-    """Hash 64-bit words bijectively, with the finalizer of SplitMix64 (Steele et al. 2014)."""
+    """Hash 64-bit words bijectively.
+
+    This is the finalizer of SplitMix64 (Steele et al. 2014).
+    """
     value = value ^ (value >> np.uint64(30))
     value *= np.uint64(0xBF58476D1CE4E5B9)
     value ^= value >> np.uint64(27)
@@ -41,118 +60,111 @@ def hash_words(*words: int | Int64 | Uint64) -> Uint64:
     """Hash integers and arrays of them, elementwise, into one 64-bit word each."""
     state = np.zeros(1, dtype=np.uint64)
     for word in words:
-        array = np.asarray(
-            word & (2**64 - 1) if isinstance(word, int) else word
-        ).astype(np.uint64)
-        state = mix((state ^ array) + GOLDEN)
+        unsigned = word & _UINT64_MASK if isinstance(word, int) else word
+        state = mix((state ^ np.asarray(unsigned).astype(np.uint64)) + GOLDEN)
     return state
 
 
 def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
-    """Return the images of indices under a seeded permutation of ``range(size)``, without storing it.
+    """Return the images of indices under a seeded permutation of ``range(size)``.
 
-    A Feistel network over the fewest bits that hold ``size``, repeated until the result
-    is in range (cycle walking, Black and Rogaway 2002): memory depends on the number of
-    indices only.
+    The permutation is not stored: memory depends on the number of indices only. It is
+    a Feistel network over the fewest bits that hold ``size``, repeated until the result
+    is in range (cycle walking, Black and Rogaway 2002).
     """
     bits = max(2, (size - 1).bit_length())
-    # An even number of rounds, as each swaps the widths of the halves if ``bits`` is
-    # odd.
-    keys = hash_words(seed, epoch, np.arange(6))
+    keys = hash_words(seed, epoch, np.arange(_FEISTEL_ROUNDS))
     result = np.array(indices, dtype=np.uint64)
     pending = np.arange(len(result))
     while len(pending):
-        right_bits, left_bits, words = bits // 2, bits - bits // 2, result[pending]
-        left, right = (
-            words >> np.uint64(right_bits),
-            words & np.uint64((1 << right_bits) - 1),
-        )
+        right_bits = bits // 2
+        left_bits = bits - right_bits
+        words = result[pending]
+        left = words >> np.uint64(right_bits)
+        right = words & _low_bits(right_bits)
         for key in keys:
-            left, right = (
-                right,
-                left ^ (mix(right ^ key) & np.uint64((1 << left_bits) - 1)),
-            )
+            scrambled = left ^ (mix(right ^ key) & _low_bits(left_bits))
+            left, right = right, scrambled
             left_bits, right_bits = right_bits, left_bits
         result[pending] = (left << np.uint64(right_bits)) | right
         pending = pending[result[pending] >= np.uint64(size)]
     return result
 
 
-def pack_sequences(lengths: Int64, seq_length_tokens: int) -> Int64:
-    """Pack samples into sequences by best fit decreasing: longest first, each into the fullest sequence with room.
+def _low_bits(count: int) -> np.uint64:
+    """Return a word with the lowest ``count`` bits set."""
+    return np.uint64((1 << count) - 1)
 
-    Open sequences are grouped by their free tokens, with one bit for each number that
-    occurs, so that the lowest set bit gives the best sequence without a search (Johnson
-    1973 bounds the result by 11/9 of the optimum).
 
-    ``lengths``, shape (N,), are tokens per sample, special tokens included. Return the
-    sequence of each sample, shape (N,), numbered from 0 without gaps. Raise
-    ``ValueError`` if a length is not from 1 to ``seq_length_tokens``.
+def pack_sequences(lengths_tokens: Int64, seq_length_tokens: int) -> Int64:
+    """Pack samples into sequences by best fit decreasing.
+
+    Samples are taken longest first, and each goes into the fullest sequence that has
+    room for it. Johnson (1973) bounds the result by 11/9 of the optimum.
+
+    Args:
+        lengths_tokens: Tokens per sample, special tokens included, shape (N,).
+        seq_length_tokens: Capacity of a sequence.
+
+    Returns:
+        The sequence of each sample, shape (N,), numbered from 0 without gaps.
+
+    Raises:
+        ValueError: If a length is not from 1 to ``seq_length_tokens``.
     """
-    if (
-        len(lengths)
-        and not 1 <= int(lengths.min()) <= int(lengths.max()) <= seq_length_tokens
-    ):
-        raise ValueError(
-            f"lengths {lengths.min()} to {lengths.max()} exceed the range 1 to"
-            f" {seq_length_tokens}"
-        )
-    sizes = lengths.tolist()
-    rows = [0] * len(sizes)
+    if len(lengths_tokens):
+        shortest = int(lengths_tokens.min())
+        longest = int(lengths_tokens.max())
+        if shortest < 1 or longest > seq_length_tokens:
+            raise ValueError(
+                f"lengths {shortest} to {longest} exceed the range 1 to"
+                f" {seq_length_tokens}"
+            )
+    lengths = lengths_tokens.tolist()
+    sequence_of_sample = [0] * len(lengths)
     opened = 0
-    with_free: list[list[int]] = [[] for _ in range(seq_length_tokens)]
-    occurring = 0
-    for sample in np.argsort(-lengths, kind="stable").tolist():
-        size = sizes[sample]
-        if roomy := occurring >> size:
-            free = size + (roomy & -roomy).bit_length() - 1
-            row = with_free[free].pop()
-            if not with_free[free]:
-                occurring ^= 1 << free
+    # Open sequences are grouped by their free tokens. Bit n of ``free_bits`` is set if
+    # a sequence with n free tokens exists, so that the lowest set bit gives the fullest
+    # sequence with room, without a search.
+    sequences_by_free: list[list[int]] = [[] for _ in range(seq_length_tokens)]
+    free_bits = 0
+    for sample in np.argsort(-lengths_tokens, kind="stable").tolist():
+        length = lengths[sample]
+        bits_with_room = free_bits >> length
+        if bits_with_room:
+            lowest_bit = bits_with_room & -bits_with_room
+            free = length + lowest_bit.bit_length() - 1
+            sequence = sequences_by_free[free].pop()
+            if not sequences_by_free[free]:
+                free_bits ^= 1 << free
         else:
-            row, free = opened, seq_length_tokens
+            sequence = opened
+            free = seq_length_tokens
             opened += 1
-        rows[sample] = row
-        free -= size
+        sequence_of_sample[sample] = sequence
+        free -= length
         if free:
-            if not with_free[free]:
-                occurring |= 1 << free
-            with_free[free].append(row)
-    return np.array(rows, dtype=np.int64)
-
-
-LANES = 8
-"""Most lanes of a job. With 256 ranks each packs an eighth of the samples; a single
-rank holds this many blocks."""
-MIN_BLOCK_SAMPLES = 512
-"""Smallest block, with which best fit fills 99.7 % of sequences of 512; a start packs
-one block per lane."""
-SPECIAL_TOKENS_PER_SAMPLE = 2
-"""Tokens that frame a sample: [CLS] ids [SEP]."""
-
-
-def _line(number: int) -> Any:
-    return property(lambda segments: segments.table[number])
+            free_bits |= 1 << free
+            sequences_by_free[free].append(sequence)
+    return np.array(sequence_of_sample, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Samples with their positions, in one array, which is cheaper to send than many small ones."""
+    """Samples with their positions in sequences.
+
+    All are in one array, which is cheaper to send to a worker than many small ones. The
+    properties are views of it, shape (N,): assigning to their elements changes it.
+    """
 
     table: Int64
-    """Shape (7, N): sequence (each function states its numbering), column of [CLS] in
-    it, epoch, sample, and location of the sample's ids: shard, first id there, and
-    number of ids, special tokens not counted."""
+    """Shape (7, N), one line per property, in the order below."""
 
     @classmethod
     def join(cls, parts: Sequence["Segments"]) -> "Segments":
         """Concatenate parts, in order."""
-        return cls(
-            np.concatenate(
-                [np.zeros((7, 0), dtype=np.int64), *(part.table for part in parts)],
-                axis=1,
-            )
-        )
+        empty = np.zeros((7, 0), dtype=np.int64)
+        return cls(np.concatenate([empty, *(part.table for part in parts)], axis=1))
 
     def __len__(self) -> int:
         return len(self.table[0])
@@ -162,11 +174,48 @@ class Segments:
     ) -> "Segments":
         return Segments(self.table[:, chosen])
 
-    rows, columns, epochs, samples, shards, begins, tokens = map(_line, range(7))
+    @property
+    def sequences(self) -> Int64:
+        """Sequence of each sample; each function states from where it is numbered."""
+        return self._line(0)
+
+    @property
+    def positions(self) -> Int64:
+        """Position of each sample's [CLS] in its sequence."""
+        return self._line(1)
+
+    @property
+    def epochs(self) -> Int64:
+        """Epoch of each sample, counted from 0."""
+        return self._line(2)
+
+    @property
+    def samples(self) -> Int64:
+        """Index of each sample in the dataset."""
+        return self._line(3)
+
+    @property
+    def shards(self) -> Int64:
+        """Shard that holds each sample's ids."""
+        return self._line(4)
+
+    @property
+    def begins(self) -> Int64:
+        """Index in the shard of each sample's first id."""
+        return self._line(5)
+
+    @property
+    def tokens(self) -> Int64:
+        """Number of each sample's ids, special tokens not counted."""
+        return self._line(6)
+
+    def _line(self, number: int) -> Int64:
+        line: Int64 = self.table[number]
+        return line
 
 
 class BatchPlan(BatchSplit):
-    """Plan of the sequences of a dataset, and of their split into the micro-batches of ranks."""
+    """Plan of a dataset's sequences, and of their split into micro-batches of ranks."""
 
     seed: int
     dataset_samples: int
@@ -176,29 +225,42 @@ class BatchPlan(BatchSplit):
 
     @property
     def padded_tokens(self) -> int:
-        """Positions of one optimizer step over all ranks, padding and empty sequences included."""
+        """Positions of one optimizer step over all ranks.
+
+        Padding and empty sequences are included.
+        """
         micro_batches = self.gradient_accumulation_steps * self.world_size
         return micro_batches * self.sequences_per_micro_batch * self.seq_length_tokens
 
     @property
     def lanes(self) -> int:
-        """Lanes in use: fewer than ``LANES`` if the dataset does not fill a block in each."""
+        """Number of lanes in use.
+
+        Fewer than ``LANES`` if the dataset does not fill a block in each.
+        """
         return min(LANES, max(1, self.dataset_samples // self.block_samples))
 
     @property
     def block_samples(self) -> int:
-        """Samples packed together: more for longer sequences, as the last sequence of a block stays partly empty."""
+        """Samples that are packed together.
+
+        More for longer sequences, as the last sequence of a block stays partly empty.
+        """
         return max(MIN_BLOCK_SAMPLES, self.seq_length_tokens)
 
     @property
     def blocks_per_epoch(self) -> int:
         """Blocks of one lane in one epoch; the last may be smaller, or empty."""
-        longest = -(-self.dataset_samples // self.lanes)
-        return 1 + -(-max(0, longest - self.first_block_samples) // self.block_samples)
+        longest_lane = -(-self.dataset_samples // self.lanes)
+        after_first_block = max(0, longest_lane - self.first_block_samples)
+        return 1 + -(-after_first_block // self.block_samples)
 
     @property
     def first_block_samples(self) -> int:
-        """Samples of a lane's first block of an epoch: few, so that the first batch of a run is ready soon."""
+        """Samples of a lane's first block of an epoch.
+
+        Few, so that the first batch of a run is ready soon.
+        """
         return self.block_samples // 4
 
     def lanes_of(self, rank: int) -> range:
@@ -206,51 +268,64 @@ class BatchPlan(BatchSplit):
         stride = math.gcd(self.lanes, self.world_size, self.global_batch_size)
         return range(rank % stride, self.lanes, stride)
 
-    def ended(self, block: int) -> bool:
-        """Return whether a lane's block, counted over all epochs, lies after the last epoch."""
-        return (
-            self.max_epochs is not None
-            and block >= self.max_epochs * self.blocks_per_epoch
-        )
+    def has_ended(self, block: int) -> bool:
+        """Return whether a lane's block lies after the last epoch.
+
+        Blocks are counted over all epochs.
+        """
+        if self.max_epochs is None:
+            return False
+        return block >= self.max_epochs * self.blocks_per_epoch
 
     def samples_of(self, lane: int, block: int) -> tuple[int, Int64]:
         """Return the epoch and samples of a lane's block, counted over all epochs."""
-        epoch, in_epoch = divmod(block, self.blocks_per_epoch)
-        first, end = (
-            self.dataset_samples * edge // self.lanes for edge in (lane, lane + 1)
-        )
-        behind = first + self.first_block_samples + in_epoch * self.block_samples
-        begin = behind - self.block_samples if in_epoch else first
-        indices = np.arange(min(begin, end), min(behind, end), dtype=np.uint64)
-        return epoch, permute(indices, self.dataset_samples, self.seed, epoch).astype(
-            np.int64
-        )
+        epoch, block_in_epoch = divmod(block, self.blocks_per_epoch)
+        lane_begin = self.dataset_samples * lane // self.lanes
+        lane_end = self.dataset_samples * (lane + 1) // self.lanes
+        first_block_end = lane_begin + self.first_block_samples
+        end = first_block_end + block_in_epoch * self.block_samples
+        begin = end - self.block_samples if block_in_epoch else lane_begin
+        indices = np.arange(min(begin, lane_end), min(end, lane_end), dtype=np.uint64)
+        samples = permute(indices, self.dataset_samples, self.seed, epoch)
+        return epoch, samples.astype(np.int64)
 
 
-def lay_out(plan: BatchPlan, lane: int, block: int, index: TokenDataset) -> Segments:
-    """Return the samples of one block with their columns and sequences, numbered in the block; sorted by sequence."""
+def lay_out(plan: BatchPlan, lane: int, block: int, dataset: TokenDataset) -> Segments:
+    """Return the samples of one block with their sequences and positions.
+
+    Sequences are numbered within the block, and samples sorted by sequence.
+    """
     epoch, samples = plan.samples_of(lane, block)
-    shards, begins, tokens = index.locate(samples)
-    tokens = np.minimum(tokens, plan.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE)
-    table = np.stack(
-        [np.arange(len(samples)), np.zeros_like(samples), np.full_like(samples, epoch)]
-    )
+    shards, begins, tokens = dataset.locate(samples)
     segments = Segments(
-        np.concatenate([table, np.stack([samples, shards, begins, tokens])])
+        np.stack(
+            [
+                np.arange(len(samples)),
+                np.zeros_like(samples),
+                np.full_like(samples, epoch),
+                samples,
+                shards,
+                begins,
+                np.minimum(tokens, plan.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE),
+            ]
+        )
     )
     if plan.layout != "packed":
         return segments
-    packed = pack_sequences(tokens + SPECIAL_TOKENS_PER_SAMPLE, plan.seq_length_tokens)
-    numbers = np.arange(int(packed.max(initial=-1)) + 1)
-    # In seeded random order, as best fit leaves long samples in the first sequences,
-    # short ones in the last.
-    drawn = mix(hash_words(plan.seed, lane, block) + hash_words(numbers))
-    # Ranks of the draws.
-    segments.rows[:] = np.argsort(np.argsort(drawn, kind="stable"))[packed]
-    segments = segments[np.argsort(segments.rows, kind="stable")]
-    lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
-    begins = np.cumsum(lengths) - lengths
-    segments.columns[:] = (
-        begins - begins[np.searchsorted(segments.rows, segments.rows, side="left")]
+    packed = pack_sequences(
+        segments.tokens + SPECIAL_TOKENS_PER_SAMPLE, plan.seq_length_tokens
     )
+    # Best fit leaves long samples in the first sequences and short ones in the last, so
+    # sequences are put in a seeded random order: that of one draw for each.
+    numbers = np.arange(int(packed.max(initial=-1)) + 1)
+    draws = mix(hash_words(plan.seed, lane, block) + hash_words(numbers))
+    shuffled_numbers = np.argsort(np.argsort(draws, kind="stable"))
+    segments.sequences[:] = shuffled_numbers[packed]
+    segments = segments[np.argsort(segments.sequences, kind="stable")]
+    lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
+    begins_in_block = np.cumsum(lengths) - lengths
+    first_of_sequence = np.searchsorted(
+        segments.sequences, segments.sequences, side="left"
+    )
+    segments.positions[:] = begins_in_block - begins_in_block[first_of_sequence]
     return segments

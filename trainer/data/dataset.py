@@ -2,14 +2,18 @@
 
 A dataset is one directory:
 
-    manifest.json            description of the dataset, with a SHA-256 of every other file
+    manifest.json            description of the dataset, with a SHA-256 of every
+                             other file
     tokenizer.json           as the ``tokenizers`` library writes it
-    train-tokens-00000.npy   flat ids of all samples of a shard, without special tokens (uint16 or uint32)
+    train-tokens-00000.npy   flat ids of all samples of a shard, without special
+                             tokens (uint16 or uint32)
     train-offsets-00000.npy  uint64, one more than the shard has samples: sample i is
-    ids[offsets[i]:offsets[i + 1]]
+                             ids[offsets[i]:offsets[i + 1]]
     validation-…             the same for the held-out samples
-    rejects.jsonl            input that could not be used, for you to read; not part of the dataset
-    prepared.json            the request that made it, to skip a repeated one; not part of the dataset
+    rejects.jsonl            input that could not be used, for you to read; not part
+                             of the dataset
+    prepared.json            the request that made it, to skip a repeated one; not
+                             part of the dataset
 
 No attention mask is stored: lengths imply it. Special tokens are added when a sample is
 read into a sequence.
@@ -39,14 +43,23 @@ from trainer.config.tables import (
 )
 from trainer.errors import BadConfig
 
+Int64 = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.unsignedinteger[Any]]
+
 DATASET_SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
-_DOCS = "dataset-not-found"
 TOKENIZER_NAME = "tokenizer.json"
 REJECTS_NAME = "rejects.jsonl"
 PREPARED_NAME = "prepared.json"
 DATASET_FILES = (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)
 """Names of the files besides the shards."""
+
+_DOCS = "dataset-not-found"
+_MAX_NPY_HEADER_BYTES = 4096
+_OFFSET_BYTES = 8
+_FileRead = tuple[int, int, int, int]
+"""One read of a file: descriptor, first byte in the file, first byte in the target, and
+end (exclusive) in the target. A tuple, as there are thousands per micro-batch."""
 
 SplitName = Literal["train", "validation"]
 
@@ -187,84 +200,72 @@ def read_manifest(directory: Path) -> Manifest:
         BadConfig: If it is missing, invalid or of another schema version.
     """
     path = directory / MANIFEST_NAME
-    pass_one = (
-        "Pass your dataset with --data DIR; if you have none: autotune data prepare"
-        " text:FILE --out DIR"
-    )
-    if directory.is_file():
-        first = f"Prepare it first: autotune data prepare text:{directory} --out DIR"
-        raise BadConfig(
-            f"{directory} is a raw file, not a prepared dataset",
-            next_step=first,
-            docs=_DOCS,
-        )
-    if not directory.is_dir():
-        close = nearest(
-            directory.name,
-            sorted(
-                one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")
-            ),
-        )
-        next_step = f"Did you mean {directory.parent / close}?" if close else pass_one
-        raise BadConfig(
-            f"dataset not found: {os.path.normpath(directory)}",
-            next_step=next_step,
-            docs=_DOCS,
-        )
     if not path.is_file():
-        raise BadConfig(
-            f"{directory} is not a dataset: {MANIFEST_NAME} not found",
-            next_step=pass_one,
-            docs=_DOCS,
-        )
-    raw = read_json(path)
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
+        raise _not_a_dataset(directory)
+    table = read_json(path)
+    version = table.get("schema_version") if isinstance(table, dict) else None
     if version != DATASET_SCHEMA_VERSION:
-        message = (
-            f"{path} has schema version {version!r}; this program reads version"
-            f" {DATASET_SCHEMA_VERSION}"
-        )
         raise BadConfig(
-            message,
+            f"{path} has schema version {version!r}; this program reads version"
+            f" {DATASET_SCHEMA_VERSION}",
             next_step=(
                 "Prepare the dataset again: autotune data prepare SOURCE --out DIR"
             ),
         )
-    return parse_table(Manifest, raw, where=str(path))
+    return parse_table(Manifest, table, where=str(path))
 
 
-Int64 = npt.NDArray[np.int64]
-Ids = npt.NDArray[np.unsignedinteger[Any]]
+def _not_a_dataset(directory: Path) -> BadConfig:
+    """Return the error for a path without a manifest, with the likeliest remedy."""
+    next_step = (
+        "Pass your dataset with --data DIR; if you have none: autotune data prepare"
+        " text:FILE --out DIR"
+    )
+    if directory.is_file():
+        message = f"{directory} is a raw file, not a prepared dataset"
+        next_step = (
+            f"Prepare it first: autotune data prepare text:{directory} --out DIR"
+        )
+    elif not directory.is_dir():
+        message = f"dataset not found: {os.path.normpath(directory)}"
+        manifests = directory.parent.glob(f"*/{MANIFEST_NAME}")
+        names = sorted(manifest.parent.name for manifest in manifests)
+        similar_name = nearest(directory.name, names)
+        if similar_name:
+            next_step = f"Did you mean {directory.parent / similar_name}?"
+    else:
+        message = f"{directory} is not a dataset: {MANIFEST_NAME} not found"
+    return BadConfig(message, next_step=next_step, docs=_DOCS)
 
 
 class TokenDataset:
-    """Random access to the samples of one split, with ``pread``: memory does not grow with the samples read.
+    """Random access to the samples of one split.
 
-    Forked processes may share one instance. A file that is missing or does not match
-    the manifest is a ``BadConfig``.
+    Samples are read with ``pread``, so memory does not grow with their number. Forked
+    processes may share one instance. A file that is missing or does not match the
+    manifest is a ``BadConfig``.
     """
 
     def __init__(
         self, directory: Path, manifest: Manifest, split: SplitName = "train"
     ) -> None:
-        self.directory, self.manifest, self._split = directory, manifest, split
+        self.directory = directory
+        self.manifest = manifest
+        self._split = split
         self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
-        self._shards = (
-            manifest.train if split == "train" else manifest.validation
-        ).shards
+        split_table = manifest.train if split == "train" else manifest.validation
+        self._shards = split_table.shards
         self._fds: list[int] = []
         # True if the last reads had to wait for the disk, as the first ones will.
         self._waited = True
-        # Per shard: descriptor and first byte of the ids, and of the offsets.
-        opened = np.array(
-            [self._open(shard) for shard in self._shards], dtype=np.int64
-        ).reshape(-1, 4)
-        self._tokens_fd, self._tokens_start, self._offsets_fd, self._offsets_start = (
-            opened.T.copy()
-        )
+        # By shard: descriptor and first byte of the ids, and of the offsets.
+        files = np.array([self._open(shard) for shard in self._shards], dtype=np.int64)
+        columns = files.reshape(-1, 4).T.copy()
+        self._tokens_fd, self._tokens_start = columns[:2]
+        self._offsets_fd, self._offsets_start = columns[2:]
         ends = np.cumsum([shard.samples for shard in self._shards], dtype=np.int64)
         self._samples = int(ends[-1]) if len(ends) else 0
-        self._firsts = np.concatenate(([0], ends[:-1])).astype(np.int64)
+        self._first_samples = np.concatenate(([0], ends[:-1])).astype(np.int64)
         self._tokens = np.array(
             [shard.tokens for shard in self._shards], dtype=np.int64
         )
@@ -275,13 +276,16 @@ class TokenDataset:
         return cls(directory, read_manifest(directory), split)
 
     def _open(self, shard: Shard) -> tuple[int, int, int, int]:
-        tokens = open_npy(self.directory / shard.tokens_file, self.dtype, shard.tokens)
-        self._fds.append(tokens[0])
-        offsets = open_npy(
+        """Return descriptor and first byte of a shard's ids, and of its offsets."""
+        tokens_fd, tokens_start = open_npy(
+            self.directory / shard.tokens_file, self.dtype, shard.tokens
+        )
+        self._fds.append(tokens_fd)
+        offsets_fd, offsets_start = open_npy(
             self.directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1
         )
-        self._fds.append(offsets[0])
-        return *tokens, *offsets
+        self._fds.append(offsets_fd)
+        return tokens_fd, tokens_start, offsets_fd, offsets_start
 
     def __len__(self) -> int:
         return self._samples
@@ -289,116 +293,151 @@ class TokenDataset:
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.directory, self.manifest, self._split))
 
-    def announce(self, samples: Callable[[], Int64]) -> None:
-        """Let the kernel prefetch the offsets of samples (N,) needed soon, unless the last reads were in its cache."""
+    def prefetch_offsets(self, samples: Callable[[], Int64]) -> None:
+        """Let the kernel prefetch the offsets of samples that are needed soon.
+
+        It has no effect if the last reads were in the page cache; ``samples``, which
+        returns the samples (N,), is then not called.
+        """
         if not self._waited:
             return
-        shards, places = self._offsets_of(samples())
-        for fd, place in zip(
-            self._offsets_fd[shards].tolist(), places.tolist(), strict=True
-        ):
-            os.posix_fadvise(fd, place, 16, os.POSIX_FADV_WILLNEED)
+        shards, first_bytes = self._offsets_of(samples())
+        fds = self._offsets_fd[shards].tolist()
+        for fd, first_byte in zip(fds, first_bytes.tolist(), strict=True):
+            os.posix_fadvise(fd, first_byte, 2 * _OFFSET_BYTES, os.POSIX_FADV_WILLNEED)
 
     def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
-        """Return the location of samples: shard, first id in it, number of ids without special tokens; shapes (N,).
+        """Return the location of samples.
 
-        Raise ``IndexError`` if there is no such sample, ``BadConfig`` if a shard's
-        offsets do not ascend within its file, or the file became shorter.
+        Args:
+            samples: Indices of samples in the split, shape (N,).
+
+        Returns:
+            The shard of each sample, the index of its first id in the shard, and the
+            number of its ids without special tokens; shapes (N,).
+
+        Raises:
+            IndexError: If there is no such sample.
+            BadConfig: If a shard's offsets do not ascend within its file, or the file
+                became shorter.
         """
-        if (
-            len(samples)
-            and not 0 <= int(samples.min()) <= int(samples.max()) < self._samples
-        ):
-            raise IndexError(
-                f"samples {samples.min()} to {samples.max()} of {self._samples}"
-            )
-        shards, places = self._offsets_of(samples)
+        if len(samples):
+            lowest = int(samples.min())
+            highest = int(samples.max())
+            if lowest < 0 or highest >= self._samples:
+                raise IndexError(f"samples {lowest} to {highest} of {self._samples}")
+        shards, first_bytes = self._offsets_of(samples)
         pairs = np.empty((len(samples), 2), dtype="<u8")
-        firsts = 16 * np.arange(len(samples))
-        self._read_all(pairs, self._offsets_fd[shards], places, firsts, firsts + 16)
+        pair_bytes = 2 * _OFFSET_BYTES
+        targets = pair_bytes * np.arange(len(samples))
+        self._read_all(
+            pairs, self._offsets_fd[shards], first_bytes, targets, targets + pair_bytes
+        )
         begins, ends = pairs.astype(np.int64).T.copy()
-        wrong = (begins < 0) | (begins > ends) | (ends > self._tokens[shards])
-        if wrong.any():
-            first = int(np.flatnonzero(wrong)[0])
-            local = int(samples[first] - self._firsts[shards[first]])
-            file = self._shards[int(shards[first])].offsets_file
-            raise self._corrupt(file, f"the offsets of sample {local} exceed the shard")
+        is_wrong = (begins < 0) | (begins > ends) | (ends > self._tokens[shards])
+        if is_wrong.any():
+            first_wrong = int(np.flatnonzero(is_wrong)[0])
+            shard = int(shards[first_wrong])
+            sample_in_shard = int(samples[first_wrong] - self._first_samples[shard])
+            raise self._corrupt(
+                self._shards[shard].offsets_file,
+                f"the offsets of sample {sample_in_shard} exceed the shard",
+            )
         return shards, begins, ends - begins
 
     def _offsets_of(self, samples: Int64) -> tuple[Int64, Int64]:
-        """Return the shards of samples, and the byte position of each one's two offsets in its shard's file."""
-        shards = np.searchsorted(self._firsts, samples, side="right") - 1
-        return shards, self._offsets_start[shards] + 8 * (
-            samples - self._firsts[shards]
-        )
+        """Return the shards of samples, and where their offsets are in its file.
+
+        A sample has two offsets, its begin and its end; the first byte of both is
+        returned.
+        """
+        shards = np.searchsorted(self._first_samples, samples, side="right") - 1
+        samples_in_shard = samples - self._first_samples[shards]
+        return shards, self._offsets_start[shards] + _OFFSET_BYTES * samples_in_shard
 
     def read_into(
-        self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64
+        self, ids: Ids, targets: Int64, shards: Int64, begins: Int64, tokens: Int64
     ) -> None:
-        """Read ``tokens`` ids of located samples (N,) to ``places`` in ``ids`` (T,).
+        """Read the ids of located samples.
 
-        Raise as ``locate``.
+        Args:
+            ids: Array that receives the ids.
+            targets: Position in ``ids`` of each sample's first id, shape (N,).
+            shards: As ``locate`` returns it.
+            begins: As ``locate`` returns it.
+            tokens: Number of ids to read of each sample, shape (N,).
+
+        Raises:
+            BadConfig: If a file became shorter.
         """
-        size = self.dtype.itemsize
-        offsets = self._tokens_start[shards] + begins * size
+        id_bytes = self.dtype.itemsize
         self._read_all(
             ids,
             self._tokens_fd[shards],
-            offsets,
-            places * size,
-            (places + tokens) * size,
+            self._tokens_start[shards] + begins * id_bytes,
+            targets * id_bytes,
+            (targets + tokens) * id_bytes,
         )
 
     def _read_all(
         self,
         target: npt.NDArray[Any],
         fds: Int64,
-        offsets: Int64,
-        firsts: Int64,
-        ends: Int64,
+        file_begins: Int64,
+        target_begins: Int64,
+        target_ends: Int64,
     ) -> None:
-        """Fill ``target``'s bytes from ``firsts`` to ``ends`` with those at ``offsets`` of the files.
+        """Fill byte ranges of ``target`` with those that begin there in the files.
 
         Reads that hit the page cache come first. The kernel prefetches the others
-        together, so that a batch of reads waits about as long as one. Raise
-        ``BadConfig`` if a read reaches the end of its file.
+        together, so that a batch of reads waits about as long as one.
+
+        Raises:
+            BadConfig: If a read reaches the end of its file.
         """
         view = memoryview(target.reshape(-1).view(np.uint8).data)
-        reads = list(
+        reads: list[_FileRead] = list(
             zip(
                 fds.tolist(),
-                offsets.tolist(),
-                firsts.tolist(),
-                ends.tolist(),
+                file_begins.tolist(),
+                target_begins.tolist(),
+                target_ends.tolist(),
                 strict=True,
             )
         )
         waiting = _read_cached(view, reads)
         self._waited = len(waiting) > 0
-        for fd, offset, first, end in waiting:
-            os.posix_fadvise(fd, offset, end - first, os.POSIX_FADV_WILLNEED)
-        for fd, offset, first, end in waiting:
-            if os.preadv(fd, (view[first:end],), offset) != end - first:
-                shard, of_offsets = divmod(self._fds.index(fd), 2)
-                one = self._shards[shard]
-                raise self._corrupt(
-                    one.offsets_file if of_offsets else one.tokens_file,
-                    "became shorter while in use",
-                )
+        for fd, file_begin, begin, end in waiting:
+            os.posix_fadvise(fd, file_begin, end - begin, os.POSIX_FADV_WILLNEED)
+        for fd, file_begin, begin, end in waiting:
+            if os.preadv(fd, (view[begin:end],), file_begin) != end - begin:
+                raise self._corrupt(self._name_of(fd), "became shorter while in use")
+
+    def _name_of(self, fd: int) -> str:
+        """Return the name of an open file."""
+        number, is_offsets = divmod(self._fds.index(fd), 2)
+        shard = self._shards[number]
+        return shard.offsets_file if is_offsets else shard.tokens_file
 
     def read(self, sample: int, max_tokens: int | None = None) -> Ids:
         """Return the ids of one sample, at most ``max_tokens``, without special tokens.
 
-        Raise as ``locate`` does.
+        Raises:
+            IndexError: If there is no such sample.
+            BadConfig: As ``locate`` does.
         """
         shards, begins, tokens = self.locate(np.array([sample], dtype=np.int64))
-        count = tokens if max_tokens is None else np.minimum(tokens, max_tokens)
-        ids = np.empty(int(count[0]), dtype=self.dtype)
-        self.read_into(ids, np.zeros(1, dtype=np.int64), shards, begins, count)
+        if max_tokens is not None:
+            tokens = np.minimum(tokens, max_tokens)
+        ids = np.empty(int(tokens[0]), dtype=self.dtype)
+        self.read_into(ids, np.zeros(1, dtype=np.int64), shards, begins, tokens)
         return ids
 
     def drop_page_cache(self) -> None:
-        """Drop the files from the page cache, as far as the kernel allows, so that the next reads come from disk."""
+        """Drop the files from the page cache, so that the next reads come from disk.
+
+        The kernel keeps pages that other processes use.
+        """
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.fsync(fd)  # unsynced pages cannot be dropped
@@ -409,72 +448,87 @@ class TokenDataset:
         while self._fds:
             os.close(self._fds.pop())
 
-    def _corrupt(self, file: str, what: str) -> BadConfig:
+    def _corrupt(self, file: str, fault: str) -> BadConfig:
         next_step = (
             "The dataset is corrupt. Find all faults: autotune data verify"
             f" {self.directory}"
         )
-        return BadConfig(f"{self.directory / file}: {what}", next_step=next_step)
+        return BadConfig(f"{self.directory / file}: {fault}", next_step=next_step)
 
 
-def _read_cached(
-    view: memoryview, reads: list[tuple[int, int, int, int]]
-) -> list[tuple[int, int, int, int]]:
+def _read_cached(view: memoryview, reads: list[_FileRead]) -> list[_FileRead]:
     """Perform the reads that hit the page cache; return the others."""
     waiting = []
-    for number, one in enumerate(reads):
-        fd, offset, first, end = one
+    for number, read in enumerate(reads):
+        fd, file_begin, begin, end = read
         try:
-            if os.preadv(fd, (view[first:end],), offset, os.RWF_NOWAIT) != end - first:
-                waiting.append(one)
+            count = os.preadv(fd, (view[begin:end],), file_begin, os.RWF_NOWAIT)
         except BlockingIOError:
-            waiting.append(one)
+            waiting.append(read)
+            continue
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-            # This file system does not support it.
+            # This file system does not support RWF_NOWAIT.
             return [*waiting, *reads[number:]]
+        if count != end - begin:
+            waiting.append(read)
     return waiting
 
 
 def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
     """Open a one-dimensional ``.npy`` file.
 
-    Return its descriptor and the first byte of its data.
-
     The header is read here, not by ``numpy.load``, so that only numbers are loaded.
-    Raise ``BadConfig`` if it is wrong.
+
+    Returns:
+        Its descriptor and the first byte of its data.
+
+    Raises:
+        BadConfig: If it cannot be read, or its header or size is wrong.
     """
-    corrupt = "The dataset is corrupt. Prepare or copy it again."
+    next_step = "The dataset is corrupt. Prepare or copy it again."
     try:
         # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         raise BadConfig(
-            f"cannot read {path}: {error.strerror}", next_step=corrupt
+            f"cannot read {path}: {error.strerror}", next_step=next_step
         ) from error
     try:
-        head = io.BytesIO(os.pread(fd, 4096, 0))
-        versions = {
-            (1, 0): npy.read_array_header_1_0,
-            (2, 0): npy.read_array_header_2_0,
-        }
-        if (
-            not head.getvalue().startswith(npy.MAGIC_PREFIX)
-            or (version := npy.read_magic(head)) not in versions
-        ):
-            raise ValueError("not an .npy file")
-        shape, fortran_order, found = versions[version](head)
-        if found != dtype or shape != (length,) or fortran_order:
-            raise ValueError(
-                f"contains {found.str} of shape {shape}, not {dtype.str} of ({length},)"
-            )
-        if os.fstat(fd).st_size != head.tell() + length * dtype.itemsize:
-            raise ValueError("its size does not match its header")
-        # Reads are random, so read-ahead would only evict other data from the page
-        # cache.
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        start = _check_npy(fd, dtype, length)
     except (ValueError, TypeError, SyntaxError, TokenError) as error:
         os.close(fd)
-        raise BadConfig(f"{path}: {error}", next_step=corrupt) from error
-    return fd, head.tell()
+        raise BadConfig(f"{path}: {error}", next_step=next_step) from error
+    # Reads are random, so read-ahead would only evict other data from the page cache.
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    return fd, start
+
+
+def _check_npy(fd: int, dtype: np.dtype[Any], length: int) -> int:
+    """Return the first byte of an open ``.npy`` file's data.
+
+    Raises:
+        ValueError: If it does not contain ``length`` numbers of ``dtype``. numpy's
+            parser of the header also raises other errors.
+    """
+    header = io.BytesIO(os.pread(fd, _MAX_NPY_HEADER_BYTES, 0))
+    readers = {
+        (1, 0): npy.read_array_header_1_0,
+        (2, 0): npy.read_array_header_2_0,
+    }
+    if not header.getvalue().startswith(npy.MAGIC_PREFIX):
+        raise ValueError("not an .npy file")
+    read_header = readers.get(npy.read_magic(header))
+    if read_header is None:
+        raise ValueError("not an .npy file")
+    shape, fortran_order, stored_dtype = read_header(header)
+    if stored_dtype != dtype or shape != (length,) or fortran_order:
+        raise ValueError(
+            f"contains {stored_dtype.str} of shape {shape}, not {dtype.str} of"
+            f" ({length},)"
+        )
+    start = header.tell()
+    if os.fstat(fd).st_size != start + length * dtype.itemsize:
+        raise ValueError("its size does not match its header")
+    return start

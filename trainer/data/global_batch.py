@@ -12,27 +12,36 @@ from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, lay_out
 from trainer.data.dataset import TokenDataset
 
-_LOOKED_AT_SAMPLES = 16_384
+_STATISTICS_SAMPLES = 16_384
 """Samples, in whole blocks of every lane, from which the mean content of a sequence is
 estimated."""
-_ROWS_TOGETHER, _SIGMAS = 32, 6.0
-_SAME_IN_PLAN = (
+_FULLEST_SEQUENCES = 32
+"""Sequences in the micro-batch for which ``max_documents`` holds."""
+_FULLEST_SIGMAS = 6.0
+_SETTINGS_OF_PLAN = (
     "seed",
     "seq_length_tokens",
     "layout",
     "global_batch_size",
     "max_epochs",
 )
+"""Settings that a plan takes unchanged from the configuration."""
 
 
 def with_batch_in_sequences(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
-    """Return the configuration with its global batch in sequences, by means estimated from a part of the dataset."""
+    """Return the configuration with its global batch in sequences.
+
+    A batch in tokens or samples is divided by their mean number per sequence, estimated
+    from a part of the dataset.
+    """
     if config.global_batch_tokens is None and config.global_batch_samples is None:
         return config
-    mean = sequence_statistics(config, dataset)
-    asked = (config.global_batch_tokens or 0) / mean.mean_non_padding_tokens
-    asked = asked or (config.global_batch_samples or 0) / mean.mean_samples
-    return config.model_copy(update={"global_batch_size": max(1, round(asked))})
+    statistics = sequence_statistics(config, dataset)
+    if config.global_batch_tokens:
+        sequences = config.global_batch_tokens / statistics.mean_non_padding_tokens
+    else:
+        sequences = (config.global_batch_samples or 0) / statistics.mean_samples
+    return config.model_copy(update={"global_batch_size": max(1, round(sequences))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,37 +60,40 @@ def sequence_statistics(
 ) -> SequenceStatistics:
     """Return statistics of sequences, from a part of the dataset."""
     plan = make_plan(config, len(dataset), world_size=1)
-    samples_by_row: list[np.ndarray] = []
-    tokens = looked_at = 0
+    samples_per_sequence: list[np.ndarray] = []
+    tokens = 0
+    samples = 0
     blocks = (
         (lane, block)
         for block in range(plan.blocks_per_epoch)
         for lane in range(plan.lanes)
     )
     for lane, block in blocks:
-        part = lay_out(plan, lane, block, dataset)
-        samples_by_row.append(np.bincount(part.rows))
-        tokens += int(np.sum(part.tokens)) + SPECIAL_TOKENS_PER_SAMPLE * len(part)
-        looked_at += len(part)
-        if looked_at >= _LOOKED_AT_SAMPLES:
+        segments = lay_out(plan, lane, block, dataset)
+        samples_per_sequence.append(np.bincount(segments.sequences))
+        tokens += int(np.sum(segments.tokens))
+        tokens += SPECIAL_TOKENS_PER_SAMPLE * len(segments)
+        samples += len(segments)
+        if samples >= _STATISTICS_SAMPLES:
             break
-    counts = np.concatenate(samples_by_row) if looked_at else np.zeros(1)
-    mean = float(counts.mean())
-    most = max(1.0, mean + _SIGMAS * float(counts.std()) / _ROWS_TOGETHER**0.5)
+    counts = np.concatenate(samples_per_sequence) if samples else np.zeros(1)
+    mean_samples = float(counts.mean())
+    spread = _FULLEST_SIGMAS * float(counts.std()) / _FULLEST_SEQUENCES**0.5
     return SequenceStatistics(
         mean_non_padding_tokens=tokens / len(counts),
-        mean_samples=mean,
-        max_documents=most,
+        mean_samples=mean_samples,
+        max_documents=max(1.0, mean_samples + spread),
     )
 
 
 def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
     """Return the plan that splits the global batch into micro-batches of ranks."""
-    same: dict[str, Any] = {name: getattr(config, name) for name in _SAME_IN_PLAN}
-    steps = gradient_accumulation_steps(config, world_size)
+    settings: dict[str, Any] = {
+        name: getattr(config, name) for name in _SETTINGS_OF_PLAN
+    }
     return BatchPlan(
         dataset_samples=samples,
-        gradient_accumulation_steps=steps,
+        gradient_accumulation_steps=gradient_accumulation_steps(config, world_size),
         world_size=world_size,
-        **same,
+        **settings,
     )

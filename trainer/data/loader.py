@@ -1,4 +1,4 @@
-"""Micro-batches of one rank: plan, dataset and masking, in this process or in DataLoader workers.
+"""Micro-batches of one rank, made in this process or in DataLoader workers.
 
 The training process makes plans a little ahead of their use; workers read and mask the
 planned samples. Ids and positions are copied in their small stored types, and widened
@@ -24,9 +24,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
+from trainer.data.batch_plan import (
+    SPECIAL_TOKENS_PER_SAMPLE,
+    BatchPlan,
+    Int64,
+    Segments,
+)
 from trainer.data.dataset import TokenDataset
-from trainer.data.masking import IGNORED_LABEL, Masker
+from trainer.data.masking import IGNORED_LABEL, Ids, Masker
 from trainer.data.sampler import (
     MicroBatchPlan,
     Position,
@@ -88,44 +93,47 @@ class MicroBatch:
 
         For sequences of one sample each.
         """
-        rows, width = self.ids_BS.shape
+        sequences, width = self.ids_BS.shape
+        device = self.ids_BS.device
         # In an empty sequence the first pad token counts, as a softmax over nothing
         # would be NaN; it adds no loss.
-        lengths_B = torch.ones(rows, dtype=torch.int32, device=self.ids_BS.device)
+        lengths_B = torch.ones(sequences, dtype=torch.int32, device=device)
         lengths_B[self.starts_N.to(torch.int64) // width] = self.tokens_N
-        return (
-            torch.arange(width, device=lengths_B.device)[None, :] < lengths_B[:, None]
-        ).to(torch.int64)
+        positions_S = torch.arange(width, device=device)
+        return (positions_S[None, :] < lengths_B[:, None]).to(torch.int64)
 
     def labels_BS(self) -> torch.Tensor:
-        """Return the labels, int64, with ``IGNORED_LABEL`` at positions that are not predicted."""
-        labels = torch.full(
+        """Return the labels, int64.
+
+        They are ``IGNORED_LABEL`` at positions that are not predicted.
+        """
+        labels_BS = torch.full(
             self.ids_BS.shape,
             IGNORED_LABEL,
             dtype=torch.int64,
             device=self.ids_BS.device,
         )
-        labels.view(-1)[self.predicted_P.to(torch.int64)] = self.targets_P.to(
-            torch.int64
-        )
-        return labels
+        predicted_P = self.predicted_P.to(torch.int64)
+        labels_BS.view(-1)[predicted_P] = self.targets_P.to(torch.int64)
+        return labels_BS
 
 
 class MicroBatchSource(Dataset[MicroBatch]):
-    """Micro-batches of one rank, made from their plans: the same in any process, in any order."""
+    """Micro-batches of one rank, made from their plans.
+
+    They are the same in any process, in any order.
+    """
 
     def __init__(
         self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan
     ) -> None:
-        self._dataset, self._plan, self._special = (
-            dataset,
-            plan,
-            dataset.manifest.special_ids,
-        )
+        self._dataset = dataset
+        self._plan = plan
+        self._special_ids = dataset.manifest.special_ids
         self._masker = Masker(
             vocab_size=dataset.manifest.used_vocab_size,
-            mask_id=self._special.mask,
-            special_ids=self._special.all(),
+            mask_id=self._special_ids.mask,
+            special_ids=self._special_ids.all(),
             probability=config.masking_probability,
             seed=config.seed,
         )
@@ -138,61 +146,65 @@ class MicroBatchSource(Dataset[MicroBatch]):
         """
         segments = plan.segments
         tokens = segments.tokens
-        width = self._plan.seq_length_tokens
-        if self._plan.layout in TRIMMED_LAYOUTS:
-            longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
-            step = WIDTH_STEP_TOKENS if self._plan.layout == "bucketed" else 1
-            width = min(width, -(-longest // step) * step)
+        width = self._width_tokens(tokens)
         ids = np.full(
             self._plan.sequences_per_micro_batch * width,
-            self._special.pad,
+            self._special_ids.pad,
             dtype=self._dataset.dtype,
         )
-        starts = segments.rows * width + segments.columns
-        ids[starts] = self._special.cls
-        ids[starts + tokens + 1] = self._special.sep
+        starts = segments.sequences * width + segments.positions
+        ids[starts] = self._special_ids.cls
+        ids[starts + tokens + 1] = self._special_ids.sep
         self._dataset.read_into(
             ids, starts + 1, segments.shards, segments.begins, tokens
         )
-        predicted, targets = self._corrupt(ids, starts + 1, plan)
-        edges = np.arange(0, len(ids) + 1, width)
-        full = int(
-            np.isin(edges[1:], starts + tokens + SPECIAL_TOKENS_PER_SAMPLE).sum()
-        )
+        predicted, targets = self._mask(ids, starts + 1, segments)
+        framed_tokens = tokens + SPECIAL_TOKENS_PER_SAMPLE
+        sequence_edges = np.arange(0, len(ids) + 1, width)
+        is_full = np.isin(sequence_edges[1:], starts + framed_tokens)
+        predicted_per_sequence = np.diff(np.searchsorted(predicted, sequence_edges))
         return MicroBatch(
             ids_BS=torch.from_numpy(ids.reshape(-1, width)),
             starts_N=torch.from_numpy(starts.astype(np.int32)),
-            tokens_N=torch.from_numpy(
-                (tokens + SPECIAL_TOKENS_PER_SAMPLE).astype(np.int32)
-            ),
+            tokens_N=torch.from_numpy(framed_tokens.astype(np.int32)),
             predicted_P=torch.from_numpy(predicted.astype(np.int32)),
             targets_P=torch.from_numpy(targets),
-            non_padding_tokens=int(tokens.sum())
-            + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
+            non_padding_tokens=int(framed_tokens.sum()),
             predicted_tokens=len(predicted),
-            padded_sequences=len(edges) - 1 - full,
+            padded_sequences=len(is_full) - int(is_full.sum()),
             after=plan.after,
-            most_predicted_in_sequence=int(
-                np.diff(np.searchsorted(predicted, edges)).max()
-            ),
+            most_predicted_in_sequence=int(predicted_per_sequence.max()),
         )
 
-    def _corrupt(
-        self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan
-    ) -> tuple[np.ndarray, np.ndarray]:
-        one, directory = plan.segments, self._dataset.directory
+    def _width_tokens(self, tokens: Int64) -> int:
+        """Return the number of positions of each sequence of a micro-batch."""
+        width = self._plan.seq_length_tokens
+        if self._plan.layout not in TRIMMED_LAYOUTS:
+            return width
+        longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
+        multiple = WIDTH_STEP_TOKENS if self._plan.layout == "bucketed" else 1
+        return min(width, -(-longest // multiple) * multiple)
+
+    def _mask(
+        self, ids: Ids, begins: Int64, segments: Segments
+    ) -> tuple[Int64, npt.NDArray[np.integer[Any]]]:
         # Checked here, as a GPU would read past the end of the embedding table.
         if int(ids.max(initial=0)) < self._dataset.manifest.vocab_size:
             with contextlib.suppress(IndexError):
                 return self._masker.corrupt(
-                    ids, places, one.tokens, epochs=one.epochs, samples=one.samples
+                    ids,
+                    begins,
+                    segments.tokens,
+                    epochs=segments.epochs,
+                    samples=segments.samples,
                 )
-        next_step = (
-            f"The dataset is corrupt. Find all faults: autotune data verify {directory}"
-        )
+        directory = self._dataset.directory
         raise BadConfig(
             f"dataset {directory} contains ids that exceed its vocabulary",
-            next_step=next_step,
+            next_step=(
+                "The dataset is corrupt. Find all faults: autotune data verify"
+                f" {directory}"
+            ),
         )
 
 
@@ -203,8 +215,11 @@ class Source(Protocol):
         """Return the micro-batch of a plan."""
 
 
-class _ToldSource(Dataset[MicroBatch | dict[str, str]]):
-    """Source for DataLoader workers, which returns errors as values, as torch's DataLoader alters exceptions."""
+class _SourceInWorker(Dataset[MicroBatch | dict[str, str]]):
+    """Source for DataLoader workers.
+
+    It returns errors as values, as torch's DataLoader alters exceptions.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -216,24 +231,28 @@ class _ToldSource(Dataset[MicroBatch | dict[str, str]]):
             return {"message": error.message, "next_step": error.next_step}
 
 
-def _or_raise(made: MicroBatch | dict[str, str]) -> MicroBatch:
-    if isinstance(made, dict):
-        raise BadConfig(**made)
-    return made
+def _raise_error(result: MicroBatch | dict[str, str]) -> MicroBatch:
+    """Return the micro-batch of a worker, or raise the error that it returned."""
+    if isinstance(result, dict):
+        raise BadConfig(**result)
+    return result
 
 
 def make_loader(
     source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]
 ) -> Iterator[MicroBatch]:
-    """Return micro-batches in the order of their plans, with the configured workers and prefetching."""
+    """Return micro-batches in the order of their plans.
+
+    Workers and prefetching are as configured.
+    """
     pinned = config.data.pin_memory and config.device == "cuda"
     workers = config.data.num_workers
     if not workers:
         # torch's loader would add nothing but a sixth of the time.
-        made = map(source.__getitems__, plans)
-        return (batch.pin_memory() for batch in made) if pinned else made
+        batches = map(source.__getitems__, plans)
+        return (batch.pin_memory() for batch in batches) if pinned else batches
     loader = DataLoader(
-        _ToldSource(source),
+        _SourceInWorker(source),
         num_workers=workers,
         prefetch_factor=config.data.prefetch_factor,
         pin_memory=pinned,
@@ -244,7 +263,7 @@ def make_loader(
         # Python's default since 3.14 would pickle the dataset.
         multiprocessing_context="fork",
     )
-    return map(_or_raise, loader)
+    return map(_raise_error, loader)
 
 
 def micro_batch_plans(
@@ -256,17 +275,18 @@ def micro_batch_plans(
     steps: int | None = None,
     position: Position | None = None,
 ) -> Iterator[MicroBatchPlan]:
-    """Return the plans of a rank from a position on, for ``steps`` optimizer steps or endlessly."""
-    endless = iter(
+    """Return the plans of a rank from a position on.
+
+    They are for ``steps`` optimizer steps, or endless if it is None.
+    """
+    plans = iter(
         SequenceSampler(
             plan, dataset, rank, position, ahead=config.data.num_workers > 0
         )
     )
-    return (
-        endless
-        if steps is None
-        else islice(endless, steps * plan.gradient_accumulation_steps)
-    )
+    if steps is None:
+        return plans
+    return islice(plans, steps * plan.gradient_accumulation_steps)
 
 
 class MicroBatchLoader:
@@ -278,15 +298,13 @@ class MicroBatchLoader:
     def __init__(
         self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks
     ) -> None:
-        self._dataset, self._config, self._plan, self._ranks = (
-            dataset,
-            config,
-            plan,
-            ranks,
-        )
+        self._dataset = dataset
+        self._config = config
+        self._plan = plan
+        self._ranks = ranks
         self._source = MicroBatchSource(dataset, config, plan)
         self._loader: Iterator[MicroBatch] = iter(())
-        self._processes: list[BaseProcess] = []
+        self._workers: list[BaseProcess] = []
         self.position = Position.start(plan)
         """Position after the last step taken; lanes of other ranks are out of date, see
         ``job_position``."""
@@ -302,11 +320,13 @@ class MicroBatchLoader:
         )
         # Plans sent to the loader are kept until their micro-batches are used, to know
         # the samples of a step.
-        plans, self._upcoming = itertools.tee(plans)
-        others = set(multiprocessing.active_children())
+        plans, self._upcoming_plans = itertools.tee(plans)
+        other_processes = set(multiprocessing.active_children())
         self._loader = make_loader(self._source, self._config, plans)
-        self._processes = [
-            one for one in multiprocessing.active_children() if one not in others
+        self._workers = [
+            process
+            for process in multiprocessing.active_children()
+            if process not in other_processes
         ]
 
     def wait_for_first(self) -> list[MicroBatch]:
@@ -314,45 +334,49 @@ class MicroBatchLoader:
 
         Empty at the end of the data.
         """
-        first = list(islice(self._loader, self._plan.gradient_accumulation_steps))
-        self._loader = itertools.chain(first, self._loader)
-        return first
+        batches = list(islice(self._loader, self._plan.gradient_accumulation_steps))
+        self._loader = itertools.chain(batches, self._loader)
+        return batches
 
     def check_first_step(self) -> None:
-        """Raise ``BadConfig`` if two ranks share samples in the next step.
+        """Check that ranks share no samples in the next step.
 
-        Call ``wait_for_first`` before.
+        Call ``wait_for_first`` before. All ranks call it.
+
+        Raises:
+            BadConfig: If two ranks share samples.
         """
-        self._upcoming, first = itertools.tee(self._upcoming)
-        segments = [
-            plan.segments
-            for plan in islice(first, self._plan.gradient_accumulation_steps)
-        ]
-        numbers = np.concatenate(
-            [one.epochs * len(self._dataset) + one.samples for one in segments]
-        )
-        check_no_shared_samples(self._ranks.all_gather_object(numbers))
+        self._upcoming_plans, plans = itertools.tee(self._upcoming_plans)
+        numbers = []
+        for plan in islice(plans, self._plan.gradient_accumulation_steps):
+            segments = plan.segments
+            numbers.append(segments.epochs * len(self._dataset) + segments.samples)
+        check_no_shared_samples(self._ranks.all_gather_object(np.concatenate(numbers)))
 
     def next_step(
         self, take: Callable[[Iterator[MicroBatch], int], list[MicroBatch]]
     ) -> list[MicroBatch]:
-        """Return the micro-batches of the next step, which ``take`` gets from the loader; none after the last epoch."""
-        empty_rows = 0
+        """Return the micro-batches of the next step; none after the last epoch.
+
+        ``take`` gets a number of them from the loader.
+        """
+        empty_sequences = 0
         while True:
             batches = take(self._loader, self._plan.gradient_accumulation_steps)
-            plans = list(islice(self._upcoming, len(batches)))
+            plans = list(islice(self._upcoming_plans, len(batches)))
             self.samples = np.concatenate([plan.segments.samples for plan in plans])
-            assert plans[-1].after is not None
-            self.position = plans[-1].after
-            own_tokens = sum(one.non_padding_tokens for one in batches)
-            if self._config.max_epochs is None or any(
-                self._ranks.all_reduce_sum(own_tokens)
-            ):
+            position = plans[-1].after
+            assert position is not None
+            self.position = position
+            if self._config.max_epochs is None:
+                return batches
+            tokens = sum(batch.non_padding_tokens for batch in batches)
+            if any(self._ranks.all_reduce_sum(tokens)):
                 return batches
             # Lanes alternate and end one by one: all have ended after as many empty
             # sequences as there are lanes.
-            empty_rows += self._config.global_batch_size
-            if empty_rows >= self._plan.lanes:
+            empty_sequences += self._config.global_batch_size
+            if empty_sequences >= self._plan.lanes:
                 return []
 
     def job_position(self) -> Position:
@@ -362,73 +386,91 @@ class MicroBatchLoader:
     def close(self) -> None:
         """Stop the DataLoader workers."""
         self._loader = iter(())
-        for process in self._processes:
-            process.kill()  # it may hang in a file system that does not respond
-        self._processes = []
+        for worker in self._workers:
+            worker.kill()  # it may hang in a file system that does not respond
+        self._workers = []
 
 
 class DataWait:
-    """Timer of data loading: takes micro-batches from a loader and adds up the time waited for them."""
+    """Timer of data loading.
 
-    def __init__(self, now: Callable[[], DeviceEvent]) -> None:
-        self._now = now
-        self._last: DeviceEvent | None = None
+    It takes micro-batches from a loader and adds up the time for which the device had
+    to wait for them.
+    """
+
+    def __init__(self, mark_now: Callable[[], DeviceEvent]) -> None:
+        self._mark_now = mark_now
+        self._end_of_work: DeviceEvent | None = None
         self._waited_s = 0.0
-        self._gaps: list[tuple[DeviceEvent, DeviceEvent]] = []
+        self._gaps: list[_Gap] = []
 
     def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
         """Return the micro-batches of one optimizer step."""
         batches = []
         for _ in range(count):
-            last = self._last
-            idle_before, asked_s = last is None or last.reached(), time.perf_counter()
+            end_of_work = self._end_of_work
+            was_idle = end_of_work is None or end_of_work.reached()
+            began_s = time.perf_counter()
             batches.append(next(loader))
-            if idle_before or last is None:
-                self._waited_s += time.perf_counter() - asked_s
-            elif last.reached():
+            if was_idle or end_of_work is None:
+                self._waited_s += time.perf_counter() - began_s
+            elif end_of_work.reached():
                 # The device ran out of work in between, and waited from then until a
                 # mark that it reaches at once.
-                self._gaps.append((last, self._now()))
-                self._last = None
+                self._gaps.append(_Gap(began=end_of_work, ended=self._mark_now()))
+                self._end_of_work = None
         return batches
 
-    def device_busy_until(self, last: DeviceEvent) -> None:
+    def device_busy_until(self, end_of_work: DeviceEvent) -> None:
         """Note the event at which the device's work so far ends."""
-        self._last = last
+        self._end_of_work = end_of_work
 
     def take_waited_s(self) -> float:
         """Return the seconds waited since the last call.
 
         If a GPU ran out of work, wait until it passed that point.
         """
-        for _, came in self._gaps:
-            came.wait()
+        for gap in self._gaps:
+            gap.ended.wait()
         waited_s = self._waited_s + sum(
-            max(0.0, came.seconds_since(ended)) for ended, came in self._gaps
+            max(0.0, gap.ended.seconds_since(gap.began)) for gap in self._gaps
         )
-        self._waited_s, self._gaps = 0.0, []
+        self._waited_s = 0.0
+        self._gaps = []
         return waited_s
 
 
-def check_no_shared_samples(samples: Sequence[npt.NDArray[np.int64]]) -> None:
-    """Raise ``BadConfig`` if two ranks compute the same sample.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    """Time in which a device had no work."""
 
-    Numbers identify sample and epoch, for every rank.
+    began: DeviceEvent
+    ended: DeviceEvent
+
+
+def check_no_shared_samples(samples_by_rank: Sequence[npt.NDArray[np.int64]]) -> None:
+    """Check that no sample is computed twice.
+
+    Args:
+        samples_by_rank: Numbers that identify sample and epoch, for every rank.
+
+    Raises:
+        BadConfig: If two ranks, or one rank twice, compute the same sample.
     """
-    everything = np.concatenate([np.zeros(0, dtype=np.int64), *samples])
-    if len(np.unique(everything)) == len(everything):
+    all_samples = np.concatenate([np.zeros(0, dtype=np.int64), *samples_by_rank])
+    if len(np.unique(all_samples)) == len(all_samples):
         return
-    for (other, theirs), (rank, own) in itertools.combinations(enumerate(samples), 2):
-        if common := len(np.intersect1d(own, theirs)):
-            message = (
-                f"ranks {other} and {rank} received {common} samples in common in their"
-                " first step"
+    for rank, other_rank in itertools.combinations(range(len(samples_by_rank)), 2):
+        common = np.intersect1d(samples_by_rank[rank], samples_by_rank[other_rank])
+        if len(common):
+            raise BadConfig(
+                f"ranks {rank} and {other_rank} received {len(common)} samples in"
+                " common in their first step",
+                next_step=(
+                    "This is a bug of the trainer, or ranks were started with the same"
+                    " RANK: check those."
+                ),
             )
-            next_step = (
-                "This is a bug of the trainer, or ranks were started with the same"
-                " RANK: check those."
-            )
-            raise BadConfig(message, next_step=next_step)
     raise BadConfig(
         "a rank received a sample twice in its first step",
         next_step="This is a bug of the trainer.",

@@ -1,10 +1,11 @@
-"""Masked-LM corruption from a counter-based generator: the mask of a token depends on (seed, epoch, sample, position).
+"""Masked-LM corruption, drawn with a counter-based random number generator.
 
-So masks do not depend on the process, order, repetition or micro-batch in which they
-are drawn. The 80/10/10 rule is that of Devlin et al. 2018, but a random replacement is
-always an ordinary token, unlike in transformers' collator.
+The mask of a token depends on (seed, epoch, sample, position) only, so not on the
+process, order, repetition or micro-batch in which it is drawn. The 80/10/10 rule is
+that of Devlin et al. 2018, but a random replacement is always an ordinary token, unlike
+in transformers' collator.
 
-Shapes: N samples, T tokens of all of them, P tokens to predict.
+Shapes: N samples, T tokens of all of them, Q quads of all of them, P tokens to predict.
 """
 
 import math
@@ -21,7 +22,10 @@ cross-entropy."""
 
 _NEVER = np.uint16(2**16 - 1)
 """Draw that never masks: above the edge of every probability below 1."""
-_EIGHT_TENTHS, _NINE_TENTHS = (np.uint64(2**64 * tenths // 10) for tenths in (8, 9))
+_EIGHT_TENTHS = np.uint64(2**64 * 8 // 10)
+_NINE_TENTHS = np.uint64(2**64 * 9 // 10)
+_DRAWS_PER_WORD = 4
+"""Draws of 16 bits that share one 64-bit word."""
 
 SLOTS_MULTIPLE = 64
 """Multiple of the MLM head's slots: whole tiles of Tensor Cores."""
@@ -32,18 +36,29 @@ in a billion micro-batches."""
 Ids = npt.NDArray[np.integer[Any]]
 
 
-def head_slots(places: int, probability: float) -> int:
-    """Return the fixed number of slots for tokens to predict in this many positions, so that the head's shapes stay."""
-    mean = places * probability
-    slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))
+def head_slots(positions: int, probability: float) -> int:
+    """Return the number of slots for tokens to predict in this many positions.
+
+    It is fixed, so that the shapes of the MLM head do not change between micro-batches.
+    """
+    mean = positions * probability
+    likely_slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))
     return min(
-        -(-math.ceil(slots) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE,
-        -(-places // SLOTS_MULTIPLE) * SLOTS_MULTIPLE,
+        _rounded_up(math.ceil(likely_slots), SLOTS_MULTIPLE),
+        _rounded_up(positions, SLOTS_MULTIPLE),
     )
 
 
+def _rounded_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
 class Masker:
-    """Random choice of the tokens to predict and their replacements, never ``special_ids``; tables without a state."""
+    """Random choice of the tokens to predict, and of their replacements.
+
+    Special tokens are neither predicted nor used as a replacement. A masker has tables
+    but no state.
+    """
 
     def __init__(
         self,
@@ -54,42 +69,50 @@ class Masker:
         probability: float,
         seed: int,
     ) -> None:
-        self._mask_id, self._seed = mask_id, seed
-        self._ordinary = np.ones(vocab_size, dtype=bool)
-        self._ordinary[list(special_ids)] = False
-        self._ordinary_ids = np.flatnonzero(self._ordinary)
+        self._mask_id = mask_id
+        self._seed = seed
+        self._is_ordinary = np.ones(vocab_size, dtype=bool)
+        self._is_ordinary[list(special_ids)] = False
+        self._ordinary_ids = np.flatnonzero(self._is_ordinary)
+        # A draw of 16 bits below the edge predicts its token; one at the edge does so
+        # with this probability, in units of 2**-64.
         edge = min(int(probability * 2**16), 2**16 - 2)
         share_at_edge = min(probability * 2**16 - edge, 1 - 2.0**-53)
-        self._edge, self._share_at_edge = (
-            np.uint16(edge),
-            np.uint64(int(share_at_edge * 2**64)),
-        )
+        self._edge = np.uint16(edge)
+        self._share_at_edge = np.uint64(int(share_at_edge * 2**64))
         self._counters = np.zeros(0, dtype=np.uint64)
 
     def corrupt(
-        self, ids: Ids, places: Int64, tokens: Int64, epochs: Int64, samples: Int64
+        self, ids: Ids, begins: Int64, tokens: Int64, epochs: Int64, samples: Int64
     ) -> tuple[Int64, Ids]:
-        """Mask samples in ``ids``, which have ``tokens`` ids from position ``places`` on, special tokens not counted.
+        """Choose the tokens of samples to predict, and replace them in ``ids``.
 
-        Each pass over the data (``epochs``) has its own masks; all shapes but that of
-        ``ids`` are (N,). Return the positions in ``ids`` of the tokens to predict and
-        their original ids, both of shape (P,). Raise ``IndexError`` if an id is not
-        below the vocabulary size.
+        Args:
+            ids: Ids of a micro-batch, changed in place.
+            begins: Position in ``ids`` of each sample's first token, shape (N,).
+            tokens: Number of each sample's tokens, special tokens not counted, (N,).
+            epochs: Pass over the data of each sample, which has its own masks, (N,).
+            samples: Index in the dataset of each sample, (N,).
+
+        Returns:
+            The positions in ``ids`` of the tokens to predict and their original ids,
+            both of shape (P,).
+
+        Raises:
+            IndexError: If an id is not below the vocabulary size.
         """
-        drawn, words = self._draw(hash_words(self._seed, epochs, samples), tokens)
-        quads = (tokens + 3) >> 2
-        predicted = (
-            drawn
-            + np.repeat(places - 4 * (np.cumsum(quads) - quads), quads)[drawn >> 2]
-        )
+        keys = hash_words(self._seed, epochs, samples)
+        drawn, words = self._draw(keys, tokens)
+        quads = _quads(tokens)
+        # Distance from a sample's draws, numbered over all quads, to its tokens.
+        shifts = begins - _DRAWS_PER_WORD * (np.cumsum(quads) - quads)
+        predicted = drawn + np.repeat(shifts, quads)[drawn >> 2]
         originals = ids[predicted]
-        ordinary = self._ordinary.take(originals)
-        if not ordinary.all():
-            predicted, originals, words = (
-                predicted[ordinary],
-                originals[ordinary],
-                words[ordinary],
-            )
+        is_ordinary = self._is_ordinary.take(originals)
+        if not is_ordinary.all():
+            predicted = predicted[is_ordinary]
+            originals = originals[is_ordinary]
+            words = words[is_ordinary]
         ids[predicted] = self._replacements(originals, words)
         return predicted, originals
 
@@ -99,59 +122,72 @@ class Masker:
         This runs over all tokens, so each gets 16 bits only: four of them, a quad,
         share an output of the SplitMix64 generator that starts at the sample's key.
         Bits below the edge draw the token; at the edge, 1 in 65,536, further bits
-        decide, so the probability is exact to 2**-80. Return the number of each drawn
-        token among those of all quads, and its 64 random bits; shapes (P,).
-        """
-        quads = (tokens + 3) >> 2
-        ends = np.cumsum(quads)
-        of_quads = self._generate(
-            keys - (ends - quads).astype(np.uint64) * GOLDEN, quads
-        )
-        bits = of_quads.view("<u2").copy()
-        for absent in (1, 2, 3):  # the last quad of a sample may hold fewer tokens
-            bits[(4 * ends - absent)[4 * quads - tokens >= absent]] = _NEVER
-        drawn = np.flatnonzero(bits <= self._edge)
-        at_edge = np.flatnonzero(bits[drawn] == self._edge)
-        unlucky = (
-            mix(_own_words(of_quads, drawn[at_edge]) + GOLDEN) >= self._share_at_edge
-        )
-        if unlucky.any():
-            drawn = np.delete(drawn, at_edge[unlucky])
-        return drawn, _own_words(of_quads, drawn)
+        decide, so the probability is exact to 2**-80.
 
-    def _generate(self, states: Uint64, counts: Int64) -> Uint64:
-        """Return SplitMix64's outputs, sample after sample, with two buffers and no other temporaries."""
+        Returns:
+            The number of each drawn token among those of all quads, and its 64 random
+            bits; shapes (P,).
+        """
+        quads = _quads(tokens)
+        ends = np.cumsum(quads)
+        first_states = keys - (ends - quads).astype(np.uint64) * GOLDEN
+        quad_words = self._generate(first_states, quads)
+        draws = quad_words.view("<u2").copy()
+        # The last quad of a sample may hold fewer than four tokens.
+        absent_tokens = _DRAWS_PER_WORD * quads - tokens
+        for absent in (1, 2, 3):
+            draws[(_DRAWS_PER_WORD * ends - absent)[absent_tokens >= absent]] = _NEVER
+        drawn = np.flatnonzero(draws <= self._edge)
+        at_edge = np.flatnonzero(draws[drawn] == self._edge)
+        further_bits = mix(_token_words(quad_words, drawn[at_edge]) + GOLDEN)
+        is_rejected = further_bits >= self._share_at_edge
+        if is_rejected.any():
+            drawn = np.delete(drawn, at_edge[is_rejected])
+        return drawn, _token_words(quad_words, drawn)
+
+    def _generate(self, first_states: Uint64, counts: Int64) -> Uint64:
+        """Return ``counts`` outputs of SplitMix64 from each state on, in order.
+
+        As this is the hot loop of masking, it uses two buffers and no other
+        temporaries; otherwise it is ``mix``.
+        """
         total = int(counts.sum())
         if len(self._counters) < total:
             self._counters = np.arange(1, total + 1, dtype=np.uint64) * GOLDEN
-        words: Uint64 = np.repeat(states, counts)
+        words: Uint64 = np.repeat(first_states, counts)
         words += self._counters[:total]
-        other = words >> np.uint64(30)
-        other ^= words
-        other *= np.uint64(0xBF58476D1CE4E5B9)
-        np.right_shift(other, np.uint64(27), out=words)
-        words ^= other
+        buffer = words >> np.uint64(30)
+        buffer ^= words
+        buffer *= np.uint64(0xBF58476D1CE4E5B9)
+        np.right_shift(buffer, np.uint64(27), out=words)
+        words ^= buffer
         words *= np.uint64(0x94D049BB133111EB)
-        np.right_shift(words, np.uint64(31), out=other)
-        words ^= other
+        np.right_shift(words, np.uint64(31), out=buffer)
+        words ^= buffer
         return words
 
     def _replacements(self, originals: Ids, words: Uint64) -> Ids:
-        """Return the replacements: 80 % [MASK], 10 % an ordinary id, 10 % the original."""
-        result: Ids = np.where(
-            words < _EIGHT_TENTHS, originals.dtype.type(self._mask_id), originals
-        )
-        random = np.flatnonzero((words >= _EIGHT_TENTHS) & (words < _NINE_TENTHS))
-        # In [0, 1).
-        units = (mix(words[random] - GOLDEN) >> np.uint64(11)).astype(
-            np.float64
-        ) * 2.0**-53
-        result[random] = self._ordinary_ids[
-            (units * len(self._ordinary_ids)).astype(np.int64)
-        ]
+        """Return the ids that replace the tokens to predict, shape (P,).
+
+        80 % are [MASK], 10 % an ordinary id, 10 % the original.
+        """
+        mask_id = originals.dtype.type(self._mask_id)
+        result: Ids = np.where(words < _EIGHT_TENTHS, mask_id, originals)
+        is_random = (words >= _EIGHT_TENTHS) & (words < _NINE_TENTHS)
+        random = np.flatnonzero(is_random)
+        # The upper 53 bits as a number in [0, 1).
+        bits = mix(words[random] - GOLDEN) >> np.uint64(11)
+        fractions = bits.astype(np.float64) * 2.0**-53
+        chosen = (fractions * len(self._ordinary_ids)).astype(np.int64)
+        result[random] = self._ordinary_ids[chosen]
         return result
 
 
-def _own_words(of_quads: Uint64, tokens: Int64) -> Uint64:
+def _quads(tokens: Int64) -> Int64:
+    """Return the number of quads that hold each sample's tokens."""
+    return (tokens + 3) >> 2
+
+
+def _token_words(quad_words: Uint64, tokens: Int64) -> Uint64:
     """Return 64 bits for each of ``tokens``, derived from those of its quad."""
-    return mix(of_quads[tokens >> 2] + (tokens & 3).view(np.uint64))
+    return mix(quad_words[tokens >> 2] + (tokens & 3).view(np.uint64))

@@ -1,4 +1,7 @@
-"""Micro-batch plans of one rank, in order, from any position, packed a little ahead of their use."""
+"""Micro-batch plans of one rank, in order, from any position in the data.
+
+Plans are made a little ahead of their use.
+"""
 
 import functools
 import itertools
@@ -14,7 +17,7 @@ from trainer.config.tables import StrictTable
 from trainer.data.batch_plan import BatchPlan, Int64, Segments, lay_out
 from trainer.data.dataset import TokenDataset
 
-ROWS_AT_ONCE = 1024
+SEQUENCES_PLANNED_TOGETHER = 1024
 """Sequences up to which steps are planned together: a plan costs the same for 64
 sequences as for 1,024."""
 UNKNOWN = -1
@@ -49,15 +52,11 @@ def join_positions(positions: list[Position]) -> Position:
         ValueError: If steps differ or a lane is missing.
     """
     first = positions[0]
-    if any(
-        (position.steps, position.rows) != (first.steps, first.rows)
-        for position in positions
-    ):
-        raise ValueError("positions of different steps")
-    lanes = tuple(
-        max(places)
-        for places in zip(*(position.lanes for position in positions), strict=True)
-    )
+    for position in positions:
+        if (position.steps, position.rows) != (first.steps, first.rows):
+            raise ValueError("positions of different steps")
+    by_lane = zip(*(position.lanes for position in positions), strict=True)
+    lanes = tuple(max(of_ranks) for of_ranks in by_lane)
     if UNKNOWN in lanes:
         raise ValueError(f"no rank follows lane {lanes.index(UNKNOWN)}")
     return Position(steps=first.steps, rows=first.rows, lanes=lanes)
@@ -71,7 +70,7 @@ class MicroBatchPlan:
     """
 
     segments: Segments
-    """Samples sorted by sequence and column; sequences are numbered within the
+    """Samples sorted by sequence and position; sequences are numbered within the
     micro-batch."""
     after: Position | None
     """Position of the job after this optimizer step; only with the last micro-batch of
@@ -79,27 +78,28 @@ class MicroBatchPlan:
 
 
 class SequenceSampler:
-    """Endless iterator over the micro-batch plans of one rank, ``gradient_accumulation_steps`` per optimizer step.
+    """Endless iterator over the micro-batch plans of one rank.
 
-    The ``position`` must know the lanes of ``rank``. With ``ahead``, a thread packs
-    each block before it is needed, which hides a slow disk; if this process reads the
+    There are ``gradient_accumulation_steps`` of them per optimizer step. The
+    ``position`` must know the lanes of ``rank``. With ``ahead``, a thread packs each
+    block before it is needed, which hides a slow disk; if this process reads the
     samples as well, the thread only competes with it.
     """
 
     def __init__(
         self,
         plan: BatchPlan,
-        index: TokenDataset,
+        dataset: TokenDataset,
         rank: int,
         position: Position | None = None,
         *,
         ahead: bool = False,
     ) -> None:
-        self._plan, self._rank = plan, rank
-        self._lanes_of_job, self._rows_of_micro_batch = (
-            plan.lanes,
-            plan.sequences_per_micro_batch,
-        )
+        self._plan = plan
+        self._rank = rank
+        # Properties of the plan that are used in every step.
+        self._lanes_of_job = plan.lanes
+        self._sequences_of_micro_batch = plan.sequences_per_micro_batch
         self._position = position or Position.start(plan)
         # One thread: blocks are packed while earlier ones are in use, and do not
         # compete with each other.
@@ -108,82 +108,111 @@ class SequenceSampler:
             if ahead
             else None
         )
-        places = self._position.lanes
         self._lanes = {
-            lane: _Lane(plan, index, lane, places[lane], packer)
+            lane: _Lane(plan, dataset, lane, self._position.lanes[lane], packer)
             for lane in plan.lanes_of(rank)
         }
 
     def __iter__(self) -> Iterator[MicroBatchPlan]:
+        max_steps = SEQUENCES_PLANNED_TOGETHER // self._plan.global_batch_size
         steps = 1  # so that the first batch does not wait for others
         while True:
-            yield from self._next_steps(steps)
-            steps = max(1, min(2 * steps, ROWS_AT_ONCE // self._plan.global_batch_size))
+            yield from self._plan_steps(steps)
+            steps = max(1, min(2 * steps, max_steps))
 
-    def _next_steps(self, steps: int) -> list[MicroBatchPlan]:
+    def _plan_steps(self, steps: int) -> list[MicroBatchPlan]:
+        """Return the micro-batch plans of the next steps."""
         plan = self._plan
         # The numbers of these sequences in the order of the whole job begin at
-        # ``position.rows``; here they begin at 0.
-        taken = {
-            number: self._take(number, lane, steps)
+        # ``position.rows``; in the segments of a share they begin at 0.
+        shares = {
+            number: self._take_share(number, lane, steps)
             for number, lane in self._lanes.items()
         }
-        segments = Segments.join([rows for rows, _ in taken.values()])
-        step, in_step = np.divmod(segments.rows, plan.global_batch_size)
-        mine = in_step % plan.world_size == self._rank
-        segments, step, in_rank = (
-            segments[mine],
-            step[mine],
-            in_step[mine] // plan.world_size,
-        )
+        segments = Segments.join([share.segments for share in shares.values()])
+        step, number_in_step = np.divmod(segments.sequences, plan.global_batch_size)
+        is_mine = number_in_step % plan.world_size == self._rank
+        segments = segments[is_mine]
+        step = step[is_mine]
+        number_in_rank = number_in_step[is_mine] // plan.world_size
         if plan.layout == "bucketed":
             # Sequences of like length get neighbouring numbers, so the same
             # micro-batch. Those of a step stay the same.
             by_length = np.lexsort((segments.tokens, step))
-            segments, step = segments[by_length], step[by_length]
-            in_rank = np.arange(len(step)) - np.searchsorted(step, step)
-        part, row = np.divmod(in_rank, self._rows_of_micro_batch)
-        micro_batch = step * plan.gradient_accumulation_steps + part
-        segments.rows[:] = row
-        order = np.lexsort((segments.columns, row, micro_batch))
+            segments = segments[by_length]
+            step = step[by_length]
+            number_in_rank = np.arange(len(step)) - np.searchsorted(step, step)
+        micro_batch_in_step, sequence = np.divmod(
+            number_in_rank, self._sequences_of_micro_batch
+        )
+        micro_batch = step * plan.gradient_accumulation_steps + micro_batch_in_step
+        segments.sequences[:] = sequence
+        order = np.lexsort((segments.positions, sequence, micro_batch))
         edges = np.searchsorted(
             micro_batch[order], np.arange(steps * plan.gradient_accumulation_steps + 1)
         ).tolist()
         segments = segments[order]
-        before_last = [None] * (plan.gradient_accumulation_steps - 1)
-        after: list[Position | None] = []
+        positions_after = self._advance(steps, shares)
+        return [
+            MicroBatchPlan(segments=segments[begin:end], after=after)
+            for (begin, end), after in zip(
+                itertools.pairwise(edges), positions_after, strict=True
+            )
+        ]
+
+    def _advance(
+        self, steps: int, shares: "dict[int, _LaneShare]"
+    ) -> list[Position | None]:
+        """Advance the position by some steps.
+
+        Return the position after each micro-batch: None but for the last of a step.
+        """
+        before_last = [None] * (self._plan.gradient_accumulation_steps - 1)
+        positions_after: list[Position | None] = []
         for number in range(steps):
-            # As a check costs a fifth of a small step's plan.
+            # Not validated, as that would cost a fifth of a small step's plan.
             self._position = Position.model_construct(
                 steps=self._position.steps + 1,
-                rows=self._position.rows + plan.global_batch_size,
+                rows=self._position.rows + self._plan.global_batch_size,
                 lanes=tuple(
-                    taken[lane][1][number] if lane in taken else UNKNOWN
+                    shares[lane].positions[number] if lane in shares else UNKNOWN
                     for lane in range(self._lanes_of_job)
                 ),
             )
-            after += [*before_last, self._position]
-        pairs = zip(itertools.pairwise(edges), after, strict=True)
-        return [
-            MicroBatchPlan(segments=segments[first:end], after=position)
-            for (first, end), position in pairs
-        ]
+            positions_after += [*before_last, self._position]
+        return positions_after
 
-    def _take(
-        self, number: int, lane: "_Lane", steps: int
-    ) -> tuple[Segments, list[int]]:
-        """Return a lane's sequences of the next steps, numbered from 0 over all lanes in turn, and its positions."""
-        rows, lanes = self._plan.global_batch_size, self._lanes_of_job
+    def _take_share(self, number: int, lane: "_Lane", steps: int) -> "_LaneShare":
+        """Take a lane's sequences of the next steps."""
+        batch_size = self._plan.global_batch_size
+        lanes = self._lanes_of_job
         first = (number - self._position.rows) % lanes
-        before = lane.place
+        # Sequences that the lane has given after each step.
         counts = [
-            max(0, -(-((step + 1) * rows - first) // lanes)) for step in range(steps)
+            max(0, -(-((step + 1) * batch_size - first) // lanes))
+            for step in range(steps)
         ]
-        segments, places = lane.take(counts[-1])
-        segments.rows[:] = first + lanes * segments.rows
-        known = [before, *places.tolist()]
-        # A lane behind its last epoch gave fewer sequences than it was asked for.
-        return segments, [known[min(count, len(places))] for count in counts]
+        position_before = lane.position
+        segments, positions = lane.take(counts[-1])
+        segments.sequences[:] = first + lanes * segments.sequences
+        position_after_count = [position_before, *positions.tolist()]
+        return _LaneShare(
+            segments=segments,
+            # A lane behind its last epoch gave fewer sequences than it was asked for.
+            positions=[
+                position_after_count[min(count, len(positions))] for count in counts
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LaneShare:
+    """What one lane contributes to some steps."""
+
+    segments: Segments
+    """Samples, whose sequences are numbered from 0 over all lanes in turn."""
+    positions: list[int]
+    """Position of the lane after each step."""
 
 
 class _Lane:
@@ -192,83 +221,105 @@ class _Lane:
     def __init__(
         self,
         plan: BatchPlan,
-        index: TokenDataset,
-        lane: int,
-        place: int,
+        dataset: TokenDataset,
+        number: int,
+        position: int,
         packer: Executor | None,
     ) -> None:
-        if place == UNKNOWN:
+        if position == UNKNOWN:
             raise ValueError(
-                f"the position says nothing of lane {lane}, which holds rows of this"
+                f"the position says nothing of lane {number}, which holds rows of this"
                 " rank"
             )
-        self._plan, self._index, self._lane, self._packer = plan, index, lane, packer
+        self._plan = plan
+        self._dataset = dataset
+        self._number = number
+        self._packer = packer
         self._block_samples = plan.block_samples
-        self._block, self._row = divmod(place, self._block_samples)
+        self._block, self._sequence = divmod(position, self._block_samples)
         self._segments: Segments | None = None
-        self._rows = 0
-        self._next = self._pack(self._block)
+        self._sequences_in_block = 0
+        self._pack_next = self._start_packing(self._block)
 
     @property
-    def place(self) -> int:
-        """Blocks consumed times the plan's ``block_samples`` plus sequences consumed of the current one."""
-        return self._block * self._block_samples + self._row
+    def position(self) -> int:
+        """Position of the lane, as in ``Position.lanes``."""
+        return self._block * self._block_samples + self._sequence
 
     def take(self, count: int) -> tuple[Segments, Int64]:
-        """Return the next ``count`` sequences, numbered from 0, and the position after each; fewer at the end."""
-        taken: list[Segments] = []
-        places: list[Int64] = []
-        rows = 0
-        while rows < count:
-            block = self._current()
+        """Take the next ``count`` sequences; fewer at the end of the last epoch.
+
+        Returns:
+            Samples, whose sequences are numbered from 0, and the position of the lane
+            after each sequence.
+        """
+        parts: list[Segments] = []
+        positions: list[Int64] = [np.zeros(0, dtype=np.int64)]
+        taken = 0
+        while taken < count:
+            block = self._current_block()
             if block is None:
                 break
-            here = min(count - rows, self._rows - self._row)
-            first, end = np.searchsorted(block.rows, (self._row, self._row + here))
-            part = Segments(block.table[:, first:end].copy())
-            part.rows[:] += rows - self._row
-            taken.append(part)
-            places.append(self.place + np.arange(1, here + 1))
-            rows += here
-            self._row += here
-            if self._row == self._rows:
-                self._block, self._row, self._segments = self._block + 1, 0, None
-                places[-1][-1] = self.place
-        return Segments.join(taken), np.concatenate(
-            [np.zeros(0, dtype=np.int64), *places]
-        )
+            part_size = min(count - taken, self._sequences_in_block - self._sequence)
+            part_begin, part_end = np.searchsorted(
+                block.sequences, (self._sequence, self._sequence + part_size)
+            )
+            part = Segments(block.table[:, part_begin:part_end].copy())
+            part.sequences[:] += taken - self._sequence
+            parts.append(part)
+            positions.append(self.position + np.arange(1, part_size + 1))
+            taken += part_size
+            self._sequence += part_size
+            if self._sequence == self._sequences_in_block:
+                self._leave_block()
+                positions[-1][-1] = self.position
+        return Segments.join(parts), np.concatenate(positions)
 
-    def _current(self) -> Segments | None:
-        """Return the block that holds the next sequence, or None after the last epoch."""
+    def _leave_block(self) -> None:
+        self._block += 1
+        self._sequence = 0
+        self._segments = None
+
+    def _current_block(self) -> Segments | None:
+        """Return the block that holds the next sequence, or None after the last epoch.
+
+        Raises:
+            ValueError: If the position does not exist in this plan.
+        """
         while self._segments is None:
-            if self._next is None:
+            if self._pack_next is None:
                 return None
-            self._segments = self._next()
-            self._rows = int(self._segments.rows[-1]) + 1 if len(self._segments) else 0
-            if self._row > self._rows:
+            segments = self._pack_next()
+            self._segments = segments
+            self._sequences_in_block = (
+                int(segments.sequences[-1]) + 1 if len(segments) else 0
+            )
+            if self._sequence > self._sequences_in_block:
                 raise ValueError(
-                    f"row {self._row} of a block of {self._rows} rows: the position is"
-                    " of another plan"
+                    f"row {self._sequence} of a block of {self._sequences_in_block}"
+                    " rows: the position is of another plan"
                 )
-            self._next = self._pack(self._block + 1)
-            if not self._rows:
-                self._block, self._segments = self._block + 1, None
+            self._pack_next = self._start_packing(self._block + 1)
+            if not self._sequences_in_block:
+                self._block += 1
+                self._segments = None
         return self._segments
 
-    def _pack(self, block: int) -> Callable[[], Segments] | None:
-        """Start packing a block, or defer it until called.
+    def _start_packing(self, block: int) -> Callable[[], Segments] | None:
+        """Start packing a block, or defer it until its samples are requested.
 
-        Return None after the last epoch.
+        Return a function that returns the packed block, or None after the last epoch.
         """
-        if self._plan.ended(block):
+        if self._plan.has_ended(block):
             return None
         # A cold disk fetches this lane's lengths while others are packed, or while
         # earlier sequences are in use.
-        self._index.announce(lambda: self._plan.samples_of(self._lane, block)[1])
+        self._dataset.prefetch_offsets(
+            lambda: self._plan.samples_of(self._number, block)[1]
+        )
+        pack = functools.partial(
+            lay_out, self._plan, self._number, block, self._dataset
+        )
         if self._packer is None:
-            return functools.partial(
-                lay_out, self._plan, self._lane, block, self._index
-            )
-        return self._packer.submit(
-            lay_out, self._plan, self._lane, block, self._index
-        ).result
+            return pack
+        return self._packer.submit(pack).result

@@ -7,167 +7,200 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed.datasets import write_dataset
-from trainer.data import dataset as reading
+from trainer.data import dataset as dataset_module
 from trainer.data.dataset import TokenDataset, read_manifest
 from trainer.errors import BadConfig
 
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
 
-
-@settings(
+STORED_SAMPLES = st.lists(
+    st.lists(st.integers(0, 499), max_size=20), min_size=1, max_size=12
+)
+many_datasets = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     max_examples=40,
     deadline=None,
 )
-@given(
-    samples=st.lists(
-        st.lists(st.integers(0, 499), max_size=20), min_size=1, max_size=12
-    ),
-    shards=st.integers(1, 3),
-    limit=st.integers(0, 25),
-    data=st.data(),
-)
-def test_what_was_written_is_read_back_one_by_one_and_many_at_once(
-    tmp_path_factory, samples, shards, limit, data
-):
+
+
+@many_datasets
+@given(samples=STORED_SAMPLES, shards=st.integers(1, 3), limit=st.integers(0, 25))
+def test_reads_single_samples_back(tmp_path_factory, samples, shards, limit):
     directory = write_dataset(
         tmp_path_factory.mktemp("d") / "data", samples, shards=min(shards, len(samples))
     )
     dataset = TokenDataset.open(directory)
     assert len(dataset) == len(samples)
-    assert [dataset.read(i, limit).tolist() for i in range(len(samples))] == [
-        sample[:limit] for sample in samples
-    ]
-    chosen = np.array(
-        data.draw(st.lists(st.integers(0, len(samples) - 1), max_size=9)),
-        dtype=np.int64,
+    read = [dataset.read(number, limit).tolist() for number in range(len(samples))]
+    assert read == [sample[:limit] for sample in samples]
+    dataset.close()
+
+
+@many_datasets
+@given(samples=STORED_SAMPLES, shards=st.integers(1, 3), data=st.data())
+def test_reads_many_samples_at_once(tmp_path_factory, samples, shards, data):
+    directory = write_dataset(
+        tmp_path_factory.mktemp("d") / "data", samples, shards=min(shards, len(samples))
     )
-    shard, begins, tokens = dataset.locate(chosen)
-    assert tokens.tolist() == [len(samples[i]) for i in chosen]
-    ids = np.full(30 * len(chosen), 999, dtype=np.uint16)
-    places = 30 * np.arange(len(chosen)) + 5
-    dataset.read_into(ids, places, shard, begins, tokens)
+    dataset = TokenDataset.open(directory)
+    numbers = data.draw(st.lists(st.integers(0, len(samples) - 1), max_size=9))
+    shard_of, begins, tokens = dataset.locate(np.array(numbers, dtype=np.int64))
+    assert tokens.tolist() == [len(samples[number]) for number in numbers]
+
+    ids = np.full(30 * len(numbers), 999, dtype=np.uint16)
+    targets = 30 * np.arange(len(numbers)) + 5
+    dataset.read_into(ids, targets, shard_of, begins, tokens)
     expected = np.full_like(ids, 999)
-    for place, i in zip(places, chosen, strict=True):
-        expected[place : place + len(samples[i])] = samples[i]
+    for target, number in zip(targets, numbers, strict=True):
+        expected[target : target + len(samples[number])] = samples[number]
     assert ids.tolist() == expected.tolist()
     dataset.close()
 
 
-def test_what_comes_is_announced_only_while_reads_have_to_wait(
-    make_dataset, monkeypatch
-):
+def test_prefetches_offsets_only_while_reads_wait(make_dataset, monkeypatch):
     dataset = TokenDataset.open(make_dataset(SAMPLES))
-    cached = reading._read_cached
-    asked = []
+    read_cached = dataset_module._read_cached
+    prefetched = []
 
-    def announce():
-        dataset.announce(lambda: asked.append(1) or np.arange(4))
-        return len(asked)
+    def count_prefetches():
+        def all_samples():
+            prefetched.append(True)
+            return np.arange(4)
 
-    assert announce() == 1  # nothing is known yet
-    monkeypatch.setattr(
-        reading, "_read_cached", lambda view, reads: cached(view, reads) and []
-    )
+        dataset.prefetch_offsets(all_samples)
+        return len(prefetched)
+
+    def read_as_if_cached(view, reads):
+        read_cached(view, reads)
+        return []
+
+    assert count_prefetches() == 1  # nothing is known yet
+    monkeypatch.setattr(dataset_module, "_read_cached", read_as_if_cached)
     dataset.locate(np.arange(4))
-    assert announce() == 1
-    monkeypatch.setattr(reading, "_read_cached", lambda view, reads: reads)
-    assert dataset.locate(np.arange(4))[2].tolist() == [3, 0, 1, 4]
-    assert announce() == 2
+    assert count_prefetches() == 1
+    # As if no read were cached.
+    monkeypatch.setattr(dataset_module, "_read_cached", lambda view, reads: reads)
+    _, _, tokens = dataset.locate(np.arange(4))
+    assert tokens.tolist() == [3, 0, 1, 4]
+    assert count_prefetches() == 2
 
 
-def test_the_splits_are_read_apart(tmp_path):
+def test_splits_are_separate(tmp_path):
     directory = write_dataset(tmp_path / "data", SAMPLES, validation=[[40, 41]])
     assert len(TokenDataset.open(directory)) == 4
-    assert (
-        len(TokenDataset.open(write_dataset(tmp_path / "other", SAMPLES), "validation"))
-        == 0
-    )
     validation = TokenDataset.open(directory, "validation")
     assert [validation.read(i).tolist() for i in range(len(validation))] == [[40, 41]]
+
+
+def test_validation_split_may_be_empty(tmp_path):
+    directory = write_dataset(tmp_path / "data", SAMPLES)
+    assert len(TokenDataset.open(directory, "validation")) == 0
+
+
+def test_dataset_can_be_pickled(tmp_path):
+    directory = write_dataset(tmp_path / "data", SAMPLES, validation=[[40, 41]])
+    validation = TokenDataset.open(directory, "validation")
     assert pickle.loads(pickle.dumps(validation)).read(0).tolist() == [40, 41]
 
 
-def test_a_shard_that_shrinks_while_in_use_is_an_error(make_dataset):
+@pytest.mark.parametrize("kinds", [["tokens"], ["tokens", "offsets"]])
+def test_shard_that_shrinks_in_use_is_an_error(make_dataset, kinds):
     directory = make_dataset(SAMPLES)
     dataset = TokenDataset.open(directory)
-    for kind in ("tokens", "offsets"):
+    for kind in kinds:
         path = directory / f"train-{kind}-00000.npy"
         path.write_bytes(path.read_bytes()[:-2])
         with pytest.raises(BadConfig, match="became shorter"):
             dataset.read(3)
 
 
-def test_a_sample_that_does_not_exist_is_an_index_error(make_dataset):
+@pytest.mark.parametrize("sample", [-1, 4])
+def test_unknown_sample_is_an_index_error(make_dataset, sample):
     dataset = TokenDataset.open(make_dataset(SAMPLES))
-    for sample in (-1, 4):
-        with pytest.raises(IndexError):
-            dataset.read(sample, 10)
+    with pytest.raises(IndexError):
+        dataset.read(sample, 10)
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _store_objects(path):
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+
+
+def _store_other_numbers(path):
+    np.save(path, np.arange(3, dtype=np.uint16))
+
+
+def _lead_outside(path):
+    path.symlink_to(path.rename(path.parent.parent / "outside.npy"))
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: np.save(
-            path, np.array([{"a": 1}], dtype=object), allow_pickle=True
-        ),
-        lambda path: np.save(path, np.arange(3, dtype=np.uint16)),
-        lambda path: path.symlink_to(path.rename(path.parent.parent / "outside.npy")),
-    ],
-    ids=["cut", "objects", "other numbers", "led away"],
+    "damage", [_truncate, _store_objects, _store_other_numbers, _lead_outside]
 )
-def test_a_shard_that_is_not_what_the_manifest_says_is_refused_unread(
-    make_dataset, damage
-):
+def test_rejects_shard_that_does_not_match_manifest(make_dataset, damage):
     path = make_dataset(SAMPLES) / "train-tokens-00000.npy"
     damage(path)
     with pytest.raises(BadConfig, match=r"train-tokens-00000\.npy"):
         TokenDataset.open(path.parent)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        *(
-            (
-                lambda table, name=name: table["train"]["shards"][0].update(
-                    tokens_file=name
-                ),
-                "tokens_file",
-            )
-            for name in ("../x.npy", "/etc/passwd", "a/b.npy", "..")
-        ),
-        *(
-            (
-                lambda table, size=size: table.update(used_vocab_size=size),
-                "used_vocab_size",
-            )
-            for size in (600, 4)
-        ),
-        (
-            lambda table: table["train"]["length_histogram"].update(counts=[1]),
-            "4 edges do not match 1 counts",
-        ),
-        (
-            lambda table: table["train"]["length_histogram"].update(
-                edges=[0, 64, 32, 128]
-            ),
-            "edges must be ascending",
-        ),
-        (lambda table: table.update(schema_version=1), "schema version 1"),
-    ],
-)
-def test_a_manifest_that_cannot_be_is_refused(make_dataset, change, said):
-    path = make_dataset(SAMPLES) / "manifest.json"
+def rejects_manifest(directory, change, message):
+    """Check that a dataset's manifest is rejected once it is changed."""
+    path = directory / "manifest.json"
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest))
-    with pytest.raises(BadConfig, match=said):
-        read_manifest(path.parent)
+    with pytest.raises(BadConfig, match=message):
+        read_manifest(directory)
 
 
-def test_offsets_beyond_the_shard_are_refused(make_dataset):
+@pytest.mark.parametrize("name", ["../x.npy", "/etc/passwd", "a/b.npy", ".."])
+def test_rejects_shard_outside_the_directory(make_dataset, name):
+    def change(manifest):
+        manifest["train"]["shards"][0]["tokens_file"] = name
+
+    rejects_manifest(make_dataset(SAMPLES), change, "tokens_file")
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(600, id="exceeds vocab_size"),
+        pytest.param(4, id="below a special id"),
+    ],
+)
+def test_rejects_impossible_vocabulary(make_dataset, size):
+    def change(manifest):
+        manifest["used_vocab_size"] = size
+
+    rejects_manifest(make_dataset(SAMPLES), change, "used_vocab_size")
+
+
+@pytest.mark.parametrize(
+    ("bins", "message"),
+    [
+        ({"counts": [1]}, "4 edges do not match 1 counts"),
+        ({"edges": [0, 64, 32, 128]}, "edges must be ascending"),
+    ],
+)
+def test_rejects_impossible_histogram(make_dataset, bins, message):
+    def change(manifest):
+        manifest["train"]["length_histogram"].update(bins)
+
+    rejects_manifest(make_dataset(SAMPLES), change, message)
+
+
+def test_rejects_older_schema(make_dataset):
+    def change(manifest):
+        manifest["schema_version"] = 1
+
+    rejects_manifest(make_dataset(SAMPLES), change, "schema version 1")
+
+
+def test_rejects_offsets_beyond_the_shard(make_dataset):
     directory = make_dataset(SAMPLES)
     np.save(
         directory / "train-offsets-00000.npy",
@@ -178,23 +211,21 @@ def test_offsets_beyond_the_shard_are_refused(make_dataset):
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "next_step"),
+    ("name", "message", "next_step"),
     [
         (".", "is not a dataset", "autotune data prepare"),
         (
             "corpus.txt",
             "is a raw file",
-            "autotune data prepare text:{place}/corpus.txt --out",
+            "autotune data prepare text:{directory}/corpus.txt --out",
         ),
-        ("protein", "dataset not found", "Did you mean {place}/proteins?"),
+        ("protein", "dataset not found", "Did you mean {directory}/proteins?"),
         ("logs", "dataset not found", "autotune data prepare"),
     ],
 )
-def test_what_is_no_dataset_is_to_be_prepared_first_or_was_mistyped(
-    tmp_path, name, said, next_step
-):
+def test_path_without_a_dataset_gets_a_remedy(tmp_path, name, message, next_step):
     write_dataset(tmp_path / "proteins", SAMPLES)
     (tmp_path / "corpus.txt").write_text("a line\n")
-    with pytest.raises(BadConfig, match=said) as refused:
+    with pytest.raises(BadConfig, match=message) as raised:
         read_manifest(tmp_path / name)
-    assert next_step.format(place=tmp_path) in refused.value.next_step
+    assert next_step.format(directory=tmp_path) in raised.value.next_step

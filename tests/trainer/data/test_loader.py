@@ -13,7 +13,7 @@ import torch
 
 from tests.trainer.oracles import config_of
 from trainer.config.train_config import DataSettings, TrainConfig
-from trainer.data import loader as feed
+from trainer.data import loader as loader_module
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import (
@@ -41,23 +41,23 @@ def _config(**changes) -> TrainConfig:
     return config_of(**settings | changes)
 
 
-def batches(
+def load(
     dataset: TokenDataset,
     config: TrainConfig,
     count: int,
-    world: int = 1,
+    *,
+    world_size: int = 1,
     rank: int = 0,
+    source_class: type[MicroBatchSource] = MicroBatchSource,
 ) -> list[MicroBatch]:
-    plan = make_plan(config, len(dataset), world)
+    """Return the first micro-batches of a rank."""
+    plan = make_plan(config, len(dataset), world_size)
     plans = islice(micro_batch_plans(dataset, config, plan, rank), count)
-    return list(
-        islice(
-            make_loader(MicroBatchSource(dataset, config, plan), config, plans), count
-        )
-    )
+    loader = make_loader(source_class(dataset, config, plan), config, plans)
+    return list(islice(loader, count))
 
 
-def content(batch: MicroBatch) -> tuple[bytes, ...]:
+def content_of(batch: MicroBatch) -> tuple[bytes, ...]:
     tensors = (
         batch.ids_BS,
         batch.starts_N,
@@ -69,115 +69,108 @@ def content(batch: MicroBatch) -> tuple[bytes, ...]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_samples_are_framed_in_their_places_and_the_rest_is_padding(dataset, layout):
+def test_samples_are_framed_by_special_tokens(dataset, layout):
     config = _config(layout=layout, seq_length_tokens=32)
     plan = make_plan(config, len(dataset), 1)
     source = MicroBatchSource(dataset, config, plan)
-    for micro_plan in islice(micro_batch_plans(dataset, config, plan, 0), 30):
-        batch = source.__getitems__(micro_plan)
+    for micro_batch_plan in islice(micro_batch_plans(dataset, config, plan, 0), 30):
+        batch = source.__getitems__(micro_batch_plan)
         ids = batch.wide_ids_BS().flatten().numpy()
-        # As they were before they were corrupted.
+        # As they were before they were masked.
         ids[batch.predicted_P] = batch.targets_P
         expected = np.zeros(len(ids), dtype=np.int64)
-        for sample, start in zip(
-            micro_plan.segments.samples.tolist(), batch.starts_N.tolist(), strict=True
-        ):
+        samples = micro_batch_plan.segments.samples.tolist()
+        for sample, start in zip(samples, batch.starts_N.tolist(), strict=True):
             body = dataset.read(sample, 30)
             expected[start : start + len(body) + 2] = [2, *body, 3]
         assert ids.tolist() == expected.tolist()
-        # As they are stored.
-        assert batch.ids_BS.dtype == batch.targets_P.dtype == torch.uint16
         assert batch.non_padding_tokens == (expected != 0).sum()
+
+
+def test_ids_keep_their_stored_type(dataset):
+    for batch in load(dataset, _config(), 30):
+        assert batch.ids_BS.dtype == batch.targets_P.dtype == torch.uint16
+
+
+def test_predicted_tokens_are_counted(dataset):
+    for batch in load(dataset, _config(), 30):
         assert batch.predicted_tokens == len(batch.predicted_P) == len(batch.targets_P)
 
 
-def test_dynamic_and_bucketed_rows_are_as_wide_as_the_longest_of_their_micro_batch_needs(
-    make_dataset,
-):
-    dataset = TokenDataset.open(
-        make_dataset([[50] * length for length in (3, 4, 5, 200, 201, 202)])
-    )
-    dynamic = _config(
+@pytest.fixture
+def varied_dataset(make_dataset):
+    lengths = (3, 4, 5, 200, 201, 202)
+    return TokenDataset.open(make_dataset([[50] * length for length in lengths]))
+
+
+def test_dynamic_width_is_the_longest_sample(varied_dataset):
+    config = _config(
         layout="dynamic", seq_length_tokens=150, micro_batch_size=2, global_batch_size=6
     )
-    for batch in batches(dataset, dynamic, 3):
+    for batch in load(varied_dataset, config, 3):
         assert batch.ids_BS.shape == (2, int(batch.tokens_N.max()))
         assert batch.ids_BS.shape[1] <= 150
-    bucketed = _config(
+
+
+def test_bucketed_width_is_rounded_up(varied_dataset):
+    config = _config(
         layout="bucketed",
         seq_length_tokens=512,
         micro_batch_size=3,
         global_batch_size=6,
     )
-    assert [batch.ids_BS.shape for batch in batches(dataset, bucketed, 2)] == [
-        (3, 64),
-        (3, 256),
-    ]
+    shapes = [batch.ids_BS.shape for batch in load(varied_dataset, config, 2)]
+    assert shapes == [(3, 64), (3, 256)]
 
 
-def test_loader_processes_are_forked_whatever_pythons_default_is(dataset):
-    class Unsendable(MicroBatchSource):
+def test_workers_are_forked_whatever_pythons_default(dataset):
+    class NotImportable(MicroBatchSource):
         """A class that no other process could import."""
 
-    config = _config(data=DataSettings(num_workers=1))
-    plan = make_plan(config, len(dataset), 1)
-    plans = islice(micro_batch_plans(dataset, config, plan, 0), 2)
-    before = multiprocessing.get_start_method()
+    start_method = multiprocessing.get_start_method()
     # The default since Python 3.14.
     multiprocessing.set_start_method("forkserver", force=True)
     try:
-        assert (
-            len(
-                list(
-                    islice(
-                        make_loader(Unsendable(dataset, config, plan), config, plans), 2
-                    )
-                )
-            )
-            == 2
-        )
+        config = _config(data=DataSettings(num_workers=1))
+        batches = load(dataset, config, 2, source_class=NotImportable)
+        assert len(batches) == 2
     finally:
-        multiprocessing.set_start_method(before, force=True)
+        multiprocessing.set_start_method(start_method, force=True)
 
 
-def test_rows_that_a_rank_lacks_are_empty_and_weigh_nothing(make_dataset):
+def test_empty_sequences_have_no_labels(make_dataset):
     dataset = TokenDataset.open(make_dataset([[50] * 5]))
-    (batch,) = batches(dataset, _config(global_batch_size=3), 1, world=2, rank=1)
+    config = _config(global_batch_size=3)
+    (batch,) = load(dataset, config, 1, world_size=2, rank=1)
     assert (batch.ids_BS.shape[0], batch.non_padding_tokens) == (2, 7)
     assert (batch.labels_BS()[1] == IGNORED_LABEL).all()
     assert batch.attention_BS().sum(dim=1).tolist() == [7, 1]
-    # Of no row at all.
-    first, second = batches(dataset, _config(global_batch_size=1, max_epochs=1), 2)
-    assert (
-        first.non_padding_tokens,
-        second.non_padding_tokens,
-        second.predicted_tokens,
-    ) == (7, 0, 0)
+
+
+def test_micro_batch_may_be_all_empty(make_dataset):
+    dataset = TokenDataset.open(make_dataset([[50] * 5]))
+    config = _config(global_batch_size=1, max_epochs=1)
+    first, second = load(dataset, config, 2)
+    assert first.non_padding_tokens == 7
+    assert (second.non_padding_tokens, second.predicted_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_ids_beyond_the_vocabulary_are_refused_and_name_the_check(
-    make_dataset, workers
-):
+def test_rejects_ids_beyond_the_vocabulary(make_dataset, workers):
     directory = make_dataset([[50] * 5] * 8, vocab_size=128)
-    (tokens,) = directory.glob("train-tokens-*")
-    content = bytearray(tokens.read_bytes())
+    (tokens_file,) = directory.glob("train-tokens-*")
+    content = bytearray(tokens_file.read_bytes())
     content[-2:] = (60_000).to_bytes(2, "little")
-    tokens.write_bytes(content)
-    with pytest.raises(BadConfig) as caught:
-        batches(
-            TokenDataset.open(directory),
-            _config(data=DataSettings(num_workers=workers)),
-            2,
-        )
-    assert "contains ids that exceed its vocabulary" in caught.value.message
-    assert "autotune data verify" in caught.value.next_step
+    tokens_file.write_bytes(content)
+    config = _config(data=DataSettings(num_workers=workers))
+    with pytest.raises(BadConfig) as raised:
+        load(TokenDataset.open(directory), config, 2)
+    assert "contains ids that exceed its vocabulary" in raised.value.message
+    assert "autotune data verify" in raised.value.next_step
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bounded_memory_whatever_was_visited(dataset, layout):
-    # What a batch needs is freed with it: the most that is held at once does not grow
-    # with what was read.
+def test_memory_does_not_grow_with_batches_read(dataset, layout):
     config = _config(layout=layout, seq_length_tokens=64)
     plan = make_plan(config, len(dataset), 1)
     loader = make_loader(
@@ -186,178 +179,240 @@ def test_bounded_memory_whatever_was_visited(dataset, layout):
         micro_batch_plans(dataset, config, plan, 0),
     )
     tracemalloc.start()
-    peaks = []
-    for batches_read in (600, 2400):
+    peaks_bytes = []
+    for batches in (600, 2400):
         tracemalloc.reset_peak()
-        for _ in range(batches_read):
+        for _ in range(batches):
             next(loader)
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        peaks_bytes.append(peak_bytes)
     tracemalloc.stop()
-    assert peaks[1] < 1.5 * peaks[0]
+    assert peaks_bytes[1] < 1.5 * peaks_bytes[0]
 
 
 @pytest.fixture
 def loader_of(dataset, make_dataset):
-    made = []
+    """Return a function that makes loaders, which are closed after the test."""
+    loaders = []
 
     def make(samples=None, **changes) -> MicroBatchLoader:
         config = config_of(micro_batch_size=4, **changes)
-        source = (
-            dataset
-            if samples is None
-            else TokenDataset.open(make_dataset(samples, vocab_size=128))
-        )
+        source = dataset
+        if samples is not None:
+            source = TokenDataset.open(make_dataset(samples, vocab_size=128))
         plan = make_plan(config, len(source), world_size=1)
-        made.append(
-            MicroBatchLoader(source, config, plan, join_ranks(config, environment={}))
-        )
-        return made[-1]
+        ranks = join_ranks(config, environment={})
+        loaders.append(MicroBatchLoader(source, config, plan, ranks))
+        return loaders[-1]
 
     yield make
-    for one in reversed(made):  # the last one's loaders are there, and end in order
-        one.close()
+    # The workers of the last loader are running, and stop in order.
+    for loader in reversed(loaders):
+        loader.close()
 
 
-def steps_of(loader, count):
-    """What the next steps are made of: their micro-batches, and the numbers of their
-    samples."""
-    taken = []
+def take_steps(loader, count):
+    """Return the next steps: content of their micro-batches, and their samples."""
+    steps = []
     for _ in range(count):
-        batches = loader.next_step(lambda made, number: list(islice(made, number)))
-        taken.append(([content(batch) for batch in batches], loader.samples.tolist()))
-    return taken
+        batches = loader.next_step(lambda loaded, number: list(islice(loaded, number)))
+        contents = [content_of(batch) for batch in batches]
+        steps.append((contents, loader.samples.tolist()))
+    return steps
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_loader_that_goes_on_from_a_position_gives_what_another_with_loader_processes_does(
-    loader_of, layout, workers
-):
-    whole = loader_of(
+WORKERS_AND_LAYOUTS = [
+    pytest.param(layout, workers, id=f"{layout}-{workers}")
+    for workers in (0, 1, 3)
+    for layout in LAYOUTS
+]
+
+
+@pytest.mark.parametrize(("layout", "workers"), WORKERS_AND_LAYOUTS)
+def test_position_after_a_step(loader_of, layout, workers):
+    loader = loader_of(
         layout=layout, data=DataSettings(num_workers=workers, prefetch_factor=3)
     )
-    assert whole.job_position() == whole.position
-    whole.start_at(whole.position)
-    before = steps_of(whole, 3)
-    position = whole.job_position()
-    assert position == whole.position
+    assert loader.job_position() == loader.position
+    loader.start_at(loader.position)
+    take_steps(loader, 3)
+    position = loader.job_position()
+    assert position == loader.position
     assert (position.steps, position.rows) == (3, 24)
-    after = steps_of(whole, 3)
+
+
+@pytest.mark.parametrize(("layout", "workers"), WORKERS_AND_LAYOUTS)
+def test_loader_restarts_at_a_position(loader_of, layout, workers):
+    loader = loader_of(
+        layout=layout, data=DataSettings(num_workers=workers, prefetch_factor=3)
+    )
+    loader.start_at(loader.position)
+    before = take_steps(loader, 3)
+    position = loader.job_position()
+    after = take_steps(loader, 3)
     assert all(len(batches) == 2 and samples for batches, samples in after)
     assert before[0] not in after
-    whole.start_at(position)  # as after a rollback
-    assert steps_of(whole, 3) == after
-    whole.close()
-    again = loader_of(layout=layout)
-    again.start_at(position)
-    first = again.wait_for_first()  # which takes nothing
-    again.check_first_step()
-    assert again.position == position
-    assert [content(batch) for batch in first] == after[0][0]
-    assert (steps_of(again, 3), again.position) == (after, whole.position)
+    loader.start_at(position)  # as after a rollback
+    assert take_steps(loader, 3) == after
 
 
-@pytest.mark.parametrize(("count", "rows"), [(400, 200), (4200, 4)])
-def test_behind_the_last_epoch_there_is_no_step(loader_of, count, rows):
-    """Lanes end one by one, so a step of few rows can be empty long before the data is
-    over."""
-    samples = [
-        [5 + (start + step) % 60 for step in range(4 + start % 50)]
-        for start in range(count)
-    ]
-    loader = loader_of(samples, max_epochs=1, global_batch_size=rows)
-    loader.start_at(loader.position)
-    taken = list(iter(lambda: steps_of(loader, 1)[0], ([], [])))
-    assert sorted(number for _, numbers in taken for number in numbers) == list(
-        range(count)
+@pytest.mark.parametrize(("layout", "workers"), WORKERS_AND_LAYOUTS)
+def test_steps_do_not_depend_on_workers(loader_of, layout, workers):
+    loader = loader_of(
+        layout=layout, data=DataSettings(num_workers=workers, prefetch_factor=3)
     )
+    loader.start_at(loader.position)
+    take_steps(loader, 3)
+    position = loader.job_position()
+    after = take_steps(loader, 3)
+    end = loader.position
+    loader.close()
+
+    other = loader_of(layout=layout)
+    other.start_at(position)
+    first = other.wait_for_first()  # which takes nothing
+    other.check_first_step()
+    assert other.position == position
+    assert [content_of(batch) for batch in first] == after[0][0]
+    assert take_steps(other, 3) == after
+    assert other.position == end
+
+
+@pytest.mark.parametrize(("samples", "batch_size"), [(400, 200), (4200, 4)])
+def test_no_step_follows_the_last_epoch(loader_of, samples, batch_size):
+    # Lanes end one by one, so a step of few sequences can be empty long before the
+    # data is over.
+    bodies = [
+        [5 + (sample + position) % 60 for position in range(4 + sample % 50)]
+        for sample in range(samples)
+    ]
+    loader = loader_of(bodies, max_epochs=1, global_batch_size=batch_size)
+    loader.start_at(loader.position)
+    taken_samples = []
+    while True:
+        ((batches, step_samples),) = take_steps(loader, 1)
+        if not batches:
+            break
+        taken_samples += step_samples
+    assert sorted(taken_samples) == list(range(samples))
+    assert step_samples == []
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-def test_to_close_it_ends_its_loader_processes(loader_of, monkeypatch, is_stuck):
-    before = set(multiprocessing.active_children())
+def test_close_stops_workers(loader_of, monkeypatch, is_stuck):
+    other_processes = set(multiprocessing.active_children())
     loader = loader_of(data=DataSettings(num_workers=2))
     loader.start_at(loader.position)
     loader.wait_for_first()
-    loaders = set(multiprocessing.active_children()) - before
-    assert len(loaders) == 2
-    steps_of(loader, 2)
-    if is_stuck:  # as in a file system that does not answer
-        # Torch's patience with each.
+    workers = set(multiprocessing.active_children()) - other_processes
+    assert len(workers) == 2
+    take_steps(loader, 2)
+    if is_stuck:  # as in a file system that does not respond
+        # Time for which torch waits for each worker.
         monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
-        os.kill(min(process.pid for process in loaders), signal.SIGSTOP)
+        os.kill(min(worker.pid for worker in workers), signal.SIGSTOP)
     loader.close()
     try:
-        for process in loaders:
-            process.join(10)
-            assert not process.is_alive()
-        if not is_stuck:  # torch takes one that is killed for a failure of the training
-            assert {process.exitcode for process in loaders} == {0}
+        for worker in workers:
+            worker.join(10)
+            assert not worker.is_alive()
+        if not is_stuck:  # torch reports a worker that is killed as a failure
+            assert {worker.exitcode for worker in workers} == {0}
     finally:
-        for process in loaders:
-            process.kill()
+        for worker in workers:
+            worker.kill()
 
 
-SLOW_S = 0.03
-ENDED_S, CAME_S = 100.0, 100.25
+LOADING_S = 0.03
+WORK_ENDED_S = 100.0
+BATCH_CAME_S = 100.25
 
 
 @pytest.fixture
 def slow_loader(monkeypatch):
-    """A loader in whose time alone the host's clock passes."""
+    """A loader; the host's clock advances only while it loads."""
     clock = SimpleNamespace(now_s=5.0, perf_counter=lambda: clock.now_s)
-    monkeypatch.setattr(feed, "time", clock)
+    monkeypatch.setattr(loader_module, "time", clock)
 
     def load() -> Iterator[str]:
         while True:
-            clock.now_s += SLOW_S
+            clock.now_s += LOADING_S
             yield "batch"
 
     return load()
 
 
+def busy_device(*answers):
+    """Return an event at which the work of a device ends.
+
+    It answers in turn whether the device has reached it.
+    """
+    return Mock(moment=WORK_ENDED_S, reached=Mock(side_effect=answers))
+
+
 @pytest.mark.parametrize(
     ("answers", "count", "came_s", "waited_s"),
     [
-        (None, 1, CAME_S, SLOW_S),
-        ([True], 1, CAME_S, SLOW_S),
-        ([True] * 3, 3, CAME_S, 3 * SLOW_S),
-        ([False, False], 1, CAME_S, 0.0),
-        ([False, True], 1, CAME_S, CAME_S - ENDED_S),
-        ([False, False, False, True], 3, CAME_S, CAME_S - ENDED_S + SLOW_S),
-        ([False, True], 1, ENDED_S - 0.001, 0.0),
-    ],
-    ids=[
-        "before the first step",
-        "nothing to do",
-        "nothing to do for any micro-batch",
-        "always at work",
-        "ran dry until the batch came",
-        "ran dry, and waited wholly for the next micro-batch",
-        "clocks that disagree by a little",
+        pytest.param([True], 1, BATCH_CAME_S, LOADING_S, id="nothing to do"),
+        pytest.param(
+            [True] * 3,
+            3,
+            BATCH_CAME_S,
+            3 * LOADING_S,
+            id="nothing to do for any micro-batch",
+        ),
+        pytest.param([False, False], 1, BATCH_CAME_S, 0.0, id="always at work"),
+        pytest.param(
+            [False, True],
+            1,
+            BATCH_CAME_S,
+            BATCH_CAME_S - WORK_ENDED_S,
+            id="ran out of work until the batch came",
+        ),
+        pytest.param(
+            [False, False, False, True],
+            3,
+            BATCH_CAME_S,
+            BATCH_CAME_S - WORK_ENDED_S + LOADING_S,
+            id="ran out of work, and waited wholly for the next micro-batch",
+        ),
+        pytest.param(
+            [False, True],
+            1,
+            WORK_ENDED_S - 0.001,
+            0.0,
+            id="clocks that differ by a little",
+        ),
     ],
 )
-def test_the_wait_for_data_is_what_the_device_stood_still(
+def test_data_wait_is_the_time_without_work(
     slow_loader, answers, count, came_s, waited_s
 ):
-    """The device had come to the end of its work, or not, whenever it is asked."""
     wait = DataWait(lambda: DeviceEvent(came_s))
-    if answers is not None:
-        wait.device_busy_until(Mock(moment=ENDED_S, reached=Mock(side_effect=answers)))
+    wait.device_busy_until(busy_device(*answers))
     assert wait.take(slow_loader, count) == ["batch"] * count
     assert wait.take_waited_s() == pytest.approx(waited_s)
     assert wait.take_waited_s() == 0.0
 
 
-def test_a_device_that_ran_dry_has_nothing_until_it_is_given_more(slow_loader):
-    wait = DataWait(lambda: DeviceEvent(CAME_S))
-    wait.device_busy_until(
-        Mock(moment=ENDED_S, reached=Mock(side_effect=[False, True]))
-    )
+def test_data_wait_before_the_first_step(slow_loader):
+    wait = DataWait(lambda: DeviceEvent(BATCH_CAME_S))
+    assert wait.take(slow_loader, 1) == ["batch"]
+    assert wait.take_waited_s() == pytest.approx(LOADING_S)
+    assert wait.take_waited_s() == 0.0
+
+
+def test_idle_device_waits_until_it_gets_work(slow_loader):
+    wait = DataWait(lambda: DeviceEvent(BATCH_CAME_S))
+    wait.device_busy_until(busy_device(False, True))
     wait.take(slow_loader, 1)
-    assert wait.take_waited_s() == pytest.approx(CAME_S - ENDED_S)
+    assert wait.take_waited_s() == pytest.approx(BATCH_CAME_S - WORK_ENDED_S)
     wait.take(slow_loader, 1)
-    assert wait.take_waited_s() == pytest.approx(SLOW_S)
+    assert wait.take_waited_s() == pytest.approx(LOADING_S)
+
+
+def test_cpu_waits_wholly_for_data(slow_loader):
+    wait = DataWait(lambda: DeviceEvent(BATCH_CAME_S))
     wait.device_busy_until(DeviceEvent(1.0))  # of a CPU, which is always ready
     wait.take(slow_loader, 1)
-    assert wait.take_waited_s() == pytest.approx(SLOW_S)
+    assert wait.take_waited_s() == pytest.approx(LOADING_S)
