@@ -66,7 +66,7 @@ def context_of(
         found = read_profile(place)
         return context_of_profile(
             found,
-            read_trials(place, found.profile, reports)[0],
+            read_trials(place, found.profile, reports).finished,
             host,
             data=data,
             nodes=nodes,

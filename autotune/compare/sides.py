@@ -29,7 +29,11 @@ from autotune.compare.decide import (
 )
 from autotune.errors import BadInput, UsageError
 from autotune.machine.values import is_pretended
-from autotune.profiles.decide.rates import positive, settled_steps, training_rates
+from autotune.profiles.decide.rates import (
+    positive_figures,
+    settled_steps,
+    training_rates,
+)
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import has_rate
@@ -196,7 +200,7 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
                 estimate=estimate_from_bounds(point.padded_rate, point.timed_steps),
             )
     if workers is not None:
-        if rates := positive(workers.cached_padded_tokens_per_s):
+        if rates := positive_figures(workers.cached_padded_tokens_per_s):
             yield Measurement(
                 metric=decide.WINDOW_RATE,
                 of="upper bound, cached batches",
@@ -204,7 +208,7 @@ def _profile_figures(profile: Profile) -> Iterable[Measurement]:
             )
         for row in workers.rows:
             of = _many(row.num_workers, "DataLoader worker")
-            if rates := positive(row.padded_tokens_per_s):
+            if rates := positive_figures(row.padded_tokens_per_s):
                 yield Measurement(
                     metric=decide.WINDOW_RATE, of=of, estimate=estimate_windows(rates)
                 )
@@ -476,13 +480,13 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
     ]
     if group[0].job == "step":
         timed = map(StepFigures.of, rated)
-        if rates := positive(
+        if rates := positive_figures(
             one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0
         ):
             yield Measurement(
                 metric=decide.STEP_RATE, of=of, estimate=estimate_windows(rates)
             )
-        if peaks := positive(
+        if peaks := positive_figures(
             StepFigures.of(outcome).peak_bytes for _, outcome in measured
         ):
             of += ", allocator" * is_pretended(driver)
@@ -491,7 +495,7 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
             )
         return
     windows = [TrainingFigures.of(outcome) for outcome in rated]
-    if rates := positive(one.padded_tokens_per_s for one in windows):
+    if rates := positive_figures(one.padded_tokens_per_s for one in windows):
         yield Measurement(
             metric=decide.WINDOW_RATE, of=of, estimate=estimate_windows(rates)
         )

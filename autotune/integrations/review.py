@@ -16,7 +16,7 @@ from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.decide.follow_up import command
-from autotune.profiles.decide.trial_log_check import checks_of, shown
+from autotune.profiles.decide.trial_log_check import check_fields, field_text
 from autotune.profiles.sections import approval_line, fingerprint_table
 from autotune.profiles.store import read_trials
 from autotune.profiles.values import Check, Verification
@@ -48,9 +48,9 @@ def verify_own(
     )
     why = "your code is not imported to check it"
     source = Check(
-        field="source", found="info", profile=shown(made_on.model_sha256), here=why
+        field="source", found="info", profile=field_text(made_on.model_sha256), here=why
     )
-    checks = checks_of(made_on, here, {})
+    checks = check_fields(made_on, here, {})
     return Verification(
         checks=tuple(source if one.field == "model_sha256" else one for one in checks)
     )
@@ -103,7 +103,7 @@ def _sections(one: StoredOwn, reports: Path, number: int) -> Iterator[doc.Sectio
         one.profile.subject,
         one.profile.provenance,
     )
-    trials, _, trial_log = read_trials(one.path, profile, reports)
+    trials = read_trials(one.path, profile, reports)
     fixed = [f"{name}={value}" for name, value in subject.arguments.items()] or None
     known = {
         "probe": command("probe", step=subject.step, set=fixed, out=one.path),
@@ -117,7 +117,7 @@ def _sections(one: StoredOwn, reports: Path, number: int) -> Iterator[doc.Sectio
         ["source of the step, hash", subject.step_sha256],
         ["source of the loader, hash", subject.loader_sha256],
         ["trials, hash", provenance.trial_log_sha256],
-        ["compared with the trial log", trial_log.found],
+        ["compared with the trial log", trials.check.found],
         ["written", provenance.created_utc],
         ["SLURM job", provenance.slurm_job_id],
     ]
@@ -133,7 +133,7 @@ def _sections(one: StoredOwn, reports: Path, number: int) -> Iterator[doc.Sectio
         ),
         "memory": ("Memory: ", step_section(profile)),
         "workers": ("Data loading: ", loader_section(profile)),
-        "trials": ("Trials: ", (trials_table(trials),)),
+        "trials": ("Trials: ", (trials_table(trials.finished),)),
         "reproduce": (
             "Reproduce and approve: ",
             (reproduce, facts_table("Identifiers", rows)),

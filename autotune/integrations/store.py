@@ -16,7 +16,7 @@ from autotune.profiles.approval import (
     read_with_approval,
 )
 from autotune.profiles.decide.follow_up import command
-from autotune.profiles.decide.trial_log_check import compare
+from autotune.profiles.decide.trial_log_check import compare_fingerprints
 from autotune.profiles.store import trial_log_provenance
 from autotune.profiles.values import Provenance, content_of, tables_to_toml
 from autotune.trials.runner import TrialRunner
@@ -113,7 +113,9 @@ def require_known(path: Path, bench: OwnBench, *, replayed: bool) -> OwnProfile 
     found = read_own(path).profile
     differ = [
         one
-        for one in compare(found.fingerprint, bench.fingerprint, replayed=replayed)
+        for one in compare_fingerprints(
+            found.fingerprint, bench.fingerprint, replayed=replayed
+        )
         if one.found == "error"
     ]
     if not differ:

@@ -174,10 +174,10 @@ def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
     )
     words += f" x {plural(split.gradient_accumulation_steps, 'accumulation step')}"
     words += f" x {local_ranks} ranks" if local_ranks > 1 else ""
-    if split.empty_rows:
+    if split.empty_sequences:
         without = " or ".join(map(str, split.without_empty))
         words += (
-            f"; {plural(split.empty_rows, 'sequence')} empty, none with a global batch"
+            f"; {plural(split.empty_sequences, 'sequence')} empty, none with a global batch"
             f" of {without}"
         )
     return words

@@ -15,7 +15,7 @@ from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.decide.follow_up import command
-from autotune.profiles.decide.trial_log_check import checks_of
+from autotune.profiles.decide.trial_log_check import check_fields
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import (
     HASH_KEY,
@@ -323,4 +323,4 @@ def verify(
         for name, made, says in twice
         if made != says
     ]
-    return Verification(checks=(*checks, *checks_of(made_on, here, unknown)))
+    return Verification(checks=(*checks, *check_fields(made_on, here, unknown)))

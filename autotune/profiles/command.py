@@ -49,7 +49,7 @@ def show(
     from autotune.base.document import answer_json, jsonable
     from autotune.integrations.sections import own_profile_text
     from autotune.integrations.store import StoredOwn, read_either
-    from autotune.profiles.decide.explain import explanations, of_key
+    from autotune.profiles.decide.explain import explanations, select_explanations
     from autotune.profiles.sections import profile_text
     from autotune.search.sections import exploration_text
 
@@ -62,7 +62,7 @@ def show(
                 next_step=next_step,
             )
         found = explanations(stored.profile)
-        chosen = found if key is None else of_key(found, key)
+        chosen = found if key is None else select_explanations(found, key)
         if as_json:
             print(answer_json(chosen))
             return
@@ -119,7 +119,7 @@ def verify(
             return server.versions.get("cuda")
 
     stored = read_either(profile, reports)
-    _, _, trial_log = read_trials(profile, stored.profile, reports)
+    trial_log = read_trials(profile, stored.profile, reports).check
     with contextlib.closing(NvmlMonitor()) as monitor:
         if isinstance(stored, StoredOwn):
             found = verify_own(stored, SystemHost(), monitor, read_cuda)

@@ -270,10 +270,12 @@ def _shown(field: str, value: object) -> str | None:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
+def reproduction_blocks(one: ReportedProfile) -> tuple[Block, ...]:
     """Return the commands that repeat the measurements, and the hashes to compare."""
     provenance = one.profile.provenance
-    items: tuple[Words, ...] = tuple((Code(text=command),) for command in commands(one))
+    items: tuple[Words, ...] = tuple(
+        (Code(text=command),) for command in tuning_commands(one)
+    )
     edited: Words = (
         ()
         if one.intact
@@ -311,7 +313,7 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
     )
 
 
-def commands(one: ReportedProfile) -> list[str]:
+def tuning_commands(one: ReportedProfile) -> list[str]:
     """Return the commands that tuned the profile, with its own settings, in the same order."""
     train, probe = one.profile.train, one.profile.evidence.probe
     ranks = "" if probe is None else f" --ranks {probe.local_ranks}"
@@ -334,7 +336,7 @@ def commands(one: ReportedProfile) -> list[str]:
     ]
 
 
-def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
+def approval_blocks(one: ReportedProfile) -> tuple[Block, ...]:
     """Return a profile's approval or, if it was not reviewed, the command that approves it."""
     approval = one.approval
     if approval is None or approval.state == "not reviewed":

@@ -15,8 +15,8 @@ from autotune.network.values import NetworkEvidence
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.decide.trial_log_check import (
     check_trial_log,
-    compare,
-    records_of,
+    compare_fingerprints,
+    profile_records,
 )
 from autotune.profiles.values import (
     Fingerprint,
@@ -79,22 +79,35 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
     return StoredProfile(path=path, profile=profile, intact=intact)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileTrials:
+    """A profile's trials in the trial log."""
+
+    finished: tuple[FinishedTrial, ...]
+    """Trials of the profile, later ones included."""
+    corrupt_lines: int
+    """Number of corrupt lines of the trial log, which were left out."""
+    check: TrialLogCheck
+
+
 def read_trials(
     profile_path: Path, profile: "Profile | OwnProfile", reports: Path
-) -> tuple[tuple[FinishedTrial, ...], int, TrialLogCheck]:
-    """Return a profile's trials, later ones included.
+) -> ProfileTrials:
+    """Read a profile's trials and check the profile against them.
 
-    The number of corrupt trial log lines; and the check of the log.
-
-    Raise ``BadInput`` if a file of the trial log exceeds the size limit.
+    Raises:
+        BadInput: If a file of the trial log exceeds the size limit.
     """
-    place = (
-        trial_log.report_directory(profile_path, reports)
-        / trial_log.TRIAL_LOG_DIRECTORY
+    report_directory = trial_log.report_directory(profile_path, reports)
+    directory = report_directory / trial_log.TRIAL_LOG_DIRECTORY
+    records, corrupt_lines = trial_log.read_trial_records(directory)
+    return ProfileTrials(
+        finished=tuple(
+            record.finished() for record in profile_records(profile, records)
+        ),
+        corrupt_lines=corrupt_lines,
+        check=check_trial_log(profile, records),
     )
-    records, corrupt = trial_log.read_trial_records(place)
-    finished = tuple(record.finished() for record in records_of(profile, records))
-    return finished, corrupt, check_trial_log(profile, records)
 
 
 def profile_paths(
@@ -247,7 +260,7 @@ def require_local_probe(
     for check in (
         ()
         if here is None
-        else compare(stored.profile.fingerprint, here, replayed=replayed)
+        else compare_fingerprints(stored.profile.fingerprint, here, replayed=replayed)
     ):
         text = f"{check.field} is {check.here} here, {check.profile} in the profile"
         if check.found == "error":

@@ -21,7 +21,12 @@ from autotune.corpus.values import LengthDistribution
 from autotune.memory.sections import curve_section, memory_section
 from autotune.network.sections import network_section
 from autotune.profiles.decide.rates import Rate, run_rate, tuned_rate
-from autotune.profiles.sections import commands, fingerprint_table, reproduce, sign_off
+from autotune.profiles.sections import (
+    approval_blocks,
+    fingerprint_table,
+    reproduction_blocks,
+    tuning_commands,
+)
 from autotune.profiles.values import fill_share
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.runs import (
@@ -187,7 +192,10 @@ def _evidence(
     )
     parts.add("Machine", "machine", {"": (machines,)})
     review = together(
-        {one.title: (*reproduce(one), *sign_off(one)) for one in profiles}
+        {
+            one.title: (*reproduction_blocks(one), *approval_blocks(one))
+            for one in profiles
+        }
     )
     parts.sections.append(
         doc.Section(title="Reproduce and approve", key="reproduce", blocks=review)
@@ -375,7 +383,7 @@ def _profile(one: ReportedProfile, reported: Sequence[ReportedRun]) -> dict[str,
             for done in one.trials
         ],
         "corrupt_trial_log_lines": one.corrupt_lines,
-        "commands": commands(one),
+        "commands": tuning_commands(one),
     }
 
 

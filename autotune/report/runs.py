@@ -86,7 +86,7 @@ def drifts_of(one: ReportedProfile | None, run: ReportedRun) -> tuple[Drift, ...
         run.run,
         trials=one.trials,
         intact=one.intact,
-        otherwise=run.otherwise,
+        other_settings=run.otherwise,
     )
 
 

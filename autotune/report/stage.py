@@ -120,7 +120,7 @@ def _reported_profile(
     If the dataset is missing, it has the reason.
     """
     stored = read_with_approval(path, reports)
-    finished, corrupt, check = read_trials(path, stored.profile, reports)
+    trials = read_trials(path, stored.profile, reports)
     manifest, directory, lacking = None, None, ""
     try:
         directory = stored.data_dir(data)
@@ -133,21 +133,21 @@ def _reported_profile(
     ):
         manifest, lacking = None, f"{directory} is another dataset"
     now = context_of_profile(
-        stored, finished, host, data=None if manifest is None else directory
+        stored, trials.finished, host, data=None if manifest is None else directory
     )
     return ReportedProfile(
         path=path,
         profile=stored.profile,
         intact=stored.intact,
         content_sha256=stored.file_sha256,
-        trials=finished,
-        corrupt_lines=corrupt,
+        trials=trials.finished,
+        corrupt_lines=trials.corrupt_lines,
         dataset=manifest,
         dataset_lacking=lacking,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
         advice=advise(now),
         approval=stored.approval,
-        trial_log=check,
+        trial_log=trials.check,
     )
 
 

@@ -161,7 +161,7 @@ class GlobalBatchSplit:
 
     gradient_accumulation_steps: int
     micro_batch_size: int
-    empty_rows: int
+    empty_sequences: int
     """Number of empty sequences in the last micro-batches."""
     without_empty: tuple[int, ...]
     """Nearest global batches, below and above, that leave no sequence empty."""
@@ -196,7 +196,7 @@ def split_global_batch(
     return GlobalBatchSplit(
         gradient_accumulation_steps=micro_batches,
         micro_batch_size=rows,
-        empty_rows=empty,
+        empty_sequences=empty,
         without_empty=nearest,
     )
 

@@ -77,7 +77,9 @@ def meaning_of(key: str) -> str | None:
     return description and " ".join(description.split())
 
 
-def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
+def select_explanations(
+    found: Sequence[Explanation], key: str
+) -> tuple[Explanation, ...]:
     """Return explanations of a setting, or of a group such as ``data``.
 
     Raises:

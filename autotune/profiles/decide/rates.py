@@ -141,7 +141,7 @@ def _by_training(profile: Profile) -> Rate | None:
     if (
         baseline is None
         or tuned is None
-        or not (windows := positive(tuned.tokens_per_s))
+        or not (windows := positive_figures(tuned.tokens_per_s))
     ):
         return None
     return _rate(
@@ -158,7 +158,7 @@ def _by_windows(profile: Profile) -> Rate | None:
     if found is None or fill is None:
         return None
     by_count = {
-        row.num_workers: positive(row.padded_tokens_per_s) for row in found.rows
+        row.num_workers: positive_figures(row.padded_tokens_per_s) for row in found.rows
     }
     windows = by_count.get(profile.train.data.num_workers) or by_count.get(found.chosen)
     if not windows:
@@ -208,7 +208,7 @@ def _rate(
     )
 
 
-def positive(figures: Iterable[float]) -> list[float]:
+def positive_figures(figures: Iterable[float]) -> list[float]:
     """Return the figures that are positive and finite, as a foreign profile may hold any."""
     return [figure for figure in figures if 0 < figure < math.inf]
 
@@ -231,7 +231,7 @@ def drifts(
     *,
     trials: Sequence[FinishedTrial] = (),
     intact: bool = True,
-    otherwise: Sequence[str] = (),
+    other_settings: Sequence[str] = (),
 ) -> tuple[Drift, ...]:
     """Compare a run since its last start with its profile.
 
@@ -251,11 +251,11 @@ def drifts(
         _mfu(run, expected, unknown, achieved),
         _memory(profile, run, trials),
     )
-    if not otherwise and intact:
+    if not other_settings and intact:
         return found
     why = (
-        f"trained with other settings ({', '.join(otherwise)})"
-        if otherwise
+        f"trained with other settings ({', '.join(other_settings)})"
+        if other_settings
         else "the profile was modified"
     )
     return tuple(replace(drift, verdict=f"not comparable: {why}") for drift in found)

@@ -53,7 +53,7 @@ _OF_A_REPLAY = ("cpu_model", "data_filesystem")
 _ORDER: tuple[Found, ...] = ("error", "warning", "info")
 
 
-def records_of(
+def profile_records(
     profile: "Profile | OwnProfile", records: Sequence[TrialRecord]
 ) -> tuple[TrialRecord, ...]:
     """Return the profile's own trials, at its sequence length if it has one."""
@@ -65,7 +65,7 @@ def check_trial_log(
     profile: "Profile | OwnProfile", records: Sequence[TrialRecord]
 ) -> TrialLogCheck:
     """Compare a profile with its trials in the trial log."""
-    own = records_of(profile, records)
+    own = profile_records(profile, records)
     until = profile.provenance.trial_log_until_utc
     behind = (
         own
@@ -175,7 +175,7 @@ def _is_among(figure: float, found: Iterable[float]) -> bool:
     return any(math.isclose(figure, one, rel_tol=_SAME) for one in found)
 
 
-def compare(
+def compare_fingerprints(
     profile: Fingerprint, here: Fingerprint, *, replayed: bool = False
 ) -> tuple[Check, ...]:
     """Return every field that differs, most severe first.
@@ -195,18 +195,23 @@ def compare(
         if is_less or field in _ERRORS or (replayed and field in _OF_A_REPLAY):
             severity = "error"
         found.append(
-            Check(field=field, found=severity, profile=shown(old), here=shown(new))
+            Check(
+                field=field,
+                found=severity,
+                profile=field_text(old),
+                here=field_text(new),
+            )
         )
     return tuple(sorted(found, key=lambda check: _ORDER.index(check.found)))
 
 
-def checks_of(
+def check_fields(
     profile: Fingerprint, here: Fingerprint, unknown: Mapping[str, str]
 ) -> Iterator[Check]:
     """Compare every field of two fingerprints, except those that are ``unknown`` here, each with the reason."""
-    differ = {one.field: one for one in compare(profile, here)}
+    differ = {one.field: one for one in compare_fingerprints(profile, here)}
     for field in Fingerprint.model_fields:
-        said = shown(getattr(profile, field))
+        said = field_text(getattr(profile, field))
         same = Check(field=field, found="same", profile=said, here=said)
         yield (
             replace(same, found="unknown", here=unknown[field])
@@ -215,6 +220,6 @@ def checks_of(
         )
 
 
-def shown(value: object) -> str:
+def field_text(value: object) -> str:
     """Return a field's value as text, at most 64 characters."""
     return "n/a" if value is None else str(value)[:64]

@@ -137,7 +137,7 @@ def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_n
     assert (
         dealing.gradient_accumulation_steps,
         dealing.micro_batch_size,
-        dealing.empty_rows,
+        dealing.empty_sequences,
     ) == (2, 13, 7)
     assert dealing.without_empty == (96, 104)
     assert split_global_batch(128, 16, 4).without_empty == ()
@@ -149,7 +149,7 @@ def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_n
     assert dealing.micro_batch_size <= micro_batch
     assert (
         dealing.gradient_accumulation_steps * dealing.micro_batch_size * ranks
-        - dealing.empty_rows
+        - dealing.empty_sequences
         == rows
     )
     for near in dealing.without_empty:

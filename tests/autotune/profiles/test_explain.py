@@ -1,7 +1,11 @@
 import pytest
 
 from autotune.errors import BadInput
-from autotune.profiles.decide.explain import explanations, meaning_of, of_key
+from autotune.profiles.decide.explain import (
+    explanations,
+    meaning_of,
+    select_explanations,
+)
 from autotune.profiles.values import Evidence
 from autotune.workers.values import JointChoice
 from testbed.examples.profiles import but, example_profile
@@ -10,7 +14,7 @@ from trainer.config.train_config import DataSettings, ParallelSettings, TrainCon
 
 
 def _of(profile, key):
-    (found,) = of_key(explanations(profile), key)
+    (found,) = select_explanations(explanations(profile), key)
     return found
 
 
@@ -128,11 +132,16 @@ def test_a_group_and_the_prefix_of_the_table_are_keys_too_an_unknown_one_suggest
     )
     assert meaning_of("model.config.rope.theta") is None
     found = explanations(example_profile())
-    assert of_key(found, "train.max_steps")[0].meaning == "Optimizer steps of the run."
-    assert {one.key.partition(".")[0] for one in of_key(found, "data")} == {"data"}
+    assert (
+        select_explanations(found, "train.max_steps")[0].meaning
+        == "Optimizer steps of the run."
+    )
+    assert {
+        one.key.partition(".")[0] for one in select_explanations(found, "data")
+    } == {"data"}
     for key in ("data.loader_workrs", "num_workers"):
         with pytest.raises(BadInput) as refused:
-            of_key(found, key)
+            select_explanations(found, key)
         assert "data.num_workers" in refused.value.next_step
     meanings = [one.meaning for one in found if one.meaning]
     assert len(meanings) > 50

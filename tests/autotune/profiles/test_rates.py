@@ -248,7 +248,7 @@ def test_mfu_is_expected_from_the_rate_and_what_was_trained_otherwise_or_edited_
     assert mfu.achieved.value == pytest.approx(0.344, rel=0.01)
     for arguments, why in (
         (
-            {"otherwise": ("layout", "precision")},
+            {"other_settings": ("layout", "precision")},
             "trained with other settings (layout, precision)",
         ),
         ({"intact": False}, "the profile was modified"),

@@ -154,7 +154,8 @@ def test_what_settings_are_worth_changes_nothing_about_them_and_goes_with_them(
 def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_hash_and_time(
     tmp_path,
 ):
-    finished, corrupt, check = store.read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
+    trials = store.read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
+    finished, corrupt, check = trials.finished, trials.corrupt_lines, trials.check
     assert (finished, corrupt, check.found) == ((), 0, "no trials")
     trial_log, newest = (
         TrialLog(tmp_path / "p" / "trials", "w"),
@@ -180,10 +181,9 @@ def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_h
         ("a", EXAMPLE, (len(mine), 1, 1)),
         ("b", other, (1, 1, len(mine))),
     ):
-        finished, corrupt, check = store.read_trials(
-            tmp_path / place / "p.toml", profile, tmp_path
-        )
-        assert (len(finished), corrupt, check.others) == expected
+        trials = store.read_trials(tmp_path / place / "p.toml", profile, tmp_path)
+        counts = (len(trials.finished), trials.corrupt_lines, trials.check.others)
+        assert counts == expected
 
 
 HOST = FakeHost(versions={"torch": "2.13.0", "transformers": "5.23.0"})

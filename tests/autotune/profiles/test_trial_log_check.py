@@ -2,7 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.profiles.decide.trial_log_check import check_trial_log, compare
+from autotune.profiles.decide.trial_log_check import (
+    check_trial_log,
+    compare_fingerprints,
+)
 from autotune.trials.trial_log import own_records, trial_log_sha256
 from autotune.trials.values import TrialRecord
 from testbed.examples.profiles import FINGERPRINT, but, example_profile
@@ -206,12 +209,12 @@ CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
 )
 def test_a_difference_weighs_what_it_does_to_the_figures(change, severity, replayed):
     other = CARD.model_copy(update=change)
-    assert [check.found for check in compare(CARD, other)] == [severity] * (
-        severity is not None
-    )
-    assert [check.found for check in compare(CARD, other, replayed=True)] == [
-        replayed
-    ] * (replayed is not None)
+    assert [check.found for check in compare_fingerprints(CARD, other)] == [
+        severity
+    ] * (severity is not None)
+    assert [
+        check.found for check in compare_fingerprints(CARD, other, replayed=True)
+    ] == [replayed] * (replayed is not None)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +234,13 @@ def test_the_worst_comes_first_and_where_a_step_is_replayed_nothing_of_a_gpu_mat
         "device": "cuda",
     }
     assert (
-        compare(FINGERPRINT.model_copy(update=gpu_model), FINGERPRINT, replayed=True)
+        compare_fingerprints(
+            FINGERPRINT.model_copy(update=gpu_model), FINGERPRINT, replayed=True
+        )
         == ()
     )
     other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", worst: "x"})
     assert [
-        check.field for check in compare(FINGERPRINT, other, replayed=replayed)
+        check.field
+        for check in compare_fingerprints(FINGERPRINT, other, replayed=replayed)
     ] == [worst, "torch", "python"]

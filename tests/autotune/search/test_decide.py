@@ -218,7 +218,8 @@ def test_the_space_has_every_combination_with_every_micro_batch_of_its_layout_on
         split = split_global_batch(whole, rows, ranks)
         assert split.micro_batch_size == rows
         assert (
-            split.gradient_accumulation_steps * rows * ranks - split.empty_rows == whole
+            split.gradient_accumulation_steps * rows * ranks - split.empty_sequences
+            == whole
         )
         useful = decide.useful_share(cell, global_batch_size, ranks)
         assert useful == pytest.approx(
