@@ -1,26 +1,29 @@
-"""Engines that run tasks.
+"""Engines that run tasks: in this process, on other processes, or on a cluster.
 
-They run in this process, or on the workers of ``dask.distributed``, here or on a
-cluster.
+Several machines are workers of ``dask.distributed``: those of a scheduler that runs, or
+SLURM jobs.
 """
 
 import contextlib
 import functools
 import importlib.metadata
 import importlib.util
-import logging
+import multiprocessing
 import os
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from autotune.base.process import end_with_parent
 from autotune.base.wording import install_step
 from autotune.cluster.site_file import SiteFile, read_site
 from autotune.corpus.workplace import Receipt, Workplace
@@ -43,6 +46,8 @@ _RESUME_WITH_FEWER = (
     "If memory is short, use fewer --workers. Run the same command again to resume."
 )
 
+Failure = Callable[[], Exception]
+"""Function that makes the error of a task again: pickle would lose its fields."""
 Work = Callable[..., Receipt]
 """Function of a task: called with the workplace, a directory for its files, and the
 task's arguments by name. It may read other files of the workplace; the same arguments
@@ -71,10 +76,7 @@ worker holds up to ``int``."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """Workers to run tasks on.
-
-    They are processes of this machine, unless a scheduler or a site is named.
-    """
+    """Workers to run tasks on: processes here, or those of a scheduler or a site."""
 
     count: int | None = None
     """Number of workers; None is one per CPU that this process may use, or 8 jobs with
@@ -111,7 +113,7 @@ def _perform(workplace: Workplace, task: Task) -> Receipt:
 def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
     """Return an engine that runs tasks one after another in this process.
 
-    With ``threads``, libraries may use several threads.
+    Libraries may use several ``threads``.
     """
     if not threads:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -123,7 +125,7 @@ def in_process(workplace: Workplace, *, threads: bool = True) -> Engine:
     return run
 
 
-def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:
+def _on_dask_workers(workplace: Workplace, client: Any, workers: int) -> Engine:
     from distributed import as_completed
     from distributed.scheduler import KilledWorker
 
@@ -140,7 +142,7 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:
         for future in completed:
             task = running.pop(future)
             try:
-                receipt: Receipt | Callable[[], Exception] = future.result()
+                receipt: Receipt | Failure = future.result()
             except KilledWorker as error:
                 what = (
                     f"workers were killed repeatedly in task {task.stage}/{task.number}"
@@ -156,15 +158,8 @@ def _on_workers(workplace: Workplace, client: Any, workers: int) -> Engine:
     return run
 
 
-def _perform_there(
-    workplace: Workplace, task: Task
-) -> Receipt | Callable[[], Exception]:
-    """Perform a task.
-
-    Returns:
-        The receipt, or a factory of the error that was raised: dask would log an error,
-        and pickle would lose its fields.
-    """
+def _perform_there(workplace: Workplace, task: Task) -> Receipt | Failure:
+    """Perform a task on a worker; return errors, as dask would log raised ones."""
     try:
         return _perform(workplace, task)
     except (AutotuneError, TrainerError) as error:
@@ -177,59 +172,132 @@ def _perform_there(
 
 @contextlib.contextmanager
 def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
-    """Start workers on this machine.
+    """Start worker processes on this machine, which are killed at the end of the block.
 
-    They are processes of one thread each, which listen on the loopback interface only.
+    They talk to this process through pipes: no socket listens, so that nobody else on
+    the machine can send them work.
+
+    Raises:
+        MachineLacks: If processes cannot be started.
     """
-    import dask
-    from distributed import Client, LocalCluster
+    engine = _LocalEngine(workplace, workers)
+    try:
+        yield engine
+    finally:
+        engine.close()
 
-    # Silent, as errors of tasks return as values, and logs of ended workers are noise
-    # after Ctrl-C.
-    quiet = {
-        "distributed.worker.memory.target": False,
-        "distributed.worker.memory.spill": False,
-        "distributed.admin.tick.limit": "1h",
-        "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
-        "distributed.logging": {
-            "distributed": "critical",
-            "distributed.nanny": "critical",
-            "tornado": "critical",
-        },
-    }
-    with dask.config.set(quiet), contextlib.ExitStack() as closing:
-        logging.disable(logging.CRITICAL)
-        closing.callback(logging.disable, logging.NOTSET)
+
+class _LocalEngine:
+    """Engine on a pool of processes, which is replaced when one of them is killed.
+
+    A broken pool does not say which task its killed process had. So all tasks that it
+    had been given run once more, each alone, until one kills its process again.
+    """
+
+    def __init__(self, workplace: Workplace, workers: int) -> None:
+        self._workplace = workplace
+        self._workers = workers
+        self._processes_before = set(multiprocessing.active_children())
+        self._pool = self._open_pool()
+
+    def __call__(self, tasks: Iterable[Task], on_done: OnDone, ahead: int) -> None:
+        remaining = iter(tasks)
+        suspects = self._run(remaining, on_done, ahead * self._workers)
+        while suspects:
+            for task in suspects:
+                if self._run(iter([task]), on_done, 1):
+                    raise InternalError(
+                        "workers were killed repeatedly in task"
+                        f" {task.stage}/{task.number}",
+                        next_step=_RESUME_WITH_FEWER,
+                    )
+            suspects = self._run(remaining, on_done, ahead * self._workers)
+
+    def close(self) -> None:
+        """Kill the processes: a task's files count only when it is complete."""
+        for process in set(multiprocessing.active_children()) - self._processes_before:
+            process.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _run(
+        self, tasks: Iterator[Task], on_done: OnDone, most_queued: int
+    ) -> list[Task]:
+        """Run tasks until none is left, or until a process is killed.
+
+        Returns:
+            The unfinished tasks among those that the pool was given, if a process was
+            killed; otherwise an empty list.
+        """
+        unfinished: dict[int, Task] = {}
+        running: dict[Future[Receipt | Failure], Task] = {}
+
+        def submit(count: int) -> None:
+            for task in islice(tasks, count):
+                unfinished[task.number] = task
+                future = self._pool.submit(_perform_there, self._workplace, task)
+                running[future] = task
+
         try:
-            # Its web server cannot be disabled; ``dashboard_address`` limits it to this
-            # machine.
-            cluster = LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                processes=True,
-                memory_limit=WORKER_MEMORY_BYTES,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-                scheduler_kwargs={"dashboard": False},
-                worker_dashboard_address=None,
-                local_directory=str(workplace.path / "dask"),
-                silence_logs=logging.CRITICAL,
-            )
-            closing.callback(_close, cluster)
-            client = Client(cluster)
-        # RuntimeError: a worker that ended while it started.
-        except (OSError, RuntimeError) as error:
+            submit(most_queued)
+            while running:
+                completed, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in completed:
+                    receipt = future.result()
+                    if callable(receipt):
+                        raise receipt()
+                    task = running.pop(future)
+                    del unfinished[task.number]
+                    on_done(task, receipt)
+                    submit(1)
+        except BrokenProcessPool:
+            self.close()
+            self._pool = self._open_pool()
+        return list(unfinished.values())
+
+    def _open_pool(self) -> ProcessPoolExecutor:
+        pool = ProcessPoolExecutor(
+            self._workers,
+            # A fork would copy locks that other threads of this process hold.
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin_worker,
+            initargs=(os.getpid(),),
+        )
+        try:
+            with _environment(_WORKER_ENVIRONMENT):
+                # The first task starts all processes.
+                pool.submit(os.getpid)
+        except OSError as error:
             raise MachineLacks(
                 f"cannot start workers: {error}", next_step=_RESUME_WITH_FEWER
             ) from error
-        closing.callback(_close, client)
-        yield _on_workers(workplace, client, workers)
+        return pool
+
+
+def _begin_worker(parent: int) -> None:
+    """Let a worker end with this process, which alone handles Ctrl-C."""
+    end_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _close(what: Any) -> None:
     """Close a client or cluster.
 
-    A timeout is ignored, as a busy machine takes longer and the results are on disk.
+    Ignore a timeout, as a busy machine takes longer and the results are on disk.
     """
     with contextlib.suppress(TimeoutError):
         what.close(timeout=3.0)
@@ -239,19 +307,24 @@ def _close(what: Any) -> None:
 def cluster_engine(
     workplace: Workplace, address: Any, workers: int | None = None
 ) -> Iterator[Engine]:
-    """Use the workers of an existing scheduler.
+    """Use the workers of a scheduler.
 
     Args:
-        workplace: Work directory of the preparation.
+        workplace: Work directory, which all workers must see.
         address: Address of the scheduler, or a dask cluster object.
-        workers: Number of workers that are being started; None if they are there
-            already.
+        workers: Number of workers that will join; None counts those that are there.
 
     Raises:
         BadInput: If the scheduler does not respond or has no workers.
-        MachineLacks: If a worker lacks this package, has another version, or does not
-            see the work directory.
+        MachineLacks: If dask is missing, or a worker lacks this package, has another
+            version, or does not see the work directory.
     """
+    if importlib.util.find_spec("distributed") is None:
+        raise MachineLacks(
+            "--scheduler requires dask.distributed",
+            next_step=install_step("distributed"),
+            docs="missing-extra",
+        )
     from distributed import Client
 
     try:
@@ -276,7 +349,7 @@ def cluster_engine(
                 next_step=f"Start some: dask worker {address}",
             )
         _check_workers(client, workplace)
-        yield _on_workers(workplace, client, workers or len(there))
+        yield _on_dask_workers(workplace, client, workers or len(there))
     finally:
         _close(client)
 
@@ -287,11 +360,9 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
 
     They are cancelled at the end.
 
-    Raises:
-        BadConfig: If the site file cannot be used.
-        BadInput: If no job starts in time.
-        MachineLacks: If dask-jobqueue or ``sbatch`` is missing, or a job does not see
-            the work directory.
+    Raise ``BadConfig`` if the site file cannot be used, ``BadInput`` if no job starts
+    in time, ``MachineLacks`` if dask-jobqueue or ``sbatch`` is missing, or a job does
+    not see the work directory.
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
@@ -313,9 +384,9 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
 
 
 def _slurm_cluster() -> Any:
-    """Import ``SLURMCluster``, and restore the Ctrl-C handler.
+    """Import ``SLURMCluster``, and keep the handler of Ctrl-C.
 
-    The library replaces the handler by an exit with code 0.
+    The library replaces it by an exit with code 0.
     """
     before = signal.getsignal(signal.SIGINT)
     from dask_jobqueue.slurm import SLURMCluster
@@ -335,6 +406,7 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
         for name in ("constraint", "exclude")
         if (value := getattr(slurm, name))
     ]
+    python = shlex.quote(site.python or sys.executable)
     # The worker's limit, and as much for its extraction process.
     memory_mib = 2 * WORKER_MEMORY_BYTES // 2**20
     return {
@@ -350,11 +422,7 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
         "queue": slurm.partition,
         "walltime": slurm.time,
         "interface": site.network.interface,
-        "python": (
-            " ".join(
-                [site.command_prefix, shlex.quote(site.python or sys.executable)]
-            ).strip()
-        ),
+        "python": f"{site.command_prefix} {python} -P".strip(),
         "job_script_prologue": list(site.prologue),
         "job_extra_directives": said + slurm.extra,
         "log_directory": str(log_directory),
