@@ -75,7 +75,9 @@ def torchrun_command(
         shutdown_s: Time of each rank to save and exit after a signal. Torch before 2.13
             has no such option.
     """
-    words = [python, "-m", "torch.distributed.run"]
+    # -P: a trainer.py in the working directory must not replace the trainer. torchrun has
+    # no way to pass it to the Python that it starts for each rank.
+    words = [python, "-P", "-m", "torch.distributed.run"]
     if meeting is None:
         words.append("--standalone")
     else:
@@ -92,7 +94,7 @@ def torchrun_command(
     version = tuple(map(int, re.findall(r"\d+", torch_version)[:2]))
     if shutdown_s is not None and version >= _SHUTDOWN_TIMEOUT_SINCE:
         words.append(f"--shutdown-timeout={shutdown_s}")
-    return [*words, *arguments]
+    return [*words, "--no-python", python, "-u", "-P", *arguments]
 
 
 def on_this_node(ranks: int, torch_version: str) -> Start:
@@ -132,7 +134,7 @@ def on_nodes_of_job(
             torch_version=torch_version,
             meeting=meeting,
         )
-        asking = f"{shlex.quote(sys.executable)} -m autotune job address{option}"
+        asking = f"{shlex.quote(sys.executable)} -P -m autotune job address{option}"
         # Otherwise gloo resolves the node's name, which may give an address that other
         # nodes cannot reach.
         own = (
@@ -146,6 +148,7 @@ def on_nodes_of_job(
         if environment.get(STARTER_VARIABLE):
             return [
                 sys.executable,
+                "-P",
                 "-m",
                 "autotune",
                 "job",

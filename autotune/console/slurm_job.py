@@ -142,7 +142,7 @@ class SlurmOptions:
                 purpose=one.purpose,
                 with_srun=one.with_srun,
                 directory=Path.cwd(),
-                command=[site.python or sys.executable, "-m", "autotune", *words],
+                command=[site.python or sys.executable, "-P", "-m", "autotune", *words],
                 typed=one.command is None,
                 shape=Shape(nodes=one.nodes, gpus=gpus, cpus=cpus),
                 log=one.reports / "jobs" / f"{one.name}-%j.log",

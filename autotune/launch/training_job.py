@@ -105,7 +105,7 @@ def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
         meeting=(request.nodes, "$endpoint", "$SLURM_JOB_ID"),
         shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
     )
-    autotune = [request.python, "-m", "autotune"]
+    autotune = [request.python, "-P", "-m", "autotune"]
     requeue = site.slurm.requeue and request.chain == 1
     options = {
         "signal": f"TERM@{lead_s}",

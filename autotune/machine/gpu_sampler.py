@@ -47,7 +47,7 @@ class GpuSampler:
         self,
         uuids: Sequence[str],
         *,
-        program: Sequence[str] = ("-m", "autotune.machine.gpu_sampler"),
+        program: Sequence[str] = ("-P", "-m", "autotune.machine.gpu_sampler"),
     ) -> None:
         self._command = [sys.executable, *program, *uuids]
         self._last = {uuid: GpuSeries() for uuid in uuids}

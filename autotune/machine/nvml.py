@@ -438,7 +438,7 @@ def gpus_of_torch() -> tuple[str, ...]:
         return ()
     try:
         child = subprocess.run(
-            [sys.executable, "-c", TORCHS_GPUS],
+            [sys.executable, "-P", "-c", TORCHS_GPUS],
             capture_output=True,
             text=True,
             timeout=TORCH_WITHIN_S,

@@ -204,10 +204,8 @@ class ForkServerMachine(StartedMachine):
         if self._server is not None and self._server.poll() is None:
             return self._server
         self._scratch.mkdir(mode=0o700, exist_ok=True)
-        # Your directory may have modules of any name; with your own code as preload, it
-        # must not come first on the path.
-        flags = ["-P"] if self._arguments else []
-        command = [sys.executable, *flags, "-m", "autotune.trials.jobs.server"]
+        # -P, as the working directory may have modules of any name.
+        command = [sys.executable, "-P", "-m", "autotune.trials.jobs.server"]
         with (self._scratch / "server.log").open("w") as log:
             self._server = subprocess.Popen(
                 [*command, *self._arguments],

@@ -235,7 +235,7 @@ def test_torchruns_own_variables_are_filled_in_and_the_trainer_continues_with_th
     assert '"--rdzv-endpoint=$endpoint"' in line
     assert "'my p.toml'" in line
     assert " ".join(line.split()).startswith(
-        "exec apptainer exec --nv image.sif python -m torch.distributed.run"
+        "exec apptainer exec --nv image.sif python -P -m torch.distributed.run"
     )
     words = " ".join(script_of(REQUEST).replace("\\\n", "").split())
     assert (

@@ -12,7 +12,7 @@ from tests.autotune.cluster.conftest import SRUN
 from tests.autotune.cluster.test_job_script import JOB, NO_SITE, TRAINING, script_of
 
 PYTHON = """
-case $2:$4 in
+case $3:$5 in
     autotune:meet) echo 10.0.0.1:20012 ;;
     autotune:address) echo "10.0.0.$(($SLURM_NODEID + 1)) eth7" ;;
     autotune:ended) exit 75 ;;
@@ -137,11 +137,11 @@ def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(
     put("squeue", answer)
     trained(tmp_path, **variables)
     assert log_of(tmp_path).endswith(f"until {end}\n")
-    job = JOB | {"command": ["python", "-m", "torch", "measures"]}
+    job = JOB | {"command": ["python", "-P", "-m", "torch", "measures"]}
     script = measure_script(
         SiteFile(), read_template("measure", SiteFile(), None), **job
     )
     assert (
         ran(script, tmp_path, **variables).stdout
-        == f"-m torch measures gloo n/a until {end}\n"
+        == f"-P -m torch measures gloo n/a until {end}\n"
     )

@@ -28,6 +28,7 @@ def test_nodes_meet_by_address_and_one_alone_meets_nobody_without_options_that_t
         "python", words, torch_version="2.13.0+cu128", meeting=meeting, **said
     ) == [
         "python",
+        "-P",
         "-m",
         "torch.distributed.run",
         "--nnodes=4",
@@ -39,6 +40,10 @@ def test_nodes_meet_by_address_and_one_alone_meets_nobody_without_options_that_t
         "--nproc-per-node=2",
         "--max-restarts=0",
         "--shutdown-timeout=105",
+        "--no-python",
+        "python",
+        "-u",
+        "-P",
         "-m",
         "trainer",
         "--out",
@@ -48,10 +53,14 @@ def test_nodes_meet_by_address_and_one_alone_meets_nobody_without_options_that_t
         alone = torchrun.torchrun_command(
             "python", ["train.py"], torch_version=version, **said
         )
-        assert alone[3:] == [
+        assert alone[4:] == [
             "--standalone",
             "--nproc-per-node=2",
             "--max-restarts=0",
+            "--no-python",
+            "python",
+            "-u",
+            "-P",
             "train.py",
         ]
 
@@ -206,8 +215,9 @@ def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told
     command = torchrun.on_nodes_of_job(
         3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"}
     )(["-m", "module"])
-    assert command[:6] == [
+    assert command[:7] == [
         sys.executable,
+        "-P",
         "-m",
         "autotune",
         "job",
@@ -225,13 +235,13 @@ def test_gloo_goes_by_the_interface_of_the_nodes_own_address(
 ):
     python = put(
         "python",
-        '[ "$4" = address ] && echo 10.0.0.1 eth7 || echo "$GLOO_SOCKET_IFNAME $@"',
+        '[ "$5" = address ] && echo 10.0.0.1 eth7 || echo "$GLOO_SOCKET_IFNAME $@"',
     )
     monkeypatch.setattr(sys, "executable", str(python))
     script = torchrun.on_nodes_of_job(2, 1, "2.13.0", ENVIRONMENT)(["-m", "module"])[-1]
     environment = {"PATH": "/usr/bin:/bin", "SLURM_NODEID": "0"} | named
     told = subprocess.check_output(["bash", "-c", script], text=True, env=environment)
-    assert told.startswith(f"{interface} -m torch.distributed.run")
+    assert told.startswith(f"{interface} -P -m torch.distributed.run")
     assert "--local-addr=10.0.0.1 " in told
 
 

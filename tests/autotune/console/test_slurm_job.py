@@ -70,7 +70,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(here, says, monkeypatch)
     script = says(*WORKERS, "--slurm", "--dry-run")
     assert script.startswith("#!/bin/bash\n")
     assert script.rstrip().endswith(
-        f"{sys.executable} -m autotune workers p.toml --trial-timeout 120s"
+        f"{sys.executable} -P -m autotune workers p.toml --trial-timeout 120s"
     )
     assert "export AUTOTUNE_DATA=/data" in script
     assert "#SBATCH --output=reports/jobs/workers-tiny-%j.log" in script
@@ -138,7 +138,7 @@ def test_what_a_job_asks_for_is_the_sites_else_the_profiles(
     )
     assert "#SBATCH --cpus-per-task=8" in script
     assert script.rstrip().endswith(
-        "-m autotune data prepare elf:/usr/bin --out d1 --workers 8"
+        "-P -m autotune data prepare elf:/usr/bin --out d1 --workers 8"
     )
     (here / "site.toml").write_text(
         '[slurm]\ncpus_per_rank = 12\ngres = "gpu:h100:{count}"\ngpus_per_node = 2\n'
