@@ -224,7 +224,7 @@ def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told
         "outside",
         "--nodes=3",
     ]
-    assert "--node-rank=$SLURM_NODEID" in command[6]
+    assert "--node-rank=$SLURM_NODEID" in command[7]
 
 
 @pytest.mark.parametrize(
