@@ -25,6 +25,7 @@ from trainer.checkpoint.resume import AUTO, NEVER, Start, choose_run
 from trainer.config.resolve import ResolvedConfig, resolve
 from trainer.config.train_config import TrainConfig, dotted
 from trainer.data.dataset import read_manifest
+from trainer.documentation import documentation_path
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
 from trainer.health.watchdog import (
     REQUEUE,
@@ -430,7 +431,7 @@ def command_line() -> argparse.ArgumentParser:
         epilog=(
             "Examples:\n  python -m trainer profiles/bert-mini-cpu.toml --out"
             " runs/first\n  torchrun --nproc-per-node 8 -m trainer PROFILE --set"
-            " train.max_steps=1000\n\nDocs: docs/train.md"
+            " train.max_steps=1000\n\nDocs: " + documentation_path("train.md")
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,

@@ -5,6 +5,8 @@ And the form of errors at the console.
 
 import re
 
+from trainer.documentation import documentation_path
+
 HOST_OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed"
 )
@@ -26,7 +28,7 @@ def printable(text: str) -> str:
 def error_text(message: str, next_step: str, docs: str | None = None) -> str:
     """Return an error as the console shows it, with the section of ``docs/faq.md`` that explains it, if any."""
     return f"error: {message}\n  next: {next_step}\n" + (
-        f"  docs: docs/faq.md#{docs}\n" if docs else ""
+        f"  docs: {documentation_path(f'faq.md#{docs}')}\n" if docs else ""
     )
 
 

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from autotune.errors import UsageError
+from trainer.documentation import documentation_path
 
 SECTIONS: Mapping[str, str] = {
     "Start here": "doctor estimate data",
@@ -200,7 +201,7 @@ class _Helped:
                 if examples
                 else []
             ),
-            f"Docs: docs/{page}",
+            f"Docs: {documentation_path(page)}",
         ]
         return "\n\n".join(paragraphs)
 

@@ -67,8 +67,8 @@ def make(which: str = "newest") -> Environment:
     site = next(folder.glob("lib/python*/site-packages"))
     if "cuda: Optional[str] = '13." not in (site / "torch/version.py").read_text():
         raise SystemExit(
-            "error: pip found a torch without CUDA 13; next: let pip see"
-            " https://pypi.org/simple"
+            "error: pip found a torch without CUDA 13; next: remove indexes of CPU"
+            " builds from its configuration (pip config list)"
         )
     shared = sysconfig.get_paths()["purelib"]
     (site / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
