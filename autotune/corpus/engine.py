@@ -138,7 +138,8 @@ def _on_dask_workers(workplace: Workplace, client: Any, workers: int) -> Engine:
             for task in tasks
         )
         running: dict[Any, Task] = dict(islice(futures, ahead * workers))
-        completed = as_completed(list(running))
+        # Without a loop, it looks for a default client, which this one is not.
+        completed = as_completed(list(running), loop=client.loop)
         for future in completed:
             task = running.pop(future)
             try:

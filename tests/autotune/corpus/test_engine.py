@@ -1,8 +1,10 @@
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -34,6 +36,13 @@ def refuse(workplace, directory, *, error):
 
 def die(workplace, directory):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_once(workplace, directory, *, mark):
+    if not Path(mark).exists():
+        Path(mark).touch()
+        die(workplace, directory)
+    return write(workplace, directory, number=9)
 
 
 def opened(place):
@@ -119,31 +128,46 @@ def test_tasks_are_drawn_as_there_is_room_for_them(engine):
     assert max(waiting) <= 2 * AHEAD + 1
 
 
-def test_a_task_that_kills_its_workers_is_named_and_nothing_is_left_running(tmp_path):
+def test_names_a_task_that_kills_workers(tmp_path):
     before = set(psutil.Process().children())
-    with opened(tmp_path) as workplace, local_engine(workplace, 1) as runner:
-        with pytest.raises(InternalError, match="deadly/1"):
-            run(runner, [Task(stage="deadly", number=1, work=die)])
+    with opened(tmp_path) as workplace, local_engine(workplace, 2) as engine:
+        deadly = Task(stage="deadly", number=7, work=die)
+        with pytest.raises(InternalError, match="deadly/7"):
+            run(engine, [*tasks("harmless", 3), deadly, *tasks("other", 3)])
         started = set(psutil.Process().children()) - before
-    left = [
+    still_running = [
         child
         for child in started
         if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())
     ]
-    assert left == []
+    assert still_running == []
 
 
-def test_workers_are_other_processes_and_nothing_listens_beyond_this_machine(local):
-    pids = {receipt["pid"] for receipt in run(local[0], tasks("pids", 12)).values()}
+def test_tasks_of_killed_workers_are_done(tmp_path):
+    with opened(tmp_path) as workplace, local_engine(workplace, 2) as engine:
+        once = Task(
+            stage="once",
+            number=9,
+            work=die_once,
+            arguments={"mark": str(tmp_path / "m")},
+        )
+        done = run(engine, [*tasks("before", 4), once, *tasks("after", 4)])
+    assert set(done) == {0, 1, 2, 3, 9}
+
+
+def test_workers_are_processes_that_stay(local):
+    engine, _ = local
+    pids = {receipt["pid"] for receipt in run(engine, tasks("pids", 12)).values()}
+    more = {receipt["pid"] for receipt in run(engine, tasks("more", 12)).values()}
     assert os.getpid() not in pids
-    assert len(pids) == 2
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    connections = [
-        one for process in processes for one in process.net_connections("inet")
-    ]
-    assert {
-        one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN
-    } == {"127.0.0.1"}
+    assert len(pids | more) == 2
+
+
+def test_local_workers_open_no_socket(local):
+    engine, _ = local
+    run(engine, tasks("sockets", 4))
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        assert process.net_connections("all") == []
 
 
 def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_said(
@@ -177,28 +201,25 @@ def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
             cluster_engine(workplace, cluster.scheduler_address).__enter__()
 
 
-def test_workers_that_do_not_start_are_explained_and_those_that_take_long_to_end_cost_nothing(
-    tmp_path, monkeypatch
-):
-    close = LocalCluster.close
-
-    def failing(**settings):
-        raise RuntimeError("Nanny failed to start.")
-
-    def late(cluster, timeout=None):
-        close(cluster)
-        raise TimeoutError(f"timed out after {timeout} s.")
-
-    monkeypatch.setattr(LocalCluster, "close", late)
-    with opened(tmp_path) as workplace, local_engine(workplace, 1) as engine:
-        assert set(run(engine, tasks("late", 1))) == {0}
-    monkeypatch.setattr("distributed.LocalCluster", failing)
-    with (
-        opened(tmp_path) as workplace,
-        pytest.raises(MachineLacks, match="workers: Nanny failed") as caught,
-    ):
-        local_engine(workplace, 2).__enter__()
+def test_explains_workers_that_cannot_start(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = len(os.listdir("/proc/self/fd"))
+    with opened(tmp_path) as workplace:
+        # Enough for this process, and too few for the pipes of another one.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 6, limits[1]))
+        try:
+            with pytest.raises(MachineLacks, match="cannot start workers") as caught:
+                local_engine(workplace, 2).__enter__()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "same command again to resume" in caught.value.next_step
+
+
+def test_scheduler_without_dask_names_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with opened(tmp_path) as workplace, pytest.raises(MachineLacks) as caught:
+        cluster_engine(workplace, "tcp://127.0.0.1:9").__enter__()
+    assert "pip install distributed" in caught.value.next_step
 
 
 SITE = """
@@ -250,7 +271,10 @@ def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or
         slurm=SlurmSettings(mem="16G", extra=["--reservation=course"]),
     )
     settings = job_settings(site, tmp_path)
-    assert (settings["job_mem"], settings["python"]) == ("16G", "/opt/env/bin/python")
+    assert (settings["job_mem"], settings["python"]) == (
+        "16G",
+        "/opt/env/bin/python -P",
+    )
     assert settings["job_extra_directives"] == ["--reservation=course"]
     settings = job_settings(SiteFile(), tmp_path)
     assert (
