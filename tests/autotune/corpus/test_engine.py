@@ -203,7 +203,7 @@ def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
 
 def test_explains_workers_that_cannot_start(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_files = len(os.listdir("/proc/self/fd"))
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
     with opened(tmp_path) as workplace:
         # Enough for this process, and too few for the pipes of another one.
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 6, limits[1]))
