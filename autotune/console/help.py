@@ -1,14 +1,13 @@
 """Help and usage errors.
 
 Commands are listed in the order of work, with few options and with examples. A usage
-error names the new name of whatever was renamed.
+error names the nearest command, option or choice.
 """
 
 import difflib
-import shlex
 import shutil
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -91,42 +90,6 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Section of the documentation, and the arguments of examples, for each command."""
-_RENAMED: Mapping[str, str] = {
-    "scale": "network --predict",
-    "launch local": "train",
-    "launch slurm": "train --slurm",
-    "launch status": "status",
-    "launch": "train",
-    "explain": "profile show",
-    "profile explain": "profile show",
-    "review": "profile approve",
-    "profile review": "profile approve",
-    "report review": "profile approve",
-    "profile diff": "compare",
-    "report compare": "compare",
-    "report build": "report",
-    "export": "profile export",
-    "stage": "data stage",
-    "prepare": "data prepare",
-    "inspect": "data inspect",
-}
-_RENAMED_OPTIONS: Mapping[str, tuple[str, str]] = {
-    "--profile": ("", ""),
-    "--minutes": ("--time-limit", "min"),
-    "--time": ("--time-limit", ""),
-    "--timeout-s": ("--timeout", "s"),
-    "--row-tokens": ("--seq-length", ""),
-    "--local-ranks": ("--ranks", ""),
-    "--max-rows": ("--max-micro-batch-size", ""),
-    "--rows": ("--max-micro-batch-size", ""),
-    "--as-gpu": ("--gpu", ""),
-    "--head": ("--mlm-head", ""),
-    "--checkpointing": ("--activation-checkpointing", ""),
-    "--hours": ("--duration", "h"),
-    "--gpus-per-node": ("--ranks", ""),
-}
-"""New name of each option, and the unit that its value requires now; without a name,
-the value is an argument."""
 _Typer = Any  # classes of click, of which typer has a private copy
 
 
@@ -233,10 +196,7 @@ class Command(_Helped, TyperCommand):
 
 
 class Group(_Helped, TyperGroup):
-    """Group that lists its commands in the order of work.
-
-    It also leads from old names to new ones.
-    """
+    """Group that lists its commands in the order of work."""
 
     def parse_args(self, ctx: _Typer, args: list[str]) -> list[str]:
         """Parse; without arguments, show help."""
@@ -246,26 +206,8 @@ class Group(_Helped, TyperGroup):
         """Find the command.
 
         Raises:
-            UsageError: If there is none, with its new name, or the most similar one.
+            UsageError: If there is none; its next step names the most similar one.
         """
-        words = [*ctx.command_path.split()[1:], *args]
-        old = next(
-            (name for name in (" ".join(words[:2]), words[0]) if name in _RENAMED), None
-        )
-        if old is not None:
-            # A flag comes last: --slurm may take a value.
-            new, flag, name = _RENAMED[old].partition(" --")
-            now = modern(
-                [
-                    *new.split(),
-                    *words[len(old.split()) :],
-                    *([f"--{name}"] if flag else []),
-                ]
-            )
-            raise UsageError(
-                f"{old!r} is now {_RENAMED[old]!r}",
-                next_step=shlex.join(["autotune", *now]),
-            )
         if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         near = difflib.get_close_matches(
@@ -283,27 +225,6 @@ class Group(_Helped, TyperGroup):
         )
 
 
-def modern(words: Sequence[str], known: Collection[str] = ()) -> list[str]:
-    """Return a command line with the new names of old options. Pure.
-
-    Options in ``known`` keep their names.
-    """
-    found: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        old, equals, value = word.partition("=")
-        if old not in _RENAMED_OPTIONS or old in known:
-            found.append(word)
-            continue
-        new, unit = _RENAMED_OPTIONS[old]
-        value = value if equals else next(rest, "")
-        found += [
-            *([new] if new else []),
-            value + (unit if value[-1:].isdigit() else ""),
-        ]
-    return found
-
-
 def usage_error(error: TyperException, typed: Sequence[str]) -> UsageError:
     """Return an error of the parser in this program's form."""
     context, one, option = (
@@ -316,22 +237,8 @@ def usage_error(error: TyperException, typed: Sequence[str]) -> UsageError:
     )
     step, said = f"See: {path} -h", error.message.rstrip(".")
     if hasattr(error, "possibilities"):  # of an option that does not exist
-        now = modern(
-            typed,
-            (
-                [name for one in context.command.params for name in one.opts]
-                if context
-                else ()
-            ),
-        )
         near = next(iter(error.possibilities or ()), None)
-        step = (
-            shlex.join(["autotune", *now])
-            if now != list(typed)
-            else f"Did you mean {near}?"
-            if near
-            else step
-        )
+        step = f"Did you mean {near}?" if near else step
         said = f"{path} has no option {option!r}"
     elif option is not None:
         said = f"{option} {'requires a' if 'requires' in said else 'takes no'} value"

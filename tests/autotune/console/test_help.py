@@ -1,4 +1,4 @@
-"""Help, examples, and where old names lead."""
+"""Help, examples and usage errors."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from autotune.cli import app
-from autotune.console.help import GUIDES, SECTIONS, modern
+from autotune.console.help import GUIDES, SECTIONS
 from autotune.console.slurm_job import plain_arguments
 from autotune.trials import session
 from tests.documentation.blocks import ROOT
@@ -120,44 +120,6 @@ def test_the_version_and_help_of_hidden_commands_are_told(says):
     assert "Examples" not in says("job", "-h") + says(
         "tune-between-nodes", "-h"
     ) + says("job", "meet", "-h")
-
-
-@pytest.mark.parametrize(
-    ("typed", "now"),
-    [
-        (
-            "scale --profile p.toml --nodes 1,2",
-            "autotune network p.toml --nodes 1,2 --predict",
-        ),
-        ("launch local --profile=p.toml", "autotune train p.toml"),
-        ("launch slurm --profile p.toml", "autotune train p.toml --slurm"),
-        ("report review p.toml", "autotune profile approve p.toml"),
-        ("profile explain p.toml", "autotune profile show p.toml"),
-        (
-            "stage data --to d --timeout-s 9",
-            "autotune data stage data --to d --timeout 9s",
-        ),
-        (
-            "workers --profile 'my p.toml' --ranks 2",
-            "autotune workers 'my p.toml' --ranks 2",
-        ),
-        (
-            "baseline p.toml --minutes 2.5",
-            "autotune baseline p.toml --time-limit 2.5min",
-        ),
-        ("probe --model m --row-tokens=64", "autotune probe --model m --seq-length 64"),
-    ],
-)
-def test_an_old_name_leads_to_the_command_in_its_new_form(says, typed, now):
-    assert f"  next: {now}\n" in says(*shlex.split(typed), code=2)
-
-
-def test_options_that_a_command_knows_keep_their_names():
-    assert modern(["advise", "--profile", "p"], ["--profile"]) == [
-        "advise",
-        "--profile",
-        "p",
-    ]
 
 
 @pytest.mark.parametrize(
