@@ -174,7 +174,7 @@ class BaselineRunner:
                 timeout_s=timeout_s,
                 device_used_before_bytes=self.device_used_before_bytes,
             )
-            outcome = self.reading.run(
+            outcome = self.reading.measure_window(
                 trial, f"{name}: check that micro-batch {rows} fits"
             )
             if isinstance(outcome, Measured):
@@ -211,7 +211,7 @@ class BaselineRunner:
                 )
 
         found: dict[RecipeName, TrainingFigures] = {}
-        for name, outcome in self.reading.read(number, trials, check).items():
+        for name, outcome in self.reading.measure_round(number, trials, check).items():
             if isinstance(outcome, Measured):
                 found[name] = TrainingFigures.of(outcome)
             else:

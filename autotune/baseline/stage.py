@@ -42,7 +42,7 @@ def compare_recipes(
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
         recipes, shares = compare_with(train, dataset, *training.limits.max_workers())
     trials = len(recipes) - 1 + len(recipes) * rounds
-    with bench.stage(
+    with bench.phase(
         "baseline", stored.path, stored.profile.train.model, request, trials
     ) as trial_runner:
         found = BaselineRunner(
@@ -53,7 +53,7 @@ def compare_recipes(
             memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
             micro_batches=probe.gradient_accumulation_steps,
             manifest=bench.manifest,
-            device_used_before_bytes=bench.used_before(ranks),
+            device_used_before_bytes=bench.used_before_bytes(ranks),
             reading=Rounds(runner=trial_runner),
         ).run()
     write_atomically(

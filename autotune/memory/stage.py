@@ -150,7 +150,7 @@ def settled_probe(session: Session, request: ProbeRequest) -> Probe:
         memory_budget_bytes=memory_budget(
             site, request.memory_bytes, request.as_gpu, ranks=ranks
         ),
-        device_used_before_bytes=session.used_before(ranks),
+        device_used_before_bytes=session.used_before_bytes(ranks),
         local_ranks=ranks,
         expected=expected,
     )

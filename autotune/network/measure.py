@@ -212,7 +212,7 @@ class NetworkTuning:
         trial = self._asked(
             LinksRequest, sizes_bytes=sizes, repeats=REPEATS, seconds=SIZE_SECONDS
         )
-        outcome = self.reading.run(trial, "links")
+        outcome = self.reading.measure_window(trial, "links")
         self.links = links = LinkFigures.of(
             self.runner.require_measured("network links", outcome)
         )
@@ -336,7 +336,9 @@ class NetworkTuning:
             trial = self._trial(
                 sync, default.split, LOSS_STEPS, warmup_steps=CHECK_WARM_UP_STEPS
             )
-            return self.reading.run(trial, f"equal loss, {sync.gradient_dtype}")
+            return self.reading.measure_window(
+                trial, f"equal loss, {sync.gradient_dtype}"
+            )
 
         verdict = check_loss(names, train)
         self.equal_loss = verdict.message
@@ -399,7 +401,9 @@ class NetworkTuning:
         def refuse(place: int, error: BadInput) -> None:
             going[place].outcome = f"rejected: {error.message}"
 
-        for place, outcome in self.reading.read(number, trials, check, refuse).items():
+        for place, outcome in self.reading.measure_round(
+            number, trials, check, refuse
+        ).items():
             if isinstance(outcome, Measured):
                 going[place].figures.append(GradientSyncFigures.of(outcome))
 
@@ -468,7 +472,7 @@ class NetworkTuning:
         trial = self._trial(
             sync or GradientSync(), split, steps, number, synchronise=sync is not None
         )
-        outcome = self.reading.run(trial, label)
+        outcome = self.reading.measure_window(trial, label)
         return GradientSyncFigures.of(
             self.runner.require_measured(f"the step '{label}'", outcome)
         )

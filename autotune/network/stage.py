@@ -33,7 +33,7 @@ from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.multirank import MultirankMachine
-from autotune.trials.session import Display, Session, device_here
+from autotune.trials.session import Display, Session, open_measured_device
 from autotune.trials.trial_log import report_directory
 from autotune.workers.values import SweepRequest
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
@@ -80,7 +80,7 @@ def open_multirank(
             f" {'job has' if there > 1 else 'process is on'} {there}"
         )
         raise BadInput(what, next_step=f"Submit a job of {nodes} nodes: add --slurm.")
-    with device_here(choice, data_dir, ("torch",)) as (site, _):
+    with open_measured_device(choice, data_dir, ("torch",)) as (site, _):
         each = local_ranks(site, ranks)
         if nodes * each < 2 and not alone:
             raise MachineLacks(
@@ -152,7 +152,7 @@ def tune_network(
         asked = _network_request(
             stored, probe, request, nodes, local_ranks(bench.site, ranks)
         )
-        with bench.stage("network", stored.path, train.model, request, 20) as runner:
+        with bench.phase("network", stored.path, train.model, request, 20) as runner:
             tuning = NetworkTuning(request=asked, runner=runner)
             tuning.run()
     found = evidence(tuning)

@@ -184,7 +184,7 @@ class Exploration:
             )
             label = f"memory prediction, {kind.name}"
             found = self.runner.run(
-                trial, label, by=lambda _: Measured(figures=dict(predict(kind)))
+                trial, label, measure_by=lambda _: Measured(figures=dict(predict(kind)))
             )
             assert isinstance(found, Measured)
             self.predicted[kind] = found.figures["max"]
@@ -304,7 +304,7 @@ class Exploration:
             if cell == self.starting:
                 self.runner.require_measured("the starting configuration", outcome)
 
-        outcomes = self.reading.read(number, trials, check)
+        outcomes = self.reading.measure_round(number, trials, check)
         ran = {
             cell: TrainingFigures.of(one)
             for cell, one in outcomes.items()
@@ -439,7 +439,7 @@ def _check_loss(candidate: Configuration, search: Exploration) -> LossVerdict:
         trial = training_trial(
             search.request.training, config, 0, [label], cached=True, **length
         )
-        return search.reading.run(trial, label)
+        return search.reading.measure_window(trial, label)
 
     return check_loss((starting.arithmetic, candidate.arithmetic), train)
 
@@ -482,7 +482,7 @@ def evidence(search: Exploration, found: ConfirmedChoice) -> ExploreEvidence:
         stopped_because=search.stopped_because,
         left_out=[*search.request.left_out, *search.known.left_out.values()],
         rows=explored,
-        **search.reading.taken,
+        **search.reading.totals,
     )
 
 

@@ -68,7 +68,7 @@ def explore_settings(
     """
     require_local_probe(stored, bench.fingerprint(stored.profile.train.model))
     space = explore_request(bench, stored, probe_request, request)
-    with bench.stage(
+    with bench.phase(
         "explore", stored.path, stored.profile.train.model, request, 40
     ) as runner:
         search = Exploration(request=space, runner=runner)

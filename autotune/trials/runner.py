@@ -1,10 +1,9 @@
 """Running of trials, or reuse of their results from the trial log.
 
-And timed windows in rounds.
-
-The windows of a round are interleaved, so that slow changes of a machine affect all of
-them; every other round runs backwards, so that a drift within rounds cancels too. A
-round is reused from the trial log completely or not at all.
+``TrialRunner`` runs one trial after the other, ``Rounds`` timed windows that are to be
+compared. The windows of a round are interleaved, so that slow changes of a machine
+affect all of them; every other round runs backwards, so that a drift within rounds
+cancels too. A round is reused from the trial log completely or not at all.
 """
 
 import statistics
@@ -30,6 +29,7 @@ from autotune.trials.decide.plausibility import (
 from autotune.trials.fork_server import Machine
 from autotune.trials.trial_log import TrialLog, read_trial_records
 from autotune.trials.values import (
+    Contaminated,
     FinishedTrial,
     MadeOn,
     Measured,
@@ -50,7 +50,10 @@ Run = Callable[[Trial], Outcome]
 
 @dataclass(slots=True, kw_only=True)
 class TrialRunner:
-    """Runner of trials, once per trial log: each result is on disk before the next trial starts."""
+    """Runner of trials, one for each trial log.
+
+    Each result is on disk before the next trial starts.
+    """
 
     machine: Machine
     trial_log: TrialLog
@@ -74,7 +77,8 @@ class TrialRunner:
     _failed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for record in read_trial_records(self.trial_log.directory)[0]:
+        records, _ = read_trial_records(self.trial_log.directory)
+        for record in records:
             if record.site == self.site:
                 self._remember(record)
 
@@ -83,7 +87,7 @@ class TrialRunner:
         return trial.key in self._known
 
     def has_failed(self, trial: Trial) -> bool:
-        """Return whether the trial was run before without a result that is taken from the trial log."""
+        """Return whether the trial was run before, without a result to reuse."""
         return trial.key in self._failed and trial.key not in self._known
 
     def run(
@@ -91,72 +95,114 @@ class TrialRunner:
         trial: Trial,
         label: str,
         *,
-        anew: bool = False,
+        remeasure: bool = False,
         timed: bool = False,
-        by: Run | None = None,
+        measure_by: Run | None = None,
     ) -> Outcome:
-        """Return the trial's outcome: measured now, or, unless ``anew``, from the trial log.
+        """Return the trial's outcome, from the trial log or measured now.
 
-        ``timed`` is True if a rate is taken from a ``step``; ``RATE_JOBS`` always
-        measure one. ``by`` is run instead. Raise ``OutOfTime`` if it is likely to end
-        after ``budget_ends_s``, ``StartAgain`` if it may exceed ``ends_s``. Raise
-        ``Undecided`` for a rate that the GPU cannot reach, ``MachineLacks`` for any of
-        a pretended one.
+        Args:
+            trial: The trial.
+            label: Its name for people.
+            remeasure: Measure it even if the trial log has its outcome.
+            timed: True if a rate is taken from a ``step``; ``RATE_JOBS`` always measure
+                one.
+            measure_by: Called instead of the machine.
+
+        Raises:
+            OutOfTime: If it is likely to end after ``budget_ends_s``.
+            StartAgain: If it may exceed ``ends_s``.
+            Undecided: If the GPU cannot reach a rate that was measured.
+            MachineLacks: If a rate is to be measured on a pretended GPU.
         """
-        here = self.made_on if timed or trial.job in RATE_JOBS else None
-        if here is not None:
-            check_real(here.gpu_name, here.driver, label)
-        done = None if anew else self._known.get(trial.key)
-        if done is not None and here is not None and isinstance(done.outcome, Measured):
-            done = (
-                done
-                if is_possible(here.gpu_name, rates_of_trial(trial, done.outcome))
-                else None
-            )
+        takes_rate = timed or trial.job in RATE_JOBS
+        if takes_rate and self.made_on is not None:
+            check_real(self.made_on.gpu_name, self.made_on.driver, label)
+        known = None
+        if not remeasure:
+            known = self._reusable(trial, takes_rate=takes_rate)
         self.on_trial(label, None)
-        if done is None:
-            self._check_time(trial, label)
-            started_s = self.clock.monotonic_s()
-            outcome = (by or self.machine.run)(trial)
-            if isinstance(outcome, Measured) and here is not None:
-                check_rates(here.gpu_name, rates_of_trial(trial, outcome))
-            # Rounded as in the trial log, so that decisions by time are the same when
-            # it is read back.
-            seconds = round(self.clock.monotonic_s() - started_s, 3)
-            record = TrialRecord(
-                time_utc=self.clock.utc_now().isoformat(),
-                site=self.site,
-                made_on=self.made_on,
-                label=label,
-                outcome=asdict(outcome),
-                seconds=seconds,
-                **{name: getattr(trial, name) for name in ("key", "job", "measured")},
+        if known is None:
+            finished = self._measure(
+                trial,
+                label,
+                measure_by or self.machine.run,
+                takes_rate=takes_rate,
             )
-            self.trial_log.append(record.model_dump(mode="json"))
-            self._remember(record)
-            done = FinishedTrial(
-                trial=trial,
-                outcome=outcome,
-                seconds=seconds,
-                label=label,
-                from_trial_log=False,
-            )
-        done = replace(done, trial=trial, label=label)
-        self.finished.append(done)
-        self.on_finished(done)
-        self.on_trial(label, done.outcome)
-        return done.outcome
+        else:
+            finished = replace(known, trial=trial, label=label)
+        self.finished.append(finished)
+        self.on_finished(finished)
+        self.on_trial(label, finished.outcome)
+        return finished.outcome
+
+    def _reusable(self, trial: Trial, *, takes_rate: bool) -> FinishedTrial | None:
+        """Return the trial's logged result, unless its rate is impossible."""
+        known = self._known.get(trial.key)
+        if known is None or self.made_on is None or not takes_rate:
+            return known
+        outcome = known.outcome
+        if isinstance(outcome, Measured) and not is_possible(
+            self.made_on.gpu_name, rates_of_trial(trial, outcome)
+        ):
+            return None
+        return known
+
+    def _measure(
+        self, trial: Trial, label: str, run: Run, *, takes_rate: bool
+    ) -> FinishedTrial:
+        """Run a trial and write its result to the trial log."""
+        self._check_time(trial, label)
+        started_s = self.clock.monotonic_s()
+        outcome = run(trial)
+        if takes_rate and self.made_on is not None and isinstance(outcome, Measured):
+            check_rates(self.made_on.gpu_name, rates_of_trial(trial, outcome))
+        # Rounded as in the trial log, so that decisions by time are the same when it is
+        # read back.
+        seconds = round(self.clock.monotonic_s() - started_s, 3)
+        record = TrialRecord(
+            time_utc=self.clock.utc_now().isoformat(),
+            site=self.site,
+            key=trial.key,
+            job=trial.job,
+            measured=trial.measured,
+            label=label,
+            outcome=asdict(outcome),
+            seconds=seconds,
+            made_on=self.made_on,
+        )
+        self.trial_log.append(record.model_dump(mode="json"))
+        self._remember(record)
+        return FinishedTrial(
+            trial=trial,
+            outcome=outcome,
+            seconds=seconds,
+            label=label,
+            from_trial_log=False,
+        )
 
     def require_measured(self, what: str, outcome: Outcome) -> Measured:
-        """Return the outcome; raise ``Undecided`` if the trial has no figures."""
+        """Return the outcome of a trial that must have figures.
+
+        Args:
+            what: The measurement, for the message.
+            outcome: Its outcome.
+
+        Raises:
+            Undecided: If the trial has no figures.
+        """
         if isinstance(outcome, Measured):
             return outcome
-        told = f"{what} could not be measured ({describe(outcome)}):\n{outcome.detail}".rstrip()
-        next_step = (
-            "Fix the cause and run the same command again: it resumes from"
-            f" {self.trial_log.directory}."
+        message = (
+            f"{what} could not be measured ({describe(outcome)}):\n{outcome.detail}"
         )
-        raise Undecided(told, next_step=next_step)
+        raise Undecided(
+            message.rstrip(),
+            next_step=(
+                "Fix the cause and run the same command again: it resumes from"
+                f" {self.trial_log.directory}."
+            ),
+        )
 
     @property
     def pretended(self) -> bool:
@@ -166,54 +212,61 @@ class TrialRunner:
     @property
     def seconds(self) -> float:
         """Time of all finished trials, those from the trial log included."""
-        return sum(done.seconds for done in self.finished)
+        return sum(finished.seconds for finished in self.finished)
 
     def _check_time(self, trial: Trial, label: str) -> None:
-        now_s, place = self.clock.utc_now().timestamp(), self.trial_log.directory
+        """Check that a trial is likely to end in time."""
+        now_s = self.clock.utc_now().timestamp()
         if self.budget_ends_s is not None:
             left_s = self.budget_ends_s - now_s
-            usual_s = statistics.median(
-                [done.seconds for done in self.finished if not done.from_trial_log]
-                or [0.0]
-            )
+            usual_s = self._usual_s()
             if left_s < usual_s:
                 raise OutOfTime(
                     f"{max(0.0, left_s):.0f} s are left, but the next trial ({label})"
                     f" takes about {usual_s:.0f} s",
                     next_step=(
                         "Run it again with a longer --time-limit: it resumes from"
-                        f" {place}."
+                        f" {self.trial_log.directory}."
                     ),
                 )
-        if (
-            self.ends_s is not None
-            and self.ends_s - now_s < trial.timeout_s + LEAVING_S
-        ):
-            raise StartAgain(
-                f"the job ends in {max(0.0, self.ends_s - now_s):.0f} s, but the next"
-                f" trial ({label}) may take {trial.timeout_s:g} s, plus {LEAVING_S:g} s"
-                f" to exit; {len(self.finished)} results are in {place}",
-                next_step=(
-                    "Run the same command again: it resumes. A shorter --trial-timeout"
-                    " uses more of the job."
-                ),
-            )
+        if self.ends_s is not None:
+            left_s = self.ends_s - now_s
+            if left_s < trial.timeout_s + LEAVING_S:
+                raise StartAgain(
+                    f"the job ends in {max(0.0, left_s):.0f} s, but the next trial"
+                    f" ({label}) may take {trial.timeout_s:g} s, plus {LEAVING_S:g} s"
+                    f" to exit; {len(self.finished)} results are in"
+                    f" {self.trial_log.directory}",
+                    next_step=(
+                        "Run the same command again: it resumes. A shorter"
+                        " --trial-timeout uses more of the job."
+                    ),
+                )
+
+    def _usual_s(self) -> float:
+        """Return the median time of the trials measured so far; 0 if there are none."""
+        measured_s = [
+            finished.seconds
+            for finished in self.finished
+            if not finished.from_trial_log
+        ]
+        return statistics.median(measured_s) if measured_s else 0.0
 
     def _remember(self, record: TrialRecord) -> None:
         """Keep the record.
 
         Only figures and out of memory are reused, other failures are tried again.
         """
-        done = record.finished()
-        if isinstance(done.outcome, Measured | OutOfMemory):
-            self._known[record.key] = done
+        finished = record.finished()
+        if isinstance(finished.outcome, Measured | OutOfMemory):
+            self._known[record.key] = finished
         else:
             self._failed.add(record.key)
 
 
 @dataclass(slots=True, kw_only=True)
 class Rounds:
-    """Measurement of timed windows, with their number and time."""
+    """Measurement of timed windows in rounds, with their number and time."""
 
     runner: TrialRunner
     windows: int = 0
@@ -222,78 +275,95 @@ class Rounds:
     """Time of all windows, those from the trial log included."""
 
     @property
-    def taken(self) -> dict[str, Any]:
+    def totals(self) -> dict[str, Any]:
         """Windows and seconds, in the form of the evidence."""
         return {"windows": self.windows, "seconds": round(self.seconds, 3)}
 
-    def read(
+    def measure_round(
         self,
         number: int,
         trials: Mapping[Key, tuple[Trial, str]],
         check: Callable[[Key, Outcome, float], None],
-        refuse: Callable[[Key, BadInput], None] | None = None,
+        on_rejected: Callable[[Key, BadInput], None] | None = None,
     ) -> dict[Key, Outcome]:
-        """Return the outcomes of a round; ``trials`` are windows with their labels.
+        """Return the outcomes of a round.
 
         Windows that failed in a logged round are tried again; if one succeeds, the
-        whole round is measured again. ``check`` gets each outcome with its seconds, and
-        may raise; ``refuse``, if given, errors of unusable input.
+        whole round is measured again.
+
+        Args:
+            number: Number of the round; odd ones run backwards.
+            trials: Windows with their labels.
+            check: Gets each outcome with its seconds, and may raise.
+            on_rejected: Gets the error of a window whose input is unusable, which is
+                left out; without it, the error is raised.
         """
+        keys = list(trials)
+        if number % 2:
+            keys.reverse()
 
-        def measured(*, anew: bool) -> dict[Key, Outcome]:
-            found = {}
-            for key in list(trials)[:: -1 if number % 2 else 1]:
+        def measure(*, remeasure: bool) -> dict[Key, Outcome]:
+            outcomes = {}
+            for key in keys:
+                trial, label = trials[key]
                 try:
-                    found[key] = self.run(*trials[key], anew=anew)
+                    outcome = self.measure_window(trial, label, remeasure=remeasure)
                 except BadInput as error:
-                    if refuse is None:
+                    if on_rejected is None:
                         raise
-                    refuse(key, error)
+                    on_rejected(key, error)
                     continue
-                check(key, found[key], self.runner.finished[-1].seconds)
-            return found
+                check(key, outcome, self.runner.finished[-1].seconds)
+                outcomes[key] = outcome
+            return outcomes
 
-        late = [
+        unknown = [
             key for key, (trial, _) in trials.items() if not self.runner.knows(trial)
         ]
-        again = all(self.runner.has_failed(trials[key][0]) for key in late)
+        # The round is in the trial log if every unknown window has failed there.
         # Rejected windows are not logged.
-        again = again or (refuse is not None and len(late) < len(trials))
-        found = measured(anew=not again)
-        return (
-            measured(anew=True)
-            if again and any(isinstance(found.get(key), Measured) for key in late)
-            else found
-        )
+        is_logged = all(self.runner.has_failed(trials[key][0]) for key in unknown)
+        if on_rejected is not None and len(unknown) < len(trials):
+            is_logged = True
+        outcomes = measure(remeasure=not is_logged)
+        has_recovered = any(isinstance(outcomes.get(key), Measured) for key in unknown)
+        if is_logged and has_recovered:
+            outcomes = measure(remeasure=True)
+        return outcomes
 
-    def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
+    def measure_window(
+        self, trial: Trial, label: str, *, remeasure: bool = False
+    ) -> Outcome:
         """Return a window's outcome; a disturbed window is measured again."""
-        for attempt in range(ATTEMPTS):
-            outcome = self.runner.run(
-                trial,
-                label + (f", attempt {attempt + 1}" if attempt else ""),
-                anew=anew,
-            )
+        for attempt in range(1, ATTEMPTS + 1):
+            attempt_label = label if attempt == 1 else f"{label}, attempt {attempt}"
+            outcome = self.runner.run(trial, attempt_label, remeasure=remeasure)
             self.seconds += self.runner.finished[-1].seconds
-            if outcome.kind != "contaminated":
+            if not isinstance(outcome, Contaminated):
                 break
-        self.windows += isinstance(outcome, Measured)
+        if isinstance(outcome, Measured):
+            self.windows += 1
         return outcome
 
 
 def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:
-    """Train with both settings from one start on the same data, the reference first, and compare what they learn."""
-    every: list[tuple[float, ...]] = []
+    """Train with both settings from one start on the same data, and compare the losses.
+
+    Args:
+        names: Names of the settings, the reference first.
+        train: Trains with the setting of a name.
+    """
+    losses_by_setting: list[tuple[float, ...]] = []
     for name in names:
         outcome = train(name)
         if not isinstance(outcome, Measured):
-            return LossVerdict(
-                equal=False,
-                message=(
-                    f"not checked: the run with {name} failed ({describe(outcome)})"
-                ),
-            )
-        every.append(tuple(outcome.figures["losses"]))
-        if len(every) == 1 and (nothing := fell_too_little(every[0], name)) is not None:
-            return nothing
-    return compare_losses(every[0], every[1], names)
+            message = f"not checked: the run with {name} failed ({describe(outcome)})"
+            return LossVerdict(equal=False, message=message)
+        losses = tuple(outcome.figures["losses"])
+        losses_by_setting.append(losses)
+        if len(losses_by_setting) == 1:
+            verdict = fell_too_little(losses, name)
+            if verdict is not None:
+                return verdict
+    reference, other = losses_by_setting
+    return compare_losses(reference, other, names)

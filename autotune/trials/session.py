@@ -1,4 +1,9 @@
-"""Shared parts of all phases: the site, the dataset, the machine, the trial log, and trials shown as progress."""
+"""Shared parts of all phases of tuning.
+
+``open_session`` chooses a device, checks that it is free and starts the trial server;
+the ``Session`` gives each phase a ``TrialRunner`` that writes to the profile's trial
+log and shows its trials as progress.
+"""
 
 import contextlib
 import os
@@ -37,7 +42,7 @@ from trainer.data.dataset import Manifest, read_manifest
 from trainer.health.watchdog import slurm_left_s
 from trainer.record.progress import Update, progress
 
-_SETTINGS = (
+_SITE_VARIABLES = (
     "AUTOTUNE_NUMA_BINDING",
     "CUDA_DEVICE_ORDER",
     "OMP_NUM_THREADS",
@@ -72,8 +77,8 @@ class Display:
         """Show the progress of a phase; ``most_s`` is its time budget, if any."""
         return progress(title, most_s=most_s)
 
-    def saw(self, finished: FinishedTrial) -> None:
-        """Receive each finished trial."""
+    def trial_finished(self, finished: FinishedTrial) -> None:
+        """Receive each finished trial; the default does nothing."""
 
 
 BenchT = TypeVar("BenchT", bound="Bench")
@@ -91,72 +96,100 @@ class Bench:
 
     def extended(self, kind: type[BenchT], **more: Any) -> BenchT:
         """Return this bench as one of another kind, with further fields."""
-        return kind(
-            **{one.name: getattr(self, one.name) for one in fields(Bench)}, **more
-        )
+        own_fields = {field.name: getattr(self, field.name) for field in fields(Bench)}
+        return kind(**own_fields, **more)
 
-    def used_before(self, ranks: int) -> list[int] | None:
+    def used_before_bytes(self, ranks: int) -> list[int] | None:
         """Return the memory in use on the first GPUs before this program used them.
 
-        None unless all report it.
+        Return None unless all of them report it.
         """
-        known = [one for one in self.site.used_bytes_by_gpu[:ranks] if one is not None]
-        return known if known and len(known) == ranks else None
+        used_bytes = self.site.used_bytes_by_gpu[:ranks]
+        known_bytes = [
+            size_bytes for size_bytes in used_bytes if size_bytes is not None
+        ]
+        if not known_bytes or len(known_bytes) < ranks:
+            return None
+        return known_bytes
 
     def runner(
-        self, reports: Path, here: Fingerprint, update: Update, expected_trials: int
+        self,
+        reports: Path,
+        site_fingerprint: Fingerprint,
+        update: Update,
+        expected_trials: int,
     ) -> TrialRunner:
-        """Return a runner of trials that shows progress, and logs in the profile's directory among the reports.
+        """Return a runner of trials that shows progress and writes to a trial log.
 
-        The total is hidden after ``expected_trials``. Raise ``BadInput`` if the trial
-        log's directory is not writable.
+        Args:
+            reports: Directory of the profile among the reports.
+            site_fingerprint: Machine, software, model and dataset of the trials.
+            update: Shows the number of trials, their total and the present one.
+            expected_trials: Number of trials; the total is hidden beyond it.
+
+        Raises:
+            BadInput: If the trial log's directory is not writable.
         """
         directory = reports / trial_log.TRIAL_LOG_DIRECTORY
         check_writable(directory)
-        records, _ = trial_log.read_trial_records(directory)
-        if others := len(records) - len(trial_log.own_records(records, here, None)):
-            sys.stderr.write(
-                f"warning: {others} trials in {directory} are of another model,"
-                " dataset, source or device, and are ignored; to separate them, give"
-                " this profile another name or another --reports\n"
-            )
-        done = 0
-
-        def on_trial(label: str, outcome: Outcome | None) -> None:
-            nonlocal done
-            done += outcome is not None
-            told = label if outcome is None else f"{label}: {describe(outcome)}"
-            update(
-                done,
-                (
-                    expected_trials
-                    if done + (outcome is None) <= expected_trials
-                    else None
-                ),
-                told,
-            )
-
+        _warn_of_other_trials(directory, site_fingerprint)
         left_s = slurm_left_s(os.environ)
-        # Results are reused only if everything that they depend on is the same.
-        site = here.model_copy(
-            update={"data_filesystem": None, "ram_total_bytes": 1}
-        ).model_dump(mode="json")
-        site |= {
-            "tool_version": __version__,
-            "environment": {name: os.environ.get(name) for name in _SETTINGS},
-        }
+        # No other process may append to the same file.
+        writer = f"{socket.gethostname()}-{os.getpid()}"
         return TrialRunner(
             machine=self.machine,
-            trial_log=trial_log.TrialLog(
-                directory, f"{socket.gethostname()}-{os.getpid()}"
-            ),
-            site=canonical_sha256(site)[:16],
+            trial_log=trial_log.TrialLog(directory, writer),
+            site=_site_hash(site_fingerprint),
             clock=SystemClock(),
-            on_trial=on_trial,
-            on_finished=self.display.saw,
+            on_trial=_progress_of_trials(update, expected_trials),
+            on_finished=self.display.trial_finished,
             ends_s=None if left_s is None else time.time() + left_s,
-            made_on=trial_log.made_on(here),
+            made_on=trial_log.made_on(site_fingerprint),
         )
+
+
+def _warn_of_other_trials(directory: Path, site_fingerprint: Fingerprint) -> None:
+    records, _ = trial_log.read_trial_records(directory)
+    own_records = trial_log.own_records(records, site_fingerprint, None)
+    others = len(records) - len(own_records)
+    if others:
+        sys.stderr.write(
+            f"warning: {others} trials in {directory} are of another model,"
+            " dataset, source or device, and are ignored; to separate them, give"
+            " this profile another name or another --reports\n"
+        )
+
+
+def _progress_of_trials(
+    update: Update, expected_trials: int
+) -> Callable[[str, Outcome | None], None]:
+    """Return a function that shows each trial before it starts and after its end."""
+    finished = 0
+
+    def on_trial(label: str, outcome: Outcome | None) -> None:
+        nonlocal finished
+        if outcome is None:
+            begun = finished + 1
+            message = label
+        else:
+            finished += 1
+            begun = finished
+            message = f"{label}: {describe(outcome)}"
+        total = expected_trials if begun <= expected_trials else None
+        update(finished, total, message)
+
+    return on_trial
+
+
+def _site_hash(site_fingerprint: Fingerprint) -> str:
+    """Return a hash of everything that results depend on; only then are they reused."""
+    # The size of the host's memory and the kind of disk are not part of it.
+    site = site_fingerprint.model_copy(
+        update={"data_filesystem": None, "ram_total_bytes": 1}
+    ).model_dump(mode="json")
+    site["tool_version"] = __version__
+    site["environment"] = {name: os.environ.get(name) for name in _SITE_VARIABLES}
+    return canonical_sha256(site)[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +205,7 @@ class Session(Bench):
         )
 
     @contextlib.contextmanager
-    def stage(
+    def phase(
         self,
         name: str,
         profile: Path,
@@ -180,10 +213,19 @@ class Session(Bench):
         request: SweepRequest,
         trials: int,
     ) -> Iterator[TrialRunner]:
-        """Run a phase of tuning a profile, which shows its progress and writes to the profile's trial log."""
-        with self.display.show(
-            f"{name} {model.name}", most_s=request.budget_s
-        ) as update:
+        """Run a phase of tuning a profile.
+
+        The runner shows its progress and writes to the profile's trial log.
+
+        Args:
+            name: Name of the phase, for its title.
+            profile: Path of the profile.
+            model: Model that is tuned.
+            request: Time budget of the phase and directory of the reports.
+            trials: Expected number of trials.
+        """
+        title = f"{name} {model.name}"
+        with self.display.show(title, most_s=request.budget_s) as update:
             directory = trial_log.report_directory(profile, request.reports)
             runner = self.runner(directory, self.fingerprint(model), update, trials)
             runner.budget_ends_s = request.ends_s
@@ -191,7 +233,7 @@ class Session(Bench):
 
 
 @contextlib.contextmanager
-def device_here(
+def open_measured_device(
     choice: DeviceChoice,
     data_dir: Path,
     libraries: Sequence[str],
@@ -200,21 +242,21 @@ def device_here(
 ) -> Iterator[tuple[MeasuredDevice, NvmlMonitor]]:
     """Choose a device whose site has these libraries and the disk of a dataset.
 
-    Arguments as for ``open_session``.
+    Other arguments are as for ``open_session``.
 
-    Raise ``MachineLacks`` if the device or a library is missing.
+    Raises:
+        MachineLacks: If the device or a library is missing.
     """
     with contextlib.closing(NvmlMonitor()) as monitor:
         site = open_device(
             choice, data_dir, SystemHost(), monitor, without_gpu=without_gpu
         )
-        if lacking := next(
-            (library for library in libraries if library not in site.versions), None
-        ):
-            raise MachineLacks(
-                f"{lacking} is not installed",
-                next_step=f"Install it: pip install {lacking}",
-            )
+        for library in libraries:
+            if library not in site.versions:
+                raise MachineLacks(
+                    f"{library} is not installed",
+                    next_step=f"Install it: pip install {library}",
+                )
         yield site, monitor
 
 
@@ -228,11 +270,17 @@ def open_session(
 ) -> Iterator[Session]:
     """Choose a device and start the trial server, which takes some seconds.
 
-    ``without_gpu`` is the next step to suggest if a GPU is required and there is none;
-    None for the usual advice. ``check`` rejects requests that this device cannot meet,
-    before torch is loaded. Raise ``TrainerError`` if there is no dataset,
-    ``MachineLacks`` if the required device, torch, or torch's support for the device is
-    missing.
+    Args:
+        choice: Device as you chose it.
+        data_dir: Directory of the dataset.
+        without_gpu: Next step to suggest if a GPU is required and there is none; None
+            for the usual advice.
+        check: Rejects requests that this device cannot meet, before torch is loaded.
+
+    Raises:
+        TrainerError: If there is no dataset.
+        MachineLacks: If the required device, torch, or torch's support for the device
+            is missing.
     """
     manifest = read_manifest(data_dir)
     with open_bench(
@@ -244,7 +292,7 @@ def open_session(
 @contextlib.contextmanager
 def open_bench(
     choice: DeviceChoice,
-    place: Path,
+    data_dir: Path,
     server: StartedMachine,
     *,
     without_gpu: str | None = None,
@@ -254,14 +302,21 @@ def open_bench(
 ) -> Iterator[Bench]:
     """Choose a device and start a trial server, as ``open_session``, without a dataset.
 
-    ``place`` is a directory on the disk that is read. ``shared`` accepts memory that
-    this process itself holds on a GPU. ``loading`` names what the server loads.
+    Args:
+        choice: Device as you chose it.
+        data_dir: Directory on the disk that is read.
+        server: Machine to start.
+        without_gpu: As for ``open_session``.
+        check: As for ``open_session``.
+        shared: Accept memory that this process itself holds on a GPU.
+        loading: Names what the server loads, for the message.
     """
     with contextlib.ExitStack() as stack:
-        here = device_here(
-            choice, place, ("torch", "transformers"), without_gpu=without_gpu
+        site, monitor = stack.enter_context(
+            open_measured_device(
+                choice, data_dir, ("torch", "transformers"), without_gpu=without_gpu
+            )
         )
-        site, monitor = stack.enter_context(here)
         check(site)
         stack.enter_context(server)
         machine: Machine = server
@@ -276,26 +331,28 @@ def open_bench(
         sys.stderr.write(f"measuring on {site.words}; loading {loading}\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
-            what = (
+            raise MachineLacks(
                 f"a GPU was found, but torch {server.versions.get('torch')} is built"
-                " without CUDA"
+                " without CUDA",
+                next_step="Install a CUDA build of torch, or use --device cpu.",
+                docs="torch-without-cuda",
             )
-            next_step = "Install a CUDA build of torch, or use --device cpu."
-            raise MachineLacks(what, next_step=next_step, docs="torch-without-cuda")
         yield Bench(site=site, server=server, machine=machine)
 
 
 def require_idle_gpus(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
-    """Raise ``MachineLacks`` if another process uses these GPUs."""
-    if users := other_users(monitor, uuids):
-        free = [
-            gpu.index
-            for gpu in monitor.devices()
-            if not other_users(monitor, [gpu.uuid])
-        ]
-        another = (
-            f", or select another GPU: CUDA_VISIBLE_DEVICES={free[0]}" if free else ""
-        )
-        raise MachineLacks(
-            "; ".join(users), next_step=f"Wait until the GPU is free{another}."
-        )
+    """Check that no other process uses these GPUs.
+
+    Raises:
+        MachineLacks: If one does.
+    """
+    users = other_users(monitor, uuids)
+    if not users:
+        return
+    next_step = "Wait until the GPU is free"
+    idle_gpus = [
+        gpu.index for gpu in monitor.devices() if not other_users(monitor, [gpu.uuid])
+    ]
+    if idle_gpus:
+        next_step += f", or select another GPU: CUDA_VISIBLE_DEVICES={idle_gpus[0]}"
+    raise MachineLacks("; ".join(users), next_step=f"{next_step}.")

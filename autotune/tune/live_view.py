@@ -110,7 +110,7 @@ class TuningView(Display):
         if self._stage is not None:
             self._stage.done, self._stage.expected, self._stage.note = done, total, note
 
-    def saw(self, finished: FinishedTrial) -> None:
+    def trial_finished(self, finished: FinishedTrial) -> None:
         """Show the best of the phase's trials so far."""
         self._finished.append(finished)
         if self._stage is not None:

@@ -178,7 +178,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             self.raise_failure(label, outcome)
             self.runner.require_measured(f"the window '{label}'", outcome)
 
-        outcomes = self.measurement.read(round_number, trials, require_figures)
+        outcomes = self.measurement.measure_round(round_number, trials, require_figures)
         return [
             self.figures.of(outcome)
             for _, outcome in sorted(outcomes.items())
@@ -281,7 +281,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             "next_smaller": choice.next_smaller,
             "max_workers": self.max_workers,
             "max_workers_because": self.max_workers_because,
-            **self.measurement.taken,
+            **self.measurement.totals,
         }
 
     def row_fields(self, count: int, choice: WorkersChoice) -> dict[str, Any]:

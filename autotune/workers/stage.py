@@ -53,7 +53,7 @@ def count_workers(
     warning = training.limits.warning()
     if warning is not None:
         sys.stderr.write(f"warning: {warning}\n")
-    with bench.stage(
+    with bench.phase(
         "workers", stored.path, config.model, request, EXPECTED_TRIALS
     ) as runner:
         sweep = Sweep(training=training, runner=runner, budget_s=request.budget_s)

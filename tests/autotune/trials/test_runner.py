@@ -49,7 +49,7 @@ def test_no_trial_begins_that_is_likely_to_end_after_the_budget(tmp_path):
         OutOfTime,
         match=r"20 s are left, but the next trial \(second\) takes about 40 s",
     ):
-        within.run(TRIAL, "second", anew=True)
+        within.run(TRIAL, "second", remeasure=True)
 
 
 def test_where_a_trial_was_measured_is_kept_and_ledgers_without_it_are_read(tmp_path):

@@ -49,17 +49,17 @@ def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_
     probe, workers = view.planned
     with view.open():
         view.begin(probe)
-        view.saw(keeps_up(9000.0))
+        view.trial_finished(keeps_up(9000.0))
         probe.status, probe.summary = "done", "66 sequences fit"
         view.end(probe)
     assert capsys.readouterr().err == "tune 1/2: probe m: 66 sequences fit\n"
     view.begin(workers)
     with view.show("workers m") as update:
         update(3, 24, "1 loader workers, round 2")
-    view.saw(keeps_up(4000.0))
+    view.trial_finished(keeps_up(4000.0))
     view.end(workers)
     assert "tune: workers m:  12 % 1 loader workers, round 2" in capsys.readouterr().err
-    view.saw(keeps_up(9500.0))  # after the last one trials are nobody's
+    view.trial_finished(keeps_up(9500.0))  # after the last one trials are nobody's
     with view.show("late") as update:
         update(1, 2, "x")
     assert (workers.done, workers.expected, workers.note) == (
