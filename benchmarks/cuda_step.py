@@ -25,7 +25,7 @@ from unittest.mock import patch
 from autotune.base.defaults import MAX_MICRO_BATCH_SIZE, VOCAB_SIZE
 from autotune.base.tables import text_table
 from autotune.machine.gpu_models import find_gpu_model
-from autotune.memory.decide.memory_model import expected_on_gpu
+from autotune.memory.decide.memory_model import overheads_on_gpu
 from autotune.memory.estimate import DEFAULT_SPECIAL_IDS, estimate_model
 from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.prediction import settings_of_step
@@ -194,7 +194,7 @@ def traced_figures(model: str, settings: Sequence[str] = ()) -> dict[str, float]
 def _memory(model: str, settings: Sequence[str]) -> tuple[int, float]:
     """Return the largest micro-batch on an H100 NVL, and activation bytes per token."""
     request = _request(model, settings)
-    overheads = expected_on_gpu((9, 0), 1, H100_NVL.usable_bytes).usual
+    overheads = overheads_on_gpu((9, 0), 1, H100_NVL.usable_bytes).usual
     with ForkServerMachine() as machine:
         machine.start()
         memory = estimate_model(
@@ -206,7 +206,8 @@ def _memory(model: str, settings: Sequence[str]) -> tuple[int, float]:
         )
     largest = memory.max_micro_batch_size
     peaks = [
-        float(memory.fit.running_bytes(size).max()) for size in (largest // 2, largest)
+        float(memory.memory_model.running_bytes(size).max())
+        for size in (largest // 2, largest)
     ]
     return largest, (peaks[1] - peaks[0]) / (largest - largest // 2) / SEQ_LENGTH
 

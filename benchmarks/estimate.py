@@ -204,7 +204,7 @@ def fit_memory_model(
         UNLIMITED_BYTES,
         cpu,
         max_micro_batch_size=rows or FIRST_SIZES[-1],
-    ).fit
+    ).memory_model
 
 
 def cold(_: int) -> Figures:

@@ -21,7 +21,7 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.tables import text_table
 from autotune.memory.decide.batch_search import bracket
-from autotune.memory.decide.memory_model import expected_on_cpu
+from autotune.memory.decide.memory_model import overheads_on_cpu
 from autotune.memory.measure import (
     FIT_STEPS,
     Probe,
@@ -156,7 +156,7 @@ def _probe(case: Case) -> Probe:
         config=config,
         manifest=synthetic_manifest(case.vocab_size),
         memory_budget_bytes=case.memory_budget_bytes,
-        expected=expected_on_cpu(),
+        overheads=overheads_on_cpu(),
     )
 
 

@@ -32,8 +32,8 @@ from autotune.integrations.values import (
 )
 from autotune.memory.decide.batch_search import Prediction, bracket, predict_bytes
 from autotune.memory.decide.memory_model import (
-    expected_on_cpu,
-    expected_on_gpu,
+    overheads_on_cpu,
+    overheads_on_gpu,
     peak_bytes,
 )
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
@@ -179,10 +179,10 @@ class OwnSearch(SizeSearch):
             directory=str(bench.directory.resolve()),
         )
         gpu = bench.site.gpu
-        expected = (
-            expected_on_gpu(gpu.compute_capability, 1, bench.site.cuda_bytes)
+        overheads = (
+            overheads_on_gpu(gpu.compute_capability, 1, bench.site.cuda_bytes)
             if gpu
-            else expected_on_cpu()
+            else overheads_on_cpu()
         )
         self.runner.on_trial(f"{self.name}: predicting memory from a trace", None)
         try:
@@ -190,13 +190,13 @@ class OwnSearch(SizeSearch):
                 asked,
                 bench.machine,
                 self.budget_bytes,
-                expected.usual,
+                overheads.usual,
                 max_micro_batch_size=self.probe.max_size,
             )
         except (CannotTrace, BadInput) as error:
             self.not_traced = error.message
             return
-        fit, usual = self.estimate.fit, expected.usual
+        fit, usual = self.estimate.memory_model, overheads.usual
         self.prediction = Prediction(
             peak_bytes=functools.cache(lambda rows: float(peak_bytes(fit, rows, usual)))
         )

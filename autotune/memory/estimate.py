@@ -1,8 +1,13 @@
-"""Prediction of training memory without the device: the trainer's step is traced and replayed through an allocator."""
+"""Prediction of training memory without the device.
+
+The trainer's step is traced on the meta device, at a few micro-batch sizes, and
+replayed through an allocator. Contents of the sequences come from a dataset, or are
+assumed.
+"""
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,13 +29,15 @@ from trainer.config.train_config import Layout, ModelSettings, TrainConfig
 from trainer.data.dataset import Manifest, SpecialIds, TokenDataset
 from trainer.data.global_batch import SequenceStatistics, sequence_statistics
 
-FIRST_SIZES = 8, 64
+FIRST_SIZES = (8, 64)
+"""Micro-batch sizes that are traced first."""
 BELOW_SHARE = 0.8
 """Share of the predicted largest micro-batch that is also traced, so that sizes near it
 lie between two traces."""
 CLOSE_SHARE = 0.005
 """Relative distance to a traced size within which a prediction is final."""
-MOST_ROUNDS = 3
+MAX_ROUNDS = 3
+"""Times that further sizes are traced near the predicted largest micro-batch."""
 SHIFTS = 3
 """Attempts to trace one sequence more, if no trace matches the largest: compiled layers
 reuse blocks of equal size."""
@@ -48,7 +55,7 @@ PACKED_FULL_SHARE = 0.997
 class MemoryEstimate:
     """Predicted memory of one model, with facts from its trace."""
 
-    fit: MemoryModel
+    memory_model: MemoryModel
     max_micro_batch_size: int
     """Largest micro-batch that is predicted to fit."""
     parameters: int
@@ -57,9 +64,11 @@ class MemoryEstimate:
     works: tuple[StepWork, ...]
     """Kernels of a step, by traced micro-batch size."""
 
-    def work_near(self, rows: int) -> StepWork:
-        """Return the kernels of a step at the traced micro-batch size that is nearest."""
-        return min(self.works, key=lambda one: abs(one.micro_batch_size - rows))
+    def work_near(self, micro_batch_size: int) -> StepWork:
+        """Return the kernels of a step at the nearest traced micro-batch size."""
+        return min(
+            self.works, key=lambda work: abs(work.micro_batch_size - micro_batch_size)
+        )
 
 
 class CannotTrace(NotCheckable):
@@ -77,6 +86,17 @@ class AnyTraceRequest(Protocol):
         """Return the request with other sizes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TracedSizes:
+    """Traces of some sizes, and the memory model of those like the largest."""
+
+    memory_model: MemoryModel
+    traces: tuple[Trace, ...]
+    parameters: int
+    attention: str
+    attention_reason: str
+
+
 def estimate_model(
     request: AnyTraceRequest,
     machine: Machine,
@@ -85,125 +105,143 @@ def estimate_model(
     *,
     max_micro_batch_size: int,
 ) -> MemoryEstimate:
-    """Trace a model's step at two sizes, then near the largest micro-batch that fits, until the prediction is stable.
+    """Trace a model's step until the prediction of the largest micro-batch is stable.
 
-    Raise ``CannotTrace`` if it cannot be traced, or allocates in another order at other
-    sizes; ``BadInput`` if invalid.
+    Two sizes are traced first, then sizes near the largest that is predicted to fit.
+
+    Raises:
+        CannotTrace: If it cannot be traced, or allocates in another order at other
+            sizes.
+        BadInput: If the settings are invalid.
     """
-    fit, traces, told = _extended(request, machine, (), FIRST_SIZES)
-    for number in range(MOST_ROUNDS):
-        # A single sequence is a view; several are copied.
-        rows = max(
-            2,
-            largest_micro_batch_size(
-                fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size
-            ),
+
+    def largest_size(memory_model: MemoryModel) -> int:
+        return largest_micro_batch_size(
+            memory_model,
+            budget_bytes,
+            overheads,
+            max_micro_batch_size=max_micro_batch_size,
         )
+
+    traced = _trace_more(request, machine, (), FIRST_SIZES)
+    for round_number in range(MAX_ROUNDS):
+        # A single sequence is a view; several are copied.
+        size = max(2, largest_size(traced.memory_model))
         if any(
-            abs(trace.micro_batch_size - rows) <= CLOSE_SHARE * rows for trace in traces
+            abs(trace.micro_batch_size - size) <= CLOSE_SHARE * size
+            for trace in traced.traces
         ):
             break
-        below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
-        fit, traces, told = _extended(request, machine, traces, (*below, rows))
-    most = largest_micro_batch_size(
-        fit, budget_bytes, overheads, max_micro_batch_size=max_micro_batch_size
-    )
+        sizes = [size]
+        if round_number == 0:
+            sizes.insert(0, max(1, round(BELOW_SHARE * size)))
+        traced = _trace_more(request, machine, traced.traces, sizes)
     return MemoryEstimate(
-        fit=fit,
-        max_micro_batch_size=most,
-        works=tuple(trace.work for trace in traces),
-        **told,
+        memory_model=traced.memory_model,
+        max_micro_batch_size=largest_size(traced.memory_model),
+        works=tuple(trace.work for trace in traced.traces),
+        parameters=traced.parameters,
+        attention=traced.attention,
+        attention_reason=traced.attention_reason,
     )
 
 
-def _extended(
+def _trace_more(
     request: AnyTraceRequest,
     machine: Machine,
-    traces: tuple[Trace, ...],
-    rows: tuple[int, ...],
-) -> tuple[MemoryModel, tuple[Trace, ...], dict[str, Any]]:
-    """Trace further sizes.
+    traces: Sequence[Trace],
+    sizes: Sequence[int],
+) -> _TracedSizes:
+    """Trace further sizes, and leave out traces that are unlike the largest.
 
-    Return the memory model of all traces like the largest, these traces, and model
-    facts.
+    Raises:
+        CannotTrace: If no two traces are alike.
     """
+    traces = list(traces)
     for shift in range(SHIFTS):
-        known = {trace.micro_batch_size for trace in traces}
-        sizes = dict.fromkeys(one + shift for one in rows)
-        found = _traced(
-            request, machine, tuple(one for one in sizes if one not in known)
-        )
-        traces = (*traces, *(Trace.of(one) for one in found["traces"]))
+        known_sizes = {trace.micro_batch_size for trace in traces}
+        # Two sizes may be equal; a dictionary keeps their order.
+        shifted = dict.fromkeys(size + shift for size in sizes)
+        new_sizes = [size for size in shifted if size not in known_sizes]
+        figures = _run_trace(request, machine, new_sizes)
+        traces += [Trace.of(trace) for trace in figures["traces"]]
         largest = max(traces, key=lambda trace: trace.micro_batch_size)
         alike = [
             trace
             for trace in traces
             if trace is largest or fit_memory_model((trace, largest)) is not None
         ]
-        fit = fit_memory_model(alike)
-        if fit is not None and len(alike) > 1:
-            break
-    else:
-        raise _cannot(request, "its allocations change order with the micro-batch size")
-    told = {
-        name: found[name] for name in ("parameters", "attention", "attention_reason")
-    }
-    return fit, tuple(alike), told
+        memory_model = fit_memory_model(alike)
+        if memory_model is not None and len(alike) > 1:
+            return _TracedSizes(
+                memory_model=memory_model,
+                traces=tuple(alike),
+                parameters=figures["parameters"],
+                attention=figures["attention"],
+                attention_reason=figures["attention_reason"],
+            )
+    raise _cannot_trace(
+        request, "its allocations change order with the micro-batch size"
+    )
 
 
 def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
     """Return the kernels of a step at its settings' micro-batch size.
 
-    Raise ``CannotTrace`` or ``BadInput``.
+    Raises:
+        CannotTrace: If the step cannot be traced.
+        BadInput: If the settings are invalid.
     """
-    return Trace.of(
-        _traced(request, machine, (request.config.micro_batch_size,))["traces"][0]
-    ).work
+    figures = _run_trace(request, machine, [request.config.micro_batch_size])
+    return Trace.of(figures["traces"][0]).work
 
 
-def _traced(
-    request: AnyTraceRequest, machine: Machine, rows: tuple[int, ...]
+def _run_trace(
+    request: AnyTraceRequest, machine: Machine, sizes: Sequence[int]
 ) -> Mapping[str, Any]:
-    outcome = machine.run(
-        request.model_copy(update={"sizes": list(rows)}).trial(
-            timeout_s=TRACE_TIMEOUT_S
-        )
-    )
+    """Return the figures of the ``trace`` job at some sizes."""
+    sized = request.model_copy(update={"sizes": list(sizes)})
+    outcome = machine.run(sized.trial(timeout_s=TRACE_TIMEOUT_S))
     if isinstance(outcome, Measured):
         return outcome.figures
     if isinstance(outcome, TimedOut):
-        raise _cannot(request, f"tracing took longer than {TRACE_TIMEOUT_S:g} s")
-    raise _cannot(request, (outcome.detail.strip().splitlines() or [outcome.kind])[-1])
+        raise _cannot_trace(request, f"tracing took longer than {TRACE_TIMEOUT_S:g} s")
+    # The last line of a traceback names the error.
+    lines = outcome.detail.strip().splitlines() or [outcome.kind]
+    raise _cannot_trace(request, lines[-1])
 
 
-def _cannot(request: AnyTraceRequest, why: str) -> CannotTrace:
-    what = f"the memory of {request.name!r} cannot be predicted: {why}"
+def _cannot_trace(request: AnyTraceRequest, reason: str) -> CannotTrace:
     return CannotTrace(
-        what, next_step="Measure it on the machine that will train: autotune probe"
+        f"the memory of {request.name!r} cannot be predicted: {reason}",
+        next_step="Measure it on the machine that will train: autotune probe",
     )
 
 
 def assumed_contents(
     vocab_size: int, layout: Layout, seq_length_tokens: int
 ) -> SequenceContents:
-    """Return the assumptions without a dataset: packed sequences are nearly full, others hold one unpadded sample."""
-    packed = layout == "packed"
+    """Return the assumed contents of sequences without a dataset.
+
+    Packed sequences are nearly full, others hold one unpadded sample.
+    """
+    is_packed = layout == "packed"
+    full_share = PACKED_FULL_SHARE if is_packed else 1.0
     return SequenceContents(
         vocab_size=vocab_size,
         special_ids=DEFAULT_SPECIAL_IDS,
         dataset_hash=None,
-        mean_non_padding_tokens=(PACKED_FULL_SHARE if packed else 1.0)
-        * seq_length_tokens,
+        mean_non_padding_tokens=full_share * seq_length_tokens,
         # So that a global batch of 256 samples is one of 256 sequences, as BERT's was.
         mean_samples=1.0,
-        documents=DOCUMENTS_PER_PACKED_SEQUENCE if packed else 1.0,
+        documents=DOCUMENTS_PER_PACKED_SEQUENCE if is_packed else 1.0,
     )
 
 
 def sequence_contents(
     data: Path | None, vocab_size: int, config: TrainConfig
 ) -> SequenceContents:
-    """Return the contents of sequences with these settings: those of the dataset, or assumed ones without it."""
+    """Return the contents of sequences: the dataset's, or assumed ones without it."""
     if data is None:
         return assumed_contents(vocab_size, config.layout, config.seq_length_tokens)
     return contents_of(data, config.layout, config.seq_length_tokens)
@@ -216,51 +254,49 @@ def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceC
     Raises:
         TrainerError: If it is no dataset.
     """
-    # Sequences do not depend on it.
+    # Sequences do not depend on the model.
     any_model = ModelSettings(name="any", config={"model_type": "bert"})
-    rows, manifest = _laid_out(
-        data,
-        TrainConfig(
-            model=any_model, layout=layout, seq_length_tokens=seq_length_tokens
-        ),
+    config = TrainConfig(
+        model=any_model, layout=layout, seq_length_tokens=seq_length_tokens
     )
-    said = {
-        name: getattr(manifest, name)
-        for name in ("vocab_size", "special_ids", "dataset_hash")
-    }
-    said |= {
-        name: getattr(rows, name)
-        for name in ("mean_non_padding_tokens", "mean_samples")
-    }
+    stats, manifest = _read_statistics(data, config)
     return SequenceContents(
-        documents=rows.max_documents if layout == "packed" else 1.0, **said
+        vocab_size=manifest.vocab_size,
+        special_ids=manifest.special_ids,
+        dataset_hash=manifest.dataset_hash,
+        mean_non_padding_tokens=stats.mean_non_padding_tokens,
+        mean_samples=stats.mean_samples,
+        documents=stats.max_documents if layout == "packed" else 1.0,
     )
 
 
-def _laid_out(data: Path, config: TrainConfig) -> tuple[SequenceStatistics, Manifest]:
+def _read_statistics(
+    data: Path, config: TrainConfig
+) -> tuple[SequenceStatistics, Manifest]:
     with contextlib.closing(TokenDataset.open(data)) as dataset:
         return sequence_statistics(config, dataset), dataset.manifest
 
 
 def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
-    """Return non-padding tokens and samples per sequence: a dataset's, by a sample of it, or else the profile's."""
-    profile, directory = stored.profile, data or stored.data_here()
+    """Return the non-padding tokens and samples per sequence.
+
+    They are a dataset's, by a sample of it, or else the profile's.
+    """
+    profile = stored.profile
+    directory = data or stored.data_here()
     if directory is None:
-        packed = profile.train.layout == "packed"
-        source = "dataset not found" if packed else "one sample per sequence"
-        tokens = profile.mean_tokens_per_sequence
+        is_packed = profile.train.layout == "packed"
         return SequenceMeans(
-            non_padding_tokens=tokens, samples=None if packed else 1.0, source=source
+            non_padding_tokens=profile.mean_tokens_per_sequence,
+            samples=None if is_packed else 1.0,
+            source="dataset not found" if is_packed else "one sample per sequence",
         )
-    found, manifest = _laid_out(directory, profile.train)
-    other = manifest.dataset_hash != profile.fingerprint.dataset_hash
-    source = (
-        "a different dataset from the profile's"
-        if other
-        else "a sample of the dataset's sequences"
-    )
+    stats, manifest = _read_statistics(directory, profile.train)
+    source = "a sample of the dataset's sequences"
+    if manifest.dataset_hash != profile.fingerprint.dataset_hash:
+        source = "a different dataset from the profile's"
     return SequenceMeans(
-        non_padding_tokens=found.mean_non_padding_tokens,
-        samples=found.mean_samples,
+        non_padding_tokens=stats.mean_non_padding_tokens,
+        samples=stats.mean_samples,
         source=source,
     )

@@ -25,7 +25,11 @@ from autotune.memory.decide.batch_search import (
     bracket,
     predict_bytes,
 )
-from autotune.memory.decide.memory_model import Expected, memory_breakdown, peak_bytes
+from autotune.memory.decide.memory_model import (
+    OverheadsRange,
+    memory_breakdown,
+    peak_bytes,
+)
 from autotune.memory.decide.sharding import fewest_that_share
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import SizeSearch
@@ -122,7 +126,7 @@ class Probe:
     sequence_stats: SequenceStatistics | None = None
     """Statistics of the dataset's sequences; None for full sequences of one
     document."""
-    expected: Expected | None = None
+    overheads: OverheadsRange | None = None
     """Overheads of a traced step on this device; None if nothing is traced."""
 
     @property
@@ -143,7 +147,7 @@ class Probe:
         Raises:
             CannotTrace: If the memory can only be measured.
         """
-        assert self.expected is not None
+        assert self.overheads is not None
         request = TraceRequest(
             config=step_config(self, 1),
             vocab_size=self.manifest.vocab_size,
@@ -156,7 +160,7 @@ class Probe:
             request,
             machine,
             self.memory_budget_bytes,
-            self.expected.usual,
+            self.overheads.usual,
             max_micro_batch_size=self.request.max_micro_batch_size,
         )
 
@@ -179,8 +183,8 @@ class ProbeSearch(SizeSearch):
 
     def predict(self) -> None:
         """Trace the model; if that fails, let trials alone guide the search."""
-        expected = self.probe.expected
-        if expected is None:
+        overheads = self.probe.overheads
+        if overheads is None:
             return
         if self.estimate is None:
             self.runner.on_trial(f"{self.name}: predicting memory from a trace", None)
@@ -189,14 +193,16 @@ class ProbeSearch(SizeSearch):
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
-        fit = self.estimate.fit
+        fit = self.estimate.memory_model
 
         # A search asks for the same sizes again and again, and each replays a trace.
         @functools.cache
         def predicted_bytes(micro_batch_size: int) -> float:
-            return float(peak_bytes(fit, micro_batch_size, expected.usual))
+            return float(peak_bytes(fit, micro_batch_size, overheads.usual))
 
-        range_bytes = expected.most.non_pytorch_bytes - expected.least.non_pytorch_bytes
+        range_bytes = (
+            overheads.most.non_pytorch_bytes - overheads.least.non_pytorch_bytes
+        )
         self.prediction = Prediction(
             peak_bytes=predicted_bytes, unsure_bytes=range_bytes / 4
         )
@@ -361,7 +367,7 @@ class ProbeSearch(SizeSearch):
             sharding = fewest_that_share(
                 terms_bytes,
                 self.probe.memory_budget_bytes,
-                largest_layer_bytes=self.estimate.fit.largest_parameter_bytes,
+                largest_layer_bytes=self.estimate.memory_model.largest_parameter_bytes,
             )
             if sharding is not None:
                 remedies.append(f"shard the state: {sharding}")
@@ -369,10 +375,10 @@ class ProbeSearch(SizeSearch):
 
     def terms_bytes(self, micro_batch_size: int) -> dict[str, int]:
         """Return the predicted memory of a micro-batch by term; empty if not traced."""
-        if self.estimate is None or self.probe.expected is None:
+        if self.estimate is None or self.probe.overheads is None:
             return {}
         breakdown = memory_breakdown(
-            self.estimate.fit, micro_batch_size, self.probe.expected.usual
+            self.estimate.memory_model, micro_batch_size, self.probe.overheads.usual
         )
         return dict(breakdown.terms_bytes)
 

@@ -1,4 +1,8 @@
-"""Memory predictions for ``autotune estimate`` and ``autotune plan``: the largest micro-batch, and alternatives."""
+"""Memory predictions for ``autotune estimate`` and ``autotune plan``.
+
+They give the largest micro-batch of a model, alternative settings, and the memory when
+several GPUs share the model.
+"""
 
 import contextlib
 import itertools
@@ -25,10 +29,10 @@ from autotune.machine.host import SystemHost
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
 from autotune.memory.decide.memory_model import (
-    Expected,
-    expected_on_cpu,
-    expected_on_gpu,
+    OverheadsRange,
     memory_breakdown,
+    overheads_on_cpu,
+    overheads_on_gpu,
     size_range,
 )
 from autotune.memory.decide.sharding import (
@@ -46,6 +50,7 @@ from autotune.memory.estimate import (
 )
 from autotune.memory.values import (
     Answer,
+    MemoryBreakdown,
     MemoryPlan,
     PredictedModel,
     Share,
@@ -65,6 +70,17 @@ from autotune.trials.fork_server import ForkServerMachine, Machine
 from trainer.config.train_config import ModelSettings, Strategy, TrainConfig
 from trainer.model.families import FAMILIES
 from trainer.record.progress import Update
+
+_SINGLE_CHANGES = (
+    ("precision", "bf16"),
+    ("activation_checkpointing", "full"),
+    ("mlm_head", "sparse"),
+)
+"""Settings that each save memory, tried one by one if a model does not fit."""
+_ALTERNATIVES = ("precision", "attention", "activation_checkpointing", "mlm_head")
+"""Settings that ``--what-if`` combines."""
+_STRATEGIES: dict[str, Strategy] = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}
+"""The trainer's strategies that share a model's state, by the name of the share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,96 +131,99 @@ class Target:
 
     name: str
     budget_bytes: int
-    expected: Expected
+    overheads: OverheadsRange
     reserve_bytes: int = 0
     """GPU memory that is left out of the budget."""
 
 
 def predict(
-    asked: PredictionRequest, target: Target, *, what_if: bool, update: Update
+    request: PredictionRequest, target: Target, *, what_if: bool, update: Update
 ) -> tuple[Answer, Mapping[str, AutotuneError]]:
     """Predict every model.
 
-    One that does not fit, or can only be measured, does not affect the others.
+    A model that does not fit, or can only be measured, does not affect the others.
+
+    Returns:
+        The answer, and the error of each model without a prediction, by name.
     """
     predicted: list[PredictedModel] = []
     rejected: dict[str, AutotuneError] = {}
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
-        tracer = _Tracer(asked=asked, target=target, machine=machine)
-        for number, config in enumerate(asked.configs):
-            update(number, len(asked.configs), f"tracing {config.model.name}")
+        predictor = _Predictor(request=request, target=target, machine=machine)
+        for number, config in enumerate(request.configs):
+            update(number, len(request.configs), f"tracing {config.model.name}")
             try:
-                predicted.append(tracer.predict(config))
+                predicted.append(predictor.predict(config))
             except (CannotTrace, ExceedsMemory) as error:
                 rejected[config.model.name] = error
-        alternatives = tuple(tracer.what_ifs(update)) if what_if else ()
-    told = ("exit_code", "message", "next_step")
+        alternatives = tuple(predictor.what_ifs(update)) if what_if else ()
     answer = Answer(
         target=target.name,
         reserve_bytes=target.reserve_bytes,
         models=tuple(predicted),
         what_if=alternatives,
         rejected={
-            name: {one: getattr(error, one) for one in told}
+            name: {
+                "exit_code": error.exit_code,
+                "message": error.message,
+                "next_step": error.next_step,
+            }
             for name, error in rejected.items()
         },
     )
     return answer, rejected
 
 
-def find_target(asked: PredictionRequest) -> Target:
+def find_target(request: PredictionRequest) -> Target:
     """Return the GPU to predict for, with its memory budget.
 
-    Raise ``BadInput`` if it is not found, or has less memory; ``UsageError`` if its
-    memory is unknown, or it is a CPU.
+    Raises:
+        BadInput: If the GPU is not found, or has less memory than the budget.
+        UsageError: If the memory is unknown, or of a CPU.
     """
-    budget = asked.memory_bytes
-    if asked.configs[0].device == "cpu":
-        if budget is None or asked.gpu is not None:
-            what = "--device cpu requires --memory, without --gpu"
-            raise UsageError(what, next_step="Try --device cpu --memory 2GiB.")
+    budget = request.memory_bytes
+    if request.configs[0].device == "cpu":
+        if budget is None or request.gpu is not None:
+            raise UsageError(
+                "--device cpu requires --memory, without --gpu",
+                next_step="Try --device cpu --memory 2GiB.",
+            )
         return Target(
             name=f"a CPU with {format_bytes(budget)}",
             budget_bytes=budget,
-            expected=expected_on_cpu(),
+            overheads=overheads_on_cpu(),
         )
-    gpu_model = (
-        find_gpu_model(asked.gpu)
-        if asked.gpu is not None
-        else _gpu_here()
-        if budget is None
-        else None
-    )
+    gpu_model: GpuModel | None = None
+    if request.gpu is not None:
+        gpu_model = find_gpu_model(request.gpu)
+    elif budget is None:
+        gpu_model = _detected_gpu()
     if gpu_model is not None:
-        expected = expected_on_gpu(
-            gpu_model.compute_capability, asked.ranks, gpu_model.usable_bytes
-        )
-        reserve, size = 0 if budget else RESERVE_BYTES, gpu_model.budget_bytes(budget)
         return Target(
             name=gpu_model.name,
-            budget_bytes=size,
-            reserve_bytes=reserve,
-            expected=expected,
+            budget_bytes=gpu_model.budget_bytes(budget),
+            reserve_bytes=0 if budget else RESERVE_BYTES,
+            overheads=overheads_on_gpu(
+                gpu_model.compute_capability, request.ranks, gpu_model.usable_bytes
+            ),
         )
     if budget is None:
-        next_step = (
-            f"Add --gpu with one of {', '.join(one.key for one in GPU_MODELS)}; or"
-            " --memory 24GiB."
-        )
+        keys = ", ".join(known.key for known in GPU_MODELS)
         raise UsageError(
-            "no known GPU detected: --gpu or --memory is required", next_step=next_step
+            "no known GPU detected: --gpu or --memory is required",
+            next_step=f"Add --gpu with one of {keys}; or --memory 24GiB.",
         )
-    expected = expected_on_gpu(None, asked.ranks)
     return Target(
         name=f"a GPU with {format_bytes(budget)}",
         budget_bytes=budget,
-        expected=expected,
+        overheads=overheads_on_gpu(None, request.ranks),
     )
 
 
-def _gpu_here() -> GpuModel | None:
+def _detected_gpu() -> GpuModel | None:
+    """Return the model of this machine's first visible GPU; None if it is unknown."""
     with contextlib.closing(NvmlMonitor()) as monitor:
         gpus = visible_devices(monitor.devices(), os.environ)
     return gpu_model_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
@@ -224,212 +243,229 @@ def _trace_request(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tracer:
+class _Predictor:
     """Predictions from traces of the step."""
 
-    asked: PredictionRequest
+    request: PredictionRequest
     target: Target
     machine: Machine
 
     def predict(self, config: TrainConfig) -> PredictedModel:
-        asked, target, expected = self.asked, self.target, self.target.expected
-        hold = sequence_contents(asked.data, asked.vocab_size, config)
-        estimate = self._traced(config)
-        if not (rows := estimate.max_micro_batch_size):
+        """Predict one model.
+
+        Raises:
+            ExceedsMemory: If not even one sequence fits.
+            CannotTrace: If it can only be measured.
+        """
+        target = self.target
+        contents = self._contents(config)
+        estimate = self._estimate(config)
+        size = estimate.max_micro_batch_size
+        if not size:
             raise self._does_not_fit(config, estimate)
-        fit, budget, found = (
-            estimate.fit,
-            target.budget_bytes,
-            memory_breakdown(estimate.fit, rows, expected.usual),
-        )
+        model = estimate.memory_model
+        breakdown = memory_breakdown(model, size, target.overheads.usual)
         low, high = size_range(
-            fit, budget, expected, max_micro_batch_size=asked.max_micro_batch_size
+            model,
+            target.budget_bytes,
+            target.overheads,
+            max_micro_batch_size=self.request.max_micro_batch_size,
         )
         # Between this size and twice as much: for few sequences the peak may not depend
         # on their number.
-        peaks = [float(fit.running_bytes(count).max()) for count in (rows, 2 * rows)]
-        shared: tuple[Share, ...] = ()
-        if asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1:
-            shared = shares(
-                state_of_terms(found.terms_bytes),
-                asked.ranks,
-                largest_layer_bytes=fit.largest_parameter_bytes,
-                tensor_ranks=asked.tensor_ranks,
-                pipeline_stages=asked.pipeline_stages,
-                budget_bytes=budget,
-            )
-        rates = known_rates(
-            target.name
-            if config.device == "cuda"
-            else SystemHost().facts(()).cpu_model or "cpu"
-        )
-        work, tokens = estimate.work_near(rows), hold.mean_non_padding_tokens
-        told = {
-            name: getattr(estimate, name)
-            for name in ("parameters", "attention", "attention_reason")
-        }
+        peak = float(model.running_bytes(size).max())
+        doubled_peak = float(model.running_bytes(2 * size).max())
+        rates = known_rates(self._machine_name(config))
+        speed = None
+        if rates is not None:
+            work = estimate.work_near(size)
+            tokens = contents.mean_non_padding_tokens
+            speed = predict_speed(work, rates, config, tokens)
+        is_assumed = contents.assumed
         return PredictedModel(
             model=config.model.name,
             config=config,
-            **told,
-            budget_bytes=budget,
-            micro_batch_size=rows,
-            micro_batch_size_low=min(low, rows),
-            micro_batch_size_high=max(high, rows),
-            limited=rows == asked.max_micro_batch_size,
-            breakdown=found,
-            bytes_per_sequence=(peaks[1] - peaks[0]) / rows,
+            parameters=estimate.parameters,
+            attention=estimate.attention,
+            attention_reason=estimate.attention_reason,
+            budget_bytes=target.budget_bytes,
+            micro_batch_size=size,
+            micro_batch_size_low=min(low, size),
+            micro_batch_size_high=max(high, size),
+            limited=size == self.request.max_micro_batch_size,
+            breakdown=breakdown,
+            bytes_per_sequence=(doubled_peak - peak) / size,
             non_padding_tokens=(
-                None if hold.assumed else rows * hold.mean_non_padding_tokens
+                None if is_assumed else size * contents.mean_non_padding_tokens
             ),
-            samples=None if hold.assumed else rows * hold.mean_samples,
-            traces=len(fit.rows),
-            speed=None if rates is None else predict_speed(work, rates, config, tokens),
-            shares=shared,
+            samples=None if is_assumed else size * contents.mean_samples,
+            traces=len(model.micro_batch_sizes),
+            speed=speed,
+            shares=self._shares(breakdown, model.largest_parameter_bytes),
         )
 
-    def _traced(self, config: TrainConfig) -> MemoryEstimate:
-        asked, budget, usual = (
-            self.asked,
-            self.target.budget_bytes,
-            self.target.expected.usual,
+    def _shares(
+        self, breakdown: MemoryBreakdown, largest_layer_bytes: int
+    ) -> tuple[Share, ...]:
+        """Return the memory of one of several GPUs; empty for one GPU."""
+        request = self.request
+        if request.ranks * request.tensor_ranks * request.pipeline_stages == 1:
+            return ()
+        return shares(
+            state_of_terms(breakdown.terms_bytes),
+            request.ranks,
+            largest_layer_bytes=largest_layer_bytes,
+            tensor_ranks=request.tensor_ranks,
+            pipeline_stages=request.pipeline_stages,
+            budget_bytes=self.target.budget_bytes,
         )
-        hold = sequence_contents(asked.data, asked.vocab_size, config)
-        request = _trace_request(
-            config, hold, 2 if asked.accumulate else 1, ranks=asked.ranks
+
+    def _machine_name(self, config: TrainConfig) -> str:
+        """Return the name under which the machine's constants are stored."""
+        if config.device == "cuda":
+            return self.target.name
+        return SystemHost().facts(()).cpu_model or "cpu"
+
+    def _contents(self, config: TrainConfig) -> SequenceContents:
+        return sequence_contents(self.request.data, self.request.vocab_size, config)
+
+    def _estimate(self, config: TrainConfig) -> MemoryEstimate:
+        """Trace the step, and predict its memory near the largest micro-batch."""
+        request = self.request
+        trace_request = _trace_request(
+            config,
+            self._contents(config),
+            2 if request.accumulate else 1,
+            ranks=request.ranks,
         )
         return estimate_model(
-            request,
+            trace_request,
             self.machine,
-            budget,
-            usual,
-            max_micro_batch_size=asked.max_micro_batch_size,
+            self.target.budget_bytes,
+            self.target.overheads.usual,
+            max_micro_batch_size=request.max_micro_batch_size,
         )
 
-    def _rows_or_why(self, config: TrainConfig) -> tuple[int | None, str]:
-        """Return the largest micro-batch with these settings, and a note: the reason if there is none."""
+    def _largest_size(self, config: TrainConfig) -> tuple[int | None, str]:
+        """Return the largest micro-batch with these settings, and a note.
+
+        Without a prediction, the size is None and the note is the reason.
+        """
         try:
-            rows = self._traced(config).max_micro_batch_size
+            size = self._estimate(config).max_micro_batch_size
         except BadInput:
             return None, "invalid"
         except CannotTrace:
             return None, "unpredictable"
-        return rows, "or more" if rows == self.asked.max_micro_batch_size else ""
+        is_limited = size == self.request.max_micro_batch_size
+        return size, "or more" if is_limited else ""
 
     def _does_not_fit(
         self, config: TrainConfig, estimate: MemoryEstimate
     ) -> ExceedsMemory:
-        """Return the error with the largest term and the single changes that would make one sequence fit."""
+        """Return the error for a model of which not even one sequence fits.
+
+        It names the largest term, and the single changes that would make one fit.
+        """
         budget = self.target.budget_bytes
-        found = memory_breakdown(estimate.fit, 1, self.target.expected.usual)
-        term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
-        helps = []
-        for option, value in (
-            ("precision", "bf16"),
-            ("activation_checkpointing", "full"),
-            ("mlm_head", "sparse"),
-        ):
-            if getattr(config, option) != value:
-                rows, _ = self._rows_or_why(config.model_copy(update={option: value}))
-                helps += (
-                    [f"--{option.replace('_', '-')} {value} (micro-batch size {rows})"]
-                    if rows
-                    else []
-                )
-        advice = (
-            f"Predicted to fit with {' or '.join(helps)}"
-            if helps
-            else "No single setting is predicted to suffice"
+        model = estimate.memory_model
+        breakdown = memory_breakdown(model, 1, self.target.overheads.usual)
+        terms = breakdown.terms_bytes
+        largest_term = max(terms, key=terms.__getitem__)
+        remedies = self._single_changes(config)
+        advice = "No single setting is predicted to suffice"
+        if remedies:
+            advice = f"Predicted to fit with {' or '.join(remedies)}"
+        others = ["more memory", "a shorter --seq-length", "a smaller --model"]
+        sharding = fewest_that_share(
+            terms, budget, largest_layer_bytes=model.largest_parameter_bytes
         )
-        largest = estimate.fit.largest_parameter_bytes
-        shared = fewest_that_share(
-            found.terms_bytes, budget, largest_layer_bytes=largest
-        )
-        otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
-        otherwise += [] if shared is None else [f"a sharded state: {shared}"]
+        if sharding is not None:
+            others.append(f"a sharded state: {sharding}")
         return ExceedsMemory(
             f"one sequence of {config.seq_length_tokens} tokens of"
             f" {config.model.name!r} is predicted to exceed the memory budget of"
-            f" {format_bytes(budget)}; {format_bytes(found.peak_bytes)} needed; largest"
-            f" part: {term}, {format_bytes(size)}",
-            next_step=(
-                f"{advice}. Or use {', '.join(otherwise[:-1])}, or {otherwise[-1]}."
-            ),
+            f" {format_bytes(budget)}; {format_bytes(breakdown.peak_bytes)} needed;"
+            f" largest part: {largest_term}, {format_bytes(terms[largest_term])}",
+            next_step=f"{advice}. Or use {', '.join(others[:-1])}, or {others[-1]}.",
         )
 
+    def _single_changes(self, config: TrainConfig) -> list[str]:
+        """Return the options that each suffice for one sequence, with the size."""
+        options = []
+        for setting, value in _SINGLE_CHANGES:
+            if getattr(config, setting) == value:
+                continue
+            changed = config.model_copy(update={setting: value})
+            size, _ = self._largest_size(changed)
+            if size:
+                option = f"--{setting.replace('_', '-')} {value}"
+                options.append(f"{option} (micro-batch size {size})")
+        return options
+
     def what_ifs(self, update: Update) -> Iterator[Mapping[str, Any]]:
-        on_gpu = self.asked.configs[0].device == "cuda"
+        """Yield the largest micro-batch of every combination of settings."""
         combinations = [
-            (
-                config,
-                dict(
-                    zip(
-                        (
-                            "precision",
-                            "attention",
-                            "activation_checkpointing",
-                            "mlm_head",
-                        ),
-                        values,
-                        strict=True,
-                    )
-                ),
-            )
-            for config in self.asked.configs
-            for values in itertools.product(
-                ("bf16", "fp32"),
-                # Encoders that this project does not know keep their own attention.
-                (
-                    (("varlen", "sdpa") if on_gpu else ("sdpa",))
-                    if _is_known(config)
-                    else ("auto",)
-                ),
-                ("none", "selective", "full"),
-                ("sparse", "dense"),
-            )
-            if values[:2] != ("fp32", "varlen")  # there is no such kernel
+            (config, settings)
+            for config in self.request.configs
+            for settings in _alternatives(config)
         ]
         for number, (config, settings) in enumerate(combinations):
-            model, known, varlen = (
-                config.model.name,
-                _is_known(config),
-                settings["attention"] == "varlen",
+            words = f"{config.model.name} {' '.join(settings.values())}"
+            update(number, len(combinations), f"alternatives: {words}")
+            yield from self._what_ifs_by_layout(config, settings)
+
+    def _what_ifs_by_layout(
+        self, config: TrainConfig, settings: Mapping[str, str]
+    ) -> Iterator[Mapping[str, Any]]:
+        is_known = _is_known(config)
+        is_varlen = settings["attention"] == "varlen"
+        # Attention kernels of variable length have no dropout.
+        without_dropout = {"attention_dropout": 0.0} if is_varlen else {}
+        largest: dict[bool, tuple[int | None, str]] = {}
+        for layout in ("packed", "padded") if is_known else ("padded",):
+            changed = config.model_copy(
+                update={**settings, "layout": layout, **without_dropout}
             )
-            update(
-                number,
-                len(combinations),
-                f"alternatives: {model} {' '.join(settings.values())}",
-            )
-            without_dropout = {"attention_dropout": 0.0} if varlen else {}
-            found: dict[bool, tuple[int | None, str]] = {}
-            for layout in ("packed", "padded") if known else ("padded",):
-                changed = config.model_copy(
-                    update={**settings, "layout": layout, **without_dropout}
-                )
-                # The layout changes memory only if documents are computed one by one.
-                same = varlen and layout == "packed"
-                if same not in found:
-                    found[same] = self._rows_or_why(changed)
-                rows, note = found[same]
-                hold = sequence_contents(
-                    self.asked.data, self.asked.vocab_size, changed
-                )
-                tokens = (
-                    None
-                    if hold.assumed or rows is None
-                    else rows * hold.mean_non_padding_tokens
-                )
-                shown = settings | {
-                    "attention": settings["attention"] if known else "row",
-                    "layout": layout,
-                }
-                yield {
-                    "model": model,
-                    **shown,
-                    "micro_batch_size": rows,
-                    "non_padding_tokens": tokens,
-                    "note": note,
-                }
+            # The layout changes memory only if documents are computed one by one.
+            one_by_one = is_varlen and layout == "packed"
+            if one_by_one not in largest:
+                largest[one_by_one] = self._largest_size(changed)
+            size, note = largest[one_by_one]
+            contents = self._contents(changed)
+            tokens = None
+            if size is not None and not contents.assumed:
+                tokens = size * contents.mean_non_padding_tokens
+            yield {
+                "model": config.model.name,
+                **settings,
+                "attention": settings["attention"] if is_known else "row",
+                "layout": layout,
+                "micro_batch_size": size,
+                "non_padding_tokens": tokens,
+                "note": note,
+            }
+
+
+def _alternatives(config: TrainConfig) -> Iterator[dict[str, str]]:
+    """Yield the combinations of settings that exist for a model."""
+    attentions: tuple[str, ...] = ("sdpa",)
+    if not _is_known(config):
+        # Encoders that this project does not know keep their own attention.
+        attentions = ("auto",)
+    elif config.device == "cuda":
+        attentions = ("varlen", "sdpa")
+    for values in itertools.product(
+        ("bf16", "fp32"),
+        attentions,
+        ("none", "selective", "full"),
+        ("sparse", "dense"),
+    ):
+        settings = dict(zip(_ALTERNATIVES, values, strict=True))
+        # There is no such kernel.
+        if settings["precision"] == "fp32" and settings["attention"] == "varlen":
+            continue
+        yield settings
 
 
 def _is_known(config: TrainConfig) -> bool:
@@ -443,31 +479,42 @@ def predicted_gains(
     changes: Mapping[str, Mapping[str, object]],
     update: Update,
 ) -> dict[str, float]:
-    """Return the ratio of predicted tokens/s with each change of settings to those without; if they can be traced."""
-    found: dict[str, float] = {}
+    """Predict the ratio of tokens/s with each change of settings to those without.
+
+    Returns:
+        Ratios by name of the change, without changes that cannot be traced; empty if
+        the present settings cannot be.
+    """
+
+    def tokens_per_s(config: TrainConfig, machine: Machine) -> float:
+        contents = sequence_contents(None, vocab_size, config)
+        request = _trace_request(config, contents, 1, ranks=1)
+        work = traced_work(request, machine)
+        return predict_speed(work, rates, config).padded_tokens_per_s.value
+
+    steps = 1 + len(changes)
+    gains: dict[str, float] = {}
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
-        for number, (name, changed) in enumerate([("", {}), *changes.items()]):
-            update(number, 1 + len(changes), f"predicting {name or 'the present step'}")
-            config = train.model_copy(update=dict(changed))
-            contents = sequence_contents(None, vocab_size, config)
-            try:
-                work = traced_work(
-                    _trace_request(config, contents, 1, ranks=1), machine
-                )
-            except (CannotTrace, BadInput):
-                if not name:
-                    return {}
-                continue
-            found[name] = predict_speed(work, rates, config).padded_tokens_per_s.value
-    return {name: rate / found[""] for name, rate in found.items() if name}
+        update(0, steps, "predicting the present step")
+        try:
+            present = tokens_per_s(train.model_copy(), machine)
+        except (CannotTrace, BadInput):
+            return {}
+        for number, (name, change) in enumerate(changes.items(), start=1):
+            update(number, steps, f"predicting {name}")
+            config = train.model_copy(update=dict(change))
+            with contextlib.suppress(CannotTrace, BadInput):
+                gains[name] = tokens_per_s(config, machine) / present
+    return gains
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:
     """Return the memory that the profile's probe traced.
 
-    None without a trace, or if it is a rank's share.
+    Returns:
+        None without a trace, or if it is a rank's share.
     """
     probe, train = profile.evidence.probe, profile.train
     if probe is None or not probe.traced_terms_bytes or probe.parameters is None:
@@ -475,14 +522,14 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
     # Formulas would divide a share once more.
     if probe.local_ranks > 1 and train.parallel.strategy != "ddp":
         return None
-    most = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
+    limit = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return MemoryPlan(
         parameters=PlanFigure(
             value=probe.parameters, basis="measured", source="counted by the probe"
         ),
         state=state_of_terms(probe.traced_terms_bytes),
         micro_batch_size=probe.feasible_max,
-        max_micro_batch_size=max(train.micro_batch_size, most),
+        max_micro_batch_size=max(train.micro_batch_size, limit),
         largest_bytes=largest_gather_bytes(train, probe.parameters),
         source=(
             "the probe's trace; the largest verified micro-batch is"
@@ -491,75 +538,77 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
     )
 
 
-def traced(
+def trace_memory(
     train: TrainConfig,
     fleet: Fleet,
     gpu_model: GpuModel | None,
     contents: SequenceContents,
     update: Update,
     *,
-    rows_per_rank: int,
+    sequences_per_rank: int,
 ) -> MemoryPlan | CannotTrace:
-    """Trace the trainer's step now, as ``autotune estimate`` does."""
-    capability, size = (
-        (None, math.inf)
-        if gpu_model is None
-        else (gpu_model.compute_capability, gpu_model.usable_bytes)
-    )
-    expected = (
-        expected_on_cpu()
-        if fleet.device == "cpu"
-        else expected_on_gpu(capability, fleet.ranks_per_node, size)
-    )
+    """Trace the trainer's step now, as ``autotune estimate`` does.
+
+    Returns:
+        The memory with the largest micro-batch that fits a rank alone, but no more than
+        ``sequences_per_rank``; the error if the step cannot be traced.
+    """
+    overheads = _fleet_overheads(fleet, gpu_model).usual
     # Under any other strategy a rank's share is traced, and formulas would divide it
     # once more.
-    whole = train.parallel.model_copy(update={"strategy": "ddp", "shard_ranks": None})
-    config = train.model_copy(update={"parallel": whole})
+    unshared = train.parallel.model_copy(
+        update={"strategy": "ddp", "shard_ranks": None}
+    )
+    config = train.model_copy(update={"parallel": unshared})
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
         update(0, None, f"tracing {train.model.name}")
         try:
-            request, most = (
-                _trace_request(config, contents, 2, ranks=fleet.ranks),
-                MAX_MICRO_BATCH_SIZE,
-            )
             estimate = estimate_model(
-                request,
+                _trace_request(config, contents, 2, ranks=fleet.ranks),
                 machine,
                 fleet.memory_bytes,
-                expected.usual,
-                max_micro_batch_size=most,
+                overheads,
+                max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
             )
         except CannotTrace as error:
             return error
-    fit, parameters, most = (
-        estimate.fit,
-        estimate.parameters,
-        estimate.max_micro_batch_size,
-    )
-    fitting = with_headroom(most, HEADROOM_SHARE) if most else 0
-    rows = max(1, min(fitting, rows_per_rank))
-    told = (
-        f"; vocabulary of {contents.vocab_size:,} assumed" if contents.assumed else ""
-    )
-    basis: Basis = "assumed" if contents.assumed else "predicted"
+    model, parameters = estimate.memory_model, estimate.parameters
+    fitting = 0
+    if estimate.max_micro_batch_size:
+        fitting = with_headroom(estimate.max_micro_batch_size, HEADROOM_SHARE)
+    size = max(1, min(fitting, sequences_per_rank))
+    basis: Basis = "predicted"
+    source = "counted in the traced model"
+    if contents.assumed:
+        basis = "assumed"
+        source += f"; vocabulary of {contents.vocab_size:,} assumed"
+    breakdown = memory_breakdown(model, size, overheads)
     return MemoryPlan(
-        parameters=PlanFigure(
-            value=parameters, basis=basis, source=f"counted in the traced model{told}"
-        ),
-        state=state_of_terms(memory_breakdown(fit, rows, expected.usual).terms_bytes),
-        micro_batch_size=rows,
+        parameters=PlanFigure(value=parameters, basis=basis, source=source),
+        state=state_of_terms(breakdown.terms_bytes),
+        micro_batch_size=size,
         max_micro_batch_size=fitting,
-        work=estimate.work_near(rows),
+        work=estimate.work_near(size),
         largest_bytes=max(
-            fit.largest_parameter_bytes, largest_gather_bytes(train, parameters)
+            model.largest_parameter_bytes, largest_gather_bytes(train, parameters)
         ),
         source="a trace of the trainer's step, with assumed overheads",
     )
 
 
-def shared(
+def _fleet_overheads(fleet: Fleet, gpu_model: GpuModel | None) -> OverheadsRange:
+    if fleet.device == "cpu":
+        return overheads_on_cpu()
+    if gpu_model is None:
+        return overheads_on_gpu(None, fleet.ranks_per_node, math.inf)
+    return overheads_on_gpu(
+        gpu_model.compute_capability, fleet.ranks_per_node, gpu_model.usable_bytes
+    )
+
+
+def with_shares(
     memory: MemoryPlan,
     fleet: Fleet,
     tensor_ranks: int,
@@ -567,22 +616,18 @@ def shared(
     *,
     is_verified: bool,
 ) -> MemoryPlan:
-    """Return the plan with the memory under every way of sharing the model among the ranks."""
-    tensor, stages = (
-        count if count <= fleet.ranks else 1
-        for count in (tensor_ranks, pipeline_stages)
-    )
+    """Return the plan with the memory under every way of sharing the model."""
     # A trial verified that it fits, whatever a trace predicts.
     verified_bytes = memory.state.total_bytes if is_verified else 0
-    found = shares(
+    by_strategy = shares(
         memory.state,
         fleet.ranks,
         largest_layer_bytes=memory.largest_bytes,
-        tensor_ranks=tensor,
-        pipeline_stages=stages,
+        tensor_ranks=tensor_ranks if tensor_ranks <= fleet.ranks else 1,
+        pipeline_stages=pipeline_stages if pipeline_stages <= fleet.ranks else 1,
         budget_bytes=max(fleet.memory_bytes, verified_bytes),
     )
-    return replace(memory, shares=found)
+    return replace(memory, shares=by_strategy)
 
 
 def max_micro_batch_size_shared(memory: MemoryPlan, fleet: Fleet) -> int:
@@ -590,25 +635,27 @@ def max_micro_batch_size_shared(memory: MemoryPlan, fleet: Fleet) -> int:
 
     At least one sequence.
     """
-    whole = zero_share(
+    share = zero_share(
         memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes
     )
-    of_a_row = (
-        whole.activations_bytes + whole.head_and_loss_bytes
+    sequence_bytes = (
+        share.activations_bytes + share.head_and_loss_bytes
     ) / memory.micro_batch_size
-    room = fleet.memory_bytes - (whole.total_bytes - of_a_row * memory.micro_batch_size)
-    return max(1, with_headroom(int(room // max(1.0, of_a_row)), HEADROOM_SHARE))
+    fixed_bytes = share.total_bytes - sequence_bytes * memory.micro_batch_size
+    free_bytes = fleet.memory_bytes - fixed_bytes
+    fitting = int(free_bytes // max(1.0, sequence_bytes))
+    return max(1, with_headroom(fitting, HEADROOM_SHARE))
 
 
-def strategy_that_fits(memory: MemoryPlan, said: Strategy) -> Strategy:
-    """Return ``said``.
+def strategy_that_fits(memory: MemoryPlan, strategy: Strategy) -> Strategy:
+    """Return the strategy, or one that shares the state if the model needs it.
 
-    If it is DDP and the model does not fit, ZeRO-1 if it fits with that, else FSDP2.
+    If the strategy is DDP and the model does not fit, return ZeRO-1 if it fits with
+    that, else FSDP2.
     """
-    if memory.max_micro_batch_size > 0 or said != "ddp":
-        return said
-    names: dict[str, Strategy] = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}
-    return next(
-        (names[one.name] for one in memory.shares if one.fits and one.name in names),
-        "fsdp2",
-    )
+    if memory.max_micro_batch_size > 0 or strategy != "ddp":
+        return strategy
+    for share in memory.shares:
+        if share.fits and share.name in _STRATEGIES:
+            return _STRATEGIES[share.name]
+    return "fsdp2"

@@ -16,9 +16,9 @@ from autotune.base.units import format_bytes
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import MeasuredDevice, local_ranks, memory_budget
 from autotune.memory.decide.memory_model import (
-    Expected,
-    expected_on_cpu,
-    expected_on_gpu,
+    OverheadsRange,
+    overheads_on_cpu,
+    overheads_on_gpu,
 )
 from autotune.memory.estimate import MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest, probe_model
@@ -140,9 +140,9 @@ def settled_probe(session: Session, request: ProbeRequest) -> Probe:
     """Return a probe with the site's defaults, but no statistics of the dataset."""
     site = session.site
     ranks = local_ranks(site, request.ranks)
-    expected = None
+    overheads = None
     if request.traced:
-        expected = _expected_overheads(site, ranks)
+        overheads = _overheads_range(site, ranks)
     return Probe(
         request=request,
         config=_settled_config(request.config, site),
@@ -152,14 +152,14 @@ def settled_probe(session: Session, request: ProbeRequest) -> Probe:
         ),
         device_used_before_bytes=session.used_before_bytes(ranks),
         local_ranks=ranks,
-        expected=expected,
+        overheads=overheads,
     )
 
 
-def _expected_overheads(site: MeasuredDevice, ranks: int) -> Expected:
+def _overheads_range(site: MeasuredDevice, ranks: int) -> OverheadsRange:
     if site.gpu is None:
-        return expected_on_cpu()
-    return expected_on_gpu(site.gpu.compute_capability, ranks, site.cuda_bytes)
+        return overheads_on_cpu()
+    return overheads_on_gpu(site.gpu.compute_capability, ranks, site.cuda_bytes)
 
 
 def _settled_config(config: TrainConfig, site: MeasuredDevice) -> TrainConfig:

@@ -23,9 +23,9 @@ from autotune.memory.estimate import CannotTrace, assumed_contents, contents_of
 from autotune.memory.prediction import (
     max_micro_batch_size_shared,
     memory_of_probe,
-    shared,
     strategy_that_fits,
-    traced,
+    trace_memory,
+    with_shares,
 )
 from autotune.memory.values import MemoryPlan
 from autotune.network.decide.scaling_model import (
@@ -134,14 +134,14 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
         and measured is not None
         and tuned_rate(measured) is None
     ):
-        rows_per_rank = -(-known.global_batch_size // fleet.ranks)
-        found = traced(
+        sequences_per_rank = -(-known.global_batch_size // fleet.ranks)
+        found = trace_memory(
             train,
             fleet,
             subject.gpu_model,
             contents,
             update,
-            rows_per_rank=rows_per_rank,
+            sequences_per_rank=sequences_per_rank,
         )
         if verified is not None:
             found = replace(
@@ -150,7 +150,7 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     else:
         found = verified
     if isinstance(found, MemoryPlan):
-        memory = shared(
+        memory = with_shares(
             found,
             fleet,
             asked.tensor_ranks,

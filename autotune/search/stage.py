@@ -240,7 +240,7 @@ def explore_request(
             for one, mean in means.items()
         },
         left_out=tuple(left_out),
-        predict=None if probe.expected is None else predict,
+        predict=None if probe.overheads is None else predict,
         predicted_for=limits if rates is None else limits | {"rates": rates.source},
     )
 

@@ -306,7 +306,7 @@ class Tuning:
 
     def _estimate(self, bench: Session, stage: Stage) -> str:
         probe = self._prepared[stage.model]
-        if probe.expected is None:
+        if probe.overheads is None:
             return "left out by --skip"
         with bench.display.show(f"estimate {stage.model}") as update:
             update(0, None, "tracing, to predict its memory")

@@ -25,8 +25,6 @@ MEASURING = frozenset({"probe", "workers", "network", "baseline", "tune"})
 """Commands that are rejected on login nodes, which a machine with ``sbatch`` is taken
 for."""
 
-_USUAL = 1
-"""Of least, usual and most in the product's assumptions."""
 _MULTIPROCESSORS = {
     "a100-40gb": 108,
     "a100-80gb": 108,
@@ -212,8 +210,8 @@ class Machine:
             **(self._rates() | {"driver": self.driver} if self.driver else {}),
             "capability": "{}.{}".format(*gpu_model.compute_capability),
             "multiprocessors": _MULTIPROCESSORS[gpu_model.key],
-            "context": CONTEXT_BYTES[_USUAL],
-            "communicator": COMMUNICATION_BYTES[_USUAL],
+            "context": CONTEXT_BYTES.usual,
+            "communicator": COMMUNICATION_BYTES.usual,
             "state": self.folder / "state",
             "counts": self._counts,
             "values": int(self.values),

@@ -17,7 +17,7 @@ from autotune.errors import AutotuneError
 from autotune.machine.gpu_models import find_gpu_model
 from autotune.machine.nvml import NvmlMonitor
 from autotune.memory.decide.batch_search import bracket
-from autotune.memory.decide.memory_model import Expected, expected_on_gpu
+from autotune.memory.decide.memory_model import OverheadsRange, overheads_on_gpu
 from autotune.memory.measure import Probe, ProbeRequest, ProbeSearch, step_config
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
@@ -120,7 +120,7 @@ def on_pretended_gpus(case: Case) -> dict[str, Any]:
 
 def probed(case: Case) -> dict[str, Any]:
     """Predict a configuration and find its largest micro-batch."""
-    probe, expected = _request(case)
+    probe, overheads = _request(case)
     started_s = time.monotonic()
     with ForkServerMachine() as machine, tempfile.TemporaryDirectory() as folder:
         machine.start()
@@ -165,12 +165,12 @@ def probed(case: Case) -> dict[str, Any]:
                 if search.prediction is not None:
                     traced = round(search.prediction.peak_bytes(state.feasible_max))
                     found["predicted_peak_bytes"] = (
-                        traced - expected.usual.non_pytorch_bytes
+                        traced - overheads.usual.non_pytorch_bytes
                     )
     return found | {"seconds": round(time.monotonic() - started_s, 1)}
 
 
-def _request(case: Case) -> tuple[Probe, Expected]:
+def _request(case: Case) -> tuple[Probe, OverheadsRange]:
     """Return the request for a probe, and the assumed non-PyTorch memory.
 
     The probe may use all of the GPU's memory.
@@ -180,7 +180,7 @@ def _request(case: Case) -> tuple[Probe, Expected]:
     used = monitor.used_bytes(gpu.uuid)
     monitor.close()
     assert isinstance(used, int)
-    expected = expected_on_gpu(
+    overheads = overheads_on_gpu(
         gpu.compute_capability, case.ranks, find_gpu_model(case.gpu).usable_bytes
     )
     config = TrainConfig(
@@ -216,9 +216,9 @@ def _request(case: Case) -> tuple[Probe, Expected]:
             mean_samples=1.0,
             max_documents=case.documents,
         ),
-        expected=expected,
+        overheads=overheads,
     )
-    return probe, expected
+    return probe, overheads
 
 
 def trained(case: Case, rows: int) -> dict[str, Any]:

@@ -78,7 +78,7 @@ try:
     torch.empty(100 * 2**30, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError as error:
     text = str(error)
-print(json.dumps({"context": context, "assumed": CONTEXT_BYTES[1], "reserved": torch.cuda.memory_reserved(),
+print(json.dumps({"context": context, "assumed": CONTEXT_BYTES.usual, "reserved": torch.cuda.memory_reserved(),
     "text": text, "driver": pynvml.nvmlSystemGetDriverVersion(),
     "pids": [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(card)]}))
 """

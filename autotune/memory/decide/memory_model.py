@@ -1,4 +1,6 @@
-"""Memory of any micro-batch size, from traces of a few: its peak, the terms of the peak, and the largest that fits.
+"""Memory of any micro-batch size, from traces of a few sizes.
+
+It gives the peak, the terms of the peak, and the largest micro-batch that fits.
 
 Traces of different sizes have the same allocations in the same order, with other sizes
 in bytes. Between two traced sizes each allocation is interpolated separately; the
@@ -15,7 +17,7 @@ blocks are merged. Having to give pages back counts as not fitting.
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,27 +27,44 @@ from autotune.memory.decide.batch_search import MIB, largest_within
 from autotune.memory.values import MemoryBreakdown, Term, Trace
 
 Int64 = npt.NDArray[np.int64]
+DeviceKind = Literal["cpu", "cuda"]
+GIB = 2**30
+
 ROUND_BYTES = 512
 SMALL_BYTES = MIB
 """Largest request that is served from the segment for small ones."""
-SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 * MIB, 20 * MIB
+SMALL_PAGE_BYTES = 2 * MIB
+LARGE_PAGE_BYTES = 20 * MIB
 ADDRESS_SHARE = 9 / 8
-Kind = Literal["cpu", "cuda"]
-GIB = 2**30
+"""Addresses that a segment reserves, as a share of the device's memory."""
 
-CONTEXT_BYTES = (int(0.42 * GIB), int(0.73 * GIB), int(0.92 * GIB))
+
+class BytesRange(NamedTuple):
+    """An assumed amount of memory, with its range."""
+
+    least: int
+    usual: int
+    most: int
+
+
+CONTEXT_BYTES = BytesRange(
+    least=int(0.42 * GIB), usual=int(0.73 * GIB), most=int(0.92 * GIB)
+)
 """CUDA context: least, usual and most, by the number of loaded kernels. Least and most:
 public reports for GPUs from Ampere on; usual: measured on an H100 with driver 580 and
 CUDA 13, with both BERT presets (``reports/gpu/``)."""
-COMMUNICATION_BYTES = (int(0.5 * GIB), GIB, 2 * GIB)
+COMMUNICATION_BYTES = BytesRange(least=int(0.5 * GIB), usual=GIB, most=2 * GIB)
 """NCCL with 2 to 8 ranks on a node: least, usual and most; public reports."""
-WORKSPACE_BYTES = {True: 32 * MIB, False: 8320 * 1024}
-"""cuBLAS workspace, by whether the GPU is a Hopper or later: torch's documented
-defaults of CUBLAS_WORKSPACE_CONFIG."""
+NO_COMMUNICATION_BYTES = BytesRange(least=0, usual=0, most=0)
+HOPPER_WORKSPACE_BYTES = 32 * MIB
+"""cuBLAS workspace of a Hopper or later: torch's documented default of
+CUBLAS_WORKSPACE_CONFIG."""
+OLDER_WORKSPACE_BYTES = 8320 * 1024
+"""cuBLAS workspace of a GPU before Hopper: torch's documented default."""
 WORKSPACES = 2
 """Number of cuBLAS workspaces: one for the forward thread, one for the backward
 thread."""
-LIBRARIES_BYTES = (4 * MIB, 38 * MIB, 52 * MIB)
+LIBRARIES_BYTES = BytesRange(least=4 * MIB, usual=38 * MIB, most=52 * MIB)
 """CPU overheads: least, usual, most. Measured with five models on two cores of an Intel
 Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an AMD
 EPYC: 11 MiB on two cores, 6 on one."""
@@ -56,12 +75,12 @@ measured on CPUs, assumed on GPUs."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """Allocations of training with a micro-batch of any size, from traces of at least two sizes.
+    """Allocations of training with a micro-batch of any size, from two traces or more.
 
     Shapes: R traced sizes, A allocations.
     """
 
-    rows: Int64
+    micro_batch_sizes: Int64
     """Traced micro-batch sizes, ascending; shape (R,)."""
     traced_bytes: Int64
     """Size of each allocation in each trace; shape (R, A)."""
@@ -73,19 +92,29 @@ class MemoryModel:
     events: Int64
     """``i``: allocation i is made; ``-1 - i``: it is released."""
 
-    def sizes_bytes(self, rows: int) -> Int64:
-        """Return the size of each allocation in bytes, shape (A,), for a micro-batch of ``rows`` sequences."""
-        upper = int(np.clip(np.searchsorted(self.rows, rows), 1, len(self.rows) - 1))
-        left, right = self.rows[upper - 1], self.rows[upper]
-        low, high = self.traced_bytes[upper - 1], self.traced_bytes[upper]
-        grown: Int64 = low + -((low - high) * (rows - left) // (right - left))
-        return np.maximum(grown, 0)
+    def sizes_bytes(self, micro_batch_size: int) -> Int64:
+        """Return the size of each allocation for a micro-batch, shape (A,).
 
-    def running_bytes(self, rows: int) -> Int64:
-        """Return the bytes in use after each event, before any allocator rounds them."""
-        sizes = self.sizes_bytes(rows)
-        made = self.events >= 0
-        return np.cumsum(np.where(made, sizes[self.events], -sizes[-1 - self.events]))
+        Sizes are interpolated between two traces, and extrapolated outside of them.
+        """
+        sizes = self.micro_batch_sizes
+        position = np.searchsorted(sizes, micro_batch_size)
+        upper = int(np.clip(position, 1, len(sizes) - 1))
+        lower_size, upper_size = sizes[upper - 1], sizes[upper]
+        low, high = self.traced_bytes[upper - 1], self.traced_bytes[upper]
+        distance = micro_batch_size - lower_size
+        # Two negations round the division up instead of down.
+        interpolated: Int64 = low + -(
+            (low - high) * distance // (upper_size - lower_size)
+        )
+        return np.maximum(interpolated, 0)
+
+    def running_bytes(self, micro_batch_size: int) -> Int64:
+        """Return the bytes in use after each event, before an allocator rounds them."""
+        sizes = self.sizes_bytes(micro_batch_size)
+        is_made = self.events >= 0
+        changes = np.where(is_made, sizes[self.events], -sizes[-1 - self.events])
+        return np.cumsum(changes)
 
     @property
     def largest_parameter_bytes(self) -> int:
@@ -98,7 +127,7 @@ class MemoryModel:
 class MemoryOverheads:
     """Memory that a device needs in addition to the traced allocations."""
 
-    kind: Kind
+    kind: DeviceKind
     workspaces_bytes: tuple[int, ...] = ()
     """Blocks of PyTorch's allocator that libraries take once and keep."""
     non_pytorch_bytes: int = 0
@@ -108,93 +137,7 @@ class MemoryOverheads:
     scarce."""
 
 
-def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
-    """Return the memory model of traces of two or more sizes.
-
-    None if their allocations or their order differ.
-    """
-    ordered = sorted(traces, key=lambda trace: trace.micro_batch_size)
-    first = ordered[0]
-    of_terms = [one.term for one in first.allocations]
-    if any(
-        one.events != first.events or [a.term for a in one.allocations] != of_terms
-        for one in ordered
-    ):
-        return None
-    number = {term: index for index, term in enumerate(sorted(set(of_terms)))}
-    return MemoryModel(
-        rows=np.array([trace.micro_batch_size for trace in ordered], dtype=np.int64),
-        traced_bytes=np.array(
-            [[one.size_bytes for one in trace.allocations] for trace in ordered],
-            dtype=np.int64,
-        ),
-        term_of=np.array([number[term] for term in of_terms], dtype=np.int64),
-        terms=tuple(number),
-        streams=np.array([one.stream for one in first.allocations], dtype=np.int64),
-        events=np.array(first.events, dtype=np.int64),
-    )
-
-
-def peak_bytes(fit: MemoryModel, rows: int, overheads: MemoryOverheads) -> int:
-    """Return the peak memory of a device that trains with ``rows`` sequences per micro-batch."""
-    if overheads.kind == "cpu":
-        return int(fit.running_bytes(rows).max()) + overheads.non_pytorch_bytes
-    # A trial's first matmuls come before the model, so that handles and workspaces are
-    # there when it is built.
-    workspaces, sizes = overheads.workspaces_bytes, fit.sizes_bytes(rows).tolist()
-    events = [*range(len(sizes), len(sizes) + len(workspaces)), *fit.events.tolist()]
-    sizes, streams = (
-        [*sizes, *workspaces],
-        [*fit.streams.tolist(), *[0] * len(workspaces)],
-    )
-    return (
-        reserve(sizes, events, streams, device_bytes=overheads.device_bytes)
-        + overheads.non_pytorch_bytes
-    )
-
-
-def memory_breakdown(
-    fit: MemoryModel, rows: int, overheads: MemoryOverheads
-) -> MemoryBreakdown:
-    """Return the memory breakdown at the peak."""
-    peak = peak_bytes(fit, rows, overheads)
-    running = fit.running_bytes(rows)
-    at = int(running.argmax())
-    made = fit.events[: at + 1]
-    signs = np.where(made >= 0, 1, -1)
-    numbers = np.where(made >= 0, made, -1 - made)
-    by_term = np.zeros(len(fit.terms), dtype=np.int64)
-    np.add.at(by_term, fit.term_of[numbers], signs * fit.sizes_bytes(rows)[numbers])
-    terms: dict[str, int] = dict(zip(fit.terms, by_term.tolist(), strict=True))
-    terms |= {
-        Term.WORKSPACES: sum(overheads.workspaces_bytes),
-        Term.NON_PYTORCH: overheads.non_pytorch_bytes,
-    }
-    terms[Term.ROUNDING] = peak - sum(terms.values())
-    needed = {term: size for term, size in terms.items() if size}
-    return MemoryBreakdown(micro_batch_size=rows, terms_bytes=needed, peak_bytes=peak)
-
-
-def largest_micro_batch_size(
-    fit: MemoryModel,
-    budget_bytes: float,
-    overheads: MemoryOverheads,
-    *,
-    max_micro_batch_size: int,
-) -> int:
-    """Return the largest micro-batch whose peak is within a budget.
-
-    0 if not even one sequence fits.
-    """
-    return largest_within(
-        lambda rows: peak_bytes(fit, rows, overheads),
-        budget_bytes,
-        low=0,
-        top=max_micro_batch_size,
-    )
-
-
-class Expected(NamedTuple):
+class OverheadsRange(NamedTuple):
     """Assumed overheads, with their range."""
 
     least: MemoryOverheads
@@ -202,57 +145,165 @@ class Expected(NamedTuple):
     most: MemoryOverheads
 
 
-def size_range(
-    fit: MemoryModel,
+def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
+    """Return the memory model of traces of two or more sizes.
+
+    Returns:
+        None if their allocations or their order differ.
+    """
+    ordered = sorted(traces, key=lambda trace: trace.micro_batch_size)
+    first = ordered[0]
+    terms = _terms_of(first)
+    for trace in ordered:
+        if trace.events != first.events or _terms_of(trace) != terms:
+            return None
+    number = {term: index for index, term in enumerate(sorted(set(terms)))}
+    traced_bytes = [
+        [allocation.size_bytes for allocation in trace.allocations] for trace in ordered
+    ]
+    streams = [allocation.stream for allocation in first.allocations]
+    return MemoryModel(
+        micro_batch_sizes=np.array(
+            [trace.micro_batch_size for trace in ordered], dtype=np.int64
+        ),
+        traced_bytes=np.array(traced_bytes, dtype=np.int64),
+        term_of=np.array([number[term] for term in terms], dtype=np.int64),
+        terms=tuple(number),
+        streams=np.array(streams, dtype=np.int64),
+        events=np.array(first.events, dtype=np.int64),
+    )
+
+
+def _terms_of(trace: Trace) -> list[str]:
+    return [allocation.term for allocation in trace.allocations]
+
+
+def peak_bytes(
+    model: MemoryModel, micro_batch_size: int, overheads: MemoryOverheads
+) -> int:
+    """Return the peak memory of a device that trains with this micro-batch size."""
+    if overheads.kind == "cpu":
+        running = model.running_bytes(micro_batch_size)
+        return int(running.max()) + overheads.non_pytorch_bytes
+    traced_bytes = model.sizes_bytes(micro_batch_size).tolist()
+    # The first matmuls come before the model, so that handles and workspaces are there
+    # when it is built: workspaces are allocated first, numbered after the traced ones.
+    workspaces_bytes = overheads.workspaces_bytes
+    workspace_numbers = range(
+        len(traced_bytes), len(traced_bytes) + len(workspaces_bytes)
+    )
+    reserved_bytes = reserve(
+        [*traced_bytes, *workspaces_bytes],
+        [*workspace_numbers, *model.events.tolist()],
+        [*model.streams.tolist(), *[0] * len(workspaces_bytes)],
+        device_bytes=overheads.device_bytes,
+    )
+    return reserved_bytes + overheads.non_pytorch_bytes
+
+
+def memory_breakdown(
+    model: MemoryModel, micro_batch_size: int, overheads: MemoryOverheads
+) -> MemoryBreakdown:
+    """Return the memory breakdown at the peak."""
+    peak = peak_bytes(model, micro_batch_size, overheads)
+    peak_event = int(model.running_bytes(micro_batch_size).argmax())
+    events = model.events[: peak_event + 1]
+    is_made = events >= 0
+    signs = np.where(is_made, 1, -1)
+    numbers = np.where(is_made, events, -1 - events)
+    sizes = model.sizes_bytes(micro_batch_size)
+    by_term = np.zeros(len(model.terms), dtype=np.int64)
+    np.add.at(by_term, model.term_of[numbers], signs * sizes[numbers])
+    terms: dict[str, int] = dict(zip(model.terms, by_term.tolist(), strict=True))
+    terms[Term.WORKSPACES] = sum(overheads.workspaces_bytes)
+    terms[Term.NON_PYTORCH] = overheads.non_pytorch_bytes
+    terms[Term.ROUNDING] = peak - sum(terms.values())
+    return MemoryBreakdown(
+        micro_batch_size=micro_batch_size,
+        terms_bytes={term: size for term, size in terms.items() if size},
+        peak_bytes=peak,
+    )
+
+
+def largest_micro_batch_size(
+    model: MemoryModel,
     budget_bytes: float,
-    expected: Expected,
+    overheads: MemoryOverheads,
+    *,
+    max_micro_batch_size: int,
+) -> int:
+    """Return the largest micro-batch whose peak is within a budget.
+
+    Returns:
+        0 if not even one sequence fits.
+    """
+    return largest_within(
+        lambda micro_batch_size: peak_bytes(model, micro_batch_size, overheads),
+        budget_bytes,
+        low=0,
+        top=max_micro_batch_size,
+    )
+
+
+def size_range(
+    model: MemoryModel,
+    budget_bytes: float,
+    overheads: OverheadsRange,
     *,
     max_micro_batch_size: int,
 ) -> tuple[int, int]:
-    """Return the largest micro-batch sizes with the assumed overheads at their highest, and at their lowest."""
-    unsure_bytes = UNTRACED_SHARE[expected.usual.kind] * max(
-        0, budget_bytes - peak_bytes(fit, 1, expected.usual)
+    """Return the largest micro-batch size with most, and with least overheads."""
+    growth_bytes = max(0, budget_bytes - peak_bytes(model, 1, overheads.usual))
+    untraced_bytes = UNTRACED_SHARE[overheads.usual.kind] * growth_bytes
+    low = largest_micro_batch_size(
+        model,
+        budget_bytes - untraced_bytes,
+        overheads.most,
+        max_micro_batch_size=max_micro_batch_size,
     )
-    ends = (
-        (budget_bytes - unsure_bytes, expected.most),
-        (budget_bytes + unsure_bytes, expected.least),
-    )
-    low, high = (
-        largest_micro_batch_size(fit, *end, max_micro_batch_size=max_micro_batch_size)
-        for end in ends
+    high = largest_micro_batch_size(
+        model,
+        budget_bytes + untraced_bytes,
+        overheads.least,
+        max_micro_batch_size=max_micro_batch_size,
     )
     return low, high
 
 
-def expected_on_gpu(
+def overheads_on_gpu(
     compute_capability: tuple[int, int] | None,
     local_ranks: int,
     device_bytes: float = math.inf,
-) -> Expected:
+) -> OverheadsRange:
     """Return a GPU's overheads, with NCCL's if a node has several ranks.
 
-    Without a capability those of a Hopper.
+    Without a capability, return those of a Hopper.
     """
-    hopper = compute_capability is None or compute_capability >= (9, 0)
-    workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
-    usual = MemoryOverheads(
-        kind="cuda", workspaces_bytes=workspaces, device_bytes=device_bytes
-    )
-    among = COMMUNICATION_BYTES if local_ranks > 1 else (0, 0, 0)
-    return Expected(
-        *(
-            replace(usual, non_pytorch_bytes=sum(one))
-            for one in zip(CONTEXT_BYTES, among, strict=True)
+    is_hopper = compute_capability is None or compute_capability >= (9, 0)
+    workspace_bytes = HOPPER_WORKSPACE_BYTES if is_hopper else OLDER_WORKSPACE_BYTES
+    nccl = COMMUNICATION_BYTES if local_ranks > 1 else NO_COMMUNICATION_BYTES
+
+    def overheads(non_pytorch_bytes: int) -> MemoryOverheads:
+        return MemoryOverheads(
+            kind="cuda",
+            workspaces_bytes=(workspace_bytes,) * WORKSPACES,
+            non_pytorch_bytes=non_pytorch_bytes,
+            device_bytes=device_bytes,
         )
+
+    return OverheadsRange(
+        least=overheads(CONTEXT_BYTES.least + nccl.least),
+        usual=overheads(CONTEXT_BYTES.usual + nccl.usual),
+        most=overheads(CONTEXT_BYTES.most + nccl.most),
     )
 
 
-def expected_on_cpu() -> Expected:
+def overheads_on_cpu() -> OverheadsRange:
     """Return the memory that libraries and threads of a process take on a CPU."""
-    return Expected(
+    return OverheadsRange(
         *(
-            MemoryOverheads(kind="cpu", non_pytorch_bytes=size)
-            for size in LIBRARIES_BYTES
+            MemoryOverheads(kind="cpu", non_pytorch_bytes=size_bytes)
+            for size_bytes in LIBRARIES_BYTES
         )
     )
 
@@ -265,54 +316,71 @@ class Segment:
 
     def __init__(self, page_bytes: int, address_bytes: float = math.inf) -> None:
         self.reserved_bytes = 0
-        self._page_bytes, self._address_bytes = page_bytes, address_bytes
+        self._page_bytes = page_bytes
+        self._address_bytes = address_bytes
         self._free: list[tuple[int, int]] = []
         """Size and address of each free block, ascending."""
         self._size_at: dict[int, int] = {}
-        """Sizes of the free blocks by address; ``_size_before`` has them by end
-        address."""
+        """Sizes of the free blocks by address."""
         self._size_before: dict[int, int] = {}
+        """Sizes of the free blocks by end address."""
 
     def allocate(self, size_bytes: int) -> int:
         """Return the address of a new block."""
         index = bisect.bisect_left(self._free, (size_bytes, 0))
-        if index < len(self._free) - 1:
-            (size, address), (other, _) = self._free[index : index + 2]
-            is_last = address + size == self.reserved_bytes
-            index += is_last and other < self._address_bytes - address
+        if index + 1 < len(self._free):
+            block_bytes, address = self._free[index]
+            next_bytes, _ = self._free[index + 1]
+            # The last block counts with the size to which it could grow, so that the
+            # next larger one may be the smaller of the two.
+            is_last = address + block_bytes == self.reserved_bytes
+            if is_last and next_bytes < self._address_bytes - address:
+                index += 1
         if index < len(self._free):
-            found, address = self._free[index]
-            self._remove(found, address)
-        else:  # the last free block grows
-            last = self._size_before.get(self.reserved_bytes, 0)
-            address = self.reserved_bytes - last
-            if last:
-                self._remove(last, address)
-            self.reserved_bytes = (
-                -(-(address + size_bytes) // self._page_bytes) * self._page_bytes
-            )
-            found = self.reserved_bytes - address
-        if found > size_bytes:
-            self._add(found - size_bytes, address + size_bytes)
+            block_bytes, address = self._free[index]
+            self._remove(block_bytes, address)
+        else:
+            address = self._grow(size_bytes)
+            block_bytes = self.reserved_bytes - address
+        if block_bytes > size_bytes:
+            self._add(block_bytes - size_bytes, address + size_bytes)
+        return address
+
+    def _grow(self, size_bytes: int) -> int:
+        """Grow by whole pages until a block fits at the end; return its address.
+
+        A free block at the end becomes a part of it.
+        """
+        last_bytes = self._size_before.get(self.reserved_bytes, 0)
+        address = self.reserved_bytes - last_bytes
+        if last_bytes:
+            self._remove(last_bytes, address)
+        pages = -(-(address + size_bytes) // self._page_bytes)
+        self.reserved_bytes = pages * self._page_bytes
         return address
 
     def release(self, address: int, size_bytes: int) -> None:
         """Free a block, and merge it with free neighbours."""
-        if before := self._size_before.get(address):
-            self._remove(before, address - before)
-            address, size_bytes = address - before, size_bytes + before
-        if after := self._size_at.get(address + size_bytes):
-            self._remove(after, address + size_bytes)
-            size_bytes += after
+        before_bytes = self._size_before.get(address)
+        if before_bytes:
+            self._remove(before_bytes, address - before_bytes)
+            address -= before_bytes
+            size_bytes += before_bytes
+        after_bytes = self._size_at.get(address + size_bytes)
+        if after_bytes:
+            self._remove(after_bytes, address + size_bytes)
+            size_bytes += after_bytes
         self._add(size_bytes, address)
 
     def _add(self, size_bytes: int, address: int) -> None:
         bisect.insort(self._free, (size_bytes, address))
-        self._size_at[address] = self._size_before[address + size_bytes] = size_bytes
+        self._size_at[address] = size_bytes
+        self._size_before[address + size_bytes] = size_bytes
 
     def _remove(self, size_bytes: int, address: int) -> None:
         del self._free[bisect.bisect_left(self._free, (size_bytes, address))]
-        del self._size_at[address], self._size_before[address + size_bytes]
+        del self._size_at[address]
+        del self._size_before[address + size_bytes]
 
 
 def rounded_bytes(requested_bytes: int) -> int:
@@ -327,22 +395,33 @@ def reserve(
     *,
     device_bytes: float = math.inf,
 ) -> int:
-    """Replay a sequence of allocations.
+    """Replay a sequence of allocations through the caching allocator.
 
-    Return the bytes reserved at its end, which is also its peak.
+    Each segment may grow to 9/8 of the device's memory.
 
-    Event ``i`` makes allocation i, and ``-1 - i`` releases it. Each segment may grow to
-    9/8 of the device's memory.
+    Args:
+        sizes_bytes: Requested size of each allocation.
+        events: ``i`` makes allocation i, and ``-1 - i`` releases it.
+        streams: CUDA stream of each allocation; None if all are on one.
+        device_bytes: Memory of the device.
+
+    Returns:
+        The bytes that are reserved at the end. Segments never shrink, so it is the
+        peak.
     """
     segments: dict[tuple[int, int], Segment] = {}
     blocks: dict[int, tuple[Segment, int, int]] = {}
     for event in events:
-        if event >= 0 and (size := rounded_bytes(sizes_bytes[event])):
+        if event >= 0:
+            size = rounded_bytes(sizes_bytes[event])
+            if not size:
+                continue
             page_bytes = SMALL_PAGE_BYTES if size <= SMALL_BYTES else LARGE_PAGE_BYTES
             key = page_bytes, streams[event] if streams else 0
             if key not in segments:
                 segments[key] = Segment(page_bytes, device_bytes * ADDRESS_SHARE)
-            blocks[event] = segments[key], segments[key].allocate(size), size
+            segment = segments[key]
+            blocks[event] = segment, segment.allocate(size), size
         elif -1 - event in blocks:
             segment, address, size = blocks.pop(-1 - event)
             segment.release(address, size)

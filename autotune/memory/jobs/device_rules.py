@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotune.memory.decide.memory_model import Kind
+from autotune.memory.decide.memory_model import DeviceKind
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.kernels import attend
 from autotune.memory.values import Term
@@ -26,14 +26,14 @@ _LOWER_BOTH = (
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d"
     " prelu addmm matmul mm vecdot linear addbmm baddbmm bmm __matmul__"
 )
-_LOWER: dict[Kind, str] = {
+_LOWER: dict[DeviceKind, str] = {
     "cuda": (
         f"{_LOWER_BOTH} convolution addmv addr einsum mv chain_matmul multi_dot"
         " gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell"
     ),
     "cpu": _LOWER_BOTH,
 }
-_WIDER: dict[Kind, str] = {
+_WIDER: dict[DeviceKind, str] = {
     "cuda": (
         "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan"
         " pow __pow__ softplus layer_norm native_layer_norm rms_norm group_norm"
@@ -53,7 +53,7 @@ _WIDER: dict[Kind, str] = {
         " triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits"
     ),
 }
-_WIDER_RESULT: dict[Kind, str] = {
+_WIDER_RESULT: dict[DeviceKind, str] = {
     "cuda": "softmax log_softmax prod cumprod cumsum vector_norm matrix_norm norm sum",
     "cpu": "",
 }
@@ -68,7 +68,9 @@ class DeviceRules(TorchFunctionMode):
     autocast before. ``tape`` labels 16-bit copies of weights.
     """
 
-    def __init__(self, kind: Kind, *, bf16: bool, tape: AllocationRecorder) -> None:
+    def __init__(
+        self, kind: DeviceKind, *, bf16: bool, tape: AllocationRecorder
+    ) -> None:
         super().__init__()
         self._tape = tape
         self._cuda = kind == "cuda"

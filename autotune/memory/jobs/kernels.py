@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from autotune.memory.decide.memory_model import Kind
+from autotune.memory.decide.memory_model import DeviceKind
 from autotune.memory.jobs.allocation_recorder import OUTPUTS, Block, Requests, Within
 from trainer.config.train_config import Attention
 
@@ -101,7 +101,9 @@ def attend(  # noqa: PLR0917 - torch's own order
     return results[0]
 
 
-def within_kernels(kind: Kind, attention: Attention = "auto") -> dict[Any, Within]:
+def within_kernels(
+    kind: DeviceKind, attention: Attention = "auto"
+) -> dict[Any, Within]:
     """Return the allocator requests of each operator besides its results, in order.
 
     CUDA's are those of torch 2.11 to 2.14, recorded from the caching allocator, and of

@@ -83,7 +83,7 @@ def test_no_function_is_on_two_lists(kind):
 
 
 def rules(
-    kind: semantics.Kind, *, bf16: bool
+    kind: semantics.DeviceKind, *, bf16: bool
 ) -> tuple[AllocationRecorder, DeviceRules]:
     tape = AllocationRecorder(within_kernels(kind))
     return tape, DeviceRules(kind, bf16=bf16, tape=tape)
@@ -233,7 +233,7 @@ def test_a_weight_is_cast_once_in_a_forward_and_anew_in_the_next():
 
 
 def test_attention_on_a_gpu_keeps_no_weights_and_on_a_cpu_with_dropout_it_does():
-    def most_bytes(kind: semantics.Kind, dropout: float) -> int:
+    def most_bytes(kind: semantics.DeviceKind, dropout: float) -> int:
         tape, device_rules = rules(kind, bf16=True)
         with tape, device_rules:
             query = torch.empty(2, 4, 256, 32, device="meta", requires_grad=True)

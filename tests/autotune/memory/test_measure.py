@@ -4,7 +4,7 @@ import pytest
 
 import autotune.memory.measure
 from autotune.errors import ExceedsMemory, OutOfTime, Undecided
-from autotune.memory.decide.memory_model import expected_on_cpu, peak_bytes
+from autotune.memory.decide.memory_model import overheads_on_cpu, peak_bytes
 from autotune.memory.estimate import CannotTrace, estimate_model
 from autotune.memory.measure import Probe, ProbeRequest, probe_model
 from autotune.memory.values import Allocation, Trace, TraceRequest
@@ -105,7 +105,7 @@ def probe(tmp_path):
         site="here",
         here=None,
         local_ranks=1,
-        expected=None,
+        overheads=None,
         **changes,
     ):
         config = TrainConfig(
@@ -131,7 +131,7 @@ def probe(tmp_path):
             manifest=manifest,
             memory_budget_bytes=memory_budget_bytes,
             local_ranks=local_ranks,
-            expected=expected,
+            overheads=overheads,
         )
         train, found = probe_model(
             ready,
@@ -171,7 +171,7 @@ def test_a_trace_leads_to_the_answer_in_three_trials(probe):
     found = probe(
         FakeMachine(simulate),
         memory_budget_bytes=1_010_000_000,
-        expected=expected_on_cpu(),
+        overheads=overheads_on_cpu(),
     )
     assert bracket(found) == (35, 36)
     assert found.search_trials <= 3
@@ -190,12 +190,12 @@ def test_a_trace_that_is_wrong_or_not_to_be_had_costs_trials_and_no_exactness_an
             else simulate(trial)
         )
 
-    assert bracket(probe(FakeMachine(misled), expected=expected_on_cpu())) == (35, 36)
+    assert bracket(probe(FakeMachine(misled), overheads=overheads_on_cpu())) == (35, 36)
     crash = Crashed(detail="RuntimeError: Tensor.item() on meta")
     found = probe(
         except_where(lambda trial: trial.job == "trace", crash),
         site="there",
-        expected=expected_on_cpu(),
+        overheads=overheads_on_cpu(),
     )
     assert bracket(found) == (35, 36)
     assert "Tensor.item()" in found.not_traced
@@ -328,7 +328,7 @@ def test_one_row_that_does_not_fit_says_what_it_needs(probe):
         probe(
             FakeMachine(simulate),
             memory_budget_bytes=200_000_000,
-            expected=expected_on_cpu(),
+            overheads=overheads_on_cpu(),
         )
     assert "largest part: parameters, 286 MiB" in refused.value.message
     assert "--memory" in refused.value.next_step
@@ -352,7 +352,7 @@ def test_a_state_that_is_shared_already_is_not_divided_once_more(
         "memory_budget_bytes": 200_000_000,
     }
     with pytest.raises(ExceedsMemory) as refused:
-        probe(FakeMachine(simulate), expected=expected_on_cpu(), **changes)
+        probe(FakeMachine(simulate), overheads=overheads_on_cpu(), **changes)
     assert ("shard the state: parallel.strategy" in refused.value.next_step) == told
 
 
@@ -455,7 +455,7 @@ def trace_of_slots(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
     return Measured(figures=OF_MODEL | {"traces": traces})
 
 
-CPU = expected_on_cpu().usual
+CPU = overheads_on_cpu().usual
 LARGE_BYTES = 7 * 10**10
 
 
@@ -484,11 +484,13 @@ def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_pr
     rows = estimate.max_micro_batch_size
     assert rows == 0 or true_bytes(rows) <= budget
     assert rows == 16_384 or true_bytes(rows + 1) > budget * (1 - 1e-4)
-    assert len(estimate.fit.rows) <= 5
+    assert len(estimate.memory_model.micro_batch_sizes) <= 5
     sizes = [size for trial in machine.trials for size in trial.measured["sizes"]]
     assert len(sizes) == len(set(sizes))  # none is traced twice
     if budget == LARGE_BYTES:
-        predicted = [peak_bytes(estimate.fit, rows, CPU) for rows in (1, 7, 100, 1000)]
+        predicted = [
+            peak_bytes(estimate.memory_model, rows, CPU) for rows in (1, 7, 100, 1000)
+        ]
         assert predicted == pytest.approx(
             [true_bytes(rows) for rows in (1, 7, 100, 1000)], rel=0.01
         )
@@ -500,16 +502,16 @@ def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_abov
 
 
 def test_a_model_that_allocates_in_another_order_for_few_rows_is_predicted_from_many_and_at_every_size_not_at_all():
-    assert estimated(other_order_from=100).fit.rows.min() > 100
+    assert estimated(other_order_from=100).memory_model.micro_batch_sizes.min() > 100
     with pytest.raises(CannotTrace, match="change order"):
         estimated(unlike=range(100))
 
 
 @pytest.mark.parametrize("unlike", [8, 64, 23_109])
 def test_a_size_that_is_unlike_others_by_chance_is_left_out(unlike):
-    fit = estimated(unlike=(unlike,)).fit
-    assert unlike not in fit.rows
-    assert len(fit.rows) > 2
+    fit = estimated(unlike=(unlike,)).memory_model
+    assert unlike not in fit.micro_batch_sizes
+    assert len(fit.micro_batch_sizes) > 2
 
 
 @pytest.mark.parametrize(

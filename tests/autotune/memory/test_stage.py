@@ -109,7 +109,7 @@ def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
     assert (
         probe.local_ranks,
         probe.micro_batches,
-        probe.expected,
+        probe.overheads,
         probe.global_batch_tokens,
     ) == (1, 2, None, 2048)
     assert (
@@ -130,7 +130,7 @@ def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
         2,
     )
     assert (probe.micro_batches, probe.documents_per_sequence) == (1, 1.0)
-    assert probe.expected is not None
+    assert probe.overheads is not None
     probe = prepared(settings={"global_batch_tokens": None})
     assert probe.global_batch_tokens == 524_288
     assert probe.config.global_batch_size == pytest.approx(

@@ -98,7 +98,7 @@ class Stages:
 
         return SimpleNamespace(
             local_ranks=self.local_ranks,
-            expected=self.expected,
+            overheads=self.expected,
             memory_budget_bytes=2**30,
             request=request,
             config=request.config,
