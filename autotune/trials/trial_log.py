@@ -1,4 +1,4 @@
-"""The trial log: an append-only list of trials in a directory, and which of them belong to a profile."""
+"""The trial log: an append-only list of trials, and which of them a profile owns."""
 
 import json
 import secrets
@@ -16,19 +16,24 @@ from trainer.config.tables import canonical_json, canonical_sha256
 TRIAL_LOG_DIRECTORY = "trials"
 """Name of the trial log within a profile's directory among the reports."""
 MAX_TRIAL_LOG_BYTES = 256 * 2**20
+"""Largest file of a trial log that is read."""
 
 
 class TrialLog:
     """An append-only list of trial records in a directory.
 
-    One file per writer, merged on read.
-
-    Each line is JSON with a checksum. A torn last line, which a crash or a full disk
-    leaves, is ignored on read and never appended to: ``writer`` is a name that no other
-    process has at the same time.
+    It has a file for each writer; they are merged on read. Each line is JSON with a
+    checksum. A torn last line, which a crash or a full disk leaves, is ignored on read
+    and never appended to.
     """
 
     def __init__(self, directory: Path, writer: str) -> None:
+        """Prepare a file for this writer.
+
+        Args:
+            directory: Directory of the trial log; it need not exist.
+            writer: Name that no other process has at the same time.
+        """
         self.directory = directory
         self._file = directory / f"{writer}-{secrets.token_hex(4)}.jsonl"
 
@@ -38,59 +43,72 @@ class TrialLog:
         Raises:
             BadInput: If the directory cannot be written.
         """
-        line = (
-            canonical_json({"record": record, "sha256": canonical_sha256(record)})
-            + b"\n"
-        )
+        entry = {"record": record, "sha256": canonical_sha256(record)}
+        line = canonical_json(entry) + b"\n"
         with translate_write_errors(self._file):
             self.directory.mkdir(parents=True, exist_ok=True)
             files.append_whole(self._file, line, durable=True)
 
 
 def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return all writers' records, ordered by their ``time_utc``, and the number of corrupt lines.
+    """Read the records of all writers.
 
-    A log that does not exist yet is empty. Raise ``BadInput`` if a file of it is too
-    large for a trial log.
+    A log that does not exist yet is empty.
+
+    Returns:
+        The records, ordered by their ``time_utc``, and the number of corrupt lines.
+
+    Raises:
+        BadInput: If a file is too large for a trial log.
     """
-    found: list[dict[str, Any] | None] = []
+    records: list[dict[str, Any]] = []
+    corrupt_lines = 0
     for path in sorted(directory.glob("*.jsonl")):
         if path.stat().st_size > MAX_TRIAL_LOG_BYTES:
-            next_step = "Move it away: it is not a trial log."
             raise BadInput(
-                f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes", next_step=next_step
+                f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes",
+                next_step="Move it away: it is not a trial log.",
             )
-        found += map(_checked, path.read_bytes().splitlines())
-    records = [record for record in found if record is not None]
-    return sorted(
-        records, key=lambda record: str(record.get("time_utc", ""))
-    ), found.count(None)
+        for line in path.read_bytes().splitlines():
+            record = _intact_record(line)
+            if record is None:
+                corrupt_lines += 1
+            else:
+                records.append(record)
+    records.sort(key=lambda record: str(record.get("time_utc", "")))
+    return records, corrupt_lines
 
 
-def _checked(line: bytes) -> dict[str, Any] | None:
+def _intact_record(line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line; None if it does not match its checksum."""
     try:
         entry = json.loads(line)
         record = entry["record"]
-        intact = isinstance(record, dict) and entry["sha256"] == canonical_sha256(
+        is_intact = isinstance(record, dict) and entry["sha256"] == canonical_sha256(
             record
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return record if intact else None
+    return record if is_intact else None
 
 
 def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
-    """Return a trial log's trials of all sites and writers, oldest first, and the number of lines without one."""
-    lines, corrupt = read_trial_log(directory)
-    found = [TrialRecord.of(line) for line in lines]
-    return [record for record in found if record is not None], corrupt + found.count(
-        None
-    )
+    """Read a trial log's trials of all sites and writers.
+
+    Returns:
+        The trials, oldest first, and the number of lines without one.
+    """
+    raw_records, corrupt_lines = read_trial_log(directory)
+    records = [TrialRecord.of(raw_record) for raw_record in raw_records]
+    trial_records = [record for record in records if record is not None]
+    lines_without_trial = corrupt_lines + len(records) - len(trial_records)
+    return trial_records, lines_without_trial
 
 
-def made_on(here: Fingerprint) -> MadeOn:
+def made_on(fingerprint: Fingerprint) -> MadeOn:
     """Return the facts of a site that trials record."""
-    return MadeOn(**{name: getattr(here, name) for name in MadeOn.model_fields})
+    facts = {name: getattr(fingerprint, name) for name in MadeOn.model_fields}
+    return MadeOn(**facts)
 
 
 def report_directory(profile_path: Path, reports: Path) -> Path:
@@ -101,48 +119,70 @@ def report_directory(profile_path: Path, reports: Path) -> Path:
 def own_records(
     records: Sequence[TrialRecord], made_on: Fingerprint, seq_length_tokens: int | None
 ) -> tuple[TrialRecord, ...]:
-    """Return trials of the same model, dataset, kind of device and sequence length (None takes any)."""
+    """Return the trials of a profile.
+
+    They have the same model, dataset, kind of device and sequence length; None takes
+    any length.
+    """
     # Trials of one site are of one model and one dataset; those that name neither are
     # known by their neighbours.
-    others = {record.site for record in records if _is_other(record, made_on)}
-    own = [
-        (one, one.trial.config.get("seq_length_tokens"))
-        for one in records
-        if one.site not in others
-    ]
-    return tuple(
-        one
-        for one, length in own
-        if seq_length_tokens is None or length in (None, seq_length_tokens)
-    )
+    other_sites = {record.site for record in records if _is_other(record, made_on)}
+    own = []
+    for record in records:
+        length_tokens = record.trial.config.get("seq_length_tokens")
+        has_length = seq_length_tokens is None or length_tokens in (
+            None,
+            seq_length_tokens,
+        )
+        if record.site not in other_sites and has_length:
+            own.append(record)
+    return tuple(own)
 
 
 def trial_log_sha256(records: Iterable[TrialRecord]) -> str:
-    """Return a hash of trials and all that the trial log records of each, independent of their order."""
-    said = (record.model_dump(mode="json", exclude_unset=True) for record in records)
-    return canonical_sha256(sorted(map(canonical_sha256, said)))
+    """Return a hash of trials and all that the trial log records of each.
+
+    It is independent of their order.
+    """
+    hashes = [
+        canonical_sha256(record.model_dump(mode="json", exclude_unset=True))
+        for record in records
+    ]
+    return canonical_sha256(sorted(hashes))
 
 
 def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
-    where, config = record.made_on, record.trial.config
-    data, model = config.get("data"), config.get("model")
-    if where is not None:
-        hashes: tuple[object, object] = where.model_sha256, where.dataset_hash
-    else:
-        settings = (
-            {key: value for key, value in model.items() if key != "name"}
-            if isinstance(model, dict)
-            else None
+    """Return whether a trial is known to be of another model, dataset or device."""
+    site = record.made_on
+    if site is None:
+        # An older trial log names no site, and the device is unknown.
+        return not (
+            _model_hash_by_config(record) in (None, made_on.model_sha256)
+            and _dataset_hash_by_config(record) in (None, made_on.dataset_hash)
         )
-        dataset = data.get("dataset_hash") if isinstance(data, dict) else None
-        hashes = None if settings is None else canonical_sha256(settings), dataset
-    if hashes[0] not in (None, made_on.model_sha256) or hashes[1] not in (
-        None,
-        made_on.dataset_hash,
-    ):
+    if site.model_sha256 != made_on.model_sha256:
         return True
-    if where is None or (where.gpu_name is None and made_on.gpu_name is not None):
-        return False  # unknown; or a GPU's steps are replayed on a machine without one
-    return where.gpu_name != made_on.gpu_name or (
-        where.gpu_name is None and where.cpu_model != made_on.cpu_model
+    if site.dataset_hash != made_on.dataset_hash:
+        return True
+    if site.gpu_name is None and made_on.gpu_name is not None:
+        # A GPU's steps are replayed on a machine without one.
+        return False
+    if site.gpu_name != made_on.gpu_name:
+        return True
+    return site.gpu_name is None and site.cpu_model != made_on.cpu_model
+
+
+def _model_hash_by_config(record: TrialRecord) -> str | None:
+    """Return the hash of a trial's model, as profiles compute it; None if unknown."""
+    model = record.trial.config.get("model")
+    if not isinstance(model, dict):
+        return None
+    return canonical_sha256(
+        {name: value for name, value in model.items() if name != "name"}
     )
+
+
+def _dataset_hash_by_config(record: TrialRecord) -> object:
+    """Return the hash of a trial's dataset; None if unknown."""
+    data = record.trial.config.get("data")
+    return data.get("dataset_hash") if isinstance(data, dict) else None

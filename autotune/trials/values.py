@@ -1,6 +1,8 @@
 """A trial: the request, its key, its outcome and its figures.
 
-Trials with equal keys measure the same.
+Trials with equal keys measure the same. A ``TrialRequest`` of a job makes a ``Trial``;
+a machine runs it to an ``Outcome``; if that is ``Measured``, the ``JobFigures`` of the
+job read its figures. ``TrialRecord`` is all of this in the trial log.
 """
 
 import functools
@@ -30,7 +32,10 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory(_Failure):
-    """The allocator ran out of memory: the only outcome that shows that a size does not fit."""
+    """The allocator ran out of memory.
+
+    No other outcome shows that a size does not fit.
+    """
 
     kind: Literal["out_of_memory"] = field(default="out_of_memory", init=False)
 
@@ -63,13 +68,17 @@ class Crashed(_Failure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contaminated(_Failure):
-    """Another process used the device, or the hardware slowed down: the figures are discarded."""
+    """Another process used the device, or the hardware slowed down.
+
+    The figures are discarded.
+    """
 
     kind: Literal["contaminated"] = field(default="contaminated", init=False)
 
 
 Outcome = Measured | OutOfMemory | HostOutOfMemory | TimedOut | Crashed | Contaminated
 _KINDS = {kind.__dataclass_fields__["kind"].default: kind for kind in get_args(Outcome)}
+"""Class of each kind of outcome."""
 _WORDS = {"measured": "completed", "host_out_of_memory": "killed: host out of memory"}
 
 
@@ -80,10 +89,13 @@ def outcome_from_json(value: dict[str, Any]) -> Outcome:
         ValueError: If its kind is unknown or a field is missing.
     """
     kind = value.get("kind")
-    name, of = ("figures", dict) if kind == "measured" else ("detail", str)
-    if kind in _KINDS and isinstance(value.get(name), of):
-        found: Outcome = _KINDS[kind](**{name: value[name]})
-        return found
+    figures = value.get("figures")
+    detail = value.get("detail")
+    if kind == "measured" and isinstance(figures, dict):
+        return Measured(figures=figures)
+    if kind != "measured" and kind in _KINDS and isinstance(detail, str):
+        outcome: Outcome = _KINDS[kind](detail=detail)
+        return outcome
     raise ValueError(f"not an outcome: {value!r}")
 
 
@@ -140,9 +152,9 @@ class Trial:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Settings of the trainer, perhaps written by another version of this project.
+        """Settings of the trainer, perhaps written by another version of the project.
 
-        Empty without any.
+        Empty if the trial has none.
         """
         config = self.measured.get("config")
         return config if isinstance(config, dict) else {}
@@ -150,24 +162,23 @@ class Trial:
     @property
     def ranks(self) -> int:
         """Number of ranks that it keeps busy; one if it names none."""
-        counts = [
+        factors = [
             self.measured.get(name)
             for name in ("local_ranks", "nodes", "ranks_per_node")
         ]
         return math.prod(
-            count for count in counts if isinstance(count, int) and count > 0
+            factor for factor in factors if isinstance(factor, int) and factor > 0
         )
 
     @property
     def is_timed(self) -> bool:
         """True if the result depends on the speed of the device."""
-        steps = self.measured.get("timed_steps")
-        long_enough = (
-            self.job != "step"
-            or not isinstance(steps, int)
-            or steps >= FEWEST_TIMED_STEPS
-        )
-        return long_enough and self.job != "own_step"
+        if self.job == "own_step":
+            return False
+        timed_steps = self.measured.get("timed_steps")
+        if self.job == "step" and isinstance(timed_steps, int):
+            return timed_steps >= FEWEST_TIMED_STEPS
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +193,10 @@ class FinishedTrial:
 
 
 class MadeOn(StrictTable):
-    """Machine, software, model and dataset of a trial, as in its profile's fingerprint."""
+    """Machine, software, model and dataset of a trial.
+
+    They are as in the fingerprint of its profile.
+    """
 
     gpu_name: str | None = None
     driver: str | None = None
@@ -196,11 +210,9 @@ class MadeOn(StrictTable):
     @property
     def machine(self) -> str:
         """The device, in words."""
-        return (
-            f"{self.gpu_count} x {self.gpu_name}"
-            if self.gpu_name
-            else self.cpu_model or "cpu"
-        )
+        if self.gpu_name:
+            return f"{self.gpu_count} x {self.gpu_name}"
+        return self.cpu_model or "cpu"
 
     @property
     def processors(self) -> str:
@@ -231,13 +243,13 @@ class TrialRecord(StrictTable):
         Return None if it is no trial of this version of the project.
         """
         try:
-            found = parse_table(cls, record, where="trial_log")
-            outcome = outcome_from_json(found.outcome)
-            if isinstance(outcome, Measured) and found.job in _FIGURES:
-                _FIGURES[found.job].of(outcome)
+            trial_record = parse_table(cls, record, where="trial_log")
+            outcome = outcome_from_json(trial_record.outcome)
+            if isinstance(outcome, Measured) and trial_record.job in _FIGURES:
+                _FIGURES[trial_record.job].of(outcome)
         except (BadConfig, ValueError, KeyError, TypeError):
             return None
-        return found
+        return trial_record
 
     @property
     def trial(self) -> Trial:
@@ -246,10 +258,9 @@ class TrialRecord(StrictTable):
 
     def finished(self) -> FinishedTrial:
         """Return the trial with its outcome."""
-        outcome = outcome_from_json(self.outcome)
         return FinishedTrial(
             trial=self.trial,
-            outcome=outcome,
+            outcome=outcome_from_json(self.outcome),
             seconds=self.seconds,
             label=self.label,
             from_trial_log=True,
@@ -263,16 +274,17 @@ class JobFigures:
 
     @classmethod
     def of(cls, outcome: Measured) -> Self:
-        """Read a trial's figures but unknown ones.
+        """Read a trial's figures; unknown ones are left out.
 
         Raises:
             ValueError: If one is missing or of another type.
         """
-        found: Self = _reader(cls).validate_python(outcome.figures)  # type: ignore[arg-type]  # classes are hashable
-        return found
+        figures: Self = _adapter(cls).validate_python(outcome.figures)  # type: ignore[arg-type]  # classes are hashable
+        return figures
 
 
-_reader = functools.cache(TypeAdapter)
+# Building an adapter takes much longer than reading with it.
+_adapter = functools.cache(TypeAdapter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +310,10 @@ class StepFigures(JobFigures):
 
 
 class GpuUse(StrictTable):
-    """Activity of GPUs in one or several windows of training: means, shares from 0 to 1; None if not reported."""
+    """Activity of GPUs in one or several windows of training.
+
+    Figures are means, shares from 0 to 1; None if not reported.
+    """
 
     utilisation_share: Share | None = None
     """Share of the time with a kernel running, by NVML; this is not MFU."""
@@ -363,7 +378,10 @@ class LoadedWindow(JobFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFigures(LoadedWindow):
-    """Figures of a ``training`` job: a timed window of optimizer steps on the dataset, over all local ranks."""
+    """Figures of a ``training`` job.
+
+    They are of a timed window of optimizer steps on the dataset, over all local ranks.
+    """
 
     optimizer_steps: int
     """Steps that ran, discarded ones included."""
@@ -414,7 +432,10 @@ class LinkFigures(JobFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSyncFigures(JobFigures):
-    """Figures of a ``gradient_sync`` job: optimizer steps of all ranks on cached batches of the dataset."""
+    """Figures of a ``gradient_sync`` job.
+
+    They are of optimizer steps of all ranks on cached batches of the dataset.
+    """
 
     step_s: tuple[float, ...]
     """Time of each step on its slowest rank."""
@@ -454,17 +475,18 @@ class TrialRequest(StrictTable):
     def trial(self, *, timeout_s: float, **local: Any) -> Trial:
         """Return the trial of this request.
 
-        ``local`` holds its inputs that depend on this machine.
+        Args:
+            timeout_s: Time limit of the trial.
+            local: Inputs that depend on this machine.
         """
         # Fields with a default came later; leaving defaults out keeps the keys of
         # trials in older trial logs.
-        fields = type(self).model_fields.items()
-        defaults = {
+        unchanged = {
             name
-            for name, field in fields
-            if not field.is_required() and getattr(self, name) == field.default
+            for name, info in type(self).model_fields.items()
+            if not info.is_required() and getattr(self, name) == info.default
         }
-        measured = self.model_dump(mode="json", exclude=defaults)
+        measured = self.model_dump(mode="json", exclude=unchanged)
         return Trial(job=self.job, measured=measured, timeout_s=timeout_s, local=local)
 
     @classmethod
