@@ -1,4 +1,4 @@
-"""Choice of micro-batch size, batch split and defaults of a profile."""
+"""Choice of micro-batch size, split of the global batch, and defaults of a profile."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ RoBERTa's 4 million."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchChoice:
-    """Micro-batch size to train with, and the reason why it is not the largest that fits."""
+    """Micro-batch size to train with, and why it is not the largest that fits."""
 
     micro_batch_size: int
     reason: str
@@ -42,14 +42,17 @@ def with_headroom(feasible_max: int, headroom_share: float) -> int:
     return max(1, math.floor(feasible_max * (1 - headroom_share)))
 
 
-def curve_sizes(limit_rows: int) -> list[int]:
-    """Return the micro-batch sizes at which throughput is measured: powers of two, and the limit itself."""
+def curve_sizes(largest_size: int) -> list[int]:
+    """Return the micro-batch sizes at which throughput is measured.
+
+    They are the powers of two below the largest size, and this size itself.
+    """
     powers = [
         2**exponent
-        for exponent in range(limit_rows.bit_length())
-        if 2**exponent < limit_rows
+        for exponent in range(largest_size.bit_length())
+        if 2**exponent < largest_size
     ]
-    return [*powers, limit_rows]
+    return [*powers, largest_size]
 
 
 def choose_micro_batch(
@@ -60,94 +63,110 @@ def choose_micro_batch(
     ranks: int,
     sizes: Sequence[int] | None = None,
 ) -> MicroBatchChoice:
-    """Return the smallest micro-batch size within 2 % of the least predicted time per optimizer step.
+    """Return the smallest micro-batch size within 2 % of the shortest optimizer step.
 
-    A step takes as many micro-batches as hold the global batch, each as long as the
-    curve predicts, empty sequences included: 65 sequences take 8 micro-batches of 9, or
-    13 of 5. The largest point of the curve leaves the headroom free; without ``sizes``,
-    only measured sizes are candidates.
+    The time of a step is predicted. A step takes as many micro-batches as hold the
+    global batch, each as long as the curve predicts, empty sequences included: 65
+    sequences take 8 micro-batches of 9, or 13 of 5.
+
+    Args:
+        curve: Measured throughput by micro-batch size; its largest point leaves the
+            headroom free.
+        feasible_max: Largest micro-batch size that fits.
+        global_batch_size: Sequences of an optimizer step over all ranks.
+        ranks: Ranks that train together.
+        sizes: Candidates; without any, only measured sizes are.
     """
     points = sorted(curve, key=lambda point: point.micro_batch_size)
-    limit = points[-1].micro_batch_size
-    asked = [
-        rows
-        for rows in sizes or [point.micro_batch_size for point in points]
-        if rows <= limit
-    ]
-    step_s = {
-        rows: _step_s(
-            points, split_global_batch(max(global_batch_size, ranks), rows, ranks)
-        )
-        for rows in asked
+    largest = points[-1].micro_batch_size
+    # A rank has at least one sequence.
+    global_batch_size = max(global_batch_size, ranks)
+    splits = {
+        size: split_global_batch(global_batch_size, size, ranks)
+        for size in sizes or [point.micro_batch_size for point in points]
+        if size <= largest
     }
-    least = min(step_s.values())
-    rows = min(
-        rows for rows, seconds in step_s.items() if seconds * KNEE_SHARE <= least
-    )
-    split = split_global_batch(max(global_batch_size, ranks), rows, ranks)
-    if split.gradient_accumulation_steps == 1:
-        need = f"your global batch needs {split.micro_batch_size} per GPU"
+    step_s = {size: _step_s(points, split) for size, split in splits.items()}
+    shortest_s = min(step_s.values())
+    chosen = min(size for size in step_s if step_s[size] * KNEE_SHARE <= shortest_s)
+    steps = splits[chosen].gradient_accumulation_steps
+    if steps == 1:
+        needed = splits[chosen].micro_batch_size
         return MicroBatchChoice(
-            micro_batch_size=rows, reason=f"{feasible_max} fit; {need}"
+            micro_batch_size=chosen,
+            reason=f"{feasible_max} fit; your global batch needs {needed} per GPU",
         )
-    words = (
-        f"micro-batch size {rows} x {split.gradient_accumulation_steps} accumulation"
-        " steps"
-    )
+    split = f"micro-batch size {chosen} x {steps} accumulation steps"
     fit = f"{feasible_max} is the largest that fits"
-    if rows == limit:
-        free = "" if limit == feasible_max else ", but leaves no headroom"
+    if chosen == largest:
+        headroom = "" if largest == feasible_max else ", but leaves no headroom"
         return MicroBatchChoice(
-            micro_batch_size=rows,
-            reason=f"{words} has the shortest predicted step; {fit}{free}",
+            micro_batch_size=chosen,
+            reason=f"{split} has the shortest predicted step; {fit}{headroom}",
         )
-    whole = split_global_batch(max(global_batch_size, ranks), limit, ranks)
-    more = _step_s(points, whole) / step_s[rows] - 1
-    words += (
-        f" is the smallest split within {1 - KNEE_SHARE:.0%} of the shortest predicted"
-        " step"
+    largest_split = split_global_batch(global_batch_size, largest, ranks)
+    change = _step_s(points, largest_split) / step_s[chosen] - 1
+    more_or_less = "more" if change > 0 else "less"
+    return MicroBatchChoice(
+        micro_batch_size=chosen,
+        reason=(
+            f"{split} is the smallest split within {1 - KNEE_SHARE:.0%} of the shortest"
+            f" predicted step; {largest} x {largest_split.gradient_accumulation_steps}"
+            f" would take {abs(change):.1%} {more_or_less} time; {fit}"
+        ),
     )
-    more_or_less = f"{abs(more):.1%} {'more' if more > 0 else 'less'} time"
-    other = f"{limit} x {whole.gradient_accumulation_steps} would take {more_or_less}"
-    return MicroBatchChoice(micro_batch_size=rows, reason=f"{words}; {other}; {fit}")
 
 
 def _step_s(points: Sequence[CurvePoint], split: "GlobalBatchSplit") -> float:
-    """Return the seconds of an optimizer step per position of a sequence, interpolated between measured sizes."""
-    # Per position of a sequence.
-    seconds = [point.micro_batch_size / point.padded_tokens_per_s for point in points]
-    micro_s = np.interp(
-        split.micro_batch_size, [point.micro_batch_size for point in points], seconds
-    )
-    return split.gradient_accumulation_steps * float(micro_s)
+    """Return the predicted time of an optimizer step, interpolated between points.
+
+    It is in seconds per position of a sequence, so that it only compares splits.
+    """
+    sizes = [point.micro_batch_size for point in points]
+    micro_batches_s = [
+        point.micro_batch_size / point.padded_tokens_per_s for point in points
+    ]
+    micro_batch_s = np.interp(split.micro_batch_size, sizes, micro_batches_s)
+    return split.gradient_accumulation_steps * float(micro_batch_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BoundedPoint:
+    """Bounds of the throughput at a micro-batch size."""
+
+    micro_batch_size: int
+    low: float
+    high: float
 
 
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """Return bounds of the smallest micro-batch size within 2 % of the best.
 
-    None if the steps show no spread.
+    Returns:
+        None if the steps of a size show no spread.
     """
-    ends = [
-        (
-            point.micro_batch_size,
-            point.padded_tokens_per_s_low,
-            point.padded_tokens_per_s_high,
+    points = []
+    for point in curve:
+        low = point.padded_tokens_per_s_low
+        high = point.padded_tokens_per_s_high
+        if low is None or high is None:
+            return None
+        points.append(
+            _BoundedPoint(micro_batch_size=point.micro_batch_size, low=low, high=high)
         )
-        for point in curve
-    ]
-    known = [
-        (rows, low, high)
-        for rows, low, high in ends
-        if low is not None and high is not None
-    ]
-    if len(known) < len(ends) or not ends:
+    if not points:
         return None
-    best_rows, best_low, best_high = max(known, key=lambda end: end[1] * end[2])
-    earliest = min(rows for rows, _, high in known if high >= KNEE_SHARE * best_low)
+    # By the geometric mean of its bounds.
+    best = max(points, key=lambda point: point.low * point.high)
+    earliest = min(
+        point.micro_batch_size
+        for point in points
+        if point.high >= KNEE_SHARE * best.low
+    )
     latest = min(
-        rows
-        for rows, low, _ in known
-        if low >= KNEE_SHARE * best_high or rows == best_rows
+        point.micro_batch_size
+        for point in points
+        if point.low >= KNEE_SHARE * best.high or point is best
     )
     return earliest, latest
 
@@ -185,24 +204,31 @@ def split_global_batch(
             next_step=next_step,
         )
     micro_batches = math.ceil(global_batch_size / (micro_batch_size * ranks))
-    unit = micro_batches * ranks
-    rows = math.ceil(global_batch_size / unit)
-    empty = rows * unit - global_batch_size
-    nearest = (
-        tuple(sorted({max(unit, global_batch_size // unit * unit), rows * unit}))
-        if empty
-        else ()
-    )
+    all_micro_batches = micro_batches * ranks
+    size = math.ceil(global_batch_size / all_micro_batches)
+    empty_sequences = size * all_micro_batches - global_batch_size
+    without_empty: tuple[int, ...] = ()
+    if empty_sequences:
+        below = global_batch_size // all_micro_batches * all_micro_batches
+        above = size * all_micro_batches
+        without_empty = tuple(sorted({max(all_micro_batches, below), above}))
     return GlobalBatchSplit(
         gradient_accumulation_steps=micro_batches,
-        micro_batch_size=rows,
-        empty_sequences=empty,
-        without_empty=nearest,
+        micro_batch_size=size,
+        empty_sequences=empty_sequences,
+        without_empty=without_empty,
     )
 
 
 def global_batch_size_of(
     global_batch_tokens: int, mean_tokens_per_sequence: float
 ) -> int:
-    """Return the number of sequences whose non-padding tokens come closest to the global batch; at least 1."""
+    """Return the number of sequences that come closest to a global batch in tokens.
+
+    It is at least 1.
+
+    Args:
+        global_batch_tokens: Non-padding tokens of an optimizer step over all ranks.
+        mean_tokens_per_sequence: Non-padding tokens of a sequence, on average.
+    """
     return max(1, round(global_batch_tokens / mean_tokens_per_sequence))

@@ -1,14 +1,17 @@
-"""Explanation of each setting of a profile: measured, set by you, or left at its default. Pure."""
+"""Explanation of each setting of a profile. Pure.
 
-from collections.abc import Sequence
+A setting was measured, set by you, or left at its default.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.advice.values import EvidenceFigure, figure
 from autotune.base.wording import plural
 from autotune.errors import BadInput
-from autotune.memory.values import ProbeEvidence
-from autotune.network.values import NetworkEvidence
+from autotune.memory.values import CurvePoint, ProbeEvidence
+from autotune.network.values import GradientSyncRow, NetworkEvidence
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     choose_micro_batch,
@@ -18,7 +21,14 @@ from autotune.profiles.values import Profile
 from autotune.search.values import KNOBS, Configuration, ExploredRow
 from autotune.workers.values import VERDICT_WORDS, WorkersEvidence
 from trainer.config.tables import nearest
-from trainer.config.train_config import DataSettings, Tag, TrainConfig, dotted, tagged
+from trainer.config.train_config import (
+    DataSettings,
+    ParallelSettings,
+    Tag,
+    TrainConfig,
+    dotted,
+    tagged,
+)
 
 Origin = Literal[
     "measured", "allocator", "constraint", "requested", "default", "changed"
@@ -28,11 +38,22 @@ memory on a pretended GPU. ``constraint``: follows from your input. ``requested`
 option, for which alone the figures hold. ``default``: the trainer's. ``changed``: none
 of these, edited by hand or by ``autotune advise``."""
 
-_PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
-_OF_GRADIENT_SYNC = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
-_OF_LOADER = tagged(DataSettings, Tag.LOADER)
-_ASKED_FOR = dict.fromkeys(("model.name", "model.config", "model.null_keys"), "model")
-_ASKED_FOR |= dict.fromkeys(("data.path", "data.dataset_hash"), "dataset")
+_PROBED_SETTINGS = tagged(TrainConfig, Tag.PROBED)
+_GRADIENT_SYNC_SETTINGS = (
+    "strategy",
+    "shard_ranks",
+    "bucket_cap_mib",
+    "gradient_dtype",
+)
+_LOADER_SETTINGS = tagged(DataSettings, Tag.LOADER)
+_SUBJECT_OF_SETTING = {
+    "model.name": "model",
+    "model.config": "model",
+    "model.null_keys": "model",
+    "data.path": "dataset",
+    "data.dataset_hash": "dataset",
+}
+"""What the user tuned for, by the setting that names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +74,16 @@ class Explanation:
 def explanations(profile: Profile) -> tuple[Explanation, ...]:
     """Return every setting of a profile with its reason, in the order of the schema."""
     train = profile.train
-    values, defaults = (
-        dotted(one.model_dump(mode="json"))
-        for one in (train, TrainConfig(model=train.model))
-    )
+    values = dotted(train.model_dump(mode="json"))
+    defaults = dotted(TrainConfig(model=train.model).model_dump(mode="json"))
     return tuple(
-        _explain(profile, key, value, defaults[key]) for key, value in values.items()
+        replace(
+            _explain(profile, key, value, defaults[key]),
+            key=key,
+            value=value,
+            meaning=meaning_of(key),
+        )
+        for key, value in values.items()
     )
 
 
@@ -71,14 +96,15 @@ def meaning_of(key: str) -> str | None:
     description: str | None = None
     for part in key.split("."):
         field = getattr(table, "model_fields", {}).get(part)
-        table, description = (
-            (field.annotation, field.description) if field else (None, None)
-        )
+        if field is None:
+            return None
+        table = field.annotation
+        description = field.description
     return description and " ".join(description.split())
 
 
 def select_explanations(
-    found: Sequence[Explanation], key: str
+    all_explanations: Sequence[Explanation], key: str
 ) -> tuple[Explanation, ...]:
     """Return explanations of a setting, or of a group such as ``data``.
 
@@ -86,92 +112,112 @@ def select_explanations(
         BadInput: If it is unknown.
     """
     name = key.removeprefix("train.")
-    chosen = tuple(
-        one for one in found if one.key == name or one.key.startswith(f"{name}.")
+    selected = tuple(
+        explanation
+        for explanation in all_explanations
+        if explanation.key == name or explanation.key.startswith(f"{name}.")
     )
-    if chosen:
-        return chosen
-    known = [one.key for one in found]
-    match = nearest(name, known) or nearest(
-        name, [one.rpartition(".")[2] for one in known]
+    if selected:
+        return selected
+    suggestion = _nearest_key(name, [known.key for known in all_explanations])
+    raise BadInput(
+        f"unknown setting {key[:80]!r}",
+        next_step=(
+            "Omit the key to list all settings with their reasons."
+            if suggestion is None
+            else f"Did you mean {suggestion!r}?"
+        ),
     )
-    whole = next((one for one in known if match in (one, one.rpartition(".")[2])), None)
-    next_step = (
-        f"Did you mean {whole!r}?"
-        if whole
-        else "Omit the key to list all settings with their reasons."
-    )
-    raise BadInput(f"unknown setting {key[:80]!r}", next_step=next_step)
+
+
+def _nearest_key(name: str, keys: Sequence[str]) -> str | None:
+    """Return the dotted key closest to a misspelt one, or to its last part."""
+    match = nearest(name, list(keys))
+    if match is None:
+        match = nearest(name, [_last_part(key) for key in keys])
+    for key in keys:
+        if match in (key, _last_part(key)):
+            return key
+    return None
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:
-    evidence, (table, _, name) = profile.evidence, key.rpartition(".")
-    joint = None if evidence.workers is None else evidence.workers.joint
-    loads = table == "data" and (
-        name == "num_workers"
-        or (name in _OF_LOADER and joint is not None and joint.adopted)
-    )
-    if (explored := _explored(profile, key, value)) is not None:
-        found = explored
-    elif key == "micro_batch_size" and evidence.probe is not None:
-        found = _micro_batch(profile, evidence.probe)
-    elif key == "global_batch_size" and evidence.probe is not None:
-        found = _global_batch(profile, evidence.probe.mean_tokens_per_sequence)
-    elif loads and evidence.workers is not None:
-        found = _loader(profile, evidence.workers, name)
-    elif (
-        table == "parallel"
-        and name in _OF_GRADIENT_SYNC
-        and evidence.network is not None
-    ):
-        found = _gradient_sync(profile, evidence.network, key, value)
-    else:
-        found = _given(profile, key, value, default)
-    return replace(found, key=key, value=value, meaning=meaning_of(key))
+    """Explain a setting by the evidence that decided it.
+
+    Its key, value and meaning are left out.
+    """
+    evidence = profile.evidence
+    explored = _explain_explored(profile, key, value)
+    if explored is not None:
+        return explored
+    if key == "micro_batch_size" and evidence.probe is not None:
+        return _explain_micro_batch(profile, evidence.probe)
+    if key == "global_batch_size" and evidence.probe is not None:
+        tokens_per_sequence = evidence.probe.mean_tokens_per_sequence
+        return _explain_global_batch(profile, tokens_per_sequence)
+    table, _, name = key.rpartition(".")
+    if evidence.workers is not None and table == "data":
+        joint = evidence.workers.joint
+        is_searched = joint is not None and joint.adopted and name in _LOADER_SETTINGS
+        if name == "num_workers" or is_searched:
+            return _explain_loader(profile, evidence.workers, name)
+    is_gradient_sync = table == "parallel" and name in _GRADIENT_SYNC_SETTINGS
+    if evidence.network is not None and is_gradient_sync:
+        return _explain_gradient_sync(profile, evidence.network, key, value)
+    return _explain_given(profile, key, value, default)
 
 
 def _is_split(profile: Profile) -> bool:
-    """Return whether network tuning chose the micro-batch size, by its split of the global batch."""
-    network, rows = profile.evidence.network, profile.train.micro_batch_size
-    return network is not None and any(
-        row.micro_batch_size == rows for row in network.gradient_syncs
-    )
+    """Return whether network tuning chose the micro-batch size.
+
+    It does so by its split of the global batch.
+    """
+    network = profile.evidence.network
+    if network is None:
+        return False
+    sizes = [row.micro_batch_size for row in network.gradient_syncs]
+    return profile.train.micro_batch_size in sizes
 
 
-def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
+def _explain_explored(profile: Profile, key: str, value: object) -> Explanation | None:
     """Explain a setting by an exploration.
 
-    Return None if that tried one value only, or a later command decided it.
+    Returns:
+        None if that tried one value only, or a later command decided it.
     """
-    found, probe = profile.evidence.explore, profile.evidence.probe
-    if found is None or key not in KNOBS:
+    explore = profile.evidence.explore
+    probe = profile.evidence.probe
+    if explore is None or key not in KNOBS:
         return None
-    if key == "micro_batch_size" and (not found.adopted or _is_split(profile)):
+    if key == "micro_batch_size" and (not explore.adopted or _is_split(profile)):
         return None
-    of_value: dict[object, list[ExploredRow]] = {}
-    for row in found.rows:
-        of_value.setdefault(getattr(row.settings, key), []).append(row)
-    if len(of_value) < 2:
+    rows_by_value: dict[object, list[ExploredRow]] = {}
+    for row in explore.rows:
+        rows_by_value.setdefault(getattr(row.settings, key), []).append(row)
+    if len(rows_by_value) < 2:
         return None
-    name = f"{found.candidate.name}, relative to the starting configuration"
-    is_other = found.candidate != found.starting
-    figures = (
-        [figure(name, found.ratio, "ratio", "evidence.explore")] if is_other else []
-    )
+    figures: list[EvidenceFigure] = []
+    if explore.candidate != explore.starting:
+        name = f"{explore.candidate.name}, relative to the starting configuration"
+        figures.append(figure(name, explore.ratio, "ratio", "evidence.explore"))
     if key == "micro_batch_size" and probe is not None:
-        figures += _micro_batch(profile, probe).evidence
-    chosen, because = (
-        getattr(found.chosen, key),
-        f"joint search of the step's settings: {found.choice}",
-    )
+        figures += _explain_micro_batch(profile, probe).evidence
+    chosen = getattr(explore.chosen, key)
+    because = f"joint search of the step's settings: {explore.choice}"
+    if chosen != value:
+        because = f"{chosen} was chosen; {because}"
     return Explanation(
         origin="measured" if chosen == value else "changed",
         evidence=tuple(figures),
-        because=because if chosen == value else f"{chosen} was chosen; {because}",
+        because=because,
         rejected=tuple(
-            _best_with(one, rows, found.starting)
-            for one, rows in of_value.items()
-            if one != chosen
+            _best_with(other, rows, explore.starting)
+            for other, rows in rows_by_value.items()
+            if other != chosen
         ),
     )
 
@@ -179,69 +225,125 @@ def _explored(profile: Profile, key: str, value: object) -> Explanation | None:
 def _best_with(
     value: object, rows: Sequence[ExploredRow], starting: Configuration
 ) -> str:
-    """Return the best configuration with another value, and its ratio to the starting configuration."""
-    said = str(value).lower() if isinstance(value, bool) else value
-    tried = {row.settings.name: row.ratio_to_starting for row in rows}
+    """Return the best configuration with a value of a setting, in words.
+
+    Args:
+        value: Another value of the setting than the chosen one.
+        rows: Configurations with this value.
+        starting: Configuration that all were compared with.
+    """
+    shown = str(value).lower() if isinstance(value, bool) else value
+    all_ratios = {row.settings.name: row.ratio_to_starting for row in rows}
     if any(row.settings == starting for row in rows):
-        tried[starting.name] = 1.0
-    ratios = {name: ratio for name, ratio in tried.items() if ratio is not None}
+        all_ratios[starting.name] = 1.0
+    ratios = {name: ratio for name, ratio in all_ratios.items() if ratio is not None}
     if not ratios:
-        return f"{said}: {', '.join(dict.fromkeys(row.outcome for row in rows))}"
-    name = max(ratios, key=lambda one: ratios[one])
-    if name == starting.name:
+        outcomes = dict.fromkeys(row.outcome for row in rows)
+        return f"{shown}: {', '.join(outcomes)}"
+    best = max(ratios, key=lambda name: ratios[name])
+    if best == starting.name:
         return (
-            f"{said}: no configuration with it was faster than the starting one, which"
+            f"{shown}: no configuration with it was faster than the starting one, which"
             " has it"
         )
     return (
-        f"{said}: at best {ratios[name]:.3f} times the starting configuration, with"
-        f" {name}"
+        f"{shown}: at best {ratios[best]:.3f} times the starting configuration, with"
+        f" {best}"
     )
 
 
-def _given(profile: Profile, key: str, value: object, default: object) -> Explanation:
-    decides = profile.evidence.probe is not None and key in _PROBED_WITH
-    origin: Origin = "changed"
-    because = (
-        f"set by hand or by autotune advise; the default is {default}, and no"
-        " measurement decides it"
-    )
-    if key in _ASKED_FOR:
-        origin, because = (
-            "constraint",
-            f"the {_ASKED_FOR[key]} you tuned for; a different one is rejected",
+def _explain_given(
+    profile: Profile, key: str, value: object, default: object
+) -> Explanation:
+    """Explain a setting that no measurement decided."""
+    if key in _SUBJECT_OF_SETTING:
+        subject = _SUBJECT_OF_SETTING[key]
+        return Explanation(
+            origin="constraint",
+            because=f"the {subject} you tuned for; a different one is rejected",
         )
-    elif value == default:
-        measured_with = "; all figures were measured with it" if decides else ""
-        origin, because = "default", f"the trainer's default{measured_with}"
-    elif decides:
-        origin = "requested"
+    is_probed = profile.evidence.probe is not None and key in _PROBED_SETTINGS
+    if value == default:
+        because = "the trainer's default"
+        if is_probed:
+            because += "; all figures were measured with it"
+        return Explanation(origin="default", because=because)
+    if is_probed:
+        return Explanation(
+            origin="requested",
+            because=(
+                "an option of the probe, or its default for this device; all figures"
+                " hold only for it"
+            ),
+        )
+    return Explanation(
+        origin="changed",
+        because=(
+            f"set by hand or by autotune advise; the default is {default}, and no"
+            " measurement decides it"
+        ),
+    )
+
+
+def _explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
+    size = profile.train.micro_batch_size
+    origin: Origin = profile.fingerprint.bytes_known
+    chosen = size
+    if probe.curve:
+        origin = "measured"
+        chosen = choose_micro_batch(
+            probe.curve,
+            probe.feasible_max,
+            global_batch_size=profile.train.global_batch_size,
+            ranks=probe.local_ranks,
+        ).micro_batch_size
+    because = probe.choice
+    if size != chosen and _is_split(profile):
         because = (
-            "an option of the probe, or its default for this device; all figures hold"
-            " only for it"
+            "split of the global batch by the chosen gradient synchronisation; the"
+            f" probe chose {chosen}"
         )
-    return Explanation(origin=origin, because=because)
-
-
-def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
-    rows, known = profile.train.micro_batch_size, profile.fingerprint.bytes_known
-    curve = {point.micro_batch_size: point for point in probe.curve}
-    best = max(probe.curve, key=lambda point: point.padded_tokens_per_s, default=None)
-    told = dict.fromkeys(
-        one for one in (probe.promised(rows), curve.get(rows), best) if one is not None
+    elif size != chosen:
+        origin = "changed"
+        because = f"{chosen} was measured to be the best choice: {probe.choice}"
+    return Explanation(
+        origin=origin,
+        because=because,
+        evidence=(
+            *_throughput_figures(probe, size),
+            *_memory_figures(profile, probe),
+        ),
+        rejected=tuple(_rejected_sizes(probe, size)),
     )
-    budget_bytes = profile.constraints.memory_budget_bytes
-    figures = []
-    for point in told:
-        name, source = (
+
+
+def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFigure]:
+    """Yield the throughput at a micro-batch size and at the fastest one."""
+    curve = {point.micro_batch_size: point for point in probe.curve}
+    points = (probe.promised(size), curve.get(size), _fastest(probe))
+    for point in dict.fromkeys(points):
+        if point is None:
+            continue
+        part = "sustained" if point is probe.sustained else "curve"
+        yield figure(
             f"tokens/s with padding at micro-batch size {point.micro_batch_size}",
-            "evidence.probe.",
+            point.padded_rate,
+            "tokens/s",
+            f"evidence.probe.{part}",
+            n=point.timed_steps,
         )
-        source += "sustained" if point is probe.sustained else "curve"
-        figures.append(
-            figure(name, point.padded_rate, "tokens/s", source, n=point.timed_steps)
-        )
-    figures += [
+
+
+def _fastest(probe: ProbeEvidence) -> CurvePoint | None:
+    return max(probe.curve, key=lambda point: point.padded_tokens_per_s, default=None)
+
+
+def _memory_figures(
+    profile: Profile, probe: ProbeEvidence
+) -> tuple[EvidenceFigure, ...]:
+    known = profile.fingerprint.bytes_known
+    budget_bytes = profile.constraints.memory_budget_bytes
+    return (
         figure(
             "largest that fits",
             probe.feasible_max,
@@ -257,166 +359,155 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
             known=known,
         ),
         figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
-    ]
-    rejected = []
+    )
+
+
+def _rejected_sizes(probe: ProbeEvidence, size: int) -> Iterator[str]:
+    """Yield the other micro-batch sizes that were measured, with their rates."""
+    fastest = _fastest(probe)
     for point in probe.curve:
-        if point.micro_batch_size != rows and best is not None:
-            share = (
-                f"{point.padded_tokens_per_s / best.padded_tokens_per_s:.1%} of the"
-                f" rate at {best.micro_batch_size}"
+        if fastest is None or point.micro_batch_size == size:
+            continue
+        if point.micro_batch_size == fastest.micro_batch_size:
+            yield f"{point.micro_batch_size}: the highest rate"
+        else:
+            share = point.padded_tokens_per_s / fastest.padded_tokens_per_s
+            yield (
+                f"{point.micro_batch_size}: {share:.1%} of the rate at"
+                f" {fastest.micro_batch_size}"
             )
-            said = (
-                "the highest rate"
-                if point.micro_batch_size == best.micro_batch_size
-                else share
-            )
-            rejected.append(f"{point.micro_batch_size}: {said}")
     if probe.infeasible_min is not None:
-        rejected.append(f"{probe.infeasible_min}: out of memory")
-    origin: Origin = known
-    chosen, because = rows, probe.choice
-    if probe.curve:
-        batch, ranks = profile.train.global_batch_size, probe.local_ranks
-        choice = choose_micro_batch(
-            probe.curve, probe.feasible_max, global_batch_size=batch, ranks=ranks
-        )
-        origin, chosen = "measured", choice.micro_batch_size
-    if rows != chosen and _is_split(profile):
-        because = (
-            "split of the global batch by the chosen gradient synchronisation; the"
-            f" probe chose {chosen}"
-        )
-    elif rows != chosen:
-        origin, because = (
-            "changed",
-            f"{chosen} was measured to be the best choice: {probe.choice}",
-        )
-    return Explanation(
-        origin=origin,
-        because=because,
-        evidence=tuple(figures),
-        rejected=tuple(rejected),
-    )
+        yield f"{probe.infeasible_min}: out of memory"
 
 
-def _global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
+def _explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
     tokens = profile.constraints.global_batch_tokens
-    rows = global_batch_size_of(tokens, tokens_per_sequence)
-    follows, by_default = (
-        profile.train.global_batch_size == rows,
-        tokens == DEFAULT_GLOBAL_BATCH_TOKENS,
-    )
-    hold, whose = (
-        "hold" if follows else "would hold",
-        "the default" if by_default else "as you set",
-    )
-    evidence = (
-        figure(
-            "non-padding tokens per sequence, average",
-            tokens_per_sequence,
-            "tokens",
-            "evidence.probe",
-        ),
-        figure(
-            "global batch",
-            tokens,
-            "tokens",
-            "default" if by_default else "constraints",
-            known="assumed",
-        ),
-    )
-    because = (
-        f"{plural(rows, 'sequence')} {hold} {tokens:,} non-padding tokens, {whose}"
-    )
+    sequences = global_batch_size_of(tokens, tokens_per_sequence)
+    is_followed = profile.train.global_batch_size == sequences
+    is_default = tokens == DEFAULT_GLOBAL_BATCH_TOKENS
+    hold = "hold" if is_followed else "would hold"
+    origin_of_tokens = "the default" if is_default else "as you set"
     return Explanation(
-        origin="constraint" if follows else "changed",
-        because=because,
-        evidence=evidence,
+        origin="constraint" if is_followed else "changed",
+        because=(
+            f"{plural(sequences, 'sequence')} {hold} {tokens:,} non-padding tokens,"
+            f" {origin_of_tokens}"
+        ),
+        evidence=(
+            figure(
+                "non-padding tokens per sequence, average",
+                tokens_per_sequence,
+                "tokens",
+                "evidence.probe",
+            ),
+            figure(
+                "global batch",
+                tokens,
+                "tokens",
+                "default" if is_default else "constraints",
+                known="assumed",
+            ),
+        ),
     )
 
 
-def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
-    expected, because, figures, rejected = found.chosen, found.choice, [], []
-    for row in found.rows:
+def _explain_loader(
+    profile: Profile, workers: WorkersEvidence, name: str
+) -> Explanation:
+    figures: list[EvidenceFigure] = []
+    rejected: list[str] = []
+    for row in workers.rows:
         count = plural(row.num_workers, "worker")
-        if row.num_workers == found.chosen:
-            against, n = (
-                f"relative to cached batches, {count}",
-                len(row.padded_tokens_per_s),
-            )
+        if row.num_workers == workers.chosen:
             figures.append(
-                figure(against, row.ratio, "ratio", "evidence.workers.rows", n=n)
+                figure(
+                    f"relative to cached batches, {count}",
+                    row.ratio,
+                    "ratio",
+                    "evidence.workers.rows",
+                    n=len(row.padded_tokens_per_s),
+                )
             )
         else:
-            share = f"{row.ratio_to_cached:.1%} of the rate with cached batches"
-            rejected.append(f"{count}: {share}, {VERDICT_WORDS[row.verdict]}")
-    if found.next_smaller:
-        rejected.append(found.next_smaller)
-    if (joint := found.joint) is not None and joint.adopted:
+            rejected.append(
+                f"{count}: {row.ratio_to_cached:.1%} of the rate with cached batches,"
+                f" {VERDICT_WORDS[row.verdict]}"
+            )
+    if workers.next_smaller:
+        rejected.append(workers.next_smaller)
+    expected = workers.chosen
+    because = workers.choice
+    joint = workers.joint
+    if joint is not None and joint.adopted:
         expected = getattr(joint, name)
         because = (
             "found to be faster by a joint search over workers, prefetch and pinning"
         )
-        alone = "relative to tuning workers alone"
         figures.append(
             figure(
-                alone, joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials
+                "relative to tuning workers alone",
+                joint.ratio,
+                "ratio",
+                "evidence.workers.joint",
+                n=joint.trials,
             )
         )
-    kept = getattr(profile.train.data, name) == expected
+    is_kept = getattr(profile.train.data, name) == expected
+    if not is_kept:
+        because = f"{expected} was measured to be the best choice: {because}"
     return Explanation(
-        origin="measured" if kept else "changed",
+        origin="measured" if is_kept else "changed",
         evidence=tuple(figures),
         rejected=tuple(rejected),
-        because=(
-            because
-            if kept
-            else f"{expected} was measured to be the best choice: {because}"
-        ),
+        because=because,
     )
 
 
-def _gradient_sync(
-    profile: Profile, found: NetworkEvidence, key: str, value: object
+def _explain_gradient_sync(
+    profile: Profile, network: NetworkEvidence, key: str, value: object
 ) -> Explanation:
-    parallel = profile.train.parallel
-    figures, rejected, because = [], [], found.choice
-    origin: Origin = "changed"
-    for row in found.gradient_syncs:
-        kind, rate = (
-            row.strategy if row.shard_ranks is None else "hsdp",
-            row.tokens_per_s,
-        )
+    figures: list[EvidenceFigure] = []
+    rejected: list[str] = []
+    is_measured = False
+    for row in network.gradient_syncs:
+        strategy = row.strategy if row.shard_ranks is None else "hsdp"
         steps = plural(row.gradient_accumulation_steps, "accumulation step")
-        way = f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB buckets, {steps}"
-        if any(
-            getattr(row, one) != getattr(parallel, one) for one in _OF_GRADIENT_SYNC
-        ):
-            rejected.append(
-                f"{way}: {'n/a' if rate is None else f'{rate:,.0f}'} non-padding"
-                f" tokens/s, {row.outcome}"
-            )
-            continue
-        origin = "measured"
-        if rate is not None:
-            name = f"non-padding tokens/s, {way}"
-            figures.append(
-                figure(
-                    name,
-                    rate,
-                    "tokens/s",
-                    "evidence.network.gradient_syncs",
-                    n=row.steps,
+        settings = (
+            f"{strategy}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB buckets,"
+            f" {steps}"
+        )
+        if _has_gradient_sync(profile.train.parallel, row):
+            is_measured = True
+            if row.tokens_per_s is not None:
+                figures.append(
+                    figure(
+                        f"non-padding tokens/s, {settings}",
+                        row.tokens_per_s,
+                        "tokens/s",
+                        "evidence.network.gradient_syncs",
+                        n=row.steps,
+                    )
                 )
-            )
-    if origin == "changed":
+        else:
+            rate = "n/a" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
+            rejected.append(f"{settings}: {rate} non-padding tokens/s, {row.outcome}")
+    because = network.choice
+    if not is_measured:
         because = (
             f"no measured configuration has {key} = {value} with the other settings;"
-            f" chosen was: {found.choice}"
+            f" chosen was: {network.choice}"
         )
     return Explanation(
-        origin=origin,
+        origin="measured" if is_measured else "changed",
         because=because,
         evidence=tuple(figures),
         rejected=tuple(rejected),
+    )
+
+
+def _has_gradient_sync(parallel: ParallelSettings, row: GradientSyncRow) -> bool:
+    """Return whether a measured row has the settings of a profile."""
+    return all(
+        getattr(row, name) == getattr(parallel, name)
+        for name in _GRADIENT_SYNC_SETTINGS
     )

@@ -29,10 +29,14 @@ _DEFAULTS: Mapping[str, object] = {
 
 
 def command(name: str, *arguments: object, **options: object) -> str:
-    """Return a command of this program, such as ``train``, quoted for a shell.
+    """Return a command of this program, quoted for a shell.
 
-    Options have underscores for hyphens. None and defaults are left out; True becomes
-    the flag ``--NAME``, False ``--no-NAME``; a list repeats the option.
+    Args:
+        name: Name of the command, such as ``train``.
+        arguments: Its arguments.
+        options: Its options, with underscores for hyphens. None and defaults are left
+            out; True becomes the flag ``--NAME``, False ``--no-NAME``; a list repeats
+            the option.
     """
     words = ["autotune", *name.split(), *map(str, arguments)]
     for option, value in options.items():
@@ -42,57 +46,71 @@ def command(name: str, *arguments: object, **options: object) -> str:
         if isinstance(value, bool):
             words.append(f"--{word}" if value else f"--no-{word}")
             continue
-        words += [
-            part
-            for one in (value if isinstance(value, list) else [value])
-            for part in (f"--{word}", str(one))
-        ]
+        for part in value if isinstance(value, list) else [value]:
+            words += [f"--{word}", str(part)]
     return shlex.join(words)
 
 
-def model_word(model: ModelSettings) -> str:
+def _model_argument(model: ModelSettings) -> str:
     """Return the preset's name, or a placeholder for the user's own config."""
     return model.name if model.name in PRESETS else "CONFIG.json"
 
 
 def probe_command(profile: Profile, path: object) -> str:
-    """Return the probe command that replaces this profile, with all settings chosen for the machine."""
-    return command("probe", model=model_word(profile.train.model), data="DIR", out=path)
+    """Return the probe command that replaces this profile.
+
+    It chooses all settings for the machine.
+    """
+    model = _model_argument(profile.train.model)
+    return command("probe", model=model, data="DIR", out=path)
 
 
 def probe_first(profile: Profile, path: object) -> tuple[str, ...]:
-    """Return the probe command if the profile was not probed, as all other measurements require it; else nothing."""
-    return () if profile.evidence.probe is not None else (probe_command(profile, path),)
+    """Return the probe command if the profile was not probed, else nothing.
+
+    All other measurements require a probe.
+    """
+    if profile.evidence.probe is not None:
+        return ()
+    return (probe_command(profile, path),)
 
 
 def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -> str:
     """Return the probe command for these settings and a profile's limits and ranks.
 
-    ``others`` add or replace any.
+    Args:
+        train: Trainer settings.
+        profile: Profile with the limits and ranks; None for the defaults.
+        others: Options of the command to add or replace.
     """
-    limits = None if profile is None else profile.constraints
-    probe = None if profile is None else profile.evidence.probe
     options: dict[str, object] = {
-        "model": model_word(train.model),
+        "model": _model_argument(train.model),
         "data": "DIR",
         "device": train.device,
-        "memory": limits and exact_bytes(limits.memory_budget_bytes),
+        "memory": None,
         "seq_length": train.seq_length_tokens,
-        "layout": None if train.layout == default_layout(train.model) else train.layout,
-        "precision": (
-            None
-            if train.precision == default_precision(train.device)
-            else train.precision
-        ),
-        "global_batch_tokens": limits and limits.global_batch_tokens,
-        "headroom": limits and limits.headroom_share,
+        "layout": _unless_default(train.layout, default_layout(train.model)),
+        "precision": _unless_default(train.precision, default_precision(train.device)),
+        "global_batch_tokens": None,
+        "headroom": None,
         "attention_dropout": train.attention_dropout,
         "activation_checkpointing": train.activation_checkpointing,
-        "compile": (
-            None if train.compiled == (train.device == "cuda") else train.compiled
-        ),
-        "accumulate": probe and probe.gradient_accumulation_steps > 1,
+        "compile": _unless_default(train.compiled, train.device == "cuda"),
+        "accumulate": None,
         "strategy": train.parallel.strategy,
-        "ranks": probe and probe.local_ranks,
+        "ranks": None,
     }
+    if profile is not None:
+        limits = profile.constraints
+        options["memory"] = exact_bytes(limits.memory_budget_bytes)
+        options["global_batch_tokens"] = limits.global_batch_tokens
+        options["headroom"] = limits.headroom_share
+        probe = profile.evidence.probe
+        if probe is not None:
+            options["accumulate"] = probe.gradient_accumulation_steps > 1
+            options["ranks"] = probe.local_ranks
     return command("probe", **(options | others))
+
+
+def _unless_default(value: object, default: object) -> object:
+    return None if value == default else value

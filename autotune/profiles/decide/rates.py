@@ -1,4 +1,7 @@
-"""Non-padding tokens/s of a profile and of a run, and drift by the confidence interval of their ratio. Pure."""
+"""Non-padding tokens/s of a profile and of a run, and drift between them. Pure.
+
+Drift is judged by the confidence interval of the ratio of the two rates.
+"""
 
 import math
 import statistics
@@ -20,16 +23,17 @@ from autotune.profiles.values import Profile, fill_share
 from autotune.trials.values import FinishedTrial, Measured, StepFigures
 from trainer.record.run_record import Run, StepRow
 
-WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
-"""Warm-up, as a share and a maximum of a run's logged steps: caches, clocks and
-allocators settle in it."""
-
+WARM_UP_SHARE = 0.1
+"""Warm-up as a share of a run's logged steps: caches, clocks and allocators settle in
+it."""
+MOST_WARM_UP_STEPS = 20
+"""Most logged steps of a run that count as warm-up."""
 ALIKE_SHARE = 0.02
 """Share up to which a difference counts as none."""
 FAR_SHARE = 0.1
 """Share above which a difference is reported even if the noise is unknown."""
 NOTHING_EXPECTED = "no expected value"
-_OF_MEMORY = (
+_MEMORY_SETTINGS = (
     "seq_length_tokens",
     "layout",
     "precision",
@@ -42,6 +46,7 @@ _OF_MEMORY = (
     "float8",
     "fused_cross_entropy",
 )
+"""Settings that a step's memory depends on, besides the micro-batch size."""
 
 Quantity = Literal["non-padding tokens/s", "MFU", "peak memory"]
 ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
@@ -65,9 +70,16 @@ class Rate:
 
 
 def training_rates(profile: Profile) -> tuple[Rate, ...]:
-    """Return the measured rates of the tuned settings, the one closest to actual training first."""
-    found = (_by_training(profile), _by_windows(profile), _by_steps(profile))
-    return tuple(rate for rate in found if rate is not None)
+    """Return the measured rates of the tuned settings.
+
+    The one closest to actual training comes first.
+    """
+    rates = (
+        _rate_of_baseline(profile),
+        _rate_of_workers(profile),
+        _rate_of_probe(profile),
+    )
+    return tuple(rate for rate in rates if rate is not None)
 
 
 def tuned_rate(profile: Profile) -> Rate | None:
@@ -79,44 +91,53 @@ def tuned_rate(profile: Profile) -> Rate | None:
 
 
 def expected_rate(profile: Profile, ranks: int) -> Rate | None:
-    """Return the rate to expect of ``ranks``: measured with as many, else by the scaling curve; None if unknown."""
+    """Return the rate to expect of a number of ranks.
+
+    It is measured with as many ranks, else taken from the scaling curve.
+
+    Returns:
+        None if it is unknown.
+    """
     tuned = tuned_rate(profile)
     if tuned is not None and tuned.ranks == ranks:
         return tuned
     network = profile.evidence.network
-    rows = (
-        [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks]
-        if network
-        else []
-    )
+    if network is None:
+        return None
+    rows = [
+        row for row in network.scaling if row.nodes * network.ranks_per_node == ranks
+    ]
     if not rows:
         return None
     row = next((row for row in rows if row.measured), rows[0])
-    predicted = next(
-        (one for one in rows if not one.measured and one.efficiency_low is not None),
-        row,
+    bounded_predictions = (
+        row for row in rows if not row.measured and row.efficiency_low is not None
     )
-    # As uncertain as its prediction from the links.
-    ends = predicted.efficiency_low, predicted.efficiency_high
+    # A rate is as uncertain as its prediction from the links.
+    predicted = next(bounded_predictions, row)
     low, high = (
-        None if end is None else row.tokens_per_s * end / predicted.efficiency
-        for end in ends
+        None if bound is None else row.tokens_per_s * bound / predicted.efficiency
+        for bound in (predicted.efficiency_low, predicted.efficiency_high)
     )
     interval = Interval.from_bounds(row.tokens_per_s, low, high, CONFIDENCE)
-    rate = _rate(
-        estimate_from_bounds(interval),
-        ranks,
-        "scaling",
-        f"the scaling curve, {row.nodes} nodes",
-        interval,
+    return Rate(
+        estimate=estimate_from_bounds(interval),
+        interval=interval,
+        known="measured" if row.measured else "predicted",
+        ranks=ranks,
+        read_from="scaling",
+        source=f"the scaling curve, {row.nodes} nodes",
     )
-    return replace(rate, known="measured" if row.measured else "predicted")
 
 
 def settled_steps(run: Run) -> tuple[StepRow, ...]:
-    """Return the logged steps since the last start, as earlier ones may have had other settings, without warm-up."""
-    rows = tuple(row for row in run.steps if row.step > run.header.resumed_step)
-    return rows[min(MOST_WARM_UP_ROWS, max(1, math.ceil(WARM_UP_SHARE * len(rows)))) :]
+    """Return the logged steps since the last start, without warm-up.
+
+    Earlier ones may have had other settings.
+    """
+    steps = tuple(step for step in run.steps if step.step > run.header.resumed_step)
+    warm_up = max(1, math.ceil(WARM_UP_SHARE * len(steps)))
+    return steps[min(MOST_WARM_UP_STEPS, warm_up) :]
 
 
 def run_rate(run: Run) -> Rate | None:
@@ -124,92 +145,92 @@ def run_rate(run: Run) -> Rate | None:
 
     None without figures.
     """
-    rows = settled_steps(run) or run.steps
-    found = estimate_plausible_steps(
-        [(row.tokens_per_s * row.step_s, row.step_s) for row in rows]
+    steps = settled_steps(run) or run.steps
+    estimate = estimate_plausible_steps(
+        [(step.tokens_per_s * step.step_s, step.step_s) for step in steps]
     )
-    return (
-        None
-        if found is None
-        else _rate(found, run.header.world_size, "run", f"{len(rows)} logged steps")
-    )
-
-
-def _by_training(profile: Profile) -> Rate | None:
-    baseline = profile.evidence.baseline
-    tuned = row_of(baseline, "tuned")
-    if (
-        baseline is None
-        or tuned is None
-        or not (windows := positive_figures(tuned.tokens_per_s))
-    ):
+    if estimate is None:
         return None
-    return _rate(
-        estimate_windows(windows),
-        baseline.local_ranks,
-        "training",
-        "training on the dataset",
-    )
-
-
-def _by_windows(profile: Profile) -> Rate | None:
-    """Return the rate with the profile's number of DataLoader workers, or the chosen number if it was not measured."""
-    found, fill = profile.evidence.workers, fill_share(profile)
-    if found is None or fill is None:
-        return None
-    by_count = {
-        row.num_workers: positive_figures(row.padded_tokens_per_s) for row in found.rows
-    }
-    windows = by_count.get(profile.train.data.num_workers) or by_count.get(found.chosen)
-    if not windows:
-        return None
-    source = "the worker sweep, times the share of non-padding tokens"
-    return _rate(
-        estimate_windows([fill * rate for rate in windows]),
-        found.local_ranks,
-        "windows",
-        source,
-    )
-
-
-def _by_steps(profile: Profile) -> Rate | None:
-    probe, fill = profile.evidence.probe, fill_share(profile)
-    if (
-        probe is None
-        or fill is None
-        or (point := probe.promised(profile.train.micro_batch_size)) is None
-    ):
-        return None
-    interval = point.padded_rate.scaled(fill)
-    source = "steps on full sequences, times the share of non-padding tokens"
-    return _rate(
-        estimate_from_bounds(interval, point.timed_steps),
-        probe.local_ranks,
-        "steps",
-        source,
-        interval,
-    )
-
-
-def _rate(
-    estimate: Estimate,
-    ranks: int,
-    read_from: ReadFrom,
-    source: str,
-    interval: Interval | None = None,
-) -> Rate:
-    known = estimate.interval() if interval is None else interval
     return Rate(
         estimate=estimate,
-        interval=known,
-        ranks=ranks,
-        read_from=read_from,
-        source=source,
+        interval=estimate.interval(),
+        ranks=run.header.world_size,
+        read_from="run",
+        source=f"{len(steps)} logged steps",
+    )
+
+
+def _rate_of_baseline(profile: Profile) -> Rate | None:
+    baseline = profile.evidence.baseline
+    tuned = row_of(baseline, "tuned")
+    if baseline is None or tuned is None:
+        return None
+    tokens_per_s = positive_figures(tuned.tokens_per_s)
+    if not tokens_per_s:
+        return None
+    estimate = estimate_windows(tokens_per_s)
+    return Rate(
+        estimate=estimate,
+        interval=estimate.interval(),
+        ranks=baseline.local_ranks,
+        read_from="training",
+        source="training on the dataset",
+    )
+
+
+def _rate_of_workers(profile: Profile) -> Rate | None:
+    """Return the rate with the profile's number of DataLoader workers.
+
+    It is that with the chosen number if the profile's was not measured.
+    """
+    workers = profile.evidence.workers
+    non_padding_share = fill_share(profile)
+    if workers is None or non_padding_share is None:
+        return None
+    rates_by_count = {
+        row.num_workers: positive_figures(row.padded_tokens_per_s)
+        for row in workers.rows
+    }
+    padded_tokens_per_s = rates_by_count.get(profile.train.data.num_workers)
+    if not padded_tokens_per_s:
+        padded_tokens_per_s = rates_by_count.get(workers.chosen)
+    if not padded_tokens_per_s:
+        return None
+    estimate = estimate_windows(
+        [non_padding_share * rate for rate in padded_tokens_per_s]
+    )
+    return Rate(
+        estimate=estimate,
+        interval=estimate.interval(),
+        ranks=workers.local_ranks,
+        read_from="windows",
+        source="the worker sweep, times the share of non-padding tokens",
+    )
+
+
+def _rate_of_probe(profile: Profile) -> Rate | None:
+    probe = profile.evidence.probe
+    non_padding_share = fill_share(profile)
+    if probe is None or non_padding_share is None:
+        return None
+    point = probe.promised(profile.train.micro_batch_size)
+    if point is None:
+        return None
+    interval = point.padded_rate.scaled(non_padding_share)
+    return Rate(
+        estimate=estimate_from_bounds(interval, point.timed_steps),
+        interval=interval,
+        ranks=probe.local_ranks,
+        read_from="steps",
+        source="steps on full sequences, times the share of non-padding tokens",
     )
 
 
 def positive_figures(figures: Iterable[float]) -> list[float]:
-    """Return the figures that are positive and finite, as a foreign profile may hold any."""
+    """Return the figures that are positive and finite.
+
+    A foreign profile may hold any.
+    """
     return [figure for figure in figures if 0 < figure < math.inf]
 
 
@@ -235,61 +256,78 @@ def drifts(
 ) -> tuple[Drift, ...]:
     """Compare a run since its last start with its profile.
 
-    Return nothing without a profile or steps.
+    Args:
+        profile: Profile that the run was started from.
+        run: Run to compare.
+        trials: Trials of the profile, which have the expected memory.
+        intact: False if the profile was edited: nothing is comparable then.
+        other_settings: Settings in which the run deviates from the profile: nothing is
+            comparable if there are any.
 
-    The expected memory is that of the trials. Nothing is comparable if the profile was
-    edited or the run deviates.
+    Returns:
+        Nothing without a profile or steps.
     """
     if profile is None or not run.steps:
         return ()
-    achieved, expected = run_rate(run), expected_rate(profile, run.header.world_size)
-    unknown = f"no rate is known for {run.header.world_size} ranks"
-    source = unknown if expected is None else f"{expected.known}: {expected.source}"
-    speed = _drift("non-padding tokens/s", expected, source, achieved)
-    found = (
-        speed,
-        _mfu(run, expected, unknown, achieved),
-        _memory(profile, run, trials),
+    achieved = run_rate(run)
+    expected = expected_rate(profile, run.header.world_size)
+    if expected is None:
+        source = f"no rate is known for {run.header.world_size} ranks"
+        mfu_source = source
+    else:
+        source = f"{expected.known}: {expected.source}"
+        mfu_source = f"{expected.known}: expected tokens/s times FLOPs per token"
+    all_drifts = (
+        _rate_drift("non-padding tokens/s", expected, source, achieved),
+        _mfu_drift(run, expected, mfu_source, achieved),
+        _memory_drift(profile, run, trials),
     )
-    if not other_settings and intact:
-        return found
-    why = (
-        f"trained with other settings ({', '.join(other_settings)})"
-        if other_settings
-        else "the profile was modified"
+    if other_settings:
+        why = f"trained with other settings ({', '.join(other_settings)})"
+    elif not intact:
+        why = "the profile was modified"
+    else:
+        return all_drifts
+    return tuple(
+        replace(drift, verdict=f"not comparable: {why}") for drift in all_drifts
     )
-    return tuple(replace(drift, verdict=f"not comparable: {why}") for drift in found)
 
 
 def verdict_of(expected: Estimate, achieved: Estimate) -> str:
-    """Judge a ratio: ``drift`` if its interval excludes 1 and it differs from 1 by more than ``ALIKE_SHARE``."""
+    """Judge the ratio of an achieved to an expected figure.
+
+    It is ``drift`` if its interval excludes 1 and it differs from 1 by more than
+    ``ALIKE_SHARE``.
+    """
     change = difference(expected, achieved)
-    off = abs(change.value - 1)
-    if off <= ALIKE_SHARE:
+    deviation = abs(change.value - 1)
+    if deviation <= ALIKE_SHARE:
         return "as expected"
-    way = "slower" if change.value < 1 else "faster"
+    direction = "slower" if change.value < 1 else "faster"
     if change.low is None or change.high is None:
-        why = reason_without_bounds(expected, achieved)
-        return f"noise unknown: {why}" + (
-            f"; {off:.0%} {way}" if off > FAR_SHARE else ""
-        )
-    return (
-        "within noise"
-        if change.low <= 1 <= change.high
-        else f"drift: {way}, beyond noise"
-    )
+        verdict = f"noise unknown: {reason_without_bounds(expected, achieved)}"
+        if deviation > FAR_SHARE:
+            verdict += f"; {deviation:.0%} {direction}"
+        return verdict
+    if change.low <= 1 <= change.high:
+        return "within noise"
+    return f"drift: {direction}, beyond noise"
 
 
-def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -> Drift:
-    """Compare MFU: expected and achieved rate, times the run's own ratio of MFU to non-padding tokens/s."""
+def _mfu_drift(
+    run: Run, expected: Rate | None, source: str, achieved: Rate | None
+) -> Drift:
+    """Compare MFU: expected and achieved rate, times MFU per non-padding token/s.
+
+    This factor is the run's own.
+    """
     steps = settled_steps(run) or run.steps
-    if not (
-        shares := [
-            one.mfu / one.tokens_per_s
-            for one in steps
-            if one.mfu and one.tokens_per_s > 0
-        ]
-    ):
+    mfu_per_rate = [
+        step.mfu / step.tokens_per_s
+        for step in steps
+        if step.mfu and step.tokens_per_s > 0
+    ]
+    if not mfu_per_rate:
         no_peak = "the device's peak is unknown"
         return Drift(
             quantity="MFU",
@@ -298,22 +336,19 @@ def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -
             achieved=None,
             verdict=no_peak,
         )
-    source = (
-        f"{expected.known}: expected tokens/s times FLOPs per token"
-        if expected
-        else unknown
-    )
-    return _drift("MFU", expected, source, achieved, statistics.median(shares))
+    factor = statistics.median(mfu_per_rate)
+    return _rate_drift("MFU", expected, source, achieved, factor)
 
 
-def _drift(
+def _rate_drift(
     quantity: Quantity,
     expected: Rate | None,
     source: str,
     achieved: Rate | None,
     factor: float = 1.0,
 ) -> Drift:
-    found = Drift(
+    """Compare two rates, each times a factor."""
+    drift = Drift(
         quantity=quantity,
         expected=None if expected is None else expected.interval.scaled(factor),
         expected_source=source,
@@ -321,56 +356,66 @@ def _drift(
         verdict=NOTHING_EXPECTED if expected is None else "the run logged no rate",
     )
     if expected is None or achieved is None:
-        return found
-    sides = expected.estimate, achieved.estimate
-    return replace(found, ratio=difference(*sides), verdict=verdict_of(*sides))
+        return drift
+    return replace(
+        drift,
+        ratio=difference(expected.estimate, achieved.estimate),
+        verdict=verdict_of(expected.estimate, achieved.estimate),
+    )
 
 
-def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
+def _memory_drift(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
     """Compare peak memory with the trials.
 
-    Only show it on a CPU, as a run counts its process, a trial what it adds.
+    It is not judged on a CPU, as a run counts its process, a trial what it adds.
     """
-    rows = run.header.sequences_per_micro_batch
-    # A trial log has trials of other recipes too.
-    own = {name: getattr(profile.train, name) for name in _OF_MEMORY} | {
-        "micro_batch_size": rows
-    }
-    alike = []
-    for done in trials:
-        config = done.trial.config
-        is_own = (
-            bool(config)
-            and {**own, "micro_batch_size": None, **config}.items() >= own.items()
-        )
-        if is_own and done.trial.job == "step" and isinstance(done.outcome, Measured):
-            alike.append(StepFigures.of(done.outcome))
-    # A run counts the memory of its allocator, without non-PyTorch memory.
-    expected = max(
-        (float(one.peak_bytes - (one.non_pytorch_bytes or 0)) for one in alike),
-        default=None,
-    )
-    achieved = float(
-        max(step.peak_memory_bytes for step in settled_steps(run) or run.steps)
-    )
-    ratio = achieved / expected if expected else None
+    expected_bytes = _peak_bytes_of_trials(profile, run, trials)
+    steps = settled_steps(run) or run.steps
+    achieved_bytes = float(max(step.peak_memory_bytes for step in steps))
+    ratio = achieved_bytes / expected_bytes if expected_bytes else None
     if run.header.device == "cpu":
         verdict = "not comparable on a CPU: the run counts its whole process"
     elif ratio is None:
         verdict = NOTHING_EXPECTED
     elif abs(ratio - 1) <= ALIKE_SHARE:
         verdict = "as expected"
+    elif ratio > 1:
+        verdict = "drift: more than in the trial"
     else:
-        verdict = f"drift: {'more' if ratio > 1 else 'less'} than in the trial"
-    source = (
-        f"{'measured: trials' if alike else 'no trial'} with these settings at"
-        f" micro-batch size {rows}"
-    )
+        verdict = "drift: less than in the trial"
+    source = "no trial" if expected_bytes is None else "measured: trials"
+    size = run.header.sequences_per_micro_batch
     return Drift(
         quantity="peak memory",
-        expected=None if expected is None else Interval(value=expected),
-        expected_source=source,
-        achieved=Interval(value=achieved),
+        expected=None if expected_bytes is None else Interval(value=expected_bytes),
+        expected_source=f"{source} with these settings at micro-batch size {size}",
+        achieved=Interval(value=achieved_bytes),
         ratio=None if ratio is None else Interval(value=ratio),
         verdict=verdict,
     )
+
+
+def _peak_bytes_of_trials(
+    profile: Profile, run: Run, trials: Sequence[FinishedTrial]
+) -> float | None:
+    """Return the highest peak of trials with the run's micro-batch size.
+
+    None if there are none.
+    """
+    # A trial log has trials of other recipes too.
+    settings = {name: getattr(profile.train, name) for name in _MEMORY_SETTINGS}
+    settings["micro_batch_size"] = run.header.sequences_per_micro_batch
+    peaks_bytes = []
+    for trial in trials:
+        if trial.trial.job != "step" or not isinstance(trial.outcome, Measured):
+            continue
+        config = trial.trial.config
+        # Settings that a trial does not record are the profile's.
+        trial_settings = {**settings, "micro_batch_size": None, **config}
+        if config and trial_settings.items() >= settings.items():
+            figures = StepFigures.of(trial.outcome)
+            # A run counts the memory of its allocator, without non-PyTorch memory.
+            peaks_bytes.append(
+                float(figures.peak_bytes - (figures.non_pytorch_bytes or 0))
+            )
+    return max(peaks_bytes, default=None)

@@ -6,14 +6,12 @@ Pure.
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from autotune.profiles.values import Check, Fingerprint, Found, Profile, TrialLogCheck
 from autotune.trials.trial_log import own_records, trial_log_sha256
 from autotune.trials.values import (
     Measured,
-    Outcome,
     StepFigures,
     TrainingFigures,
     TrialRecord,
@@ -23,12 +21,12 @@ from autotune.trials.values import (
 if TYPE_CHECKING:
     from autotune.integrations.values import OwnProfile
 
-_SAME = 1e-9
+_TOLERANCE = 1e-9
 """Relative tolerance: files keep all digits of a figure, but figures derived from
 others are recomputed."""
-_ERRORS = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
+_ERROR_FIELDS = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
 """Fields that invalidate the profile's figures if they differ."""
-_WARNINGS = (
+_WARNING_FIELDS = (
     "cpu_model",
     "allotted_cpus",
     "gpu_count",
@@ -39,7 +37,8 @@ _WARNINGS = (
     "transformers",
     "data_filesystem",
 )
-_OF_THE_GPU = (
+"""Fields that may change the profile's figures if they differ."""
+_GPU_FIELDS = (
     "device",
     "gpu_name",
     "gpu_count",
@@ -49,16 +48,21 @@ _OF_THE_GPU = (
     "driver",
     "cuda",
 )
-_OF_A_REPLAY = ("cpu_model", "data_filesystem")
-_ORDER: tuple[Found, ...] = ("error", "warning", "info")
+"""Fields that do not matter if the GPU's step is replayed."""
+_REPLAY_ERROR_FIELDS = ("cpu_model", "data_filesystem")
+"""Fields that invalidate the figures of a replayed step."""
+_SEVERITIES: tuple[Found, ...] = ("error", "warning", "info")
+"""Severities of a difference, the most severe first."""
 
 
 def profile_records(
     profile: "Profile | OwnProfile", records: Sequence[TrialRecord]
 ) -> tuple[TrialRecord, ...]:
     """Return the profile's own trials, at its sequence length if it has one."""
-    length = profile.train.seq_length_tokens if isinstance(profile, Profile) else None
-    return own_records(records, profile.fingerprint, length)
+    seq_length_tokens = None
+    if isinstance(profile, Profile):
+        seq_length_tokens = profile.train.seq_length_tokens
+    return own_records(records, profile.fingerprint, seq_length_tokens)
 
 
 def check_trial_log(
@@ -66,113 +70,134 @@ def check_trial_log(
 ) -> TrialLogCheck:
     """Compare a profile with its trials in the trial log."""
     own = profile_records(profile, records)
-    until = profile.provenance.trial_log_until_utc
-    behind = (
-        own
-        if until is None
-        else tuple(record for record in own if record.time_utc <= until)
-    )
-    is_same = trial_log_sha256(behind) == profile.provenance.trial_log_sha256
+    until_utc = profile.provenance.trial_log_until_utc
+    covered = own
+    if until_utc is not None:
+        covered = tuple(record for record in own if record.time_utc <= until_utc)
+    unfounded: tuple[str, ...] = ()
+    if own and isinstance(profile, Profile):
+        unfounded = (
+            *_unfounded_by_steps(profile, covered),
+            *_unfounded_by_windows(profile, covered),
+        )
     return TrialLogCheck(
-        found=(
-            "no trials"
-            if not own
-            else (
-                "not recomputable"
-                if until is None
-                else "same"
-                if is_same
-                else "differs"
-            )
-        ),
-        trials=len(behind),
-        added=len(own) - len(behind),
+        found=_trial_log_state(profile, own, covered),
+        trials=len(covered),
+        added=len(own) - len(covered),
         others=len(records) - len(own),
-        unfounded=(
-            tuple(_unfounded(profile, behind))
-            if own and isinstance(profile, Profile)
-            else ()
-        ),
+        unfounded=unfounded,
     )
 
 
-def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]:
-    """Yield the figures of a profile that match no trial.
+def _trial_log_state(
+    profile: "Profile | OwnProfile",
+    own: Sequence[TrialRecord],
+    covered: Sequence[TrialRecord],
+) -> Literal["same", "differs", "not recomputable", "no trials"]:
+    """Compare the hash of a profile's trials with the recorded one.
+
+    Args:
+        profile: Profile with the recorded hash.
+        own: Trials of the profile, later ones included.
+        covered: Trials up to the time that the profile records.
+    """
+    if not own:
+        return "no trials"
+    if profile.provenance.trial_log_until_utc is None:
+        return "not recomputable"
+    if trial_log_sha256(covered) == profile.provenance.trial_log_sha256:
+        return "same"
+    return "differs"
+
+
+def _unfounded_by_steps(
+    profile: Profile, records: Sequence[TrialRecord]
+) -> Iterator[str]:
+    """Yield the figures of a probe that match no trial.
 
     Those computed from many trials are left out.
     """
-    probe, workers = profile.evidence.probe, profile.evidence.workers
-    if probe is not None:
-        budget = profile.constraints.memory_budget_bytes
-        limited = [
-            one
-            for one in behind
-            if one.job == "step" and one.measured.get("memory_budget_bytes") == budget
-        ]
-        if probe.feasible_peak_bytes not in [
-            one.peak_bytes for one in _steps(limited, probe.feasible_max)
-        ]:
-            yield f"evidence.probe.feasible_max = {probe.feasible_max} with its peak"
-        too_large = [
-            rows
-            for rows, one in _outcomes(limited, "step")
-            if one.kind == "out_of_memory"
-        ]
-        if probe.infeasible_min not in (None, *too_large):
-            yield f"evidence.probe.infeasible_min = {probe.infeasible_min}"
-        for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            steps = _steps(behind, point.micro_batch_size)
-            timed = [
-                (one, [step_s for step_s in one.step_s if step_s > 0]) for one in steps
-            ]
-            rates = [
-                one.padded_tokens_per_step / statistics.median(step_s)
-                for one, step_s in timed
-                if step_s
-            ]
-            if not _is_among(point.padded_tokens_per_s, rates):
-                yield (
-                    f"evidence.probe.curve at micro-batch size {point.micro_batch_size}"
-                )
-    if workers is not None:
-        windows = [
-            TrainingFigures.of(one)
-            for _, one in _outcomes(behind, "training")
-            if isinstance(one, Measured)
-        ]
-        rates = [one.padded_tokens_per_s for one in windows]
-        if not all(
-            _is_among(rate, rates) for rate in workers.cached_padded_tokens_per_s
-        ):
-            yield "evidence.workers.cached_padded_tokens_per_s"
-        for row in workers.rows:
-            if not all(_is_among(rate, rates) for rate in row.padded_tokens_per_s):
-                yield f"evidence.workers.rows of {row.num_workers}"
+    probe = profile.evidence.probe
+    if probe is None:
+        return
+    budget_bytes = profile.constraints.memory_budget_bytes
+    limited = [
+        record
+        for record in records
+        if record.job == "step"
+        and record.measured.get("memory_budget_bytes") == budget_bytes
+    ]
+    largest_steps = _steps(limited, probe.feasible_max)
+    if probe.feasible_peak_bytes not in [step.peak_bytes for step in largest_steps]:
+        yield f"evidence.probe.feasible_max = {probe.feasible_max} with its peak"
+    too_large = [
+        _micro_batch_size(record)
+        for record in limited
+        if outcome_from_json(record.outcome).kind == "out_of_memory"
+    ]
+    if probe.infeasible_min not in (None, *too_large):
+        yield f"evidence.probe.infeasible_min = {probe.infeasible_min}"
+    points = list(probe.curve)
+    if probe.sustained is not None:
+        points.append(probe.sustained)
+    for point in points:
+        rates = _padded_rates(_steps(records, point.micro_batch_size))
+        if not _is_among(point.padded_tokens_per_s, rates):
+            yield f"evidence.probe.curve at micro-batch size {point.micro_batch_size}"
 
 
-def _outcomes(
-    records: Iterable[TrialRecord], job: str
-) -> Iterator[tuple[object, Outcome]]:
-    """Yield the micro-batch size and the outcome of each trial of a job."""
+def _padded_rates(steps: Iterable[StepFigures]) -> list[float]:
+    """Return the median tokens/s including padding of each trial with timed steps."""
+    rates = []
+    for step in steps:
+        timed_s = [step_s for step_s in step.step_s if step_s > 0]
+        if timed_s:
+            rates.append(step.padded_tokens_per_step / statistics.median(timed_s))
+    return rates
+
+
+def _unfounded_by_windows(
+    profile: Profile, records: Iterable[TrialRecord]
+) -> Iterator[str]:
+    """Yield the rates of a worker sweep that match no trial."""
+    workers = profile.evidence.workers
+    if workers is None:
+        return
+    rates = []
     for record in records:
-        if record.job == job:
-            yield (
-                record.trial.config.get("micro_batch_size"),
-                outcome_from_json(record.outcome),
-            )
+        if record.job == "training":
+            outcome = outcome_from_json(record.outcome)
+            if isinstance(outcome, Measured):
+                rates.append(TrainingFigures.of(outcome).padded_tokens_per_s)
+    if not _are_among(workers.cached_padded_tokens_per_s, rates):
+        yield "evidence.workers.cached_padded_tokens_per_s"
+    for row in workers.rows:
+        if not _are_among(row.padded_tokens_per_s, rates):
+            yield f"evidence.workers.rows of {row.num_workers}"
 
 
-def _steps(records: Iterable[TrialRecord], rows: int) -> Iterator[StepFigures]:
-    found = _outcomes(records, "step")
-    return (
-        StepFigures.of(one)
-        for size, one in found
-        if size == rows and isinstance(one, Measured)
-    )
+def _steps(records: Iterable[TrialRecord], micro_batch_size: int) -> list[StepFigures]:
+    """Return the figures of the steps with a micro-batch size."""
+    steps = []
+    for record in records:
+        if record.job != "step" or _micro_batch_size(record) != micro_batch_size:
+            continue
+        outcome = outcome_from_json(record.outcome)
+        if isinstance(outcome, Measured):
+            steps.append(StepFigures.of(outcome))
+    return steps
 
 
-def _is_among(figure: float, found: Iterable[float]) -> bool:
-    return any(math.isclose(figure, one, rel_tol=_SAME) for one in found)
+def _micro_batch_size(record: TrialRecord) -> object:
+    return record.trial.config.get("micro_batch_size")
+
+
+def _are_among(figures: Iterable[float], measured: Sequence[float]) -> bool:
+    return all(_is_among(figure, measured) for figure in figures)
+
+
+def _is_among(figure: float, measured: Iterable[float]) -> bool:
+    return any(math.isclose(figure, other, rel_tol=_TOLERANCE) for other in measured)
 
 
 def compare_fingerprints(
@@ -182,42 +207,61 @@ def compare_fingerprints(
 
     Less GPU memory than the profile's is rejected, more is not.
 
-    If a GPU's step is replayed, the GPU is not compared, and CPU and file system must
-    match.
+    Args:
+        profile: Fingerprint of the profile.
+        here: Fingerprint of this machine.
+        replayed: True if a GPU's step is replayed: the GPU is not compared, and CPU and
+            file system must match.
     """
-    found = []
+    checks = []
     for field in Fingerprint.model_fields:
-        old, new = getattr(profile, field), getattr(here, field)
-        if old == new or (replayed and field in _OF_THE_GPU):
+        recorded = getattr(profile, field)
+        present = getattr(here, field)
+        if recorded == present or (replayed and field in _GPU_FIELDS):
             continue
-        is_less = field == "gpu_total_bytes" and (new or 0) < (old or 0)
-        severity: Found = "warning" if field in _WARNINGS else "info"
-        if is_less or field in _ERRORS or (replayed and field in _OF_A_REPLAY):
+        is_less_memory = field == "gpu_total_bytes" and (present or 0) < (recorded or 0)
+        is_error = (
+            is_less_memory
+            or field in _ERROR_FIELDS
+            or (replayed and field in _REPLAY_ERROR_FIELDS)
+        )
+        severity: Found = "info"
+        if is_error:
             severity = "error"
-        found.append(
+        elif field in _WARNING_FIELDS:
+            severity = "warning"
+        checks.append(
             Check(
                 field=field,
                 found=severity,
-                profile=field_text(old),
-                here=field_text(new),
+                profile=field_text(recorded),
+                here=field_text(present),
             )
         )
-    return tuple(sorted(found, key=lambda check: _ORDER.index(check.found)))
+    return tuple(sorted(checks, key=lambda check: _SEVERITIES.index(check.found)))
 
 
 def check_fields(
     profile: Fingerprint, here: Fingerprint, unknown: Mapping[str, str]
 ) -> Iterator[Check]:
-    """Compare every field of two fingerprints, except those that are ``unknown`` here, each with the reason."""
-    differ = {one.field: one for one in compare_fingerprints(profile, here)}
+    """Compare every field of two fingerprints.
+
+    Args:
+        profile: Fingerprint of the profile.
+        here: Fingerprint of this machine.
+        unknown: Reason of each field that cannot be compared.
+    """
+    differences = {check.field: check for check in compare_fingerprints(profile, here)}
     for field in Fingerprint.model_fields:
-        said = field_text(getattr(profile, field))
-        same = Check(field=field, found="same", profile=said, here=said)
-        yield (
-            replace(same, found="unknown", here=unknown[field])
-            if field in unknown
-            else differ.get(field, same)
-        )
+        recorded = field_text(getattr(profile, field))
+        if field in unknown:
+            yield Check(
+                field=field, found="unknown", profile=recorded, here=unknown[field]
+            )
+        elif field in differences:
+            yield differences[field]
+        else:
+            yield Check(field=field, found="same", profile=recorded, here=recorded)
 
 
 def field_text(value: object) -> str:
