@@ -1,4 +1,4 @@
-"""A clock as a port, so that code that waits or stamps times can be tested without waiting."""
+"""A clock as a port: code that waits or stamps times is tested without waiting."""
 
 import time
 from datetime import UTC, datetime

@@ -1,4 +1,7 @@
-"""Default values of options, declared once for commands, requests and suggested next commands."""
+"""Default values of options, declared once.
+
+Commands, requests and suggested next commands use them.
+"""
 
 SEQ_LENGTH_TOKENS = 512
 """Positions in a sequence."""

@@ -1,4 +1,7 @@
-"""Content of command output and reports before it has a format: sections of text, tables and charts.
+"""Content of command output and reports before it has a format.
+
+A document has sections of text, tables and charts, which ``render`` turns into text for
+a terminal, Markdown or HTML.
 
 Nothing here is escaped or shortened: each format does that to every text alike.
 """

@@ -1,4 +1,7 @@
-"""Files in ``profiles/`` and ``reports/``, which must survive a crash: atomic writes, and JSON in readable rows."""
+"""Files in ``profiles/`` and ``reports/``, which must survive a crash.
+
+Atomic writes, and JSON that reads well.
+"""
 
 import contextlib
 import json
@@ -10,6 +13,7 @@ from autotune.errors import BadInput
 from trainer import files
 
 _SHORT_CHARACTERS = 600
+"""Longest nested value on one line."""
 
 
 def readable_json(value: object) -> str:
@@ -17,33 +21,36 @@ def readable_json(value: object) -> str:
 
     Values that JSON does not support become text.
     """
-    return f"{_rows(value, '')}\n"
+    return f"{_indented(value, '')}\n"
 
 
-def _rows(value: object, indent: str) -> str:
+def _indented(value: object, indent: str) -> str:
+    """Return a value whose further lines are indented by ``indent``."""
     flat = json.dumps(value, allow_nan=False, default=str)
-    inner = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    if len(flat) <= _SHORT_CHARACTERS or not any(
-        isinstance(one, dict | list | tuple) for one in inner
-    ):
+    if len(flat) <= _SHORT_CHARACTERS or not _is_nested(value):
         return flat
     deeper = f"{indent} "
     if isinstance(value, dict):
+        opening, closing = "{", "}"
         parts = [
-            f"{json.dumps(key)}: {_rows(one, deeper)}" for key, one in value.items()
+            f"{json.dumps(key)}: {_indented(item, deeper)}"
+            for key, item in value.items()
         ]
-        return f"{{\n{deeper}" + f",\n{deeper}".join(parts) + f"\n{indent}}}"
-    return (
-        f"[\n{deeper}"
-        + f",\n{deeper}".join(_rows(one, deeper) for one in inner)
-        + f"\n{indent}]"
-    )
+    else:
+        assert isinstance(value, list | tuple)
+        opening, closing = "[", "]"
+        parts = [_indented(item, deeper) for item in value]
+    separator = f",\n{deeper}"
+    return f"{opening}\n{deeper}{separator.join(parts)}\n{indent}{closing}"
+
+
+def _is_nested(value: object) -> bool:
+    """Return True if a list or dictionary holds another."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return False
+    return any(isinstance(item, dict | list | tuple) for item in value)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -64,12 +71,13 @@ def check_writable(directory: Path) -> None:
         BadInput: If it cannot.
     """
     with translate_write_errors(directory):
-        there = next(
-            place
-            for place in (directory, *directory.absolute().parents)
-            if place.exists()
+        existing = next(
+            ancestor
+            for ancestor in (directory, *directory.absolute().parents)
+            if ancestor.exists()
         )
-        with tempfile.TemporaryFile(dir=there) as file:
+        # A full disk fails only at the write.
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"1")
 
 
@@ -79,7 +87,7 @@ def translate_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        next_step = "Choose another path, free disk space, or change permissions."
         raise BadInput(
-            f"cannot write {path}: {error.strerror or error}", next_step=next_step
+            f"cannot write {path}: {error.strerror or error}",
+            next_step="Choose another path, free disk space, or change permissions.",
         ) from error

@@ -24,10 +24,7 @@ NOT_ENOUGH = "not enough windows"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A value with its confidence bounds.
-
-    They are None if there are too few measurements.
-    """
+    """A value with its confidence bounds, None if there are too few measurements."""
 
     value: float
     low: float | None = None

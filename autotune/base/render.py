@@ -1,4 +1,7 @@
-"""Renderers of a document: for a terminal, as Markdown, and as one HTML file without scripts or external resources."""
+"""Renderers of a document: for a terminal, as Markdown, and as one HTML file.
+
+The HTML file has no scripts and no external resources.
+"""
 
 import base64
 import hashlib
@@ -17,7 +20,7 @@ from autotune.base.document import (
     render_words,
     shortened,
 )
-from autotune.base.svg import drawn
+from autotune.base.svg import render_svg
 from autotune.base.tables import (
     escape_markdown,
     markdown_table,
@@ -25,9 +28,12 @@ from autotune.base.tables import (
     text_table,
 )
 
-_DEEPEST = 6
+_DEEPEST_HEADING = 6
 """Levels of headings that Markdown and HTML support."""
-_SHORT_LETTERS, _LONG_WORD_LETTERS = 14, 26
+_SHORT_CELL_CHARACTERS = 14
+"""Length of a cell above which the style sheet keeps its column wide."""
+_LONG_WORD_CHARACTERS = 26
+"""Longest word for which a column has room."""
 
 
 def console_text(blocks: Sequence[doc.Block]) -> str:
@@ -35,53 +41,60 @@ def console_text(blocks: Sequence[doc.Block]) -> str:
 
     Charts become their tables.
     """
-    groups = itertools.groupby(
-        blocks, lambda block: isinstance(block, doc.Table | doc.Chart | doc.Section)
-    )
+    groups = itertools.groupby(blocks, _is_set_apart)
     return "\n\n".join(
-        ("\n\n" if apart else "\n").join(map(_on_console, group))
-        for apart, group in groups
+        ("\n\n" if is_set_apart else "\n").join(map(_console_block, group))
+        for is_set_apart, group in groups
     )
 
 
-def _on_console(block: doc.Block) -> str:
+def _is_set_apart(block: doc.Block) -> bool:
+    return isinstance(block, doc.Table | doc.Chart | doc.Section)
+
+
+def _console_block(block: doc.Block) -> str:
     match block:
         case doc.Paragraph():
-            return _line(block.words)
+            return _console_words(block.words)
         case doc.Missing():
-            run = (
-                f" (run: {', then '.join(map(printable_line, block.commands))})"
-                if block.commands
-                else ""
-            )
-            return f"{printable_line(block.subject)}: {block.state}{run}"
+            message = f"{printable_line(block.subject)}: {block.state}"
+            if block.commands:
+                commands = ", then ".join(map(printable_line, block.commands))
+                message += f" (run: {commands})"
+            return message
         case doc.Bullets():
-            return "\n".join(_line(item) for item in block.items)
+            return "\n".join(_console_words(item) for item in block.items)
         case doc.Pairs():
-            return "\n".join(f"{name}: {_line(words)}" for name, words in block.pairs)
-        case doc.Table():
-            caption = f"{printable_line(block.caption)}\n" if block.caption else ""
-            head, _, rows = text_table(
-                block.headers, block.rows, block.align
-            ).partition("\n")
-            return caption + (
-                rows if block.headers == FACTS else f"{head}\n{rows}".rstrip("\n")
+            return "\n".join(
+                f"{name}: {_console_words(words)}" for name, words in block.pairs
             )
+        case doc.Table():
+            return _console_table(block)
         case doc.Chart():
-            return _on_console(replace(block.table, caption=block.title))
+            return _console_table(replace(block.table, caption=block.title))
         case doc.Section():
-            return f"{printable_line(block.title)}\n{textwrap.indent(console_text(block.blocks), '  ')}"
+            body = textwrap.indent(console_text(block.blocks), "  ")
+            return f"{printable_line(block.title)}\n{body}"
         case doc.SideBySide():
             return console_text(block.blocks)
 
 
-def _line(words: doc.Words) -> str:
+def _console_table(table: doc.Table) -> str:
+    text = text_table(table.headers, table.rows, table.align)
+    if table.headers == FACTS:
+        _, _, text = text.partition("\n")
+    else:
+        text = text.rstrip("\n")
+    return f"{printable_line(table.caption)}\n{text}" if table.caption else text
+
+
+def _console_words(words: doc.Words) -> str:
     return render_words(words, printable_line, printable_line, printable_line)
 
 
 def markdown_text(blocks: Sequence[doc.Block]) -> str:
     """Return blocks as Markdown without a final newline."""
-    return "\n\n".join(part for block in blocks for part in _in_markdown(block, 2))
+    return "\n\n".join(_markdown_parts(blocks, 2))
 
 
 def report_markdown(document: doc.Document) -> str:
@@ -89,86 +102,99 @@ def report_markdown(document: doc.Document) -> str:
 
     Charts become their titles, descriptions and tables.
     """
-    parts = [f"# {_inert(document.title)}", _sentences(document.subtitle)]
+    parts = [f"# {_markdown_cell(document.title)}", _markdown_plain(document.subtitle)]
     for number, section in enumerate(document.sections, start=1):
-        parts += _in_markdown(section, 2, f"{number}. ")
+        parts += _markdown_section(section, 2, f"{number}. ")
     return "\n\n".join(parts) + "\n"
 
 
-def _in_markdown(block: doc.Block, level: int, number: str = "") -> list[str]:
+def _markdown_parts(blocks: Sequence[doc.Block], level: int) -> list[str]:
+    """Return the parts of blocks, between which Markdown has an empty line."""
+    parts: list[str] = []
+    for block in blocks:
+        parts += _markdown_block(block, level)
+    return parts
+
+
+def _markdown_block(block: doc.Block, level: int) -> list[str]:
     match block:
         case doc.Paragraph():
-            return [_words(block.words)]
+            return [_markdown_words(block.words)]
         case doc.Missing():
-            commands = ", then ".join(_code(command) for command in block.commands)
-            return [
-                f"{_inert(block.subject)}: {block.state}"
-                + (f" (run: {commands})." if commands else ".")
-            ]
-        case doc.Bullets():
-            return ["\n".join(f"- {_words(item)}" for item in block.items)]
-        case doc.Pairs():
-            return [
-                "\n".join(
-                    f"- **{_inert(name)}**: {_words(words)}"
-                    for name, words in block.pairs
+            message = f"{_markdown_cell(block.subject)}: {block.state}"
+            if block.commands:
+                message += (
+                    f" (run: {', then '.join(map(_markdown_code, block.commands))})"
                 )
-            ]
+            return [f"{message}."]
+        case doc.Bullets():
+            return ["\n".join(f"- {_markdown_words(item)}" for item in block.items)]
+        case doc.Pairs():
+            items = (
+                f"- **{_markdown_cell(name)}**: {_markdown_words(words)}"
+                for name, words in block.pairs
+            )
+            return ["\n".join(items)]
         case doc.Table():
-            headers = [shortened(header) for header in block.headers]
-            rows = [
-                [None if cell is None else shortened(cell) for cell in row]
-                for row in block.rows
-            ]
-            return [
-                f"*{_inert(block.caption)}*",
-                markdown_table(headers, rows, align=block.align),
-            ]
+            return _markdown_table(block)
         case doc.Chart():
-            said = f"**{_inert(block.title)}.** {_sentences(block.description)}"
+            title = _markdown_cell(block.title)
+            description = _markdown_plain(block.description)
             return [
-                said,
+                f"**{title}.** {description}",
                 "<details><summary>Data table</summary>",
-                *_in_markdown(block.table, level),
+                *_markdown_table(block.table),
                 "</details>",
             ]
         case doc.Section():
-            badge = f"({block.badge}) " if block.badge else ""
-            title = (
-                f"{'#' * min(level, _DEEPEST)} {number}{badge}{_sentences(block.title)}"
-            )
-            return [
-                title,
-                *(
-                    part
-                    for inner in block.blocks
-                    for part in _in_markdown(inner, level + 1)
-                ),
-            ]
+            return _markdown_section(block, level)
         case doc.SideBySide():
-            return [
-                part for inner in block.blocks for part in _in_markdown(inner, level)
-            ]
+            return _markdown_parts(block.blocks, level)
 
 
-def _words(words: doc.Words) -> str:
-    return render_words(
-        words, _sentences, _code, lambda text: f"**{_sentences(text)}**"
-    )
+def _markdown_section(section: doc.Section, level: int, number: str = "") -> list[str]:
+    hashes = "#" * min(level, _DEEPEST_HEADING)
+    badge = f"({section.badge}) " if section.badge else ""
+    heading = f"{hashes} {number}{badge}{_markdown_plain(section.title)}"
+    return [heading, *_markdown_parts(section.blocks, level + 1)]
 
 
-def _code(text: str) -> str:
-    """Return text in backticks, or in ``<code>`` if it needs entities, which are decoded only in the element."""
-    plain, safe = shortened(text, MAX_TEXT_CHARACTERS), _sentences(text)
-    return f"`{plain}`" if plain == safe else f"<code>{safe}</code>"
+def _markdown_table(table: doc.Table) -> list[str]:
+    headers = [shortened(header) for header in table.headers]
+    rows = [
+        [None if cell is None else shortened(cell) for cell in row]
+        for row in table.rows
+    ]
+    return [
+        f"*{_markdown_cell(table.caption)}*",
+        markdown_table(headers, rows, align=table.align),
+    ]
 
 
-def _sentences(text: str) -> str:
-    return _inert(text, MAX_TEXT_CHARACTERS)
+def _markdown_words(words: doc.Words) -> str:
+    return render_words(words, _markdown_plain, _markdown_code, _markdown_strong)
 
 
-def _inert(text: str, most: int = MAX_CELL_CHARACTERS) -> str:
-    return escape_markdown(shortened(text, most))
+def _markdown_strong(text: str) -> str:
+    return f"**{_markdown_plain(text)}**"
+
+
+def _markdown_code(text: str) -> str:
+    """Return text in backticks, or in ``<code>`` if it needs entities.
+
+    Entities are decoded only in the element.
+    """
+    line = shortened(text, MAX_TEXT_CHARACTERS)
+    escaped = _markdown_plain(text)
+    return f"`{line}`" if line == escaped else f"<code>{escaped}</code>"
+
+
+def _markdown_plain(text: str) -> str:
+    return escape_markdown(shortened(text, MAX_TEXT_CHARACTERS))
+
+
+def _markdown_cell(text: str) -> str:
+    return escape_markdown(shortened(text, MAX_CELL_CHARACTERS))
 
 
 def report_html(document: doc.Document) -> str:
@@ -187,163 +213,182 @@ def report_html(document: doc.Document) -> str:
         f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action"
         " 'none'"
     )
-    charts = itertools.count(1)
-    numbers = (
-        f'<span class="number">{number}</span> ' for number in itertools.count(1)
+    chart_numbers = itertools.count(1)
+    first_section, *other_sections = (
+        _html_section(
+            section, 2, chart_numbers, f'<span class="number">{number}</span> '
+        )
+        for number, section in enumerate(document.sections, start=1)
     )
-    first, *others = (
-        _in_html(section, 2, charts, next(numbers)) for section in document.sections
+    contents = "".join(
+        f'<li><a href="#{escape(section.key)}">{_html_cell(section.title)}</a></li>'
+        for section in document.sections
     )
-    items = "".join(
-        f'<li><a href="#{escape(one.key)}">{_escaped(one.title)}</a></li>'
-        for one in document.sections
-    )
+    title = _html_cell(document.title)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n<meta name="color-scheme"'
-        ' content="light dark">\n'
-        f"<title>{_escaped(document.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f"<main>\n<header><h1>{_escaped(document.title)}</h1>\n"
-        f"<p>{_escaped_words(document.subtitle)}</p></header>\n"
-        f'{first}<nav aria-label="Contents"><p>Contents</p><ol>{items}</ol></nav>\n'
-        f"{''.join(others)}</main>\n</body>\n</html>\n"
+        '<meta name="referrer" content="no-referrer">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<main>\n<header><h1>{title}</h1>\n"
+        f"<p>{_html_plain(document.subtitle)}</p></header>\n"
+        f"{first_section}"
+        f'<nav aria-label="Contents"><p>Contents</p><ol>{contents}</ol></nav>\n'
+        f"{''.join(other_sections)}</main>\n</body>\n</html>\n"
     )
 
 
-def _in_html(
-    block: doc.Block, level: int, charts: Iterator[int], number: str = ""
+def _html_blocks(
+    blocks: Sequence[doc.Block], level: int, chart_numbers: Iterator[int]
 ) -> str:
+    """Return blocks as HTML.
+
+    Args:
+        blocks: The blocks.
+        level: Level of the headings of sections among them.
+        chart_numbers: Numbers of the next charts, from which their ids are made.
+    """
+    return "".join(_html_block(block, level, chart_numbers) for block in blocks)
+
+
+def _html_block(block: doc.Block, level: int, chart_numbers: Iterator[int]) -> str:
     match block:
         case doc.Paragraph():
-            kind = ' class="headline"' if block.large else ""
-            return f"<p{kind}>{_html_words(block.words)}</p>\n"
+            attribute = ' class="headline"' if block.large else ""
+            return f"<p{attribute}>{_html_words(block.words)}</p>\n"
         case doc.Missing():
-            commands = "".join(
-                f"<li>{_html_code(command)}</li>" for command in block.commands
-            )
-            run = f" Run:</p><ol>{commands}</ol>" if commands else "</p>"
-            said = f"{_escaped_words(block.subject)}: <strong>{block.state}.</strong>"
-            return f'<div class="missing"><p>{said}{run}</div>\n'
+            return _html_missing(block)
         case doc.Bullets():
-            return f"<ul>{''.join(f'<li>{_html_words(item)}</li>' for item in block.items)}</ul>\n"
+            items = "".join(f"<li>{_html_words(item)}</li>" for item in block.items)
+            return f"<ul>{items}</ul>\n"
         case doc.Pairs():
             pairs = "".join(
-                f"<dt>{_escaped(name)}</dt><dd>{_html_words(words)}</dd>"
+                f"<dt>{_html_cell(name)}</dt><dd>{_html_words(words)}</dd>"
                 for name, words in block.pairs
             )
             return f"<dl>{pairs}</dl>\n"
         case doc.Table():
             return _html_table(block)
         case doc.Chart():
-            title, description = (
-                shortened(block.title),
-                shortened(block.description, MAX_TEXT_CHARACTERS),
-            )
-            key = f"chart-{next(charts)}"
-            svg = drawn(
-                block.drawing,
-                key=key,
-                title=title,
-                description=description,
-                small=block.small,
-            )
-            label = f'role="group" tabindex="0" aria-label="Chart: {escape(title)}"'
-            caption = f"<figcaption>{escape(title)}</figcaption>"
-            data = (
-                "<details><summary>Data"
-                f" table</summary>{_html_table(block.table)}</details>"
-            )
-            return (
-                f'<figure>{caption}<div class="box"'
-                f" {label}>{svg}</div></figure>\n{data}\n"
-            )
+            return _html_chart(block, f"chart-{next(chart_numbers)}")
         case doc.Section():
-            kind = badge = ""
-            if block.badge is not None:
-                name = _escaped(block.badge)
-                kind, badge = (
-                    ' class="card"',
-                    f'<span class="badge {name}">{name}</span> ',
-                )
-            title = f"<h{level}>{number}{badge}{_escaped_words(block.title)}</h{level}>"
-            body = "".join(
-                _in_html(inner, min(level + 1, _DEEPEST), charts)
-                for inner in block.blocks
-            )
-            return (
-                f'<section id="{escape(block.key)}"{kind}>\n{title}\n{body}</section>\n'
-            )
+            return _html_section(block, level, chart_numbers)
         case doc.SideBySide():
-            inner = (
-                "".join(_in_html(one, level, charts) for one in group)
+            groups = "".join(
+                f"<div>{_html_blocks(group, level, chart_numbers)}</div>"
                 for group in block.groups
             )
-            return (
-                "<div"
-                f' class="beside">{"".join(f"<div>{group}</div>" for group in inner)}</div>\n'
-            )
+            return f'<div class="beside">{groups}</div>\n'
+
+
+def _html_missing(missing: doc.Missing) -> str:
+    subject = _html_plain(missing.subject)
+    message = f"<p>{subject}: <strong>{missing.state}.</strong>"
+    if missing.commands:
+        items = "".join(
+            f"<li>{_html_code(command)}</li>" for command in missing.commands
+        )
+        message += f" Run:</p><ol>{items}</ol>"
+    else:
+        message += "</p>"
+    return f'<div class="missing">{message}</div>\n'
+
+
+def _html_chart(chart: doc.Chart, key: str) -> str:
+    title = shortened(chart.title)
+    svg = render_svg(
+        chart.drawing,
+        key=key,
+        title=title,
+        description=shortened(chart.description, MAX_TEXT_CHARACTERS),
+        small=chart.small,
+    )
+    name = escape(title)
+    return (
+        f"<figure><figcaption>{name}</figcaption>"
+        f'<div class="box" role="group" tabindex="0" aria-label="Chart: {name}">'
+        f"{svg}</div></figure>\n"
+        f"<details><summary>Data table</summary>{_html_table(chart.table)}</details>\n"
+    )
+
+
+def _html_section(
+    section: doc.Section, level: int, chart_numbers: Iterator[int], number: str = ""
+) -> str:
+    attribute = ""
+    badge = ""
+    if section.badge is not None:
+        name = _html_cell(section.badge)
+        attribute = ' class="card"'
+        badge = f'<span class="badge {name}">{name}</span> '
+    heading = f"{number}{badge}{_html_plain(section.title)}"
+    body = _html_blocks(section.blocks, min(level + 1, _DEEPEST_HEADING), chart_numbers)
+    return (
+        f'<section id="{escape(section.key)}"{attribute}>\n'
+        f"<h{level}>{heading}</h{level}>\n{body}</section>\n"
+    )
 
 
 def _html_table(table: doc.Table) -> str:
     sides = table.align.ljust(len(table.headers), "l")
-    classes = [' class="r"' if side == "r" else "" for side in sides]
-    columns = zip(table.headers, classes, strict=False)
-    heads = "".join(
-        f'<th scope="col"{kind}>{_escaped(header)}</th>' for header, kind in columns
+    head = "".join(
+        _html_header(header, side)
+        for header, side in zip(table.headers, sides, strict=False)
     )
     rows = "".join(
-        f"<tr>{''.join(map(_cell, row, sides))}</tr>\n" for row in table.rows
+        f"<tr>{''.join(map(_html_table_cell, row, sides))}</tr>\n" for row in table.rows
     )
-    kind, name = ("box long" if table.long else "box"), _escaped(table.caption)
+    box = "box long" if table.long else "box"
+    name = _html_cell(table.caption)
     return (
-        f'<div class="{kind}" role="group" tabindex="0" aria-label="Table:'
-        f' {name}"><table><caption>{name}</caption>'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
+        f'<div class="{box}" role="group" tabindex="0" aria-label="Table: {name}">'
+        f"<table><caption>{name}</caption>"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
     )
 
 
-def _cell(cell: str | None, side: str) -> str:
-    """Return a cell.
+def _html_header(header: str, side: str) -> str:
+    attribute = ' class="r"' if side == "r" else ""
+    return f'<th scope="col"{attribute}>{_html_cell(header)}</th>'
 
-    One with a word too long for a column may break anywhere, the others only between
-    words.
+
+def _html_table_cell(cell: str | None, side: str) -> str:
+    """Return a cell with the class by which the style sheet breaks and aligns it.
+
+    A cell with a word too long for a column may break anywhere (``w``), the others only
+    between words: figures are right-aligned (``r``), and longer texts get a wide column
+    (``t``).
     """
     text = shortened(cell)
-    is_wide = max(map(len, text.split()), default=0) > _LONG_WORD_LETTERS
-    kind = (
-        "w"
-        if is_wide
-        else "r"
-        if side == "r"
-        else "t"
-        if len(text) > _SHORT_LETTERS
-        else ""
-    )
-    return (
-        f'<td class="{kind}">{escape(text)}</td>'
-        if kind
-        else f"<td>{escape(text)}</td>"
-    )
+    longest_word = max(map(len, text.split()), default=0)
+    if longest_word > _LONG_WORD_CHARACTERS:
+        kind = "w"
+    elif side == "r":
+        kind = "r"
+    elif len(text) > _SHORT_CELL_CHARACTERS:
+        kind = "t"
+    else:
+        return f"<td>{escape(text)}</td>"
+    return f'<td class="{kind}">{escape(text)}</td>'
 
 
 def _html_words(words: doc.Words) -> str:
-    return render_words(
-        words,
-        _escaped_words,
-        _html_code,
-        lambda text: f"<strong>{_escaped_words(text)}</strong>",
-    )
+    return render_words(words, _html_plain, _html_code, _html_strong)
+
+
+def _html_strong(text: str) -> str:
+    return f"<strong>{_html_plain(text)}</strong>"
 
 
 def _html_code(text: str) -> str:
-    return f"<code>{_escaped_words(text)}</code>"
+    return f"<code>{_html_plain(text)}</code>"
 
 
-def _escaped_words(text: str) -> str:
-    return _escaped(text, MAX_TEXT_CHARACTERS)
+def _html_plain(text: str) -> str:
+    return escape(shortened(text, MAX_TEXT_CHARACTERS))
 
 
-def _escaped(text: str | None, most: int = MAX_CELL_CHARACTERS) -> str:
-    return escape(shortened(text, most))
+def _html_cell(text: str) -> str:
+    return escape(shortened(text, MAX_CELL_CHARACTERS))

@@ -1,4 +1,4 @@
-"""Statistics of noisy measurements: of windows in rounds, and of steps that depend on their neighbours. Pure.
+"""Statistics of noisy measurements: of windows in rounds, and of dependent steps. Pure.
 
 Windows: the 20 % trimmed mean, which one disturbed window in five does not move, with
 Student's t on the winsorised spread (Yuen, Biometrika 61, 1974; Wilcox, Introduction to
@@ -31,13 +31,19 @@ MAX_HALF_WIDTH = math.log(1.5)
 """Largest useful half-width of bounds, 50 % of the value. Bounds of a ratio may be
 twice as wide, by logarithms, if they tell which of two figures is higher."""
 TOO_NOISY = "too noisy for so few measurements"
-MIN_BLOCKS, MAX_BLOCKS = 4, 16
+MIN_BLOCKS = 4
+MAX_BLOCKS = 16
 _TIMES_CORRELATION = 4
 """Minimum length of a block, in multiples of how long steps stay correlated."""
 _STILL_CORRELATED = 0.2
 """Autocorrelation above which neighbouring blocks are merged in pairs."""
 _NORMAL_FREEDOM = 1e6
 """Degrees of freedom from which Student's t is treated as the normal distribution."""
+_SIMPSON_PARTS = 200
+"""Parts into which Simpson's rule divides the range of an integral; an even number."""
+_MAX_EXPONENT = 700.0
+"""Largest argument of the exponential function that does not overflow a float, with
+some margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +52,15 @@ class Estimate:
 
     value: float
     n: int
+    """Number of measurements."""
     scale: Scale = "log"
     variance: float | None = None
     """Variance of the figure on its scale; None if the measurements show no spread that
     can be trusted."""
     freedom: float = 0.0
+    """Degrees of freedom of the variance."""
     no_spread: str = "one figure shows no spread"
+    """Reason why there is no variance."""
 
     @property
     def center(self) -> float:
@@ -59,30 +68,30 @@ class Estimate:
         return _log(self.value) if self.scale == "log" else self.value
 
     def interval(self, confidence: float = SHOWN_CONFIDENCE) -> Interval:
-        """Return the figure with its bounds.
-
-        Without them if they are too wide to be useful.
-        """
-        found = self.ratio(confidence)
-        wide = (
-            found.high is not None
-            and self.scale == "log"
-            and _log(found.high) - self.center > MAX_HALF_WIDTH
-        )
-        return Interval(value=self.value) if wide else found
+        """Return the figure with its bounds, or alone if they are too wide to use."""
+        interval = self.ratio(confidence)
+        if interval.high is None or self.scale == "linear":
+            return interval
+        if _log(interval.high) - self.center > MAX_HALF_WIDTH:
+            return Interval(value=self.value)
+        return interval
 
     def ratio(self, confidence: float = CONFIDENCE) -> Interval:
         """Return a ratio, or a difference of shares, with its bounds.
 
-        Without if they are neither narrow nor clear.
+        A ratio whose bounds are neither narrow nor clear is returned without them.
         """
         if self.variance is None:
             return Interval(value=self.value)
-        half = t_quantile(confidence, self.freedom) * math.sqrt(self.variance)
-        low, high = self.center - half, self.center + half
+        half_width = t_quantile(confidence, self.freedom) * math.sqrt(self.variance)
+        low = self.center - half_width
+        high = self.center + half_width
         if self.scale == "linear":
             return Interval(value=self.value, low=low, high=high, confidence=confidence)
-        if half > MAX_HALF_WIDTH and (low <= 0 <= high or half > 2 * MAX_HALF_WIDTH):
+        is_undecided = low <= 0 <= high
+        if half_width > MAX_HALF_WIDTH and (
+            is_undecided or half_width > 2 * MAX_HALF_WIDTH
+        ):
             return Interval(value=self.value)
         return Interval(
             value=self.value, low=_exp(low), high=_exp(high), confidence=confidence
@@ -91,11 +100,14 @@ class Estimate:
 
 @functools.lru_cache(maxsize=1024)
 def t_quantile(confidence: float, freedom: float) -> float:
-    """Return how many standard errors on each side hold this share of Student's t: exact, by Newton's method.
+    """Return how many standard errors on each side hold this share of Student's t.
 
-    With t = sqrt(freedom) tan(angle) the density of the angle is a power of its cosine
-    (Abramowitz and Stegun, 26.7), which decreases: from below, no step overshoots.
-    Raise ``ValueError`` if there is less than one degree of freedom.
+    Exact, by Newton's method. With t = sqrt(freedom) tan(angle) the density of the
+    angle is a power of its cosine (Abramowitz and Stegun, 26.7), which decreases: from
+    below, no step overshoots.
+
+    Raises:
+        ValueError: If there is less than one degree of freedom.
     """
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
@@ -103,34 +115,42 @@ def t_quantile(confidence: float, freedom: float) -> float:
     scale = math.exp(
         math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     ) / math.sqrt(math.pi)
+    # The normal quantile is below that of Student's t, so the search begins below.
     normal = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-    angle, parts, step = math.atan(normal / math.sqrt(freedom)), 200, 1.0
+    angle = math.atan(normal / math.sqrt(freedom))
+    step = 1.0
     while step > 1e-12:
         density = [
-            scale * math.cos(angle * part / parts) ** (freedom - 1)
-            for part in range(parts + 1)
+            scale * math.cos(angle * part / _SIMPSON_PARTS) ** (freedom - 1)
+            for part in range(_SIMPSON_PARTS + 1)
         ]
-        simpson = (
+        simpson_sum = (
             density[0] + 4 * sum(density[1::2]) + 2 * sum(density[2:-1:2]) + density[-1]
         )
-        step = (confidence / 2 - simpson * angle / parts / 3) / density[-1]
+        probability = simpson_sum * angle / _SIMPSON_PARTS / 3
+        step = (confidence / 2 - probability) / density[-1]
         angle += step
     return math.sqrt(freedom) * math.tan(angle)
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
     """Return the 20 % trimmed mean."""
-    cut = int(TRIMMED_SHARE * len(values))
-    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+    trimmed = int(TRIMMED_SHARE * len(values))
+    return statistics.fmean(sorted(values)[trimmed : len(values) - trimmed])
 
 
 def scaled_residuals(values: Sequence[float]) -> list[float]:
-    """Return the deviations of values from their location, scaled to the spread of the whole population."""
+    """Return the deviations of values from their trimmed mean.
+
+    They are scaled to the spread of the whole population; empty for fewer than two
+    values.
+    """
     n = len(values)
     if n < 2:
         return []
-    center, wider = trimmed_mean(values), math.sqrt(n / (n - 1))
-    return [wider * (value - center) for value in values]
+    center = trimmed_mean(values)
+    factor = math.sqrt(n / (n - 1))
+    return [factor * (value - center) for value in values]
 
 
 def estimate_windows(
@@ -139,24 +159,37 @@ def estimate_windows(
     scale: Scale = "log",
     residuals: Sequence[float] | None = None,
 ) -> Estimate:
-    """Return the location of independent measurements: rates of windows, or ratios within rounds.
+    """Return the trimmed mean of independent measurements.
 
-    Residuals are on the scale; those of figures with this noise may be added. Raise
-    ``ValueError`` without values.
+    Args:
+        values: Rates of windows, or ratios within rounds.
+        scale: Scale of comparison.
+        residuals: Deviations on that scale; those of other figures with the same noise
+            may be added. By default those of the values.
+
+    Raises:
+        ValueError: If there are no values.
     """
     if not values:
         raise ValueError("no figures")
     points = [math.log(value) for value in values] if scale == "log" else values
-    center, n = trimmed_mean(points), len(points)
+    center = trimmed_mean(points)
+    n = len(points)
     value = _exp(center) if scale == "log" else center
+
     spread = sorted(scaled_residuals(points) if residuals is None else residuals)
-    if (m := len(spread)) < MIN_WINDOWS:
+    m = len(spread)
+    if m < MIN_WINDOWS:
         return Estimate(value=value, n=n, scale=scale, no_spread=NOT_ENOUGH)
-    cut = int(TRIMMED_SHARE * m) if int(TRIMMED_SHARE * n) else 0
-    left = m - 2 * cut
-    winsorised = [min(max(one, spread[cut]), spread[m - cut - 1]) for one in spread]
-    variance = statistics.pvariance(winsorised) * (m - 1) / (left * (left - 1)) * m / n
-    return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=left - 1)
+    # So few values that none is trimmed have no winsorised spread either.
+    is_trimmed = int(TRIMMED_SHARE * n) > 0
+    trimmed = int(TRIMMED_SHARE * m) if is_trimmed else 0
+    kept = m - 2 * trimmed
+    lowest = spread[trimmed]
+    highest = spread[m - trimmed - 1]
+    winsorised = [min(max(residual, lowest), highest) for residual in spread]
+    variance = statistics.pvariance(winsorised) * (m - 1) / (kept * (kept - 1)) * m / n
+    return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=kept - 1)
 
 
 def paired_ratio(
@@ -165,16 +198,21 @@ def paired_ratio(
     confidence: float = CONFIDENCE,
     candidates: int = 1,
 ) -> Interval:
-    """Return the ratio of the first to the second of figures that were measured in the same rounds.
+    """Return the ratio of the first to the second of figures of the same rounds.
 
-    If this one of ``candidates`` ratios may have been picked as the highest, its bounds are
-    widened until all ratios lie within theirs with the same confidence (Bonferroni).
-    Raise ``ValueError`` if there are no figures.
+    Args:
+        pairs: Two figures of each round.
+        confidence: Confidence of the bounds.
+        candidates: Number of ratios of which this one may have been picked as the
+            highest. Its bounds are widened until all ratios lie within theirs with the
+            same confidence (Bonferroni).
+
+    Raises:
+        ValueError: If there are no figures.
     """
-    found = estimate_windows([first / second for first, second in pairs]).ratio(
-        1 - (1 - confidence) / candidates
-    )
-    return replace(found, confidence=None if found.low is None else confidence)
+    estimate = estimate_windows([first / second for first, second in pairs])
+    interval = estimate.ratio(1 - (1 - confidence) / candidates)
+    return replace(interval, confidence=None if interval.low is None else confidence)
 
 
 def estimate_single(value: float, *, scale: Scale = "log") -> Estimate:
@@ -182,68 +220,73 @@ def estimate_single(value: float, *, scale: Scale = "log") -> Estimate:
     return Estimate(value=value, n=1, scale=scale)
 
 
-def estimate_from_bounds(found: Interval, n: int | None = None) -> Estimate:
-    """Return the figure with these bounds, by Student's t of ``n`` windows.
+def estimate_from_bounds(interval: Interval, n: int | None = None) -> Estimate:
+    """Return the figure with these bounds.
 
-    Without ``n``, by a normal distribution.
+    Args:
+        interval: The figure with its bounds.
+        n: Number of windows, for Student's t; a normal distribution if None.
     """
-    if (
-        found.low is None
-        or found.high is None
-        or found.confidence is None
-        or found.low <= 0
-    ):
+    low, high, confidence = interval.low, interval.high, interval.confidence
+    if low is None or high is None or confidence is None or low <= 0:
         return Estimate(
-            value=found.value,
+            value=interval.value,
             n=n or 1,
             no_spread=NOT_ENOUGH if n else "its prediction shows no spread",
         )
-    freedom = (
-        _NORMAL_FREEDOM if n is None else max(1, n - 2 * int(TRIMMED_SHARE * n) - 1)
-    )
-    half = math.log(found.high / found.low) / 2
-    variance = (half / t_quantile(found.confidence, freedom)) ** 2
-    return Estimate(value=found.value, n=n or 1, variance=variance, freedom=freedom)
+    freedom = _NORMAL_FREEDOM
+    if n is not None:
+        freedom = max(1, n - 2 * int(TRIMMED_SHARE * n) - 1)
+    half_width = math.log(high / low) / 2
+    variance = (half_width / t_quantile(confidence, freedom)) ** 2
+    return Estimate(value=interval.value, n=n or 1, variance=variance, freedom=freedom)
 
 
 def estimate_plausible_steps(
     pairs: Sequence[tuple[float, float]], *, scale: Scale = "log"
 ) -> Estimate | None:
-    """Return ``of_steps`` of the plausible amounts and sizes of an untrusted file.
+    """Return ``estimate_steps`` of the plausible pairs of an untrusted file.
 
-    None if there are none.
+    Args:
+        pairs: Amount and size of each step.
+        scale: Scale of comparison.
+
+    Returns:
+        The estimate, or None if no pair is plausible.
     """
-    finite = [pair for pair in pairs if all(map(math.isfinite, pair))]
-    sound = [
-        (amount, size)
-        for amount, size in finite
-        if size > 0 and (amount > 0 or scale == "linear")
-    ]
-    return estimate_steps(*zip(*sound, strict=True), scale=scale) if sound else None
+    amounts: list[float] = []
+    sizes: list[float] = []
+    for amount, size in pairs:
+        is_finite = math.isfinite(amount) and math.isfinite(size)
+        if is_finite and size > 0 and (amount > 0 or scale == "linear"):
+            amounts.append(amount)
+            sizes.append(size)
+    return estimate_steps(amounts, sizes, scale=scale) if amounts else None
 
 
 def estimate_steps(
     amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log"
 ) -> Estimate:
-    """Return all amounts over all sizes, such as tokens over seconds, of steps that depend on their neighbours.
+    """Return all amounts over all sizes of steps that depend on their neighbours.
 
-    Variation slower than the whole series is left out. Sizes are positive, on the
-    ``log`` scale amounts too.
+    Variation slower than the whole series is left out.
+
+    Args:
+        amounts: Amount of each step, such as its tokens; positive on the ``log`` scale.
+        sizes: Size of each step, such as its seconds; positive.
+        scale: Scale of comparison.
     """
-    value, readings = (
-        sum(amounts) / sum(sizes),
-        [one / size for one, size in zip(amounts, sizes, strict=True)],
-    )
-    count = block_count(
-        [math.log(one) for one in readings] if scale == "log" else readings
-    )
+    value = sum(amounts) / sum(sizes)
+    rates = [amount / size for amount, size in zip(amounts, sizes, strict=True)]
+    points = [math.log(rate) for rate in rates] if scale == "log" else rates
+    count = block_count(points)
     means = [
-        sum(part) / sum(size)
-        for part, size in zip(
+        sum(block_amounts) / sum(block_sizes)
+        for block_amounts, block_sizes in zip(
             split_blocks(amounts, count), split_blocks(sizes, count), strict=True
         )
     ]
-    return estimate_blocks(value, means, scale=scale, n=len(readings))
+    return estimate_blocks(value, means, scale=scale, n=len(rates))
 
 
 def estimate_blocks(
@@ -270,22 +313,21 @@ def estimate_blocks(
 def block_count(points: Sequence[float]) -> int:
     """Return how many blocks to cut a series into.
 
-    0 if it is too short for how long steps stay correlated.
+    Returns:
+        The number of blocks, or 0 if the series is too short for how long steps stay
+        correlated.
     """
     memory = min(max(_autocorrelation(points), 0.0), 0.99)
-    length = (
-        max(1, math.ceil(_TIMES_CORRELATION * (1 + memory) / (1 - memory)))
-        if memory > 0
-        else 1
-    )
+    length = 1
+    if memory > 0:
+        # A series of this autocorrelation forgets after (1 + memory) / (1 - memory)
+        # steps.
+        correlated_steps = (1 + memory) / (1 - memory)
+        length = max(1, math.ceil(_TIMES_CORRELATION * correlated_steps))
     count = min(MAX_BLOCKS, len(points) // length)
     while count >= 2 * MIN_BLOCKS:
-        if (
-            _autocorrelation(
-                [statistics.fmean(block) for block in split_blocks(points, count)]
-            )
-            <= _STILL_CORRELATED
-        ):
+        means = [statistics.fmean(block) for block in split_blocks(points, count)]
+        if _autocorrelation(means) <= _STILL_CORRELATED:
             break
         count //= 2
     return count if count >= MIN_BLOCKS else 0
@@ -293,37 +335,40 @@ def block_count(points: Sequence[float]) -> int:
 
 def split_blocks(values: Sequence[Value], count: int) -> list[Sequence[Value]]:
     """Return consecutive blocks whose lengths differ by at most one."""
-    ends = (
-        [len(values) * number // count for number in range(count + 1)] if count else []
-    )
+    if not count:
+        return []
+    ends = [len(values) * number // count for number in range(count + 1)]
     return [values[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _autocorrelation(points: Sequence[float]) -> float:
     """Return the autocorrelation of neighbours, corrected for its bias towards less.
 
-    0 if nothing varies.
+    It is 0 if nothing varies.
     """
-    n, mean = len(points), statistics.fmean(points)
-    offs = [point - mean for point in points]
-    whole = sum(off * off for off in offs)
-    if n < 3 or whole <= 0:
+    n = len(points)
+    mean = statistics.fmean(points)
+    deviations = [point - mean for point in points]
+    total = sum(deviation * deviation for deviation in deviations)
+    if n < 3 or total <= 0:
         return 0.0
-    found = sum(first * second for first, second in itertools.pairwise(offs)) / whole
-    return found + (1 + 4 * found) / n
+    products = (first * second for first, second in itertools.pairwise(deviations))
+    correlation = sum(products) / total
+    return correlation + (1 + 4 * correlation) / n
 
 
 def difference(a: Estimate, b: Estimate) -> Interval:
     """Return B over A, or for shares B - A, with 95 % bounds by Welch's t.
 
-    Raise ``ValueError`` on different scales.
+    Raises:
+        ValueError: If the scales differ.
     """
     if a.scale != b.scale:
         raise ValueError(
             f"a figure on the {a.scale} scale and one on the {b.scale} scale"
         )
     center = b.center - a.center
-    both = Estimate(
+    estimate = Estimate(
         value=_exp(center) if a.scale == "log" else center,
         n=min(a.n, b.n),
         scale=a.scale,
@@ -331,31 +376,36 @@ def difference(a: Estimate, b: Estimate) -> Interval:
     if a.variance is not None and b.variance is not None:
         variance = a.variance + b.variance
         part = a.variance / variance if variance > 0 else 1.0
+        # Welch and Satterthwaite.
         freedom = 1 / (part**2 / a.freedom + (1 - part) ** 2 / b.freedom)
-        both = replace(both, variance=variance, freedom=max(1.0, freedom))
-    return both.ratio(SHOWN_CONFIDENCE)
+        estimate = replace(estimate, variance=variance, freedom=max(1.0, freedom))
+    return estimate.ratio(SHOWN_CONFIDENCE)
 
 
-def reason_without_bounds(*sides: Estimate) -> str:
-    """Return the reason why a comparison has no bounds."""
-    return (
-        "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None))
-        or TOO_NOISY
+def reason_without_bounds(*estimates: Estimate) -> str:
+    """Return the reason why a comparison of these estimates has no bounds."""
+    # A dictionary, to name each reason once and in order.
+    reasons = dict.fromkeys(
+        estimate.no_spread for estimate in estimates if estimate.variance is None
     )
+    return "; ".join(reasons) or TOO_NOISY
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Return the ratio of B to A, positive figures of the same steps.
 
-    95 % bounds, None if there are too few steps.
+    Returns:
+        The ratio with 95 % bounds, which are None if there are too few steps.
     """
     logs = [math.log(second / first) for first, second in zip(a, b, strict=True)]
-    found = estimate_steps(logs, [1.0] * len(logs), scale="linear")
-    return replace(found, value=_exp(found.value), scale="log").ratio(SHOWN_CONFIDENCE)
+    estimate = estimate_steps(logs, [1.0] * len(logs), scale="linear")
+    return replace(estimate, value=_exp(estimate.value), scale="log").ratio(
+        SHOWN_CONFIDENCE
+    )
 
 
 def _exp(value: float) -> float:
-    return math.exp(min(700.0, value))
+    return math.exp(min(_MAX_EXPONENT, value))
 
 
 def _log(value: float) -> float:

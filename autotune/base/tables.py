@@ -1,6 +1,7 @@
 """Tables as text.
 
-Names in them may come from untrusted files, so every cell is made inert first.
+Names in them may come from untrusted files, so every cell loses its control characters
+first.
 """
 
 import re
@@ -14,36 +15,51 @@ Row = Sequence[str | None]
 
 # Characters that could start a column, code, HTML, a link's target, or a bare link
 # (address, www., e-mail).
-_ACTIVE = re.compile(r"[\\|`<>&@]|(?<=\])\(|:(?=//)|(?<=www)\.", re.IGNORECASE)
+_MARKUP = re.compile(r"[\\|`<>&@]|(?<=\])\(|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def printable_line(text: str | None) -> str:
-    """Return one line with control characters written out, so that no name can control a terminal."""
+    """Return one line with control characters written out; ``n/a`` if it is missing.
+
+    No name can control a terminal then.
+    """
     return "n/a" if text is None else printable(" ".join(text.splitlines()))
 
 
 def escape_markdown(text: str | None) -> str:
-    """Return one line that Markdown shows verbatim: with entities, as renderers read backslashes differently."""
-    return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};", printable_line(text))
+    """Return one line that Markdown shows verbatim.
+
+    Markup becomes entities, as renderers differ in how they read backslashes.
+    """
+    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", printable_line(text))
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
     """Return columns aligned for a terminal, without a final newline.
 
-    ``align`` has one letter per column, ``l`` (left) or ``r`` (right); further columns
-    are left-aligned. Raise ``ValueError`` if a row has another number of cells than
-    there are headers.
+    Args:
+        headers: Header of each column.
+        rows: Cells of each row.
+        align: One letter per column, ``l`` (left) or ``r`` (right); further columns are
+            left-aligned.
+
+    Raises:
+        ValueError: If a row has another number of cells than there are headers.
     """
-    lines = _lines(headers, rows)
+    lines = _printable_cells(headers, rows)
     widths = [
-        max(_width(line[column]) for line in lines) for column in range(len(headers))
+        max(_display_width(line[column]) for line in lines)
+        for column in range(len(headers))
     ]
     sides = align.ljust(len(headers), "l")
-    padded = (
-        [_pad(*cell) for cell in zip(line, widths, sides, strict=False)]
-        for line in lines
-    )
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+    padded_lines = []
+    for line in lines:
+        cells = [
+            _pad(text, width, side)
+            for text, width, side in zip(line, widths, sides, strict=False)
+        ]
+        padded_lines.append("  ".join(cells).rstrip())
+    return "\n".join(padded_lines)
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
@@ -52,15 +68,17 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "")
     Raises:
         ValueError: As ``text_table`` does.
     """
-    sides = align.ljust(len(headers), "l")
+    sides = align.ljust(len(headers), "l")[: len(headers)]
     head, *body = [
-        [escape_markdown(cell) for cell in line] for line in _lines(headers, rows)
+        [escape_markdown(cell) for cell in line]
+        for line in _printable_cells(headers, rows)
     ]
-    rule = ["---:" if side == "r" else "---" for side in sides[: len(headers)]]
+    rule = ["---:" if side == "r" else "---" for side in sides]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
 
 
-def _lines(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
+def _printable_cells(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
+    """Return the headers and the rows with printable cells."""
     for row in rows:
         if len(row) != len(headers):
             raise ValueError(
@@ -69,23 +87,18 @@ def _lines(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
     return [[printable_line(cell) for cell in line] for line in (headers, *rows)]
 
 
-def _width(text: str) -> int:
-    """Return a text's width in terminal columns.
+def _display_width(text: str) -> int:
+    """Return a text's width in columns of a terminal."""
+    return sum(map(_character_width, text))
 
-    East Asian wide characters take two, combining ones none.
-    """
-    return sum(
-        (
-            0
-            if unicodedata.combining(c)
-            else 2
-            if unicodedata.east_asian_width(c) in "WF"
-            else 1
-        )
-        for c in text
-    )
+
+def _character_width(character: str) -> int:
+    """Return 2 for wide East Asian characters, 0 for combining ones, else 1."""
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def _pad(text: str, width: int, side: str) -> str:
-    space = " " * (width - _width(text))
+    space = " " * (width - _display_width(text))
     return space + text if side == "r" else text + space

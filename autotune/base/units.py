@@ -8,15 +8,32 @@ import re
 import sys
 from collections.abc import Mapping
 
-_BYTES = {"b": 1.0} | {
-    f"{prefix}{unit}": float(base**power)
-    for power, prefix in enumerate("kmgt", start=1)
-    for unit, base in (("", 10**3), ("b", 10**3), ("ib", 2**10))
+_BYTES = {
+    "b": 1.0,
+    "k": 1e3,
+    "kb": 1e3,
+    "kib": 2.0**10,
+    "m": 1e6,
+    "mb": 1e6,
+    "mib": 2.0**20,
+    "g": 1e9,
+    "gb": 1e9,
+    "gib": 2.0**30,
+    "t": 1e12,
+    "tb": 1e12,
+    "tib": 2.0**40,
 }
 _BITS_PER_S = {
-    f"{prefix}bit{per}": 1e3**power
-    for power, prefix in enumerate(["", *"kmgt"])
-    for per in ("", "/s")
+    "bit": 1.0,
+    "bit/s": 1.0,
+    "kbit": 1e3,
+    "kbit/s": 1e3,
+    "mbit": 1e6,
+    "mbit/s": 1e6,
+    "gbit": 1e9,
+    "gbit/s": 1e9,
+    "tbit": 1e12,
+    "tbit/s": 1e12,
 }
 _SECONDS = {
     "s": 1.0,
@@ -31,6 +48,15 @@ _SECONDS = {
 _AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 """Units in which sizes are shown, the largest first."""
+_EXACT_BYTE_UNITS = (
+    ("TB", 10**12),
+    ("TiB", 2**40),
+    ("GB", 10**9),
+    ("GiB", 2**30),
+    ("MB", 10**6),
+    ("MiB", 2**20),
+)
+"""Units of exact sizes; the first that divides a size is taken."""
 NO_UNIT = "has no unit"
 """Message of the ``ValueError`` for a bare number."""
 _NUMBER = re.compile(
@@ -39,55 +65,55 @@ _NUMBER = re.compile(
 
 
 def parse_bytes(text: str) -> int:
-    """Read a positive size such as ``94GB`` or ``94G`` (decimal), or ``94GiB`` (binary); else raise ``ValueError``."""
+    """Read a positive size: ``94GB`` or ``94G`` (decimal), or ``94GiB`` (binary).
+
+    Raises:
+        ValueError: If it is none.
+    """
     return int(_quantity(text, _BYTES, "a size", least=1.0))
 
 
 def exact_bytes(size_bytes: int) -> str:
-    """Return a size that ``parse_bytes`` reads back exactly, in the largest whole unit: ``94GB``, ``2GiB``."""
-    units = {
-        "TB": 10**12,
-        "TiB": 2**40,
-        "GB": 10**9,
-        "GiB": 2**30,
-        "MB": 10**6,
-        "MiB": 2**20,
-    }
-    return next(
-        (
-            f"{size_bytes // one}{unit}"
-            for unit, one in units.items()
-            if not size_bytes % one
-        ),
-        f"{size_bytes}B",
-    )
+    """Return a size that ``parse_bytes`` reads back exactly: ``94GB``, ``2GiB``.
+
+    It is in the largest unit of which it is a whole number.
+    """
+    for unit, unit_bytes in _EXACT_BYTE_UNITS:
+        if size_bytes % unit_bytes == 0:
+            return f"{size_bytes // unit_bytes}{unit}"
+    return f"{size_bytes}B"
 
 
 def format_bytes(size_bytes: float | None) -> str:
     """Show a size with a binary unit and three significant digits.
 
-    ``n/a`` if it is missing.
+    A missing one shows as ``n/a``.
     """
     if size_bytes is None:
         return "n/a"
     unit, unit_bytes = next(
-        (one for one in BYTE_UNITS if abs(size_bytes) >= one[1]), BYTE_UNITS[-1]
+        (
+            (unit, unit_bytes)
+            for unit, unit_bytes in BYTE_UNITS
+            if abs(size_bytes) >= unit_bytes
+        ),
+        BYTE_UNITS[-1],
     )
     value = size_bytes / unit_bytes
-    return (
-        f"{value:.0f} {unit}" if value >= 1000 or unit == "B" else f"{value:.3g} {unit}"
-    )
+    if value >= 1000 or unit == "B":
+        return f"{value:.0f} {unit}"
+    return f"{value:.3g} {unit}"
 
 
 def floor_gib(size_bytes: float) -> str:
-    """Return a size in GiB as options accept it, rounded down to a tenth: ``93.5GiB``."""
+    """Return a size as options accept it, in GiB, rounded down: ``93.5GiB``."""
     return f"{math.floor(size_bytes / 2**30 * 10) / 10:g}GiB"
 
 
 def format_seconds(duration_s: float | None) -> str:
     """Show a duration: ``12 ms``, ``3.4 s``, ``2 min 05 s``, ``1 h 10 min``.
 
-    ``n/a`` if it is missing.
+    A missing one shows as ``n/a``.
     """
     if duration_s is None:
         return "n/a"
@@ -113,14 +139,15 @@ def format_share(value: float | None) -> str:
 
 
 def format_percent(share: float) -> str:
-    """Return a share as a whole percentage."""
+    """Show a share between 0 and 1 as a whole percentage."""
     return f"{share * 100:.0f} %"
 
 
 def parse_bits_per_s(text: str) -> float:
     """Read a positive rate in bits, such as ``25Gbit`` or ``200 Mbit/s``.
 
-    Else raise ``ValueError``.
+    Raises:
+        ValueError: If it is none.
     """
     return _quantity(text, _BITS_PER_S, "a line rate")
 
@@ -128,33 +155,32 @@ def parse_bits_per_s(text: str) -> float:
 def parse_seconds(text: str) -> float:
     """Read a duration with a unit, such as ``25us``, ``2s``, ``10min`` or ``4h``.
 
-    Else raise ``ValueError``.
+    Raises:
+        ValueError: If it is none.
     """
     return _quantity(text, _SECONDS, "a duration", least=0.0)
 
 
 def exact_seconds(duration_s: float) -> str:
-    """Return a duration as options accept it, in the largest whole unit: ``10min``, ``90s``, ``500ms``."""
-    short = (
-        (1.0, "s")
-        if duration_s >= 1
-        else (1e-3, "ms")
-        if duration_s >= 1e-3
-        else (1e-6, "us")
-    )
-    long = (
-        one
-        for one in ((3600.0, "h"), (60.0, "min"))
-        if duration_s >= one[0] and not duration_s % one[0]
-    )
-    factor, unit = next(long, short)
-    return f"{duration_s / factor:g}{unit}"
+    """Return a duration as options accept it: ``10min``, ``90s``, ``500ms``.
+
+    Hours and minutes are used only for whole numbers of them.
+    """
+    for unit, unit_s in (("h", 3600.0), ("min", 60.0)):
+        if duration_s >= unit_s and duration_s % unit_s == 0:
+            return f"{duration_s / unit_s:g}{unit}"
+    if duration_s >= 1:
+        return f"{duration_s:g}s"
+    if duration_s >= 1e-3:
+        return f"{duration_s / 1e-3:g}ms"
+    return f"{duration_s / 1e-6:g}us"
 
 
 def parse_amount(text: str) -> float:
     """Read a positive amount such as ``45.2B``, ``2T``, ``1e22`` or ``202,000,000``.
 
-    Else raise ``ValueError``.
+    Raises:
+        ValueError: If it is none.
     """
     return _quantity(text, _AMOUNTS, "an amount")
 
@@ -166,30 +192,41 @@ def _quantity(
     *,
     least: float = sys.float_info.min,
 ) -> float:
+    """Read a number with a unit.
+
+    Args:
+        text: Number and unit.
+        units: Factor of each unit; the key ``""`` stands for none.
+        kind: What the number is, for the message.
+        least: Smallest value; by default, the smallest positive one.
+
+    Raises:
+        ValueError: If the text is no such number, or too small or infinite.
+    """
     match = _NUMBER.fullmatch(text)
-    if match and not match[2] and "" not in units:
-        raise ValueError(NO_UNIT)
-    value = (
-        float(re.sub("[_,]", "", match[1])) * units.get(match[2].lower(), math.nan)
-        if match
-        else math.nan
-    )
-    if least <= value < math.inf:
-        return value
+    if match:
+        digits, unit = match.groups()
+        if not unit and "" not in units:
+            raise ValueError(NO_UNIT)
+        # An unknown unit makes the value NaN, which is outside of every range.
+        factor = units.get(unit.lower(), math.nan)
+        value = float(re.sub("[_,]", "", digits)) * factor
+        if least <= value < math.inf:
+            return value
     raise ValueError(f"is not {kind}")
 
 
 def format_amount(value: float | None) -> str:
     """Show an amount with four significant digits: ``45.2 B``, ``1.414 T``, ``9,400``.
 
-    ``n/a`` if it is missing.
+    A missing one shows as ``n/a``.
     """
     if value is None:
         return "n/a"
     for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        # From where four digits round up to one of this unit.
         if abs(value) >= 0.99995 * factor:
             scaled = value / factor
-            return (
-                f"{scaled:,.0f} {unit}" if scaled >= 9999.5 else f"{scaled:.4g} {unit}"
-            )
+            digits = f"{scaled:,.0f}" if scaled >= 9999.5 else f"{scaled:.4g}"
+            return f"{digits} {unit}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

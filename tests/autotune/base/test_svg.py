@@ -20,7 +20,7 @@ from autotune.base.document import (
     Stack,
     StackedBarChart,
 )
-from autotune.base.svg import drawn
+from autotune.base.svg import render_svg
 
 LINES = LineChart(
     x=Axis(label="rows", unit="count", log=2, ticks=(1, 2, 4)),
@@ -66,7 +66,7 @@ EVERY = pytest.mark.parametrize(
 
 
 def draw(drawing, key="chart-1", title="Title", description="What it shows"):
-    return drawn(drawing, key=key, title=title, description=description)
+    return render_svg(drawing, key=key, title=title, description=description)
 
 
 @EVERY
