@@ -1,6 +1,6 @@
-"""A job that fails on purpose, in each way a trial can fail: by itself, or in one rank
-of a step job.
+"""A job that fails on purpose, in each way a trial can fail.
 
+It fails by itself, or in one rank of a step job.
 ``torchrun -m testbed.failing_job TRIAL.json OUT`` takes the ranks of a step job as
 torchrun starts them.
 """
@@ -21,62 +21,69 @@ from autotune.trials.jobs.server import preload_model, preload_trainer, run_job
 
 
 def run(measured, local):
-    """Fail as ``fault`` says, or take a step job whose ranks have budgets and, after a
-    step, faults of their own."""
+    """Fail by ``fault``, or run a step job if there are settings of one."""
     if "config" in measured:
-        rank, next_rate = (
-            local.get("environment", {}).get("RANK", "0"),
-            step.learning_rate,
-        )
-
-        def fail_after_a_step(config, number):
-            if number:
-                fail(local.get("fault_by_rank", {}).get(rank, "none"))
-            return next_rate(config, number)
-
-        step.learning_rate = fail_after_a_step
-        budgets = local.get("budget_bytes_by_rank")
-        own = {"memory_budget_bytes": budgets[int(rank)]} if budgets else {}
-        return step.run(
-            {name: one for name, one in (measured | own).items() if name != "fault"},
-            local,
-        )
-    if measured["fault"] == "allocate":
+        return _run_step(measured, local)
+    fault = measured["fault"]
+    if fault == "allocate":
         CpuBudget(measured["budget_bytes"])
         torch.ones(measured["allocate_bytes"], dtype=torch.uint8)
-    if measured["fault"] == "leave_child":
+    if fault == "leave_child":
         child = multiprocessing.get_context("fork").Process(
             target=time.sleep, args=(3600,)
         )
         child.start()
         Path(local["pid_file"]).write_text(str(child.pid))
-    fail(measured["fault"])
-    return {"fault": measured["fault"]}
+    fail(fault)
+    return {"fault": fault}
 
 
-def fail(kind):
-    if kind == "hang":
+def _run_step(measured, local):
+    """Run a step job whose ranks have their own budgets, and faults after a step."""
+    rank = local.get("environment", {}).get("RANK", "0")
+    fault = local.get("fault_by_rank", {}).get(rank, "none")
+    learning_rate = step.learning_rate
+
+    def fail_after_a_step(config, number):
+        if number:
+            fail(fault)
+        return learning_rate(config, number)
+
+    # The step job asks for the learning rate before each step.
+    step.learning_rate = fail_after_a_step
+    measured = {name: value for name, value in measured.items() if name != "fault"}
+    budgets_bytes = local.get("budget_bytes_by_rank")
+    if budgets_bytes:
+        measured["memory_budget_bytes"] = budgets_bytes[int(rank)]
+    return step.run(measured, local)
+
+
+def fail(fault):
+    if fault == "hang":
         time.sleep(3600)
-    if kind == "crash":
+    if fault == "crash":
         raise ValueError(
             "a crash on purpose; this text mentions an error and is no out of memory"
         )
-    if kind == "signal":
+    if fault == "signal":
         os.kill(os.getpid(), signal.SIGSEGV)
-    if kind.startswith("raise "):
-        raise RuntimeError(kind.removeprefix("raise "))
+    if fault.startswith("raise "):
+        raise RuntimeError(fault.removeprefix("raise "))
+
+
+def main():
+    measured = json.loads(Path(sys.argv[1]).read_text())
+    result_file = Path(sys.argv[2]) / f"rank-{os.environ['RANK']}.json"
+    # Imports do not count towards a budget, as in a trial that is forked.
+    preload_trainer()
+    preload_model(measured["config"]["model"]["config"]["model_type"])
+    has_measured = run_job(
+        "step", result_file, measured, {"environment": dict(os.environ)}
+    )
+    # At once: the others' connections end with this process, and torchrun ends the
+    # others when one has failed.
+    os._exit(0 if has_measured else 1)
 
 
 if __name__ == "__main__":
-    MEASURED, RESULT = (
-        json.loads(Path(sys.argv[1]).read_text()),
-        Path(sys.argv[2]) / f"rank-{os.environ['RANK']}.json",
-    )
-    # Imports are nobody's budget, as in a trial that is forked.
-    preload_trainer()
-    preload_model(MEASURED["config"]["model"]["config"]["model_type"])
-    # At once: the others' connections end with this process, and torchrun ends the
-    # others when one has failed.
-    os._exit(
-        0 if run_job("step", RESULT, MEASURED, {"environment": dict(os.environ)}) else 1
-    )
+    main()

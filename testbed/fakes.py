@@ -1,5 +1,7 @@
-"""Fakes of the ports of autotune.measure: what is scripted or computed, in place of a
-machine."""
+"""Fakes of a clock, a host, GPUs and a machine that runs trials.
+
+Each stands for a ``Protocol`` of ``autotune``; its answers are scripted or computed.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +44,7 @@ HOST = HostFacts(
         values.NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),
     ),
 )
-CARD = GpuFacts(
+GPU_FACTS = GpuFacts(
     uuid="GPU-0",
     index=0,
     name="GpuModel",
@@ -64,7 +66,7 @@ SAMPLE = GpuSample(
     process_count=1,
     energy_j=5000.5,
 )
-COUNTERS = GpmWindow(
+GPM_WINDOW = GpmWindow(
     start_s=0.0,
     end_s=0.0,
     sm_utilisation=0.9,
@@ -76,7 +78,7 @@ COUNTERS = GpmWindow(
 
 
 class FakeClock:
-    """A clock that moves only when someone sleeps."""
+    """A clock that moves only in ``sleep``."""
 
     def __init__(self) -> None:
         self._now_s = 1000.0
@@ -107,12 +109,14 @@ class FakeMachine:
         return self._simulate(trial)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing, as nothing runs."""
 
 
 class FakeHost:
-    """An idle machine of eight CPUs, with these versions of libraries; nothing is known
-    of its disks."""
+    """An idle machine of eight CPUs, with these versions of libraries.
+
+    Its disks are unknown.
+    """
 
     def __init__(self, versions: Mapping[str, str] | None = None) -> None:
         self._versions = dict(versions or {})
@@ -132,23 +136,23 @@ class FakeHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeGpu:
-    """A scripted GPU: each reading takes the next value of its list, the last value
-    stays."""
+    """A scripted GPU: each reading takes the next value of its list, the last stays."""
 
-    facts: GpuFacts = CARD
+    facts: GpuFacts = GPU_FACTS
     used_bytes: Sequence[int | Unavailable] = (Unavailable(reason="not scripted"),)
     samples: Sequence[GpuSample | Unavailable] = (Unavailable(reason="not scripted"),)
     processes: Sequence[tuple[GpuProcess, ...] | Unavailable] = ((),)
     gpm: Sequence[GpmWindow | Unavailable] = (Unavailable(reason="not scripted"),)
-    begun: Sequence[Unavailable] = (
+    first_gpm: Sequence[Unavailable] = (
         Unavailable(reason="the first window has only begun"),
     )
+    """Answers to the first reading of GPM, which starts a window."""
     nvlinked: Sequence[str] | None = None
-    """UUIDs of the GPUs that it reaches over NVLink; None if nobody can tell."""
+    """UUIDs of the GPUs that it reaches over NVLink; None if unknown."""
 
 
 class FakeGpuMonitor:
-    """GPUs that do what a script says; times are stamped by the clock."""
+    """Scripted GPUs; the clock stamps the times."""
 
     def __init__(
         self,
@@ -160,8 +164,10 @@ class FakeGpuMonitor:
         self._script = {gpu.facts.uuid: gpu for gpu in script}
         self._absent = absent
         self._clock = clock or SystemClock()
-        self._position: Counter[tuple[str, str]] = Counter()
-        self._counted_s: dict[str, float] = {}
+        self._readings: Counter[tuple[str, str]] = Counter()
+        """Number of readings so far, by UUID and figure."""
+        self._gpm_read_s: dict[str, float] = {}
+        """Time of the last reading of GPM, by UUID."""
         self._closed = False
 
     def devices(self) -> tuple[GpuFacts, ...]:
@@ -174,55 +180,56 @@ class FakeGpuMonitor:
         return None if self._script else self._absent
 
     def used_bytes(self, uuid: str) -> int | Unavailable:
-        found: int | Unavailable = self._next(uuid, "used_bytes")
-        return found
+        used_bytes: int | Unavailable = self._next(uuid, "used_bytes")
+        return used_bytes
 
     def sample(self, uuid: str) -> GpuSample | Unavailable:
         sample = self._next(uuid, "samples")
-        return (
-            sample
-            if isinstance(sample, Unavailable)
-            else replace(sample, time_s=self._clock.monotonic_s())
-        )
+        if isinstance(sample, Unavailable):
+            return sample
+        return replace(sample, time_s=self._clock.monotonic_s())
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
-        found: tuple[GpuProcess, ...] | Unavailable = self._next(uuid, "processes")
-        return found
+        processes: tuple[GpuProcess, ...] | Unavailable = self._next(uuid, "processes")
+        return processes
 
     def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
-        links = (
-            self._script[uuid].nvlinked
-            if {uuid, other} <= self._script.keys() and not self._closed
-            else None
-        )
-        return Unavailable(reason="not scripted") if links is None else other in links
+        links = None
+        if {uuid, other} <= self._script.keys() and not self._closed:
+            links = self._script[uuid].nvlinked
+        if links is None:
+            return Unavailable(reason="not scripted")
+        return other in links
 
     def gpm(self, uuid: str) -> GpmWindow | Unavailable:
-        """Give the next scripted window since the last call."""
-        start_s, self._counted_s[uuid] = (
-            self._counted_s.get(uuid),
-            self._clock.monotonic_s(),
-        )
-        window = self._next(uuid, "begun" if start_s is None else "gpm")
-        times = {"start_s": start_s, "end_s": self._counted_s[uuid]}
-        return window if isinstance(window, Unavailable) else replace(window, **times)
+        """Return the next scripted window, which lasts since the last call."""
+        start_s = self._gpm_read_s.get(uuid)
+        end_s = self._clock.monotonic_s()
+        self._gpm_read_s[uuid] = end_s
+        if start_s is None:
+            first: GpmWindow | Unavailable = self._next(uuid, "first_gpm")
+            return first
+        window = self._next(uuid, "gpm")
+        if isinstance(window, Unavailable):
+            return window
+        return replace(window, start_s=start_s, end_s=end_s)
 
     def close(self) -> None:
         self._closed = True
 
-    def _next(self, uuid: str, what: str) -> Any:
+    def _next(self, uuid: str, figure: str) -> Any:
         if uuid not in self._script or self._closed:
             return Unavailable(
                 reason=f"no readable GPU has the UUID {uuid}, or the monitor is closed"
             )
-        listed = getattr(self._script[uuid], what)
-        self._position[uuid, what] += 1
-        return listed[min(self._position[uuid, what], len(listed)) - 1]
+        answers = getattr(self._script[uuid], figure)
+        index = min(self._readings[uuid, figure], len(answers) - 1)
+        self._readings[uuid, figure] += 1
+        return answers[index]
 
 
 class FakeGpuSampler:
-    """Samples GPUs in this process: once when it starts, and once whenever it is
-    asked."""
+    """Samples GPUs in this process: once at its start, and before each ``take``."""
 
     def __init__(self, monitor: GpuMonitor, uuids: Sequence[str]) -> None:
         self._monitor = monitor
@@ -235,7 +242,7 @@ class FakeGpuSampler:
             self.tick()
 
     def tick(self) -> None:
-        """Read once more."""
+        """Sample each GPU once more."""
         assert self._readings is not None
         for uuid in self._last:
             self._readings.append((uuid, "sample", self._monitor.sample(uuid)))
@@ -244,8 +251,9 @@ class FakeGpuSampler:
     def take(self) -> Mapping[str, GpuSeries]:
         if self._readings is not None:
             self.tick()
-            self._last, self._readings = series_of(self._readings, self._last), []
+            self._last = series_of(self._readings, self._last)
+            self._readings = []
         return self._last
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing, as nothing runs."""

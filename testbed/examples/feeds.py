@@ -12,7 +12,7 @@ from autotune.trials.values import Measured, Outcome, Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import Sweep, TrainingWindows
 from autotune.workers.values import SweepRequest
-from testbed.examples.trials import FEED
+from testbed.examples.trials import TRAINING_FIGURES
 from testbed.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 
@@ -46,7 +46,7 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
         (7 * round_number + 3 * data.num_workers + 5 * cached) % 5 - 2
     )
     start_s = 1000.0 + 10 * round_number
-    figures = FEED | {
+    figures = TRAINING_FIGURES | {
         "padded_tokens_per_s": CACHED_TOKENS_PER_S * share * noise,
         "tokens_per_s": CACHED_TOKENS_PER_S * share / 2,
         "data_wait_share": 1 - share,

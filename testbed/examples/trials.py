@@ -4,7 +4,7 @@ from typing import Any
 
 from autotune.trials.values import TrialRecord
 
-STEP: dict[str, Any] = {
+STEP_FIGURES: dict[str, Any] = {
     "optimizer_steps": 4,
     "step_s": [0.1],
     "padded_tokens_per_step": 90,
@@ -12,7 +12,7 @@ STEP: dict[str, Any] = {
     "non_pytorch_bytes": None,
     "loss": 1.0,
 }
-FEED: dict[str, Any] = {
+TRAINING_FIGURES: dict[str, Any] = {
     "optimizer_steps": 9,
     "discarded_batches": 2,
     "gradient_accumulation_steps": 1,
@@ -46,12 +46,23 @@ def record(
     key: str = "k",
     budget_bytes: int | None = None,
     old: bool = False,
-    **where: Any,
+    **made_on: Any,
 ) -> TrialRecord:
-    """A trial; ``where`` says otherwise than the example's fingerprint, and ``old``
-    leaves all of that out."""
-    figures = STEP if job == "step" else FEED
-    said: dict[str, Any] = {
+    """Return a trial of the example profile.
+
+    Args:
+        job: Job of the trial.
+        outcome: Its outcome; by default the example figures of the job.
+        config: Its settings.
+        time_utc: Time of its end.
+        site: Hash of its machine, software, model and dataset.
+        key: Hash of what it measured.
+        budget_bytes: Its memory budget.
+        old: Leave out where it was made, as old trial logs do.
+        made_on: Differences from the fingerprint of the example profile.
+    """
+    figures = STEP_FIGURES if job == "step" else TRAINING_FIGURES
+    entry: dict[str, Any] = {
         "time_utc": time_utc,
         "site": site,
         "key": key,
@@ -59,42 +70,45 @@ def record(
         "label": "x",
         "seconds": 1.0,
         "measured": {"config": config or {}, "memory_budget_bytes": budget_bytes},
-        "outcome": outcome or {"kind": "measured", "figures": figures},
-    } | ({} if old else {"made_on": MADE_ON | where})
-    found = TrialRecord.of(said)
-    assert found is not None
-    return found
+        "outcome": outcome or measured(figures),
+    }
+    if not old:
+        entry["made_on"] = MADE_ON | made_on
+    trial_record = TrialRecord.of(entry)
+    assert trial_record is not None
+    return trial_record
 
 
-def records_of_example() -> tuple[TrialRecord, ...]:
-    """Trials that gave all the figures of the example profile."""
-    steps = [
-        record(
-            "step",
-            {
-                "kind": "measured",
-                "figures": STEP | {"padded_tokens_per_step": round(0.1 * rate)},
-            },
-            {"micro_batch_size": rows},
-            key=f"s{rows}",
+def measured(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the outcome of a trial that completed."""
+    return {"kind": "measured", "figures": figures}
+
+
+def example_records() -> tuple[TrialRecord, ...]:
+    """Return the trials that gave all the figures of the example profile."""
+    fits = record("step", None, {"micro_batch_size": 2}, budget_bytes=2**30, key="fits")
+    does_not_fit = record(
+        "step",
+        {"kind": "out_of_memory", "detail": ""},
+        {"micro_batch_size": 3},
+        budget_bytes=2**30,
+        key="no",
+    )
+    curve = []
+    for micro_batch_size, padded_tokens_per_s in ((1, 500), (2, 900)):
+        figures = STEP_FIGURES | {
+            "padded_tokens_per_step": round(0.1 * padded_tokens_per_s)
+        }
+        curve.append(
+            record(
+                "step",
+                measured(figures),
+                {"micro_batch_size": micro_batch_size},
+                key=f"s{micro_batch_size}",
+            )
         )
-        for rows, rate in ((1, 500), (2, 900))
-    ]
-    bounds = [
-        record("step", None, {"micro_batch_size": 2}, budget_bytes=2**30, key="fits"),
-        record(
-            "step",
-            {"kind": "out_of_memory", "detail": ""},
-            {"micro_batch_size": 3},
-            budget_bytes=2**30,
-            key="no",
-        ),
-    ]
-    feeds = [
-        FEED | {"padded_tokens_per_s": rate} for rate in (99.0, 100.0, 101.0, 102.0)
-    ]
-    windows = [
-        record("training", {"kind": "measured", "figures": one}, key=f"f{n}")
-        for n, one in enumerate(feeds)
-    ]
-    return (*bounds, *steps, *windows)
+    windows = []
+    for number, padded_tokens_per_s in enumerate((99.0, 100.0, 101.0, 102.0)):
+        figures = TRAINING_FIGURES | {"padded_tokens_per_s": padded_tokens_per_s}
+        windows.append(record("training", measured(figures), key=f"f{number}"))
+    return (fits, does_not_fit, *curve, *windows)

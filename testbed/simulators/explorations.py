@@ -15,7 +15,7 @@ from autotune.search.measure import Exploration
 from autotune.search.values import KNOBS, Configuration
 from autotune.trials.values import Measured, Outcome, Trial
 from testbed.examples.feeds import runner_on, windows_of
-from testbed.examples.trials import FEED
+from testbed.examples.trials import TRAINING_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
 from trainer.config.train_config import Checkpointing, Layout
 
@@ -89,7 +89,7 @@ def machine_of(
         ]
         losses = losses if trial.measured.get("losses") else []
         return Measured(
-            figures=FEED
+            figures=TRAINING_FIGURES
             | {
                 "tokens_per_s": value,
                 "padded_tokens_per_s": value,

@@ -16,7 +16,7 @@ from autotune.trials.values import (
 from testbed.corpora import synthetic_manifest
 from testbed.datasets import write_dataset
 from testbed.examples.feeds import CONFIG, figures_of, runner_on, windows_of
-from testbed.examples.trials import STEP
+from testbed.examples.trials import STEP_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
 from trainer.data.dataset import TokenDataset
 
@@ -43,7 +43,11 @@ class Trained(FakeMachine):
             name = name_of(trial)
             if trial.job == "step":
                 too_many = trial.measured["config"]["micro_batch_size"] > fits
-                return OutOfMemory(detail="") if too_many else Measured(figures=STEP)
+                return (
+                    OutOfMemory(detail="")
+                    if too_many
+                    else Measured(figures=STEP_FIGURES)
+                )
             if (
                 fate is not None
                 and (outcome := fate(name, trial.measured["round"])) is not None

@@ -10,7 +10,7 @@ from autotune.trials.trial_log import TrialLog
 from testbed.examples.checkpoints import end_of, header_of, leave
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.run_rows import row_of
-from testbed.examples.trials import FEED, record
+from testbed.examples.trials import TRAINING_FIGURES, record
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.record.writer import RunWriter
 
@@ -285,7 +285,7 @@ def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
         }
         outcome = {
             "kind": "measured",
-            "figures": FEED | rates | {"gradient_accumulation_steps": 4},
+            "figures": TRAINING_FIGURES | rates | {"gradient_accumulation_steps": 4},
         }
         found = record(
             "training", outcome, config, key=f"{number}", old=not made_on, **made_on

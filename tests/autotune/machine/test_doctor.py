@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.cluster.slurm import read_slurm
 from autotune.machine.command import NEXT_COMMAND, examine, render
-from testbed.fakes import CARD, FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
+from testbed.fakes import GPU_FACTS, FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "Problems for measurements")
 
@@ -32,7 +32,7 @@ def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_
 
 
 def test_everything_is_read_through_the_ports():
-    gpu_model, clock = replace(CARD, mig_enabled=True), FakeClock()
+    gpu_model, clock = replace(GPU_FACTS, mig_enabled=True), FakeClock()
     monitor = FakeGpuMonitor([FakeGpu(facts=gpu_model)], clock=clock)
     machine = examine(
         FakeHost(versions={"torch": "2"}),

@@ -18,8 +18,8 @@ from autotune.machine.gpu_sampler import GpuSampler, sample_gpus, series_of
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import GpuSeries, Unavailable
 from testbed.fakes import (
-    CARD,
-    COUNTERS,
+    GPM_WINDOW,
+    GPU_FACTS,
     SAMPLE,
     FakeClock,
     FakeGpu,
@@ -33,7 +33,9 @@ UUIDS = ("GPU-one", "GPU-two")
 def scripted_monitor() -> FakeGpuMonitor:
     return FakeGpuMonitor(
         [
-            FakeGpu(facts=replace(CARD, uuid=uuid), samples=[SAMPLE], gpm=[COUNTERS])
+            FakeGpu(
+                facts=replace(GPU_FACTS, uuid=uuid), samples=[SAMPLE], gpm=[GPM_WINDOW]
+            )
             for uuid in UUIDS
         ]
     )
@@ -126,7 +128,7 @@ def test_scripted_readings_arrive_unchanged_from_another_process():
     assert {replace(one, time_s=0.0, missing=()) for one in series.samples} == {
         replace(SAMPLE, missing=())
     }
-    assert {replace(one, start_s=0.0, end_s=0.0) for one in series.gpm} == {COUNTERS}
+    assert {replace(one, start_s=0.0, end_s=0.0) for one in series.gpm} == {GPM_WINDOW}
 
 
 READ = """
@@ -164,7 +166,7 @@ def no_child_left():
     assert [child for child in after if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def sampled(samples=(SAMPLE,), gpm=(COUNTERS,)):
+def sampled(samples=(SAMPLE,), gpm=(GPM_WINDOW,)):
     """The readings of ten ticks, a tenth of a second apart, and of windows of half a
     second."""
     clock, readings, left = FakeClock(), [], iter(range(10))
@@ -174,7 +176,8 @@ def sampled(samples=(SAMPLE,), gpm=(COUNTERS,)):
         return next(left, None) is None
 
     monitor = FakeGpuMonitor(
-        [FakeGpu(facts=replace(CARD, uuid="0"), samples=samples, gpm=gpm)], clock=clock
+        [FakeGpu(facts=replace(GPU_FACTS, uuid="0"), samples=samples, gpm=gpm)],
+        clock=clock,
     )
     sample_gpus(monitor, ["0"], write=readings.append, ended=ended, clock=clock)
     return readings

@@ -13,7 +13,14 @@ import pytest
 from autotune.base.clock import SystemClock
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import GpmWindow, GpuProcess, Unavailable
-from testbed.fakes import CARD, COUNTERS, SAMPLE, FakeClock, FakeGpu, FakeGpuMonitor
+from testbed.fakes import (
+    GPM_WINDOW,
+    GPU_FACTS,
+    SAMPLE,
+    FakeClock,
+    FakeGpu,
+    FakeGpuMonitor,
+)
 
 GIB = 2**30
 PERCENT_AND_MIB_PER_S = {2: 90.0, 3: 50.0, 5: 40.0, 10: 30.0, 21: 3.0}
@@ -85,7 +92,7 @@ def scripted(clock):
         used_bytes=[3 * GIB],
         samples=[SAMPLE],
         processes=[users],
-        gpm=[COUNTERS],
+        gpm=[GPM_WINDOW],
         nvlinked=["GPU-0"],
     )
     return FakeGpuMonitor([gpu], clock=clock)
@@ -197,14 +204,14 @@ def test_without_gpus_there_is_a_reason(make):
 def test_scripted_and_simulated_describe_the_same_card():
     clock = FakeClock()
     one, other = scripted(clock), simulated(clock)
-    assert one.devices() == other.devices() == (CARD,)
+    assert one.devices() == other.devices() == (GPU_FACTS,)
     assert one.sample("GPU-0") == other.sample("GPU-0")
     assert one.compute_processes("GPU-0") == other.compute_processes("GPU-0")
     for monitor in (one, other):
         monitor.gpm("GPU-0")
         clock.sleep(1)
         window = monitor.gpm("GPU-0")
-        assert astuple(window)[2:] == pytest.approx(astuple(COUNTERS)[2:])
+        assert astuple(window)[2:] == pytest.approx(astuple(GPM_WINDOW)[2:])
         assert window.end_s - window.start_s == 1
 
 

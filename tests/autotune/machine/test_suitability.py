@@ -26,9 +26,9 @@ HOST = replace(
     load_average_1min=0.5,
     disks=(replace(SHARED, filesystem_type="ext4", is_network=False),),
 )
-CARD = replace(fakes.CARD, index=3)
+GPU_FACTS = replace(fakes.GPU_FACTS, index=3)
 SAMPLE = replace(fakes.SAMPLE, used_bytes=GIB // 2, throttle_reasons=("gpu_idle",))
-GPU = GpuStatus(facts=CARD, sample=SAMPLE, processes=())
+GPU = GpuStatus(facts=GPU_FACTS, sample=SAMPLE, processes=())
 QUIET = MachineFacts(
     time_utc=datetime(2025, 1, 1, tzinfo=UTC),
     host=HOST,
@@ -112,12 +112,12 @@ def test_quiet_machines_missing_figures_and_power_caps_are_no_findings(machine):
             "throttled: hw_thermal.",
         ),
         (
-            with_gpu(facts=replace(CARD, mig_enabled=True)),
+            with_gpu(facts=replace(GPU_FACTS, mig_enabled=True)),
             "error",
             "MIG is on for GPU 3",
         ),
         (
-            with_gpu(facts=replace(CARD, compute_mode="prohibited")),
+            with_gpu(facts=replace(GPU_FACTS, compute_mode="prohibited")),
             "error",
             "prohibited",
         ),

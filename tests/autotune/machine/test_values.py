@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.machine import values
-from testbed.fakes import CARD, COUNTERS, HOST, SAMPLE
+from testbed.fakes import GPM_WINDOW, GPU_FACTS, HOST, SAMPLE
 
 NO_SLURM = values.SlurmFacts(
     job_id=None,
@@ -54,11 +54,15 @@ def test_throttle_names_lose_no_bit_and_only_heat_and_hardware_slowdown_are_faul
 
 
 ONE, TWO = (
-    replace(CARD, index=index, uuid=uuid)
+    replace(GPU_FACTS, index=index, uuid=uuid)
     for index, uuid in enumerate(("GPU-aa11", "GPU-aa22"))
 )
 SLICED = replace(
-    CARD, index=2, uuid="GPU-bb33", mig_enabled=True, mig_uuids=("MIG-1x", "MIG-2y")
+    GPU_FACTS,
+    index=2,
+    uuid="GPU-bb33",
+    mig_enabled=True,
+    mig_uuids=("MIG-1x", "MIG-2y"),
 )
 
 
@@ -136,7 +140,7 @@ def test_a_series_is_cut_to_what_lies_wholly_between_two_moments(
 ):
     samples = tuple(replace(SAMPLE, time_s=time_s) for time_s in times_s)
     gpm = tuple(
-        replace(COUNTERS, start_s=time_s, end_s=time_s + 1) for time_s in times_s
+        replace(GPM_WINDOW, start_s=time_s, end_s=time_s + 1) for time_s in times_s
     )
     cut = values.GpuSeries(
         samples=samples, gpm=gpm, lacking="a", gpm_lacking="b"

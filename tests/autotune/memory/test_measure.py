@@ -21,7 +21,7 @@ from autotune.trials.values import (
 from testbed.datasets import write_dataset
 from testbed.examples.feeds import runner_on
 from testbed.examples.profiles import FINGERPRINT
-from testbed.examples.trials import STEP
+from testbed.examples.trials import STEP_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ParallelSettings, TrainConfig
@@ -73,7 +73,7 @@ def simulate(trial):
         return OutOfMemory(detail="refused")
     step_s = [(rows + 2) / 100] * timed
     return Measured(
-        figures=STEP
+        figures=STEP_FIGURES
         | {
             "step_s": step_s,
             "padded_tokens_per_step": rows * 64,

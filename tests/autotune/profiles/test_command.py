@@ -8,7 +8,7 @@ from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import TrialLog, made_on, trial_log_sha256
 from autotune.trials.values import MadeOn
 from testbed.examples.profiles import but
-from testbed.examples.trials import records_of_example
+from testbed.examples.trials import example_records
 from testbed.examples.tuning import example_profile as full_example
 from tests.autotune.report.test_command import _change
 
@@ -81,8 +81,7 @@ def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash
     profile = read_profile(here / "p.toml").profile
     mine = dict(made_on(profile.fingerprint))
     records = [
-        one.model_copy(update={"made_on": MadeOn(**mine)})
-        for one in records_of_example()
+        one.model_copy(update={"made_on": MadeOn(**mine)}) for one in example_records()
     ]
     rests_on = {
         "trial_log_sha256": trial_log_sha256(records),

@@ -21,7 +21,7 @@ from autotune.trials.trial_log import TrialLog, read_trial_records, trial_log_sh
 from autotune.workers.stage import add_workers
 from autotune.workers.values import JointChoice
 from testbed.examples.profiles import but, example_profile
-from testbed.examples.trials import record, records_of_example
+from testbed.examples.trials import example_records, record
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from tests.autotune.machine.test_measured_device import H200
 from trainer.data.dataset import read_manifest
@@ -161,7 +161,7 @@ def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_h
         TrialLog(tmp_path / "p" / "trials", "w"),
         "2026-01-02T00:00:00+00:00",
     )
-    mine = (*records_of_example(), record(time_utc=newest, key="newest"))
+    mine = (*example_records(), record(time_utc=newest, key="newest"))
     for one in (
         *mine,
         record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00"),

@@ -9,9 +9,9 @@ from autotune.profiles.decide.trial_log_check import (
 from autotune.trials.trial_log import own_records, trial_log_sha256
 from autotune.trials.values import TrialRecord
 from testbed.examples.profiles import FINGERPRINT, but, example_profile
-from testbed.examples.trials import record, records_of_example
+from testbed.examples.trials import example_records, record
 
-EXAMPLE = records_of_example()
+EXAMPLE = example_records()
 
 
 def _resting_on(records, **changes):

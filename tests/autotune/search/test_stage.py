@@ -15,7 +15,7 @@ from autotune.trials import session
 from autotune.trials.values import Crashed, Measured, OutOfMemory
 from autotune.workers.values import SweepRequest
 from testbed.examples.profiles import but
-from testbed.fakes import CARD, FakeClock, FakeMachine
+from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
 from testbed.simulators.explorations import additive
 from tests.autotune.memory.test_measure import trace_figures
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
@@ -296,7 +296,7 @@ def test_what_cannot_be_chosen_is_not_explored(
     gpus = (
         ()
         if device == "cpu"
-        else (replace(CARD, compute_capability=(9 if device == "H100" else 8, 0)),)
+        else (replace(GPU_FACTS, compute_capability=(9 if device == "H100" else 8, 0)),)
     )
     bench = replace(
         bench, site=replace(bench.site, device="cuda" if gpus else "cpu", gpus=gpus)

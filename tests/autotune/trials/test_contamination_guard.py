@@ -25,7 +25,7 @@ from autotune.trials.values import (
     Trial,
 )
 from testbed.fakes import (
-    CARD,
+    GPU_FACTS,
     SAMPLE,
     FakeClock,
     FakeGpu,
@@ -67,7 +67,7 @@ def gpu(
         for count in process_counts
     ]
     return FakeGpu(
-        facts=replace(CARD, uuid=f"GPU-{index}", index=index),
+        facts=replace(GPU_FACTS, uuid=f"GPU-{index}", index=index),
         used_bytes=used_bytes or (IDLE_BYTES,),
         samples=samples,
         processes=(processes,),

@@ -6,7 +6,7 @@ from autotune.trials.trial_log import TrialLog, made_on, read_trial_records
 from autotune.trials.values import Measured, Trial
 from testbed.examples.feeds import runner_on
 from testbed.examples.profiles import FINGERPRINT
-from testbed.examples.trials import STEP
+from testbed.examples.trials import STEP_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
 
 TRIAL = Trial(job="trace", measured={"n": 1}, timeout_s=60.0)
@@ -87,7 +87,7 @@ def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
     measuring = runner(
         tmp_path,
         made_on=ON_GPU,
-        figures=STEP | {"step_s": [1.0], "model_flops_per_step": 1e15},
+        figures=STEP_FIGURES | {"step_s": [1.0], "model_flops_per_step": 1e15},
     )
     step = Trial(job="step", measured={"config": {"precision": "bf16"}}, timeout_s=60.0)
     with pytest.raises(Undecided, match="1,000 TFLOP/s"):

@@ -7,7 +7,7 @@ from autotune.trials.values import FinishedTrial, Measured, Trial
 from autotune.tune import live_view
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import Stage
-from testbed.examples.trials import FEED
+from testbed.examples.trials import TRAINING_FIGURES
 from testbed.fakes import FakeClock
 
 
@@ -20,7 +20,7 @@ def view():
 def keeps_up(rate):
     trial = Trial(job="training", measured={"cached": False}, timeout_s=1.0)
     outcome, label = (
-        Measured(figures=FEED | {"tokens_per_s": rate}),
+        Measured(figures=TRAINING_FIGURES | {"tokens_per_s": rate}),
         "1 loader workers, round 1",
     )
     return FinishedTrial(

@@ -6,7 +6,7 @@ from autotune.trials.values import FinishedTrial, Measured, OutOfMemory, Trial
 from autotune.tune.sections import best_words, stage_words, stages_text, tuning_text
 from autotune.tune.values import Stage, TuningResult
 from testbed.examples.profiles import but, example_profile
-from testbed.examples.trials import FEED
+from testbed.examples.trials import TRAINING_FIGURES
 
 
 def stages():
@@ -92,7 +92,10 @@ def finished(job, measured, figures, label):
 
 
 def keeps_up(rate, label, *, cached=False, **more):
-    figures = FEED | {"tokens_per_s": rate, "padded_tokens_per_s": 10 * rate}
+    figures = TRAINING_FIGURES | {
+        "tokens_per_s": rate,
+        "padded_tokens_per_s": 10 * rate,
+    }
     return finished("training", {"cached": cached} | more, figures, label)
 
 

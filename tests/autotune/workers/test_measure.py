@@ -31,7 +31,7 @@ from testbed.examples.feeds import (
     loader_settings,
     sweep_on,
 )
-from testbed.examples.trials import FEED
+from testbed.examples.trials import TRAINING_FIGURES
 from testbed.fakes import FakeMachine
 from tests.autotune.machine.test_measured_device import H200
 
@@ -328,7 +328,7 @@ def test_dying_workers_lower_the_limit(tmp_path):
     ],
 )
 def test_names_the_source_of_gpu_figures(site, gpu_figures, replayed, words, absent):
-    window = TrainingFigures.of(Measured(figures=FEED))
+    window = TrainingFigures.of(Measured(figures=TRAINING_FIGURES))
     if gpu_figures is not None:
         window = replace(window, gpus=(GpuUseFigures(**gpu_figures),))
     source = gpu_source(site, [window], replayed=replayed)
