@@ -6,7 +6,7 @@ from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import format_bounds, format_confidence
 from autotune.compare.decide import Change, Compared, Comparison, Gate
 from autotune.profiles.decide.explain import meaning_of
-from autotune.profiles.sections import cut
+from autotune.profiles.sections import short_value
 
 _HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
 _MOST_NAMES = 6
@@ -137,4 +137,4 @@ def _value(key: str, value: object) -> str:
             if value < 1e6
             else f"{value:,.0f}"
         )
-    return cut(str(value))
+    return short_value(str(value))

@@ -1,6 +1,9 @@
-"""Text and report blocks of a profile: settings, verification, approval and the origin of its figures."""
+"""Text and report blocks of a profile.
 
-from collections.abc import Sequence
+They are on its settings, verification and approval, and the origin of its figures.
+"""
+
+from collections.abc import Iterator, Sequence
 
 from autotune.base.document import (
     Block,
@@ -21,6 +24,7 @@ from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.decide.follow_up import probe_again
 from autotune.profiles.values import (
     Approval,
+    Check,
     Fingerprint,
     Profile,
     TrialLogCheck,
@@ -30,14 +34,16 @@ from autotune.profiles.values import (
 from autotune.report.values import ReportedProfile
 from trainer.config.presets import PRESETS
 
-_SHOWN_DIGITS, _SIDE_CHARACTERS = 12, 40
-_EDITED = {True: "unmodified", False: "modified since it was written"}
-_WORDS = {
+_HASH_DIGITS = 12
+_MOST_CHARACTERS = 40
+"""Longest value of a check, in characters; longer ones are cut."""
+_RESULT_WORDS = {
     "error": "differs (error)",
     "warning": "differs (warning)",
     "info": "differs (info)",
 }
-_FIELDS = {
+"""Words for the results of a check; other results are shown as they are."""
+_FIELD_NAMES = {
     "device": "device",
     "gpu_name": "GPU",
     "gpu_count": "GPUs",
@@ -59,85 +65,82 @@ _FIELDS = {
 
 
 def profile_text(profile: Profile, approval: Approval, *, intact: bool) -> str:
-    """Return each setting with its value and reason, then the machine it was measured on, and its approval."""
-    train, probe, workers = (
-        profile.train,
-        profile.evidence.probe,
-        profile.evidence.workers,
+    """Return a profile's settings, with their reasons, and its origin and approval."""
+    table = Table(
+        caption="",
+        headers=("setting", "value", "why"),
+        rows=tuple(_setting_rows(profile)),
     )
-    counted = workers.choice if workers else "not measured: autotune workers"
-    dropout, tokens = train.attention_dropout, profile.constraints.global_batch_tokens
-    changes = (
-        []
-        if dropout is None
-        else [["attention dropout", f"{dropout:g}", "set by you; changes the recipe"]]
-    )
-    decisions: list[Row] = [
-        [
-            "model",
-            train.model.name,
-            (
-                f"{train.precision}, {train.layout} sequences of"
-                f" {train.seq_length_tokens} tokens"
-            ),
-        ],
-        *changes,
-        [
-            "micro-batch size",
-            str(train.micro_batch_size),
-            probe.choice if probe else "not measured: autotune probe",
-        ],
-        [
-            "global batch size",
-            str(train.global_batch_size),
-            f"about {global_batch_words(tokens)} per step",
-        ],
-        ["DataLoader workers", str(train.data.num_workers), counted],
-        *_gradient_sync_rows(profile),
-        [
-            "memory budget",
-            format_bytes(profile.constraints.memory_budget_bytes),
-            "per rank",
-        ],
-    ]
-    here = profile.fingerprint
-    place = (
-        f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch},"
-        f" {profile.provenance.created_utc}"
-    )
-    origin = (
-        ("measured on", (place,)),
-        ("content", (_EDITED[intact],)),
+    made_on = profile.fingerprint
+    device_name = made_on.gpu_name or made_on.cpu_model or made_on.device
+    machine = f"{device_name}, torch {made_on.torch}, {profile.provenance.created_utc}"
+    pairs = (
+        ("measured on", (machine,)),
+        ("content", (_content_state(intact=intact),)),
         ("approval", (approval_line(approval),)),
     )
-    table = Table(
-        caption="", headers=("setting", "value", "why"), rows=tuple(decisions)
+    return console_text((table, Pairs(pairs=pairs)))
+
+
+def _content_state(*, intact: bool) -> str:
+    return "unmodified" if intact else "modified since it was written"
+
+
+def _setting_rows(profile: Profile) -> Iterator[Row]:
+    """Yield each setting that tuning decides, with its value and reason."""
+    train = profile.train
+    sequences = (
+        f"{train.precision}, {train.layout} sequences of"
+        f" {train.seq_length_tokens} tokens"
     )
-    return console_text((table, Pairs(pairs=origin)))
+    yield ["model", train.model.name, sequences]
+    if train.attention_dropout is not None:
+        dropout = f"{train.attention_dropout:g}"
+        yield ["attention dropout", dropout, "set by you; changes the recipe"]
+    probe = profile.evidence.probe
+    yield [
+        "micro-batch size",
+        str(train.micro_batch_size),
+        "not measured: autotune probe" if probe is None else probe.choice,
+    ]
+    tokens = global_batch_words(profile.constraints.global_batch_tokens)
+    yield [
+        "global batch size",
+        str(train.global_batch_size),
+        f"about {tokens} per step",
+    ]
+    workers = profile.evidence.workers
+    yield [
+        "DataLoader workers",
+        str(train.data.num_workers),
+        "not measured: autotune workers" if workers is None else workers.choice,
+    ]
+    yield from _gradient_sync_rows(profile)
+    budget = format_bytes(profile.constraints.memory_budget_bytes)
+    yield ["memory budget", budget, "per rank"]
 
 
-def _gradient_sync_rows(profile: Profile) -> list[list[str | None]]:
-    """Return the rows on gradient synchronisation.
+def _gradient_sync_rows(profile: Profile) -> Iterator[Row]:
+    """Yield the rows on gradient synchronisation.
 
-    None if it was not measured and is at its defaults.
+    There are none if it was not measured and is at its defaults.
     """
-    parallel, network = profile.train.parallel, profile.evidence.network
+    parallel = profile.train.parallel
+    network = profile.evidence.network
     if network is None and parallel == type(parallel)():
-        return []
-    kind = "hsdp" if parallel.shard_ranks is not None else parallel.strategy
-    cap = (
-        ""
-        if parallel.strategy == "fsdp2"
-        else f", {parallel.bucket_cap_mib} MiB buckets"
-    )
-    why = network.choice if network is not None else "not measured: autotune network"
-    rows: list[list[str | None]] = [
-        ["gradient synchronisation", f"{kind}, {parallel.gradient_dtype}{cap}", why]
+        return
+    strategy = "hsdp" if parallel.shard_ranks is not None else parallel.strategy
+    settings = f"{strategy}, {parallel.gradient_dtype}"
+    if parallel.strategy != "fsdp2":
+        settings += f", {parallel.bucket_cap_mib} MiB buckets"
+    yield [
+        "gradient synchronisation",
+        settings,
+        "not measured: autotune network" if network is None else network.choice,
     ]
     if network is not None and network.useful_nodes is not None:
         efficient = "predicted: at least 90 % efficient at this global batch"
-        rows.append(["max. nodes", str(network.useful_nodes), efficient])
-    return rows
+        yield ["max. nodes", str(network.useful_nodes), efficient]
 
 
 def verification_text(
@@ -147,98 +150,92 @@ def verification_text(
     *,
     intact: bool,
 ) -> str:
-    """Return every check, then the state of the profile's content, trial log and approval."""
-    rows: list[Row] = [
-        [
-            check.field,
-            _WORDS.get(check.found, check.found),
-            cut(check.profile),
-            (
-                ""
-                if check.found == "same"
-                else cut(check.here, whole=check.found == "unknown")
-            ),
-        ]
-        for check in verification.checks
-    ]
-    edited = _EDITED[intact] + (
-        "" if intact else ", so its figures may not hold for its settings"
-    )
+    """Return every check, and the state of the content, trial log and approval."""
     table = Table(
         caption="",
         headers=("field", "result", "in the profile", "here"),
-        rows=tuple(rows),
+        rows=tuple(_check_cells(check) for check in verification.checks),
     )
-    content, found = (
-        f"{short(approval.present_sha256)}, {edited}",
-        trial_log_words(trial_log),
-    )
+    content = f"{_short_hash(approval.present_sha256)}, {_content_state(intact=intact)}"
+    if not intact:
+        content += ", so its figures may not hold for its settings"
     pairs = (
         ("content", (content,)),
-        ("trial log", (found,)),
+        ("trial log", (trial_log_words(trial_log),)),
         ("approval", (approval_line(approval),)),
     )
     return console_text((table, Pairs(pairs=pairs)))
 
 
-def trial_log_words(found: TrialLogCheck) -> str:
+def _check_cells(check: Check) -> Row:
+    here = short_value(check.here)
+    if check.found == "same":
+        here = ""
+    elif check.found == "unknown" and not is_sha256(check.here):
+        # A reason, which is shown in full.
+        here = check.here
+    result = _RESULT_WORDS.get(check.found, check.found)
+    return [check.field, result, short_value(check.profile), here]
+
+
+def trial_log_words(check: TrialLogCheck) -> str:
     """Return the result of a trial log check on one line."""
-    if found.found == "no trials":
-        others = (
-            f"; {found.others} trials there are another profile's"
-            if found.others
-            else ""
-        )
-        return f"unknown: the trial log holds no trial of this profile{others}"
-    said = {
-        "same": f"the hash of {found.trials} trials matches",
+    if check.found == "no trials":
+        words = "unknown: the trial log holds no trial of this profile"
+        if check.others:
+            words += f"; {check.others} trials there are another profile's"
+        return words
+    words = {
+        "same": f"the hash of {check.trials} trials matches",
         "differs": (
             "the hash does not match: trials or the hash were changed, removed or added"
         ),
         "not recomputable": (
             "the hash cannot be recomputed: the profile is of an older version"
         ),
-    }[found.found]
-    said += f"; {found.added} trials were added later" if found.added else ""
-    if found.unfounded:
-        return f"{said}; no trial matches {', '.join(found.unfounded)}"
-    return f"{said}; the largest micro-batch and all rates match trials"
+    }[check.found]
+    if check.added:
+        words += f"; {check.added} trials were added later"
+    if check.unfounded:
+        return f"{words}; no trial matches {', '.join(check.unfounded)}"
+    return f"{words}; the largest micro-batch and all rates match trials"
 
 
-def cut(text: str, *, whole: bool = False) -> str:
-    """Shorten a hash, and a long text unless ``whole`` is set."""
+def short_value(text: str) -> str:
+    """Shorten a hash or a long text."""
     if is_sha256(text):
-        return short(text)
-    return (
-        text
-        if whole or len(text) <= _SIDE_CHARACTERS
-        else f"{text[:_SIDE_CHARACTERS]}…"
-    )
+        return _short_hash(text)
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[:_MOST_CHARACTERS]}…"
 
 
 def approval_line(approval: Approval) -> str:
     """Return a profile's approval on one line."""
-    last = approval.review
-    if last is None:
+    review = approval.review
+    if review is None:
         return "not reviewed"
-    who, before = f"by {last.by} at {last.time_utc}", short(last.profile_sha256)
+    reviewer = f"by {review.by} at {review.time_utc}"
+    reviewed_hash = _short_hash(review.profile_sha256)
     if approval.state == "voided":
-        now = short(approval.present_sha256)
-        return f"voided: approved {who}, modified since (hash {before} then, {now} now)"
+        present_hash = _short_hash(approval.present_sha256)
+        return (
+            f"voided: approved {reviewer}, modified since"
+            f" (hash {reviewed_hash} then, {present_hash} now)"
+        )
     if approval.state == "not reviewed":
         return (
-            f"not reviewed (its earlier content, {before}, was rejected by {last.by})"
+            f"not reviewed (its earlier content, {reviewed_hash}, was rejected by"
+            f" {review.by})"
         )
-    edited, note = (
-        " (modified content)" if last.as_edited else "",
-        f": {last.note}" if last.note else "",
-    )
-    return f"{approval.state}{edited} {who}{note}"
+    edited = " (modified content)" if review.as_edited else ""
+    note = f": {review.note}" if review.note else ""
+    return f"{approval.state}{edited} {reviewer}{note}"
 
 
 def review_text(name: str, approval: Approval, *, intact: bool) -> str:
     """Return a profile's name, content hash and approval."""
-    content = f"{short(approval.present_sha256)}, {_EDITED[intact]}"
+    content = f"{_short_hash(approval.present_sha256)}, {_content_state(intact=intact)}"
     pairs = (
         ("profile", (name,)),
         ("content", (content,)),
@@ -247,105 +244,103 @@ def review_text(name: str, approval: Approval, *, intact: bool) -> str:
     return console_text((Pairs(pairs=pairs),))
 
 
-def short(sha256: str) -> str:
-    """Return the first 12 digits of a hash, enough to tell it from others."""
-    return sha256[:_SHOWN_DIGITS]
+def _short_hash(sha256: str) -> str:
+    """Return the first digits of a hash, enough to tell it from others."""
+    return sha256[:_HASH_DIGITS]
 
 
 def fingerprint_table(made_on: Sequence[Fingerprint], titles: Sequence[str]) -> Table:
-    """Return a table of fingerprints side by side."""
-    cells = {
-        name: [_shown(field, getattr(one, field)) for one in made_on]
-        for field, name in _FIELDS.items()
-    }
-    rows = tuple([name, *found] for name, found in cells.items() if any(found))
-    return Table(caption="Machine", headers=("field", *titles), rows=rows)
+    """Return a table of fingerprints side by side, without fields that none has."""
+    rows = []
+    for field, name in _FIELD_NAMES.items():
+        cells = [
+            _field_text(field, getattr(fingerprint, field)) for fingerprint in made_on
+        ]
+        if any(cells):
+            rows.append([name, *cells])
+    return Table(caption="Machine", headers=("field", *titles), rows=tuple(rows))
 
 
-def _shown(field: str, value: object) -> str | None:
+def _field_text(field: str, value: object) -> str | None:
     if value is None:
         return None
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if field.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    return str(value)
 
 
-def reproduction_blocks(one: ReportedProfile) -> tuple[Block, ...]:
+def reproduction_blocks(reported: ReportedProfile) -> tuple[Block, ...]:
     """Return the commands that repeat the measurements, and the hashes to compare."""
-    provenance = one.profile.provenance
-    items: tuple[Words, ...] = tuple(
-        (Code(text=command),) for command in tuning_commands(one)
-    )
-    edited: Words = (
-        ()
-        if one.intact
-        else (" ", Strong(text="The profile was modified after it was written."))
-    )
-    rows: list[list[str | None]] = [
-        ["profile", str(one.path)],
-        ["profile, hash of its content", one.content_sha256],
-        ["trials, hash", provenance.trial_log_sha256],
-        [
-            "compared with the trial log",
-            None if one.trial_log is None else trial_log_words(one.trial_log),
-        ],
-        ["model config, hash", one.profile.fingerprint.model_sha256],
-        ["dataset, hash", one.profile.fingerprint.dataset_hash],
-        ["written", provenance.created_utc],
-        [
-            "written by",
-            (
-                f"encoder-autotune {provenance.tool_version}:"
-                f" {', '.join(provenance.commands)}"
-            ),
-        ],
-        ["SLURM job", provenance.slurm_job_id],
-        ["seed", str(one.profile.train.seed)],
-    ]
-    said: Words = (
-        "Run in this order, on the same machine, dataset and versions:",
-        *edited,
-    )
+    words: Words = ("Run in this order, on the same machine, dataset and versions:",)
+    if not reported.intact:
+        warning = Strong(text="The profile was modified after it was written.")
+        words = (*words, " ", warning)
+    commands = tuning_commands(reported)
     return (
-        Paragraph(words=said),
-        Bullets(items=items),
-        facts_table("Identifiers of this tuning", rows),
+        Paragraph(words=words),
+        Bullets(items=tuple((Code(text=command),) for command in commands)),
+        facts_table("Identifiers of this tuning", _identifier_rows(reported)),
     )
 
 
-def tuning_commands(one: ReportedProfile) -> list[str]:
-    """Return the commands that tuned the profile, with its own settings, in the same order."""
-    train, probe = one.profile.train, one.profile.evidence.probe
-    ranks = "" if probe is None else f" --ranks {probe.local_ranks}"
-    model = one.name if one.name in PRESETS else f"{one.name}/config.json"
-    options = {
-        "workers": f"--data DIR{ranks}",
-        "network": "--data DIR",
-        "baseline": f"--data DIR{ranks}",
-    }
-    known = {
-        name: f"autotune {name} {one.quoted} {text}"
-        for name, text in (options | {"advise": "--apply"}).items()
-    }
-    known["probe"] = probe_again(train, one.profile, model=model, out=one.path)
-    # A profile may name anything there; only this program's commands are shown as such.
+def _identifier_rows(reported: ReportedProfile) -> list[Row]:
+    provenance = reported.profile.provenance
+    compared = None
+    if reported.trial_log is not None:
+        compared = trial_log_words(reported.trial_log)
+    commands = ", ".join(provenance.commands)
     return [
-        known[name]
-        for name in dict.fromkeys(one.profile.provenance.commands)
-        if known.get(name)
+        ["profile", str(reported.path)],
+        ["profile, hash of its content", reported.content_sha256],
+        ["trials, hash", provenance.trial_log_sha256],
+        ["compared with the trial log", compared],
+        ["model config, hash", reported.profile.fingerprint.model_sha256],
+        ["dataset, hash", reported.profile.fingerprint.dataset_hash],
+        ["written", provenance.created_utc],
+        ["written by", f"encoder-autotune {provenance.tool_version}: {commands}"],
+        ["SLURM job", provenance.slurm_job_id],
+        ["seed", str(reported.profile.train.seed)],
     ]
 
 
-def approval_blocks(one: ReportedProfile) -> tuple[Block, ...]:
-    """Return a profile's approval or, if it was not reviewed, the command that approves it."""
-    approval = one.approval
+def tuning_commands(reported: ReportedProfile) -> list[str]:
+    """Return the commands that tuned the profile, with its settings, in their order."""
+    profile = reported.profile
+    probe = profile.evidence.probe
+    data_and_ranks = "--data DIR"
+    if probe is not None:
+        data_and_ranks += f" --ranks {probe.local_ranks}"
+    model = (
+        reported.name if reported.name in PRESETS else f"{reported.name}/config.json"
+    )
+    commands = {
+        "probe": probe_again(profile.train, profile, model=model, out=reported.path),
+        "workers": f"autotune workers {reported.quoted} {data_and_ranks}",
+        "network": f"autotune network {reported.quoted} --data DIR",
+        "baseline": f"autotune baseline {reported.quoted} {data_and_ranks}",
+        "advise": f"autotune advise {reported.quoted} --apply",
+    }
+    # A profile may name anything there; only this program's commands are shown as such.
+    names = dict.fromkeys(profile.provenance.commands)
+    return [commands[name] for name in names if name in commands]
+
+
+def approval_blocks(reported: ReportedProfile) -> tuple[Block, ...]:
+    """Return a profile's approval, or the command that approves it.
+
+    The command is shown if the profile was not reviewed.
+    """
+    approval = reported.approval
     if approval is None or approval.state == "not reviewed":
-        command = f"autotune profile approve {one.quoted} --by NAME"
-        return (Missing(subject="Approval", state="not reviewed", commands=(command,)),)
+        command = f"autotune profile approve {reported.quoted} --by NAME"
+        missing = Missing(subject="Approval", state="not reviewed", commands=(command,))
+        return (missing,)
     return (Pairs(pairs=(("Approval", (approval_line(approval),)),)),)
 
 
 def global_batch_words(tokens: int) -> str:
     """Format a global batch in tokens, and note whether it is the default."""
-    known = "the default" if tokens == DEFAULT_GLOBAL_BATCH_TOKENS else "set by you"
-    return f"{format_count(tokens)} non-padding tokens ({known})"
+    origin = "the default" if tokens == DEFAULT_GLOBAL_BATCH_TOKENS else "set by you"
+    return f"{format_count(tokens)} non-padding tokens ({origin})"

@@ -1,4 +1,4 @@
-"""Reading and writing of profiles, and of the evidence and trial logs that belong to them."""
+"""Reading and writing of profiles, with their evidence and trial logs."""
 
 import os
 import sys
@@ -54,9 +54,11 @@ class StoredProfile:
     def data_dir(self, override: Path | None = None) -> Path:
         """Return the dataset: ``override``, else AUTOTUNE_DATA, else the profile's.
 
-        Raise ``BadConfig`` without one.
+        Raises:
+            BadConfig: Without any of them.
         """
-        return find_data(self.path, self.profile.train, override)[0]
+        directory, _ = find_data(self.path, self.profile.train, override)
+        return directory
 
     def data_here(self, override: Path | None = None) -> Path | None:
         """Return the dataset's directory if it holds a dataset; None otherwise."""
@@ -68,9 +70,16 @@ class StoredProfile:
 
 
 def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProfile:
-    """Read and validate a profile, or the ``tables`` of its file.
+    """Read and validate a profile.
 
-    Raise an error with the reason if it is invalid.
+    Args:
+        path: Path of the profile.
+        tables: Content of its file, if that was read before.
+
+    Raises:
+        BadInput: If it is invalid.
+        Undecided: If it holds a rate that its GPU cannot reach.
+        MachineLacks: If it holds a rate of a pretended GPU.
     """
     profile, intact = profile_from_tables(
         tables or read_profile_tables(path), where=str(path)
@@ -113,7 +122,12 @@ def read_trials(
 def profile_paths(
     out: Path | None, names: Sequence[str], device_name: str
 ) -> list[Path]:
-    """Return where to write these models' profiles.
+    """Return where to write the profiles of models.
+
+    Args:
+        out: Directory, or a .toml file for a single model; None means ``profiles``.
+        names: Names of the models.
+        device_name: Name of the device, which ends the file names.
 
     Raises:
         UsageError: If ``out`` or the names do not allow it.
@@ -126,109 +140,122 @@ def profile_paths(
     if out is not None and len(names) == 1 and out.suffix == ".toml":
         return [out]
     if out is not None and (out.suffix == ".toml" or out.is_file()):
-        what = (
-            f"names one file for {len(names)} models"
-            if len(names) > 1
-            else "is not a .toml file"
-        )
+        reason = "is not a .toml file"
+        if len(names) > 1:
+            reason = f"names one file for {len(names)} models"
         raise UsageError(
-            f"--out {out} {what}",
+            f"--out {out} {reason}",
             next_step="Pass a directory, or a .toml file for a single model.",
         )
-    return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
+    directory = out or Path("profiles")
+    return [directory / f"{name}-{device_name}.toml" for name in names]
 
 
 def trial_log_provenance(
     runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int | None
 ) -> dict[str, Any]:
-    """Return the ``[provenance]`` fields of the trial log: hash and last time of the profile's trials so far."""
-    own = trial_log.own_records(
-        trial_log.read_trial_records(runner.trial_log.directory)[0],
-        made_on,
-        seq_length_tokens,
-    )
-    until = max((record.time_utc for record in own), default=None)
+    """Return the ``[provenance]`` fields of the trial log.
+
+    They are the hash and the last time of the profile's trials so far.
+    """
+    records, _ = trial_log.read_trial_records(runner.trial_log.directory)
+    own = trial_log.own_records(records, made_on, seq_length_tokens)
     return {
         "trial_log_sha256": trial_log.trial_log_sha256(own),
-        "trial_log_until_utc": until,
+        "trial_log_until_utc": max((record.time_utc for record in own), default=None),
     }
 
 
 def add_evidence(
     profile: Profile,
     command: Literal["explore", "workers", "network", "baseline"],
-    found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
+    evidence: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
     runner: TrialRunner,
     train: TrainConfig | None = None,
 ) -> Profile:
-    """Return the profile with a command's evidence, replacing its earlier one, and with ``train`` if given."""
-    resting = trial_log_provenance(
+    """Return the profile with a command's evidence, which replaces its earlier one.
+
+    Args:
+        profile: Profile to update.
+        command: Command that measured.
+        evidence: Its evidence.
+        runner: Runner of its trials, with the trial log.
+        train: Settings to train with; None keeps the profile's.
+    """
+    provenance = trial_log_provenance(
         runner, profile.fingerprint, profile.train.seq_length_tokens
     )
     return updated(
         profile,
         train or profile.train,
         command,
-        {command: found},
+        {command: evidence},
         created_utc=utc_now(),
-        **resting,
+        **provenance,
     )
 
 
 def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
-    """Return the profile for the path ``new``, with its dataset's path relative to that."""
-    path = profile.train.data.path
-    if path is None or old.parent.resolve() == new.parent.resolve():
+    """Return the profile with its dataset's path relative to another path of it.
+
+    Args:
+        profile: Profile to change.
+        old: Path of the profile that its dataset's path is relative to.
+        new: Path that it will be written to.
+    """
+    data_path = profile.train.data.path
+    if data_path is None or old.parent.resolve() == new.parent.resolve():
         return profile
-    train = with_data(
-        profile.train, {"path": relative_data_path(old.parent / path, new)}
-    )
+    new_data_path = relative_data_path(old.parent / data_path, new)
+    train = with_data(profile.train, {"path": new_data_path})
     return profile.model_copy(update={"train": train})
 
 
 def keep_workers(profile: Profile, path: Path) -> Profile:
-    """Keep the DataLoader workers of the profile at ``path``, if they were measured with exactly these settings."""
-    old = _lying_at(path)
-    if (
-        old is None
-        or old.evidence.workers is None
-        or old.fingerprint != profile.fingerprint
-    ):
+    """Keep the DataLoader workers of the profile at ``path``.
+
+    They are kept if they were measured with exactly these settings.
+    """
+    old = _readable_profile(path)
+    if old is None or old.evidence.workers is None:
         return profile
-    loader = {
+    settings = {
         name: getattr(old.train.data, name) for name in tagged(DataSettings, Tag.LOADER)
     }
-    train = with_data(profile.train, loader)
-    return (
-        updated(profile, train, "workers", {"workers": old.evidence.workers})
-        if train == old.train
-        else profile
-    )
+    train = with_data(profile.train, settings)
+    if old.fingerprint != profile.fingerprint or train != old.train:
+        return profile
+    return updated(profile, train, "workers", {"workers": old.evidence.workers})
 
 
 def write_profile(path: Path, profile: Profile) -> Path | None:
-    """Write a profile.
+    """Write a profile, and keep a different one at that path as ``.previous.toml``.
 
-    Keep a different one at that path as ``.previous.toml``, and return the path of this
-    copy.
+    Returns:
+        Path of the kept profile; None if none was kept.
 
-    Raise ``Undecided`` or ``MachineLacks`` if it holds a rate beyond its GPU's, or any
-    rate of a pretended GPU.
+    Raises:
+        Undecided: If the profile holds a rate that its GPU cannot reach.
+        MachineLacks: If it holds a rate of a pretended GPU.
     """
     check_profile(profile)
     kept = None
-    old = _lying_at(path)
-    if path.is_file() and (
-        old is None
-        or old.model_copy(update={"provenance": profile.provenance}) != profile
-    ):
+    if path.is_file() and not _has_content(path, profile):
         kept = path.with_suffix(".previous.toml")
         write_atomically(kept, path.read_text(encoding="utf-8", errors="replace"))
     write_atomically(path, profile_to_toml(profile))
     return kept
 
 
-def _lying_at(path: Path) -> Profile | None:
+def _has_content(path: Path, profile: Profile) -> bool:
+    """Return whether a file has the content of a profile, whatever its provenance."""
+    old = _readable_profile(path)
+    if old is None:
+        return False
+    return old.model_copy(update={"provenance": profile.provenance}) == profile
+
+
+def _readable_profile(path: Path) -> Profile | None:
     """Return the profile at a path; None if there is none that can be read."""
     try:
         return read_profile(path).profile
@@ -244,49 +271,59 @@ def relative_data_path(data_dir: Path, profile_path: Path) -> str:
 def require_local_probe(
     stored: StoredProfile, here: Fingerprint | None = None, *, replayed: bool = False
 ) -> ProbeEvidence:
-    """Return a profile's probe evidence.
+    """Return a profile's probe evidence, and report minor differences from here.
 
-    Report minor differences from ``here`` (not the GPU's if ``replayed``).
+    Args:
+        stored: Profile to check.
+        here: Fingerprint of this machine; None compares nothing.
+        replayed: True if a GPU's step is replayed, so that the GPU is not compared.
 
-    Raise ``ProfileRejected`` if it has no probe, exceeds it, or its machine, model or
-    dataset does not match ``here``.
+    Raises:
+        ProfileRejected: If the profile has no probe or exceeds it; or its machine,
+            model or dataset does not match.
     """
-    rows, path, probe = (
-        stored.profile.train.micro_batch_size,
-        stored.path,
-        stored.profile.evidence.probe,
-    )
-    errors = []
-    for check in (
-        ()
-        if here is None
-        else compare_fingerprints(stored.profile.fingerprint, here, replayed=replayed)
-    ):
-        text = f"{check.field} is {check.here} here, {check.profile} in the profile"
-        if check.found == "error":
-            errors.append(text)
-        else:
-            sys.stderr.write(f"{check.found}: {text}\n")
-    if here is not None and not stored.intact:
-        sys.stderr.write(f"info: {path} was modified since it was written\n")
+    errors: list[str] = []
+    if here is not None:
+        errors = _report_differences(stored, here, replayed=replayed)
+    path = stored.path
+    probe = stored.profile.evidence.probe
+    micro_batch_size = stored.profile.train.micro_batch_size
     if probe is None:
-        why, first = (
-            f"{path} has no probe result, which this command requires",
-            "Probe first",
-        )
+        reason = f"{path} has no probe result, which this command requires"
+        step = "Probe first"
     elif errors:
-        why, first = f"{path} does not match: {'; '.join(errors)}", "Probe here first"
-    elif rows > probe.feasible_max:
-        why = (
-            f"micro_batch_size = {rows} exceeds {probe.feasible_max}, the largest that"
-            " was verified to fit"
+        reason = f"{path} does not match: {'; '.join(errors)}"
+        step = "Probe here first"
+    elif micro_batch_size > probe.feasible_max:
+        reason = (
+            f"micro_batch_size = {micro_batch_size} exceeds {probe.feasible_max}, the"
+            " largest that was verified to fit"
         )
-        first = f"Lower it in {path}, or probe again"
+        step = f"Lower it in {path}, or probe again"
     else:
         return probe
     raise ProfileRejected(
-        why, next_step=f"{first}: {probe_command(stored.profile, path)}"
+        reason, next_step=f"{step}: {probe_command(stored.profile, path)}"
     )
+
+
+def _report_differences(
+    stored: StoredProfile, here: Fingerprint, *, replayed: bool
+) -> list[str]:
+    """Write minor differences of a profile to standard error; return the errors."""
+    errors = []
+    made_on = stored.profile.fingerprint
+    for check in compare_fingerprints(made_on, here, replayed=replayed):
+        difference = (
+            f"{check.field} is {check.here} here, {check.profile} in the profile"
+        )
+        if check.found == "error":
+            errors.append(difference)
+        else:
+            sys.stderr.write(f"{check.found}: {difference}\n")
+    if not stored.intact:
+        sys.stderr.write(f"info: {stored.path} was modified since it was written\n")
+    return errors
 
 
 def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:

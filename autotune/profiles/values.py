@@ -1,4 +1,7 @@
-"""The tuned profile, a TOML file: its settings, constraints, fingerprint of the machine, provenance and evidence."""
+"""The tuned profile, a TOML file.
+
+It has settings, constraints, a fingerprint of the machine, provenance and evidence.
+"""
 
 import re
 import shlex
@@ -114,7 +117,10 @@ class Fingerprint(StrictTable):
 
     @property
     def bytes_known(self) -> Literal["measured", "allocator"]:
-        """Origin of sizes in bytes: ``allocator`` on a pretended GPU, of which only torch's allocator is real."""
+        """Origin of sizes in bytes.
+
+        It is ``allocator`` on a pretended GPU, of which only torch's allocator is real.
+        """
         return "allocator" if is_pretended(self.driver) else "measured"
 
 
@@ -151,12 +157,14 @@ class Profile(StrictTable):
     @property
     def local_ranks(self) -> int:
         """Ranks that trained together on the node in the probe; 1 without a probe."""
-        return 1 if self.evidence.probe is None else self.evidence.probe.local_ranks
+        probe = self.evidence.probe
+        return 1 if probe is None else probe.local_ranks
 
     @property
     def parameters(self) -> int | None:
         """Number of model parameters, as counted by a trace; None without one."""
-        return None if self.evidence.probe is None else self.evidence.probe.parameters
+        probe = self.evidence.probe
+        return None if probe is None else probe.parameters
 
     @property
     def mean_tokens_per_sequence(self) -> float | None:
@@ -164,11 +172,8 @@ class Profile(StrictTable):
 
         None without a probe.
         """
-        return (
-            None
-            if self.evidence.probe is None
-            else self.evidence.probe.mean_tokens_per_sequence
-        )
+        probe = self.evidence.probe
+        return None if probe is None else probe.mean_tokens_per_sequence
 
 
 def model_sha256(settings: ModelSettings) -> str:
@@ -179,25 +184,33 @@ def model_sha256(settings: ModelSettings) -> str:
 def profile_to_toml(profile: Profile) -> str:
     """Return the profile as TOML, with its content hash."""
     tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
-    short = profile.train.model_dump(mode="json", exclude_defaults=True)
+    changed = profile.train.model_dump(mode="json", exclude_defaults=True)
     # Decided, even if the decision is the default.
     if profile.evidence.workers is not None:
-        short.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
-    tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
+        changed.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
+    always = {name: tables["train"][name] for name in _ALWAYS_WRITTEN}
+    tables["train"] = always | changed
     return tables_to_toml(tables, _HEADER)
 
 
 def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
-    """Return the tables of a profile as TOML, with their hash, below a header of comments."""
+    """Return the tables of a profile as TOML, with their hash.
+
+    Args:
+        tables: Tables and plain values of the profile.
+        header: Comments to write above them.
+    """
     import tomlkit
 
     document = tomlkit.document()
     for line in header:
         document.add(tomlkit.comment(line))
     hashed = tables | {HASH_KEY: canonical_sha256(tables)}
-    # Plain values come first.
-    for name, value in sorted(hashed.items(), key=lambda one: isinstance(one[1], dict)):
-        document.add(name, value)
+    # In TOML, plain values below a table would belong to it.
+    plain = [name for name in hashed if not isinstance(hashed[name], dict)]
+    nested = [name for name in hashed if isinstance(hashed[name], dict)]
+    for name in (*plain, *nested):
+        document.add(name, hashed[name])
     return tomlkit.dumps(document)
 
 
@@ -207,19 +220,19 @@ def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile,
     Raises:
         BadInput: If it is invalid.
     """
-    return content_of(Profile, tables, where=where), tables.get(
-        HASH_KEY
-    ) == present_sha256(tables, where=where)
+    profile = content_of(Profile, tables, where=where)
+    is_intact = tables.get(HASH_KEY) == present_sha256(tables, where=where)
+    return profile, is_intact
 
 
 def content_of(kind: type[TableT], tables: dict[str, Any], *, where: str) -> TableT:
-    """Return a file's profile of either kind; raise ``BadInput`` if it is invalid."""
+    """Return a file's profile of either kind.
+
+    Raises:
+        BadInput: If it is invalid.
+    """
     try:
-        return parse_table(
-            kind,
-            {key: value for key, value in tables.items() if key != HASH_KEY},
-            where=where,
-        )
+        return parse_table(kind, _hashed_tables(tables), where=where)
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
 
@@ -231,14 +244,18 @@ def present_sha256(tables: dict[str, Any], *, where: str) -> str:
         BadInput: If a value has no canonical form.
     """
     try:
-        return canonical_sha256(
-            {key: value for key, value in tables.items() if key != HASH_KEY}
-        )
-    except (TypeError, ValueError) as error:  # a date, or a number that is none
-        what = f"{where} contains an unsupported value: {error}"
+        return canonical_sha256(_hashed_tables(tables))
+    except (TypeError, ValueError) as error:
+        # A date, or a number that is not finite.
         raise BadInput(
-            what, next_step="Use numbers, strings, lists and tables only."
+            f"{where} contains an unsupported value: {error}",
+            next_step="Use numbers, strings, lists and tables only.",
         ) from error
+
+
+def _hashed_tables(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return the content that the hash covers: all but the hash itself."""
+    return {key: value for key, value in tables.items() if key != HASH_KEY}
 
 
 Found = Literal["same", "error", "warning", "info", "unknown"]
@@ -281,35 +298,43 @@ class Verification:
 
     checks: tuple[Check, ...]
 
-    def of(self, found: Found) -> tuple[Check, ...]:
+    def with_result(self, result: Found) -> tuple[Check, ...]:
         """Return the checks with this result."""
-        return tuple(check for check in self.checks if check.found == found)
+        return tuple(check for check in self.checks if check.found == result)
 
     def raise_if_bad(self, name: str) -> None:
-        """Raise ``ProfileRejected`` if a difference invalidates the figures, ``NotCheckable`` if some are unknown."""
-        if errors := self.of("error"):
-            told = "; ".join(
-                f"{one.field} is {one.here!r} here, {one.profile!r} in the profile"
-                for one in errors
+        """Raise an error unless every field was compared and none is an error.
+
+        Raises:
+            ProfileRejected: If a difference invalidates the figures.
+            NotCheckable: If some differences are unknown.
+        """
+        errors = self.with_result("error")
+        if errors:
+            differences = "; ".join(
+                f"{check.field} is {check.here!r} here,"
+                f" {check.profile!r} in the profile"
+                for check in errors
             )
             next_step = (
                 "Tune here: autotune tune; or use the profile's own machine, model and"
                 " dataset."
             )
             raise ProfileRejected(
-                f"{name} does not match this machine, model or dataset: {told}",
+                f"{name} does not match this machine, model or dataset: {differences}",
                 next_step=next_step,
             )
-        if unknown := [check.field for check in self.of("unknown")]:
+        unknown = [check.field for check in self.with_result("unknown")]
+        if unknown:
             command = shlex.join(["autotune", "profile", "verify", name])
-            step = (
+            next_step = (
                 f"Run it on the machine that trains, with the dataset: {command}"
                 " --data DIR"
             )
             if set(unknown) <= {"dataset_hash", "data_filesystem"}:
-                step = f"Pass the dataset: {command} --data DIR"
+                next_step = f"Pass the dataset: {command} --data DIR"
             raise NotCheckable(
-                f"cannot be verified here: {', '.join(unknown)}", next_step=step
+                f"cannot be verified here: {', '.join(unknown)}", next_step=next_step
             )
 
 
@@ -366,7 +391,10 @@ def is_sha256(text: str) -> bool:
 
 
 def fill_share(profile: Profile) -> float | None:
-    """Return the share of non-padding tokens in a sequence, on average over the dataset; None without a probe."""
+    """Return the share of non-padding tokens in a sequence, on average.
+
+    The average is over the dataset; None without a probe.
+    """
     tokens = profile.mean_tokens_per_sequence
     return tokens and tokens / profile.train.seq_length_tokens
 
@@ -379,23 +407,31 @@ def updated(
     without: Sequence[str] = (),
     **provenance: object,
 ) -> Profile:
-    """Return the profile with these settings and a command's evidence.
+    """Return the profile with other settings and a command's evidence.
 
-    Drop the evidence of commands in ``without``.
+    Args:
+        profile: Profile to update.
+        train: Settings to train with.
+        command: Command that measured; None keeps the recorded commands.
+        evidence: Its evidence, by the name of the table.
+        without: Commands whose evidence is dropped.
+        provenance: Fields of the provenance to replace.
     """
-    # The baseline holds only for the settings that it was measured with.
-    gone = [*without, *(["baseline"] if train != profile.train else [])]
+    dropped = list(without)
+    if train != profile.train:
+        # The baseline holds only for the settings that it was measured with.
+        dropped.append("baseline")
     commands = [
-        name for name in profile.provenance.commands if name not in (*gone, command)
+        name for name in profile.provenance.commands if name not in (*dropped, command)
     ]
-    said = {
-        "commands": commands if command is None else [*commands, command],
-        **provenance,
-    }
-    found = profile.evidence.model_copy(
-        update={**dict.fromkeys(gone), **(evidence or {})}
-    )
-    origin = profile.provenance.model_copy(update=said)
+    if command is not None:
+        commands.append(command)
+    new_evidence: dict[str, object] = {**dict.fromkeys(dropped), **(evidence or {})}
+    new_provenance = {"commands": commands, **provenance}
     return profile.model_copy(
-        update={"train": train, "provenance": origin, "evidence": found}
+        update={
+            "train": train,
+            "provenance": profile.provenance.model_copy(update=new_provenance),
+            "evidence": profile.evidence.model_copy(update=new_evidence),
+        }
     )

@@ -248,7 +248,7 @@ def test_a_gpu_that_the_figures_are_not_of_is_rejected_and_less_is_told(
 
 def test_without_a_gpu_the_machine_is_not_checkable_and_the_rest_is(of_gpu):
     found = of_gpu()
-    unknown = {check.field for check in found.of("unknown")}
+    unknown = {check.field for check in found.with_result("unknown")}
     assert {
         "device",
         "gpu_name",
@@ -259,7 +259,7 @@ def test_without_a_gpu_the_machine_is_not_checkable_and_the_rest_is(of_gpu):
         "data_filesystem",
     } <= unknown
     assert {"model_sha256", "dataset_hash", "torch", "content"} <= {
-        check.field for check in found.of("same")
+        check.field for check in found.with_result("same")
     }
     with pytest.raises(NotCheckable, match="gpu_name"):
         found.raise_if_bad("p.toml")
