@@ -30,7 +30,7 @@ from autotune.memory.decide.memory_model import (
     memory_breakdown,
     peak_bytes,
 )
-from autotune.memory.decide.sharding import fewest_that_share
+from autotune.memory.decide.sharding import smallest_sharding
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import SizeSearch
 from autotune.memory.values import (
@@ -364,7 +364,7 @@ class ProbeSearch(SizeSearch):
         # Under any other strategy, the terms of several ranks are a share already.
         whole_state = config.parallel.strategy == "ddp" or self.probe.local_ranks == 1
         if self.estimate is not None and whole_state:
-            sharding = fewest_that_share(
+            sharding = smallest_sharding(
                 terms_bytes,
                 self.probe.memory_budget_bytes,
                 largest_layer_bytes=self.estimate.memory_model.largest_parameter_bytes,

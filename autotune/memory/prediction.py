@@ -36,8 +36,8 @@ from autotune.memory.decide.memory_model import (
     size_range,
 )
 from autotune.memory.decide.sharding import (
-    fewest_that_share,
     shares,
+    smallest_sharding,
     state_of_terms,
     zero_share,
 )
@@ -377,7 +377,7 @@ class _Predictor:
         if remedies:
             advice = f"Predicted to fit with {' or '.join(remedies)}"
         others = ["more memory", "a shorter --seq-length", "a smaller --model"]
-        sharding = fewest_that_share(
+        sharding = smallest_sharding(
             terms, budget, largest_layer_bytes=model.largest_parameter_bytes
         )
         if sharding is not None:

@@ -1,6 +1,7 @@
-"""Search for the largest size of a step that fits, by trials: the largest that ran and the next that ran out of memory.
+"""Search for the largest size of a step that fits, by trials.
 
-A subclass sets the limits of the step, makes the trial of a size, and reads its
+The search ends with the largest size that ran, and the next one, which ran out of
+memory. A subclass sets the limits of the step, makes the trial of a size, and reads its
 figures.
 """
 
@@ -67,74 +68,78 @@ class SizeSearch(abc.ABC):
     def failed(self, size: int, outcome: Outcome) -> None:
         """Raise an error for a failure that is not to be tried again.
 
-        By default none is raised.
+        By default, every failure may be tried again.
         """
         del size, outcome
 
     def find(self) -> None:
         """Try sizes until the largest is verified on both sides."""
-        budget = self.budget_bytes
         while True:
             size = next_size(
                 self.tried,
-                budget,
+                self.budget_bytes,
                 self.max_size,
                 self.prediction,
                 PAGE_BYTES if self.on_gpu else 0,
             )
             if size is None:
                 size = bracket(self.tried).feasible_max
-                peaks = [
-                    one.peak_bytes
-                    for one in self.tried
-                    if one.micro_batch_size == size and one.fits
-                ]
-                close = self.verified_twice or (
-                    bool(peaks) and budget - (peaks[0] or 0) < self.close_bytes
-                )
-                if len(peaks) != 1 or peaks[0] is None or not close:
+                if not self._needs_second_trial(size):
                     return
             self.try_size(size)
+
+    def _needs_second_trial(self, size: int) -> bool:
+        """Return whether the largest size ran once, and may not fit the next time."""
+        peaks = [
+            trial.peak_bytes
+            for trial in self.tried
+            if trial.micro_batch_size == size and trial.fits
+        ]
+        if len(peaks) != 1 or peaks[0] is None:
+            return False
+        free_bytes = self.budget_bytes - peaks[0]
+        return self.verified_twice or free_bytes < self.close_bytes
 
     def try_size(self, size: int) -> None:
         """Run a trial of a size.
 
         Raises:
             Undecided: If it failed too often for another reason than memory.
+            OutOfTime: If the time is up; with the sizes that are known so far.
         """
-        before = [one.fits for one in self.tried if one.micro_batch_size == size]
-        label = self.words(size) + (f", attempt {len(before) + 1}" if before else "")
+        earlier = [trial.fits for trial in self.tried if trial.micro_batch_size == size]
+        label = self.words(size)
+        if earlier:
+            label += f", attempt {len(earlier) + 1}"
+        trial = self.trial_of(size, len(earlier))
         try:
-            outcome = self.runner.run(
-                self.trial_of(size, len(before)), f"{self.name}: {label}"
-            )
+            outcome = self.runner.run(trial, f"{self.name}: {label}")
         except OutOfTime as error:
-            found = bracket(self.tried)
-            known = (
-                f"{self.words(found.feasible_max)} fit"
-                if found.feasible_max
-                else "no size is verified yet"
-            )
-            known += (
-                ""
-                if found.infeasible_min is None
-                else f", {found.infeasible_min} do not"
-            )
             raise OutOfTime(
-                f"{known}; {error.message}", next_step=error.next_step
+                f"{self._known_words()}; {error.message}", next_step=error.next_step
             ) from error
+        peak_bytes = None
         if isinstance(outcome, Measured):
-            peak = self.peak_bytes_of(size, outcome)
-            self.tried.append(
-                SizeTrial(micro_batch_size=size, fits=True, peak_bytes=peak)
-            )
+            fits = True
+            peak_bytes = self.peak_bytes_of(size, outcome)
         elif isinstance(outcome, OutOfMemory):
-            self.tried.append(SizeTrial(micro_batch_size=size, fits=False))
+            fits = False
         else:
             self.failed(size, outcome)
-            if (
-                not isinstance(outcome, Crashed | Contaminated)
-                or before.count(None) >= MAX_FAILURES - 1
-            ):
+            can_repeat = isinstance(outcome, Crashed | Contaminated)
+            if not can_repeat or earlier.count(None) >= MAX_FAILURES - 1:
                 self.runner.require_measured(f"the trial {label!r}", outcome)
-            self.tried.append(SizeTrial(micro_batch_size=size, fits=None))
+            fits = None
+        self.tried.append(
+            SizeTrial(micro_batch_size=size, fits=fits, peak_bytes=peak_bytes)
+        )
+
+    def _known_words(self) -> str:
+        """Return the sizes that are known to fit and not to fit, in words."""
+        known = bracket(self.tried)
+        words = "no size is verified yet"
+        if known.feasible_max:
+            words = f"{self.words(known.feasible_max)} fit"
+        if known.infeasible_min is not None:
+            words += f", {known.infeasible_min} do not"
+        return words

@@ -1,4 +1,6 @@
-"""Search for the largest micro-batch in few trials: predict, correct the prediction by each trial, verify both sides.
+"""Search for the largest micro-batch in few trials.
+
+The search predicts, corrects the prediction by each trial, and verifies both sides.
 
 Predictions only choose sizes. If a size fits, all smaller ones do; if it runs out of
 memory, all larger ones do.
@@ -6,7 +8,6 @@ memory, all larger ones do.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 MIB = 2**20
 GROWTH = 4
@@ -16,9 +17,10 @@ SLOPE_BYTES = 64 * MIB
 the caching allocator."""
 PAGE_BYTES = 20 * MIB
 """Page of the caching allocator on a GPU."""
-PREDICTED_SHARE, WIDER = 0.03, 3
-"""Assumed error of a prediction if its size ran out of memory, and its growth with each
-further out of memory."""
+PREDICTED_SHARE = 0.03
+"""Assumed error of a prediction if its size ran out of memory."""
+WIDER = 3
+"""Growth of that error with each further size that runs out of memory."""
 FAR_SHARE = 1 / 16
 """Distance of two sizes, as a share of the larger, from which they show a prediction's
 slope, not its unevenness."""
@@ -27,7 +29,8 @@ PATIENCE = 6
 in O(log n) trials."""
 MAX_FAILURES = 3
 """Failures of one size, unrelated to memory, after which the search stops."""
-Bytes = Callable[[int], float]
+BytesBySize = Callable[[int], float]
+"""Memory of a micro-batch, by its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class SizeTrial:
 class Prediction:
     """Predicted peak memory, before any trial."""
 
-    peak_bytes: Bytes
+    peak_bytes: BytesBySize
     """Peak by micro-batch size. Any curve works; a more accurate one needs fewer
     trials."""
     unsure_bytes: float = 0.0
@@ -54,10 +57,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """Result of trials: ``feasible_max`` fits (0: nothing yet), ``infeasible_min`` does not (None: none yet)."""
+    """Result of trials."""
 
     feasible_max: int
+    """Largest size that fits; 0 if none does yet."""
     infeasible_min: int | None
+    """Smallest size that ran out of memory; None if none did yet."""
 
 
 def bracket(tried: Sequence[SizeTrial]) -> Bracket:
@@ -66,13 +71,12 @@ def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     Once a size ran out of memory, it and all larger ones are too large, even if one
     fitted.
     """
-    failed, fitted = (
-        [one.micro_batch_size for one in tried if one.fits is fits]
-        for fits in (False, True)
-    )
-    infeasible_min = min(failed, default=None)
-    below = [rows for rows in fitted if infeasible_min is None or rows < infeasible_min]
-    return Bracket(feasible_max=max(below, default=0), infeasible_min=infeasible_min)
+    too_large = [trial.micro_batch_size for trial in tried if trial.fits is False]
+    fitting = [trial.micro_batch_size for trial in tried if trial.fits]
+    infeasible_min = min(too_large, default=None)
+    if infeasible_min is not None:
+        fitting = [size for size in fitting if size < infeasible_min]
+    return Bracket(feasible_max=max(fitting, default=0), infeasible_min=infeasible_min)
 
 
 def next_size(
@@ -84,110 +88,169 @@ def next_size(
 ) -> int | None:
     """Choose the size to try next.
 
-    None if the largest is verified, nothing fits, or ``max_micro_batch_size`` fits.
+    Args:
+        tried: All trials so far.
+        budget_bytes: Memory that a size may use.
+        max_micro_batch_size: Largest size to try.
+        prediction: Peak memory that was predicted before any trial.
+        page_bytes: Largest amount by which an allocator rounds a peak up.
 
-    ``page_bytes`` is the largest amount by which an allocator rounds a peak up.
+    Returns:
+        None if the largest is verified, nothing fits, or ``max_micro_batch_size`` fits.
     """
+    # The last trial failed for a reason unrelated to memory: its size is tried again.
     if tried and tried[-1].fits is None:
         return tried[-1].micro_batch_size
-    state = bracket(tried)
-    low, high = state.feasible_max, state.infeasible_min or max_micro_batch_size + 1
-    if state.infeasible_min == low + 1 or high == 1 or low >= max_micro_batch_size:
+    known = bracket(tried)
+    low = known.feasible_max
+    high = known.infeasible_min or max_micro_batch_size + 1
+    if known.infeasible_min == low + 1 or high == 1 or low >= max_micro_batch_size:
         return None
-    if prediction and prediction.peak_bytes(
-        max_micro_batch_size
-    ) <= prediction.peak_bytes(1):
+    if prediction is not None and not _grows(prediction, max_micro_batch_size):
         prediction = None
-    decided = sum(one.fits is not None for one in tried)
-    fits = _peaks(tried, low)
-    fit = _corrected(
-        fits,
-        prediction,
-        SLOPE_BYTES if prediction or state.infeasible_min is None else 1,
-    )
-    if fit is None:
-        wish = (
-            max(1, GROWTH * low) if state.infeasible_min is None else (low + high) // 2
+    decided = sum(trial.fits is not None for trial in tried)
+    peaks = _peaks(tried, low)
+    # Between two verified bounds, any difference of peaks serves as a slope.
+    between_bounds = prediction is None and known.infeasible_min is not None
+    corrected = _corrected(peaks, prediction, 1 if between_bounds else SLOPE_BYTES)
+    if corrected is not None:
+        size = _predicted_size(
+            corrected,
+            budget_bytes,
+            low=low,
+            high=high,
+            max_micro_batch_size=max_micro_batch_size,
+            decided=decided,
+            rounded_bytes=page_bytes if len(peaks) > 1 else 0,
         )
+    elif known.infeasible_min is None:
+        size = max(1, GROWTH * low)
     else:
-        # If everything ran out of memory, a size that fits although the prediction is
-        # off; further off each time.
-        off = 0 if low else PREDICTED_SHARE * (WIDER**decided - 1) / (WIDER - 1)
-        largest = partial(
-            largest_within,
-            lambda rows: fit(rows) * (1 + off),
+        size = (low + high) // 2
+    smallest_step: int = min(2 ** max(0, decided - PATIENCE), (high - low) // 2)
+    return min(max(size, low + smallest_step), high - smallest_step)
+
+
+def _grows(prediction: Prediction, max_micro_batch_size: int) -> bool:
+    largest_bytes = prediction.peak_bytes(max_micro_batch_size)
+    return largest_bytes > prediction.peak_bytes(1)
+
+
+def _predicted_size(
+    corrected: BytesBySize,
+    budget_bytes: int,
+    *,
+    low: int,
+    high: int,
+    max_micro_batch_size: int,
+    decided: int,
+    rounded_bytes: int,
+) -> int:
+    """Return the size to try by a corrected prediction.
+
+    Args:
+        corrected: Predicted peak by size.
+        budget_bytes: Memory that a size may use.
+        low: Largest size that fits; 0 if none does yet.
+        high: Smallest size that ran out of memory, or one above the largest to try.
+        max_micro_batch_size: Largest size to try.
+        decided: Number of trials that fitted or ran out of memory.
+        rounded_bytes: Largest amount by which an allocator rounds a peak up.
+    """
+    # If everything ran out of memory, a size that fits although the prediction is off;
+    # further off each time.
+    error_share = 0.0
+    if not low:
+        error_share = PREDICTED_SHARE * (WIDER**decided - 1) / (WIDER - 1)
+
+    def largest(limit_bytes: int) -> int:
+        return largest_within(
+            lambda size: corrected(size) * (1 + error_share),
+            limit_bytes,
             low=low,
             top=max_micro_batch_size,
         )
-        wish = largest(budget_bytes)
-        if low and wish >= high:  # it ran out of memory: the correction is off
-            wish = (low + 2 * high) // 3
+
+    size = largest(budget_bytes)
+    if low and size >= high:
+        # It ran out of memory: the correction is off.
+        return (low + 2 * high) // 3
+    if low and size == low:
         # It fitted: try the middle of the range that rounding leaves open.
-        elif low and wish == low:
-            rounded_bytes = page_bytes if len(fits) > 1 else 0
-            wish = (low + min(largest(budget_bytes + rounded_bytes), high - 1) + 1) // 2
-    least: int = min(2 ** max(0, decided - PATIENCE), (high - low) // 2)
-    return min(max(wish, low + least), high - least)
+        largest_if_rounded = min(largest(budget_bytes + rounded_bytes), high - 1)
+        return (low + largest_if_rounded + 1) // 2
+    return size
 
 
 def predict_bytes(
-    tried: Sequence[SizeTrial], rows: int, prediction: Prediction | None
+    tried: Sequence[SizeTrial], micro_batch_size: int, prediction: Prediction | None
 ) -> int | None:
-    """Predict the peak of ``rows`` sequences from smaller trials that fitted and the prediction made before them."""
-    fits = _peaks(tried, rows - 1)
-    if prediction and not fits:
-        return round(prediction.peak_bytes(rows))
-    fit = _corrected(fits, prediction, SLOPE_BYTES if prediction else 1)
-    return None if fit is None else round(fit(rows))
+    """Predict the peak of a size from smaller trials that fitted.
+
+    They correct the prediction that was made before any trial.
+
+    Returns:
+        None if there is no such prediction, and smaller trials show no slope.
+    """
+    peaks = _peaks(tried, micro_batch_size - 1)
+    if prediction and not peaks:
+        return round(prediction.peak_bytes(micro_batch_size))
+    corrected = _corrected(peaks, prediction, SLOPE_BYTES if prediction else 1)
+    return None if corrected is None else round(corrected(micro_batch_size))
 
 
 def _peaks(
     tried: Sequence[SizeTrial], max_micro_batch_size: int
 ) -> list[tuple[int, int]]:
     """Return the sizes that fitted with their peaks, ascending."""
-    fitted = [
-        one
-        for one in tried
-        if one.fits and one.micro_batch_size <= max_micro_batch_size
-    ]
-    return sorted(
-        {
-            one.micro_batch_size: one.peak_bytes
-            for one in fitted
-            if one.peak_bytes is not None
-        }.items()
-    )
+    peaks = {}
+    for trial in tried:
+        if trial.micro_batch_size > max_micro_batch_size:
+            continue
+        if trial.fits and trial.peak_bytes is not None:
+            peaks[trial.micro_batch_size] = trial.peak_bytes
+    return sorted(peaks.items())
 
 
 def _corrected(
-    fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int
-) -> Bytes | None:
-    """Correct a prediction's offset by the largest fit, and its slope by two that are far apart.
+    peaks: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int
+) -> BytesBySize | None:
+    """Correct the offset and the slope of a prediction by trials.
 
-    They differ by at least ``apart_bytes``, and beside a prediction by ``FAR_SHARE`` of
-    the size.
+    The offset is corrected by the largest size that fitted, the slope by two that are
+    far apart: they differ by at least ``apart_bytes``, and beside a prediction by
+    ``FAR_SHARE`` of the size.
+
+    Returns:
+        A line through the trials without a prediction; None if they show no slope.
     """
-    known: Bytes = prediction.peak_bytes if prediction else lambda rows: 0.0
-    if not fits:  # with its uncertainty, as no trial fitted yet
-        return (
-            None
-            if prediction is None
-            else lambda rows: known(rows) + prediction.unsure_bytes
-        )
-    rows_2, bytes_2 = fits[-1]
-    near = (1 - FAR_SHARE) * rows_2 if prediction else rows_2
+    if not peaks:
+        if prediction is None:
+            return None
+        # With its uncertainty, as no trial fitted yet.
+        predicted_bytes, unsure_bytes = prediction.peak_bytes, prediction.unsure_bytes
+        return lambda size: predicted_bytes(size) + unsure_bytes
+
+    def predicted(size: int) -> float:
+        return prediction.peak_bytes(size) if prediction else 0.0
+
+    last_size, last_bytes = peaks[-1]
+    near_size = (1 - FAR_SHARE) * last_size if prediction else last_size
     far = [
-        (rows, peak)
-        for rows, peak in fits
-        if bytes_2 - peak >= apart_bytes and rows <= near
+        (size, peak)
+        for size, peak in peaks
+        if last_bytes - peak >= apart_bytes and size <= near_size
     ]
     if not far and prediction is None:
         return None
     slope = 0.0
     if far:
-        rows_1, bytes_1 = far[-1]
-        slope = (bytes_2 - known(rows_2) - bytes_1 + known(rows_1)) / (rows_2 - rows_1)
-    return lambda rows: bytes_2 + known(rows) - known(rows_2) + slope * (rows - rows_2)
+        far_size, far_bytes = far[-1]
+        grown = last_bytes - predicted(last_size) - far_bytes + predicted(far_size)
+        slope = grown / (last_size - far_size)
+    return lambda size: (
+        last_bytes + predicted(size) - predicted(last_size) + slope * (size - last_size)
+    )
 
 
 def largest_within(
@@ -195,30 +258,33 @@ def largest_within(
 ) -> int:
     """Return the largest size up to ``top`` that needs no more than a limit.
 
-    ``low`` if nothing above it does.
-
     Each size is evaluated once. Needs should grow roughly linearly; of several
     crossings of the limit, one is found.
+
+    Returns:
+        ``low`` if nothing above it does.
     """
-    known: dict[int, float] = {}
+    evaluated: dict[int, float] = {}
     high = top + 1
-    guess = min(max(32, low + 1), top)
+    size = min(max(32, low + 1), top)
     while high - low > 1:
-        known[guess] = needs(guess)
-        if known[guess] <= limit:
-            low = guess
+        evaluated[size] = needs(size)
+        if evaluated[size] <= limit:
+            low = size
         else:
-            high = guess
+            high = size
         # A line lands next to the answer; halving then closes the rest.
-        near = sorted(known, key=lambda size: abs(known[size] - limit))[:2]
-        straight = (low + high) // 2
-        if len(near) == 2 and known[near[0]] != known[near[1]]:
-            slope = (known[near[0]] - known[near[1]]) / (near[0] - near[1])
-            straight = near[0] + int((limit - known[near[0]]) // slope)
-        elif low == guess:
-            straight = 2 * low
-        middle = (low + high) // 2 if high <= top else 2 * low
+        nearest = sorted(evaluated, key=lambda known: abs(evaluated[known] - limit))[:2]
+        on_line = (low + high) // 2
+        if len(nearest) == 2 and evaluated[nearest[0]] != evaluated[nearest[1]]:
+            first, second = nearest
+            slope = (evaluated[first] - evaluated[second]) / (first - second)
+            on_line = first + int((limit - evaluated[first]) // slope)
+        elif low == size:
+            on_line = 2 * low
         # One in four is the middle, or twice the last, so that uneven needs cost no
         # more than halving does.
-        guess = min(max(straight if len(known) % 4 else middle, low + 1), high - 1)
+        middle = (low + high) // 2 if high <= top else 2 * low
+        chosen = on_line if len(evaluated) % 4 else middle
+        size = min(max(chosen, low + 1), high - 1)
     return low

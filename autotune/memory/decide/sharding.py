@@ -1,4 +1,7 @@
-"""Memory of one GPU when several share a model's state, layers or matrices: formulas, not measurements."""
+"""Memory of one GPU when several share a model's state, layers or matrices.
+
+These are formulas, not measurements.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,21 +16,25 @@ _SHARDED = ("optimizer_bytes", "gradients_bytes", "parameters_bytes")
 def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
     """Sort a memory breakdown's terms by how they are shared.
 
-    The rest are temporaries.
+    Terms that no strategy shares count as temporaries.
     """
     terms = dict(terms_bytes)
+    parameters_bytes = terms.pop(Term.PARAMETERS, 0)
+    gradients_bytes = terms.pop(Term.GRADIENTS, 0)
+    optimizer_bytes = terms.pop(Term.OPTIMIZER, 0)
+    head_and_loss_bytes = terms.pop(Term.HEAD, 0)
+    non_pytorch_bytes = terms.pop(Term.NON_PYTORCH, 0)
+    activations_bytes = sum(
+        size for term, size in terms.items() if term.startswith(ACTIVATIONS)
+    )
     return StateBytes(
-        parameters_bytes=terms.pop(Term.PARAMETERS, 0),
-        gradients_bytes=terms.pop(Term.GRADIENTS, 0),
-        optimizer_bytes=terms.pop(Term.OPTIMIZER, 0),
-        head_and_loss_bytes=terms.pop(Term.HEAD, 0),
-        non_pytorch_bytes=terms.pop(Term.NON_PYTORCH, 0),
-        activations_bytes=sum(
-            size for term, size in terms.items() if term.startswith(ACTIVATIONS)
-        ),
-        temporaries_bytes=sum(
-            size for term, size in terms.items() if not term.startswith(ACTIVATIONS)
-        ),
+        parameters_bytes=parameters_bytes,
+        gradients_bytes=gradients_bytes,
+        optimizer_bytes=optimizer_bytes,
+        head_and_loss_bytes=head_and_loss_bytes,
+        non_pytorch_bytes=non_pytorch_bytes,
+        activations_bytes=activations_bytes,
+        temporaries_bytes=sum(terms.values()) - activations_bytes,
     )
 
 
@@ -36,26 +43,28 @@ def zero_share(
 ) -> StateBytes:
     """Return the memory of each of ``ranks`` data-parallel ranks under a ZeRO stage.
 
-    Divisions round up.
-
     ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also
     the parameters and gathers one layer at a time (Rajbhandari et al. 2020, figure 1).
+    Divisions round up.
+
     Left out: a layer that FSDP prefetches, its unreduced gradient.
     """
-    among = {
-        name: 1 if stage < first else ranks
-        for first, name in enumerate(_SHARDED, start=1)
-    }
+    ranks_by_part = {}
+    for first_stage, part in enumerate(_SHARDED, start=1):
+        ranks_by_part[part] = ranks if stage >= first_stage else 1
+    gathers = ranks_by_part["parameters_bytes"] > 1
     return replace(
-        _shared(state, among),
-        gathered_bytes=largest_layer_bytes if among["parameters_bytes"] > 1 else 0,
+        _shared(state, ranks_by_part),
+        gathered_bytes=largest_layer_bytes if gathers else 0,
     )
 
 
 def model_share(
     state: StateBytes, tensor_ranks: int, pipeline_stages: int
 ) -> StateBytes:
-    """Return the memory of the fullest of t tensor-parallel ranks and p pipeline stages; divisions round up.
+    """Return the memory of the fullest of t tensor ranks and p pipeline stages.
+
+    Divisions round up.
 
     - State: 1/(t·p) of it.
     - Activations under tensor parallelism: 10 of a layer's 34 parts are not split
@@ -70,13 +79,15 @@ def model_share(
     both ends; norms and biases that tensor parallelism replicates; other schedules.
     Temporaries and non-PyTorch memory count in full.
     """
-    parts, ranks = 24 + 10 * tensor_ranks, tensor_ranks * pipeline_stages
+    ranks = tensor_ranks * pipeline_stages
+    # Of a layer's 34 parts, 24 are split, and 10 are held by every rank.
+    held_parts = 24 + 10 * tensor_ranks
 
     def on_stage(micro_batches: int, head_and_loss_bytes: int) -> StateBytes:
         return replace(
             _shared(state, dict.fromkeys(_SHARDED, ranks)),
             activations_bytes=_share(
-                state.activations_bytes * micro_batches * parts, ranks * 34
+                state.activations_bytes * micro_batches * held_parts, ranks * 34
             ),
             head_and_loss_bytes=_share(head_and_loss_bytes, tensor_ranks),
         )
@@ -84,7 +95,8 @@ def model_share(
     last = on_stage(1, state.head_and_loss_bytes)
     if pipeline_stages == 1:
         return last
-    return max(on_stage(pipeline_stages, 0), last, key=lambda held: held.total_bytes)
+    first = on_stage(pipeline_stages, 0)
+    return max(first, last, key=lambda stage: stage.total_bytes)
 
 
 def shares(
@@ -96,62 +108,70 @@ def shares(
     tensor_ranks: int = 1,
     pipeline_stages: int = 1,
 ) -> tuple[Share, ...]:
-    """Return the memory per way of sharing: ZeRO over all ranks, then tensor and pipeline parallelism, each alone."""
-    names = (
-        ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)")
-        if ranks > 1
-        else ("one rank alone",)
-    )
-    found = [
-        (
-            name,
-            stage != 2,
-            zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes),
-        )
-        for stage, name in enumerate(names)
-    ]
-    if tensor_ranks > 1:
-        found.append((f"TP {tensor_ranks}", False, model_share(state, tensor_ranks, 1)))
-    if pipeline_stages > 1:
-        found.append(
-            (f"PP {pipeline_stages}", False, model_share(state, 1, pipeline_stages))
-        )
-    return tuple(
-        Share(
+    """Return the memory under each way of sharing a model.
+
+    These are the ZeRO stages over all ranks, then tensor parallelism and pipeline
+    parallelism, each alone.
+    """
+
+    def share(name: str, state_share: StateBytes, *, trains_here: bool) -> Share:
+        total_bytes = state_share.total_bytes
+        return Share(
             name=name,
-            trains_here=here,
-            total_bytes=one.total_bytes,
-            fits=one.total_bytes <= budget_bytes,
-            held=one,
+            trains_here=trains_here,
+            total_bytes=total_bytes,
+            fits=total_bytes <= budget_bytes,
+            held=state_share,
         )
-        for name, here, one in found
-    )
+
+    names: tuple[str, ...] = ("one rank alone",)
+    if ranks > 1:
+        names = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)")
+    ways = []
+    for stage, name in enumerate(names):
+        zero = zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes)
+        # The trainer has every stage but the second.
+        ways.append(share(name, zero, trains_here=stage != 2))
+    if tensor_ranks > 1:
+        tensor = model_share(state, tensor_ranks, 1)
+        ways.append(share(f"TP {tensor_ranks}", tensor, trains_here=False))
+    if pipeline_stages > 1:
+        pipeline = model_share(state, 1, pipeline_stages)
+        ways.append(share(f"PP {pipeline_stages}", pipeline, trains_here=False))
+    return tuple(ways)
 
 
-def fewest_that_share(
+def smallest_sharding(
     terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int
 ) -> str | None:
-    """Return the setting that fits a model, too large for one rank, on the fewest ranks; None if none does."""
+    """Return the setting that fits a model, too large for one rank, on fewest ranks.
+
+    Returns:
+        None if no number of ranks suffices.
+    """
     state = state_of_terms(terms_bytes)
     # An encoder need not be sharded over more than a few nodes.
     for ranks in (2, 4, 8, 16, 32, 64):
-        for strategy, stage in (("zero1", 1), ("fsdp2", 3)):  # the first sends less
-            size = zero_share(
+        # ZeRO-1 first, as it sends less.
+        for strategy, stage in (("zero1", 1), ("fsdp2", 3)):
+            share = zero_share(
                 state, stage, ranks, largest_layer_bytes=largest_layer_bytes
-            ).total_bytes
-            if size <= budget_bytes:
+            )
+            if share.total_bytes <= budget_bytes:
                 return (
                     f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted:"
-                    f" {format_bytes(size)} per rank)"
+                    f" {format_bytes(share.total_bytes)} per rank)"
                 )
     return None
 
 
-def _shared(state: StateBytes, ranks: Mapping[str, int]) -> StateBytes:
-    return replace(
-        state,
-        **{name: _share(getattr(state, name), count) for name, count in ranks.items()},
-    )
+def _shared(state: StateBytes, ranks_by_part: Mapping[str, int]) -> StateBytes:
+    """Return the state with each part divided among its number of ranks."""
+    divided = {
+        part: _share(getattr(state, part), ranks)
+        for part, ranks in ranks_by_part.items()
+    }
+    return replace(state, **divided)
 
 
 def _share(size_bytes: int, ranks: int) -> int:

@@ -343,7 +343,7 @@ def test_a_state_that_is_shared_already_is_not_divided_once_more(
 ):
     sharing = "parallel.strategy = 'fsdp2' over 4 ranks"
     monkeypatch.setattr(
-        autotune.memory.measure, "fewest_that_share", lambda *_, **__: sharing
+        autotune.memory.measure, "smallest_sharding", lambda *_, **__: sharing
     )
     parallel = ParallelSettings(strategy=strategy)
     changes = {

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.memory.decide.sharding import (
-    fewest_that_share,
     model_share,
     shares,
+    smallest_sharding,
     zero_share,
 )
 from autotune.memory.values import StateBytes
@@ -173,6 +173,6 @@ LEDGER = {
     ],
 )
 def test_the_fewest_ranks_that_hold_what_one_cannot(budget, expected):
-    assert fewest_that_share(LEDGER, budget, largest_layer_bytes=GB) == (
+    assert smallest_sharding(LEDGER, budget, largest_layer_bytes=GB) == (
         expected and f"parallel.strategy = {expected}"
     )
