@@ -1,21 +1,24 @@
-"""``python -m trainer PROFILE [--data DIR] [--set train.key=value] [--out DIR] [--resume auto|PATH|never]``.
+"""Command line of the trainer.
+
+    python -m trainer PROFILE [--data DIR] [--set train.KEY=VALUE] [--out DIR]
+                              [--resume auto|PATH|never]
 
 Run it under torchrun for several ranks. ``exit.json`` in the run directory has the exit
 code and reason, as torchrun itself returns 1 for any failure of its ranks.
+
+Imports of torch wait until the profile, the dataset and the run directory are checked:
+they take seconds, and bad input is reported at once.
 """
 
 import argparse
-import contextlib
-import datetime
 import functools
 import importlib.metadata
-import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,6 +30,7 @@ from trainer.config.train_config import TrainConfig, dotted
 from trainer.data.dataset import read_manifest
 from trainer.documentation import documentation_path
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
+from trainer.failure_notes import publish_failure, read_failure
 from trainer.health.watchdog import (
     REQUEUE,
     SIGNALS,
@@ -53,6 +57,7 @@ seconds."""
 _LAST_WAIT_S = 60.0
 """Longest wait of rank 0, which has nothing left to write, for the other ranks to
 finish, in seconds."""
+_POLL_S = 0.1
 
 
 def main() -> int:
@@ -61,56 +66,46 @@ def main() -> int:
     ignore_closed_streams()
     arguments = command_line().parse_args()
     rank = int(os.environ.get("RANK", "0"))
-    leads = rank == 0
-    writer: RunWriter | None = None
-    opened: list[RunWriter] = []
-    start = Start()
+    # The writer of the run record, as soon as there is one: a failure while the run is
+    # being opened is recorded too.
+    opened_writers: list[RunWriter] = []
     try:
         # Until the watchdog handles them, they end the process cleanly.
         for number in exit_signals():
             signal.signal(number, _raise_signalled)
-        data, expected = arguments.data, arguments.expect_profile_sha256
         resolved = resolve(
             arguments.profile,
             assignments=arguments.set,
-            data=data,
-            expect_sha256=expected,
+            data=arguments.data,
+            expect_sha256=arguments.expect_profile_sha256,
         )
         if resolved.config.device == "cpu":
             # Before torch is imported: its threads spin while they wait, which takes
             # the cores that others need.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        if leads:
-            clock.ended("import")
-            check_installed(resolved.config.log_to)
-            if resolved.config.data.stage_to is None:
-                read_manifest(resolved.data_dir)  # before a run directory is made
-            writer, start = choose_run(
-                arguments.out, arguments.resume, resolved, on_open=opened.append
-            )
-            clock.ended("restore")
+        writer: RunWriter | None = None
+        start = Start()
+        if rank == 0:
+            writer, start = _open_run(arguments, resolved, clock, opened_writers.append)
             _print_settings(resolved, writer.directory / RUN_FILE)
         job = _Job(resolved, rank, writer, start, clock)
         job.prepare()
         return job.run()
     except _Signalled as signalled:
-        (number,) = signalled.args
-        reason = f"{signal.Signals(number).name} before training began"
-        code = 130 if number == signal.SIGINT else REQUEUE
-        sys.stderr.write(f"train: {reason}\n")
-        if (word := read_failure(os.environ)) is not None:
-            code, reason = word  # torchrun ends all ranks when one fails
-        _record(opened[0] if opened else None, code, reason, clock)
-        return code
+        exit_code, reason = _explain_signal(signalled.number)
+        if opened_writers:
+            _write_exit(opened_writers[0], exit_code, reason, clock)
+        return exit_code
     except TrainerError as error:
         # From one rank of each node, as the cause may be only on that node.
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stderr.write(error_text(error.message, error.next_step, error.docs))
-        if not leads:
+        if rank != 0:
             publish_failure(
                 os.environ, error.exit_code, f"rank {rank}: {error.message}"
             )
-        _record(opened[0] if opened else None, error.exit_code, error.message, clock)
+        if opened_writers:
+            _write_exit(opened_writers[0], error.exit_code, error.message, clock)
         return error.exit_code
 
 
@@ -120,11 +115,58 @@ class _Signalled(BaseException):
     A ``BaseException``, so that, as with Ctrl-C, no handler on the way catches it.
     """
 
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
 
 def _raise_signalled(number: int, frame: object) -> None:
     for other in SIGNALS:  # one is enough, and another must not disturb the exit
         signal.signal(other, signal.SIG_IGN)
     raise _Signalled(number)
+
+
+def _explain_signal(number: int) -> tuple[int, str]:
+    """Return the exit code and reason after a signal before training began."""
+    reason = f"{signal.Signals(number).name} before training began"
+    sys.stderr.write(f"train: {reason}\n")
+    # torchrun ends all ranks when one fails.
+    failure = read_failure(os.environ)
+    if failure is not None:
+        return failure
+    # 130 is the shell's exit code of a process that Ctrl-C ended.
+    return (130 if number == signal.SIGINT else REQUEUE), reason
+
+
+def _open_run(
+    arguments: argparse.Namespace,
+    resolved: ResolvedConfig,
+    clock: StartClock,
+    on_open: Callable[[RunWriter], None],
+) -> tuple[RunWriter, Start]:
+    """Open the run directory on rank 0, and choose the checkpoint to start from."""
+    clock.ended("import")
+    check_installed(resolved.config.log_to)
+    if resolved.config.data.stage_to is None:
+        read_manifest(resolved.data_dir)  # before a run directory is made
+    writer, start = choose_run(
+        arguments.out, arguments.resume, resolved, on_open=on_open
+    )
+    clock.ended("restore")
+    return writer, start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """How training ended on this rank."""
+
+    exit_code: int
+    reason: str
+    next_step: str = ""
+    docs: str | None = None
+    """Section of ``docs/faq.md`` that explains an error."""
+    ending: RunExit | None = None
+    """Exit that the training loop returned; None if an error ended it."""
 
 
 @dataclass
@@ -146,202 +188,214 @@ class _Job:
 
         self.clock.ended("import")
         if self.resolved.config.data.stage_to is not None:
-            with progress("stage") as copied:
-                self.resolved = stage_data(self.resolved, update=copied)
+            with progress("stage") as update:
+                self.resolved = stage_data(self.resolved, update=update)
         self.clock.ended("staging")
 
     def run(self) -> int:
         """Join the process group and train; return the exit code."""
-        from trainer.distributed.ranks import (
-            is_lost_rank_error,
-            join_ranks,
-            leave_ranks,
-            process_group_timeout_s,
-        )
-        from trainer.health.failures import explain
-        from trainer.loop import train
+        from trainer.distributed.ranks import leave_ranks, process_group_timeout_s
 
         # Until all ranks have joined the process group, one may still be staging its
         # data.
-        self._watch = Watchdog(
+        self._watchdog = Watchdog(
             timeout_s=process_group_timeout_s(self.resolved.config),
-            record=self._record_leaving,
+            record=self._record_watchdog_exit,
         )
-        self._watch.start()
+        self._watchdog.start()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()
-        next_step, docs = "", None
-        ending: RunExit | None = None
-        try:
-            ranks = join_ranks(self.resolved.config)
-            writer = self._learn_of_run(ranks.broadcast_object)
-            self._watch.timeout_s = self.resolved.config.parallel.timeout_s
-            self._watch.heartbeat()
-            self.clock.ended("process_group")
-            if (ending := self.start.finished) is not None:
-                told = (
-                    f"train: nothing to do: the run finished at step {ending.steps}\n"
-                )
-                sys.stderr.write(told if self.rank == 0 else "")
-            else:
-                with progress("train") as update:
-                    show = functools.partial(
-                        show_row, update, self.resolved.config.max_steps
-                    )
-                    known: dict[str, Any] = {
-                        "start": self.start,
-                        "watchdog": self._watch,
-                        "clock": self.clock,
-                    }
-                    ending = train(
-                        self.resolved,
-                        ranks,
-                        writer,
-                        show,
-                        **known,
-                        environment=os.environ,
-                    )
-            code, reason = ending.exit_code, ending.reason
-        except TrainerError as error:
-            code, reason, next_step, docs = (
-                error.exit_code,
-                error.message,
-                error.next_step,
-                error.docs,
-            )
-        except Exception as error:  # noqa: BLE001 - the border: the record and the other ranks learn of any error
-            code, reason, next_step = explain(
-                error, lost=is_lost_rank_error(error, rehearsed=self.clock.rehearsed)
-            )
-            if code == DeviceOutOfMemory.exit_code:
-                docs = DeviceOutOfMemory.docs
-            else:
-                self._keep_traceback()
-        if code not in (0, REQUEUE) or next_step:
-            sys.stderr.write(error_text(f"rank {self.rank}: {reason}", next_step, docs))
-        code = self._settle(code, reason, ending)
-        code, together = (
-            (code, False) if ending is None else self._leave_together(code, leave_ranks)
-        )
-        self._watch.stop()
-        if self.rank == 0 and code == 0 and self.writer is not None:
-            print(
-                f"run: {self.writer.directory}\nmodel:"
-                f" {self.writer.directory / MODEL_DIRECTORY}"
-            )
-        elif self.rank == 0 and code == REQUEUE:
-            sys.stderr.write(f"train: {reason}\n")
-        if not together:
+
+        outcome = self._train_or_explain()
+        if outcome.exit_code not in (0, REQUEUE) or outcome.next_step:
+            message = f"rank {self.rank}: {outcome.reason}"
+            sys.stderr.write(error_text(message, outcome.next_step, outcome.docs))
+        exit_code = self._record_exit(outcome.exit_code, outcome.reason, outcome.ending)
+        left_together = False
+        if outcome.ending is not None:
+            exit_code, left_together = self._leave_together(exit_code, leave_ranks)
+        self._watchdog.stop()
+
+        if self.rank == 0 and exit_code == 0 and self.writer is not None:
+            directory = self.writer.directory
+            print(f"run: {directory}\nmodel: {directory / MODEL_DIRECTORY}")
+        elif self.rank == 0 and exit_code == REQUEUE:
+            sys.stderr.write(f"train: {outcome.reason}\n")
+        if not left_together:
             # Threads of a broken process group may wait for their peers forever.
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)
-        return code
+            os._exit(exit_code)
+        return exit_code
 
-    def _learn_of_run(self, tell: Callable[[Any], Any]) -> RunWriter:
-        """Receive the run directory and the checkpoint to start from, which rank 0 broadcasts."""
-        told = None
+    def _train_or_explain(self) -> _Outcome:
+        """Train, and turn any error into an outcome."""
+        from trainer.distributed.ranks import is_lost_rank_error
+        from trainer.health.failures import explain
+
+        try:
+            ending = self._train()
+        except TrainerError as error:
+            return _Outcome(
+                exit_code=error.exit_code,
+                reason=error.message,
+                next_step=error.next_step,
+                docs=error.docs,
+            )
+        except Exception as error:  # noqa: BLE001 - the border: the record and the other ranks learn of any error
+            lost = is_lost_rank_error(error, rehearsed=self.clock.rehearsed)
+            exit_code, reason, next_step = explain(error, lost=lost)
+            docs = None
+            if exit_code == DeviceOutOfMemory.exit_code:
+                docs = DeviceOutOfMemory.docs
+            else:
+                self._save_traceback()
+            return _Outcome(
+                exit_code=exit_code, reason=reason, next_step=next_step, docs=docs
+            )
+        return _Outcome(exit_code=ending.exit_code, reason=ending.reason, ending=ending)
+
+    def _train(self) -> RunExit:
+        """Join the process group and train, unless the run has finished before."""
+        from trainer.distributed.ranks import join_ranks
+        from trainer.loop import train
+
+        ranks = join_ranks(self.resolved.config)
+        writer = self._receive_run(ranks.broadcast_object)
+        self._watchdog.timeout_s = self.resolved.config.parallel.timeout_s
+        self._watchdog.heartbeat()
+        self.clock.ended("process_group")
+        finished = self.start.finished
+        if finished is not None:
+            if self.rank == 0:
+                sys.stderr.write(
+                    f"train: nothing to do: the run finished at step {finished.steps}\n"
+                )
+            return finished
+        with progress("train") as update:
+            return train(
+                self.resolved,
+                ranks,
+                writer,
+                functools.partial(show_row, update, self.resolved.config.max_steps),
+                start=self.start,
+                watchdog=self._watchdog,
+                clock=self.clock,
+                environment=os.environ,
+            )
+
+    def _receive_run(self, broadcast: Callable[[Any], Any]) -> RunWriter:
+        """Receive the run directory and the checkpoint, which rank 0 broadcasts."""
+        run = None
         if self.writer is not None:
-            path = self.start.checkpoint
-            start = replace(self.start, checkpoint=path and path.absolute())
-            told = self.writer.directory.absolute(), self.writer.attempt, start
-        told = tell(told)
+            start = self.start
+            if start.checkpoint is not None:
+                start = replace(start, checkpoint=start.checkpoint.absolute())
+            run = (self.writer.directory.absolute(), self.writer.attempt, start)
+        directory, attempt, start = broadcast(run)
         if self.writer is None:
-            directory, attempt, self.start = told
+            self.start = start
             self.writer = RunWriter(directory, active=False)
             self.writer.attempt = attempt
-        self._watch.traceback_file = (
+        self._watchdog.traceback_file = (
             self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"
         )
         return self.writer
 
     def _leave_together(
-        self, code: int, leave: Callable[..., None]
+        self, exit_code: int, leave: Callable[..., None]
     ) -> tuple[int, bool]:
         """Wait for the other ranks, under the watchdog.
 
-        Return the exit code, and whether all of them came.
+        Returns:
+            The exit code, and whether all ranks came.
         """
-        self._watch.end_within(
-            min(_LAST_WAIT_S, self._watch.timeout_s)
-            if self.rank == 0
-            else self._watch.timeout_s
-        )
+        from trainer.health.failures import explain
+
+        timeout_s = self._watchdog.timeout_s
+        if self.rank == 0:
+            timeout_s = min(_LAST_WAIT_S, timeout_s)
+        self._watchdog.end_within(timeout_s)
         try:
             leave(together=True)
         except RuntimeError as error:
-            from trainer.health.failures import explain
-
             _, reason, next_step = explain(error, lost=True)
-            code = self._settle(RanksLost.exit_code, reason)
-            next_step = next_step if code else "Nothing: the run is finished."
-            sys.stderr.write(
-                error_text(
-                    f"rank {self.rank}: after the last step, {reason}",
-                    next_step,
-                    RanksLost.docs,
-                )
-            )
-            return code, False
-        return code, True
+            exit_code = self._record_exit(RanksLost.exit_code, reason)
+            if exit_code == 0:
+                next_step = "Nothing: the run is finished."
+            message = f"rank {self.rank}: after the last step, {reason}"
+            sys.stderr.write(error_text(message, next_step, RanksLost.docs))
+            return exit_code, False
+        return exit_code, True
 
-    def _settle(self, code: int, reason: str, ending: RunExit | None = None) -> int:
+    def _record_exit(
+        self, exit_code: int, reason: str, ending: RunExit | None = None
+    ) -> int:
         """Record the exit and return its code.
 
-        A rank that only lost another first waits for that rank's record.
+        A rank that only lost another first waits for that rank's record, and takes over
+        its exit code.
         """
         if self.writer is None:
-            publish_failure(os.environ, code, f"rank {self.rank}: {reason}")
-            return code
-        if code == RanksLost.exit_code and ending is None:
+            publish_failure(os.environ, exit_code, f"rank {self.rank}: {reason}")
+            return exit_code
+        if exit_code == RanksLost.exit_code and ending is None:
             deadline_s = time.monotonic() + _CAUSE_WAIT_S
             while time.monotonic() < deadline_s:
-                if (known := read_exit(self.writer.directory)) is not None:
-                    return known.exit_code
-                time.sleep(0.1)
+                recorded = read_exit(self.writer.directory)
+                if recorded is not None:
+                    return recorded.exit_code
+                time.sleep(_POLL_S)
         if self.rank == 0 or ending is None:
-            _record(
+            _write_exit(
                 self.writer,
-                code,
+                exit_code,
                 reason,
                 self.clock,
-                steps=self._watch.step,
+                steps=self._watchdog.step,
                 ending=ending,
             )
-        return code
+        return exit_code
 
-    def _record_leaving(self, why: str, step: int, perhaps: bool) -> None:
+    def _record_watchdog_exit(self, reason: str, step: int, is_likely: bool) -> None:
+        """Record the reason for which the watchdog ends this rank, or likely will."""
         if self.writer is None:
             return
-        known = read_exit(self.writer.directory)
-        if known is not None and (
-            perhaps or self._watch.ending or known.exit_code != REQUEUE
+        recorded = read_exit(self.writer.directory)
+        if recorded is not None and (
+            is_likely or self._watchdog.ending or recorded.exit_code != REQUEUE
         ):
             return  # another rank has recorded the cause
-        word = None if step else read_failure(os.environ)
-        code, reason = word or (REQUEUE, f"rank {self.rank}: {why}")
-        _record(self.writer, code, reason, self.clock, steps=step)
-        if word is not None:
-            # Otherwise it would wait for a rank that is gone.
-            sys.stderr.write(f"error: {reason}\n")
-            sys.stderr.flush()
-            os._exit(code)
+        failure = None
+        if step == 0:
+            failure = read_failure(os.environ)
+        if failure is None:
+            reason = f"rank {self.rank}: {reason}"
+            _write_exit(self.writer, REQUEUE, reason, self.clock, steps=step)
+            return
+        exit_code, reason = failure
+        _write_exit(self.writer, exit_code, reason, self.clock, steps=step)
+        # Otherwise it would wait for a rank that is gone.
+        sys.stderr.write(f"error: {reason}\n")
+        sys.stderr.flush()
+        os._exit(exit_code)
 
-    def _keep_traceback(self) -> None:
+    def _save_traceback(self) -> None:
+        """Write the traceback of the current error to standard error and its file."""
         text = traceback.format_exc()
         sys.stderr.write(f"rank {self.rank}: {text}")
-        if (file := self._watch.traceback_file) is not None:
-            try:
-                file.write_text(text)
-            except OSError as error:
-                sys.stderr.write(
-                    f"cannot save the traceback to {file}: {error.strerror}\n"
-                )
+        file = self._watchdog.traceback_file
+        if file is None:
+            return
+        try:
+            file.write_text(text)
+        except OSError as error:
+            sys.stderr.write(f"cannot save the traceback to {file}: {error.strerror}\n")
 
 
-def _record(
-    writer: RunWriter | None,
-    code: int,
+def _write_exit(
+    writer: RunWriter,
+    exit_code: int,
     reason: str,
     clock: StartClock,
     *,
@@ -350,77 +404,26 @@ def _record(
 ) -> None:
     """Write ``exit.json`` from ``ending``, or else from the other values.
 
-    Report a disk error, but do not raise it.
+    A disk error is reported, but not raised.
     """
-    if writer is None:
-        return
     try:
-        newest = next(
-            (
-                path.name
-                for path in list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)
-            ),
-            None,
-        )
-        writer.finish(ending or clock.exit(code, reason, steps, newest))
+        checkpoints = list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)
+        newest = checkpoints[0].name if checkpoints else None
+        writer.finish(ending or clock.exit(exit_code, reason, steps, newest))
     except OSError as error:
-        sys.stderr.write(
-            error_text(
-                f"cannot write exit.json: {error.strerror}",
-                "Check the disk of the run.",
-            )
-        )
-
-
-def publish_failure(
-    environment: Mapping[str, str], exit_code: int, reason: str
-) -> None:
-    """Write a rank's failure note to torchrun's store, as rank 0 only sees that torchrun signals all ranks to end."""
-    # Optional: the error itself is already being reported.
-    with contextlib.suppress(Exception):
-        store, key = _torchruns_store(environment)
-        store.set(key, json.dumps([exit_code, reason]))
-
-
-def read_failure(environment: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return the exit code and reason of a rank's failure note.
-
-    None if there is none.
-    """
-    with contextlib.suppress(Exception):
-        store, key = _torchruns_store(environment)
-        if store.check([key]):
-            exit_code, reason = json.loads(store.get(key))
-            return int(exit_code), str(reason)
-    return None
-
-
-def _torchruns_store(environment: Mapping[str, str]) -> tuple[Any, str]:
-    """Return the key-value store of torchrun's agent, and the key of this start's failure note."""
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise LookupError("no torchrun")
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exists, though not exported
-
-    host, port, timeout = (
-        environment["MASTER_ADDR"],
-        int(environment["MASTER_PORT"]),
-        datetime.timedelta(seconds=5),
-    )
-    store = TCPStore(
-        host, port, is_master=False, timeout=timeout, wait_for_workers=False
-    )
-    return store, f"trainer/word/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        message = f"cannot write exit.json: {error.strerror}"
+        sys.stderr.write(error_text(message, "Check the disk of the run."))
 
 
 class _Parser(argparse.ArgumentParser):
+    """Argument parser whose errors have the form of all others."""
+
     def error(self, message: str) -> NoReturn:
-        old = any(word.partition("=")[0] == "--profile" for word in sys.argv)
-        step = (
-            "Name the profile without an option: python -m trainer PROFILE"
-            if old
-            else "See: python -m trainer -h"
-        )
-        self.exit(2, error_text(message, step))
+        """Print an error with a next step, and exit."""
+        next_step = "See: python -m trainer -h"
+        if any(word.partition("=")[0] == "--profile" for word in sys.argv):
+            next_step = "Name the profile without an option: python -m trainer PROFILE"
+        self.exit(2, error_text(message, next_step))
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -437,78 +440,76 @@ def command_line() -> argparse.ArgumentParser:
         add_help=False,
         allow_abbrev=False,
     )
-    version = next(
-        (
-            one.version
-            for one in importlib.metadata.distributions(name="encoder-autotune")
-        ),
-        "not installed",
-    )
-    option = parser.add_argument
-    option(
+    parser.add_argument(
         "profile",
         metavar="PROFILE",
         type=Path,
         help="Profile (TOML), as autotune tune writes it.",
     )
-    option(
+    parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
         help="Dataset directory. Default: AUTOTUNE_DATA, else the profile's.",
     )
-    option(
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="train.KEY=VALUE",
         help="Override a setting; repeatable.",
     )
-    option(
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
         help="Run directory. Default: runs/<UTC>-<model>.",
     )
-    resume = (
-        "Run or checkpoint to resume; auto: the run in --out, or this job's after a"
-        " requeue. Default: auto."
+    parser.add_argument(
+        "--resume",
+        default=AUTO,
+        metavar=f"{AUTO}|PATH|{NEVER}",
+        help=(
+            "Run or checkpoint to resume; auto: the run in --out, or this job's after a"
+            " requeue. Default: auto."
+        ),
     )
-    option("--resume", default=AUTO, metavar=f"{AUTO}|PATH|{NEVER}", help=resume)
-    option(
+    parser.add_argument(
         "--expect-profile-sha256",
         metavar="HASH",
         help="Fail with exit code 6 if the profile has another hash.",
     )
-    option(
+    parser.add_argument(
         "--version",
         action="version",
-        version=f"trainer {version}",
+        version=f"trainer {_version()}",
         help="Show the version.",
     )
-    option("-h", "--help", action="help", help="Show this help and exit.")
+    parser.add_argument("-h", "--help", action="help", help="Show this help and exit.")
     return parser
 
 
+def _version() -> str:
+    """Return the version of the installed package."""
+    try:
+        return importlib.metadata.version("encoder-autotune")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def _print_settings(resolved: ResolvedConfig, record: Path) -> None:
-    """Print the model and every setting that differs from its default, with its source, to standard error."""
+    """Print every setting that differs from its default, with its source, to stderr."""
     model = resolved.config.model
-    defaults = dotted(TrainConfig(model=model).model_dump(mode="json"), "train.") | {
-        "train.model.name": None
-    }
-    values = dotted(resolved.config.model_dump(mode="json"), "train.") | {
-        "train.data.path": str(resolved.data_dir)
-    }
-    # Named by ``sources`` if the command line sets it.
+    defaults = dotted(TrainConfig(model=model).model_dump(mode="json"), "train.")
+    defaults["train.model.name"] = None  # the model is always printed
+    values = dotted(resolved.config.model_dump(mode="json"), "train.")
+    values["train.data.path"] = str(resolved.data_dir)
+    # Keys of the model's config are among the sources if the command line sets them.
     values |= dotted(model.config, "train.model.config.")
-    changed = {
-        key: source
-        for key, source in resolved.sources.items()
-        if values.get(key) != defaults.get(key)
-    }
     lines = [
         f"  {key} = {values.get(key)}  ({source})\n"
-        for key, source in sorted(changed.items())
+        for key, source in sorted(resolved.sources.items())
+        if values.get(key) != defaults.get(key)
     ]
     sys.stderr.write(
         f"train: settings that differ from the defaults; {record} has all of"

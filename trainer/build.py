@@ -1,4 +1,7 @@
-"""Model, optimizer and step built from a configuration, the same for training, trials and benchmarks."""
+"""Model, optimizer and step, built from a configuration.
+
+Training, trials and benchmarks build them with this same code.
+"""
 
 import contextlib
 import functools
@@ -14,7 +17,7 @@ from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from trainer.config.resolve import missing_for_compile
 from trainer.config.train_config import TrainConfig
@@ -46,101 +49,6 @@ WARM_UP_STEPS = 3
 """Number of first optimizer steps in which compilation is expected."""
 
 
-def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
-    """Set up activation checkpointing.
-
-    Raise ``BadConfig`` for an architecture without it.
-    """
-    # Within its graphs, the compiler itself keeps the results of matmuls and recomputes
-    # cheap operations.
-    if config.activation_checkpointing in (
-        "none",
-        "selective" if config.compiled else "none",
-    ):
-        return
-    if not model.supports_gradient_checkpointing:
-        what = (
-            "transformers has no activation checkpointing for"
-            f" {model.config.model_type!r}"
-        )
-        raise BadConfig(what, next_step="Use --set train.activation_checkpointing=none")
-    options: dict[str, Any] = {"use_reentrant": False}
-    if config.activation_checkpointing == "selective":
-        options["context_fn"] = functools.partial(
-            create_selective_checkpoint_contexts, _policy
-        )
-    model.config.use_cache = False  # only for decoders; transformers would warn
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
-    else:  # its earlier name
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-
-
-class RedrawnDropout(nn.Dropout):
-    """Dropout of compiled layers, which keep a seed for backward instead of the mask, a byte per element."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the input with elements zeroed in training, others scaled."""
-        if self.training and self.p:
-            input = checkpoint(functional.dropout, input, self.p, use_reentrant=False)
-        return input
-
-
-class GraphCounter:
-    """Counter of graphs compiled after the first steps, for changed shapes or settings, which cost minutes."""
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._expected = 0
-
-    def stepped(self) -> None:
-        """Count a training step."""
-        self._steps += 1
-        if self._steps <= WARM_UP_STEPS:
-            self._expected = _graphs_compiled()
-
-    @contextlib.contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Exclude graphs compiled in the block, such as by an evaluation."""
-        before = _graphs_compiled()
-        yield
-        self._expected += _graphs_compiled() - before
-
-    @property
-    def recompilations(self) -> int:
-        """Number of graphs compiled after the first steps."""
-        return _graphs_compiled() - self._expected
-
-
-def _graphs_compiled() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
-
-
-@functools.cache
-def _kept() -> frozenset[Any]:
-    """Return the operations to keep with ``selective``: the matmuls and attention kernels of this torch."""
-    kinds = (
-        "flash_attention",
-        "efficient_attention",
-        "cudnn_attention",
-        "flash_attention_for_cpu",
-    )
-    names = ("mm", "addmm", "bmm", *(f"_scaled_dot_product_{kind}" for kind in kinds))
-    found = [getattr(torch.ops.aten, name, None) for name in names]
-    found.append(getattr(torch.ops.torch_attn, "_varlen_attn", None))
-    return frozenset(operation.default for operation in found if operation is not None)
-
-
-def _policy(_: object, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return (
-        CheckpointPolicy.MUST_SAVE
-        if operation in _kept()
-        else CheckpointPolicy.PREFER_RECOMPUTE
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """Model with its optimizer and step, ready for training."""
@@ -161,44 +69,25 @@ def build_training(
     """Build the model, with the same weights on every rank, its optimizer and step.
 
     Raises:
-        BadConfig: If invalid.
+        BadConfig: If settings cannot be used with each other, the model or the device.
     """
-    configured = functools.partial(
+    _check_compile(config, ranks)
+    build_model_config = functools.partial(
         build_config,
         config.model,
         vocab_size=vocab_size,
         special_ids=special_ids,
         seq_length_tokens=config.seq_length_tokens,
     )
-    if (
-        config.attention == "fa3"
-        and config.compiled
-        and config.compile_mode == "reduce-overhead"
-    ):
-        next_step = "Use --set train.compile_mode=default or --set train.attention=auto"
-        raise BadConfig(
-            "CUDA graphs need equal shapes, which attention = 'fa3' does not have",
-            next_step=next_step,
-        )
-    if (
-        config.compiled
-        and ranks.device.type == "cuda"
-        and (missing := missing_for_compile("cuda"))
-    ):
-        raise BadConfig(
-            f"layers cannot be compiled: {missing}",
-            next_step="Use --set train.compile=false",
-        )
-    own, model_config = (
-        configured(),
-        configured(attention_dropout=config.attention_dropout),
-    )
+    original_config = build_model_config()
+    model_config = build_model_config(attention_dropout=config.attention_dropout)
     attention = choose_attention(
         config, model_config, ranks.device, verify_packing(model_config)
     )
     if ranks.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         pin_kernels(attention.kind)
+
     torch.manual_seed(config.seed)
     model = build_model(
         model_config,
@@ -210,46 +99,8 @@ def build_training(
     module = MaskedLM(model, config, attention)
     checkpoint_activations(model, config)
     if config.compiled:
-        # It would split every layer at bucket boundaries for overlap that separate
-        # layers already have.
-        torch._dynamo.config.optimize_ddp = False
-        # Checkpointed layers hand keys and values on within a layer, which
-        # recomputation need not do again.
-        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-        options = None
-        if config.device == "cuda":
-            # Sums of many gradients in one launch. With one block size for all, an H100
-            # took ten times longer for them; float8 casts were slower combined even
-            # with their own.
-            together = {
-                "combo_kernels": config.float8 == "none",
-                "combo_kernel_per_subkernel_blocks": True,
-            }
-            options = torch._inductor.list_mode_options(config.compile_mode) | together
-        redraws = COMPILER_SAVES_COMPACT and config.activation_checkpointing != "full"
-        for layer in module.layers:  # identical layers share one graph
-            for part in layer.modules():
-                if redraws and type(part) is nn.Dropout:
-                    part.__class__ = RedrawnDropout
-            layer.compile(fullgraph=True, options=options)
-    changes, key = [], dropout_key(own)
-    if (
-        config.attention_dropout is not None
-        and key
-        and getattr(own, key) != config.attention_dropout
-    ):
-        changes.append(
-            f"attention dropout {config.attention_dropout:g} instead of the model's"
-            f" {getattr(own, key):g}"
-        )
-    if module.residual_dtype == torch.bfloat16:
-        changes.append("the residual stream is in bf16")
-    if config.float8 != "none":
-        changes.append(f"linear layers compute in float8 ({config.float8})")
-    if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
-        changes.append(
-            f"gradients are synchronised in {config.parallel.gradient_dtype}"
-        )
+        _compile_layers(module, config)
+
     work = model_work(model)  # before its weights are sharded
     parallel_module = parallelise(module, module.layers, config, ranks)
     optimizer = make_optimizer(parallel_module.module, config, ranks)
@@ -267,44 +118,237 @@ def build_training(
         optimizer=optimizer,
         step=step,
         work=work,
-        recipe_changes=changes,
+        recipe_changes=_recipe_changes(config, original_config, module, ranks),
     )
+
+
+def _check_compile(config: TrainConfig, ranks: Ranks) -> None:
+    """Raise ``BadConfig`` if layers are to be compiled, but cannot be."""
+    if not config.compiled:
+        return
+    if config.attention == "fa3" and config.compile_mode == "reduce-overhead":
+        raise BadConfig(
+            "CUDA graphs need equal shapes, which attention = 'fa3' does not have",
+            next_step=(
+                "Use --set train.compile_mode=default or --set train.attention=auto"
+            ),
+        )
+    if ranks.device.type == "cuda":
+        missing = missing_for_compile("cuda")
+        if missing is not None:
+            raise BadConfig(
+                f"layers cannot be compiled: {missing}",
+                next_step="Use --set train.compile=false",
+            )
+
+
+def _compile_layers(module: MaskedLM, config: TrainConfig) -> None:
+    """Compile each layer on its own; identical layers share one graph."""
+    # It would split every layer at bucket boundaries for overlap that separate layers
+    # already have.
+    torch._dynamo.config.optimize_ddp = False
+    # Checkpointed layers hand keys and values on within a layer, which recomputation
+    # need not do again.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+    options = None
+    if config.device == "cuda":
+        # Sums of many gradients in one launch. With one block size for all, an H100
+        # took ten times longer for them; float8 casts were slower combined even with
+        # their own.
+        combined_launches = {
+            "combo_kernels": config.float8 == "none",
+            "combo_kernel_per_subkernel_blocks": True,
+        }
+        options = (
+            torch._inductor.list_mode_options(config.compile_mode) | combined_launches
+        )
+    redraws_dropout = (
+        COMPILER_SAVES_COMPACT and config.activation_checkpointing != "full"
+    )
+    for layer in module.layers:
+        for part in layer.modules():
+            if redraws_dropout and type(part) is nn.Dropout:
+                part.__class__ = RedrawnDropout
+        layer.compile(fullgraph=True, options=options)
+
+
+class RedrawnDropout(nn.Dropout):
+    """Dropout of compiled layers, which is drawn again in the backward pass.
+
+    It keeps a seed for that instead of the mask, which has a byte per element.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the input with elements zeroed in training, others scaled."""
+        if self.training and self.p:
+            input = checkpoint(functional.dropout, input, self.p, use_reentrant=False)
+        return input
+
+
+def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
+    """Set up activation checkpointing.
+
+    Raises:
+        BadConfig: If the architecture has none.
+    """
+    kind = config.activation_checkpointing
+    if kind == "none":
+        return
+    if kind == "selective" and config.compiled:
+        # Within its graphs, the compiler itself keeps the results of matmuls and
+        # recomputes cheap operations.
+        return
+    if not model.supports_gradient_checkpointing:
+        raise BadConfig(
+            "transformers has no activation checkpointing for"
+            f" {model.config.model_type!r}",
+            next_step="Use --set train.activation_checkpointing=none",
+        )
+    options: dict[str, Any] = {"use_reentrant": False}
+    if kind == "selective":
+        options["context_fn"] = functools.partial(
+            create_selective_checkpoint_contexts, _keep_costly_operations
+        )
+    model.config.use_cache = False  # only for decoders; transformers would warn
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    else:  # its earlier name
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+
+
+def _keep_costly_operations(
+    _: object, operation: Any, *_args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
+    """Return the policy of selective checkpointing for an operation."""
+    if operation in _costly_operations():
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@functools.cache
+def _costly_operations() -> frozenset[Any]:
+    """Return the matmuls and attention kernels that this version of torch has."""
+    aten = torch.ops.aten
+    operations = [
+        getattr(aten, name, None)
+        for name in (
+            "mm",
+            "addmm",
+            "bmm",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+        )
+    ]
+    operations.append(getattr(torch.ops.torch_attn, "_varlen_attn", None))
+    return frozenset(
+        operation.default for operation in operations if operation is not None
+    )
+
+
+def _recipe_changes(
+    config: TrainConfig,
+    original_config: PretrainedConfig,
+    module: MaskedLM,
+    ranks: Ranks,
+) -> list[str]:
+    """Return the settings that change the model's recipe for speed, as text."""
+    changes = []
+    key = dropout_key(original_config)
+    if config.attention_dropout is not None and key is not None:
+        original_dropout = getattr(original_config, key)
+        if config.attention_dropout != original_dropout:
+            changes.append(
+                f"attention dropout {config.attention_dropout:g} instead of the"
+                f" model's {original_dropout:g}"
+            )
+    if module.residual_dtype == torch.bfloat16:
+        changes.append("the residual stream is in bf16")
+    if config.float8 != "none":
+        changes.append(f"linear layers compute in float8 ({config.float8})")
+    gradient_dtype = config.parallel.gradient_dtype
+    if gradient_dtype != "fp32" and ranks.world_size > 1:
+        changes.append(f"gradients are synchronised in {gradient_dtype}")
+    return changes
 
 
 def model_work(model: PreTrainedModel) -> ModelWork:
-    """Return the work of a model's loss, from its unsharded matrices.
+    """Return the sizes that the FLOPs of a model's loss follow from.
 
-    All but the head's count as layers.
+    The model's matrices must not be sharded yet. All but the head's count as layers.
     """
     config = model.config
-    in_head = _weights(model_head(model))
     window = window_tokens(config)
-    kinds = (
-        getattr(config, "layer_types", None)
-        or ["full_attention"] * config.num_hidden_layers
+    layer_types = getattr(config, "layer_types", None)
+    if not layer_types:
+        layer_types = ["full_attention"] * config.num_hidden_layers
+
+    head_weights = _linear_weights(model_head(model))
+    last_layer_weights = 0
+    last_layer_narrow = (
+        FAMILIES.get(config.model_type) is not None
+        and layer_types[-1] == "full_attention"
     )
-    narrow = (
-        FAMILIES.get(config.model_type) is not None and kinds[-1] == "full_attention"
-    )
-    # Keys and values of the last layer are needed for every token.
-    predicted_only = (
-        _weights(model_layers(model)[-1:]) - 2 * config.hidden_size**2 if narrow else 0
-    )
+    if last_layer_narrow:
+        # Keys and values of the last layer are needed for every token.
+        last_layer_weights = (
+            _linear_weights(model_layers(model)[-1:]) - 2 * config.hidden_size**2
+        )
+    weights_per_predicted_token = head_weights + last_layer_weights
     return ModelWork(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        weights_per_token=_weights([model]) - in_head - predicted_only,
-        weights_per_predicted_token=in_head + predicted_only,
+        weights_per_token=_linear_weights([model]) - weights_per_predicted_token,
+        weights_per_predicted_token=weights_per_predicted_token,
         attention_width=config.hidden_size,
         reaches=tuple(
-            window if kind == "sliding_attention" else None for kind in kinds
+            window if layer_type == "sliding_attention" else None
+            for layer_type in layer_types
         ),
-        last_layer_narrow=narrow,
+        last_layer_narrow=last_layer_narrow,
     )
 
 
-def _weights(parts: Sequence[nn.Module]) -> int:
+def _linear_weights(parts: Sequence[nn.Module]) -> int:
     """Return the number of elements of all linear weights in the modules."""
-    modules = [module for part in parts for module in part.modules()]
-    return sum(
-        module.weight.numel() for module in modules if isinstance(module, nn.Linear)
-    )
+    weights = 0
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, nn.Linear):
+                weights += module.weight.numel()
+    return weights
+
+
+class GraphCounter:
+    """Counter of graphs compiled after the first steps, which cost minutes.
+
+    They are compiled for changed shapes or settings.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._expected_graphs = 0
+
+    def stepped(self) -> None:
+        """Count a training step."""
+        self._steps += 1
+        if self._steps <= WARM_UP_STEPS:
+            self._expected_graphs = _compiled_graphs()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude graphs compiled in the block, such as by an evaluation."""
+        graphs_before = _compiled_graphs()
+        yield
+        self._expected_graphs += _compiled_graphs() - graphs_before
+
+    @property
+    def recompilations(self) -> int:
+        """Number of graphs compiled after the first steps."""
+        return _compiled_graphs() - self._expected_graphs
+
+
+def _compiled_graphs() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

@@ -1,6 +1,15 @@
-"""Errors of the trainer and their exit codes, the same numbers as autotune's.
+"""Errors of the trainer, their exit codes, and the form of errors at the console.
 
-And the form of errors at the console.
+* TrainerError (70)
+  * BadConfig (3)
+  * DeviceOutOfMemory (4)
+  * DeviceMissing (5)
+  * ProfileMismatch (6)
+  * RanksLost (75)
+  * DiskTrouble (75)
+  * TrainingFailed (76)
+
+autotune uses the same exit codes. After 75, an unchanged restart resumes the run.
 """
 
 import re
@@ -14,26 +23,34 @@ HOST_OUT_OF_MEMORY = re.compile(
 
 
 def printable(text: str) -> str:
-    """Escape control and direction characters of a text, which may quote untrusted files, except line breaks."""
+    """Escape control and direction characters of a text, except line breaks.
+
+    The text may quote untrusted files, which could otherwise steer the terminal.
+    """
     return "".join(
-        (
-            c
-            if c.isprintable() or c == "\n"
-            else c.encode("unicode_escape").decode("ascii")
-        )
-        for c in text
+        character
+        if character.isprintable() or character == "\n"
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
     )
 
 
 def error_text(message: str, next_step: str, docs: str | None = None) -> str:
-    """Return an error as the console shows it, with the section of ``docs/faq.md`` that explains it, if any."""
-    return f"error: {message}\n  next: {next_step}\n" + (
-        f"  docs: {documentation_path(f'faq.md#{docs}')}\n" if docs else ""
-    )
+    """Return an error as the console shows it.
+
+    ``docs`` is the section of ``docs/faq.md`` that explains it, if any.
+    """
+    text = f"error: {message}\n  next: {next_step}\n"
+    if docs:
+        text += f"  docs: {documentation_path(f'faq.md#{docs}')}\n"
+    return text
 
 
 class TrainerError(Exception):
-    """Error that the user can act on, with a message and a next step, both safe to print."""
+    """Error that you can act on, with a message and a next step.
+
+    Both are safe to print.
+    """
 
     exit_code = 70
     docs: str | None = None
@@ -68,7 +85,7 @@ class DeviceMissing(TrainerError):
 
 
 class ProfileMismatch(TrainerError):
-    """The profile does not match the expected hash, or was tuned for a GPU with more memory."""
+    """The profile has another hash than expected, or needs more GPU memory."""
 
     exit_code = 6
     docs = "profile-mismatch"
@@ -82,10 +99,7 @@ class RanksLost(TrainerError):
 
 
 class DiskTrouble(TrainerError):
-    """A disk or file system failed, but its content may be intact.
-
-    Nothing was changed.
-    """
+    """A disk or file system failed; its content may be intact, and was not changed."""
 
     exit_code = 75
 

@@ -10,10 +10,18 @@ import torch
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
-from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans
+from trainer.data.loader import (
+    MicroBatch,
+    MicroBatchSource,
+    make_loader,
+    micro_batch_plans,
+)
 from trainer.distributed.ranks import Ranks, reshard_weights
 from trainer.model.masked_lm import MaskedLM
 from trainer.record.run_record import EvaluationRow
+
+_MAX_LOG_PERPLEXITY = 700.0
+"""Largest loss whose perplexity is a finite float."""
 
 
 def evaluate(
@@ -25,62 +33,88 @@ def evaluate(
     *,
     progressed: Callable[[], None] = lambda: None,
 ) -> EvaluationRow:
-    """Evaluate the unwrapped model on the same sequences and masks every time, for any number of ranks; collective."""
+    """Evaluate the model on the same sequences and masks every time.
+
+    The result does not depend on the number of ranks. All ranks call this function.
+
+    Args:
+        module: Model, not wrapped for its parallel strategy.
+        validation: Validation split.
+        config: Configuration of the run.
+        ranks: This process's rank and device.
+        step: Finished optimizer steps, for the row.
+        progressed: Callback before each micro-batch.
+    """
     started_s = time.perf_counter()
-    # All sequences as one optimizer step, without DataLoader workers, which take longer
-    # to start than they save.
-    rows = min(config.evaluation.max_sequences, len(validation))
-    data = config.data.model_copy(update={"num_workers": 0})
-    config = config.model_copy(
-        update={"global_batch_size": rows, "max_epochs": 1, "data": data}
-    )
+    config = _as_one_step(config, len(validation))
     plan = make_plan(config, len(validation), ranks.world_size)
-    plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
-    # This rank's loss, hits, tokens to predict, and sequences.
+    micro_batches = make_loader(
+        MicroBatchSource(validation, config, plan),
+        config,
+        micro_batch_plans(validation, config, plan, ranks.rank, steps=1),
+    )
+    # This rank's loss, correct predictions, tokens to predict, and sequences.
     sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
-    rows_at_once, empty_rows = plan.sequences_per_micro_batch * ranks.world_size, 0
+    sequences_at_once = plan.sequences_per_micro_batch * ranks.world_size
+    empty_sequences = 0
     module.eval()
-    # Not compiled either, as compilation would take longer than it saves.
+    # Compilation would take longer than it saves.
     eager = (
         torch.compiler.set_stance("force_eager")
         if config.compiled
         else contextlib.nullcontext()
     )
     with torch.no_grad(), eager:
-        for batch in make_loader(
-            MicroBatchSource(validation, config, plan), config, plans
-        ):
+        for micro_batch in micro_batches:
             progressed()
             # All ranks stop together. Lanes end one by one: all have after as many
             # empty sequences as there are lanes.
-            empty_rows = (
-                0
-                if any(ranks.all_reduce_sum(batch.non_padding_tokens))
-                else empty_rows + rows_at_once
-            )
-            if empty_rows >= plan.lanes:
-                break
-            if empty_rows:
+            if any(ranks.all_reduce_sum(micro_batch.non_padding_tokens)):
+                empty_sequences = 0
+                sums += _evaluate_micro_batch(module, micro_batch, ranks.device)
                 continue
-            loss_sum, correct = module.evaluate(batch.to(ranks.device))
-            rows = len(torch.unique(batch.starts_N // batch.ids_BS.shape[1]))
-            counts = torch.tensor(
-                [batch.predicted_tokens, rows], dtype=torch.float64
-            ).to(ranks.device)
-            sums += torch.cat(
-                [torch.stack([loss_sum.double(), correct.double()]), counts]
-            )
+            empty_sequences += sequences_at_once
+            if empty_sequences >= plan.lanes:
+                break
     reshard_weights(module)
     module.train()
     ranks.all_reduce_async(sums)()
-    loss, hits, predicted, rows_seen = sums.tolist()
-    loss /= max(1.0, predicted)
+    loss_sum, correct, predicted_tokens, sequences = sums.tolist()
+    loss = loss_sum / max(1.0, predicted_tokens)
     return EvaluationRow(
         step=step,
         loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
-        masked_accuracy=hits / max(1.0, predicted),
-        predicted_tokens=round(predicted),
-        rows=round(rows_seen),
+        perplexity=math.exp(min(loss, _MAX_LOG_PERPLEXITY)),
+        masked_accuracy=correct / max(1.0, predicted_tokens),
+        predicted_tokens=round(predicted_tokens),
+        rows=round(sequences),
         seconds=time.perf_counter() - started_s,
     )
+
+
+def _as_one_step(config: TrainConfig, samples: int) -> TrainConfig:
+    """Return a configuration that reads all sequences as one optimizer step.
+
+    It has no DataLoader workers, which take longer to start than they save.
+    """
+    data = config.data.model_copy(update={"num_workers": 0})
+    return config.model_copy(
+        update={
+            "global_batch_size": min(config.evaluation.max_sequences, samples),
+            "max_epochs": 1,
+            "data": data,
+        }
+    )
+
+
+def _evaluate_micro_batch(
+    module: MaskedLM, micro_batch: MicroBatch, device: torch.device
+) -> torch.Tensor:
+    """Return a micro-batch's part of the sums, shape (4,), on the device."""
+    loss_sum, correct = module.evaluate(micro_batch.to(device))
+    width = micro_batch.ids_BS.shape[1]
+    sequences = len(torch.unique(micro_batch.starts_N // width))
+    counts = torch.tensor(
+        [micro_batch.predicted_tokens, sequences], dtype=torch.float64
+    ).to(device)
+    return torch.cat([torch.stack([loss_sum.double(), correct.double()]), counts])

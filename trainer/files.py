@@ -1,7 +1,4 @@
-"""Crash-safe files: atomic and synced writes, whole lines, locks, and checksums.
-
-No torch here.
-"""
+"""Crash-safe files: atomic and synced writes, whole lines, locks, and checksums."""
 
 import contextlib
 import errno
@@ -19,12 +16,12 @@ from trainer.config.tables import StrictTable
 
 DISK_BLOCK_BYTES = 4096
 """Alignment of memory and file offsets for direct I/O (``O_DIRECT``) on any disk."""
-_WRITTEN_AT_ONCE_BYTES = 4 * 2**20
-_READ_AT_ONCE_BYTES = 2**20
-"""Chunk size when reading, small enough to be in the CPU cache when its checksum is
-computed."""
-_CANNOT_SYNC = (errno.EINVAL, errno.EACCES)
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_WRITE_CHUNK_BYTES = 4 * 2**20
+_READ_CHUNK_BYTES = 2**20
+"""Small enough that a chunk is still in the CPU cache when its checksum is computed."""
+_CANNOT_SYNC_ERRORS = (errno.EINVAL, errno.EACCES)
+_NO_DIRECT_IO_ERRORS = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
+_NO_LOCKS_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _POLL_S = 0.1
 
 PASSING_ERRORS = {
@@ -62,24 +59,18 @@ def write_file(
 
     ``progressed`` is called after each chunk.
     """
-    import numpy as np
-
     checksum = 0
     with path.open("wb", buffering=0) as file:
         fd = file.fileno()
         # Direct I/O bypasses the page cache, which would take memory bandwidth and a
-        # CPU core from training.
-        direct = (
-            len(content) > 0
-            and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES
-            == 0
-        )
-        for begin in range(0, len(content), _WRITTEN_AT_ONCE_BYTES):
-            chunk = content[begin : begin + _WRITTEN_AT_ONCE_BYTES]
+        # CPU core from training. It needs aligned memory and whole blocks.
+        direct = _is_aligned(content)
+        for begin in range(0, len(content), _WRITE_CHUNK_BYTES):
+            chunk = content[begin : begin + _WRITE_CHUNK_BYTES]
             checksum = crc32(chunk, checksum)
             direct = (
                 direct
-                and not len(chunk) % DISK_BLOCK_BYTES
+                and len(chunk) % DISK_BLOCK_BYTES == 0
                 and _write_directly(fd, chunk)
             )
             if not direct:
@@ -87,6 +78,16 @@ def write_file(
             progressed()
         os.fsync(fd)
     return FileEntry(name=path.name, bytes=len(content), crc32=checksum)
+
+
+def _is_aligned(content: memoryview) -> bool:
+    """Return whether memory begins at a multiple of a disk's block size."""
+    import numpy as np
+
+    if not len(content):
+        return False
+    address = np.frombuffer(content, dtype=np.uint8).ctypes.data
+    return address % DISK_BLOCK_BYTES == 0
 
 
 def _write_directly(fd: int, chunk: memoryview) -> bool:
@@ -100,7 +101,7 @@ def _write_directly(fd: int, chunk: memoryview) -> bool:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
         written = os.write(fd, chunk)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT):
+        if error.errno not in _NO_DIRECT_IO_ERRORS:
             raise
         written = 0
     finally:
@@ -110,17 +111,18 @@ def _write_directly(fd: int, chunk: memoryview) -> bool:
     return written == len(chunk)
 
 
-def _write_all(fd: int, chunk: memoryview) -> None:
-    done = 0
-    while done < len(chunk):
-        done += os.write(fd, chunk[done:])
+def _write_all(fd: int, content: memoryview) -> None:
+    written = 0
+    while written < len(content):
+        written += os.write(fd, content[written:])
 
 
 def check_file(path: Path, entry: FileEntry) -> None:
     """Compare a file with its entry.
 
     Raises:
-        CorruptFile: If it differs, ``OSError`` if it cannot be read.
+        CorruptFile: If it differs.
+        OSError: If it cannot be read.
     """
     status = path.stat(follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
@@ -131,7 +133,7 @@ def check_file(path: Path, entry: FileEntry) -> None:
         )
     checksum = 0
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_READ_AT_ONCE_BYTES):
+        while chunk := file.read(_READ_CHUNK_BYTES):
             checksum = crc32(chunk, checksum)
     if checksum != entry.crc32:
         raise CorruptFile(f"{path} was modified: its checksum does not match")
@@ -149,14 +151,14 @@ def sync(path: Path) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        if error.errno not in _CANNOT_SYNC:
+        if error.errno not in _CANNOT_SYNC_ERRORS:
             raise
 
 
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write a file so that readers see the old or the new content, never a part.
 
-    ``durable`` waits for the disk.
+    With ``durable``, the content is on disk when this function returns.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -175,20 +177,20 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Append all or nothing, so that a full disk leaves no partial line.
 
-    ``durable`` waits for the disk.
+    With ``durable``, the content is on disk when this function returns.
     """
     with path.open("ab", buffering=0) as file:
         fd = file.fileno()
-        before = os.fstat(fd).st_size
+        size_before_bytes = os.fstat(fd).st_size
         try:
             _write_all(fd, memoryview(content))
         except OSError:
             with contextlib.suppress(OSError):  # a device has no length
-                os.ftruncate(fd, before)
+                os.ftruncate(fd, size_before_bytes)
             raise
         if durable:
             os.fsync(fd)
-    if durable and not before:
+    if durable and size_before_bytes == 0:
         sync(path.parent)
 
 
@@ -197,13 +199,23 @@ def open_locked(
 ) -> int | None:
     """Open a file, creating it if needed, and lock it until the descriptor is closed.
 
-    The kernel releases the lock when the process ends, even if it is killed. Without
-    ``needed``, a file system without locks returns None. Raises ``LockHeld`` if another
-    process holds the lock for ``timeout_s``, otherwise ``OSError``.
+    The kernel releases the lock when the process ends, even if it is killed.
+
+    Args:
+        path: Lock file; a symbolic link is an error.
+        timeout_s: Longest wait for another process, in seconds.
+        needed: If false, a file system without locks is no error.
+
+    Returns:
+        The file descriptor, or None if the file system has no locks.
+
+    Raises:
+        LockHeld: If another process holds the lock for ``timeout_s``.
+        OSError: If the file cannot be opened or locked.
     """
-    with contextlib.ExitStack() as undone:
+    with contextlib.ExitStack() as on_error:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        undone.callback(os.close, fd)
+        on_error.callback(os.close, fd)
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -213,11 +225,11 @@ def open_locked(
                     raise LockHeld(str(path)) from error
                 time.sleep(_POLL_S)
             except OSError as error:
-                if needed or error.errno not in _NO_LOCKS:
+                if needed or error.errno not in _NO_LOCKS_ERRORS:
                     raise
                 return None
             else:
-                undone.pop_all()
+                on_error.pop_all()
                 return fd
 
 

@@ -532,7 +532,7 @@ class _Run:
 
     def _evaluate(self) -> None:
         """Evaluate the model, and record the result and its duration."""
-        with self._graphs.elsewhere():
+        with self._graphs.paused():
             row = evaluate(
                 self._training.module,
                 self._validation,

@@ -1,1 +1,7 @@
-"""Settings of a run: their schema, presets, and how profile, command line and environment combine. No torch."""
+"""Settings of a run: their schema, the built-in models, and where values come from.
+
+``train_config.TrainConfig`` declares every setting with its default and meaning; begin
+reading there. ``resolve.resolve`` combines a profile with the command line and the
+environment, ``presets.model_settings`` finds a model by name or file, and
+``tables`` reads and validates any TOML or JSON file. No torch here.
+"""

@@ -1,4 +1,4 @@
-"""Model shapes by name or file.
+"""Model shapes, by name or from a file.
 
 A shape is a transformers config without the vocabulary, which depends on the dataset.
 
@@ -26,28 +26,39 @@ _MODERNBERT: dict[str, Any] = {
     "model_type": "modernbert",
     "max_position_embeddings": 8192,
 }
-_SIZES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "intermediate_size",
-)
 
 
-def _shape(family: dict[str, Any], *sizes: int) -> dict[str, Any]:
-    return family | dict(zip(_SIZES, sizes, strict=True))
+def _shape(
+    family: dict[str, Any],
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    intermediate: int,
+) -> dict[str, Any]:
+    return family | {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+    }
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "bert-mini": _shape(_BERT, 4, 256, 4, 1024),  # small enough for a laptop's CPU
-    "bert-small": _shape(_BERT, 6, 512, 8, 2048),  # slow on a CPU
-    "bert-120m": _shape(_BERT, 12, 768, 12, 3072),
-    "bert-350m": _shape(_BERT, 24, 1024, 16, 4096),
-    "modernbert-base": _shape(_MODERNBERT, 22, 768, 12, 1152),
-    "modernbert-large": _shape(_MODERNBERT, 28, 1024, 16, 2624),
+    # Small enough for a laptop's CPU.
+    "bert-mini": _shape(_BERT, layers=4, hidden=256, heads=4, intermediate=1024),
+    # Slow on a CPU.
+    "bert-small": _shape(_BERT, layers=6, hidden=512, heads=8, intermediate=2048),
+    "bert-120m": _shape(_BERT, layers=12, hidden=768, heads=12, intermediate=3072),
+    "bert-350m": _shape(_BERT, layers=24, hidden=1024, heads=16, intermediate=4096),
+    "modernbert-base": _shape(
+        _MODERNBERT, layers=22, hidden=768, heads=12, intermediate=1152
+    ),
+    "modernbert-large": _shape(
+        _MODERNBERT, layers=28, hidden=1024, heads=16, intermediate=2624
+    ),
 }
 
-# Set by the dataset, specific to a saved copy, or naming custom code.
 _NOT_SHAPE = {
     "architectures",
     "auto_map",
@@ -64,6 +75,8 @@ _NOT_SHAPE = {
     "unk_token_id",
     "vocab_size",
 }
+"""Keys that are no part of a shape: the dataset sets them, they are specific to a saved
+copy, or they name custom code."""
 
 
 def model_settings(name: str) -> ModelSettings:
@@ -74,40 +87,62 @@ def model_settings(name: str) -> ModelSettings:
     """
     if name in PRESETS:
         return ModelSettings(name=name, config=PRESETS[name])
-    path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
     if path.suffix != ".json":
-        match = nearest(name, list(PRESETS))
-        hint = f"Did you mean {match!r}? " if match else ""
-        next_step = (
-            f"{hint}Built-in models: {', '.join(PRESETS)}; or pass the config.json of a"
-            " masked-LM model."
-        )
-        raise BadConfig(f"unknown model {name!r}", next_step=next_step)
-    raw = read_json(path, max_bytes=2**20)
-    if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
-        raise BadConfig(
-            f"{path} is not a transformers config: no model_type",
-            next_step="Pass a config.json.",
-        )
-    if "auto_map" in raw:
-        next_step = (
-            "Remove auto_map if transformers itself has this architecture; otherwise"
-            " choose another model."
-        )
-        raise BadConfig(
-            f"{path} requires custom code (auto_map), which is not supported",
-            next_step=next_step,
-        )
-    shape = {
-        key: value
-        for key, value in raw.items()
-        if key not in _NOT_SHAPE and not key.startswith("_")
-    }
-    given = path.parent.resolve().name if path.name == "config.json" else path.stem
+        raise _unknown_model(name)
+    shape = _read_shape(path)
     settings = {
-        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", given).strip("-._")[:128] or "model",
+        "name": _model_name(path),
         "config": {key: value for key, value in shape.items() if value is not None},
         # TOML has no null, and a null may differ from the type's default.
         "null_keys": sorted(key for key, value in shape.items() if value is None),
     }
     return parse_table(ModelSettings, settings, where=str(path))
+
+
+def _unknown_model(name: str) -> BadConfig:
+    next_step = (
+        f"Built-in models: {', '.join(PRESETS)}; or pass the config.json of a masked-LM"
+        " model."
+    )
+    match = nearest(name, list(PRESETS))
+    if match is not None:
+        next_step = f"Did you mean {match!r}? {next_step}"
+    return BadConfig(f"unknown model {name!r}", next_step=next_step)
+
+
+def _read_shape(path: Path) -> dict[str, Any]:
+    """Read the shape in a transformers config.
+
+    Raises:
+        BadConfig: If the file is no such config, or requires custom code.
+    """
+    config = read_json(path, max_bytes=2**20)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise BadConfig(
+            f"{path} is not a transformers config: no model_type",
+            next_step="Pass a config.json.",
+        )
+    if "auto_map" in config:
+        raise BadConfig(
+            f"{path} requires custom code (auto_map), which is not supported",
+            next_step=(
+                "Remove auto_map if transformers itself has this architecture;"
+                " otherwise choose another model."
+            ),
+        )
+    return {
+        key: value
+        for key, value in config.items()
+        if key not in _NOT_SHAPE and not key.startswith("_")
+    }
+
+
+def _model_name(path: Path) -> str:
+    """Return the name of the model in a file, with the characters of file names."""
+    name = path.stem
+    if path.name == "config.json":
+        name = path.parent.resolve().name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:128] or "model"

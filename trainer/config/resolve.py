@@ -28,6 +28,11 @@ from trainer.errors import BadConfig, ProfileMismatch
 _WRITE_ONE = (
     "Name an existing profile, or write one: autotune tune --model MODEL --data DIR"
 )
+_COMPILERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "cpu": ("CXX", ("g++", "c++", "clang++")),
+    "cuda": ("CC", ("gcc", "cc", "clang")),
+}
+"""Environment variable that names the compiler, and names to search, by device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,33 +56,31 @@ class ResolvedConfig:
 
 
 def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
-    """Read a profile with a ``table``, ``subject`` for your own training code.
+    """Read a profile that has a ``table``: ``subject`` for your own training code.
 
     Raises:
-        BadConfig: If it is invalid.
+        BadConfig: If the file is no such profile, or of another schema version.
     """
     tables = read_toml(path, if_missing=_WRITE_ONE)
-    if (version := tables.get("schema_version")) != PROFILE_SCHEMA_VERSION:
-        what = (
-            f"{path} has schema version {version!r}; this program reads version"
-            f" {PROFILE_SCHEMA_VERSION}"
-        )
-        raise BadConfig(what, next_step=_WRITE_ONE)
-    reject_infinite(tables, str(path))
-    if not isinstance(tables.get(table), dict):
-        if "subject" in tables:
-            what = (
-                f"{path} is a profile of your own training code, not one of this"
-                " project's trainer"
-            )
-            raise BadConfig(
-                what,
-                next_step=f"Use its values in your code: autotune profile show {path}",
-            )
+    version = tables.get("schema_version")
+    if version != PROFILE_SCHEMA_VERSION:
         raise BadConfig(
-            f"{path} is not a profile: it has no [{table}] table", next_step=_WRITE_ONE
+            f"{path} has schema version {version!r}; this program reads version"
+            f" {PROFILE_SCHEMA_VERSION}",
+            next_step=_WRITE_ONE,
         )
-    return tables
+    reject_infinite(tables, str(path))
+    if isinstance(tables.get(table), dict):
+        return tables
+    if "subject" in tables:
+        raise BadConfig(
+            f"{path} is a profile of your own training code, not one of this project's"
+            " trainer",
+            next_step=f"Use its values in your code: autotune profile show {path}",
+        )
+    raise BadConfig(
+        f"{path} is not a profile: it has no [{table}] table", next_step=_WRITE_ONE
+    )
 
 
 def resolve(
@@ -90,70 +93,54 @@ def resolve(
 ) -> ResolvedConfig:
     """Combine a profile with the command line and the environment.
 
-    ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for
-    strings; ``expect_sha256`` is the ``profile_sha256`` that the file must have. Raise
-    ``BadConfig`` if the file, a value or an assignment is invalid, or no dataset is
-    named, ``ProfileMismatch`` if the file's hash is not ``expect_sha256``.
+    Args:
+        profile: Path of the profile.
+        assignments: ``train.key=value`` texts, with TOML values, or bare words for
+            strings.
+        data: Dataset directory from the command line.
+        environment: Environment variables.
+        expect_sha256: ``profile_sha256`` that the file must have; None accepts any.
+
+    Raises:
+        BadConfig: If the file, a value or an assignment is invalid, or no dataset is
+            named.
+        ProfileMismatch: If the file's hash is not ``expect_sha256``.
     """
     tables = read_profile_tables(profile)
-    said = profile_sha256(tables)  # before assignments change the tables
-    if expect_sha256 not in (None, said):
-        what = (
-            f"{profile} was modified: its SHA-256 is {said[:12]}…, expected"
-            f" {expect_sha256[:12]}…"
+    found_sha256 = profile_sha256(tables)  # before assignments change the tables
+    if expect_sha256 is not None and expect_sha256 != found_sha256:
+        raise ProfileMismatch(
+            f"{profile} was modified: its SHA-256 is {found_sha256[:12]}…, expected"
+            f" {expect_sha256[:12]}…",
+            next_step=(
+                "Undo the change; or review it, and start again after: autotune"
+                f" profile approve {profile}"
+            ),
+            docs="profile-modified",
         )
-        next_step = (
-            "Undo the change; or review it, and start again after: autotune profile"
-            f" approve {profile}"
-        )
-        raise ProfileMismatch(what, next_step=next_step, docs="profile-modified")
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(dotted(train, "train."), "profile")
     for assignment in assignments:
         sources[_assign(train, assignment)] = "command line"
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
-    data_dir, sources["train.data.path"] = find_data(profile, config, data, environment)
-    sources = (
-        dict.fromkeys(dotted(config.model_dump(mode="json"), "train."), "default")
-        | sources
-    )
-    found = tables.get("fingerprint")
+    data_dir, data_source = find_data(profile, config, data, environment)
+    sources["train.data.path"] = data_source
+    all_keys = dotted(config.model_dump(mode="json"), "train.")
+    fingerprint = tables.get("fingerprint")
     return ResolvedConfig(
         config=config,
-        sources=sources,
+        sources=dict.fromkeys(all_keys, "default") | sources,
         data_dir=data_dir,
-        profile_sha256=said,
-        fingerprint=found if isinstance(found, dict) else {},
-    )
-
-
-def missing_for_compile(device: str) -> str | None:
-    """Return what ``torch.compile`` lacks on this machine, as text; None if nothing."""
-    compilers = ("g++", "c++", "clang++") if device == "cpu" else ("gcc", "cc", "clang")
-    if device == "cuda" and importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    # Triton and Inductor compile the launchers of kernels.
-    found = os.environ.get("CXX" if device == "cpu" else "CC") or next(
-        filter(shutil.which, compilers), None
-    )
-    return None if found else f"no compiler found ({', '.join(compilers)})"
-
-
-def with_compile(resolved: ResolvedConfig) -> tuple[ResolvedConfig, str | None]:
-    """Decide whether a GPU's layers are compiled where you set nothing, with the reason if they are not."""
-    config = resolved.config
-    if config.compile is not None or config.device != "cuda":
-        return resolved, None
-    missing = missing_for_compile("cuda")
-    config = config.model_copy(update={"compile": missing is None})
-    return (
-        replace(resolved, config=config),
-        missing and f"layers are not compiled, and slower: {missing}",
+        profile_sha256=found_sha256,
+        fingerprint=fingerprint if isinstance(fingerprint, dict) else {},
     )
 
 
 def profile_sha256(tables: dict[str, Any]) -> str:
-    """Return the hash of a profile's tables, without comments, by which a run record identifies its profile."""
+    """Return the hash of a profile's tables, without comments.
+
+    A run record identifies its profile by this hash.
+    """
     # TOML dates become text, so that a profile has a canonical JSON form.
     return canonical_sha256(json.loads(json.dumps(tables, default=str)))
 
@@ -164,7 +151,13 @@ def find_data(
     data: Path | None,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[Path, str]:
-    """Return the dataset's directory and source: ``data``, else AUTOTUNE_DATA, else the profile; else ``BadConfig``."""
+    """Return the dataset's directory, and the source that names it.
+
+    ``data`` of the command line comes first, then AUTOTUNE_DATA, then the profile.
+
+    Raises:
+        BadConfig: If none of them names a dataset.
+    """
     if data is not None:
         return data, "command line"
     if environment.get("AUTOTUNE_DATA"):
@@ -176,32 +169,64 @@ def find_data(
     )
 
 
-def _assign(train: dict[str, Any], text: str) -> str:
+def _assign(train: dict[str, Any], assignment: str) -> str:
     """Set a ``train.key=value`` assignment in the table and return its dotted key."""
-    name, equals, raw = text.partition("=")
+    name, equals, value_text = assignment.partition("=")
     dotted_key = name.strip()
-    *tables, key = dotted_key.split(".")
-    if not equals or tables[:1] != ["train"]:
+    *table_names, key = dotted_key.split(".")
+    if not equals or table_names[:1] != ["train"]:
         raise BadConfig(
-            f"--set {text!r} does not match train.KEY=VALUE",
+            f"--set {assignment!r} does not match train.KEY=VALUE",
             next_step="Example: --set train.max_steps=30",
         )
-    try:
-        value: object = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = raw
     table = train
-    for part in tables[1:]:
-        table = table.setdefault(part, {})
+    for table_name in table_names[1:]:
+        table = table.setdefault(table_name, {})
         if not isinstance(table, dict):
             raise BadConfig(
-                f"--set {dotted_key}: {part!r} is not a table",
+                f"--set {dotted_key}: {table_name!r} is not a table",
                 next_step="Check the key.",
             )
-    # TOML and transformers distinguish 1 from 1.0; users at a prompt do not.
-    table[key] = (
-        float(value)
-        if type(value) is int and isinstance(table.get(key), float)
-        else value
-    )
+    value = _parse_value(value_text)
+    if type(value) is int and isinstance(table.get(key), float):
+        # TOML and transformers distinguish 1 from 1.0; users at a prompt do not.
+        value = float(value)
+    table[key] = value
     return dotted_key
+
+
+def _parse_value(text: str) -> object:
+    """Parse a TOML value; any other text is a string."""
+    try:
+        value: object = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value
+
+
+def with_compile(resolved: ResolvedConfig) -> tuple[ResolvedConfig, str | None]:
+    """Decide whether to compile a GPU's layers, unless you decided.
+
+    Returns:
+        The configuration, and the reason why layers are not compiled, None otherwise.
+    """
+    config = resolved.config
+    if config.compile is not None or config.device != "cuda":
+        return resolved, None
+    missing = missing_for_compile("cuda")
+    config = config.model_copy(update={"compile": missing is None})
+    resolved = replace(resolved, config=config)
+    if missing is None:
+        return resolved, None
+    return resolved, f"layers are not compiled, and slower: {missing}"
+
+
+def missing_for_compile(device: str) -> str | None:
+    """Return what ``torch.compile`` lacks on this machine, as text; None if nothing."""
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    # Triton and Inductor compile the launchers of kernels.
+    variable, compilers = _COMPILERS[device]
+    if os.environ.get(variable) or any(map(shutil.which, compilers)):
+        return None
+    return f"no compiler found ({', '.join(compilers)})"

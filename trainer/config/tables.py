@@ -1,26 +1,28 @@
-"""Validation of TOML and JSON: bounded reading, strict tables, errors that suggest the nearest valid key.
+"""Strict reading of TOML and JSON files.
 
 Files may come from untrusted sources, so their size and nesting are checked before
-their content.
+their content. Errors name the wrong key and suggest the nearest valid one.
 """
 
 import difflib
 import hashlib
-import itertools
 import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from trainer.errors import BadConfig
 
 MAX_DEPTH = 32
 CHECK_PATH = "Check the path."
+_MAX_TOML_BYTES = 2**20
+_MAX_SHOWN_CHARACTERS = 80
 
 
 class StrictTable(BaseModel):
@@ -35,13 +37,21 @@ TableT = TypeVar("TableT", bound=StrictTable)
 
 
 def read_toml(path: Path, *, if_missing: str = CHECK_PATH) -> dict[str, Any]:
-    """Read TOML.
+    """Read a TOML file.
 
     Raises:
         BadConfig: If it is invalid, too large or deep, or missing, with next step
             ``if_missing``.
     """
-    return dict(_read(path, 2**20, if_missing, "TOML", tomllib.loads))
+    return dict(
+        _read(
+            path,
+            kind="TOML",
+            parse=tomllib.loads,
+            max_bytes=_MAX_TOML_BYTES,
+            if_missing=if_missing,
+        )
+    )
 
 
 def read_json(path: Path, *, max_bytes: int = 64 * 2**20) -> Any:
@@ -50,23 +60,188 @@ def read_json(path: Path, *, max_bytes: int = 64 * 2**20) -> Any:
     Raises:
         BadConfig: If it is missing, too large, too deep, or not JSON.
     """
-    return _read(path, max_bytes, CHECK_PATH, "JSON", json.loads)
+    return _read(
+        path,
+        kind="JSON",
+        parse=json.loads,
+        max_bytes=max_bytes,
+        if_missing=CHECK_PATH,
+    )
+
+
+def _read(
+    path: Path,
+    *,
+    kind: str,
+    parse: Callable[[str], Any],
+    max_bytes: int,
+    if_missing: str,
+) -> Any:
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        if isinstance(error, FileNotFoundError):
+            message = f"{path} not found"
+        next_step = _suggest_path(path) or if_missing
+        raise BadConfig(message, next_step=next_step) from error
+    if len(content) > max_bytes:
+        raise BadConfig(
+            f"{path} exceeds the limit of {max_bytes:,} bytes", next_step=CHECK_PATH
+        )
+    try:
+        value = parse(content.decode())
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path} is not UTF-8 text", next_step=CHECK_PATH) from error
+    # Invalid syntax, or a number of too many digits.
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(
+            f"{path} is not valid {kind}: {error}", next_step="Correct the file there."
+        ) from error
+    if _is_too_deep(value):
+        raise BadConfig(
+            f"{path} exceeds the limit of {MAX_DEPTH} nested levels",
+            next_step=CHECK_PATH,
+        )
+    return value
+
+
+def _is_too_deep(value: object) -> bool:
+    """Return whether tables and lists are nested deeper than ``MAX_DEPTH``.
+
+    Level by level, as recursion could exceed Python's own limit.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        next_level: list[object] = []
+        for part in level:
+            if isinstance(part, dict):
+                next_level.extend(part.values())
+            elif isinstance(part, list):
+                next_level.extend(part)
+        level = next_level
+    return bool(level)
+
+
+def _suggest_path(path: Path) -> str | None:
+    """Return a suggestion of the file beside it with the closest name, or None."""
+    try:
+        names = [
+            beside.name
+            for beside in path.parent.iterdir()
+            if beside.suffix == path.suffix
+        ]
+    except OSError:
+        return None
+    closest = nearest(path.name, sorted(names))
+    if closest is None or closest == path.name:
+        return None
+    return f"Did you mean {path.parent / closest}?"
 
 
 def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
     """Validate data, called ``where`` in messages, into a table.
 
-    Raise ``BadConfig`` with the first wrong key.
+    Raises:
+        BadConfig: If it is invalid, with the first wrong key.
     """
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        message, next_step = _explain(kind, error)
+        # A misspelt key explains the missing one that it stands for, so it comes first.
+        problem = min(
+            error.errors(), key=lambda problem: problem["type"] != "extra_forbidden"
+        )
+        message, next_step = _explain(kind, problem)
         raise BadConfig(f"{where}: {message}", next_step=next_step) from error
 
 
+def _explain(kind: type[StrictTable], problem: ErrorDetails) -> tuple[str, str]:
+    """Return the message and next step for a problem that pydantic found."""
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key!r}", _suggest_key(kind, problem["loc"])
+    if problem["type"] == "missing":
+        return f"missing key {key!r}", f"Add {key!r}."
+    message = problem["msg"].removeprefix("Value error, ")
+    if not key:  # settings that cannot be used together; the message names them
+        return message, "Change one of these settings."
+    shown = repr(problem["input"])
+    if len(shown) > _MAX_SHOWN_CHARACTERS:
+        shown = shown[: _MAX_SHOWN_CHARACTERS - 3] + "..."
+    next_step = f"Correct {key!r}."
+    if isinstance(problem["input"], str) and problem["type"] == "list_type":
+        next_step = f"Did you mean [{shown}]?"
+    elif problem["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        match = nearest(str(problem["input"]), choices)
+        if match is not None:
+            next_step = f"Did you mean {match!r}?"
+    return f"{key} = {shown}: {message}", next_step
+
+
+def _suggest_key(kind: type[StrictTable], location: tuple[int | str, ...]) -> str:
+    """Return a suggestion for the unknown key at a location."""
+    name = str(location[-1])
+    tables = [part for part in location[:-1] if isinstance(part, str)]
+    known_keys = _keys_of(kind, tables)
+    match = nearest(name, known_keys)
+    if match is not None:
+        return f"Did you mean {match!r}?"
+    closest = difflib.get_close_matches(name, known_keys, n=3, cutoff=0)
+    return f"The closest of {len(known_keys)} known keys: {', '.join(closest)}."
+
+
+def _keys_of(kind: type[StrictTable], path: Iterable[str]) -> list[str]:
+    """Return the keys of the table at a path of keys, sorted; none if unknown."""
+    table: type[BaseModel] | None = kind
+    for name in path:
+        field = table.model_fields.get(name) if table else None
+        table = _table_type(field.annotation) if field else None
+    return sorted(table.model_fields) if table else []
+
+
+def _table_type(annotation: object) -> type[BaseModel] | None:
+    """Return the table inside an annotation such as ``Table | None``, or None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in get_args(annotation):
+        table = _table_type(argument)
+        if table is not None:
+            return table
+    return None
+
+
+def nearest(name: str, known: list[str]) -> str | None:
+    """Return the known name closest to a misspelt one, or None if none is close."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def reject_infinite(value: object, where: str) -> None:
+    """Raise ``BadConfig`` for a number in a value that is not finite.
+
+    Such a number can be neither hashed nor shown.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadConfig(
+            f"{where} = {value}: the number must be finite",
+            next_step="Measure it again, or correct it.",
+        )
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)
+    # The file's name, then a dotted key.
+    separator = "." if ": " in where else ": "
+    for key, part in parts:
+        reject_infinite(part, f"{where}{separator}{key}")
+
+
 def canonical_json(value: object) -> bytes:
-    """Return the canonical form of a JSON value for hashing: sorted keys, no spaces, UTF-8."""
+    """Return the form of a JSON value to be hashed: sorted keys, no spaces, UTF-8."""
     return json.dumps(
         value,
         sort_keys=True,
@@ -76,142 +251,9 @@ def canonical_json(value: object) -> bytes:
     ).encode()
 
 
-def reject_infinite(value: object, where: str) -> None:
-    """Raise ``BadConfig`` for a number that is not finite, as it cannot be hashed or shown."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadConfig(
-            f"{where} = {value}: the number must be finite",
-            next_step="Measure it again, or correct it.",
-        )
-    parts = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    for key, part in parts:
-        reject_infinite(
-            part, f"{where}: {key}" if ": " not in where else f"{where}.{key}"
-        )
-
-
 def canonical_sha256(value: object) -> str:
     """Return the SHA-256, in hexadecimal, of the canonical JSON of a value."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
-
-
-def nearest(name: str, known: list[str]) -> str | None:
-    """Return the known name closest to a misspelt one, or None if none is close."""
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), None)
-
-
-def _read(
-    path: Path, max_bytes: int, if_missing: str, kind: str, parse: Callable[[str], Any]
-) -> Any:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(max_bytes + 1)
-    except OSError as error:
-        what = (
-            f"{path} not found"
-            if isinstance(error, FileNotFoundError)
-            else f"cannot read {path}: {error.strerror}"
-        )
-        raise BadConfig(what, next_step=_close_to(path) or if_missing) from error
-    if len(raw) > max_bytes:
-        raise BadConfig(
-            f"{path} exceeds the limit of {max_bytes:,} bytes", next_step=CHECK_PATH
-        )
-    try:
-        value = parse(raw.decode())
-    except UnicodeDecodeError as error:
-        raise BadConfig(f"{path} is not UTF-8 text", next_step=CHECK_PATH) from error
-    # Invalid syntax, or a number of too many digits.
-    except (ValueError, RecursionError) as error:
-        raise BadConfig(
-            f"{path} is not valid {kind}: {error}", next_step="Correct the file there."
-        ) from error
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        tables = (
-            one.values() if isinstance(one, dict) else one
-            for one in level
-            if isinstance(one, dict | list)
-        )
-        level = list(itertools.chain.from_iterable(tables))
-    if level:
-        raise BadConfig(
-            f"{path} exceeds the limit of {MAX_DEPTH} nested levels",
-            next_step=CHECK_PATH,
-        )
-    return value
-
-
-def _close_to(path: Path) -> str | None:
-    """Return a suggestion of the file beside it with the closest name, or None."""
-    try:
-        beside = sorted(
-            one.name for one in path.parent.iterdir() if one.suffix == path.suffix
-        )
-    except OSError:
-        return None
-    close = nearest(path.name, beside)
-    return (
-        None if close in (None, path.name) else f"Did you mean {path.parent / close}?"
-    )
-
-
-def _explain(kind: type[StrictTable], error: ValidationError) -> tuple[str, str]:
-    """Return the message and next step for the first problem, unknown keys before all others."""
-    problem = min(
-        error.errors(), key=lambda problem: problem["type"] != "extra_forbidden"
-    )
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        name = str(problem["loc"][-1])
-        known = _keys_at(
-            kind, [part for part in problem["loc"][:-1] if isinstance(part, str)]
-        )
-        match = nearest(name, known)
-        closest = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0))
-        hint = (
-            f"Did you mean {match!r}?"
-            if match
-            else f"The closest of {len(known)} known keys: {closest}."
-        )
-        return f"unknown key {key!r}", hint
-    if problem["type"] == "missing":
-        return f"missing key {key!r}", f"Add {key!r}."
-    message = problem["msg"].removeprefix("Value error, ")
-    if not key:  # settings that cannot be used together; the message names them
-        return message, "Change one of these settings."
-    shown = repr(problem["input"])
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    hint = f"Correct {key!r}."
-    if isinstance(problem["input"], str) and problem["type"] == "list_type":
-        hint = f"Did you mean [{shown}]?"
-    elif problem["type"] == "literal_error":
-        match = nearest(
-            str(problem["input"]), re.findall(r"'([^']*)'", problem["ctx"]["expected"])
-        )
-        hint = f"Did you mean {match!r}?" if match else hint
-    return f"{key} = {shown}: {message}", hint
-
-
-def _keys_at(kind: type[StrictTable], path: list[str]) -> list[str]:
-    table: type[BaseModel] | None = kind
-    for part in path:
-        field = table.model_fields.get(part) if table else None
-        table = _table_in(field.annotation) if field else None
-    return sorted(table.model_fields) if table else []
-
-
-def _table_in(annotation: object) -> type[BaseModel] | None:
-    """Return the table type inside an annotation such as ``Table | None`` or ``list[Table]``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(_table_in, get_args(annotation))), None)
 
 
 def flat_table(
@@ -221,12 +263,13 @@ def flat_table(
 
     Tables called ``whole`` are one value.
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in table.items():
+        key = f"{prefix}{name}"
         if depth > MAX_DEPTH:  # only an untrusted trial log is nested so deep
-            found[f"{prefix}{name}"] = "nested too deep"
+            flat[key] = "nested too deep"
         elif isinstance(value, dict) and value and name != whole:
-            found |= flat_table(value, f"{prefix}{name}.", whole=whole, depth=depth + 1)
+            flat |= flat_table(value, f"{key}.", whole=whole, depth=depth + 1)
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            flat[key] = value
+    return flat

@@ -38,6 +38,7 @@ class Tag(enum.Enum):
     PROBED = enum.auto()
     """Settings that the largest micro-batch size depends on."""
     LOADER = enum.auto()
+    """Settings of the DataLoader."""
 
 
 class ModelSettings(StrictTable):
@@ -54,7 +55,7 @@ class ModelSettings(StrictTable):
 
     @field_validator("config")
     @classmethod
-    def _names_its_type(cls, config: dict[str, Any]) -> dict[str, Any]:
+    def _require_model_type(cls, config: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(config.get("model_type"), str):
             raise ValueError("requires a model_type, such as 'bert'")
         return config
@@ -110,7 +111,7 @@ class ParallelSettings(StrictTable):
 
 
 class EvaluationSettings(StrictTable):
-    """Evaluation on the validation split, with the same sequences and masks every time."""
+    """Evaluation on the validation split: always the same sequences and masks."""
 
     interval_steps: Positive | None = None
     """Optimizer steps between evaluations during training; the final model is always
@@ -313,16 +314,15 @@ class TrainConfig(StrictTable):
     @classmethod
     def _reject_fp16(cls, value: object) -> object:
         if value == "fp16":
-            use = "use bf16 on Ampere and newer GPUs, fp32 elsewhere"
             raise ValueError(
                 "fp16 is not supported, as its gradients overflow without loss"
-                f" scaling; {use}"
+                " scaling; use bf16 on Ampere and newer GPUs, fp32 elsewhere"
             )
         return value
 
     @model_validator(mode="after")
-    def _settings_go_together(self) -> "TrainConfig":
-        parallel, sharded = self.parallel, self.parallel.strategy == "fsdp2"
+    def _reject_conflicts(self) -> "TrainConfig":
+        sharded = self.parallel.strategy == "fsdp2"
         if (
             self.global_batch_tokens is not None
             and self.global_batch_samples is not None
@@ -330,11 +330,11 @@ class TrainConfig(StrictTable):
             raise ValueError(
                 "global_batch_tokens cannot be used with global_batch_samples"
             )
-        if parallel.shard_ranks is not None and not sharded:
+        if self.parallel.shard_ranks is not None and not sharded:
             raise ValueError(
                 "parallel.shard_ranks requires parallel.strategy = 'fsdp2'"
             )
-        if parallel.static_graph and sharded:
+        if self.parallel.static_graph and sharded:
             raise ValueError(
                 "parallel.static_graph cannot be used with parallel.strategy = 'fsdp2'"
             )
@@ -356,11 +356,12 @@ class BatchSplit(StrictTable):
 
     @property
     def sequences_per_micro_batch(self) -> int:
-        """Sequences per micro-batch after an even split, at most the configured micro-batch size."""
-        return -(
-            -self.global_batch_size
-            // (self.world_size * self.gradient_accumulation_steps)
-        )
+        """Sequences per micro-batch after an even split, rounded up.
+
+        At most the configured micro-batch size.
+        """
+        micro_batches = self.world_size * self.gradient_accumulation_steps
+        return -(-self.global_batch_size // micro_batches)
 
 
 def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:
@@ -371,7 +372,7 @@ def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:
 def tagged(table: type[StrictTable], tag: Tag) -> tuple[str, ...]:
     """Return the names of a group of settings, in the order of their declaration."""
     return tuple(
-        name for name, known in table.model_fields.items() if tag in known.metadata
+        name for name, field in table.model_fields.items() if tag in field.metadata
     )
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistStoreError, TCPStore
 
-from trainer.__main__ import publish_failure, read_failure
 from trainer.distributed.ranks import is_lost_rank_error
+from trainer.failure_notes import publish_failure, read_failure
 from trainer.health.failures import explain, out_of_memory
 
 MIB = 2**20

@@ -423,7 +423,7 @@ def test_a_graph_compiled_after_the_first_steps_is_counted_unless_it_is_none_of_
     for _ in range(5):
         counter.stepped()
     function = torch.compile(lambda x: x * 2 + 1, backend="eager")
-    with counter.elsewhere():
+    with counter.paused():
         function(torch.ones(3))
     assert counter.recompilations == 0
     torch.compile(lambda x: x * 3 + 1, backend="eager")(torch.ones(3))
