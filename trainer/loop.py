@@ -411,7 +411,7 @@ class _Run:
         # requests of ranks.
         decision = self._controller.check(wait_for_all=True)
         if not self._handle_trouble(decision) and decision.stop_reason is None:
-            self._write_metrics(all_of_them=True)
+            self._write_metrics(wait_for_all=True)
             self._save()
         return decision.stop_reason
 
@@ -442,7 +442,7 @@ class _Run:
         self._controller.roll_back(good.health, at_step=at_step, to_step=good.step)
         undone_step = self._finished_steps
         self._finished_steps = good.step
-        self._meter.forget()
+        self._meter.discard()
         self._loader.start_at(resume_position)
 
         health = self._controller.health
@@ -475,7 +475,7 @@ class _Run:
         """Save, and return an exit after which a restart resumes the run."""
         decision = self._controller.check(wait_for_all=True)
         rolled_back = self._handle_trouble(decision)
-        self._write_metrics(all_of_them=True)
+        self._write_metrics(wait_for_all=True)
         if self._checkpoints.enabled and not rolled_back:  # a rollback has saved
             self._save(wait=True)
         self._checkpoints.wait()
@@ -497,7 +497,7 @@ class _Run:
         """Save, evaluate, and export the model."""
         if self._meter.open_steps:  # the last epoch ended between two logged steps
             self._close_interval()
-        self._write_metrics(all_of_them=True)
+        self._write_metrics(wait_for_all=True)
         self._checkpoints.wait()
         if self._last_step_is_unsaved():
             # Before the evaluation, so that a kill during it loses no step.
@@ -555,9 +555,9 @@ class _Run:
             skipped_steps=self._controller.skipped_steps,
         )
 
-    def _write_metrics(self, *, all_of_them: bool = False) -> None:
-        """Record metrics that have arrived; ``all_of_them`` waits for the last ones."""
-        for row in self._meter.rows(all_of_them=all_of_them):
+    def _write_metrics(self, *, wait_for_all: bool = False) -> None:
+        """Record metrics that have arrived, or wait until all have."""
+        for row in self._meter.rows(wait_for_all=wait_for_all):
             self._writer.append(row)
         for diagnosis in self._meter.take_diagnoses():
             self._writer.append(diagnosis.event(self._finished_steps))

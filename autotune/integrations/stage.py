@@ -223,7 +223,7 @@ def sweep_on(
     The trials are in the trial log of the profile at ``path``.
     """
     with bench.display.show(
-        f"workers {sweep.code.loader}", most_s=sweep.budget_s
+        f"workers {sweep.code.loader}", budget_s=sweep.budget_s
     ) as update:
         runner = bench.runner(
             report_directory(path, sweep.reports), bench.fingerprint, update, 24

@@ -72,10 +72,10 @@ class Display:
     """Progress of a phase: by default one line."""
 
     def show(
-        self, title: str, *, most_s: float | None = None
+        self, title: str, *, budget_s: float | None = None
     ) -> AbstractContextManager[Update]:
-        """Show the progress of a phase; ``most_s`` is its time budget, if any."""
-        return progress(title, most_s=most_s)
+        """Show the progress of a phase; ``budget_s`` is its time budget, if any."""
+        return progress(title, budget_s=budget_s)
 
     def trial_finished(self, finished: FinishedTrial) -> None:
         """Receive each finished trial; the default does nothing."""
@@ -225,7 +225,7 @@ class Session(Bench):
             trials: Expected number of trials.
         """
         title = f"{name} {model.name}"
-        with self.display.show(title, most_s=request.budget_s) as update:
+        with self.display.show(title, budget_s=request.budget_s) as update:
             directory = trial_log.report_directory(profile, request.reports)
             runner = self.runner(directory, self.fingerprint(model), update, trials)
             runner.budget_ends_s = request.ends_s

@@ -93,12 +93,12 @@ class TuningView(Display):
         )
 
     @contextlib.contextmanager
-    def show(self, title: str, *, most_s: float | None = None) -> Iterator[Update]:
+    def show(self, title: str, *, budget_s: float | None = None) -> Iterator[Update]:
         """Show the progress of a phase, in the table or on a line."""
         if self._live:
             yield self._update
             return
-        with progress(f"tune: {title}", most_s=most_s) as plain:
+        with progress(f"tune: {title}", budget_s=budget_s) as plain:
 
             def both(done: float, total: float | None, note: str) -> None:
                 self._update(done, total, note)

@@ -1,1 +1,7 @@
-"""The run record: its schema, its writer, the metrics of a step, and progress on the console."""
+"""The run record: what a run writes while it trains, and what others read of it.
+
+``run_record`` documents the files and reads them: begin there. ``writer.RunWriter``
+writes them during training; ``meter.Meter`` measures the steps for it, the only module
+here that imports torch. ``boards`` passes the numbers on to TensorBoard and Weights &
+Biases, ``progress`` shows them on the console.
+"""

@@ -1,4 +1,4 @@
-"""Boards: the loggers that get the numbers of a run, beside its record.
+"""Boards: loggers that get the numbers of a run, in addition to its record.
 
 A logger is imported only if it is used.
 """
@@ -22,7 +22,7 @@ from trainer.record.run_record import (
 )
 from trainer.record.writer import Board, board_failed
 
-Tell = Callable[[EventRow], None]
+ReportEvent = Callable[[EventRow], None]
 
 _WANDB_DEFAULTS: Mapping[str, Any] = {
     "project": "encoder-autotune",
@@ -37,13 +37,13 @@ timeouts take minutes."""
 def check_installed(log_to: Sequence[Logger] | None) -> None:
     """Raise ``BadConfig`` if a logger that you named is not installed."""
     for name in log_to or ():
-        if not _installed(name):
-            next_step = (
-                f"Install it: pip install '.[{name}]'; or name others in train.log_to"
-            )
+        if not _is_installed(name):
             raise BadConfig(
                 f"train.log_to requires {name}, which is not installed",
-                next_step=next_step,
+                next_step=(
+                    f"Install it: pip install '.[{name}]'; or name others in"
+                    " train.log_to"
+                ),
             )
 
 
@@ -52,22 +52,28 @@ def open_boards(
     directory: Path,
     header: RunHeader,
     attempt: int,
-    tell: Tell,
+    report: ReportEvent,
 ) -> list[Board]:
-    """Open the boards of a run, by default TensorBoard if it is installed.
+    """Open the boards of a run. A board that fails is left out.
 
-    ``tell`` receives events of failures.
+    Args:
+        log_to: Loggers; None is TensorBoard, if it is installed.
+        directory: Run directory.
+        header: Header of the run record.
+        attempt: Number of this start of the run, counted from 1.
+        report: Callback that receives events of failures.
     """
-    default: tuple[Logger, ...] = ("tensorboard",) if _installed("tensorboard") else ()
+    if log_to is None:
+        log_to = ["tensorboard"] if _is_installed("tensorboard") else []
     boards: list[Board] = []
-    for name in dict.fromkeys(default if log_to is None else log_to):
+    for name in dict.fromkeys(log_to):  # each once
         try:
             if name == "wandb":
-                boards.append(WandbBoard(directory, header, tell))
+                boards.append(WandbBoard(directory, header, report))
             else:
                 boards.append(TensorBoardBoard(directory, header, attempt))
         except Exception as error:  # noqa: BLE001 - the border: no error of a logger may end a run
-            tell(board_failed(header.resumed_step, name, error))
+            report(board_failed(header.resumed_step, name, error))
     return boards
 
 
@@ -80,9 +86,9 @@ class TensorBoardBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         # Hides points of an earlier start for steps that are repeated.
-        again = header.resumed_step + 1 if attempt > 1 else None
+        purge_step = header.resumed_step + 1 if attempt > 1 else None
         self._writer: Any = SummaryWriter(
-            log_dir=str(directory / TENSORBOARD_DIRECTORY), purge_step=again
+            log_dir=str(directory / TENSORBOARD_DIRECTORY), purge_step=purge_step
         )
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -98,69 +104,23 @@ class TensorBoardBoard:
 class WandbBoard:
     """Run of Weights & Biases.
 
-    Without its server or an API key, files that ``wandb sync`` uploads later.
+    Without its server or an API key, it writes files that ``wandb sync`` uploads later.
     """
 
     name: Logger = "wandb"
 
-    def __init__(self, directory: Path, header: RunHeader, tell: Tell) -> None:
+    def __init__(self, directory: Path, header: RunHeader, report: ReportEvent) -> None:
         import wandb
 
-        unset = {
-            name: value
-            for name, value in _WANDB_DEFAULTS.items()
-            if f"WANDB_{name.upper()}" not in os.environ
-        }
-        first = (
-            read_first_header(directory) if (directory / RUN_FILE).exists() else header
-        )
-        # The same for all starts of a run.
-        own_id = canonical_sha256(
-            [
-                directory.absolute().name,
-                first.started_utc,
-                first.hosts,
-                first.config_sha256,
-            ]
-        )[:16]
-        options: dict[str, Any] = {
-            "dir": directory,
-            "id": os.environ.get("WANDB_RUN_ID", own_id),
-            "resume": "allow",
-            "name": os.environ.get("WANDB_NAME", directory.absolute().name),
-            "settings": wandb.Settings(**unset),
-            "config": (
-                {"train": header.config}
-                | header.model_dump(mode="json", exclude={"config", "sources"})
-            ),
-            "reinit": "create_new",  # any other W&B run of this process stays separate
-        }
+        options = _wandb_options(directory, header)
         try:
             # Without an API key, W&B would ask for one at a terminal, and fail
             # elsewhere.
-            keyless = wandb.setup().settings.mode == "online" and not wandb.login(
-                prompt=False
-            )
-            self._run = wandb.init(mode="offline" if keyless else None, **options)
+            is_online = wandb.setup().settings.mode == "online"
+            lacks_key = is_online and not wandb.login(prompt=False)
+            self._run = wandb.init(mode="offline" if lacks_key else None, **options)
         except wandb.Error as error:
-            why = str(error).partition("\n")[0]
-            message = (
-                f"cannot log to wandb online: {why}; its files are written to the run"
-                " directory"
-            )
-            next_step = (
-                "Upload them after the run: wandb sync"
-                f" {directory / WANDB_DIRECTORY}/offline-run-*"
-            )
-            tell(
-                new_event(
-                    header.resumed_step,
-                    "board_failed",
-                    message,
-                    level="warning",
-                    next_step=next_step,
-                )
-            )
+            report(_not_online(directory, header.resumed_step, error))
             wandb.teardown()  # releases the id
             self._run = wandb.init(mode="offline", **options)
 
@@ -172,11 +132,68 @@ class WandbBoard:
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Upload what is left, for a limited time: the rest stays on disk for ``wandb sync``."""
+        """Upload what is left, for a limited time.
+
+        The rest stays on disk for ``wandb sync``.
+        """
         self._run.finish()
 
 
-def _installed(name: Logger) -> bool:
+def _wandb_options(directory: Path, header: RunHeader) -> dict[str, Any]:
+    """Return the options of ``wandb.init``, without the mode."""
+    import wandb
+
+    unset = {
+        name: value
+        for name, value in _WANDB_DEFAULTS.items()
+        if f"WANDB_{name.upper()}" not in os.environ
+    }
+    run_name = directory.absolute().name
+    return {
+        "dir": directory,
+        "id": os.environ.get("WANDB_RUN_ID", _wandb_id(directory, header)),
+        "resume": "allow",
+        "name": os.environ.get("WANDB_NAME", run_name),
+        "settings": wandb.Settings(**unset),
+        "config": (
+            {"train": header.config}
+            | header.model_dump(mode="json", exclude={"config", "sources"})
+        ),
+        "reinit": "create_new",  # any other W&B run of this process stays separate
+    }
+
+
+def _wandb_id(directory: Path, header: RunHeader) -> str:
+    """Return an id that is the same for all starts of a run."""
+    first = header
+    if (directory / RUN_FILE).exists():
+        first = read_first_header(directory)
+    identity = [
+        directory.absolute().name,
+        first.started_utc,
+        first.hosts,
+        first.config_sha256,
+    ]
+    return canonical_sha256(identity)[:16]
+
+
+def _not_online(directory: Path, step: int, error: Exception) -> EventRow:
+    """Return the event of a W&B server that cannot be used."""
+    why = str(error).partition("\n")[0]
+    return new_event(
+        step,
+        "board_failed",
+        f"cannot log to wandb online: {why}; its files are written to the run"
+        " directory",
+        level="warning",
+        next_step=(
+            "Upload them after the run: wandb sync"
+            f" {directory / WANDB_DIRECTORY}/offline-run-*"
+        ),
+    )
+
+
+def _is_installed(name: Logger) -> bool:
     spec = find_spec(name)
     # A directory of that name, such as W&B writes to, is found too, without an origin.
     return spec is not None and spec.origin is not None

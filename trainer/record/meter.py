@@ -1,7 +1,8 @@
 """Metrics between two logged steps: time and its breakdown, tokens, memory.
 
 Metrics are summed over ranks on the device and copied to the host while the next step
-runs, so they lag by one step.
+runs, so they lag by one step. Each interval between two logged steps becomes one row of
+``steps.jsonl``.
 """
 
 import math
@@ -29,7 +30,7 @@ is biased."""
 
 
 class NoiseScale:
-    """Gradient noise scale: the batch size above which a larger batch hardly improves the gradient.
+    """Gradient noise scale: the batch size above which larger batches hardly help.
 
     The expected squared norm of a mean gradient over B tokens is G² + S / B: that of
     the true gradient, plus noise. Two batch sizes give G² and S (McCandlish et al.
@@ -46,17 +47,23 @@ class NoiseScale:
     def update(
         self, whole_square: float, part_square: float, part_share: float, tokens: float
     ) -> None:
-        """Add an estimate from squared norms of mean gradients, of all ``tokens`` and a share of them in (0, 1)."""
+        """Add an estimate from the gradients of a step and of a part of it.
+
+        Args:
+            whole_square: Squared norm of the step's mean gradient.
+            part_square: Squared norm of the part's mean gradient.
+            part_share: Share of the step's tokens in the part, between 0 and 1.
+            tokens: Tokens of the step.
+        """
         if not (math.isfinite(whole_square) and math.isfinite(part_square)):
             return  # a skipped step
         signal = (whole_square - part_share * part_square) / (1 - part_share)
         noise = (part_square - whole_square) * tokens * part_share / (1 - part_share)
         # Both start from nothing and are too small at first by the same factor, which
         # the ratio does not see.
-        new = (signal, noise)
         self.parts = [
-            SMOOTHING * old + (1 - SMOOTHING) * one
-            for old, one in zip(self.parts, new, strict=True)
+            SMOOTHING * old + (1 - SMOOTHING) * new
+            for old, new in zip(self.parts, (signal, noise), strict=True)
         ]
 
     @property
@@ -72,7 +79,7 @@ the effort."""
 STRAGGLER_RATIO = 1.25
 """Ratio of a rank's compute time to the median rank, above which it exceeds the usual
 spread of GPUs and data."""
-ROWS = 5
+STREAK_ROWS = 5
 """Consecutive bad rows before a warning, and good ones before another: single rows are
 often disturbed."""
 
@@ -81,115 +88,152 @@ class PaceMonitor:
     """Monitor of data loading and stragglers, for every logged row in order."""
 
     def __init__(self, hosts: Sequence[str] = ()) -> None:
-        self._hosts, self._rows, self._starved = hosts, 0, _Streak()
+        self._hosts = hosts
+        self._rows = 0
+        self._starved = _Streak()
         self._slow: defaultdict[int, _Streak] = defaultdict(_Streak)
 
-    def look(
+    def check(
         self,
         *,
         step_s: float,
         data_wait_s: Sequence[float],
         compute_s: Sequence[float | None],
     ) -> list[Diagnosis]:
-        """Return the findings of a row from its step time, and each rank's data wait and compute time if known."""
-        self._rows += 1
-        return [*self._starvation(step_s, data_wait_s), *self._stragglers(compute_s)]
+        """Return the findings of a row.
 
-    def _starvation(
+        Args:
+            step_s: Time per step, in seconds.
+            data_wait_s: Each rank's data wait per step, in seconds.
+            compute_s: Each rank's compute time per step, in seconds; None if unknown.
+        """
+        self._rows += 1
+        return [
+            *self._check_data_loading(step_s, data_wait_s),
+            *self._check_stragglers(compute_s),
+        ]
+
+    def _check_data_loading(
         self, step_s: float, data_wait_s: Sequence[float]
     ) -> list[Diagnosis]:
+        """Return a finding if a rank waited for data in ``STREAK_ROWS`` rows."""
         # DataLoader workers are still starting in the first rows.
-        if self._rows <= ROWS or step_s <= 0 or not data_wait_s:
+        if self._rows <= STREAK_ROWS or step_s <= 0 or not data_wait_s:
             return []
         wait_s = max(data_wait_s)
         share = wait_s / step_s
-        if not self._starved.look(share > STARVED_SHARE):
+        if not self._starved.add(is_bad=share > STARVED_SHARE):
             return []
         rank = data_wait_s.index(wait_s)
-        waits = f"{self._named(rank)} waits for data {share:.0%} of the time"
-        message = f"{waits}: {wait_s:.4g} of {step_s:.4g} s per step"
-        values = {
-            "rank": float(rank),
-            "share": share,
-            "data_wait_s": wait_s,
-            "step_s": step_s,
-        }
         return [
             Diagnosis(
-                kind=Kind.STARVED, action=Action.WARN, message=message, values=values
+                kind=Kind.STARVED,
+                action=Action.WARN,
+                message=(
+                    f"{self._named(rank)} waits for data {share:.0%} of the time:"
+                    f" {wait_s:.4g} of {step_s:.4g} s per step"
+                ),
+                values={
+                    "rank": float(rank),
+                    "share": share,
+                    "data_wait_s": wait_s,
+                    "step_s": step_s,
+                },
             )
         ]
 
-    def _stragglers(self, compute_s: Sequence[float | None]) -> list[Diagnosis]:
-        """Return a finding on the slowest rank that was slow for ``ROWS`` rows, and the other such ranks."""
+    def _check_stragglers(self, compute_s: Sequence[float | None]) -> list[Diagnosis]:
+        """Return a finding on the slowest rank that was slow in ``STREAK_ROWS`` rows.
+
+        It names the other such ranks.
+        """
         known_s = [seconds for seconds in compute_s if seconds is not None]
         median_s = median_low(known_s) if known_s else 0.0
         if len(known_s) < len(compute_s) or median_s <= 0:
             return []
         ratios = [seconds / median_s for seconds in known_s]
-        told = [
+        slow_ranks = [
             rank
             for rank, ratio in enumerate(ratios)
-            if self._slow[rank].look(ratio > STRAGGLER_RATIO)
+            if self._slow[rank].add(is_bad=ratio > STRAGGLER_RATIO)
         ]
-        if not told:
+        if not slow_ranks:
             return []
-        slowest = max(told, key=ratios.__getitem__)
-        others = ", ".join(str(rank) for rank in told if rank != slowest)
+        slowest = max(slow_ranks, key=ratios.__getitem__)
         message = (
             f"{self._named(slowest)} takes {ratios[slowest]:.2f} times the compute time"
-            " of the median rank: "
+            f" of the median rank: {known_s[slowest]:.4g} instead of {median_s:.4g} s"
+            " per step; all others wait for it"
         )
-        message += (
-            f"{known_s[slowest]:.4g} instead of {median_s:.4g} s per step; all others"
-            " wait for it"
-        )
-        message += f" (also slow: {others})" if others else ""
-        values = {
-            "rank": float(slowest),
-            "ratio": ratios[slowest],
-            "compute_s": known_s[slowest],
-            "median_s": median_s,
-        }
+        others = [str(rank) for rank in slow_ranks if rank != slowest]
+        if others:
+            message += f" (also slow: {', '.join(others)})"
         return [
             Diagnosis(
-                kind=Kind.STRAGGLER, action=Action.WARN, message=message, values=values
+                kind=Kind.STRAGGLER,
+                action=Action.WARN,
+                message=message,
+                values={
+                    "rank": float(slowest),
+                    "ratio": ratios[slowest],
+                    "compute_s": known_s[slowest],
+                    "median_s": median_s,
+                },
             )
         ]
 
     def _named(self, rank: int) -> str:
-        return (
-            f"rank {rank} ({self._hosts[rank][:64]})"
-            if rank < len(self._hosts)
-            else f"rank {rank}"
-        )
+        """Return a rank with its host, if known."""
+        if rank < len(self._hosts):
+            return f"rank {rank} ({self._hosts[rank][:64]})"
+        return f"rank {rank}"
 
 
 class _Streak:
-    """Counter that triggers a warning after ``ROWS`` bad rows, once until ``ROWS`` good rows have followed."""
+    """Counter of consecutive bad rows.
+
+    It triggers a warning after ``STREAK_ROWS`` of them, and another only after
+    ``STREAK_ROWS`` good rows have followed.
+    """
 
     def __init__(self) -> None:
-        self._bad_rows = self._fine_rows = 0
-        self._is_told = False
+        self._bad_rows = 0
+        self._good_rows = 0
+        self._warned = False
 
-    def look(self, is_bad: bool) -> bool:
-        self._bad_rows = self._bad_rows + 1 if is_bad else 0
-        self._fine_rows = 0 if is_bad else self._fine_rows + 1
-        was_told = self._is_told and self._fine_rows < ROWS
-        self._is_told = was_told or self._bad_rows >= ROWS
-        return self._is_told and not was_told
+    def add(self, *, is_bad: bool) -> bool:
+        """Count a row; return whether to warn."""
+        if is_bad:
+            self._bad_rows += 1
+            self._good_rows = 0
+        else:
+            self._bad_rows = 0
+            self._good_rows += 1
+        had_warned = self._warned and self._good_rows < STREAK_ROWS
+        self._warned = had_warned or self._bad_rows >= STREAK_ROWS
+        return self._warned and not had_warned
 
 
-_FIELDS = (
-    "non_padding_tokens",
-    "padded_tokens",
-    "flops",
-    "part_square",
-    "whole_square",
-)
-"""Metrics summed over ranks, in this order; the squares are means over the interval's
-steps. They are followed by, for each rank, its compute time and data wait per step in
-the previous interval, in seconds, and its peak memory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """One rank's means per step in an interval, in seconds."""
+
+    step_s: float
+    compute_s: float | None
+    """None if compute and communication cannot be told apart."""
+    data_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NoiseSample:
+    """Gradients of one step for the gradient noise scale; tensors of shape ()."""
+
+    part_share: float
+    """Share of the step's tokens in the part."""
+    part_square: torch.Tensor
+    """Squared norm of the part's mean gradient."""
+    whole_square: torch.Tensor
+    """Squared norm of the whole step's mean gradient."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,20 +248,20 @@ class _Interval:
     non_padding_tokens: int = 0
     padded_tokens: int = 0
     flops: float = 0.0
-    partials: list[tuple[float, torch.Tensor, torch.Tensor]] = field(
-        default_factory=list
-    )
-    """For each step: share of tokens in the part, squared norm of the part's gradient,
-    and of the whole gradient."""
-    known: dict[str, Any] = field(default_factory=dict)
+    noise_samples: list[_NoiseSample] = field(default_factory=list)
+    other_fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the row that the training loop knows."""
     data_wait_s: float = 0.0
-    pace: tuple[float, float | None, float] | None = None
-    """This rank's seconds per step in the last interval read before: wall time,
-    compute, data wait."""
+    previous_pace: _Pace | None = None
+    """This rank's pace in the last interval that was read before this one closed."""
     ended: DeviceEvent = field(init=False)
     fetched: Sequence[torch.Tensor] = ()
     """Host copies of the sums over ranks, the loss and the gradient norm."""
     copied: DeviceEvent = field(init=False)
+
+
+_TOTALS = 5
+"""Number of totals at the beginning of the sums, before the entries of each rank."""
 
 
 class Meter:
@@ -234,13 +278,16 @@ class Meter:
         peak_flops_per_s: float | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
-        self._work, self._peak, self._ranks = work, peak_flops_per_s, ranks
-        self.noise, self._monitor = NoiseScale(), PaceMonitor(hosts)
-        self._pace: tuple[float, float | None, float] | None = None
-        self._findings: list[Diagnosis] = []
+        self._work = work
+        self._ranks = ranks
+        self._peak_flops_per_s = peak_flops_per_s
+        self.noise = NoiseScale()
+        self._monitor = PaceMonitor(hosts)
+        self._pace: _Pace | None = None
+        self._diagnoses: list[Diagnosis] = []
         self._pending: deque[_Interval] = deque()
-        self._wait = DataWait(lambda: mark(ranks.device))
-        self.take = self._wait.take
+        self._data_wait = DataWait(lambda: mark(ranks.device))
+        self.take = self._data_wait.take
         """Function that takes micro-batches from a loader and counts the time that the
         device was idle meanwhile."""
         self.restart()
@@ -248,17 +295,18 @@ class Meter:
     def restart(self) -> None:
         """Begin a new interval now, and discard one that was not closed."""
         self._interval = _Interval(began=mark(self._ranks.device))
-        self._wait.take_waited_s()
+        self._data_wait.take_waited_s()
 
-    def forget(self) -> None:
-        """Restart, and discard rows that were not read, after their steps were rolled back."""
+    def discard(self) -> None:
+        """Restart, and discard intervals that were not read: their steps are undone."""
         self._pending.clear()
         self.restart()
 
     def take_diagnoses(self) -> list[Diagnosis]:
         """Return the findings of rows since the last call, the same on every rank."""
-        found, self._findings = self._findings, []
-        return found
+        diagnoses = self._diagnoses
+        self._diagnoses = []
+        return diagnoses
 
     @property
     def open_steps(self) -> int:
@@ -274,52 +322,28 @@ class Meter:
             interval.padded_tokens += batch.ids_BS.numel()
             interval.flops += self._work.step_flops(lengths, batch.predicted_tokens)
         interval.results.append(result)
-        self._wait.device_busy_until(result.updated)
-        if (part := result.partial) is not None:
-            interval.partials.append(
-                (part.share, part.square.double(), result.grad_norm.square().double())
+        self._data_wait.device_busy_until(result.updated)
+        if result.partial is not None:
+            interval.noise_samples.append(
+                _NoiseSample(
+                    part_share=result.partial.share,
+                    part_square=result.partial.square.double(),
+                    whole_square=result.grad_norm.square().double(),
+                )
             )
 
-    def close(self, step: int, **known: float) -> None:
+    def close(self, step: int, **other_fields: float) -> None:
         """End the interval, and start to copy its metrics to the host.
 
-        ``known`` are other fields of its row.
+        ``other_fields`` are further fields of its row.
         """
-        device, interval, world = (
-            self._ranks.device,
-            self._interval,
-            self._ranks.world_size,
-        )
-        interval.known, interval.pace = {"step": step, **known}, self._pace
-        interval.data_wait_s = self._wait.take_waited_s() / len(interval.results)
+        device = self._ranks.device
+        interval = self._interval
+        interval.other_fields = {"step": step, **other_fields}
+        interval.previous_pace = self._pace
+        interval.data_wait_s = self._data_wait.take_waited_s() / len(interval.results)
         interval.ended = mark(device)
-        # Only this rank's own entries; all others are zero, so that the sum over ranks
-        # has every rank's.
-        of_ranks = np.zeros((3, world))
-        # On a CPU not getrusage's peak, which is inherited from the parent process.
-        peak_bytes = (
-            torch.cuda.max_memory_reserved(device)
-            if device.type == "cuda"
-            else status_bytes("VmHWM")
-        )
-        of_ranks[2, self._ranks.rank] = peak_bytes
-        if interval.pace is not None:
-            # If the compute time is unknown (NaN) on one rank, it is on all.
-            of_ranks[:2, self._ranks.rank] = interval.pace[1:]
-        counts = [interval.non_padding_tokens, interval.padded_tokens, interval.flops]
-        squares = torch.zeros(2, dtype=torch.float64, device=device)
-        if interval.partials:
-            _, parts, wholes = zip(*interval.partials, strict=True)
-            squares = torch.stack(
-                [torch.stack(parts).mean(), torch.stack(wholes).mean()]
-            )
-        sums = torch.cat(
-            [
-                to_device(counts, device),
-                squares,
-                to_device(of_ranks.ravel().tolist(), device),
-            ]
-        )
+        sums = self._own_sums(interval)
         self._ranks.all_reduce_async(sums)()
         last = interval.results[-1]
         interval.fetched = [
@@ -329,129 +353,202 @@ class Meter:
         self._pending.append(interval)
         self.restart()
 
-    def rows(self, *, all_of_them: bool = False) -> Iterator[StepRow]:
+    def _own_sums(self, interval: _Interval) -> torch.Tensor:
+        """Return this rank's metrics to be summed over ranks, fp64, on the device.
+
+        Five totals: non-padding tokens, padded tokens, FLOPs, and the means over steps
+        of the squared norms of the part's and the whole gradient. They are followed by,
+        for each rank, its compute time and its data wait per step in the previous
+        interval, in seconds, and its peak memory in bytes.
+        """
+        device = self._ranks.device
+        totals = [interval.non_padding_tokens, interval.padded_tokens, interval.flops]
+        squares = torch.zeros(2, dtype=torch.float64, device=device)
+        if interval.noise_samples:
+            samples = interval.noise_samples
+            parts = torch.stack([sample.part_square for sample in samples])
+            wholes = torch.stack([sample.whole_square for sample in samples])
+            squares = torch.stack([parts.mean(), wholes.mean()])
+        # Only this rank's own entries; all others are zero, so that the sum over ranks
+        # has every rank's.
+        per_rank = np.zeros((3, self._ranks.world_size))
+        rank = self._ranks.rank
+        pace = interval.previous_pace
+        if pace is not None:
+            # If the compute time is unknown (NaN) on one rank, it is on all.
+            per_rank[0, rank] = math.nan if pace.compute_s is None else pace.compute_s
+            per_rank[1, rank] = pace.data_wait_s
+        per_rank[2, rank] = _peak_memory_bytes(device)
+        return torch.cat(
+            [
+                to_device(totals, device),
+                squares,
+                to_device(per_rank.ravel().tolist(), device),
+            ]
+        )
+
+    def rows(self, *, wait_for_all: bool = False) -> Iterator[StepRow]:
         """Yield rows that have arrived, the same on every rank except times.
 
-        ``all_of_them`` waits for the last one.
+        ``wait_for_all`` waits for the last one.
         """
         # On a GPU the latest row waits: the device still computes it, and needs its
         # next step meanwhile.
-        left = 1 if self._ranks.device.type == "cuda" and not all_of_them else 0
-        while len(self._pending) > left:
+        keeps_latest = self._ranks.device.type == "cuda" and not wait_for_all
+        unread = 1 if keeps_latest else 0
+        while len(self._pending) > unread:
             yield self._read(self._pending.popleft())
 
-    def _read(self, row: _Interval) -> StepRow:
-        row.copied.wait()
-        world, steps = self._ranks.world_size, len(row.results)
-        numbers, loss, grad_norm = row.fetched
-        sums = dict(zip(_FIELDS, numbers.tolist(), strict=False))
-        computed_s, waits_s, peaks_bytes = (
-            numbers[len(_FIELDS) :].reshape(3, world).tolist()
+    def _read(self, interval: _Interval) -> StepRow:
+        """Return the row of a closed interval, once its metrics are on the host."""
+        interval.copied.wait()
+        world_size = self._ranks.world_size
+        steps = len(interval.results)
+        sums, loss, grad_norm = interval.fetched
+        totals = sums[:_TOTALS].tolist()
+        non_padding_tokens, padded_tokens, flops, part_square, whole_square = totals
+        per_rank = sums[_TOTALS:].reshape(3, world_size).tolist()
+        compute_by_rank_s, data_wait_by_rank_s, peak_memory_by_rank_bytes = per_rank
+        pace_fields = self._check_pace(
+            interval.previous_pace, compute_by_rank_s, data_wait_by_rank_s
         )
-        told = self._look_at_pace(row, computed_s, waits_s)
-        seconds = row.ended.seconds_since(row.began)
-        counting_s = fmean(
-            one.count_received.seconds_since(one.count_requested) for one in row.results
+        times = _step_times(interval.results, world_size)
+        seconds = interval.ended.seconds_since(interval.began)
+        step_s = seconds / steps
+        self._pace = _Pace(
+            step_s=step_s,
+            compute_s=None if times.communication_s is None else times.compute_s,
+            data_wait_s=interval.data_wait_s,
         )
-        sent = [(one, one.departed or one.reduced) for one in row.results]
-        compute_s = (
-            fmean(departed.seconds_since(one.began) for one, departed in sent)
-            - counting_s
-        )
-        communication_s: float | None = 0.0 if world == 1 else None
-        if world > 1 and all(one.departed for one in row.results):
-            communication_s = counting_s + fmean(
-                one.reduced.seconds_since(departed) for one, departed in sent
-            )
-        # Without the moment of departure, compute and communication cannot be told
-        # apart.
-        self._pace = (
-            seconds / steps,
-            None if communication_s is None else compute_s,
-            row.data_wait_s,
-        )
-        if (
-            row.partials
-            and 0 < (share := fmean(share for share, _, _ in row.partials)) < 1
-        ):
-            tokens = sums["non_padding_tokens"] / steps
-            self.noise.update(
-                sums["whole_square"] / world, sums["part_square"] / world, share, tokens
-            )
-        flops_per_s = sums["flops"] / seconds / world
+        if interval.noise_samples:
+            part_share = fmean(sample.part_share for sample in interval.noise_samples)
+            if 0 < part_share < 1:
+                self.noise.update(
+                    whole_square / world_size,
+                    part_square / world_size,
+                    part_share,
+                    non_padding_tokens / steps,
+                )
+        flops_per_s = flops / seconds / world_size
         # The 6 N convention of Kaplan et al. 2020: all parameters for every token,
         # without attention.
         six_n_per_s = (
-            6 * self._work.parameters * sums["non_padding_tokens"] / seconds / world
+            6 * self._work.parameters * non_padding_tokens / seconds / world_size
         )
+        peak = self._peak_flops_per_s
         return StepRow(
-            **row.known,
+            **interval.other_fields,
             loss=_finite(loss.item()),
             grad_norm=_finite(grad_norm.item()),
-            step_s=seconds / steps,
-            data_wait_s=row.data_wait_s,
-            compute_s=compute_s,
-            communication_s=communication_s,
-            optimizer_s=fmean(
-                one.updated.seconds_since(one.reduced) for one in row.results
-            ),
-            non_padding_tokens=round(sums["non_padding_tokens"] / steps),
-            padded_tokens=round(sums["padded_tokens"] / steps),
-            tokens_per_s=sums["non_padding_tokens"] / seconds,
-            packing_efficiency=sums["non_padding_tokens"]
-            / max(1.0, sums["padded_tokens"]),
-            tokens_per_s_per_rank=sums["non_padding_tokens"] / seconds / world,
-            padded_tokens_per_s=sums["padded_tokens"] / seconds,
-            padded_tokens_per_s_per_rank=sums["padded_tokens"] / seconds / world,
+            step_s=step_s,
+            data_wait_s=interval.data_wait_s,
+            compute_s=times.compute_s,
+            communication_s=times.communication_s,
+            optimizer_s=times.optimizer_s,
+            non_padding_tokens=round(non_padding_tokens / steps),
+            padded_tokens=round(padded_tokens / steps),
+            tokens_per_s=non_padding_tokens / seconds,
+            packing_efficiency=non_padding_tokens / max(1.0, padded_tokens),
+            tokens_per_s_per_rank=non_padding_tokens / seconds / world_size,
+            padded_tokens_per_s=padded_tokens / seconds,
+            padded_tokens_per_s_per_rank=padded_tokens / seconds / world_size,
             model_flops_per_s_per_rank=flops_per_s,
-            mfu=flops_per_s / self._peak if self._peak else None,
-            mfu_6n=six_n_per_s / self._peak if self._peak else None,
-            peak_memory_bytes=round(max(peaks_bytes)),
+            mfu=flops_per_s / peak if peak else None,
+            mfu_6n=six_n_per_s / peak if peak else None,
+            peak_memory_bytes=round(max(peak_memory_by_rank_bytes)),
             gradient_noise_scale_tokens=self.noise.tokens,
-            **told,
+            **pace_fields,
         )
 
-    def _look_at_pace(
-        self, row: _Interval, computed_s: Sequence[float], waits_s: Sequence[float]
+    def _check_pace(
+        self,
+        pace: _Pace | None,
+        compute_by_rank_s: Sequence[float],
+        data_wait_by_rank_s: Sequence[float],
     ) -> dict[str, Any]:
         """Check all ranks' times of the previous interval.
 
-        Return the row fields about them, as far as known.
+        Returns:
+            The row's fields about them, as far as known.
         """
-        world = len(waits_s)
-        said: dict[str, Any] = {"slowest_rank": None, "slowest_rank_ratio": None}
-        if row.pace is None:
-            return said
-        compute_s = [_finite(value) for value in computed_s]
-        self._findings += self._monitor.look(
-            step_s=row.pace[0], data_wait_s=waits_s, compute_s=compute_s
+        fields: dict[str, Any] = {"slowest_rank": None, "slowest_rank_ratio": None}
+        if pace is None:
+            return fields
+        compute_s = [_finite(seconds) for seconds in compute_by_rank_s]
+        self._diagnoses += self._monitor.check(
+            step_s=pace.step_s, data_wait_s=data_wait_by_rank_s, compute_s=compute_s
         )
-        if world == 1:
-            return said
-        waiting = max(range(world), key=waits_s.__getitem__)
-        said |= {
-            "longest_data_wait_s": waits_s[waiting],
-            "longest_data_wait_rank": waiting,
-        }
-        known_s = [value for value in compute_s if value is not None]
-        if len(known_s) < world or min(known_s) <= 0:
-            return said
-        slowest = max(range(world), key=known_s.__getitem__)
-        return said | {
-            "slowest_rank": slowest,
-            "slowest_rank_ratio": known_s[slowest] / median_low(known_s),
-        }
+        world_size = self._ranks.world_size
+        if world_size == 1:
+            return fields
+        waiting = max(range(world_size), key=data_wait_by_rank_s.__getitem__)
+        fields["longest_data_wait_s"] = data_wait_by_rank_s[waiting]
+        fields["longest_data_wait_rank"] = waiting
+        known_s = [seconds for seconds in compute_s if seconds is not None]
+        if len(known_s) < world_size or min(known_s) <= 0:
+            return fields
+        slowest = max(range(world_size), key=known_s.__getitem__)
+        fields["slowest_rank"] = slowest
+        fields["slowest_rank_ratio"] = known_s[slowest] / median_low(known_s)
+        return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepTimes:
+    """Means per step on this rank, in seconds."""
+
+    compute_s: float
+    communication_s: float | None
+    """None if compute and communication cannot be told apart."""
+    optimizer_s: float
+
+
+def _step_times(results: Sequence[StepResult], world_size: int) -> _StepTimes:
+    """Break down the time of steps, whose events the device has reached."""
+    counting_s = fmean(
+        result.count_received.seconds_since(result.count_requested)
+        for result in results
+    )
+    # Gradients are sent while others are still computed: compute lasts until the last
+    # of them are sent, or, if that moment is unknown, until all are reduced.
+    computed = [result.departed or result.reduced for result in results]
+    until_computed_s = fmean(
+        event.seconds_since(result.began)
+        for event, result in zip(computed, results, strict=True)
+    )
+    communication_s: float | None = None
+    if world_size == 1:
+        communication_s = 0.0
+    elif all(result.departed for result in results):
+        communication_s = counting_s + fmean(
+            result.reduced.seconds_since(event)
+            for event, result in zip(computed, results, strict=True)
+        )
+    return _StepTimes(
+        compute_s=until_computed_s - counting_s,
+        communication_s=communication_s,
+        optimizer_s=fmean(
+            result.updated.seconds_since(result.reduced) for result in results
+        ),
+    )
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _peak_memory_bytes(device: torch.device) -> int:
+    """Return the peak memory so far: reserved by torch on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    # Not getrusage's peak, which is inherited from the parent process.
+    return status_bytes("VmHWM")
+
+
 def status_bytes(name: str) -> int:
     """Return a figure of this process's ``/proc/self/status``, such as ``VmPeak``."""
-    found = re.search(
-        rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE
-    )
-    if found is None:
+    status = Path("/proc/self/status").read_text()
+    match = re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE)
+    if match is None:
         raise RuntimeError(f"/proc/self/status has no {name}")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024

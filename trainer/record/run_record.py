@@ -1,4 +1,4 @@
-"""Run record: configuration, steps, events and exit of a run. No torch here.
+"""Run record: configuration, steps, events and exit of a run.
 
 runs/<UTC>-<name>/
   run.json      configuration with the source of each value, versions, ranks
@@ -21,6 +21,7 @@ import hashlib
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -33,32 +34,21 @@ from trainer.errors import BadConfig, TrainerError
 from trainer.health.events import EventRow, utc_now
 from trainer.health.watchdog import REQUEUE
 
-
-def code_sha256(package: Path = Path(__file__).parents[1]) -> str:
-    """Return the SHA-256 of all Python sources below a directory, by default the trainer's."""
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(
-            str(path.relative_to(package)).encode() + b"\0" + path.read_bytes()
-        )
-    return digest.hexdigest()
-
-
-RUN_FILE, STEPS_FILE, EXIT_FILE = "run.json", "steps.jsonl", "exit.json"
-MODEL_DIRECTORY, TENSORBOARD_DIRECTORY, WANDB_DIRECTORY = (
-    "model",
-    "tensorboard",
-    "wandb",
-)
-EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = (
-    "evaluations.jsonl",
-    "events.jsonl",
-    "startup.json",
-)
-EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
+RUN_FILE = "run.json"
+STARTUP_FILE = "startup.json"
+STEPS_FILE = "steps.jsonl"
+EVENTS_FILE = "events.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+EXIT_FILE = "exit.json"
+LOCK_FILE = ".lock"
+MODEL_DIRECTORY = "model"
+TENSORBOARD_DIRECTORY = "tensorboard"
+WANDB_DIRECTORY = "wandb"
+EARLIER_DIRECTORY = "earlier"
 RUN_SCHEMA_VERSION: Literal[5] = 5
 
 RowT = TypeVar("RowT", bound=StrictTable)
+SteppedRowT = TypeVar("SteppedRowT", "StepRow", "EvaluationRow")
 
 
 class StepRow(StrictTable):
@@ -240,18 +230,18 @@ def read_run(directory: Path) -> Run:
     """Read a run record, without a torn last line.
 
     Raises:
-        BadConfig: If missing, invalid or of another schema.
+        BadConfig: If it is missing, invalid or of another schema version.
     """
     return Run(
         directory=directory,
         header=read_header(directory),
-        steps=_last_of_each_step(_rows(directory / STEPS_FILE, StepRow)),
-        evaluations=_last_of_each_step(
-            _rows(directory / EVALUATIONS_FILE, EvaluationRow)
+        steps=_without_replaced(_read_rows(directory / STEPS_FILE, StepRow)),
+        evaluations=_without_replaced(
+            _read_rows(directory / EVALUATIONS_FILE, EvaluationRow)
         ),
-        events=_rows(directory / EVENTS_FILE, EventRow),
-        startup=_optional(directory / STARTUP_FILE, StartUp),
-        end=_optional(directory / EXIT_FILE, RunExit),
+        events=tuple(_read_rows(directory / EVENTS_FILE, EventRow)),
+        startup=_read_if_exists(directory / STARTUP_FILE, StartUp),
+        end=read_exit(directory),
     )
 
 
@@ -263,46 +253,46 @@ def read_header(directory: Path) -> RunHeader:
     """
     path = directory / RUN_FILE
     if not path.is_file():
-        next_step = "Pass a run directory, such as runs/NAME."
         raise BadConfig(
-            f"{directory} is not a run: {RUN_FILE} not found", next_step=next_step
+            f"{directory} is not a run: {RUN_FILE} not found",
+            next_step="Pass a run directory, such as runs/NAME.",
         )
     return parse_table(RunHeader, read_json(path), where=str(path))
 
 
 def read_first_header(directory: Path) -> RunHeader:
-    """Read the ``run.json`` of a run's first start.
+    """Read the ``run.json`` of a run's first start that wrote one.
 
     Raises:
         BadConfig: As ``read_header`` does.
     """
     # A start may end before its header.
-    earlier = (
-        path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")
-    )
-    numbered = [path for path in earlier if path.name.isdecimal()]
-    return read_header(
-        min(numbered, key=lambda path: int(path.name), default=directory)
-    )
+    starts = [
+        path.parent
+        for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")
+        if path.parent.name.isdecimal()
+    ]
+    first = min(starts, key=lambda path: int(path.name), default=directory)
+    return read_header(first)
 
 
 def read_exit(directory: Path) -> RunExit | None:
     """Read a run's ``exit.json``; None if the run is still running, or was killed."""
-    return _optional(directory / EXIT_FILE, RunExit)
+    return _read_if_exists(directory / EXIT_FILE, RunExit)
 
 
-def _optional(path: Path, kind: type[RowT]) -> RowT | None:
-    return (
-        parse_table(kind, read_json(path), where=str(path)) if path.is_file() else None
-    )
+def _read_if_exists(path: Path, kind: type[RowT]) -> RowT | None:
+    if not path.is_file():
+        return None
+    return parse_table(kind, read_json(path), where=str(path))
 
 
-StepT = TypeVar("StepT", StepRow, EvaluationRow)
+def _without_replaced(rows: Sequence[SteppedRowT]) -> tuple[SteppedRowT, ...]:
+    """Return the rows that count.
 
-
-def _last_of_each_step(rows: tuple[StepT, ...]) -> tuple[StepT, ...]:
-    """Return the rows without those that were replaced when training went back to an earlier step."""
-    kept: list[StepT] = []
+    When training goes back to an earlier step, its row replaces all from that step on.
+    """
+    kept: list[SteppedRowT] = []
     for row in rows:
         while kept and kept[-1].step >= row.step:
             kept.pop()
@@ -310,35 +300,42 @@ def _last_of_each_step(rows: tuple[StepT, ...]) -> tuple[StepT, ...]:
     return tuple(kept)
 
 
-def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
+def _read_rows(path: Path, kind: type[RowT]) -> list[RowT]:
     """Read one row per line, without an unfinished last line.
 
-    Raise ``BadConfig`` for an invalid line.
+    Raises:
+        BadConfig: If a line is invalid.
     """
+    if not path.is_file():
+        return []
     rows: list[RowT] = []
-    *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else (b"",)
+    *lines, _unfinished = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             row = kind.model_validate_json(line)
         except ValidationError as error:
-            why = error.errors(
+            problem = error.errors(
                 include_url=False, include_context=False, include_input=False
-            )[0]["msg"]
-            next_step = (
-                "The run record is corrupt. Restore the file, or remove the lines from"
-                " there on."
-            )
+            )[0]
             raise BadConfig(
-                f"{path}, line {number}: {why}", next_step=next_step
+                f"{path}, line {number}: {problem['msg']}",
+                next_step=(
+                    "The run record is corrupt. Restore the file, or remove the lines"
+                    " from there on."
+                ),
             ) from error
-        # The trainer writes finite numbers only.
-        if all(
-            math.isfinite(value)
-            for value in row.model_dump().values()
-            if isinstance(value, float)
-        ):
+        if _is_finite(row):
             rows.append(row)
-    return tuple(rows)
+    return rows
+
+
+def _is_finite(row: StrictTable) -> bool:
+    """Return whether all numbers are finite, as the trainer writes no others."""
+    return all(
+        math.isfinite(value)
+        for value in row.model_dump().values()
+        if isinstance(value, float)
+    )
 
 
 Phase = Literal[
@@ -359,51 +356,58 @@ class StartClock:
     def __init__(self, began_s: float | None = None) -> None:
         self._began_s = time.time() if began_s is None else began_s
         self._last_s = self._began_s
-        self._seconds: dict[Phase, float] = {}
+        self._phase_s: dict[Phase, float] = {}
         self.monotonic_start_s = time.monotonic() - (time.time() - self._began_s)
         """Start of the clock on the scale of ``time.monotonic``."""
         self.is_over = False
+        """True after the end of the first step."""
 
     def ended(self, phase: Phase) -> None:
         """Add the time since the last call, or since the start, to a phase."""
         now_s = time.time()
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + now_s - self._last_s
+        self._phase_s[phase] = self._phase_s.get(phase, 0.0) + now_s - self._last_s
         self._last_s = now_s
 
     @property
     def rehearsed(self) -> bool:
-        """True after the warm-up before the first step, which created every communicator."""
-        return "compile" in self._seconds
+        """True after the warm-up before the first step.
+
+        It created every communicator.
+        """
+        return "compile" in self._phase_s
 
     def total_s(self) -> float:
         """Return the seconds since the start."""
         return time.time() - self._began_s
 
+    def startup(self) -> StartUp:
+        """Return the time of all phases; 0 for those that did not happen."""
+        fields = dict.fromkeys(StartUp.model_fields, 0.0)
+        for phase, seconds in self._phase_s.items():
+            fields[f"{phase}_s"] = seconds
+        fields["total_s"] = self._last_s - self._began_s
+        return StartUp(**fields)
+
     def exit(
-        self, code: int, reason: str, steps: int, checkpoint: str | None
+        self, exit_code: int, reason: str, steps: int, checkpoint: str | None
     ) -> RunExit:
         """Return the content of ``exit.json`` for a run that ends now."""
         return RunExit(
-            exit_code=code,
+            exit_code=exit_code,
             reason=reason,
-            requeue=code == REQUEUE,
+            requeue=exit_code == REQUEUE,
             steps=steps,
             checkpoint=checkpoint,
             seconds=self.total_s(),
             finished_utc=utc_now(),
         )
 
-    def startup(self) -> StartUp:
-        """Return the time of all phases; 0 for those that did not happen."""
-        seconds = dict.fromkeys(StartUp.model_fields, 0.0)
-        seconds |= {f"{phase}_s": value for phase, value in self._seconds.items()}
-        return StartUp(**seconds | {"total_s": self._last_s - self._began_s})
-
 
 def process_started_s() -> float:
     """Return the start time of this process, in seconds since 1970."""
     # The 22nd field; the second, the command's name, may contain spaces and brackets.
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    fields_from_third = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields_from_third[22 - 3])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s
 
@@ -411,9 +415,19 @@ def process_started_s() -> float:
 def settings_of(config: dict[str, Any]) -> TrainConfig | None:
     """Return the settings of a run record.
 
-    None if they are invalid, as from another version of the trainer.
+    Returns:
+        None if they are invalid, as from another version of the trainer.
     """
     try:
         return parse_table(TrainConfig, config, where="settings")
     except TrainerError:
         return None
+
+
+def code_sha256(package: Path = Path(__file__).parents[1]) -> str:
+    """Return the SHA-256 of all Python sources in a package, by default the trainer."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        name = str(path.relative_to(package)).encode()
+        digest.update(name + b"\0" + path.read_bytes())
+    return digest.hexdigest()

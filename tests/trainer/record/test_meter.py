@@ -21,7 +21,7 @@ from trainer.health.monitor import (
     median_of_sorted,
 )
 from trainer.record.meter import (
-    ROWS,
+    STREAK_ROWS,
     STARVED_SHARE,
     STRAGGLER_RATIO,
     Meter,
@@ -87,7 +87,7 @@ def test_numbers_that_are_none_and_a_share_of_no_known_peak_are_missing_from_the
     rig, loss, norm
 ):
     _, meter, batches = rig
-    meter._peak = None
+    meter._peak_flops_per_s = None
     meter.add(meter.take(batches, 1), result_of(loss, norm, computed_s=1.0))
     row = _close(meter)
     assert row.loss == (loss if math.isfinite(loss) else None)
@@ -211,8 +211,8 @@ def test_rows_of_steps_that_are_undone_are_left_out(rig):
         1, learning_rate=0.1, head_overflows=0, recompilations=0, skipped_steps=0
     )
     meter.add(taken, result_of())
-    meter.forget()
-    assert (list(meter.rows(all_of_them=True)), meter.open_steps) == ([], 0)
+    meter.discard()
+    assert (list(meter.rows(wait_for_all=True)), meter.open_steps) == ([], 0)
     meter.add(taken, result_of())
     assert _close(meter).step == 1
 
@@ -250,7 +250,7 @@ def told(rows):
     """Number, counted from 1, and kind of what is said of rows of (waits, compute)."""
     pace = PaceMonitor()
     found = (
-        pace.look(step_s=1.0, data_wait_s=waits, compute_s=compute)
+        pace.check(step_s=1.0, data_wait_s=waits, compute_s=compute)
         for waits, compute in rows
     )
     return [
@@ -271,9 +271,12 @@ def slow(ratio, rows):
 @pytest.mark.parametrize(
     ("rows", "found"),
     [
-        (waiting(0.0, ROWS) + waiting(0.2, 50), [(2 * ROWS, Kind.STARVED)]),
-        (waiting(0.9, ROWS) + waiting(0.0, 50), []),
-        (waiting(0.9, 50), [(2 * ROWS, Kind.STARVED)]),
+        (
+            waiting(0.0, STREAK_ROWS) + waiting(0.2, 50),
+            [(2 * STREAK_ROWS, Kind.STARVED)],
+        ),
+        (waiting(0.9, STREAK_ROWS) + waiting(0.0, 50), []),
+        (waiting(0.9, 50), [(2 * STREAK_ROWS, Kind.STARVED)]),
     ],
     ids=["later", "in the first rows", "always"],
 )
@@ -285,8 +288,8 @@ def test_a_loader_that_starves_a_rank_is_said_once_and_not_of_the_first_rows(
 
 def test_ranks_are_named_with_their_host_where_it_is_known_their_figures_and_what_to_do():
     pace, found = PaceMonitor(hosts=("n1", "n1", "n2")), []
-    for _ in range(2 * ROWS):
-        found += pace.look(
+    for _ in range(2 * STREAK_ROWS):
+        found += pace.check(
             step_s=2.0,
             data_wait_s=[0.0, 0.1, 0.5, 0.0, 0.0],
             compute_s=[1.0, 1.0, 1.0, 2.0, 3.0],
@@ -316,18 +319,20 @@ def test_ranks_are_named_with_their_host_where_it_is_known_their_figures_and_wha
 
 
 @pytest.mark.parametrize(
-    ("bad", "first"), [(waiting(0.5, 1), 2 * ROWS), (slow(2.0, 1), ROWS)]
+    ("bad", "first"), [(waiting(0.5, 1), 2 * STREAK_ROWS), (slow(2.0, 1), STREAK_ROWS)]
 )
 def test_single_bad_rows_are_no_matter_and_it_is_said_again_only_after_a_time_of_calm(
     bad, first
 ):
     calm = waiting(0.0, 1)
-    assert told((bad * (ROWS - 1) + calm) * 20) == []
+    assert told((bad * (STREAK_ROWS - 1) + calm) * 20) == []
     begin = bad * first
-    assert len(told(begin + (calm * (ROWS - 1) + bad * ROWS) * 5)) == 1
-    assert [number for number, _ in told(begin + calm * ROWS + bad * ROWS)] == [
+    assert len(told(begin + (calm * (STREAK_ROWS - 1) + bad * STREAK_ROWS) * 5)) == 1
+    assert [
+        number for number, _ in told(begin + calm * STREAK_ROWS + bad * STREAK_ROWS)
+    ] == [
         first,
-        first + 2 * ROWS,
+        first + 2 * STREAK_ROWS,
     ]
 
 
@@ -353,7 +358,7 @@ def test_nothing_is_said_of_stragglers_where_none_can_be_told(rows):
     ratios=st.lists(st.floats(1, STRAGGLER_RATIO - 1e-6), min_size=1, max_size=9),
 )
 def test_what_stays_within_the_bounds_is_never_said(share, ratios):
-    assert told([([share] * len(ratios), list(ratios))] * (3 * ROWS)) == []
+    assert told([([share] * len(ratios), list(ratios))] * (3 * STREAK_ROWS)) == []
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))

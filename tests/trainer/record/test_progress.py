@@ -15,10 +15,10 @@ def lines_of(capsys, monkeypatch):
     """A function that gives what is written when updates of (second, done) of 100
     come."""
 
-    def run(updates, most_s=None):
+    def run(updates, budget_s=None):
         clock = {"now": 0.0}
         monkeypatch.setattr(module.time, "monotonic", lambda: clock["now"])
-        with progress("work", most_s=most_s) as update:
+        with progress("work", budget_s=budget_s) as update:
             for clock["now"], done in updates:
                 update(done, 100, "note")
         return [
@@ -29,7 +29,7 @@ def lines_of(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("updates", "most_s", "told"),
+    ("updates", "budget_s", "told"),
     [
         (
             [(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)],
@@ -54,8 +54,8 @@ def lines_of(capsys, monkeypatch):
         "never longer than the budget",
     ],
 )
-def test_a_line_is_written_now_and_then(lines_of, updates, most_s, told):
-    assert lines_of(updates, most_s) == told
+def test_a_line_is_written_now_and_then(lines_of, updates, budget_s, told):
+    assert lines_of(updates, budget_s) == told
 
 
 def test_the_time_left_follows_the_rate_of_the_last_minute(lines_of):

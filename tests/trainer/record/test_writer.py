@@ -204,11 +204,11 @@ def test_rows_that_cannot_be_written_wait_which_is_said_once_and_follow_whole_an
             patch.setattr(os, "write", fills_up)
             writer.append(row_of(step))
             writer.append(event_of(step))
-            assert writer.trouble == "No space left on device"
+            assert writer.write_error == "No space left on device"
             assert run_record.read_run(tmp_path / "r").steps[-1] == row_of(step - 1)
             assert (tmp_path / "r" / "steps.jsonl").read_bytes().endswith(b"}\n")
         writer.append(row_of(step + 1))
-        assert writer.trouble is None
+        assert writer.write_error is None
     run = run_record.read_run(tmp_path / "r")
     assert (run.steps, run.events) == (
         tuple(map(row_of, range(1, 6))),
