@@ -1,4 +1,4 @@
-"""Checks before the first step, and the header of the run record: dataset, model and machine."""
+"""Checks before the first step, and the header of the run record."""
 
 import contextlib
 import importlib
@@ -36,13 +36,46 @@ _MUST_AGREE = {
     "transformers": "Install the same version of transformers on every node.",
     "python": "Use the same version of Python on every node.",
 }
-_PROBE_AGAIN = "Check on this machine: autotune profile verify PROFILE"
+"""Facts that must be the same on all ranks, with the next step if they are not."""
 _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
+"""Facts in which a rank that differs slows down all others."""
+_SHOWN_RANKS = 4
+_VERIFY_AGAIN = "Check on this machine: autotune profile verify PROFILE"
+_SAME_MEMORY_SHARE = 0.97
+"""Least share of a profile's GPU memory that the same GPU has here: NVML's total, which
+profiles have, is up to 3 % above torch's."""
 
 
-def _remark(message: str, next_step: str) -> EventRow:
+def _warning(message: str, next_step: str) -> EventRow:
     """Return a warning event, which does not stop training from starting."""
     return new_event(0, "preflight", message, level="warning", next_step=next_step)
+
+
+def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
+    """Open the dataset.
+
+    Raises:
+        BadConfig: If it is empty, or its hash does not match the profile.
+    """
+    dataset = TokenDataset.open(resolved.data_dir)
+    expected_hash = resolved.config.data.dataset_hash
+    dataset_hash = dataset.manifest.dataset_hash
+    if expected_hash is not None and expected_hash != dataset_hash:
+        raise BadConfig(
+            f"dataset {resolved.data_dir} does not match the profile: its hash is"
+            f" {dataset_hash[:12]}…, not {expected_hash[:12]}…",
+            next_step=(
+                "Pass the profile's dataset with --data DIR, or tune again on this"
+                " one: autotune tune --data DIR"
+            ),
+            docs="dataset-mismatch",
+        )
+    if not len(dataset):
+        raise BadConfig(
+            f"dataset {resolved.data_dir} is empty",
+            next_step="Pass another one with --data DIR.",
+        )
+    return dataset
 
 
 def check_ranks(
@@ -50,24 +83,26 @@ def check_ranks(
 ) -> tuple[list[EventRow], tuple[str, ...]]:
     """Compare all ranks with each other and with the profile.
 
-    Return warnings, and the host of each rank.
+    Returns:
+        Warnings, each once, and the host of each rank.
 
-    Raise ``BadConfig`` if ranks differ in a way that would make training silently
-    wrong, ``ProfileMismatch`` if the profile was tuned for more GPU memory than some
-    rank has.
+    Raises:
+        BadConfig: If ranks differ in a way that would make training silently wrong.
+        ProfileMismatch: If the profile was tuned for more GPU memory than some rank
+            has.
     """
-    facts = ranks.all_gather_object(
+    facts_by_rank = ranks.all_gather_object(
         facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks)
     )
-    remarks = compare_ranks(facts)
-    for one in facts:
-        said = {remark.message for remark in remarks}
-        remarks += [
-            remark
-            for remark in compare_profile(resolved.fingerprint, one)
-            if remark.message not in said
+    warnings = compare_ranks(facts_by_rank)
+    for facts in facts_by_rank:
+        known_messages = {warning.message for warning in warnings}
+        warnings += [
+            warning
+            for warning in compare_profile(resolved.fingerprint, facts)
+            if warning.message not in known_messages
         ]
-    return remarks, tuple(one["host"] for one in facts)
+    return warnings, tuple(facts["host"] for facts in facts_by_rank)
 
 
 def facts_of_rank(
@@ -89,280 +124,291 @@ def facts_of_rank(
 
 
 def allotted_cpus(
-    unbound: int | None = None,
+    unbound_cpus: int | None = None,
     environment: Mapping[str, str] = os.environ,
-    root: Path = Path("/sys/fs/cgroup"),
+    cgroup_root: Path = Path("/sys/fs/cgroup"),
 ) -> int:
-    """Return the CPUs of this process: the least of affinity (or ``unbound``), cgroup quota (v2, v1) and SLURM."""
-    found = [len(os.sched_getaffinity(0)) if unbound is None else unbound]
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/proc/self/cgroup").read_text()
-        path = re.search(r"^0::/?(.*)$", group, re.MULTILINE)
-        own = Path(path[1]) if path else Path()
-        for level in (own, *own.parents):  # a quota of any level counts
-            with contextlib.suppress(OSError):
-                quota, period = (root / level / "cpu.max").read_text().split()
-                if quota != "max":
-                    found.append(max(1, int(quota) // int(period)))
-    with contextlib.suppress(OSError, ValueError):
-        quota_us, period_us = (
-            int((root / "cpu" / f"cpu.cfs_{name}_us").read_text())
-            for name in ("quota", "period")
-        )
-        if quota_us > 0:
-            found.append(max(1, quota_us // period_us))
+    """Return the number of CPUs that this process may use.
+
+    The least of its affinity, the quotas of its control group (v2 and v1) and SLURM's
+    CPUs per task.
+
+    Args:
+        unbound_cpus: Affinity before this process was bound to some CPUs; None if it
+            was not.
+        environment: Environment variables.
+        cgroup_root: Root of the control groups.
+    """
+    if unbound_cpus is None:
+        unbound_cpus = len(os.sched_getaffinity(0))
+    limits = [unbound_cpus]
+    limits += _cgroup_v2_cpus(cgroup_root)
+    limits += _cgroup_v1_cpus(cgroup_root)
     with contextlib.suppress(ValueError):
-        found.append(int(environment.get("SLURM_CPUS_PER_TASK", "")))
-    return min(found)
+        limits.append(int(environment.get("SLURM_CPUS_PER_TASK", "")))
+    return min(limits)
 
 
-def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
+def _cgroup_v2_cpus(root: Path) -> list[int]:
+    """Return the CPU quotas of this process's control group and all above it."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError):
+        groups = Path("/proc/self/cgroup").read_text()
+        match = re.search(r"^0::/?(.*)$", groups, re.MULTILINE)
+        group = Path(match[1]) if match else Path()
+        for level in (group, *group.parents):
+            with contextlib.suppress(OSError):
+                quota_us, period_us = (root / level / "cpu.max").read_text().split()
+                if quota_us != "max":
+                    limits.append(max(1, int(quota_us) // int(period_us)))
+    return limits
+
+
+def _cgroup_v1_cpus(root: Path) -> list[int]:
+    """Return the CPU quota of the older control groups, if there is one."""
+    with contextlib.suppress(OSError, ValueError):
+        quota_us = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
+        period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
+        if quota_us > 0:
+            return [max(1, quota_us // period_us)]
+    return []
+
+
+def compare_ranks(facts_by_rank: Sequence[Mapping[str, str]]) -> list[EventRow]:
     """Compare all ranks and return warnings.
 
     Raises:
         BadConfig: If a difference would make training silently wrong.
     """
     for name, next_step in _MUST_AGREE.items():
-        if found := _differing(facts, name):
+        difference = _difference(facts_by_rank, name)
+        if difference is not None:
             raise BadConfig(
-                f"ranks differ in their {name}: {found}", next_step=next_step
+                f"ranks differ in their {name}: {difference}", next_step=next_step
             )
-    slow = {
-        name.replace("_", " "): found
-        for name in _SHOULD_AGREE
-        if (found := _differing(facts, name))
-    }
-    next_step = "Request nodes of one kind, with the same number of CPU cores."
-    what = "ranks differ in their {}: {}; every step waits for the slowest"
-    return [_remark(what.format(*one), next_step) for one in slow.items()]
+    warnings = []
+    for name in _SHOULD_AGREE:
+        difference = _difference(facts_by_rank, name)
+        if difference is not None:
+            warnings.append(
+                _warning(
+                    f"ranks differ in their {name.replace('_', ' ')}: {difference};"
+                    " every step waits for the slowest",
+                    "Request nodes of one kind, with the same number of CPU cores.",
+                )
+            )
+    return warnings
 
 
-def _differing(facts: Sequence[Mapping[str, str]], name: str) -> str:
-    """Return each value with the ranks that have it, as text.
+def _difference(facts_by_rank: Sequence[Mapping[str, str]], name: str) -> str | None:
+    """Return each value of a fact with the ranks that have it, as text.
 
-    Empty if all ranks have the same.
+    None if all ranks have the same.
     """
-    found: dict[str, list[int]] = {}
-    for rank, one in enumerate(facts):
-        found.setdefault(one[name], []).append(rank)
-    return (
-        "; ".join(f"{value[:24]} on {_named(ranks)}" for value, ranks in found.items())
-        if len(found) > 1
-        else ""
+    ranks_by_value: dict[str, list[int]] = {}
+    for rank, facts in enumerate(facts_by_rank):
+        ranks_by_value.setdefault(facts[name], []).append(rank)
+    if len(ranks_by_value) <= 1:
+        return None
+    return "; ".join(
+        f"{value[:24]} on {_named(ranks)}" for value, ranks in ranks_by_value.items()
     )
 
 
 def _named(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-    return (
-        f"{'rank' if len(ranks) == 1 else 'ranks'}"
-        f" {', '.join(map(str, ranks[:4]))}{more}"
-    )
+    """Return ranks as text, the first ones by number."""
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    text = f"{noun} {', '.join(map(str, ranks[:_SHOWN_RANKS]))}"
+    more = len(ranks) - _SHOWN_RANKS
+    if more > 0:
+        text += f" and {more} more"
+    return text
 
 
 def compare_profile(
     fingerprint: Mapping[str, Any], facts: Mapping[str, str]
 ) -> list[EventRow]:
-    """Compare a rank's machine with the profile's.
+    """Compare a rank's machine with the profile's, and return warnings.
 
     Raises:
         ProfileMismatch: If its GPU has less memory.
     """
-    remarks = []
-    tuned_bytes, here_bytes = (
-        fingerprint.get("gpu_total_bytes"),
-        facts["device_memory_bytes"],
-    )
-    if (
-        isinstance(tuned_bytes, int)
-        and here_bytes.isdecimal()
-        and int(here_bytes) < 0.97 * tuned_bytes
-    ):
-        # NVML's total, which the profile has, is up to 3 % above torch's.
-        had, has = (
-            f"{size / 2**30:.0f} GiB" for size in (tuned_bytes, int(here_bytes))
-        )
-        what = f"the profile was tuned for a GPU of {had}; this one has only {has}"
-        raise ProfileMismatch(
-            what,
-            next_step=(
-                "Write a profile for this GPU: autotune tune --model MODEL --data DIR"
-            ),
-        )
-    here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0]}
+    _check_gpu_memory(fingerprint.get("gpu_total_bytes"), facts["device_memory_bytes"])
+    warnings = []
     if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
-        remarks.append(
-            _remark(
-                "the profile was tuned for a CPU, but this rank has a GPU", _PROBE_AGAIN
+        warnings.append(
+            _warning(
+                "the profile was tuned for a CPU, but this rank has a GPU",
+                _VERIFY_AGAIN,
             )
         )
-    for name in ("gpu_name", "torch"):
-        tuned = fingerprint.get(name)
-        if isinstance(tuned, str) and tuned.partition("+")[0] != here[name]:
-            message = (
-                f"the profile was tuned with {name.replace('_', ' ')} {tuned}; this"
-                f" rank has {here[name]}"
+    versions = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0]}
+    for name, version in versions.items():
+        tuned_version = fingerprint.get(name)
+        if not isinstance(tuned_version, str):
+            continue
+        if tuned_version.partition("+")[0] != version:
+            warnings.append(
+                _warning(
+                    f"the profile was tuned with {name.replace('_', ' ')}"
+                    f" {tuned_version}; this rank has {version}",
+                    _VERIFY_AGAIN,
+                )
             )
-            remarks.append(_remark(message, _PROBE_AGAIN))
-    tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])
+    tuned_cpus = fingerprint.get("allotted_cpus")
+    cpus = int(facts["allotted_cpus"])
     if isinstance(tuned_cpus, int) and cpus < tuned_cpus:
-        message = (
-            f"the profile was tuned with {tuned_cpus} available CPU cores; this rank"
-            f" has {cpus}"
-        )
-        remarks.append(
-            _remark(
-                message,
+        warnings.append(
+            _warning(
+                f"the profile was tuned with {tuned_cpus} available CPU cores; this"
+                f" rank has {cpus}",
                 "Request as many (SLURM: --cpus-per-task), or run: autotune workers"
                 " PROFILE",
             )
         )
-    return remarks
+    return warnings
+
+
+def _check_gpu_memory(tuned_bytes: object, device_memory: str) -> None:
+    """Raise ``ProfileMismatch`` if a GPU has less memory than the profile's."""
+    if not isinstance(tuned_bytes, int) or not device_memory.isdecimal():
+        return
+    device_bytes = int(device_memory)
+    if device_bytes < _SAME_MEMORY_SHARE * tuned_bytes:
+        raise ProfileMismatch(
+            f"the profile was tuned for a GPU of {tuned_bytes / 2**30:.0f} GiB; this"
+            f" one has only {device_bytes / 2**30:.0f} GiB",
+            next_step=(
+                "Write a profile for this GPU: autotune tune --model MODEL --data DIR"
+            ),
+        )
 
 
 def check_directory(
     writer: RunWriter,
     config: TrainConfig,
     checkpoint_bytes: int,
-    there: int,
+    existing_checkpoints: int,
     ranks: Ranks,
 ) -> list[EventRow]:
-    """Check that the run directory, with ``there`` checkpoints, can keep them.
+    """Check that the run directory can keep the checkpoints, and return warnings.
 
-    If not, raise ``BadConfig``.
+    Args:
+        writer: Writer of the run record.
+        config: Configuration of the run.
+        checkpoint_bytes: Size of a checkpoint.
+        existing_checkpoints: Number of checkpoints in the directory, as rank 0 knows.
+        ranks: This process's rank.
+
+    Raises:
+        BadConfig: If it cannot.
     """
-    kept = config.checkpoint.keep_last
-    remarks = check_room(
+    warnings = check_room(
         writer.directory,
         checkpoint_bytes,
         ranks,
-        there=ranks.broadcast_object(there),
-        kept=kept,
+        existing=ranks.broadcast_object(existing_checkpoints),
+        keep_last=config.checkpoint.keep_last,
     )
-    remarks += check_shared(
+    warnings += check_shared(
         writer.directory, ranks, needed=config.parallel.strategy != "ddp"
     )
     if ranks.leads and writer.lock is None:
-        message = (
-            f"the file system of {writer.directory} has no locks, so a second start is"
-            " not prevented"
-        )
-        remarks.append(
-            _remark(
-                message,
+        warnings.append(
+            _warning(
+                f"the file system of {writer.directory} has no locks, so a second start"
+                " is not prevented",
                 "Make sure that no other job resumes this run at the same time.",
             )
         )
-    return remarks
+    return warnings
 
 
-def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
+def check_room(
+    directory: Path,
+    checkpoint_bytes: int,
+    ranks: Ranks,
+    *,
+    existing: int,
+    keep_last: int = CHECKPOINTS_THAT_FIT,
+) -> list[EventRow]:
+    """Check, on rank 0, that the disk has room for the checkpoints that exist at once.
+
+    Args:
+        directory: Run directory.
+        checkpoint_bytes: Size of a checkpoint.
+        ranks: This process's rank.
+        existing: Number of checkpoints in the directory.
+        keep_last: Number of checkpoints to keep while the next one is written.
+
+    Returns:
+        A warning if fewer than ``keep_last`` fit, or if the next save will fail.
+
+    Raises:
+        BadConfig: If the run has no checkpoint yet, and not even
+            ``CHECKPOINTS_THAT_FIT`` fit.
+    """
+    free_bytes = 0
+    if ranks.leads:
+        free_bytes = shutil.disk_usage(directory).free
+    free_bytes = ranks.broadcast_object(free_bytes)
+    free = f"{directory} has {free_bytes / 2**20:,.0f} MiB free"
+    if free_bytes >= max(1, keep_last + 1 - existing) * checkpoint_bytes:
+        return []
+    if free_bytes >= max(1, CHECKPOINTS_THAT_FIT - existing) * checkpoint_bytes:
+        required_mib = (keep_last + 1) * checkpoint_bytes / 2**20
+        return [
+            _warning(
+                f"{free}; keeping {keep_last} checkpoints while writing the next"
+                f" requires {required_mib:,.0f} MiB",
+                "Free disk space, or lower train.checkpoint.keep_last; otherwise some"
+                " saves will fail.",
+            )
+        ]
+    required_mib = CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20
+    message = (
+        f"{free}; {CHECKPOINTS_THAT_FIT} checkpoints require {required_mib:,.0f} MiB"
+    )
+    if existing:
+        return [_warning(message, "Free disk space, or the next save will fail.")]
+    raise BadConfig(
+        message,
+        next_step=(
+            "Free disk space, choose another --out, or disable checkpoints: --set"
+            " train.checkpoint.enabled=false"
+        ),
+    )
+
+
+def check_shared(directory: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
     """Check that all ranks see rank 0's run directory.
 
-    If not, raise ``BadConfig`` if ``needed``, otherwise warn.
+    Returns:
+        A warning if not.
+
+    Raises:
+        BadConfig: If not, and it is ``needed``.
     """
     token = ranks.broadcast_object(secrets.token_hex(8) if ranks.leads else "")
-    file = place / f".seen-by-all-ranks.{token}"
+    file = directory / f".seen-by-all-ranks.{token}"
     if ranks.leads:
         file.touch()
-    ranks.all_reduce_sum(0.0)
-    missing = [
-        rank
-        for rank, misses in enumerate(ranks.all_gather_float(float(not file.exists())))
-        if misses
-    ]
+    ranks.all_reduce_sum(0.0)  # no rank looks before the file exists
+    misses_by_rank = ranks.all_gather_float(float(not file.exists()))
     if ranks.leads:
         file.unlink()
-    if not missing:
+    missing_on = [rank for rank, misses in enumerate(misses_by_rank) if misses]
+    if not missing_on:
         return []
-    message = f"{place} of rank 0 not found on {_named(missing)}"
+    message = f"{directory} of rank 0 not found on {_named(missing_on)}"
     next_step = "Choose an --out on a file system that all nodes share."
     if needed:
         raise BadConfig(
             f"{message}, but all ranks write checkpoints there", next_step=next_step
         )
     return [
-        _remark(f"{message}: they cannot record their exit in exit.json", next_step)
+        _warning(f"{message}: they cannot record their exit in exit.json", next_step)
     ]
-
-
-def check_room(
-    place: Path,
-    checkpoint_bytes: int,
-    ranks: Ranks,
-    *,
-    there: int,
-    kept: int = CHECKPOINTS_THAT_FIT,
-) -> list[EventRow]:
-    """Check, on rank 0, that the disk has room for the checkpoints that must exist at once.
-
-    Raises ``BadConfig`` if not; only warns if the run has a checkpoint already, or if
-    fewer than ``kept`` fit.
-    """
-    free = ranks.broadcast_object(shutil.disk_usage(place).free if ranks.leads else 0)
-    has = f"{place} has {free / 2**20:,.0f} MiB free"
-    if free >= max(1, kept + 1 - there) * checkpoint_bytes:
-        return []
-    if free >= max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes:
-        taken = f"{(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB"
-        next_step = (
-            "Free disk space, or lower train.checkpoint.keep_last; otherwise some saves"
-            " will fail."
-        )
-        return [
-            _remark(
-                f"{has}; keeping {kept} checkpoints while writing the next requires"
-                f" {taken}",
-                next_step,
-            )
-        ]
-    taken = f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"
-    message = f"{has}; {CHECKPOINTS_THAT_FIT} checkpoints require {taken}"
-    if there:
-        return [_remark(message, "Free disk space, or the next save will fail.")]
-    next_step = (
-        "Free disk space, choose another --out, or disable checkpoints: --set"
-        " train.checkpoint.enabled=false"
-    )
-    raise BadConfig(message, next_step=next_step)
-
-
-def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
-    """Open the dataset.
-
-    Raises:
-        BadConfig: If it is empty, or its hash does not match the profile.
-    """
-    dataset = TokenDataset.open(resolved.data_dir)
-    expected, found = resolved.config.data.dataset_hash, dataset.manifest.dataset_hash
-    if expected is not None and expected != found:
-        hashes = f"its hash is {found[:12]}…, not {expected[:12]}…"
-        next_step = (
-            "Pass the profile's dataset with --data DIR, or tune again on this one:"
-            " autotune tune --data DIR"
-        )
-        what = f"dataset {resolved.data_dir} does not match the profile: {hashes}"
-        raise BadConfig(what, next_step=next_step, docs="dataset-mismatch")
-    if not len(dataset):
-        raise BadConfig(
-            f"dataset {resolved.data_dir} is empty",
-            next_step="Pass another one with --data DIR.",
-        )
-    return dataset
-
-
-def driver_of(ranks: Ranks) -> str | None:
-    """Return the version of this rank's GPU driver.
-
-    None on a CPU, or if NVML does not report it.
-    """
-    if ranks.device.type == "cuda":
-        with contextlib.suppress(ImportError):
-            nvml = importlib.import_module("pynvml")
-            with contextlib.suppress(nvml.NVMLError):
-                nvml.nvmlInit()
-                return str(nvml.nvmlSystemGetDriverVersion())
-    return None
 
 
 def describe_run(
@@ -375,8 +421,13 @@ def describe_run(
     ranks: Ranks,
     start: Start,
 ) -> RunHeader:
-    """Return the content of ``run.json``, except for ``attempt``, which the run's writer sets."""
-    config, attention = resolved.config, training.module.attention
+    """Return the content of ``run.json``, but for ``attempt``, which its writer sets."""
+    config = resolved.config
+    attention = training.module.attention
+    versions = {
+        name: importlib.metadata.version(name)
+        for name in ("torch", "transformers", "numpy")
+    }
     return RunHeader(
         **plan.model_dump(include=set(BatchSplit.model_fields)),
         schema_version=RUN_SCHEMA_VERSION,
@@ -395,13 +446,24 @@ def describe_run(
         recipe_changes=list(training.recipe_changes),
         hosts=list(hosts),
         device=ranks.device_name,
-        driver=driver_of(ranks),
+        driver=gpu_driver_version(ranks),
         peak_flops_per_s=peak_flops_per_s(
             ranks.device_name, matmul_format(config.precision, tf32=config.tf32)
         ),
-        versions={
-            name: importlib.metadata.version(name)
-            for name in ("torch", "transformers", "numpy")
-        }
-        | {"python": platform.python_version()},
+        versions=versions | {"python": platform.python_version()},
     )
+
+
+def gpu_driver_version(ranks: Ranks) -> str | None:
+    """Return the version of this rank's GPU driver.
+
+    None on a CPU, or if NVML does not report it.
+    """
+    if ranks.device.type != "cuda":
+        return None
+    with contextlib.suppress(ImportError):
+        nvml = importlib.import_module("pynvml")
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlInit()
+            return str(nvml.nvmlSystemGetDriverVersion())
+    return None

@@ -28,7 +28,7 @@ from trainer.config.train_config import DataSettings
 from trainer.data.global_batch import make_plan
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig
-from trainer.preflight import describe_run, driver_of, open_dataset
+from trainer.preflight import describe_run, gpu_driver_version, open_dataset
 from trainer.record import run_record
 from trainer.record import writer as run_writer
 from trainer.record.boards import open_boards
@@ -347,10 +347,10 @@ def test_the_driver_of_a_gpu_is_as_nvml_says_it(monkeypatch, version):
         NVMLError=LookupError, nvmlInit=lambda: None, nvmlSystemGetDriverVersion=answer
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert driver_of(SimpleNamespace(device=torch.device("cuda", 0))) == version
-    assert driver_of(SimpleNamespace(device=torch.device("cpu"))) is None
+    assert gpu_driver_version(SimpleNamespace(device=torch.device("cuda", 0))) == version
+    assert gpu_driver_version(SimpleNamespace(device=torch.device("cpu"))) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert driver_of(SimpleNamespace(device=torch.device("cuda", 0))) is None
+    assert gpu_driver_version(SimpleNamespace(device=torch.device("cuda", 0))) is None
 
 
 def test_the_code_of_a_run_is_all_of_the_trainers(tmp_path):
