@@ -421,7 +421,7 @@ def describe_run(
     ranks: Ranks,
     start: Start,
 ) -> RunHeader:
-    """Return the content of ``run.json``, but for ``attempt``, which its writer sets."""
+    """Return the content of ``run.json``; its writer sets ``attempt``."""
     config = resolved.config
     attention = training.module.attention
     versions = {

@@ -1,12 +1,14 @@
-"""Staging of a dataset on a node's local disk: the first process of a node copies it, the others wait. No torch here.
+"""Staging of a dataset on a node's local disk.
 
-A copy is hashed while it is written, synced, and renamed, so a directory named by a
-hash was complete.
+The first process of a node copies the dataset, the others wait. A copy is hashed while
+it is written, synced, and renamed, so a directory named by a hash was complete.
 
-LOCAL/autotune-<uid>/            accessible only to this user
-  <hash>/                        a published dataset, named by the first 16 digits of its hash
-  <hash>.lock                    held by the process that copies; the kernel releases it when that process ends
-  .partial-<hash>-<random>/      a copy in progress, or a corrupt one to be removed
+LOCAL/autotune-<uid>/        accessible only to this user
+  <hash>/                    a published dataset, named by the first 16 digits of its
+                             hash
+  <hash>.lock                held by the process that copies; the kernel releases it
+                             when that process ends
+  .partial-<hash>-<random>/  a copy in progress, or a corrupt one to be removed
 """
 
 import contextlib
@@ -86,14 +88,16 @@ class CacheDirectory:
             # Removing is safe, as processes that read it keep their open files.
             self.directory.rename(self.new_partial())
         for path in list(self.root.iterdir()):
-            if match := _PARTIAL.match(path.name):
-                lock = (
-                    contextlib.nullcontext()
-                    if match[1] == self._name
-                    else locked(self.root / f"{match[1]}.lock")
-                )
-                with contextlib.suppress(LockHeld), lock:
-                    shutil.rmtree(path, ignore_errors=True)
+            match = _PARTIAL.match(path.name)
+            if match is None:
+                continue
+            name = match[1]
+            if name == self._name:
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            # Another dataset's copy is in progress if its lock is held.
+            with contextlib.suppress(LockHeld), locked(self.root / f"{name}.lock"):
+                shutil.rmtree(path, ignore_errors=True)
 
     def new_partial(self) -> Path:
         """Return a new path for a copy in progress."""
@@ -102,33 +106,35 @@ class CacheDirectory:
     def check_room(
         self, files: Sequence[DatasetFile], *, filled_up: bool = False
     ) -> None:
-        """Raise ``BadConfig`` with the space needed and free if the files do not fit, or the disk ``filled_up``."""
+        """Check that the disk has room for a dataset's files.
+
+        Args:
+            files: Files of the dataset.
+            filled_up: True if the disk filled up while they were copied, even if it has
+                room again.
+
+        Raises:
+            BadConfig: If not, with the space or inodes that are needed and free.
+        """
         disk = os.statvfs(self.root)
-        free_bytes, size_bytes = (
-            disk.f_bavail * disk.f_frsize,
-            sum(file.size_bytes for file in files),
-        )
+        free_bytes = disk.f_bavail * disk.f_frsize
+        size_bytes = sum(file.size_bytes for file in files)
         missing_bytes = size_bytes + SPARE_BYTES - free_bytes
         if filled_up or missing_bytes > 0:
-            told = (
-                f"Free {_mib(missing_bytes)} there,"
-                if missing_bytes > 0
-                else "There is space again: try again,"
-            )
-            needs = (
-                f"the dataset requires {_mib(size_bytes)} and {_mib(SPARE_BYTES)} to"
-                " spare"
-            )
-            what = f"{self._local} has {_mib(free_bytes)} free; {needs}"
-            raise BadConfig(what, next_step=f"{told} or pass another disk.")
-        missing_inodes = len(files) + _SPARE_INODES - disk.f_favail
-        if disk.f_files and missing_inodes > 0:
-            what = (
-                f"{self._local} has inodes for {disk.f_favail:,} more files; the"
-                f" dataset has {len(files):,}"
-            )
+            remedy = "There is space again: try again,"
+            if missing_bytes > 0:
+                remedy = f"Free {_mib(missing_bytes)} there,"
             raise BadConfig(
-                what,
+                f"{self._local} has {_mib(free_bytes)} free; the dataset requires"
+                f" {_mib(size_bytes)} and {_mib(SPARE_BYTES)} to spare",
+                next_step=f"{remedy} or pass another disk.",
+            )
+        missing_inodes = len(files) + _SPARE_INODES - disk.f_favail
+        # Some file systems make inodes as they are needed, and report none.
+        if disk.f_files and missing_inodes > 0:
+            raise BadConfig(
+                f"{self._local} has inodes for {disk.f_favail:,} more files; the"
+                f" dataset has {len(files):,}",
                 next_step=(
                     f"Remove {missing_inodes:,} files there, or pass another disk."
                 ),
@@ -136,7 +142,11 @@ class CacheDirectory:
 
     @contextlib.contextmanager
     def writing(self, files: Sequence[DatasetFile] = ()) -> Iterator[None]:
-        """Convert an ``OSError`` in the block to ``BadConfig``: no space for ``files``, a quota, or any other cause."""
+        """Convert an ``OSError`` in the block to ``BadConfig``.
+
+        If ``files`` are copied in the block, the message tells whether space or a quota
+        ran out.
+        """
         try:
             yield
         except OSError as error:
@@ -155,6 +165,7 @@ class CacheDirectory:
 
 
 def _mib(size_bytes: int) -> str:
+    """Return a size in MiB as text, rounded up."""
     return f"{-(-size_bytes // 2**20):,} MiB"
 
 
@@ -188,12 +199,11 @@ class Staged:
             or self.local_s_per_sample is None
         ):
             return None
-        saved_s_per_epoch = self.samples * (
-            self.source_s_per_sample - self.local_s_per_sample
-        )
-        return (
-            self.copied.seconds / saved_s_per_epoch if saved_s_per_epoch > 0 else None
-        )
+        saved_s_per_sample = self.source_s_per_sample - self.local_s_per_sample
+        saved_s_per_epoch = self.samples * saved_s_per_sample
+        if saved_s_per_epoch <= 0:
+            return None
+        return self.copied.seconds / saved_s_per_epoch
 
 
 def stage(
@@ -203,65 +213,83 @@ def stage(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     update: Update = lambda done, total, note: None,
 ) -> Staged:
-    """Copy a dataset to the local disk, unless it is there already. All ranks of a node call it; one of them copies.
+    """Copy a dataset to the local disk, unless it is there already.
 
-    ``timeout_s`` is the longest wait for the rank that copies; if that is killed, the
-    next one copies. Raises ``BadConfig`` if the source is corrupt, writing to the local
-    disk fails, or the wait exceeds ``timeout_s``.
+    All ranks of a node call this function, and one of them copies. If that is killed,
+    the next one does.
+
+    Args:
+        source: Directory of the dataset.
+        local: Directory on the local disk.
+        timeout_s: Longest wait for the rank that copies, in seconds.
+        update: Progress callback, in bytes.
+
+    Raises:
+        BadConfig: If the source is corrupt, writing to the local disk fails, or the
+            wait exceeds ``timeout_s``.
     """
     manifest = read_manifest(source)
-    place = CacheDirectory(local, manifest)
-    found = Staged(
-        directory=place.directory,
+    cache = CacheDirectory(local, manifest)
+    staged = Staged(
+        directory=cache.directory,
         dataset_hash=manifest.dataset_hash,
         samples=manifest.train.samples,
     )
-    with place.writing():
-        place.prepare()
+    with cache.writing():
+        cache.prepare()
         try:
-            with locked(place.lock, timeout_s):
-                return (
-                    found
-                    if is_intact(place.directory, place.manifest)
-                    else _copy(place, source, found, update)
-                )
+            with locked(cache.lock, timeout_s):
+                if is_intact(cache.directory, manifest):
+                    return staged
+                return _copy(cache, source, staged, update)
         except LockHeld as error:
-            what = (
-                f"another process is still copying this dataset to {place.root} after"
-                f" {timeout_s:g} s"
-            )
             raise BadConfig(
-                what, next_step="Check that process, or wait longer."
+                f"another process is still copying this dataset to {cache.root} after"
+                f" {timeout_s:g} s",
+                next_step="Check that process, or wait longer.",
             ) from error
 
 
-def _copy(place: CacheDirectory, source: Path, found: Staged, update: Update) -> Staged:
-    place.clear()
-    files = dataset_files(source, place.manifest)
-    place.check_room(files)
-    verify = f"The source is corrupt. Find all faults: autotune data verify {source}"
-    try:
-        source_s = seconds_per_sample(source)
-    except (BadConfig, OSError) as error:
-        unreadable = (
-            f"cannot read {source}: {getattr(error, 'strerror', None) or error}"
-        )
-        raise BadConfig(
-            getattr(error, "message", unreadable), next_step=verify
-        ) from error
-    partial = place.new_partial()
-    with place.writing(files):
+def _copy(
+    cache: CacheDirectory, source: Path, staged: Staged, update: Update
+) -> Staged:
+    """Copy a dataset under its lock, and measure the copy and its source."""
+    cache.clear()
+    files = dataset_files(source, cache.manifest)
+    cache.check_room(files)
+    source_s_per_sample = _measure_source(source)
+    partial = cache.new_partial()
+    with cache.writing(files):
         try:
             partial.mkdir(mode=0o700)  # inside the block, as Ctrl-C may come at once
-            figures = copy_files(files, source, partial, place.manifest, update)
-            partial.rename(place.directory)
-            sync(place.root)
+            figures = copy_files(files, source, partial, cache.manifest, update)
+            partial.rename(cache.directory)
+            sync(cache.root)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    local_s = seconds_per_sample(place.directory)
     return replace(
-        found, copied=figures, source_s_per_sample=source_s, local_s_per_sample=local_s
+        staged,
+        copied=figures,
+        source_s_per_sample=source_s_per_sample,
+        local_s_per_sample=seconds_per_sample(cache.directory),
     )
+
+
+def _measure_source(source: Path) -> float | None:
+    """Return the mean time to read a sample of the source, in seconds.
+
+    Raises:
+        BadConfig: If the source cannot be read.
+    """
+    next_step = f"The source is corrupt. Find all faults: autotune data verify {source}"
+    try:
+        return seconds_per_sample(source)
+    except BadConfig as error:
+        raise BadConfig(error.message, next_step=next_step) from error
+    except OSError as error:
+        raise BadConfig(
+            f"cannot read {source}: {error.strerror or error}", next_step=next_step
+        ) from error
 
 
 def stage_data(
@@ -274,19 +302,16 @@ def stage_data(
     Raises:
         BadConfig: As ``stage`` does.
     """
-    wanted = resolved.config.data.stage_to
-    if wanted is None:
+    stage_to = resolved.config.data.stage_to
+    if stage_to is None:
         return resolved
     try:
-        place = Path(string.Template(wanted).substitute(environment))
+        local = Path(string.Template(stage_to).substitute(environment))
     except (KeyError, ValueError) as error:
-        what = (
-            f"train.data.stage_to = {wanted!r}: environment variable {error} is not set"
-        )
         raise BadConfig(
-            what,
+            f"train.data.stage_to = {stage_to!r}: environment variable {error} is not"
+            " set",
             next_step="Set it, or pass a directory: --set train.data.stage_to=/local",
         ) from error
-    return replace(
-        resolved, data_dir=stage(resolved.data_dir, place, update=update).directory
-    )
+    staged = stage(resolved.data_dir, local, update=update)
+    return replace(resolved, data_dir=staged.directory)
