@@ -21,9 +21,9 @@ from trainer.health.monitor import (
     median_of_sorted,
 )
 from trainer.record.meter import (
-    STREAK_ROWS,
     STARVED_SHARE,
     STRAGGLER_RATIO,
+    STREAK_ROWS,
     Meter,
     NoiseScale,
     PaceMonitor,
