@@ -1,4 +1,7 @@
-"""``autotune probe`` and ``autotune estimate``: the largest micro-batch per model, measured and predicted."""
+"""``autotune probe`` and ``autotune estimate``: the largest micro-batch of a model.
+
+The first measures it, the second predicts it.
+"""
 
 import time
 from functools import partial
@@ -13,7 +16,7 @@ from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import ExceedsMemory
 
-_OF_STEP = frozenset(
+_OWN_STEP_OPTIONS = frozenset(
     {
         "step",
         "arguments",
@@ -117,17 +120,19 @@ def probe(
         from autotune.integrations.command import probe_own
         from autotune.integrations.values import MAX_SIZE, StepProbe
 
-        own.reject_others(context, _OF_STEP)
+        own.reject_others(context, _OWN_STEP_OPTIONS)
         code, *_ = own.codes()
-        most = options.max_micro_batch_size
-        most = MAX_SIZE if most == MAX_MICRO_BATCH_SIZE else most
-        asked_step = opt.make_request(
-            StepProbe, context, code=code, headroom_share=headroom, max_size=most
+        max_size = options.max_micro_batch_size
+        if max_size == MAX_MICRO_BATCH_SIZE:
+            # The default of a model; sizes of your own step may be lengths.
+            max_size = MAX_SIZE
+        step_request = opt.make_request(
+            StepProbe, context, code=code, headroom_share=headroom, max_size=max_size
         )
         probe_own(
             context,
             own,
-            asked_step,
+            step_request,
             options.device,
             job,
             out=out,
@@ -147,15 +152,15 @@ def probe(
         as_gpu=None if gpu is None else find_gpu_model(gpu),
     )
     names = [request.config.model.name for request in requests]
-    one = out.stem if out is not None and out.suffix == ".toml" else None
-    asked = JobRequest(
+    reports = [f"{name}-*" for name in names]
+    if out is not None and out.suffix == ".toml":
+        reports = [out.stem for _ in names]
+    job_request = JobRequest(
         name=f"probe-{names[0]}" if len(names) == 1 else "probe",
         purpose=(
             f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles."
         ),
-        trial_log=", ".join(
-            str(job.reports / (one or f"{name}-*") / "trials") for name in names
-        ),
+        trial_log=", ".join(str(job.reports / report / "trials") for report in reports),
         # Each ten to twenty trials, most of which end in seconds.
         expected_minutes=1 + 3 * len(names),
         trial_timeout_s=options.trial_timeout_s,
@@ -163,19 +168,19 @@ def probe(
         on_gpus=options.device != "cpu",
         reports=job.reports,
     )
-    if job.submitted_or_rejected(context, asked):
+    if job.submitted_or_rejected(context, job_request):
         return
     with open_session(
         options.device, options.data, check=partial(check_budgets, requests)
-    ) as bench:
-        probed = probe_models(
-            bench,
-            requests,
-            out,
-            None if time_limit_s is None else time.time() + time_limit_s,
-        )
-    answer = {"models": [probe_answer(one) for one in probed]}
-    print(answer_json(answer) if job.as_json else probe_text(probed, options.data))
+    ) as session:
+        # Counted from here, without the time for opening the session.
+        ends_s = None if time_limit_s is None else time.time() + time_limit_s
+        probed = probe_models(session, requests, out, ends_s)
+    if job.as_json:
+        answer = {"models": [probe_answer(model) for model in probed]}
+        print(answer_json(answer))
+    else:
+        print(probe_text(probed, options.data))
 
 
 @opt.grouped
@@ -239,63 +244,73 @@ def estimate(
     from trainer.config.presets import model_settings
     from trainer.record.progress import progress
 
-    named = {name: model_settings(name) for name in options.model}
-    of_step = (
-        "layout",
-        "precision",
-        "attention_dropout",
-        "activation_checkpointing",
-        "compile",
-    )
-    step = {name: context.params[name] for name in of_step}
-    more: dict[str, Any] = {
+    models = {argument: model_settings(argument) for argument in options.model}
+    step_options = {
+        name: context.params[name]
+        for name in (
+            "layout",
+            "precision",
+            "attention_dropout",
+            "activation_checkpointing",
+            "compile",
+        )
+    }
+    only_here: dict[str, Any] = {
         "seq_length_tokens": options.seq_length,
         "attention": attention,
         "mlm_head": mlm_head,
     }
     configs = tuple(
-        settings_of_step(one, device, **more, **step) for one in named.values()
+        settings_of_step(model, device, **only_here, **step_options)
+        for model in models.values()
     )
-    asked = opt.make_request(
+    request = opt.make_request(
         PredictionRequest, context, configs=configs, vocab_size=vocab_size or VOCAB_SIZE
     )
-    target = find_target(asked)
+    target = find_target(request)
     with progress("estimate") as update:
-        answer, rejected = predict(asked, target, what_if=what_if, update=update)
-    unfit = {
+        answer, rejected = predict(request, target, what_if=what_if, update=update)
+    too_large = {
         name for name, error in rejected.items() if isinstance(error, ExceedsMemory)
     }
-    probe = command(
+    probe_words = command(
         "probe",
-        model=[text for text, one in named.items() if one.name not in unfit],
+        model=[
+            argument
+            for argument, model in models.items()
+            if model.name not in too_large
+        ],
         data=data or "DIR",
         memory=memory_bytes and exact_bytes(memory_bytes),
         device=device if device == "cpu" else None,
         seq_length=options.seq_length,
-        **step,
+        **step_options,
         ranks=ranks if ranks > 1 else None,
         max_micro_batch_size=options.max_micro_batch_size,
         accumulate=accumulate,
     )
-    unlike = ["the sparse head"] * (mlm_head != "sparse") + [
-        "its own choice of attention"
-    ] * (attention != "auto")
-    if unlike:  # probe has no such options
-        probe += f"  # measures {' and '.join(unlike)}"
+    # Options that the probe lacks: it measures its own choice.
+    differences = []
+    if mlm_head != "sparse":
+        differences.append("the sparse head")
+    if attention != "auto":
+        differences.append("its own choice of attention")
+    if differences:
+        probe_words += f"  # measures {' and '.join(differences)}"
     if as_json:
         print(answer_json(answer))
-    elif text := estimate_text(answer, probe):
+    elif text := estimate_text(answer, probe_words):
         print(text)
     if rejected:
-        errors, run = (
-            list(rejected.values()),
-            f"Measure it on the target machine: {probe}",
-        )
-        steps = [
-            run if isinstance(error, CannotTrace) else error.next_step
+        errors = list(rejected.values())
+        # All are reported with the exit code of the first.
+        first = errors[0]
+        next_steps = [
+            f"Measure it on the target machine: {probe_words}"
+            if isinstance(error, CannotTrace)
+            else error.next_step
             for error in errors
         ]
-        # With the exit code of the first.
-        errors[0].message = "\n".join(error.message for error in errors)
-        errors[0].next_step = "\n  ".join(dict.fromkeys(steps))
-        raise errors[0]
+        first.message = "\n".join(error.message for error in errors)
+        first.next_step = "\n  ".join(dict.fromkeys(next_steps))
+        raise first

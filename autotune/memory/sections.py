@@ -1,4 +1,8 @@
-"""Report sections on memory: the memory breakdown, and throughput by micro-batch with its knee."""
+"""Answers and report sections on memory.
+
+These are the memory breakdown, throughput by micro-batch size with its knee, and the
+predictions of ``autotune estimate``.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +19,8 @@ from autotune.base.wording import format_bounds, format_number, plural
 from autotune.memory.values import (
     ACTIVATIONS,
     Answer,
+    CurvePoint,
+    MemoryBreakdown,
     PredictedModel,
     ProbeEvidence,
     Share,
@@ -29,12 +35,21 @@ from autotune.speed.sections import speed_table
 from autotune.trials.values import FinishedTrial
 from trainer.config.train_config import TrainConfig
 
-_MOST_PARTS = 7
+_MAX_PARTS = 7
 """Most parts of a bar; more cannot be distinguished."""
 _SMALL_SHARE = 0.001
 """Share of the peak below which terms are summed up."""
-_MUCH_SHARE = 0.05
+_FRAGMENTED_SHARE = 0.05
 """Share of the peak lost to fragmentation above which it is reported."""
+_SETTINGS = (
+    "model",
+    "precision",
+    "attention",
+    "activation_checkpointing",
+    "mlm_head",
+    "layout",
+)
+"""Columns of the table of alternatives before its figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,96 +69,103 @@ class ProbedModel:
         return self.profile.evidence.probe
 
 
-def probe_answer(one: ProbedModel) -> dict[str, Any]:
-    """Return the JSON of one model: the probe's result, the path of its profile, and every trial."""
-    train, budget_bytes = one.profile.train, one.profile.constraints.memory_budget_bytes
+def probe_answer(probed: ProbedModel) -> dict[str, Any]:
+    """Return the JSON of one model.
+
+    It has the probe's result, the path of its profile, and every trial.
+    """
+    profile = probed.profile
     trials = [
         {
-            "micro_batch_size": done.trial.config["micro_batch_size"],
-            "label": done.label,
-            "seconds": round(done.seconds, 3),
-            "from_trial_log": done.from_trial_log,
-            "outcome": done.outcome,
+            "micro_batch_size": finished.trial.config["micro_batch_size"],
+            "label": finished.label,
+            "seconds": round(finished.seconds, 3),
+            "from_trial_log": finished.from_trial_log,
+            "outcome": finished.outcome,
         }
-        for done in one.trials
+        for finished in probed.trials
     ]
     return {
-        "model": train.model.name,
-        "profile": one.path,
-        "micro_batch_size": train.micro_batch_size,
-        "global_batch_size": train.global_batch_size,
-        "memory_budget_bytes": budget_bytes,
-        "bytes_known": one.profile.fingerprint.bytes_known,
-        **jsonable(one.evidence),
+        "model": profile.train.model.name,
+        "profile": probed.path,
+        "micro_batch_size": profile.train.micro_batch_size,
+        "global_batch_size": profile.train.global_batch_size,
+        "memory_budget_bytes": profile.constraints.memory_budget_bytes,
+        "bytes_known": profile.fingerprint.bytes_known,
+        **jsonable(probed.evidence),
         "trials": trials,
     }
 
 
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
-    """Return the answer for people: a line per model, reasons, paths of profiles, and next commands."""
-    known = [(one.profile.train, one.evidence) for one in probed]
-    found = [
-        (train, evidence, evidence.promised(train.micro_batch_size))
-        for train, evidence in known
-    ]
+    """Return the answer for people.
+
+    It has a line per model, reasons, paths of profiles, and next commands.
+    """
     table = table_of(
         "",
-        found,
-        ("model", "l", lambda one: one[0].model.name),
-        (
-            "parameters",
-            "r",
-            lambda one: (
-                f"{one[1].parameters / 1e6:.1f} M" if one[1].parameters else None
-            ),
-        ),
-        ("max micro-batch", "r", lambda one: str(one[1].feasible_max)),
+        probed,
+        ("model", "l", lambda model: model.profile.train.model.name),
+        ("parameters", "r", lambda model: _millions(model.evidence.parameters)),
+        ("max micro-batch", "r", lambda model: str(model.evidence.feasible_max)),
         (
             "out of memory at",
             "r",
-            lambda one: str(one[1].infeasible_min) if one[1].infeasible_min else None,
+            lambda model: _number_or_none(model.evidence.infeasible_min),
         ),
-        ("micro-batch", "r", lambda one: str(one[0].micro_batch_size)),
+        ("micro-batch", "r", lambda model: str(model.profile.train.micro_batch_size)),
+        ("tokens/s incl. padding", "r", _promised_rate),
         (
-            "tokens/s incl. padding",
+            "peak memory",
             "r",
-            lambda one: format_count(one[2].padded_tokens_per_s if one[2] else None),
+            lambda model: format_bytes(model.evidence.feasible_peak_bytes),
         ),
-        ("peak memory", "r", lambda one: format_bytes(one[1].feasible_peak_bytes)),
-        (
-            "predicted",
-            "r",
-            lambda one: format_bytes(
-                one[1].traced_peak_bytes or one[1].predicted_peak_bytes
-            ),
-        ),
-        ("trials", "r", lambda one: str(one[1].search_trials)),
-        ("time", "r", lambda one: format_seconds(one[1].seconds)),
+        ("predicted", "r", _predicted_peak),
+        ("trials", "r", lambda model: str(model.evidence.search_trials)),
+        ("time", "r", lambda model: format_seconds(model.evidence.seconds)),
     )
-    reasons = [
-        (one.profile.train.model.name, (line,))
-        for one in probed
-        for line in reasons_of(one.profile)
-    ]
-    old = {
-        one.path: f" (previous one: {one.previous})" for one in probed if one.previous
-    }
-    written = [("profile", (f"{one.path}{old.get(one.path, '')}",)) for one in probed]
-    following = [("next", (command("workers", one.path, data=data),)) for one in probed]
+    reasons: list[tuple[str, doc.Words]] = []
+    written: list[tuple[str, doc.Words]] = []
+    following: list[tuple[str, doc.Words]] = []
+    for model in probed:
+        name = model.profile.train.model.name
+        reasons += [(name, (reason,)) for reason in reasons_of(model.profile)]
+        previous = f" (previous one: {model.previous})" if model.previous else ""
+        written.append(("profile", (f"{model.path}{previous}",)))
+        following.append(("next", (command("workers", model.path, data=data),)))
     return console_text((table, doc.Pairs(pairs=(*reasons, *written, *following))))
 
 
+def _millions(parameters: int | None) -> str | None:
+    return f"{parameters / 1e6:.1f} M" if parameters else None
+
+
+def _number_or_none(number: int | None) -> str | None:
+    return str(number) if number else None
+
+
+def _promised_rate(probed: ProbedModel) -> str | None:
+    promised = probed.evidence.promised(probed.profile.train.micro_batch_size)
+    return format_count(promised.padded_tokens_per_s if promised else None)
+
+
+def _predicted_peak(probed: ProbedModel) -> str | None:
+    evidence = probed.evidence
+    return format_bytes(evidence.traced_peak_bytes or evidence.predicted_peak_bytes)
+
+
 def reasons_of(profile: Profile) -> Iterator[str]:
-    """Yield a line each on the reason for the micro-batch size, the split of the global batch, and unknown facts."""
+    """Yield a line on each reason and on each unknown fact of a probe.
+
+    The reasons are for the micro-batch size and the split of the global batch.
+    """
     probe = profile.evidence.probe
     assert probe is not None
     yield probe.choice
     if probe.knee_micro_batch_sizes and probe.curve:
         low, high = min(probe.knee_micro_batch_sizes), max(probe.knee_micro_batch_sizes)
-        yield (
-            f"throughput levels off {'at' if low == high else f'between {low} and'}"
-            f" {plural(high, 'sequence')}"
-        )
+        where = "at" if low == high else f"between {low} and"
+        yield f"throughput levels off {where} {plural(high, 'sequence')}"
     yield batch_split_words(profile.train, probe.local_ranks)
     yield (
         "each optimizer step has"
@@ -164,7 +186,7 @@ def reasons_of(profile: Profile) -> Iterator[str]:
 
 
 def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
-    """Return the split of the global batch into micro-batches per rank, in words, with its empty sequences."""
+    """Return the split of the global batch in words, with its empty sequences."""
     split = split_global_batch(
         train.global_batch_size, train.micro_batch_size, local_ranks
     )
@@ -173,36 +195,34 @@ def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
         f" size {split.micro_batch_size}"
     )
     words += f" x {plural(split.gradient_accumulation_steps, 'accumulation step')}"
-    words += f" x {local_ranks} ranks" if local_ranks > 1 else ""
+    if local_ranks > 1:
+        words += f" x {local_ranks} ranks"
     if split.empty_sequences:
-        without = " or ".join(map(str, split.without_empty))
+        without_empty = " or ".join(map(str, split.without_empty))
         words += (
-            f"; {plural(split.empty_sequences, 'sequence')} empty, none with a global batch"
-            f" of {without}"
+            f"; {plural(split.empty_sequences, 'sequence')} empty, none with a global"
+            f" batch of {without_empty}"
         )
     return words
 
 
-def memory_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the section on memory: predicted by term, measured in total, and the budget."""
-    probe = one.profile.evidence.probe
+def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
+    """Return the section on memory: predicted, measured, and the budget."""
+    profile = reported.profile
+    probe = profile.evidence.probe
     if probe is None:
         return (
             doc.Missing(
                 subject="Largest micro-batch",
-                commands=(probe_command(one.profile, one.path),),
+                commands=(probe_command(profile, reported.path),),
             ),
         )
-    constraints, train, known = (
-        one.profile.constraints,
-        one.profile.train,
-        one.profile.fingerprint.bytes_known,
-    )
-    traced = (
-        format_bytes(probe.traced_peak_bytes)
-        if probe.traced_peak_bytes is not None
-        else "not predicted"
-    )
+    constraints, train = profile.constraints, profile.train
+    # The source of measured bytes, such as NVML.
+    bytes_known = profile.fingerprint.bytes_known
+    traced_peak: str | None = "not predicted"
+    if probe.traced_peak_bytes is not None:
+        traced_peak = format_bytes(probe.traced_peak_bytes)
     rows: list[Row] = [
         ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
         [
@@ -214,10 +234,10 @@ def memory_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
             str(probe.infeasible_min) if probe.infeasible_min else "none tried",
         ],
         [
-            f"peak memory of the largest, {known}",
+            f"peak memory of the largest, {bytes_known}",
             format_bytes(probe.feasible_peak_bytes),
         ],
-        ["peak memory, predicted before any trial", traced],
+        ["peak memory, predicted before any trial", traced_peak],
         [
             "peak memory, predicted with smaller trials",
             format_bytes(probe.predicted_peak_bytes),
@@ -242,82 +262,105 @@ def memory_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
         ["headroom", format_share(constraints.headroom_share)],
         ["micro-batch size in use", f"{train.micro_batch_size}: {probe.choice}"],
     ]
-    chart = (
-        (_traced_breakdown(probe, constraints.memory_budget_bytes, known),)
-        if probe.traced_terms_bytes
-        else ()
-    )
-    return (facts_table("Largest micro-batch", rows), *chart)
+    table = facts_table("Largest micro-batch", rows)
+    if not probe.traced_terms_bytes:
+        return (table,)
+    budget_bytes = constraints.memory_budget_bytes
+    return (table, _traced_breakdown(probe, budget_bytes, bytes_known))
 
 
-def _traced_breakdown(probe: ProbeEvidence, budget: int, known: str) -> doc.Chart:
-    terms, measured = probe.traced_terms_bytes, probe.feasible_peak_bytes
-    whole, parts = sum(terms.values()), _parts(terms)
+def _traced_breakdown(
+    probe: ProbeEvidence, budget_bytes: int, bytes_known: str
+) -> doc.Chart:
+    """Return the chart of predicted memory by term, beside the measured peak."""
+    terms, measured_bytes = probe.traced_terms_bytes, probe.feasible_peak_bytes
+    predicted_bytes = sum(terms.values())
+    parts = _parts(terms)
     sizes = sorted(terms.items(), key=lambda item: -item[1])
     sizes += [
-        ("all terms, predicted", whole),
-        (f"peak, {known}", measured),
-        ("memory budget per rank", budget),
+        ("all terms, predicted", predicted_bytes),
+        (f"peak, {bytes_known}", measured_bytes),
+        ("memory budget per rank", budget_bytes),
     ]
-    predicted = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+
+    def share_of_predicted(item: tuple[str, int]) -> str | None:
+        _, size_bytes = item
+        return format_share(size_bytes / predicted_bytes) if predicted_bytes else None
+
+    by_term = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+    measured = doc.Stack(
+        label=bytes_known, parts=((f"peak, {bytes_known}", float(measured_bytes)),)
+    )
+    budget_line = doc.ReferenceLine(value=float(budget_bytes), label="memory budget")
     return doc.Chart(
         title=f"Memory breakdown at {plural(probe.feasible_max, 'sequence')}",
         description=(
-            f"Predicted {format_bytes(whole)}: {predicted}. {known.capitalize()}"
-            f" {format_bytes(measured)}. Budget {format_bytes(budget)}."
+            f"Predicted {format_bytes(predicted_bytes)}: {by_term}."
+            f" {bytes_known.capitalize()} {format_bytes(measured_bytes)}."
+            f" Budget {format_bytes(budget_bytes)}."
         ),
         drawing=doc.StackedBarChart(
             axis=doc.Axis(label="memory per rank", unit="bytes"),
-            stacks=(
-                doc.Stack(label="predicted", parts=parts),
-                doc.Stack(label=known, parts=((f"peak, {known}", float(measured)),)),
-            ),
-            rules=(doc.ReferenceLine(value=float(budget), label="memory budget"),),
+            stacks=(doc.Stack(label="predicted", parts=parts), measured),
+            rules=(budget_line,),
         ),
         table=table_of(
             "Memory by term",
             sizes,
-            ("term", "l", lambda one: one[0]),
-            ("size", "r", lambda one: format_bytes(one[1])),
-            (
-                "share of predicted",
-                "r",
-                lambda one: format_share(one[1] / whole) if whole else None,
-            ),
+            ("term", "l", _term),
+            ("size", "r", _size),
+            ("share of predicted", "r", share_of_predicted),
         ),
     )
 
 
+def _term(item: tuple[str, int]) -> str:
+    term, _ = item
+    return term
+
+
+def _size(item: tuple[str, int]) -> str | None:
+    _, size_bytes = item
+    return format_bytes(size_bytes)
+
+
 def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
-    """Return the terms for the chart: all activations as one, and the smallest together as ``other``."""
+    """Return the terms for the chart, the largest first.
+
+    All activations are one part, and the smallest parts are together ``other``.
+    """
     joined: dict[str, float] = {}
     for term, size in terms.items():
         name = ACTIVATIONS if term.startswith(ACTIVATIONS) else term
         joined[name] = joined.get(name, 0.0) + max(0, size)
     ranked = sorted(joined.items(), key=lambda item: -item[1])
-    if len(ranked) <= _MOST_PARTS:
+    if len(ranked) <= _MAX_PARTS:
         return tuple(ranked)
-    return (
-        *ranked[: _MOST_PARTS - 1],
-        ("other", sum(size for _, size in ranked[_MOST_PARTS - 1 :])),
+    shown, others = ranked[: _MAX_PARTS - 1], ranked[_MAX_PARTS - 1 :]
+    return (*shown, ("other", sum(size for _, size in others)))
+
+
+def curve_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
+    """Return the section on throughput by micro-batch size, and the size in use."""
+    profile = reported.profile
+    probe = profile.evidence.probe
+    missing = doc.Missing(
+        subject="Throughput by micro-batch size",
+        commands=(probe_command(profile, reported.path),),
     )
-
-
-def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the section on throughput by micro-batch size, with its knee and the size in use."""
-    probe, again = one.profile.evidence.probe, (probe_command(one.profile, one.path),)
-    missing = doc.Missing(subject="Throughput by micro-batch size", commands=again)
     if probe is None:
         return (missing,)
-    rows = one.profile.train.micro_batch_size
-    used = bulleted([f"micro-batch size in use: {rows}", *reasons_of(one.profile)])
+    used_size = profile.train.micro_batch_size
+    used = bulleted([f"micro-batch size in use: {used_size}", *reasons_of(profile)])
     if not probe.curve:
         return (used, missing)
+    return (_curve_chart(probe, used_size), used)
+
+
+def _curve_chart(probe: ProbeEvidence, used_size: int) -> doc.Chart:
+    """Return the chart of the throughput curve, with its knee and the size in use."""
     best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
-    at = [
-        f"{format_number(one.padded_tokens_per_s)} at {one.micro_batch_size}"
-        for one in (*probe.curve, best)
-    ]
+    first, last = probe.curve[0], probe.curve[-1]
     points = tuple(
         doc.Point(
             x=point.micro_batch_size,
@@ -328,31 +371,31 @@ def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
         for point in probe.curve
     )
     lines = [doc.Line(name="measured, 95 % interval", points=points, colour=0)]
-    if dots := tuple(
-        doc.Point(x=point.x, y=point.y) for point in points if point.x == rows
-    ):
-        lines.append(doc.Line(name="used", points=dots, kind="dots", colour=5))
+    used_points = tuple(
+        doc.Point(x=point.x, y=point.y) for point in points if point.x == used_size
+    )
+    if used_points:
+        lines.append(doc.Line(name="used", points=used_points, kind="dots", colour=5))
     knee = probe.knee_micro_batch_sizes
-    chart = doc.Chart(
+    shade = None
+    if len(set(knee)) == 2:
+        shade = doc.Shade(start=knee[0], end=knee[1], label="throughput levels off")
+    return doc.Chart(
         title="Throughput by micro-batch size",
         description=(
-            f"Tokens/s including padding: {at[0]}, {at[-2]}; the highest is {at[-1]}."
-            " All sequences are full."
+            f"Tokens/s including padding: {_rate_words(first)}, {_rate_words(last)};"
+            f" the highest is {_rate_words(best)}. All sequences are full."
         ),
         drawing=doc.LineChart(
             x=doc.Axis(
                 label="micro-batch size (sequences)",
                 unit="count",
                 log=2,
-                ticks=tuple(one.x for one in points),
+                ticks=tuple(point.x for point in points),
             ),
             y=doc.Axis(label="tokens/s including padding", unit="count", low=0),
             lines=tuple(lines),
-            shade=(
-                doc.Shade(start=knee[0], end=knee[1], label="throughput levels off")
-                if len(set(knee)) == 2
-                else None
-            ),
+            shade=shade,
         ),
         table=table_of(
             "Throughput by micro-batch size (full sequences)",
@@ -381,7 +424,10 @@ def curve_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
             ("timed steps", "r", lambda point: str(point.timed_steps)),
         ),
     )
-    return (chart, used)
+
+
+def _rate_words(point: CurvePoint) -> str:
+    return f"{format_number(point.padded_tokens_per_s)} at {point.micro_batch_size}"
 
 
 def estimate_text(answer: Answer, next_command: str) -> str:
@@ -391,93 +437,84 @@ def estimate_text(answer: Answer, next_command: str) -> str:
     """
     if not (answer.models or answer.what_if):
         return ""
-    reserve = (
-        f" ({format_bytes(answer.reserve_bytes)} of its memory stay free)"
-        if answer.reserve_bytes
-        else ""
-    )
+    reserve = ""
+    if answer.reserve_bytes:
+        reserve = f" ({format_bytes(answer.reserve_bytes)} of its memory stay free)"
     blocks: list[doc.Block] = [
         paragraph(f"Predicted for {answer.target}{reserve}; nothing was measured.")
     ]
     if answer.models:
-        blocks += [
-            _summary(answer.models),
-            *(block for one in answer.models for block in _one(one)),
-        ]
+        blocks.append(_summary(answer.models))
+        for model in answer.models:
+            blocks += _model_blocks(model)
     if answer.what_if:
-        settings = (
-            "model",
-            "precision",
-            "attention",
-            "activation_checkpointing",
-            "mlm_head",
-            "layout",
-        )
-        table = table_of(
-            "Alternatives (predicted largest micro-batch)",
-            answer.what_if,
-            *((name, "l", itemgetter(name)) for name in settings),
-            (
-                "max micro-batch",
-                "r",
-                lambda one: " ".join(
-                    str(part) for part in (one["micro_batch_size"], one["note"]) if part
-                ),
-            ),
-            (
-                "non-padding tokens",
-                "r",
-                lambda one: format_count(one["non_padding_tokens"]),
-            ),
-        )
-        blocks.append(table)
-        if any(one["attention"] == "varlen" for one in answer.what_if):
+        blocks.append(_alternatives_table(answer.what_if))
+        if any(setting["attention"] == "varlen" for setting in answer.what_if):
             blocks.append(
                 paragraph(
                     "varlen requires attention dropout 0, which changes the recipe of"
                     " models that use it."
                 )
             )
-    blocks += (
-        [paragraph(f"next: measure it on that machine: {next_command}")]
-        if answer.models
-        else []
-    )
+    if answer.models:
+        blocks.append(paragraph(f"next: measure it on that machine: {next_command}"))
     return console_text(blocks)
+
+
+def _alternatives_table(what_if: Sequence[Mapping[str, Any]]) -> doc.Table:
+    return table_of(
+        "Alternatives (predicted largest micro-batch)",
+        what_if,
+        *((name, "l", itemgetter(name)) for name in _SETTINGS),
+        ("max micro-batch", "r", _largest_words),
+        (
+            "non-padding tokens",
+            "r",
+            lambda setting: format_count(setting["non_padding_tokens"]),
+        ),
+    )
+
+
+def _largest_words(setting: Mapping[str, Any]) -> str:
+    """Return the largest micro-batch of an alternative, with its note."""
+    parts = (setting["micro_batch_size"], setting["note"])
+    return " ".join(str(part) for part in parts if part)
 
 
 def shares_table(shares: Sequence[Share], caption: str = "") -> doc.Table:
     """Return a table of one GPU's memory under each way of sharing the model."""
-    formulas = any(not one.trains_here for one in shares)
+    any_formula = any(not share.trains_here for share in shares)
     return table_of(
         caption,
         shares,
         (
-            f"per rank{' (* formula)' if formulas else ''}",
+            f"per rank{' (* formula)' if any_formula else ''}",
             "l",
-            lambda one: one.name + " *" * (not one.trains_here),
+            lambda share: share.name if share.trains_here else f"{share.name} *",
         ),
         (
             "state",
             "r",
-            lambda one: format_bytes(one.held.state_bytes + one.held.gathered_bytes),
+            lambda share: format_bytes(
+                share.held.state_bytes + share.held.gathered_bytes
+            ),
         ),
         (
             "activations",
             "r",
-            lambda one: format_bytes(
-                one.held.activations_bytes + one.held.head_and_loss_bytes
+            lambda share: format_bytes(
+                share.held.activations_bytes + share.held.head_and_loss_bytes
             ),
         ),
         (
             "other",
             "r",
-            lambda one: format_bytes(
-                one.held.temporaries_bytes + one.held.non_pytorch_bytes
+            lambda share: format_bytes(
+                share.held.temporaries_bytes + share.held.non_pytorch_bytes
             ),
         ),
-        ("total", "r", lambda one: format_bytes(one.total_bytes)),
-        ("fits", "l", lambda one: "yes" if one.fits else "no"),
+        ("total", "r", lambda share: format_bytes(share.total_bytes)),
+        ("fits", "l", lambda share: "yes" if share.fits else "no"),
     )
 
 
@@ -485,98 +522,103 @@ def _summary(predicted: Sequence[PredictedModel]) -> doc.Table:
     return table_of(
         "",
         predicted,
-        ("model", "l", lambda one: one.model),
-        ("parameters", "r", lambda one: f"{one.parameters / 1e6:.1f} M"),
+        ("model", "l", lambda model: model.model),
+        ("parameters", "r", lambda model: f"{model.parameters / 1e6:.1f} M"),
         (
             "max micro-batch",
             "r",
-            lambda one: f"{'at least ' if one.limited else ''}{one.micro_batch_size}",
-        ),
-        (
-            "range",
-            "r",
-            lambda one: (
-                None
-                if one.limited
-                else f"{one.micro_batch_size_low} to {one.micro_batch_size_high}"
+            lambda model: (
+                f"{'at least ' if model.limited else ''}{model.micro_batch_size}"
             ),
         ),
+        ("range", "r", _size_range),
         (
             "tokens incl. padding",
             "r",
-            lambda one: format_count(
-                one.micro_batch_size * one.config.seq_length_tokens
-            ),
-        ),
-        ("non-padding tokens", "r", lambda one: format_count(one.non_padding_tokens)),
-        ("samples", "r", lambda one: format_count(one.samples)),
-        ("peak memory", "r", lambda one: format_bytes(one.breakdown.peak_bytes)),
-        ("per sequence", "r", lambda one: format_bytes(one.bytes_per_sequence)),
-        (
-            "tokens/s",
-            "r",
-            lambda one: format_count(
-                one.speed.padded_tokens_per_s.value if one.speed else None
+            lambda model: format_count(
+                model.micro_batch_size * model.config.seq_length_tokens
             ),
         ),
         (
-            "MFU",
+            "non-padding tokens",
             "r",
-            lambda one: (
-                format_share(one.speed.mfu.value)
-                if one.speed and one.speed.mfu
-                else None
-            ),
+            lambda model: format_count(model.non_padding_tokens),
         ),
+        ("samples", "r", lambda model: format_count(model.samples)),
+        ("peak memory", "r", lambda model: format_bytes(model.breakdown.peak_bytes)),
+        ("per sequence", "r", lambda model: format_bytes(model.bytes_per_sequence)),
+        ("tokens/s", "r", _predicted_rate),
+        ("MFU", "r", _predicted_mfu),
     )
 
 
-def _one(one: PredictedModel) -> Iterator[doc.Block]:
-    config = one.config
+def _size_range(model: PredictedModel) -> str | None:
+    if model.limited:
+        return None
+    return f"{model.micro_batch_size_low} to {model.micro_batch_size_high}"
+
+
+def _predicted_rate(model: PredictedModel) -> str | None:
+    speed = model.speed
+    return format_count(speed.padded_tokens_per_s.value if speed else None)
+
+
+def _predicted_mfu(model: PredictedModel) -> str | None:
+    if model.speed is None or model.speed.mfu is None:
+        return None
+    return format_share(model.speed.mfu.value)
+
+
+def _model_blocks(model: PredictedModel) -> Iterator[doc.Block]:
+    """Yield the settings of one model, its memory by term, speed and shares."""
+    config = model.config
     yield paragraph(
         f"{config.model.name}: {config.layout} sequences of {config.seq_length_tokens}"
-        f" tokens, {config.precision}, {one.attention} attention"
-        f" ({one.attention_reason}), activation checkpointing"
+        f" tokens, {config.precision}, {model.attention} attention"
+        f" ({model.attention_reason}), activation checkpointing"
         f" {config.activation_checkpointing}, {config.mlm_head} MLM head, budget"
-        f" {format_bytes(one.budget_bytes)}"
+        f" {format_bytes(model.budget_bytes)}"
     )
-    yield _breakdown(one)
-    lost = one.breakdown.terms_bytes.get(Term.ROUNDING, 0)
-    if lost > _MUCH_SHARE * one.breakdown.peak_bytes:
-        yield paragraph(f"{format_bytes(lost)} are lost to fragmentation and rounding")
-    unknown = (
-        "tokens/s not predicted: measure the constants of that machine with autotune"
-        " doctor --measure"
-    )
-    yield (
-        paragraph(unknown)
-        if one.speed is None
-        else speed_table(one.speed, one.micro_batch_size)
-    )
-    if one.shares:
+    yield _breakdown_table(model.breakdown)
+    lost_bytes = model.breakdown.terms_bytes.get(Term.ROUNDING, 0)
+    if lost_bytes > _FRAGMENTED_SHARE * model.breakdown.peak_bytes:
+        lost = format_bytes(lost_bytes)
+        yield paragraph(f"{lost} are lost to fragmentation and rounding")
+    if model.speed is None:
+        yield paragraph(
+            "tokens/s not predicted: measure the constants of that machine with"
+            " autotune doctor --measure"
+        )
+    else:
+        yield speed_table(model.speed, model.micro_batch_size)
+    if model.shares:
         yield shares_table(
-            one.shares, "Memory when GPUs share the model, at the same micro-batch size"
+            model.shares,
+            "Memory when GPUs share the model, at the same micro-batch size",
         )
 
 
-def _breakdown(one: PredictedModel) -> doc.Table:
-    breakdown = one.breakdown
+def _breakdown_table(breakdown: MemoryBreakdown) -> doc.Table:
+    """Return the memory by term, the largest first, and small terms together."""
     large = {
         term: size
         for term, size in breakdown.terms_bytes.items()
         if size >= _SMALL_SHARE * breakdown.peak_bytes
     }
     sizes: list[tuple[str, int]] = sorted(large.items(), key=lambda item: -item[1])
-    rest = breakdown.peak_bytes - sum(large.values())
-    sizes += [("other", rest)] if rest else []
+    other_bytes = breakdown.peak_bytes - sum(large.values())
+    if other_bytes:
+        sizes.append(("other", other_bytes))
+    sizes.append(("peak", breakdown.peak_bytes))
+
+    def share_of_peak(item: tuple[str, int]) -> str:
+        _, size_bytes = item
+        return f"{size_bytes / breakdown.peak_bytes:.1%}"
+
     return table_of(
         "",
-        [*sizes, ("peak", breakdown.peak_bytes)],
-        (
-            f"memory at micro-batch size {breakdown.micro_batch_size}",
-            "l",
-            lambda item: item[0],
-        ),
-        ("bytes", "r", lambda item: format_bytes(item[1])),
-        ("share", "r", lambda item: f"{item[1] / breakdown.peak_bytes:.1%}"),
+        sizes,
+        (f"memory at micro-batch size {breakdown.micro_batch_size}", "l", _term),
+        ("bytes", "r", _size),
+        ("share", "r", share_of_peak),
     )

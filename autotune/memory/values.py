@@ -1,4 +1,7 @@
-"""Values of memory: traces of allocations, requests, the evidence of a probe, and predictions."""
+"""Values of memory.
+
+These are traces of allocations, requests, the evidence of a probe, and predictions.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -80,17 +83,15 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, terms by number."""
-        number = {
-            term: index
-            for index, term in enumerate(sorted({one.term for one in self.allocations}))
-        }
+        terms = sorted({allocation.term for allocation in self.allocations})
+        number = {term: index for index, term in enumerate(terms)}
         return {
             "work": self.work.to_json(),
             "predicted_tokens": self.predicted_tokens,
-            "terms": list(number),
-            "sizes_bytes": [one.size_bytes for one in self.allocations],
-            "term_of": [number[one.term] for one in self.allocations],
-            "streams": [one.stream for one in self.allocations],
+            "terms": terms,
+            "sizes_bytes": [allocation.size_bytes for allocation in self.allocations],
+            "term_of": [number[allocation.term] for allocation in self.allocations],
+            "streams": [allocation.stream for allocation in self.allocations],
             "events": list(self.events),
             "repeats_from": self.repeats_from,
         }
@@ -99,18 +100,19 @@ class Trace:
     def of(cls, value: Mapping[str, Any]) -> "Trace":
         """Read the result of ``to_json``.
 
-        Of another form, it raises ``KeyError``, ``IndexError`` or ``TypeError``.
+        Raises:
+            KeyError, IndexError, TypeError: If it has another form.
         """
         terms: Sequence[str] = value["terms"]
-        made = zip(
+        allocations = zip(
             value["sizes_bytes"], value["term_of"], value["streams"], strict=True
         )
         return cls(
             work=StepWork.of(value["work"]),
             predicted_tokens=value["predicted_tokens"],
             allocations=tuple(
-                Allocation(size_bytes=size, term=terms[term], stream=on)
-                for size, term, on in made
+                Allocation(size_bytes=size, term=terms[number], stream=stream)
+                for size, number, stream in allocations
             ),
             events=tuple(value["events"]),
             repeats_from=value["repeats_from"],
@@ -138,7 +140,7 @@ class StepRequest(TrialRequest):
 
 
 class TraceRequest(TrialRequest):
-    """Request for traces of one rank's training steps on the meta device, for several micro-batch sizes."""
+    """Request for traces of one rank's training steps on the meta device."""
 
     job: ClassVar[JobName] = "trace"
 
@@ -226,24 +228,21 @@ class ProbeEvidence(StrictTable):
     choice: str
     """Reason for ``micro_batch_size``."""
 
-    def promised(self, rows: int) -> CurvePoint | None:
-        """Return the throughput to expect of a micro-batch.
+    def promised(self, micro_batch_size: int) -> CurvePoint | None:
+        """Return the throughput to expect of a micro-batch size.
 
-        None if it was not measured.
+        Returns:
+            None if it was not measured.
         """
-        return next(
-            (
-                one
-                for one in (self.sustained, *self.curve)
-                if one and one.micro_batch_size == rows
-            ),
-            None,
-        )
+        for point in (self.sustained, *self.curve):
+            if point is not None and point.micro_batch_size == micro_batch_size:
+                return point
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Memory of one GPU at its peak, for one micro-batch: of the whole model, or of a share of it."""
+    """Memory of one GPU at its peak: of the whole model, or of a share of it."""
 
     parameters_bytes: int
     gradients_bytes: int

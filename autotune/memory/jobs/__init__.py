@@ -1,1 +1,6 @@
-"""Child processes: the only modules that import torch."""
+"""Child processes: the only modules of this package that import torch.
+
+Two jobs begin here. ``step.run`` takes real optimizer steps under a memory budget.
+``trace.run`` records the allocations of the same steps on the meta device, where
+tensors have no content; the other modules give that device the behaviour of a real one.
+"""
