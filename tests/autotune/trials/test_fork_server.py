@@ -1,5 +1,4 @@
-"""How ranks account for their ends, and what the accounts of a trial's ranks add up
-to."""
+"""Accounts of ranks at their ends, and the outcome that they add up to."""
 
 import json
 
@@ -11,10 +10,10 @@ from autotune.trials.fork_server import classify
 from autotune.trials.jobs.server import run_job
 from autotune.trials.values import Crashed, HostOutOfMemory, Measured, OutOfMemory
 
-FITS = {"status": "measured", "figures": {"rank": 0}}
-REFUSED = {"status": "out_of_memory", "detail": "refused"}
-BROKEN = {"status": "crashed", "detail": "broken"}
-LOST = {"status": "lost_peer", "detail": "Connection closed by peer"}
+MEASURED = {"status": "measured", "figures": {"rank": 0}}
+OUT_OF_MEMORY = {"status": "out_of_memory", "detail": "too large"}
+CRASHED = {"status": "crashed", "detail": "broken"}
+LOST_PEER = {"status": "lost_peer", "detail": "Connection closed by peer"}
 
 
 def account(result=None, ended_s=1.0, *, exit_code=1, killed=False, log_tail=""):
@@ -27,96 +26,106 @@ def account(result=None, ended_s=1.0, *, exit_code=1, killed=False, log_tail="")
     }
 
 
-def outcome_of(*ranks, killed_by_kernel=False):
-    return classify(ranks, killed_by_kernel=killed_by_kernel)
+KILLED_BY_SERVER = account(killed=True, exit_code=-9, ended_s=0.5)
 
 
-def test_a_rank_alone_is_not_named_nor_is_one_where_all_were_refused_and_rank_0_speaks_for_all_that_fit():
-    other = {"status": "measured", "figures": {"rank": 1}}
-    assert outcome_of(account(FITS), account(other)) == Measured(figures={"rank": 0})
-    assert outcome_of(account(REFUSED)) == OutOfMemory(detail="refused")
-    assert outcome_of(account(BROKEN)) == Crashed(detail="broken")
-    assert outcome_of(account(REFUSED, 2.0), account(REFUSED, 1.0)) == OutOfMemory(
-        detail="refused"
-    )
+def test_first_rank_speaks_for_all_that_measured():
+    second = {"status": "measured", "figures": {"rank": 1}}
+    outcome = classify([account(MEASURED), account(second)])
+    assert outcome == Measured(figures={"rank": 0})
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome"),
+    [
+        (OUT_OF_MEMORY, OutOfMemory(detail="too large")),
+        (CRASHED, Crashed(detail="broken")),
+    ],
+)
+def test_single_rank_is_not_named(result, outcome):
+    assert classify([account(result)]) == outcome
+
+
+def test_out_of_memory_on_all_ranks_names_none():
+    outcome = classify([account(OUT_OF_MEMORY, 2.0), account(OUT_OF_MEMORY, 1.0)])
+    assert outcome == OutOfMemory(detail="too large")
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        account(LOST, 2.0),
-        account(LOST, 0.5),  # written before the refused rank was found dead
-        account(killed=True, exit_code=-9, ended_s=0.5),
-        account(BROKEN, 2.0),
-        account(FITS, 0.5),
+        account(LOST_PEER, 2.0),
+        # Written before the other rank was found dead.
+        account(LOST_PEER, 0.5),
+        KILLED_BY_SERVER,
+        account(CRASHED, 2.0),
+        account(MEASURED, 0.5),
     ],
+    ids=["lost later", "lost earlier", "killed", "crashed later", "measured"],
 )
-def test_a_refused_rank_decides_over_those_that_it_took_with_it(other):
-    assert outcome_of(other, account(REFUSED, 1.0)) == OutOfMemory(
-        detail="rank 1 of 2: refused"
-    )
+def test_out_of_memory_decides_over_ranks_that_followed(other):
+    outcome = classify([other, account(OUT_OF_MEMORY, 1.0)])
+    assert outcome == OutOfMemory(detail="rank 1 of 2: too large")
 
 
-@pytest.mark.parametrize(
-    ("other", "ended", "by_kernel", "kind"),
-    [
-        (
-            account(LOST, 0.9),
-            account(exit_code=-6, log_tail="std::bad_alloc"),
-            False,
-            OutOfMemory,
-        ),
-        (
-            account(killed=True, exit_code=-9, ended_s=0.5),
-            account(exit_code=-9),
-            True,
-            HostOutOfMemory,
-        ),
-    ],
-)
-def test_a_rank_that_could_not_say_it_or_that_the_kernel_killed_is_named(
-    other, ended, by_kernel, kind
-):
-    outcome = outcome_of(other, ended, killed_by_kernel=by_kernel)
-    assert isinstance(outcome, kind)
+def test_rank_that_only_logged_out_of_memory_is_named():
+    aborted = account(exit_code=-6, log_tail="std::bad_alloc")
+    outcome = classify([account(LOST_PEER, 0.9), aborted])
+    assert isinstance(outcome, OutOfMemory)
+    assert outcome.detail.startswith("rank 1 of 2: ")
+
+
+def test_rank_that_the_kernel_killed_is_named():
+    outcome = classify([KILLED_BY_SERVER, account(exit_code=-9)], killed_by_kernel=True)
+    assert isinstance(outcome, HostOutOfMemory)
     assert outcome.detail.startswith("rank 1 of 2: ")
 
 
 @pytest.mark.parametrize(
     ("ranks", "detail"),
     [
-        ([account(BROKEN, 1.0), account(REFUSED, 2.0)], "rank 0 of 2: broken"),
-        # Somebody killed it.
-        ([account(LOST), account(exit_code=-9)], "rank 1 of 2: exit code -9: "),
-        (
-            [account(LOST, 2.0), account(LOST, 1.0)],
+        pytest.param(
+            [account(CRASHED, 1.0), account(OUT_OF_MEMORY, 2.0)],
+            "rank 0 of 2: broken",
+            id="before another's out of memory",
+        ),
+        pytest.param(
+            [account(LOST_PEER), account(exit_code=-9)],
+            "rank 1 of 2: exit code -9: ",
+            id="killed by another program",
+        ),
+        pytest.param(
+            [account(LOST_PEER, 2.0), account(LOST_PEER, 1.0)],
             "rank 1 of 2: Connection closed by peer",
+            id="all lost their peers",
         ),
     ],
 )
-def test_the_first_rank_that_crashed_by_itself_is_named(ranks, detail):
-    assert outcome_of(*ranks) == Crashed(detail=detail)
+def test_first_crashed_rank_is_named(ranks, detail):
+    assert classify(ranks) == Crashed(detail=detail)
 
 
 @pytest.mark.parametrize("kind", [BadInput, MachineLacks])
-def test_what_a_rank_cannot_use_is_no_measurement(kind):
-    unusable = {
+def test_unusable_input_is_no_measurement(kind):
+    rejected = {
         "status": "rejected",
         "message": "not usable",
         "next_step": "Get one.",
         "exit_code": kind.exit_code,
     }
     with pytest.raises(kind, match="not usable"):
-        outcome_of(account(unusable), account(killed=True, exit_code=-9))
+        classify([account(rejected), account(killed=True, exit_code=-9)])
 
 
-def status_of(file, text, **place):
-    assert not run_job("testbed.failing_job", file, {"fault": f"raise {text}"}, place)
-    return json.loads(file.read_text())["status"]
+def status_of_failure(result_file, message, **local):
+    """Run a job that raises this message, and return the status that it writes."""
+    fault = {"fault": f"raise {message}"}
+    assert not run_job("testbed.failing_job", result_file, fault, local)
+    return json.loads(result_file.read_text())["status"]
 
 
 @pytest.mark.parametrize(
-    ("text", "status"),
+    ("message", "status"),
     [
         (
             (
@@ -133,21 +142,25 @@ def status_of(file, text, **place):
         ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed"),
     ],
 )
-def test_a_trial_says_how_it_failed(tmp_path, text, status):
-    assert status_of(tmp_path / "rank-0.json", text) == status
+def test_job_writes_how_it_failed(tmp_path, message, status):
+    assert status_of_failure(tmp_path / "rank-0.json", message) == status
 
 
 @pytest.mark.parametrize(
-    ("text", "first"),
+    ("message", "status_of_first_attempt"),
     [
         ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed"),
         ("CUDA error: out of memory: CUBLAS_STATUS_INTERNAL_ERROR", "out_of_memory"),
     ],
 )
-def test_a_vague_fault_near_the_limit_is_of_memory_only_if_it_comes_again(
-    tmp_path, monkeypatch, text, first
+def test_vague_fault_is_of_memory_only_if_repeated(
+    tmp_path, monkeypatch, message, status_of_first_attempt
 ):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    # Nearly no memory is free.
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**36))
-    assert status_of(tmp_path / "rank-0.json", text, first_attempt=True) == first
-    assert status_of(tmp_path / "rank-0.json", text) == "out_of_memory"
+    result_file = tmp_path / "rank-0.json"
+    first = status_of_failure(result_file, message, first_attempt=True)
+    second = status_of_failure(result_file, message)
+    assert first == status_of_first_attempt
+    assert second == "out_of_memory"

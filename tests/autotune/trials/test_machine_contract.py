@@ -1,5 +1,7 @@
-"""Every machine keeps the same promises; the real one keeps more of them, with real
-limits and real processes."""
+"""Promises of every machine, checked on the fake and on the real one.
+
+The real one keeps more of them, with real limits and real processes.
+"""
 
 import os
 import signal
@@ -16,6 +18,7 @@ from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.values import Crashed, Measured, OutOfMemory, TimedOut, Trial
 from testbed.fakes import FakeMachine
 
+MIB = 2**20
 OUTCOMES: dict[str, Any] = {
     "none": Measured(figures={"fault": "none"}),
     "allocate": OutOfMemory(detail="can't allocate memory"),
@@ -26,95 +29,106 @@ OUTCOMES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def forking():
+def real_machine():
     with ForkServerMachine() as machine:
         machine.start()
         yield machine
 
 
 @pytest.fixture(params=["fake", "real"])
-def machine(request, forking):
-    return (
-        FakeMachine(lambda trial: OUTCOMES[trial.measured["fault"]])
-        if request.param == "fake"
-        else forking
-    )
+def machine(request, real_machine):
+    if request.param == "real":
+        return real_machine
+    return FakeMachine(lambda trial: OUTCOMES[trial.measured["fault"]])
 
 
-def _fault(fault: str, **measured) -> Trial:
-    limits = {"budget_bytes": 64 * 2**20, "allocate_bytes": 128 * 2**20}
-    return Trial(
-        job="testbed.failing_job",
-        measured={"fault": fault} | limits | measured,
-        timeout_s=1.0,
-    )
+def trial_with(fault: str, *, allocate_bytes: int = 128 * MIB) -> Trial:
+    measured = {
+        "fault": fault,
+        "budget_bytes": 64 * MIB,
+        "allocate_bytes": allocate_bytes,
+    }
+    return Trial(job="testbed.failing_job", measured=measured, timeout_s=1.0)
+
+
+def is_running(pid: int) -> bool:
+    if not psutil.pid_exists(pid):
+        return False
+    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def wait_for_end_of(pids, within_s):
     deadline_s = time.monotonic() + within_s
-    while any(
-        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        for pid in pids
-    ):
+    while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("fault", OUTCOMES)
-def test_a_job_ends_in_time_as_what_became_of_it(machine, fault):
-    started_s, expected = time.monotonic(), OUTCOMES[fault]
-    outcome = machine.run(_fault(fault))
+def test_every_fault_has_its_outcome(machine, fault):
+    expected = OUTCOMES[fault]
+    started_s = time.monotonic()
+    outcome = machine.run(trial_with(fault))
     assert type(outcome) is type(expected)
-    assert outcome == expected if fault == "none" else expected.detail in outcome.detail
+    if fault == "none":
+        assert outcome == expected
+    else:
+        assert expected.detail in outcome.detail
     assert time.monotonic() - started_s < 20  # a job that hangs would take an hour
 
 
-def test_processes_that_a_trial_leaves_are_ended_with_it(forking, tmp_path):
+def test_processes_that_a_trial_leaves_are_ended(real_machine, tmp_path):
+    pid_file = tmp_path / "pid"
     trial = replace(
-        _fault("leave_child"), local={"pid_file": str(tmp_path / "pid")}, timeout_s=10
+        trial_with("leave_child"), local={"pid_file": str(pid_file)}, timeout_s=10
     )
-    assert isinstance(forking.run(trial), Measured)
-    wait_for_end_of([int((tmp_path / "pid").read_text())], 5)
+    assert isinstance(real_machine.run(trial), Measured)
+    wait_for_end_of([int(pid_file.read_text())], 5)
 
 
-def test_trials_after_a_failure_are_not_affected_by_it_and_an_allocation_within_the_budget_goes_through(
-    forking,
-):
+def test_failures_do_not_affect_later_trials(real_machine):
     for fault in ("signal", "allocate", "crash"):
-        forking.run(_fault(fault))
-    assert isinstance(
-        forking.run(_fault("allocate", allocate_bytes=32 * 2**20)), Measured
-    )
+        real_machine.run(trial_with(fault))
+    within_budget = trial_with("allocate", allocate_bytes=32 * MIB)
+    assert isinstance(real_machine.run(within_budget), Measured)
 
 
-def test_a_server_that_was_killed_is_an_error_and_the_next_trial_has_a_new_one(forking):
-    os.kill(forking._server.pid, signal.SIGKILL)
+def test_trial_after_a_killed_server_starts_another(real_machine):
+    os.kill(real_machine._server.pid, signal.SIGKILL)
     with pytest.raises(Exception, match="trial server"):
-        forking.run(_fault("none"))
-    assert isinstance(forking.run(_fault("none")), Measured)
+        real_machine.run(trial_with("none"))
+    assert isinstance(real_machine.run(trial_with("none")), Measured)
 
 
-def test_a_killed_command_leaves_no_trial_behind(tmp_path):
-    pid_file = tmp_path / "pids"
-    code = f"""
-import psutil, threading, time
+COMMAND_WITH_HANGING_TRIAL = """
+import psutil, sys, threading, time
 from autotune.trials.values import Trial
 from autotune.trials.fork_server import ForkServerMachine
+
+def write_pids():
+    time.sleep(1)
+    children = psutil.Process().children(recursive=True)
+    open(sys.argv[1], "w").write(" ".join(str(child.pid) for child in children))
+
 machine = ForkServerMachine()
 machine.start()
-def write():
-    time.sleep(1)
-    open({str(pid_file)!r}, "w").write(" ".join(str(p.pid) for p in psutil.Process().children(recursive=True)))
-threading.Thread(target=write).start()
-machine.run(Trial(job="testbed.failing_job", measured={{"fault": "hang", "local_ranks": 2}}, timeout_s=600))
+threading.Thread(target=write_pids).start()
+hanging = {"fault": "hang", "local_ranks": 2}
+machine.run(Trial(job="testbed.failing_job", measured=hanging, timeout_s=600))
 """
-    process = subprocess.Popen([sys.executable, "-c", code])
+
+
+def test_killed_command_leaves_no_trial(tmp_path):
+    pid_file = tmp_path / "pids"
+    command = subprocess.Popen(
+        [sys.executable, "-c", COMMAND_WITH_HANGING_TRIAL, str(pid_file)]
+    )
     deadline_s = time.monotonic() + 60
     while not (pid_file.exists() and pid_file.read_text()):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
     pids = [int(pid) for pid in pid_file.read_text().split()]
     assert len(pids) == 3  # the server and two ranks
-    process.kill()
-    process.wait()
+    command.kill()
+    command.wait()
     wait_for_end_of(pids, 60)

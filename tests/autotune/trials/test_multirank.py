@@ -1,5 +1,4 @@
-"""Ranks that join once and run trial after trial: real torchrun, two ranks of this
-host."""
+"""Ranks that join once and run trial after trial: real torchrun, two local ranks."""
 
 import importlib.metadata
 from dataclasses import replace
@@ -38,11 +37,11 @@ SHAPE = {
 }
 
 
-def links(**changes):
+def links_trial(**changes):
     return Trial(job="links", measured=LINKS | changes, timeout_s=60.0)
 
 
-def gradient_sync(data, *, synchronise=True, **parallel):
+def gradient_sync_trial(data, *, synchronise=True, **parallel):
     config = {
         "model": {"name": "tiny", "config": SHAPE},
         "micro_batch_size": 2,
@@ -77,9 +76,11 @@ def two_ranks(tmp_path_factory):
 
 
 @pytest.mark.system
-def test_links_are_timed_within_the_node(two_ranks):
-    figures = LinkFigures.of(two_ranks.run(links()))
-    assert (figures.nodes, figures.ranks_per_node, figures.backend) == (1, 2, "gloo")
+def test_times_links_within_the_node(two_ranks):
+    figures = LinkFigures.of(two_ranks.run(links_trial()))
+    assert figures.nodes == 1
+    assert figures.ranks_per_node == 2
+    assert figures.backend == "gloo"
     assert sorted({size for size, _ in figures.within}) == LINKS["sizes_bytes"]
     assert all(seconds > 0 for _, seconds in figures.within)
     assert figures.between == ()
@@ -88,82 +89,89 @@ def test_links_are_timed_within_the_node(two_ranks):
     assert two_ranks.versions["torch"] == importlib.metadata.version("torch")
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("dataset") / "data"
+    document = [5 + number % 90 for number in range(20)]
+    write_dataset(directory, [document] * 40, vocab_size=128)
+    return directory
+
+
 @pytest.mark.system
-def test_steps_are_measured_with_and_without_gradients_that_travel(two_ranks, tmp_path):
-    write_dataset(
-        tmp_path / "data",
-        [[5 + number % 90 for number in range(20)]] * 40,
-        vocab_size=128,
+def test_measures_steps_with_or_without_synchronisation(two_ranks, data):
+    synchronised = GradientSyncFigures.of(two_ranks.run(gradient_sync_trial(data)))
+    alone = GradientSyncFigures.of(
+        two_ranks.run(gradient_sync_trial(data, synchronise=False))
     )
-    runs = [
-        two_ranks.run(gradient_sync(tmp_path / "data", synchronise=travels))
-        for travels in (True, False)
-    ]
-    with_, without = map(GradientSyncFigures.of, runs)
-    assert (with_.gradient_accumulation_steps, with_.micro_batch_size) == (2, 2)
-    assert len(with_.step_s) == 2
-    assert len(without.compute_s_by_rank) == 2
-    shares = [ready for _, ready in without.gradients]
-    assert shares == sorted(shares)
-    assert shares[-1] == pytest.approx(1.0)
-    assert sum(elements for elements, _ in without.gradients) == sum(
-        elements for elements, _ in with_.gradients
-    )
-    assert with_.tokens_per_step > 0
+    assert synchronised.gradient_accumulation_steps == 2
+    assert synchronised.micro_batch_size == 2
+    assert synchronised.tokens_per_step > 0
+    assert len(synchronised.step_s) == 2
+    assert len(alone.compute_s_by_rank) == 2
+    ready_shares = [share for _, share in alone.gradients]
+    assert ready_shares == sorted(ready_shares)
+    assert ready_shares[-1] == pytest.approx(1.0)
+    assert _elements(alone) == _elements(synchronised)
+
+
+def _elements(figures):
+    return sum(elements for elements, _ in figures.gradients)
+
+
+@pytest.mark.system
+def test_sharded_gradients_cannot_be_timed(two_ranks, data):
     sharded = GradientSyncFigures.of(
-        two_ranks.run(gradient_sync(tmp_path / "data", strategy="fsdp2"))
+        two_ranks.run(gradient_sync_trial(data, strategy="fsdp2"))
     )
     assert sharded.communication_s is None
     assert sharded.gradients == ()
 
 
 @pytest.mark.system
-def test_a_trial_that_fails_costs_only_itself(two_ranks, tmp_path):
-    negative = two_ranks.run(links(sizes_bytes=[-4]))
-    assert isinstance(negative, Crashed)
-    assert "non-negative" in negative.detail
-    assert isinstance(two_ranks.run(links(repeats=1)), Measured)
+def test_failed_trial_does_not_affect_the_next(two_ranks):
+    crashed = two_ranks.run(links_trial(sizes_bytes=[-4]))
+    assert isinstance(crashed, Crashed)
+    assert "non-negative" in crashed.detail
+    assert isinstance(two_ranks.run(links_trial(repeats=1)), Measured)
 
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_a_trial_that_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
+def test_trial_beyond_its_limit_ends_all_ranks(tmp_path):
+    scratch = tmp_path / "scratch"
     start = on_this_node(2, importlib.metadata.version("torch"))
-    with MultirankMachine(start, "cpu", tmp_path / "scratch") as machine:
+    with MultirankMachine(start, "cpu", scratch) as machine:
         machine.start()
-        late = Trial(
-            job="links",
-            measured=LINKS | {"repeats": 10**9, "seconds": 10**9},
+        endless = replace(
+            links_trial(repeats=10**9, seconds=10**9),
             timeout_s=0.5,
         )
-        assert isinstance(machine.run(late), TimedOut)
-    assert not (tmp_path / "scratch").exists()
+        assert isinstance(machine.run(endless), TimedOut)
+    assert not scratch.exists()
 
 
 @pytest.mark.soak
 @pytest.mark.system
-def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
-    scratch = tmp_path / "scratch"
+def test_names_the_one_slow_link_of_three_hosts(tmp_path):
+    slow_link = hosts(3, 400_000_000, name="slowlink", slow={2: 40_000_000})
     try:
-        slow = hosts(3, 400_000_000, name="slowlink", slow={2: 40_000_000})
-        with slow as found, together(found, scratch) as machine:
-            figures = LinkFigures.of(
-                machine.run(links(sizes_bytes=[4096, 2**20, 2**21]))
-            )
+        with slow_link as names, together(names, tmp_path / "scratch") as machine:
+            trial = links_trial(sizes_bytes=[4096, 2**20, 2**21])
+            figures = LinkFigures.of(machine.run(trial))
     except MachineLacks as error:
         pytest.skip(f"no network namespaces here: {error.message}")
-    assert (figures.nodes, figures.interface) == (3, "eth0")
-    (warning,) = link_warnings(
-        replace(figures, matmul_flops_per_s=(1.0, 1.0, 1.0)), None
-    )
+    assert figures.nodes == 3
+    assert figures.interface == "eth0"
+    equal_gpus = replace(figures, matmul_flops_per_s=(1.0, 1.0, 1.0))
+    (warning,) = link_warnings(equal_gpus, None)
     assert "both links of node 2" in warning
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [("false", "could not be started"), ("no-such", "'no-such' not found")],
 )
-def test_ranks_that_cannot_start_say_why(tmp_path, command, said):
+def test_ranks_that_cannot_start_give_the_reason(tmp_path, command, message):
     machine = MultirankMachine(lambda arguments: [command], "cpu", tmp_path / "scratch")
-    with pytest.raises(MachineLacks, match=said):
+    with pytest.raises(MachineLacks, match=message):
         machine.start()

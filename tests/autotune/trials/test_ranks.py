@@ -1,5 +1,7 @@
-"""A trial of several ranks: real processes, real gloo, real limits; and the same ranks
-under torchrun."""
+"""A trial of several ranks: real processes, real gloo, real limits.
+
+The same ranks also run under torchrun.
+"""
 
 import json
 import re
@@ -32,17 +34,21 @@ TINY = {
     "num_attention_heads": 2,
     "intermediate_size": 128,
 }
-AMPLE_BYTES, SMALL_BYTES = 2**30, 16 * 2**20
+AMPLE_BYTES = 2**30
+SMALL_BYTES = 16 * 2**20
 
 
-def measured(
-    rows: int = 2, local_ranks: int = 2, budget_bytes: int = AMPLE_BYTES, **config
+def step_request(
+    micro_batch_size: int = 2,
+    local_ranks: int = 2,
+    budget_bytes: int = AMPLE_BYTES,
+    **config,
 ) -> dict:
     settings = {
         "model": {"name": "tiny", "config": TINY},
         "seq_length_tokens": 256,
-        "micro_batch_size": rows,
-        "global_batch_size": rows * local_ranks,
+        "micro_batch_size": micro_batch_size,
+        "global_batch_size": micro_batch_size * local_ranks,
         "layout": "packed",
         "device": "cpu",
     }
@@ -60,13 +66,16 @@ def measured(
 
 @pytest.fixture
 def run(started_server):
-    """Runs a step trial, and sees to it that nothing is left of it."""
+    """Run a step trial, and check that none of its processes is left."""
 
-    def run_trial(what: dict, timeout_s: float = 120, **place):
-        job = "testbed.failing_job" if place else "step"
-        outcome = started_server.run(
-            Trial(job=job, measured=what, local=place, timeout_s=timeout_s)
+    def run_trial(measured: dict, timeout_s: float = 120, **local):
+        trial = Trial(
+            job="testbed.failing_job" if local else "step",
+            measured=measured,
+            local=local,
+            timeout_s=timeout_s,
         )
+        outcome = started_server.run(trial)
         assert psutil.Process(started_server._server.pid).children(recursive=True) == []
         return outcome
 
@@ -74,8 +83,11 @@ def run(started_server):
 
 
 @pytest.fixture
-def promptly():
-    """Far below the trial's limit: a rank that nobody ends waits for ten minutes."""
+def ends_promptly():
+    """Check that the test ends long before a rank that is not ended would.
+
+    Such a rank waits for ten minutes.
+    """
     started_s = time.monotonic()
     yield
     assert time.monotonic() - started_s < GRACE_S + 8
@@ -83,7 +95,7 @@ def promptly():
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
 def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
-    outcome = run(measured(parallel={"strategy": strategy}))
+    outcome = run(step_request(parallel={"strategy": strategy}))
     assert isinstance(outcome, Measured), outcome
     figures = StepFigures.of(outcome)
     assert figures.local_ranks == 2
@@ -94,102 +106,100 @@ def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
     assert figures.peak_bytes == max(outcome.figures["peak_bytes_by_rank"]) > 0
 
 
-def test_two_ranks_have_one_loss_and_what_they_need_to_talk_is_not_counted_as_the_models(
-    run,
-):
-    alone, both = (run(measured(rows=8, local_ranks=ranks)).figures for ranks in (1, 2))
+def test_communication_memory_does_not_count(run):
+    alone = run(step_request(micro_batch_size=8, local_ranks=1)).figures
+    both = run(step_request(micro_batch_size=8, local_ranks=2)).figures
     assert both["loss"] == pytest.approx(alone["loss"], rel=0.05)
     assert both["peak_bytes"] == pytest.approx(alone["peak_bytes"], rel=0.15)
 
 
 @pytest.mark.parametrize(
-    ("budgets", "detail"),
+    ("budgets_bytes", "detail"),
     [
         ((SMALL_BYTES, SMALL_BYTES), ""),
         ((SMALL_BYTES, AMPLE_BYTES), "rank 0 of 2: "),
         ((AMPLE_BYTES, SMALL_BYTES), "rank 1 of 2: "),
     ],
 )
-def test_a_refused_rank_is_out_of_memory_and_named_unless_all_are(
-    run, promptly, budgets, detail
-):
-    outcome = run(measured(), budget_bytes_by_rank=budgets)
+def test_rank_without_memory_is_named(run, ends_promptly, budgets_bytes, detail):
+    outcome = run(step_request(), budget_bytes_by_rank=budgets_bytes)
     assert isinstance(outcome, OutOfMemory), outcome
     assert outcome.detail.startswith(detail)
 
 
-def test_a_rank_that_hangs_ends_the_trial_at_its_limit(run, promptly):
-    outcome = run(measured(), timeout_s=3, fault_by_rank={"1": "hang"})
+def test_hanging_rank_ends_the_trial_at_its_limit(run, ends_promptly):
+    outcome = run(step_request(), timeout_s=3, fault_by_rank={"1": "hang"})
     assert outcome == TimedOut(detail="killed after 3 s")
 
 
 @pytest.mark.parametrize(
-    ("faults", "said"),
+    ("faults", "detail"),
     [
         ({"0": "crash"}, "rank 0 of 2: .*on purpose"),
         ({"1": "crash"}, "rank 1 of 2: .*on purpose"),
         ({"0": "signal"}, "rank 0 of 2: .*exit code -11"),
         ({"1": "signal"}, "rank 1 of 2: .*exit code -11"),
-        # The other never notices.
+        # The other rank never notices.
         ({"0": "hang", "1": "crash"}, "rank 1 of 2: .*on purpose"),
     ],
 )
-def test_a_rank_that_crashes_is_named_and_ends_the_trial(run, promptly, faults, said):
-    outcome = run(measured(), timeout_s=600, fault_by_rank=faults)
+def test_crashed_rank_ends_the_trial(run, ends_promptly, faults, detail):
+    outcome = run(step_request(), timeout_s=600, fault_by_rank=faults)
     assert isinstance(outcome, Crashed)
-    assert re.match(said, outcome.detail, re.DOTALL)
+    assert re.match(detail, outcome.detail, re.DOTALL)
 
 
-def test_ranks_without_their_device_lack_a_machine(run, promptly):
+def test_ranks_require_their_gpus(run, ends_promptly):
     with pytest.raises(MachineLacks, match="GPU"):
-        run(measured(device="cuda", local_ranks=17))
+        run(step_request(device="cuda", local_ranks=17))
 
 
 @pytest.mark.soak
-def test_the_largest_micro_batch_is_the_same_under_torchrun(run, tmp_path):
-    # Halfway between what two sizes need, so that no byte of chance moves the edge.
-    needs = [run(measured(rows)).figures["peak_bytes"] for rows in (6, 7)]
-    budget_bytes = sum(needs) // 2
+def test_torchrun_has_the_same_largest_micro_batch(run, tmp_path):
+    # Halfway between the needs of two sizes, so that no byte of chance moves the limit.
+    needed_bytes = [run(step_request(size)).figures["peak_bytes"] for size in (6, 7)]
+    budget_bytes = sum(needed_bytes) // 2
+
+    def request(micro_batch_size):
+        return step_request(micro_batch_size, budget_bytes=budget_bytes)
+
     largest = 5
-    while isinstance(run(measured(largest + 1, budget_bytes=budget_bytes)), Measured):
+    while isinstance(run(request(largest + 1)), Measured):
         largest += 1
     assert largest > 5
-    assert isinstance(
-        run(measured(largest + 1, budget_bytes=budget_bytes)), OutOfMemory
-    )
-    assert _under_torchrun(
-        measured(largest, budget_bytes=budget_bytes), tmp_path / "fits"
-    ) == {"measured"}
-    refused = _under_torchrun(
-        measured(largest + 1, budget_bytes=budget_bytes), tmp_path / "refused"
-    )
-    assert "out_of_memory" in refused
-    # torchrun ends a rank that waits for the refused one; it may have noticed by then.
-    assert refused <= {"out_of_memory", "lost_peer"}
+    assert isinstance(run(request(largest + 1)), OutOfMemory)
+    fitting = _statuses_under_torchrun(request(largest), tmp_path / "fits")
+    assert fitting == {"measured"}
+    too_large = _statuses_under_torchrun(request(largest + 1), tmp_path / "too-large")
+    assert "out_of_memory" in too_large
+    # torchrun ends a rank that waits for the other one, which may have noticed by then.
+    assert too_large <= {"out_of_memory", "lost_peer"}
 
 
-def _under_torchrun(what: dict, out: Path) -> set[str]:
-    """How the ranks ended that wrote of their end."""
-    out.mkdir()
-    trial = out / "trial.json"
-    trial.write_text(json.dumps(what))
-    command = [
+def _statuses_under_torchrun(measured: dict, directory: Path) -> set[str]:
+    """Run the ranks of a step job under torchrun; return the statuses they wrote."""
+    directory.mkdir()
+    trial_file = directory / "trial.json"
+    trial_file.write_text(json.dumps(measured))
+    torchrun = [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--standalone",
         "--nproc-per-node=2",
     ]
-    job = ["-m", "testbed.failing_job", str(trial), str(out)]
-    ended = subprocess.run(
-        [*command, *job],
+    job = ["-m", "testbed.failing_job", str(trial_file), str(directory)]
+    process = subprocess.run(
+        [*torchrun, *job],
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
         cwd=ROOT,
     )
-    found = {json.loads(file.read_text())["status"] for file in out.glob("rank-*.json")}
-    assert found, ended.stderr[-3000:]
-    assert (ended.returncode == 0) == (found == {"measured"})
-    return found
+    statuses = {
+        json.loads(file.read_text())["status"] for file in directory.glob("rank-*.json")
+    }
+    assert statuses, process.stderr[-3000:]
+    assert (process.returncode == 0) == (statuses == {"measured"})
+    return statuses

@@ -1,3 +1,5 @@
+"""Trials are run in time, kept in the trial log, and reused from it."""
+
 import pytest
 
 from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
@@ -10,85 +12,89 @@ from testbed.examples.trials import STEP_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
 
 TRIAL = Trial(job="trace", measured={"n": 1}, timeout_s=60.0)
+LINKS_TRIAL = Trial(job="links", measured={}, timeout_s=60.0)
+ON_CPU = made_on(FINGERPRINT)
+ON_GPU = ON_CPU.model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": "580.1"})
+IMPOSSIBLE_FIGURES = {"matmul_flops_per_s": [8.6e15]}
 
 
-def runner(tmp_path, *, figures=None, left_s=None, **changes):
+def runner(tmp_path, *, figures=None, left_s=None, lasts_s=0.0, **options):
+    """Return a runner on a fake machine, whose job ends in ``left_s``."""
     clock = FakeClock()
+
+    def simulate(trial):
+        clock.sleep(lasts_s)
+        return Measured(figures=figures or {})
+
     ends_s = None if left_s is None else clock.utc_now().timestamp() + left_s
-    return runner_on(
-        FakeMachine(lambda trial: Measured(figures=figures or {})),
-        tmp_path,
-        clock,
-        ends_s=ends_s,
-        **changes,
-    )
+    return runner_on(FakeMachine(simulate), tmp_path, clock, ends_s=ends_s, **options)
 
 
-def test_a_trial_begins_only_if_its_limit_fits_before_the_end_of_the_job_or_it_is_known(
-    tmp_path,
-):
+def test_trial_that_may_outlast_the_job_does_not_start(tmp_path):
     late = runner(tmp_path, left_s=60.0)
     with pytest.raises(StartAgain, match=r"ends in 60 s.*may take 60 s") as stopped:
         late.run(TRIAL, "t")
     assert "same command again" in stopped.value.next_step
     assert late.machine.trials == []
-    assert isinstance(
-        runner(tmp_path, left_s=60.0 + LEAVING_S).run(TRIAL, "t"), Measured
-    )
-    assert isinstance(runner(tmp_path, left_s=1.0).run(TRIAL, "t"), Measured)
 
 
-def test_no_trial_begins_that_is_likely_to_end_after_the_budget(tmp_path):
-    within = runner(tmp_path)
-    within.machine = FakeMachine(
-        lambda trial: within.clock.sleep(40.0) or Measured(figures={})
-    )
-    within.budget_ends_s = within.clock.utc_now().timestamp() + 60.0
-    within.run(TRIAL, "first")
+def test_trial_that_fits_before_the_end_starts(tmp_path):
+    in_time = runner(tmp_path, left_s=60.0 + LEAVING_S)
+    assert isinstance(in_time.run(TRIAL, "t"), Measured)
+
+
+def test_known_trial_takes_no_time(tmp_path):
+    runner(tmp_path).run(TRIAL, "t")
+    late = runner(tmp_path, left_s=1.0)
+    assert isinstance(late.run(TRIAL, "t"), Measured)
+    assert late.machine.trials == []
+
+
+def test_trial_that_likely_exceeds_the_budget_does_not_start(tmp_path):
+    limited = runner(tmp_path, lasts_s=40.0)
+    limited.budget_ends_s = limited.clock.utc_now().timestamp() + 60.0
+    limited.run(TRIAL, "first")
     with pytest.raises(
         OutOfTime,
         match=r"20 s are left, but the next trial \(second\) takes about 40 s",
     ):
-        within.run(TRIAL, "second", remeasure=True)
+        limited.run(TRIAL, "second", remeasure=True)
 
 
-def test_where_a_trial_was_measured_is_kept_and_ledgers_without_it_are_read(tmp_path):
-    runner(tmp_path, made_on=made_on(FINGERPRINT)).run(TRIAL, "t")
-    [kept], corrupt = read_trial_records(tmp_path)
-    assert (kept.made_on, corrupt) == (made_on(FINGERPRINT), 0)
-    TrialLog(tmp_path / "old", "w").append(
-        kept.model_dump(mode="json", exclude={"made_on"})
-    )
-    [old], _ = read_trial_records(tmp_path / "old")
-    assert old.made_on is None
+def test_log_keeps_where_a_trial_was_made(tmp_path):
+    runner(tmp_path, made_on=ON_CPU).run(TRIAL, "t")
+    [trial_record], corrupt_lines = read_trial_records(tmp_path)
+    assert trial_record.made_on == ON_CPU
+    assert corrupt_lines == 0
 
 
-ON_GPU = made_on(FINGERPRINT).model_copy(
-    update={"gpu_name": "NVIDIA H100 NVL", "driver": "580.1"}
-)
-FAST = {"matmul_flops_per_s": [8.6e15]}
-LINKS = Trial(job="links", measured={}, timeout_s=60.0)
+def test_reads_log_without_origin_of_trials(tmp_path):
+    runner(tmp_path, made_on=ON_CPU).run(TRIAL, "t")
+    [trial_record], _ = read_trial_records(tmp_path)
+    old_entry = trial_record.model_dump(mode="json", exclude={"made_on"})
+    TrialLog(tmp_path / "old", "w").append(old_entry)
+    [old_record], _ = read_trial_records(tmp_path / "old")
+    assert old_record.made_on is None
 
 
-def test_a_rate_that_the_gpu_cannot_reach_is_not_kept_and_one_of_the_ledger_is_measured_again(
-    tmp_path,
-):
+def test_impossible_rate_is_not_kept(tmp_path):
+    measuring = runner(tmp_path, made_on=ON_GPU, figures=IMPOSSIBLE_FIGURES)
     with pytest.raises(Undecided, match=r"8,600 TFLOP/s .* NVIDIA H100 NVL"):
-        runner(tmp_path, made_on=ON_GPU, figures=FAST).run(LINKS, "t")
+        measuring.run(LINKS_TRIAL, "t")
     assert read_trial_records(tmp_path) == ([], 0)
-    runner(tmp_path, figures=FAST).run(LINKS, "t")
+
+
+def test_impossible_rate_in_the_log_is_measured_again(tmp_path):
+    runner(tmp_path, figures=IMPOSSIBLE_FIGURES).run(LINKS_TRIAL, "t")
     possible = {"matmul_flops_per_s": [600e12]}
-    again = runner(tmp_path, made_on=ON_GPU, figures=possible)
-    assert again.run(LINKS, "t") == Measured(figures=possible)
-    assert not again.finished[0].from_trial_log
+    measuring = runner(tmp_path, made_on=ON_GPU, figures=possible)
+    assert measuring.run(LINKS_TRIAL, "t") == Measured(figures=possible)
+    assert not measuring.finished[0].from_trial_log
 
 
-def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
-    measuring = runner(
-        tmp_path,
-        made_on=ON_GPU,
-        figures=STEP_FIGURES | {"step_s": [1.0], "model_flops_per_step": 1e15},
-    )
+def test_step_is_checked_only_if_timed(tmp_path):
+    figures = STEP_FIGURES | {"step_s": [1.0], "model_flops_per_step": 1e15}
+    measuring = runner(tmp_path, made_on=ON_GPU, figures=figures)
     step = Trial(job="step", measured={"config": {"precision": "bf16"}}, timeout_s=60.0)
     with pytest.raises(Undecided, match="1,000 TFLOP/s"):
         measuring.run(step, "t", timed=True)
@@ -97,10 +103,9 @@ def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("job", ["training", "links", "gradient_sync"])
-def test_no_rate_is_measured_on_a_pretended_gpu(tmp_path, job):
-    measuring = runner(
-        tmp_path, made_on=ON_GPU.model_copy(update={"driver": "0.0 (nullgpu)"})
-    )
+def test_measures_no_rate_on_a_pretended_gpu(tmp_path, job):
+    pretended = ON_GPU.model_copy(update={"driver": "0.0 (nullgpu)"})
+    measuring = runner(tmp_path, made_on=pretended)
     with pytest.raises(MachineLacks, match="pretended NVIDIA H100 NVL"):
         measuring.run(Trial(job=job, measured={}, timeout_s=60.0), "t")
     assert measuring.machine.trials == []

@@ -1,3 +1,5 @@
+"""What phases of tuning share: runners, idle GPUs, loader limits and reports."""
+
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,8 @@ from trainer.data.dataset import read_manifest
 EXAMPLE = example_profile()
 
 
-def bench_of(manifest=None, host=None) -> Session:
+def session_on(manifest=None, host=None) -> Session:
+    """Return a session of which only the site and the dataset are real."""
     site = SimpleNamespace(host=host or FakeHost().facts([Path()]))
     return Session(
         site=site,
@@ -32,34 +35,34 @@ def bench_of(manifest=None, host=None) -> Session:
     )
 
 
-def runner(tmp_path, here=FINGERPRINT, update=lambda *_: None, expected_trials=1):
-    return bench_of().runner(tmp_path, here, update, expected_trials)
+def runner(
+    tmp_path, fingerprint=FINGERPRINT, update=lambda *_: None, expected_trials=1
+):
+    return session_on().runner(tmp_path, fingerprint, update, expected_trials)
+
+
+def test_results_are_reused_with_the_same_settings(tmp_path):
+    assert runner(tmp_path).site == runner(tmp_path).site
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "OMP_NUM_THREADS",
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "LD_PRELOAD",
-        "",
-    ],
+    ["OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "LD_PRELOAD"],
 )
-def test_results_are_taken_up_again_only_with_the_same_settings_by_the_same_version(
-    tmp_path, monkeypatch, name
-):
-    monkeypatch.delenv(name or "X", raising=False)
-    before = runner(tmp_path).site
-    assert runner(tmp_path).site == before
-    if name:
-        monkeypatch.setenv(name, "1")
-    else:
-        monkeypatch.setattr("autotune.trials.session.__version__", "9.9")
-    assert runner(tmp_path).site != before
+def test_changed_environment_prevents_reuse(tmp_path, monkeypatch, name):
+    monkeypatch.delenv(name, raising=False)
+    site_before = runner(tmp_path).site
+    monkeypatch.setenv(name, "1")
+    assert runner(tmp_path).site != site_before
 
 
-def busy(uuid: str, index: int, *processes: GpuProcess) -> FakeGpu:
+def test_changed_version_prevents_reuse(tmp_path, monkeypatch):
+    site_before = runner(tmp_path).site
+    monkeypatch.setattr("autotune.trials.session.__version__", "9.9")
+    assert runner(tmp_path).site != site_before
+
+
+def gpu(uuid: str, index: int, *processes: GpuProcess) -> FakeGpu:
     return FakeGpu(
         facts=replace(H200, uuid=uuid, index=index),
         used_bytes=[0],
@@ -67,94 +70,117 @@ def busy(uuid: str, index: int, *processes: GpuProcess) -> FakeGpu:
     )
 
 
-def test_another_gpu_is_named_only_if_one_is_free():
-    somebody = GpuProcess(pid=42, used_bytes=2**30)
-    with pytest.raises(MachineLacks, match="42") as refused:
-        require_idle_gpus(FakeGpuMonitor([busy("a", 0, somebody)]), ["a"])
-    assert refused.value.next_step == "Wait until the GPU is free."
-    two = [busy("a", 0, somebody), busy("b", 1, somebody), busy("c", 2)]
-    with pytest.raises(MachineLacks) as refused:
-        require_idle_gpus(FakeGpuMonitor(two), ["a"])
-    assert refused.value.next_step.endswith("CUDA_VISIBLE_DEVICES=2.")
-    require_idle_gpus(FakeGpuMonitor(two), ["c"])
+PROCESS = GpuProcess(pid=42, used_bytes=2**30)
 
 
-def test_more_trials_than_were_expected_are_not_shown_as_all_of_them_and_trials_say_where_they_are_measured(
-    tmp_path,
-):
-    told = []
+def test_rejects_the_only_gpu_if_it_is_busy():
+    monitor = FakeGpuMonitor([gpu("a", 0, PROCESS)])
+    with pytest.raises(MachineLacks, match="42") as rejection:
+        require_idle_gpus(monitor, ["a"])
+    assert rejection.value.next_step == "Wait until the GPU is free."
+
+
+def test_busy_gpu_names_an_idle_one():
+    monitor = FakeGpuMonitor([gpu("a", 0, PROCESS), gpu("b", 1, PROCESS), gpu("c", 2)])
+    with pytest.raises(MachineLacks) as rejection:
+        require_idle_gpus(monitor, ["a"])
+    assert rejection.value.next_step.endswith("CUDA_VISIBLE_DEVICES=2.")
+    require_idle_gpus(monitor, ["c"])
+
+
+def test_total_is_hidden_beyond_the_expected_trials(tmp_path):
+    updates = []
     showing = runner(
-        tmp_path, update=lambda *args: told.append(args[:2]), expected_trials=2
+        tmp_path,
+        update=lambda done, total, note: updates.append((done, total)),
+        expected_trials=2,
     )
     for _ in range(3):
         showing.on_trial("one", None)
         showing.on_trial("one", TimedOut(detail="late"))
-    assert told == [(0, 2), (1, 2), (1, 2), (2, 2), (2, None), (3, None)]
-    found = showing.made_on
-    assert (found.machine, found.processors, found.torch) == (
-        "A CPU",
-        "2 of A CPU",
-        "2.13.0",
-    )
-    of_gpu = FINGERPRINT.model_copy(update={"gpu_name": "NVIDIA H100", "gpu_count": 2})
-    assert runner(tmp_path, of_gpu).made_on.machine == "2 x NVIDIA H100"
+    assert updates == [(0, 2), (1, 2), (1, 2), (2, 2), (2, None), (3, None)]
 
 
-def test_a_ledger_that_another_profile_of_the_name_writes_is_said_and_not_used(
-    tmp_path, capsys
-):
-    before = runner(tmp_path)
-    trial = record(site=before.site, config={"seq_length_tokens": 8})
-    TrialLog(tmp_path / "trials", "w").append(trial.model_dump(mode="json"))
-    assert runner(tmp_path).knows(trial.finished().trial) is False  # of another key
+def test_trials_record_where_they_are_made(tmp_path):
+    made_on = runner(tmp_path).made_on
+    assert made_on.machine == "A CPU"
+    assert made_on.processors == "2 of A CPU"
+    assert made_on.torch == "2.13.0"
+
+
+def test_trials_on_gpus_record_their_name(tmp_path):
+    on_gpus = FINGERPRINT.model_copy(update={"gpu_name": "NVIDIA H100", "gpu_count": 2})
+    assert runner(tmp_path, on_gpus).made_on.machine == "2 x NVIDIA H100"
+
+
+def append_trial(tmp_path, trial_record, writer):
+    entry = trial_record.model_dump(mode="json")
+    TrialLog(tmp_path / "trials", writer).append(entry)
+
+
+def test_own_trials_cause_no_warning(tmp_path, capsys):
+    own = record(site=runner(tmp_path).site, config={"seq_length_tokens": 8})
+    append_trial(tmp_path, own, "w")
+    assert runner(tmp_path).knows(own.finished().trial) is False  # of another key
     assert "warn" not in capsys.readouterr().err
-    TrialLog(tmp_path / "trials", "v").append(
-        record(site="there", dataset_hash="e").model_dump(mode="json")
-    )
+
+
+def test_warns_of_trials_of_another_profile(tmp_path, capsys):
+    own = record(site=runner(tmp_path).site, config={"seq_length_tokens": 8})
+    append_trial(tmp_path, own, "w")
+    append_trial(tmp_path, record(site="there", dataset_hash="e"), "v")
     runner(tmp_path)
     assert "warning: 1 trials in" in capsys.readouterr().err
 
 
-def limits(data, host=None, asked=None, **train):
+def limits(data, host=None, max_workers=None, **train):
+    """Return the limits of DataLoader workers for two ranks on eight CPUs."""
     request = SweepRequest(
-        data=Path(), reports=Path("r"), minutes=1.0, max_workers=asked
+        data=Path(), reports=Path("r"), minutes=1.0, max_workers=max_workers
     )
-    return training_windows(
-        bench_of(read_manifest(data), host), but(EXAMPLE, train=train).train, request, 2
-    ).limits
+    session = session_on(read_manifest(data), host)
+    settings = but(EXAMPLE, train=train).train
+    return training_windows(session, settings, request, 2).limits
 
 
-def test_loader_workers_are_limited_by_the_sites_cpus_ranks_memory_and_the_size_of_a_batch(
-    patterned_dataset,
-):
-    small, large = (
-        limits(patterned_dataset, micro_batch_size=rows) for rows in (2, 64)
-    )
+def test_ranks_share_the_cpus(patterned_dataset):
+    assert limits(patterned_dataset).cpus_per_rank == 4
+
+
+def test_request_limits_loader_workers(patterned_dataset):
+    assert limits(patterned_dataset, max_workers=3).max_workers()[0] == 3
+
+
+def test_batch_grows_with_the_micro_batch(patterned_dataset):
+    small = limits(patterned_dataset, micro_batch_size=2)
+    large = limits(patterned_dataset, micro_batch_size=64)
     assert small.cpus_per_rank == 4
-    assert limits(patterned_dataset, asked=3).max_workers()[0] == 3
     assert large.batch_bytes == pytest.approx(32 * small.batch_bytes, rel=0.01)
-    packed, padded = (
-        limits(patterned_dataset, layout=layout).batch_bytes
-        for layout in ("packed", "padded")
-    )
-    assert packed > padded  # the places of more samples
+
+
+def test_packed_batch_is_larger(patterned_dataset):
+    packed = limits(patterned_dataset, layout="packed")
+    padded = limits(patterned_dataset, layout="padded")
+    assert packed.batch_bytes > padded.batch_bytes  # positions of more documents
+
+
+def test_shared_memory_limits_loader_workers(patterned_dataset):
     tight = replace(FakeHost().facts([Path()]), shm_free_bytes=2**10)
     assert limits(patterned_dataset, host=tight).max_workers()[0] == 0
 
 
-def test_profiles_of_several_models_are_one_report_which_is_written_over_an_older_one(
-    here,
-):
-    profile, out = here / "p.toml", here / "r" / "both"
-    other = here / "other.toml"
-    other.write_text(profile.read_text())
+def test_report_of_several_profiles_replaces_older_one(here):
+    profile = here / "p.toml"
+    other_profile = here / "other.toml"
+    other_profile.write_text(profile.read_text())
+    out = here / "r" / "both"
     build_report([profile], here / "r", out)
     profile.write_text(profile.read_text().replace('name = "tiny"', 'name = "teeny"'))
-    places = build_report([profile, other], here / "r", out)
+    paths = build_report([profile, other_profile], here / "r", out)
     assert sorted(path.name for path in out.parent.iterdir()) == [
         "both.html",
         "both.json",
         "both.md",
     ]
-    assert len(json.loads(places["json"].read_text())["profiles"]) == 2
-    assert "teeny" in places["markdown"].read_text()
+    assert len(json.loads(paths["json"].read_text())["profiles"]) == 2
+    assert "teeny" in paths["markdown"].read_text()

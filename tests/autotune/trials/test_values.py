@@ -1,3 +1,5 @@
+"""Figures, outcomes and records of trials as JSON."""
+
 from dataclasses import asdict
 from typing import get_args
 
@@ -15,41 +17,58 @@ from autotune.trials.values import (
 from testbed.examples.trials import STEP_FIGURES, TRAINING_FIGURES, record
 
 
-def test_figures_are_read_without_series_and_from_before_ranks_were_told_apart_are_those_of_one():
-    assert [
-        StepFigures.of(Measured(figures=STEP_FIGURES | more)).local_ranks
-        for more in ({}, {"local_ranks": 2})
-    ] == [1, 2]
-    gpus = [{"samples": 3, "utilisation_share": 0.5, "series": {"time_s": [1.0, 2.0]}}]
-    figures = TrainingFigures.of(Measured(figures=TRAINING_FIGURES | {"gpus": gpus}))
-    assert [
-        (one.samples, one.utilisation_share, one.power_w) for one in figures.gpus
-    ] == [(3, 0.5, None)]
+@pytest.mark.parametrize(
+    ("changes", "local_ranks"),
+    [
+        pytest.param({}, 1, id="from before ranks were counted"),
+        pytest.param({"local_ranks": 2}, 2, id="counted"),
+    ],
+)
+def test_step_figures_have_one_rank_by_default(changes, local_ranks):
+    figures = StepFigures.of(Measured(figures=STEP_FIGURES | changes))
+    assert figures.local_ranks == local_ranks
+
+
+def test_training_figures_leave_out_gpu_series():
+    gpu = {"samples": 3, "utilisation_share": 0.5, "series": {"time_s": [1.0, 2.0]}}
+    outcome = Measured(figures=TRAINING_FIGURES | {"gpus": [gpu]})
+    (gpu_figures,) = TrainingFigures.of(outcome).gpus
+    assert gpu_figures.samples == 3
+    assert gpu_figures.utilisation_share == 0.5
+    assert gpu_figures.power_w is None
+
+
+def test_training_figures_may_have_no_gpus():
     assert TrainingFigures.of(Measured(figures=TRAINING_FIGURES)).gpus == ()
 
 
-def test_a_feed_window_of_another_version_is_no_record():
-    said = record("training").model_dump(mode="json")
-    assert TrialRecord.of(said) is not None
-    old = {
-        name: figure for name, figure in TRAINING_FIGURES.items() if name != "steps"
-    } | {"step_s": [0.1]}
-    assert (
-        TrialRecord.of(said | {"outcome": {"kind": "measured", "figures": old}}) is None
-    )
+def test_window_of_another_version_is_no_record():
+    entry = record("training").model_dump(mode="json")
+    assert TrialRecord.of(entry) is not None
+    old_figures = TRAINING_FIGURES | {"step_s": [0.1]}
+    del old_figures["steps"]
+    old_outcome = {"kind": "measured", "figures": old_figures}
+    assert TrialRecord.of(entry | {"outcome": old_outcome}) is None
 
 
-def test_every_outcome_survives_the_ledger_and_reads_apart():
-    failures = [kind(detail="d") for kind in get_args(Outcome) if kind is not Measured]
-    every = [Measured(figures={"a": 1}), *failures]
-    assert [outcome_from_json(asdict(one)) for one in every] == every
-    assert len({describe(one) for one in every}) == len(every) == 6
+FAILURES = [kind(detail="d") for kind in get_args(Outcome) if kind is not Measured]
+OUTCOMES = [Measured(figures={"a": 1}), *FAILURES]
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: outcome.kind)
+def test_outcome_survives_json(outcome):
+    assert outcome_from_json(asdict(outcome)) == outcome
+
+
+def test_outcomes_have_distinct_descriptions():
+    assert len(OUTCOMES) == 6
+    assert len({describe(outcome) for outcome in OUTCOMES}) == 6
 
 
 @pytest.mark.parametrize(
     "value",
     [{}, {"kind": "great"}, {"kind": "measured"}, {"kind": "crashed", "detail": 3}],
 )
-def test_what_is_no_outcome_is_refused(value):
+def test_rejects_invalid_outcome(value):
     with pytest.raises(ValueError, match="not an outcome"):
         outcome_from_json(value)
