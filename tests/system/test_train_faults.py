@@ -1,6 +1,11 @@
+"""Training survives each kind of fault; ``make soak`` strikes at many more moments.
+
+``FAULTS_SEED`` changes which interruption is drawn and when all faults strike.
+"""
+
+import os
 import random
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 
 import pytest
@@ -11,6 +16,8 @@ from tests.system.faults.train import BOTH, LOOPS, Loop, move
 
 pytestmark = pytest.mark.system
 
+SEED = int(os.environ.get("FAULTS_SEED", "9"))
+# Each takes long, so that only one is drawn; ``make soak`` has all of them.
 INTERRUPTIONS = [
     "signal to one rank",
     "torchrun dead",
@@ -19,10 +26,8 @@ INTERRUPTIONS = [
     "dead rank",
     "truncated checkpoint, resumed",
 ]
-TODAY = datetime.now(UTC).toordinal()
-# One a day, each of them every sixth day; ``make soak`` has all of them, many times.
-OF_TODAY = random.Random(TODAY // 6).sample(INTERRUPTIONS, 6)[TODAY % 6]
-DRAWN = "an interruption of today"
+DRAWN_INTERRUPTION = random.Random(SEED).choice(INTERRUPTIONS)
+DRAWN = "drawn interruption"
 LONGEST = Loop("other ranks and strategies", partial(move, stages=BOTH), 1)
 POINTS = {
     DRAWN: 1,
@@ -34,16 +39,19 @@ POINTS = {
     "truncated checkpoint": 20,
     "full disk": 1,
 }
+"""Faults to inject in each loop."""
 
 
 @pytest.fixture(scope="module")
-def outcomes(request, tmp_path_factory):
-    """What comes of the loops that were selected, three at a time: one alone leaves
-    cores idle half of the time."""
-    place = Workplace(tmp_path_factory.mktemp("trainings"))
+def figures_by_loop(request, tmp_path_factory):
+    """Run the loops that were selected, three at a time.
+
+    A single loop leaves cores idle half of the time.
+    """
+    workplace = Workplace(tmp_path_factory.mktemp("trainings"))
     loops = {loop.name: loop for loop in (*LOOPS, LONGEST)}
-    loops[DRAWN] = loops[OF_TODAY]
-    names = [
+    loops[DRAWN] = loops[DRAWN_INTERRUPTION]
+    selected = [
         item.callspec.params["name"]
         for item in request.session.items
         if item.path == request.path
@@ -51,12 +59,9 @@ def outcomes(request, tmp_path_factory):
     with ThreadPoolExecutor(3) as pool:
         yield {
             name: pool.submit(
-                loops[name].run,
-                place,
-                points=POINTS[name],
-                seed=TODAY if name == DRAWN else 9,
+                loops[name].run, workplace, points=POINTS[name], seed=SEED
             )
-            for name in names
+            for name in selected
             if may_mount() or not loops[name].needs_mount
         }
         pool.shutdown(cancel_futures=True)
@@ -69,8 +74,9 @@ def outcomes(request, tmp_path_factory):
         for name in POINTS
     ],
 )
-def test_training_survives(outcomes: dict[str, Future], name):
-    print("interruption of today:", TODAY, OF_TODAY)
-    if name not in outcomes:
+def test_training_survives(figures_by_loop: dict[str, Future], name):
+    # Shown if the test fails, so that it can be repeated.
+    print(f"FAULTS_SEED={SEED}; {DRAWN}: {DRAWN_INTERRUPTION}")
+    if name not in figures_by_loop:
         pytest.skip("needs root to mount")
-    assert outcomes[name].result()["faults"]
+    assert figures_by_loop[name].result()["faults"]
