@@ -108,9 +108,9 @@ def main(arguments: Sequence[str] | None) -> int:
     options_of = parser("advice", __doc__ or "")
     options_of.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     options = options_of.parse_args(arguments)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if options.json is not None and options.json.is_file():
-        found = {
+        results = {
             part: value
             for part, value in json.loads(options.json.read_text()).items()
             if part in PARTS
@@ -120,27 +120,32 @@ def main(arguments: Sequence[str] | None) -> int:
         measures: dict[str, Callable[[], Any]] = {
             "simulated": _simulated,
             "limits": lambda: _limits(place),
-            "followed": lambda: [_followed(place, *one) for one in FOLLOWED],
+            "followed": lambda: [_followed(place, *case) for case in FOLLOWED],
             "sizes": lambda: sizes.followed(Path(scratch)),
         }
         for part in options.only:
-            found[part] = measures[part]()
-            sys.stderr.write(f"{part}: {json.dumps(found[part])[:400]}\n")
-    return finish(options.json, _bars(found), found, _table(found))
+            results[part] = measures[part]()
+            sys.stderr.write(f"{part}: {json.dumps(results[part])[:400]}\n")
+    return finish(options.json, _bars(results), results, _table(results))
 
 
 def _simulated() -> dict[str, Any]:
     runs = [simulated_run(seed) for seed in range(SIMULATED_RUNS)]
     of_runs = [
-        (one.cause, bottleneck_of_run(one.run, counters_of_profile(one.profile)))
-        for one in runs
+        (
+            simulated.cause,
+            bottleneck_of_run(simulated.run, counters_of_profile(simulated.profile)),
+        )
+        for simulated in runs
     ]
     of_profiles = [
-        (one.cause, bottleneck_of_profile(one.profile))
-        for one in runs
-        if one.in_profile
+        (simulated.cause, bottleneck_of_profile(simulated.profile))
+        for simulated in runs
+        if simulated.in_profile
     ]
-    promises = [_promise(one) for seed in range(WORLDS) for one in scenarios(seed)]
+    promises = [
+        _promise(scenario) for seed in range(WORLDS) for scenario in scenarios(seed)
+    ]
     return {
         "runs": SIMULATED_RUNS,
         "right_share": _right_share(of_runs),
@@ -149,21 +154,21 @@ def _simulated() -> dict[str, Any]:
         "profiles_right_share": _right_share(of_profiles),
         "of_profiles": _by_cause(of_profiles),
         "scenarios": len(promises),
-        "spoken_share": statistics.fmean(one["spoken"] for one in promises),
-        "silent_share": statistics.fmean(one["silent"] for one in promises),
+        "spoken_share": statistics.fmean(promise["spoken"] for promise in promises),
+        "silent_share": statistics.fmean(promise["silent"] for promise in promises),
         "kept_share": statistics.fmean(
-            one["kept"] for one in promises if one["kept"] is not None
+            promise["kept"] for promise in promises if promise["kept"] is not None
         ),
         "promises": [
-            one
+            promise
             | {
                 "delivered_in_worlds": [
                     other["delivered"]
                     for other in promises[number :: len(promises) // WORLDS]
                 ]
             }
-            for number, one in enumerate(promises[: len(promises) // WORLDS])
-            if one["kept"] is not None
+            for number, promise in enumerate(promises[: len(promises) // WORLDS])
+            if promise["kept"] is not None
         ],
     }
 
@@ -173,17 +178,21 @@ Judged = Sequence[tuple[Cause, Bottleneck | None]]
 
 def _right_share(judged: Judged) -> float:
     return statistics.fmean(
-        found is not None and found.limit == cause for cause, found in judged
+        bottleneck is not None and bottleneck.limit == cause
+        for cause, bottleneck in judged
     )
 
 
 def _by_cause(judged: Judged) -> dict[str, dict[str, int]]:
     """How often each cause was taken for which."""
     limits = [
-        (cause, "none" if found is None else found.limit) for cause, found in judged
+        (cause, "none" if bottleneck is None else bottleneck.limit)
+        for cause, bottleneck in judged
     ]
     return {
-        cause: dict(Counter(limit for one, limit in limits if one == cause))
+        cause: dict(
+            Counter(limit for true_cause, limit in limits if true_cause == cause)
+        )
         for cause, _ in limits
     }
 
@@ -229,12 +238,12 @@ def is_kept(gain: Gain, delivered: float, *, noise: float) -> bool:
 
 
 def _limits(place: CacheDirectory) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for what, cause, train_limited in LIMITED:
         limit = bottleneck_of_run(train_limited(place))
         assert limit is not None
         part = limit.part(limit.limit)
-        found.append(
+        rows.append(
             {
                 "what": what,
                 "cause": cause,
@@ -245,8 +254,8 @@ def _limits(place: CacheDirectory) -> list[dict[str, Any]]:
                 "decided": limit.decided,
             }
         )
-        sys.stderr.write(f"  {json.dumps(found[-1])}\n")
-    return found
+        sys.stderr.write(f"  {json.dumps(rows[-1])}\n")
+    return rows
 
 
 def _followed(
@@ -288,19 +297,19 @@ def _followed(
 
 
 def _advice(run: Run, place: CacheDirectory, rule: str) -> Advice:
-    found = advise(context_of_run(run, SystemHost(), data=place.data))
-    return next(one for one in found if one.rule == rule)
+    recommendations = advise(context_of_run(run, SystemHost(), data=place.data))
+    return next(advice for advice in recommendations if advice.rule == rule)
 
 
-def _bars(found: dict[str, Any]) -> list[Bar]:
-    simulated, limits = found.get("simulated", {}), found.get("limits")
-    real = [*found.get("followed", []), *found.get("sizes", [])]
+def _bars(results: dict[str, Any]) -> list[Bar]:
+    simulated, limits = results.get("simulated", {}), results.get("limits")
+    real = [*results.get("followed", []), *results.get("sizes", [])]
     right = (
         None
         if limits is None
-        else float(sum(one["cause"] == one["judged"] for one in limits))
+        else float(sum(row["cause"] == row["judged"] for row in limits))
     )
-    kept = statistics.fmean(one["kept"] for one in real) if real else None
+    kept = statistics.fmean(row["kept"] for row in real) if real else None
     figures = (
         simulated.get("right_share"),
         simulated.get("profiles_right_share"),
@@ -312,19 +321,19 @@ def _bars(found: dict[str, Any]) -> list[Bar]:
     return bars_of(BARS, dict(zip(BARS, figures, strict=True)))
 
 
-def _table(found: dict[str, Any]) -> str:
+def _table(results: dict[str, Any]) -> str:
     lines = [
-        f"{one['what']}: {one['judged']} ({one['share']:.0%} of the step), is"
-        f" {one['cause']}"
-        for one in found.get("limits", ())
+        f"{row['what']}: {row['judged']} ({row['share']:.0%} of the step), is"
+        f" {row['cause']}"
+        for row in results.get("limits", ())
     ]
-    for one in (*found.get("followed", ()), *found.get("sizes", ())):
+    for row in (*results.get("followed", ()), *results.get("sizes", ())):
         bounds = (
-            "" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})"
+            "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
         )
         lines.append(
-            f"{one['rule']}: promised {one['promised']:.2f}{bounds}, delivered"
-            f" {one['delivered']:.2f}"
+            f"{row['rule']}: promised {row['promised']:.2f}{bounds}, delivered"
+            f" {row['delivered']:.2f}"
         )
     return "\n".join(lines)
 

@@ -30,7 +30,7 @@ def main(name: str, size: str, *given: str) -> str:
     module, function = name.split(":")
     try:
         step = getattr(importlib.import_module(module), function)(
-            int(size), "cuda", **dict(one.split("=") for one in given)
+            int(size), "cuda", **dict(argument.split("=") for argument in given)
         )
         while True:
             step()

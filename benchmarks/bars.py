@@ -125,13 +125,13 @@ def finish(
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return a parser that knows where figures are kept."""
-    found = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=description
     )
-    found.add_argument(
+    options.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures there as well"
     )
-    return found
+    return options
 
 
 Main = Callable[[Sequence[str] | None], int]

@@ -161,7 +161,7 @@ def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
     _train(profile, data, place / "run", steps=2)
     checkpoint = list_checkpoints(place / "run" / "checkpoints")[0]
     middle = move_to_middle(checkpoint, data, place / "middle" / checkpoint.name)
-    found: dict[str, list[float]] = {"start_s": [], "middle_s": []}
+    resumed: dict[str, list[float]] = {"start_s": [], "middle_s": []}
     first: dict[str, list[float]] = {"start_s": [], "middle_s": []}
     for number in range(repeats):
         for name, origin in (("start_s", checkpoint), ("middle_s", middle)):
@@ -169,12 +169,12 @@ def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
             out = place / f"resumed-{name}-{number}"
             _train(profile, data, out, steps=3, resume=origin)
             startup = json.loads((out / "startup.json").read_text())
-            found[name].append(
+            resumed[name].append(
                 startup["build_s"] + startup["restore_s"] + startup["first_batch_s"]
             )
             first[name].append(startup["first_batch_s"])
         sys.stderr.write(f"resumes: turn {number + 1} of {repeats}\n")
-    return {"samples": samples, "page_cache": caches, **found, "first_batch": first}
+    return {"samples": samples, "page_cache": caches, **resumed, "first_batch": first}
 
 
 def _train(

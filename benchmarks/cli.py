@@ -71,10 +71,10 @@ def heavy_imports(command: Sequence[str]) -> list[str]:
         CannotMeasure: If the command fails or hangs.
     """
     # -X importtime names every import on standard error, whoever asked for it.
-    told = _run([command[0], "-X", "importtime", *command[1:]])
+    import_times = _run([command[0], "-X", "importtime", *command[1:]])
     names = {
         line.rpartition("|")[2].strip()
-        for line in told.splitlines()
+        for line in import_times.splitlines()
         if line.startswith("import time:")
     }
     if "autotune" not in names and "json" not in names:

@@ -122,44 +122,52 @@ def main(arguments: Sequence[str] | None) -> int:
         help="configurations whose names hold this text",
     )
     options = options_of.parse_args(arguments)
-    found: dict[str, Any] = {}
-    content = {"evidence": "allocator", "configurations": found}
+    configurations: dict[str, Any] = {}
+    content = {"evidence": "allocator", "configurations": configurations}
     for case in (case for case in CASES if options.only in case.name):
-        found[case.name] = on_pretended_gpus(case)
-        sys.stderr.write(f"{case.name}: {json.dumps(found[case.name])}\n")
-        keep(options.json, make_bars(found), content)  # each takes minutes
+        configurations[case.name] = on_pretended_gpus(case)
+        sys.stderr.write(f"{case.name}: {json.dumps(configurations[case.name])}\n")
+        keep(options.json, make_bars(configurations), content)  # each takes minutes
     return finish(
         options.json,
-        make_bars(found),
+        make_bars(configurations),
         content,
-        text_table(_HEAD, _rows(found), align="lrrrrrr"),
+        text_table(_HEAD, _rows(configurations), align="lrrrrrr"),
     )
 
 
-def make_bars(found: dict[str, Any]) -> list[Bar]:
+def make_bars(configurations: dict[str, Any]) -> list[Bar]:
     """Compare figures with their bars."""
-    whole = [one for one in found.values() if one.get("largest_micro_batch_size")]
+    whole = [
+        configuration
+        for configuration in configurations.values()
+        if configuration.get("largest_micro_batch_size")
+    ]
     errors = {
         True: _errors(whole, compiled=True),
         False: _errors(whole, compiled=False),
     }
     rows = {
         compiled: [
-            _rows_off(one)
-            for one in whole
-            if one["compiled"] is compiled and one["predicted_rows"]
+            _rows_off(configuration)
+            for configuration in whole
+            if configuration["compiled"] is compiled and configuration["predicted_rows"]
         ]
         for compiled in (True, False)
     }
     shares = {compiled: [share for _, share in rows[compiled]] for compiled in rows}
     near = [off <= 1 for off, _ in (*rows[False], *rows[True])]
-    trials = [len(one["trials"]) for one in whole]
+    trials = [len(configuration["trials"]) for configuration in whole]
     bad = ("error", "crashed", "not_traced")
     broken = sum(
-        any(one.get(key) for key in bad) or not one.get("verified")
-        for one in found.values()
+        any(configuration.get(key) for key in bad) or not configuration.get("verified")
+        for configuration in configurations.values()
     )
-    again = [one["trained"].get("retries") for one in whole if "trained" in one]
+    again = [
+        configuration["trained"].get("retries")
+        for configuration in whole
+        if "trained" in configuration
+    ]
     retries = sum(again) if again and None not in again else None
     figures = (
         _median(errors[False]),
@@ -176,17 +184,27 @@ def make_bars(found: dict[str, Any]) -> list[Bar]:
     return bars_of(BARS, dict(zip(BARS, figures, strict=True)))
 
 
-def _errors(found: list[dict[str, Any]], *, compiled: bool) -> list[float]:
+def _errors(configurations: list[dict[str, Any]], *, compiled: bool) -> list[float]:
     return [
-        100 * abs(one["predicted_peak_bytes"] / one["allocator_peak_bytes"] - 1)
-        for one in found
-        if one["compiled"] is compiled and "predicted_peak_bytes" in one
+        100
+        * abs(
+            configuration["predicted_peak_bytes"]
+            / configuration["allocator_peak_bytes"]
+            - 1
+        )
+        for configuration in configurations
+        if configuration["compiled"] is compiled
+        and "predicted_peak_bytes" in configuration
     ]
 
 
-def _rows_off(one: dict[str, Any]) -> tuple[int, float]:
-    off = abs(one["predicted_rows"] - one["largest_micro_batch_size"])
-    return off, 100 * off / one["largest_micro_batch_size"] if off > 1 else 0.0
+def _rows_off(configuration: dict[str, Any]) -> tuple[int, float]:
+    off = abs(
+        configuration["predicted_rows"] - configuration["largest_micro_batch_size"]
+    )
+    return off, 100 * off / configuration[
+        "largest_micro_batch_size"
+    ] if off > 1 else 0.0
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -208,26 +226,27 @@ _HEAD = (
 )
 
 
-def _rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """One for each configuration."""
-    return [
-        (
+def _rows(configurations: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row of the table for each configuration."""
+    rows = []
+    for name, configuration in configurations.items():
+        if "predicted_peak_bytes" not in configuration:
+            rows.append([name, "failed", *[""] * (len(_HEAD) - 2)])
+            continue
+        allocated_bytes = configuration["allocator_peak_bytes"]
+        error = configuration["predicted_peak_bytes"] / allocated_bytes - 1
+        rows.append(
             [
                 name,
-                *(
-                    str(one.get(key))
-                    for key in ("predicted_rows", "largest_micro_batch_size")
-                ),
-                f"{one['allocator_peak_bytes'] / 1e9:.2f} GB",
-                f"{one['predicted_peak_bytes'] / one['allocator_peak_bytes'] - 1:+.3%}",
-                str(len(one["trials"])),
-                str(one.get("trained", {}).get("retries", "")),
+                str(configuration.get("predicted_rows")),
+                str(configuration.get("largest_micro_batch_size")),
+                f"{allocated_bytes / 1e9:.2f} GB",
+                f"{error:+.3%}",
+                str(len(configuration["trials"])),
+                str(configuration.get("trained", {}).get("retries", "")),
             ]
-            if "predicted_peak_bytes" in one
-            else [name, "failed", *[""] * (len(_HEAD) - 2)]
         )
-        for name, one in found.items()
-    ]
+    return rows
 
 
 if __name__ == "__main__":

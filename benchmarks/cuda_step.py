@@ -140,8 +140,8 @@ def main(arguments: Sequence[str] | None) -> int:
     )
     options = options_of.parse_args(arguments)
     sys.path.append(str(TORCHAO))
-    found: dict[str, Any] = {}
-    content = {"evidence": "counts", "settings": options.set, "cases": found}
+    cases: dict[str, Any] = {}
+    content = {"evidence": "counts", "settings": options.set, "cases": cases}
     content["traced"] = traced = {
         model: traced_figures(model, options.set)
         for model in TRACED
@@ -149,19 +149,19 @@ def main(arguments: Sequence[str] | None) -> int:
     }
     for case in (case for case in CASES if options.only in case.name):
         counts = _readable(counted(case, tuple(options.set)))
-        found[case.name] = counts
+        cases[case.name] = counts
         progress = json.dumps(counts.get("error") or figures_of(counts))
         sys.stderr.write(f"{case.name}: {progress}\n")
-        keep(options.json, make_bars(found, traced), content)  # each takes minutes
-    shown = [_table(found), _traced_table(traced), *_details(found)]
+        keep(options.json, make_bars(cases, traced), content)  # each takes minutes
+    shown = [_table(cases), _traced_table(traced), *_details(cases)]
     if options.only in ("", "ablation"):
         content["ablation"] = ablation = {name: _variant(name) for name in VARIANTS}
         rows = [
-            [name, *(f"{one:.4g}" if one else "-" for one in of.values())]
-            for name, of in ablation.items()
+            [name, *(f"{figure:.4g}" if figure else "-" for figure in figures.values())]
+            for name, figures in ablation.items()
         ]
         shown.append(text_table(["bert-120m", *next(iter(ablation.values()))], rows))
-    return finish(options.json, make_bars(found, traced), content, "\n\n".join(shown))
+    return finish(options.json, make_bars(cases, traced), content, "\n\n".join(shown))
 
 
 def traced_figures(model: str, settings: Sequence[str] = ()) -> dict[str, float]:
@@ -169,7 +169,7 @@ def traced_figures(model: str, settings: Sequence[str] = ()) -> dict[str, float]
     speed, work = _traced(model, settings)
     largest, activation_bytes_per_token = _memory(model, settings)
     assert speed.mfu is not None
-    found = {
+    figures = {
         "elementwise_GB_per_step": work.bytes_of(*ELEMENTWISE) / 1e9,
         "activation_bytes_per_token": activation_bytes_per_token,
         "largest_micro_batch": largest,
@@ -177,7 +177,7 @@ def traced_figures(model: str, settings: Sequence[str] = ()) -> dict[str, float]
         "predicted_step_s": speed.step_s.value,
     }
     if model in FASTER:
-        found["activation_bytes_per_token_bf16_residual"] = _memory(
+        figures["activation_bytes_per_token_bf16_residual"] = _memory(
             model, (*settings, NARROW)
         )[1]
     for name, more in (
@@ -187,8 +187,8 @@ def traced_figures(model: str, settings: Sequence[str] = ()) -> dict[str, float]
     ):
         mfu = _traced(model, (*settings, *more))[0].mfu
         assert mfu is not None
-        found[f"predicted_mfu_{name}_%"] = 100 * mfu.value
-    return found
+        figures[f"predicted_mfu_{name}_%"] = 100 * mfu.value
+    return figures
 
 
 def _memory(model: str, settings: Sequence[str]) -> tuple[int, float]:
@@ -234,13 +234,16 @@ def _request(model: str, settings: Sequence[str]) -> TraceRequest:
 
 
 def _traced(model: str, settings: Sequence[str]) -> tuple[SpeedPrediction, StepWork]:
-    asked, rates = _request(model, settings), data_sheet_rates(H100_SXM.name)
+    request, rates = _request(model, settings), data_sheet_rates(H100_SXM.name)
     assert rates is not None
     trace, _ = trace_steps(
-        asked.config, VOCAB_SIZE, DEFAULT_SPECIAL_IDS, documents_per_sequence=DOCUMENTS
+        request.config,
+        VOCAB_SIZE,
+        DEFAULT_SPECIAL_IDS,
+        documents_per_sequence=DOCUMENTS,
     )
     assert trace.work is not None
-    return predict_speed(trace.work, rates, asked.config), trace.work
+    return predict_speed(trace.work, rates, request.config), trace.work
 
 
 def _variant(name: str) -> dict[str, float | None]:
@@ -253,17 +256,17 @@ def _variant(name: str) -> dict[str, float | None]:
         speed, work = _traced("bert-120m", settings)
     launches = None
     if FA3 not in settings:
-        one = _readable(counted(CASES[1], settings, without=left_out))
-        launches = figures_of(one)["launches_per_step"]
+        counts = _readable(counted(CASES[1], settings, without=left_out))
+        launches = figures_of(counts)["launches_per_step"]
     assert speed.mfu is not None
-    found = {
+    figures = {
         "launches": launches,
         "elementwise_GB": work.bytes_of(*ELEMENTWISE) / 1e9,
         "step_s": speed.step_s.value,
         "mfu_%": 100 * speed.mfu.value,
     }
-    sys.stderr.write(f"{name}: {json.dumps(found)}\n")
-    return found
+    sys.stderr.write(f"{name}: {json.dumps(figures)}\n")
+    return figures
 
 
 def changes_of(settings: Sequence[str]) -> dict[str, Any]:
@@ -276,20 +279,20 @@ def changes_of(settings: Sequence[str]) -> dict[str, Any]:
     return {key: plain.get(value, value) for key, value in split if "." not in key}
 
 
-def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
+def figures_of(case: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a case, which are the columns of the table.
 
     The figures that are named in ``BARS`` get a bar.
     """
-    total = {kind: sum(names.values()) for kind, names in one["counts"].items()}
-    memsets, waits = one["counts"]["copy"].get("memset", 0.0), one["counts"]["wait"]
+    total = {kind: sum(names.values()) for kind, names in case["counts"].items()}
+    memsets, waits = case["counts"]["copy"].get("memset", 0.0), case["counts"]["wait"]
     others = [
         name
         for name in waits
         if name != "cudaEventSynchronize" and not name.startswith("pageable")
     ]
     return {
-        **one["families"],
+        **case["families"],
         "kernels": total["kernel"],
         "matmuls": total["matmul"],
         "launches_per_step": total["kernel"] + total["matmul"],
@@ -301,15 +304,17 @@ def figures_of(one: Mapping[str, Any]) -> dict[str, float]:
             number for name, number in waits.items() if name.startswith("pageable")
         ),
         "other_waits_per_step": sum(waits[name] for name in others),
-        "recompilations": one["recompilations"],
+        "recompilations": case["recompilations"],
     }
 
 
 def make_bars(
-    found: Mapping[str, Any], traced: Mapping[str, Mapping[str, float]]
+    cases: Mapping[str, Any], traced: Mapping[str, Mapping[str, float]]
 ) -> list[Bar]:
     """Compare figures with their bars."""
-    rows = {name: figures_of(one) for name, one in found.items() if "error" not in one}
+    rows = {
+        name: figures_of(case) for name, case in cases.items() if "error" not in case
+    }
     figures: dict[str, float | None] = {
         f"{model}_launches_per_step": (
             rows.get(f"{model} compiled", {}).get("launches_per_step")
@@ -318,27 +323,27 @@ def make_bars(
     }
     figures |= {
         f"{model}_{name}": value
-        for model, one in traced.items()
-        for name, value in one.items()
+        for model, model_figures in traced.items()
+        for name, value in model_figures.items()
     }
     of_traces = {name for name in BARS if name.startswith(tuple(TRACED))}
     for name in BARS.keys() - figures.keys() - of_traces:
         figures[name] = (
             max(row[name] for row in rows.values())
-            if rows and len(rows) == len(found)
+            if rows and len(rows) == len(cases)
             else None
         )
     return bars_of(BARS, {name: figures.get(name) for name in BARS})
 
 
-def _readable(one: dict[str, Any]) -> dict[str, Any]:
+def _readable(case: dict[str, Any]) -> dict[str, Any]:
     """Name kernels as their source does, shortened, and add their numbers by family.
 
     Library calls are left out.
     """
-    if "error" in one:
-        return one
-    kernels = one["counts"]["kernel"]
+    if "error" in case:
+        return case
+    kernels = case["counts"]["kernel"]
     command = subprocess.run(
         ["c++filt"],
         input="\n".join(kernels),
@@ -358,10 +363,10 @@ def _readable(one: dict[str, Any]) -> dict[str, Any]:
         ] += number
         named[_short(name)] += number
     kinds = {
-        kind: one["counts"].get(kind, {})
+        kind: case["counts"].get(kind, {})
         for kind in ("matmul", "copy", "allocation", "wait")
     }
-    return one | {
+    return case | {
         "families": families,
         "counts": {"kernel": dict(named.most_common()), **kinds},
     }
@@ -377,8 +382,10 @@ def _short(name: str) -> str:
     return name[:110]
 
 
-def _table(found: Mapping[str, Any]) -> str:
-    rows = {name: figures_of(one) for name, one in found.items() if "error" not in one}
+def _table(cases: Mapping[str, Any]) -> str:
+    rows = {
+        name: figures_of(case) for name, case in cases.items() if "error" not in case
+    }
     columns = list(next(iter(rows.values()), {}))
     head = [
         "case",
@@ -394,35 +401,35 @@ def _table(found: Mapping[str, Any]) -> str:
 def _traced_table(traced: Mapping[str, Mapping[str, float]]) -> str:
     names = list(next(iter(traced.values()), {}))
     rows = [
-        [model, *(f"{one[name]:.4g}" if name in one else "-" for name in names)]
-        for model, one in traced.items()
+        [model, *(f"{figures[name]:.4g}" if name in figures else "-" for name in names)]
+        for model, figures in traced.items()
     ]
     return text_table(
         ["predicted from traces", *(name.replace("_", " ") for name in names)], rows
     )
 
 
-def _details(found: Mapping[str, Any]) -> list[str]:
+def _details(cases: Mapping[str, Any]) -> list[str]:
     """Return the details of each case.
 
     They are its most frequent kernels, its matmuls, and the code that waits for the
     device.
     """
     texts = []
-    for name, one in found.items():
-        if "error" in one:
-            texts.append(f"{name}: failed\n{one['error']}")
+    for name, case in cases.items():
+        if "error" in case:
+            texts.append(f"{name}: failed\n{case['error']}")
             continue
-        few, most = one["documents"]
-        kernels = list(one["counts"]["kernel"].items())
+        few, most = case["documents"]
+        kernels = list(case["counts"]["kernel"].items())
         lines = {
             f"{what}, {line}": number
-            for what, at in one["lines"].items()
-            for line, number in at.items()
+            for what, counts in case["lines"].items()
+            for line, number in counts.items()
         }
         named = [
             *kernels[:SHOWN_NAMES],
-            *one["counts"]["matmul"].items(),
+            *case["counts"]["matmul"].items(),
             *lines.items(),
         ]
         rows = [[f"{number:.4g}", what] for what, number in named]

@@ -65,11 +65,11 @@ def names_of(root: Path) -> dict[str, Any]:
     }
     return {
         **figures,
-        "bars": [bar for one in figures.values() for bar in one["bars"]],
+        "bars": [bar for benchmark in figures.values() for bar in benchmark["bars"]],
         "bar": {
             bar["name"]: bar["figure"]
-            for one in figures.values()
-            for bar in one["bars"]
+            for benchmark in figures.values()
+            for bar in benchmark["bars"]
         },
         "faults": json.loads((root / "reports/faults.json").read_text()),
         "profile": tomllib.loads((root / "profiles/bert-mini-cpu.toml").read_text()),
@@ -85,9 +85,9 @@ def names_of(root: Path) -> dict[str, Any]:
         "worst_error": _worst_error,
         "train_ratios": _train_ratios,
         "step_gain": functools.partial(_step_gain, figures.get("cuda_step", {})),
-        "fits": lambda one: (
-            f"{one['micro_batch_size']:,} ({one['micro_batch_size_low']:,} to"
-            f" {one['micro_batch_size_high']:,})"
+        "fits": lambda estimate: (
+            f"{estimate['micro_batch_size']:,} ({estimate['micro_batch_size_low']:,} to"
+            f" {estimate['micro_batch_size_high']:,})"
         ),
         "mean": statistics.fmean,
         "median": statistics.median,
@@ -106,16 +106,16 @@ def quoted(page: str, names: Mapping[str, Any]) -> str:
         names: Names that marks may use.
     """
 
-    def fill(found: re.Match[str]) -> str:
-        if found["kind"] == "=":
-            return found["mark"] + _text(found["what"], names) + found["end"]
-        elements, _, template = found["what"].partition(" : ")
-        head = found["old"].strip("\n").splitlines()[:2]
+    def fill(match: re.Match[str]) -> str:
+        if match["kind"] == "=":
+            return match["mark"] + _text(match["what"], names) + match["end"]
+        elements, _, template = match["what"].partition(" : ")
+        head = match["old"].strip("\n").splitlines()[:2]
         rows = [
-            _text(template, {**names, **one, "row": one})
-            for one in eval(elements, dict(names))
+            _text(template, {**names, **element, "row": element})
+            for element in eval(elements, dict(names))
         ]
-        return "\n".join([found["mark"], "", *head, *rows, "", found["end"]])
+        return "\n".join([match["mark"], "", *head, *rows, "", match["end"]])
 
     return _MARK.sub(fill, page)
 
@@ -125,10 +125,12 @@ def _text(template: str, names: Mapping[str, Any]) -> str:
     return re.sub(r"(\d)%", r"\1 %", text)
 
 
-def _named(found: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+def _named(tables: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """Return the tables in a table, each with its name."""
     return [
-        {"name": name, **one} for name, one in found.items() if isinstance(one, dict)
+        {"name": name, **table}
+        for name, table in tables.items()
+        if isinstance(table, dict)
     ]
 
 
@@ -145,20 +147,23 @@ def _against(profile: Mapping[str, Any], recipe: str) -> str:
 
 def _worst_error(rows: Iterable[Mapping[str, Any]], predicted: str, real: str) -> float:
     """Return the largest relative error of a prediction."""
-    return max(abs(float(one[predicted] / one[real]) - 1) for one in rows)
+    return max(abs(float(row[predicted] / row[real]) - 1) for row in rows)
 
 
 def _train_ratios(settings: Mapping[str, Any], other: str) -> list[float]:
     """Return our throughput over another trainer's, for each model of the benchmark."""
-    rates = [one["tokens_per_s"] for one in settings.values()]
+    rates = [setting["tokens_per_s"] for setting in settings.values()]
     return sorted(
-        statistics.median(one["ours"]) / statistics.median(one[other]) for one in rates
+        statistics.median(rate["ours"]) / statistics.median(rate[other])
+        for rate in rates
     )
 
 
 def _step_gain(cuda_step: Mapping[str, Any], name: str) -> str:
     """Return the predicted gain in tokens/s of a variant of the step, in percent."""
-    seconds = {variant: one["step_s"] for variant, one in cuda_step["ablation"].items()}
+    seconds = {
+        variant: step["step_s"] for variant, step in cuda_step["ablation"].items()
+    }
     return f"{seconds['as tuned by default'] / seconds[name] - 1:+.0%}"
 
 

@@ -100,44 +100,46 @@ def main(arguments: Sequence[str] | None) -> int:
         if options.seed is None
         else options.seed
     )
-    found: dict[str, Figures] = {}
+    measured: dict[str, Figures] = {}
     for name, part in PARTS.items():
         if name in wanted:
             sys.stderr.write(f"{name}\n")
-            found[name] = part(seed)
-    bars = make_bars(found)
+            measured[name] = part(seed)
+    bars = make_bars(measured)
     return finish(
         options.json,
         bars,
-        {"parts": found},
-        "\n".join(TABLES[name](figures) for name, figures in found.items()),
+        {"parts": measured},
+        "\n".join(TABLES[name](figures) for name, figures in measured.items()),
     )
 
 
-def make_bars(found: dict[str, Figures]) -> list[Bar]:
+def make_bars(measured: dict[str, Figures]) -> list[Bar]:
     """The bars of the parts that were measured."""
     figures: dict[str, float | None] = {}
-    if "speed" in found:
-        ratio = median(found["speed"]["mem_tracker_s"]) / median(
-            found["speed"]["law_s"]
+    if "speed" in measured:
+        ratio = median(measured["speed"]["mem_tracker_s"]) / median(
+            measured["speed"]["law_s"]
         )
         figures["estimate_law_against_memtracker_ratio"] = ratio
-    if "cold" in found:
-        figures["estimate_cold_s"] = max(map(median, found["cold"]["runs_s"].values()))
-    if "accuracy" in found:
+    if "cold" in measured:
+        figures["estimate_cold_s"] = max(
+            map(median, measured["cold"]["runs_s"].values())
+        )
+    if "accuracy" in measured:
         errors = [
-            abs(one["predicted_bytes"] / one["real_bytes"] - 1)
-            for one in found["accuracy"].values()
+            abs(case["predicted_bytes"] / case["real_bytes"] - 1)
+            for case in measured["accuracy"].values()
         ]
         figures["estimate_peak_error_share"] = max(errors)
-    if "simulated" in found:
-        runs = [one for one in found["simulated"]["runs"] if one["predicted"]]
+    if "simulated" in measured:
+        runs = [run for run in measured["simulated"]["runs"] if run["predicted"]]
         figures["simulated_trials_median"] = runs[0]["trials_median"]
         figures["simulated_trials_max"] = runs[0]["trials_max"]
-        figures["simulated_wrong_count"] = max(one["wrong"] for one in runs)
-    if "fork" in found:
-        figures["trial_start_ratio"] = median(found["fork"]["fresh_s"]) / median(
-            found["fork"]["forked_s"]
+        figures["simulated_wrong_count"] = max(run["wrong"] for run in runs)
+    if "fork" in measured:
+        figures["trial_start_ratio"] = median(measured["fork"]["fresh_s"]) / median(
+            measured["fork"]["forked_s"]
         )
     return bars_of(BARS, figures)
 
@@ -229,7 +231,7 @@ def accuracy(_: int) -> Figures:
     """Peaks by the law and by the allocator, of every configuration."""
     from testbed.simulators.allocator import CASES, allocator_peak_bytes
 
-    found = {}
+    peaks = {}
     for case in CASES:
         fit = fit_memory_model(
             case.config,
@@ -239,14 +241,14 @@ def accuracy(_: int) -> Figures:
             case.rows,
         )
         predicted = peak_bytes(fit, case.rows, MemoryOverheads(kind="cpu"))
-        found[case.name] = {
+        peaks[case.name] = {
             "predicted_bytes": predicted,
             "real_bytes": allocator_peak_bytes(case),
         }
         sys.stderr.write(
-            f"{case.name}: {predicted / found[case.name]['real_bytes'] - 1:+.3%}\n"
+            f"{case.name}: {predicted / peaks[case.name]['real_bytes'] - 1:+.3%}\n"
         )
-    return found
+    return peaks
 
 
 def simulated(seed: int) -> Figures:
@@ -258,18 +260,18 @@ def simulated(seed: int) -> Figures:
     for number in range(SEEDS):
         base = seed * 1000 + number * MACHINES
         for predicted in (True, False):
-            found = [
+            searches = [
                 search(SimulatedMachine(base + machine), predicted=predicted)
                 for machine in range(MACHINES)
             ]
-            trials = [count for count, _ in found]
+            trials = [count for count, _ in searches]
             runs.append(
                 {
                     "base_seed": base,
                     "predicted": predicted,
                     "trials_median": median(trials),
                     "trials_max": max(trials),
-                    "wrong": sum(not right for _, right in found),
+                    "wrong": sum(not right for _, right in searches),
                     "machines_by_trials": {
                         str(count): machines
                         for count, machines in sorted(Counter(trials).items())
@@ -329,44 +331,44 @@ def _runs(title: str, runs_s: dict[str, list[float]]) -> str:
     return text_table([title, "median", "range"], rows) + "\n"
 
 
-def _accuracy(found: Figures) -> str:
+def _accuracy(figures: Figures) -> str:
     rows = [
         [
             name,
-            f"{one['real_bytes'] / 2**20:.1f} MiB",
-            f"{one['predicted_bytes'] / one['real_bytes'] - 1:+.3%}",
+            f"{peaks['real_bytes'] / 2**20:.1f} MiB",
+            f"{peaks['predicted_bytes'] / peaks['real_bytes'] - 1:+.3%}",
         ]
-        for name, one in found.items()
+        for name, peaks in figures.items()
     ]
     return text_table(["step on a CPU", "real peak", "predicted"], rows) + "\n"
 
 
-def _simulated(found: Figures) -> str:
+def _simulated(figures: Figures) -> str:
     keys = ("base_seed", "predicted", "trials_median", "trials_max", "wrong")
     titles = [
-        f"{found['machines']} machines from seed",
+        f"{figures['machines']} machines from seed",
         "prediction",
         "median trials",
         "most",
         "wrong",
     ]
     return (
-        text_table(titles, [[str(one[key]) for key in keys] for one in found["runs"]])
+        text_table(titles, [[str(run[key]) for key in keys] for run in figures["runs"]])
         + "\n"
     )
 
 
 TABLES: dict[str, Callable[[Figures], str]] = {
-    "speed": lambda found: _runs(
+    "speed": lambda figures: _runs(
         "law of BERT-base",
-        {"our traces": found["law_s"], "MemTracker": found["mem_tracker_s"]},
+        {"our traces": figures["law_s"], "MemTracker": figures["mem_tracker_s"]},
     ),
-    "cold": lambda found: _runs("autotune estimate", found["runs_s"]),
+    "cold": lambda figures: _runs("autotune estimate", figures["runs_s"]),
     "accuracy": _accuracy,
     "simulated": _simulated,
-    "fork": lambda found: _runs(
+    "fork": lambda figures: _runs(
         "a trial that does nothing",
-        {"forked": found["forked_s"], "new interpreter": found["fresh_s"]},
+        {"forked": figures["forked_s"], "new interpreter": figures["fresh_s"]},
     ),
 }
 

@@ -108,10 +108,10 @@ def measure(
     }
     for repeat in range(repeats + 1):
         for name, batches in contenders.items():
-            found = _window(batches, window_s)
+            samples_per_s, tokens_per_s = _window(batches, window_s)
             if repeat:  # the first warms caches
-                rates[name]["samples_per_s"].append(found[0])
-                rates[name]["tokens_per_s"].append(found[1])
+                rates[name]["samples_per_s"].append(samples_per_s)
+                rates[name]["tokens_per_s"].append(tokens_per_s)
         sys.stderr.write(f"window {repeat} of {repeats}\n")
     return rates
 
@@ -318,13 +318,16 @@ def _table(
     rates: dict[str, dict[str, list[float]]], efficiency: dict[str, float]
 ) -> str:
     rows = []
-    for name, found in rates.items():
+    for name, measured in rates.items():
         reference = rates[f"plain, {name.rpartition(', ')[2]}"]
         samples, tokens = (
-            statistics.median(found[what]) for what in ("samples_per_s", "tokens_per_s")
+            statistics.median(measured[what])
+            for what in ("samples_per_s", "tokens_per_s")
         )
         against = statistics.median(reference["tokens_per_s"])
-        spread = (max(found["tokens_per_s"]) - min(found["tokens_per_s"])) / tokens
+        spread = (
+            max(measured["tokens_per_s"]) - min(measured["tokens_per_s"])
+        ) / tokens
         rows.append(
             [
                 name,

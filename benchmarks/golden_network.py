@@ -69,20 +69,25 @@ def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
 
 
 def efficiency(
-    of: RankCompute, rows: int, micro_batches: int, sync: GradientSync, nodes: int
+    rank_compute: RankCompute,
+    rows: int,
+    micro_batches: int,
+    sync: GradientSync,
+    nodes: int,
 ) -> float:
     """Return the step of ``nodes`` nodes with the same work per rank as on one."""
-    alone = step_time(of, rows, micro_batches, sync, network(1))
-    return (
-        alone.step_s / step_time(of, rows, micro_batches, sync, network(nodes)).step_s
-    )
+    alone = step_time(rank_compute, rows, micro_batches, sync, network(1))
+    together = step_time(rank_compute, rows, micro_batches, sync, network(nodes))
+    return alone.step_s / together.step_s
 
 
-def bound(of: RankCompute, rows: int, micro_batches: int, nodes: int) -> float:
+def bound(
+    rank_compute: RankCompute, rows: int, micro_batches: int, nodes: int
+) -> float:
     """The same if every micro-batch's backward could hide the exchange."""
-    alone = micro_batches * of.forward_backward_s(rows)
+    alone = micro_batches * rank_compute.forward_backward_s(rows)
     return alone / hidden_bound_s(
-        of, rows, micro_batches, GradientSync(), network(nodes)
+        rank_compute, rows, micro_batches, GradientSync(), network(nodes)
     )
 
 
@@ -100,14 +105,14 @@ def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
         tokens_per_sequence=ROW_TOKENS,
         max_micro_batch_size=184,
     )
-    found = ScalingModel(
+    step = ScalingModel(
         load=load,
         network=network(nodes),
         gradient_syncs=gradient_syncs(sixteen_bit=True),
     ).at(nodes)
-    if found is None or found.efficiency is None:
+    if step is None or step.efficiency is None:
         raise ValueError(f"{sequences} sequences leave ranks without a row")
-    return found
+    return step
 
 
 def bars() -> list[Bar]:

@@ -326,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kept: {keep(out, check, KEPT)}")
         write_page()
     complete = all(
-        check["stages"].get(one.name, {}).get("status") == ENDED for one in chosen
+        check["stages"].get(stage.name, {}).get("status") == ENDED for stage in chosen
     )
     short = any(bar.holds is False for bar, _, _ in claims_of(check["figures"]))
     return EXIT_SHORT if short or not complete else EXIT_HELD
@@ -341,24 +341,30 @@ def select(stages: Sequence[Stage], only: str, gpus: int) -> list[Stage]:
         UsageError: If a name matches none, or there are too few GPUs for all of them.
     """
     names = {stage.name for stage in stages}
-    wanted = tuple(one for one in only.split(",") if one)
+    wanted = tuple(prefix for prefix in only.split(",") if prefix)
     if unknown := [
-        one for one in wanted if not any(name.startswith(one) for name in names)
+        prefix
+        for prefix in wanted
+        if not any(name.startswith(prefix) for name in names)
     ]:
         raise UsageError(
             f"stage {unknown[0]!r} not found",
             next_step=f"Choose from {', '.join(sorted(names))}.",
         )
-    beginnings = tuple(one for one in wanted if one not in names) if wanted else ("",)
+    beginnings = (
+        tuple(prefix for prefix in wanted if prefix not in names) if wanted else ("",)
+    )
     chosen = [
-        one for one in stages if one.name in wanted or one.name.startswith(beginnings)
+        stage
+        for stage in stages
+        if stage.name in wanted or stage.name.startswith(beginnings)
     ]
-    if all(one.gpus > gpus for one in chosen):
+    if all(stage.gpus > gpus for stage in chosen):
         raise UsageError(
             f"{only} requires {chosen[0].gpus} GPUs",
             next_step="Choose other stages, or more GPUs.",
         )
-    return [one for one in chosen if one.gpus <= gpus]
+    return [stage for stage in chosen if stage.gpus <= gpus]
 
 
 def open_check(out: Path, site: MeasuredDevice, *, tiny: bool) -> dict[str, Any]:
@@ -469,10 +475,12 @@ def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
     minutes = max(0.1, stage.minutes_share * limit_s / 60)
     words = [word.replace("{minutes}", f"{minutes:.2f}") for word in stage.words]
     (out / LOGS).mkdir(exist_ok=True)
-    told, log = (out / LOGS / f"{stage.name}{ending}" for ending in (".json", ".log"))
+    output_file, log_file = (
+        out / LOGS / f"{stage.name}{ending}" for ending in (".json", ".log")
+    )
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     began_s, began = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    with told.open("w") as stdout, log.open("w") as stderr:
+    with output_file.open("w") as stdout, log_file.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, *words],
             cwd=out,
@@ -500,11 +508,13 @@ def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
         else FAILED
     )
     answer = (
-        _without_paths((out / stage.answer if stage.answer else told).read_text(), out)
+        _without_paths(
+            (out / stage.answer if stage.answer else output_file).read_text(), out
+        )
         if status == ENDED
         else ""
     )
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+    tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
     return {
         "status": status,
         "command": ["python", *words],
@@ -569,7 +579,7 @@ def confirm() -> None:
         -1, 2, (_DEPTH, _SIZE), generator=torch.Generator().manual_seed(1)
     ).float()
     # Whole numbers up to 128 are exact in bf16, in whichever order they are summed.
-    found = (
+    product = (
         (left.to("cuda", torch.bfloat16) @ right.to("cuda", torch.bfloat16))
         .float()
         .cpu()
@@ -591,7 +601,7 @@ def confirm() -> None:
     print(
         json.dumps(
             {
-                "right": torch.equal(found, left @ right),
+                "right": torch.equal(product, left @ right),
                 "flops_per_s": 2 * _SIZE**3 / max(seconds, 1e-9),
             }
         )
@@ -684,8 +694,8 @@ def figures_of(out: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
 
     They are from profiles, runs and answers of the stages that ended.
     """
-    ended = {name: one for name, one in stages.items() if one["status"] == ENDED}
-    answers = {name: one["answer"] or {} for name, one in ended.items()}
+    ended = {name: stage for name, stage in stages.items() if stage["status"] == ENDED}
+    answers = {name: stage["answer"] or {} for name, stage in ended.items()}
     profiles = {
         path.stem: read_profile(path).profile
         for path in sorted(out.glob(f"{PROFILES}/*.toml"))
@@ -709,14 +719,14 @@ def figures_of(out: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
     workers = [
         {
             "model": name,
-            "num_workers": found.chosen,
+            "num_workers": sweep.chosen,
             "data_wait_share": row.data_wait_share,
         }
         for name, profile in profiles.items()
-        if (found := profile.evidence.workers) is not None
-        and not found.undecided_between
-        for row in found.rows
-        if row.num_workers == found.chosen
+        if (sweep := profile.evidence.workers) is not None
+        and not sweep.undecided_between
+        for row in sweep.rows
+        if row.num_workers == sweep.chosen
     ]
     network = [
         {
@@ -736,7 +746,7 @@ def figures_of(out: Path, stages: Mapping[str, Any]) -> dict[str, Any]:
         for path in out.glob(f"tune/{PROFILES}/*.toml")
     ]
     # Else its time ended it.
-    decided = all(found is not None and not found.undecided_between for found in tuned)
+    decided = all(sweep is not None and not sweep.undecided_between for sweep in tuned)
     saves = {
         bar["name"]: bar["figure"] for bar in answers.get("saves", {}).get("bars", ())
     }
@@ -759,12 +769,12 @@ def _memory(
 
     They are estimated, traced before any trial, corrected by trials, and measured.
     """
-    found: Mapping[str, Any] = next(iter(estimated.get("models", ())), {})
+    estimate: Mapping[str, Any] = next(iter(estimated.get("models", ())), {})
     return {
         "configuration": name,
-        "estimated_least": found.get("micro_batch_size_low"),
-        "estimated": found.get("micro_batch_size"),
-        "estimated_most": found.get("micro_batch_size_high"),
+        "estimated_least": estimate.get("micro_batch_size_low"),
+        "estimated": estimate.get("micro_batch_size"),
+        "estimated_most": estimate.get("micro_batch_size_high"),
         "traced": probe.traced_micro_batch_size,
         "largest": probe.feasible_max,
         "traced_peak_bytes": probe.traced_peak_bytes,
@@ -810,25 +820,25 @@ def claims_of(figures: Mapping[str, Any]) -> list[tuple[Bar, str, str]]:
     memory, training = figures.get("memory", ()), figures.get("training", ())
 
     def errors(key: str) -> list[float]:
-        return [abs(one[key] / one["peak_bytes"] - 1) for one in memory if one[key]]
+        return [abs(row[key] / row["peak_bytes"] - 1) for row in memory if row[key]]
 
     def mfu(model: str) -> list[float]:
         return [
-            one["mfu_share"]
-            for one in training
-            if model in one["training"] and one["mfu_share"]
+            row["mfu_share"]
+            for row in training
+            if model in row["training"] and row["mfu_share"]
         ]
 
     def ratios(recipe: RecipeName) -> list[float]:
         return [
-            one["tuned_to_theirs_ratio"]
-            for one in figures.get("baseline", ())
-            if one["compared_with"] == recipe
+            row["tuned_to_theirs_ratio"]
+            for row in figures.get("baseline", ())
+            if row["compared_with"] == recipe
         ]
 
     before, corrected = errors("traced_peak_bytes"), errors("corrected_peak_bytes")
-    above = [one["traced"] / one["largest"] - 1 for one in memory if one["traced"]]
-    waits = [one["data_wait_share"] for one in figures.get("workers", ())]
+    above = [row["traced"] / row["largest"] - 1 for row in memory if row["traced"]]
+    waits = [row["data_wait_share"] for row in figures.get("workers", ())]
     probed = "estimate,probe"
     rows: tuple[tuple[str, float | None, Literal["<=", ">="], float, str, str], ...] = (
         (
@@ -982,8 +992,8 @@ def results(checks: Sequence[Mapping[str, Any]]) -> str:
     """
     blocks = [] if checks else [_claims({})]
     for check in checks:
-        found, made_with = check["figures"], check["made_with"]
-        rate = _number("flops_per_s", found["matmul_flops_per_s"])
+        figures, made_with = check["figures"], check["made_with"]
+        rate = _number("flops_per_s", figures["matmul_flops_per_s"])
         where = (
             f"Driver {made_with['driver']}, torch {made_with['torch']}. Large bf16"
             f" matmuls reach {rate}."
@@ -994,10 +1004,10 @@ def results(checks: Sequence[Mapping[str, Any]]) -> str:
                 f" {check['started_utc'][:10]}"
             ),
             where,
-            _claims(found),
+            _claims(figures),
         ]
         for name in ("memory", "training", "baseline", "workers", "network"):
-            if rows := found[name]:
+            if rows := figures[name]:
                 head = [_headed(key) for key in rows[0]]
                 cells = [
                     [_number(key, value) for key, value in row.items()] for row in rows

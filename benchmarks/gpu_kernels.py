@@ -11,6 +11,7 @@ import argparse
 import functools
 import gc
 import json
+import operator
 import statistics
 import sys
 import time
@@ -69,20 +70,20 @@ def main() -> int:
     options = parser.parse_args()
     began_s = time.monotonic()
     ranks = join_ranks(config_of("bert-mini", 1, {"compile": False}), environment={})
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "steps": {},
     }
 
     def section(
-        name: str, measure: Callable[[], Any], into: dict[str, Any] = found
+        name: str, measure: Callable[[], Any], into: dict[str, Any] = results
     ) -> None:
         try:
             into[name] = measure()
         except (RuntimeError, ValueError, TypeError, ImportError) as error:
             into[name] = {"error": f"{type(error).__name__}: {error}"[:400]}
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
         sys.stderr.write(f"{time.monotonic() - began_s:6.1f} s  {name}\n")
 
     section("launch_s", launches)
@@ -93,7 +94,7 @@ def main() -> int:
     for name, (model, size, settings) in STEPS.items():
         if time.monotonic() - began_s < options.seconds:
             measure = functools.partial(step, ranks, model, size, settings)
-            section(name, measure, found["steps"])
+            section(name, measure, results["steps"])
     return 0
 
 
@@ -134,7 +135,7 @@ def launches(number: int = 2000) -> dict[str, float]:
         "matmul": (lambda: torch.mm(square, square), 1),
         "forward_and_backward": (graph, 20),
     }
-    found = {}
+    seconds_by_work = {}
     for name, (work, operations) in works.items():
         for _ in range(10):
             work()
@@ -143,10 +144,10 @@ def launches(number: int = 2000) -> dict[str, float]:
         for _ in range(number // operations):
             work()
         torch.cuda.synchronize()
-        found[name] = (time.perf_counter() - began) / (
+        seconds_by_work[name] = (time.perf_counter() - began) / (
             number // operations * operations
         )
-    return found
+    return seconds_by_work
 
 
 def bandwidths() -> list[dict[str, float]]:
@@ -154,7 +155,7 @@ def bandwidths() -> list[dict[str, float]]:
     rows = []
     for mib in (1, 4, 16, 64, 256, 1024, 4096):
         count = mib * 2**20 // _ITEM
-        one, other = (
+        source, target = (
             torch.ones(count, device="cuda", dtype=torch.bfloat16) for _ in range(2)
         )
         half = torch.empty(count // 2, device="cuda", dtype=torch.float32).normal_()
@@ -165,10 +166,15 @@ def bandwidths() -> list[dict[str, float]]:
                     2
                     * count
                     * _ITEM
-                    / seconds_of(lambda one=one, other=other: other.copy_(one))
+                    / seconds_of(
+                        lambda source=source, target=target: target.copy_(source)
+                    )
                 ),
                 "gelu_bytes_per_s": (
-                    2 * count * _ITEM / seconds_of(lambda one=one: functional.gelu(one))
+                    2
+                    * count
+                    * _ITEM
+                    / seconds_of(lambda source=source: functional.gelu(source))
                 ),
                 "cast_bytes_per_s": (
                     1.5
@@ -178,7 +184,7 @@ def bandwidths() -> list[dict[str, float]]:
                 ),
             }
         )
-        del one, other, half
+        del source, target, half
     return rows
 
 
@@ -381,6 +387,10 @@ def step(
         if seconds and event.device_type == DeviceType.CUDA:
             kernels[event.name[:160]][0] += 1 / PROFILED
             kernels[event.name[:160]][1] += seconds / PROFILED
+    by_name = [
+        {"name": name, "per_step": round(count, 1), "seconds": seconds}
+        for name, (count, seconds) in kernels.items()
+    ]
     step_s = statistics.median(whole for whole, _ in times)
     flops = training.work.step_flops(
         batches[0].tokens_N.numpy(), batches[0].predicted_tokens
@@ -397,12 +407,7 @@ def step(
         "model_flops": flops,
         "flops_per_s": flops / step_s,
         "peak_bytes": torch.cuda.max_memory_allocated(),
-        "kernels": [
-            {"name": name, "per_step": round(count, 1), "seconds": seconds}
-            for name, (count, seconds) in sorted(
-                kernels.items(), key=lambda one: -one[1][1]
-            )
-        ],
+        "kernels": sorted(by_name, key=operator.itemgetter("seconds"), reverse=True),
     }
 
 

@@ -101,7 +101,7 @@ class Grid:
     def mean_log_ratios(self) -> dict[Configuration, float]:
         """Return the mean of the logarithms of each cell's ratios."""
         return {
-            cell: trimmed_mean([math.log(one) for one in ratios])
+            cell: trimmed_mean([math.log(ratio) for ratio in ratios])
             for cell, ratios in self.ratios.items()
         }
 
@@ -111,10 +111,10 @@ class Grid:
         It is scaled to single windows.
         """
         every = [
-            scaled_residuals([math.log(one) for one in ratios])
+            scaled_residuals([math.log(ratio) for ratio in ratios])
             for ratios in self.ratios.values()
         ]
-        return [one for some in every for one in some]
+        return [residual for residuals in every for residual in residuals]
 
     def may_be_best(self) -> list[Configuration]:
         """Cells that are not surely slower than the fastest."""
@@ -125,7 +125,9 @@ class Grid:
             return (
                 MAY_BE_BEST_SIGMAS
                 * sigma
-                * math.hypot(*(len(self.ratios[one]) ** -0.5 for one in (cell, best)))
+                * math.hypot(
+                    *(len(self.ratios[compared]) ** -0.5 for compared in (cell, best))
+                )
             )
 
         return [cell for cell in means if means[best] - means[cell] <= surely_off(cell)]
@@ -149,22 +151,25 @@ class Grid:
         }
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> "Grid":
+    def of_json(cls, recorded: Mapping[str, Any]) -> "Grid":
         """The same again."""
-        cells = [(Configuration(**one["settings"]), one) for one in told["cells"]]
+        cells = [
+            (Configuration(**record["settings"]), record)
+            for record in recorded["cells"]
+        ]
         return cls(
-            model=told["model"],
-            starting=Configuration(**told["starting"]),
-            window_s=told["window_s"],
-            reference_rates=told["reference_rates"],
-            ratios={cell: one["ratios"] for cell, one in cells},
-            seconds={cell: one["seconds"] for cell, one in cells},
+            model=recorded["model"],
+            starting=Configuration(**recorded["starting"]),
+            window_s=recorded["window_s"],
+            reference_rates=recorded["reference_rates"],
+            ratios={cell: record["ratios"] for cell, record in cells},
+            seconds={cell: record["seconds"] for cell, record in cells},
         )
 
 
 def read_grids(path: Path) -> list[Grid]:
     """What was recorded."""
-    return [Grid.of_json(one) for one in json.loads(path.read_text())["grids"]]
+    return [Grid.of_json(grid) for grid in json.loads(path.read_text())["grids"]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -214,28 +219,28 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
         "seq_length_tokens": case.seq_length_tokens,
         "global_batch_tokens": case.global_batch_tokens,
     }
-    asked = ProbeRequest(
+    probe_request = ProbeRequest(
         config=requested_config(case.settings, **step),
         data=data,
         reports=place / "reports",
         memory_bytes=2**30,
     )
     with open_session("cpu", data) as bench:
-        (probed,) = probe_models(bench, [asked], place / "profiles")
+        (probed,) = probe_models(bench, [probe_request], place / "profiles")
         stored = read_profile(probed.path)
         windows = SweepRequest(
             data=data, reports=place / "reports", minutes=1e6, window_s=WINDOW_S
         )
-        request = explore_request(bench, stored, asked, windows)
+        request = explore_request(bench, stored, probe_request, windows)
         plain = [cell for cell in request.cells if not cell.compile]
         assert request.predict is not None
-        most = {
+        max_sizes = {
             kind: request.predict(kind)["max"] for kind in {cell.kind for cell in plain}
         }
         cells = [
             cell
             for cell in plain
-            if cell.micro_batch_size <= (most[cell.kind] or cell.micro_batch_size)
+            if cell.micro_batch_size <= (max_sizes[cell.kind] or cell.micro_batch_size)
         ]
         request = replace(request, cells=tuple(cells))
         return _read_all(

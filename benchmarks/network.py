@@ -88,7 +88,7 @@ class _Turn:
         return replace(
             self.before,
             step_s=self.before.step_s + self.after.step_s,
-            compute_s_by_rank=tuple(one + other for one, other in ranks),
+            compute_s_by_rank=tuple(before_s + after_s for before_s, after_s in ranks),
         )
 
 
@@ -104,48 +104,48 @@ def main(arguments: Sequence[str] | None) -> int:
         help="only this; the file keeps the others",
     )
     options = options_of.parse_args(arguments)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "predicted": [],
         "chosen": [],
         "useful_nodes": [],
         "far": [],
     }
     if options.json is not None and options.json.is_file() and options.part:
-        found |= {
+        results |= {
             name: value
             for name, value in json.loads(options.json.read_text()).items()
-            if name in found
+            if name in results
         }
     parts = options.part or list(PARTS)
     with tempfile.TemporaryDirectory(prefix="network-") as place:
         data = corpus(Path(place) / "data")
         if "hosts" in parts:
-            found["predicted"] = [
+            results["predicted"] = [
                 row
                 for count in HOSTS
                 for rate in RATES_BITS_PER_S
                 for row in _predictions(count, rate, data, Path(place), options.rounds)
             ]
         if "choices" in parts:
-            found["chosen"] = [
+            results["chosen"] = [
                 _choice(count, tokens, RATES_BITS_PER_S[-1], data, Path(place))
                 for count, tokens in CHOICES
             ]
     if "simulated" in parts:
-        found["useful_nodes"] = [case.to_json() for case in useful_nodes.run()]
-        found["far"] = useful_nodes.run_far()
-    found["accumulation_3_by_ddp"] = golden_network.ddp_with_accumulation_3()
-    return finish(options.json, make_bars(found), found)
+        results["useful_nodes"] = [case.to_json() for case in useful_nodes.run()]
+        results["far"] = useful_nodes.run_far()
+    results["accumulation_3_by_ddp"] = golden_network.ddp_with_accumulation_3()
+    return finish(options.json, make_bars(results), results)
 
 
-def make_bars(found: dict[str, Any]) -> list[Bar]:
+def make_bars(results: dict[str, Any]) -> list[Bar]:
     """The worst of each kind."""
     bars = []
     for count, limit in ERROR_BARS.items():
         errors = [
-            abs(one["predicted_s"] / one["measured_s"] - 1)
-            for one in found["predicted"]
-            if one["hosts"] == count
+            abs(step["predicted_s"] / step["measured_s"] - 1)
+            for step in results["predicted"]
+            if step["hosts"] == count
         ]
         worst = max(errors, default=None)
         name = f"network_worst_step_error_{count}_hosts_share"
@@ -153,9 +153,9 @@ def make_bars(found: dict[str, Any]) -> list[Bar]:
             Bar(name=name, figure=worst, unit="share", bar=limit, direction="<=")
         )
     gains = [
-        one["gain"] or 1.0
-        for one in found["chosen"]
-        if one["tokens_per_rank_and_step"] == BARRED_TOKENS
+        choice["gain"] or 1.0
+        for choice in results["chosen"]
+        if choice["tokens_per_rank_and_step"] == BARRED_TOKENS
     ]
     gain = min(gains, default=None)
     bars.append(
@@ -168,7 +168,7 @@ def make_bars(found: dict[str, Any]) -> list[Bar]:
         )
     )
     off = max(
-        (abs(one["predicted"] - one["true"]) for one in found["useful_nodes"]),
+        (abs(case["predicted"] - case["true"]) for case in results["useful_nodes"]),
         default=None,
     )
     bars.append(
@@ -237,8 +237,8 @@ def _predictions(
     count: int, rate: int, data: Path, place: Path, rounds: int
 ) -> list[dict[str, Any]]:
     with (
-        hosts(count, rate) as found,
-        together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine,
+        hosts(count, rate) as lab,
+        together(lab, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine,
     ):
         tuning = _tuning(
             machine,
@@ -255,11 +255,11 @@ def _predictions(
             for position, (kept, (micro_batches, sync)) in enumerate(
                 zip(measured, PREDICTED, strict=True)
             ):
-                turn = 2 * (len(PREDICTED) * number + position) + 1
+                turn_number = 2 * (len(PREDICTED) * number + position) + 1
                 travelled = tuning.steps(
-                    ROWS, micro_batches, sync, steps=STEPS, number=turn
+                    ROWS, micro_batches, sync, steps=STEPS, number=turn_number
                 )
-                after = tuning.steps(ROWS, steps=STEPS, number=turn + 1)
+                after = tuning.steps(ROWS, steps=STEPS, number=turn_number + 1)
                 kept.append(_Turn(before=before, travelled=travelled, after=after))
                 before = after
             sys.stderr.write(
@@ -270,14 +270,14 @@ def _predictions(
         rows = []
         for kept, (micro_batches, sync) in zip(measured, PREDICTED, strict=True):
             ratios, steps, withouts = [], [], []
-            for one in kept:
+            for turn in kept:
                 compute = replace(
-                    compute_of(one.around, 0.0).of_rank,
+                    compute_of(turn.around, 0.0).of_rank,
                     slowdown_share=tuning.slowdown_share,
                 )
                 time = step_time(compute, ROWS, micro_batches, sync, tuning.network())
-                steps.append(statistics.median(one.travelled.step_s))
-                withouts.append(statistics.median(one.around.step_s))
+                steps.append(statistics.median(turn.travelled.step_s))
+                withouts.append(statistics.median(turn.around.step_s))
                 ratios.append(time.step_s / steps[-1])
             middle = statistics.median(steps)
             rows.append(
@@ -306,8 +306,8 @@ def _choice(
     The network is the limit, and rounds are compared one by one.
     """
     with (
-        hosts(count, rate) as found,
-        together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine,
+        hosts(count, rate) as lab,
+        together(lab, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine,
     ):
         tuning = _tuning(
             machine, place, data, count=count, rows=1, seq_length_tokens=tokens

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None) -> int:
     )
     options = options_of.parse_args(arguments)
     names = list(subjects())[: options.subjects]
-    found = {name: measure(name) for name in names}
+    answers_by_subject = {name: measure(name) for name in names}
     on_gpu = (
         {}
         if "gpu" in options.without
@@ -78,16 +78,16 @@ def main(arguments: Sequence[str] | None) -> int:
         for path in sorted(EXAMPLES.glob("*.py"))
     }
     content = {
-        "subjects": found,
+        "subjects": answers_by_subject,
         "pretended_gpu": on_gpu,
         "workers": workers,
         "added_lines": lines,
     }
     return finish(
         options.json,
-        make_bars(found, on_gpu, workers, lines),
+        make_bars(answers_by_subject, on_gpu, workers, lines),
         content,
-        _table(found, on_gpu),
+        _table(answers_by_subject, on_gpu),
     )
 
 
@@ -101,24 +101,28 @@ def measure(name: str) -> dict[str, Any]:
         for tool in TOOLS:
             answers[tool] = _call("benchmarks.own_code", tool, name, place=place)
             sys.stderr.write(f"{name}: {tool} {answers[tool]}\n")
-        for tool, one in answers.items():
-            one["exact"] = False
-            if one["size"] and tool == "autotune":
-                one["exact"] = _call(
-                    "benchmarks.own_code", "prove", name, str(one["size"]), place=place
+        for tool, answer in answers.items():
+            answer["exact"] = False
+            if answer["size"] and tool == "autotune":
+                answer["exact"] = _call(
+                    "benchmarks.own_code",
+                    "prove",
+                    name,
+                    str(answer["size"]),
+                    place=place,
                 )["exact"]
-            elif one["size"]:
+            elif answer["size"]:
                 tried = [
                     _call(
                         "benchmarks.own_code",
                         "plain",
                         name,
-                        str(one["size"] + more),
+                        str(answer["size"] + more),
                         place=place,
                     )
                     for more in (0, 1)
                 ]
-                one["exact"] = [two.get("ran") for two in tried] == [True, False]
+                answer["exact"] = [trial.get("ran") for trial in tried] == [True, False]
     return answers
 
 
@@ -135,7 +139,7 @@ def _call(module: str, *words: str, place: str, **environment: str) -> dict[str,
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
         **environment,
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", module, *words],
         cwd=place,
         env=variables,
@@ -145,16 +149,16 @@ def _call(module: str, *words: str, place: str, **environment: str) -> dict[str,
         timeout=1200,
     )
     seconds = time.perf_counter() - began_s
-    lines = done.stdout.strip().splitlines()
-    told = (
+    lines = process.stdout.strip().splitlines()
+    printed = (
         json.loads(lines[-1])
         if lines and lines[-1].startswith("{")
         else {"size": None, "trials": 0}
     )
     return {
         "seconds": seconds,
-        **told,
-        **({} if done.returncode == 0 else {"note": done.stderr[-400:]}),
+        **printed,
+        **({} if process.returncode == 0 else {"note": process.stderr[-400:]}),
     }
 
 
@@ -177,16 +181,16 @@ def _autotune(name: str) -> dict[str, Any]:
 
     step, arguments = own_code(name)
     module, _, function = step.partition(":")
-    found = find_batch_size(
+    batch_size = find_batch_size(
         getattr(importlib.import_module(module), function),
         memory=subjects()[name].memory_bytes,
         device="cpu",
         arguments=arguments,
     )
     return {
-        "size": found.feasible_max,
-        "trials": found.trials,
-        "next_failed": found.infeasible_min is not None,
+        "size": batch_size.feasible_max,
+        "trials": batch_size.trials,
+        "next_failed": batch_size.infeasible_min is not None,
     }
 
 
@@ -203,7 +207,7 @@ def _is_exact(name: str, size: int) -> bool:
     with open_own("cpu", OwnCode(step=step, arguments=arguments), 300, ROOT) as bench:
 
         def run(tried: int, limit_bytes: int | None) -> Any:
-            asked = OwnStepRequest(
+            request = OwnStepRequest(
                 step=step,
                 arguments={**arguments, "micro_batch_size": tried},
                 source_sha256="",
@@ -211,7 +215,7 @@ def _is_exact(name: str, size: int) -> bool:
                 memory_budget_bytes=limit_bytes,
                 steps=STEPS,
             )
-            return bench.machine.run(bench.trial(asked, 300))
+            return bench.machine.run(bench.trial(request, 300))
 
         assert isinstance(bench.server, ForkServerMachine)
         bench.server.load(run(1, None).figures["imported"])  # not memory of the step
@@ -368,17 +372,22 @@ def on_pretended_gpu(name: str) -> dict[str, Any]:
         ended = machine.autotune(*words, "--out", place, "--reports", place)
         if ended.code:
             return {"size": None, "note": ended.err[-400:]}
-        found = json.loads(ended.out)["steps"][0]["evidence"]["step"]
-        said = [
+        evidence = json.loads(ended.out)["steps"][0]["evidence"]["step"]
+        endings = [
             machine.run("-m", "benchmarks.alone", step, str(size), "=".join(given))
             .out.strip()
             .splitlines()[-1:]
-            for size in (found["feasible_max"], found["feasible_max"] + 1)
+            for size in (evidence["feasible_max"], evidence["feasible_max"] + 1)
         ]
-    told = {"size": found["feasible_max"], "trials": len(found["rows"]), "said": said}
-    sys.stderr.write(f"{name} on a pretended GPU: {told}\n")
-    return told | {
-        "exact": said[0] == ["ran"] and said[1] in (["out of memory"], ["retried"])
+    answer = {
+        "size": evidence["feasible_max"],
+        "trials": len(evidence["rows"]),
+        "said": endings,
+    }
+    sys.stderr.write(f"{name} on a pretended GPU: {answer}\n")
+    return answer | {
+        "exact": endings[0] == ["ran"]
+        and endings[1] in (["out of memory"], ["retried"])
     }
 
 
@@ -387,10 +396,10 @@ def measure_workers() -> dict[str, Any]:
     from autotune import find_num_workers
     from benchmarks import loaders
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="own-code-") as place:
         for answer, sleep_s in SLEEPS_S.items():
-            said = find_num_workers(
+            result = find_num_workers(
                 loaders.sleeping,
                 step_time=STEP_TIME_S,
                 arguments={"sleep_s": sleep_s},
@@ -399,11 +408,11 @@ def measure_workers() -> dict[str, Any]:
                 window="1s",
                 reports=place,
             )
-            found[f"sleeping, {answer}"] = _judged(answer, said)
+            results[f"sleeping, {answer}"] = _judged(answer, result)
         rates = loaders.tokenised_rates()
         # Which one worker keeps up with, and this process alone does not.
         step_s = 1 / (0.9 * rates[1])
-        said = find_num_workers(
+        result = find_num_workers(
             loaders.tokenised,
             step_time=step_s,
             max_workers=2,
@@ -411,23 +420,23 @@ def measure_workers() -> dict[str, Any]:
             window="1s",
             reports=place,
         )
-        found["tokenised"] = _judged(1, said) | {"batches_per_s": rates}
-    return found
+        results["tokenised"] = _judged(1, result) | {"batches_per_s": rates}
+    return results
 
 
-def _judged(answer: int, said: Any) -> dict[str, Any]:
-    within = said.undecided_between or (said.value, said.value)
+def _judged(answer: int, result: Any) -> dict[str, Any]:
+    within = result.undecided_between or (result.value, result.value)
     right = within[0] <= answer <= within[-1] and (
-        bool(said.undecided_between) or said.value == answer
+        bool(result.undecided_between) or result.value == answer
     )
-    told = {
+    judgement = {
         "answer": answer,
-        "said": said.value,
-        "undecided_between": list(said.undecided_between),
+        "said": result.value,
+        "undecided_between": list(result.undecided_between),
         "right": right,
     }
-    sys.stderr.write(f"workers: {told}\n")
-    return told
+    sys.stderr.write(f"workers: {judgement}\n")
+    return judgement
 
 
 def added_lines(source: str) -> int:
@@ -447,20 +456,24 @@ def added_lines(source: str) -> int:
             "build_loader",
         ):
             # Its docstring is not needed.
-            code = [one for one in node.body if not isinstance(one, ast.Expr)]
+            code = [
+                statement
+                for statement in node.body
+                if not isinstance(statement, ast.Expr)
+            ]
             lines |= {
                 node.lineno,
                 *(
                     line
-                    for one in code
-                    for line in range(one.lineno, (one.end_lineno or 0) + 1)
+                    for statement in code
+                    for line in range(statement.lineno, (statement.end_lineno or 0) + 1)
                 ),
             }
     return len(lines)
 
 
 def make_bars(
-    found: Mapping[str, Any],
+    answers_by_subject: Mapping[str, Any],
     on_gpu: Mapping[str, Any],
     workers: Mapping[str, Any],
     lines: Mapping[str, int],
@@ -472,50 +485,53 @@ def make_bars(
 
     def ratio(figure: str, tool: str) -> float | None:
         known = [
-            one["autotune"][figure] / one[tool][figure]
-            for one in found.values()
-            if one[tool]["size"]
+            by_tool["autotune"][figure] / by_tool[tool][figure]
+            for by_tool in answers_by_subject.values()
+            if by_tool[tool]["size"]
         ]
         return statistics.median(known) if known else None
 
     figures: dict[str, float | None] = {
         "own_code_exact_count": sum(
-            bool(one["autotune"].get("exact")) for one in found.values()
+            bool(by_tool["autotune"].get("exact"))
+            for by_tool in answers_by_subject.values()
         ),
         "own_code_trials_against_lightning_ratio": ratio("trials", "lightning"),
         "own_code_trials_against_accelerate_ratio": ratio("trials", "accelerate"),
         "own_code_seconds_against_lightning_ratio": ratio("seconds", "lightning"),
         "own_code_added_lines_count": max(lines.values()),
         "own_code_workers_right_count": (
-            sum(one["right"] for one in workers.values()) if workers else None
+            sum(result["right"] for result in workers.values()) if workers else None
         ),
         "own_code_exact_on_gpu_count": (
-            sum(bool(one.get("exact")) for one in on_gpu.values()) if on_gpu else None
+            sum(bool(answer.get("exact")) for answer in on_gpu.values())
+            if on_gpu
+            else None
         ),
     }
     return bars_of(BARS, figures)
 
 
-def _table(found: Mapping[str, Any], on_gpu: Mapping[str, Any]) -> str:
+def _table(answers_by_subject: Mapping[str, Any], on_gpu: Mapping[str, Any]) -> str:
     rows: list[list[str | None]] = []
-    for name, answers in found.items():
+    for name, answers in answers_by_subject.items():
         for tool in TOOLS:
-            one = answers[tool]
+            answer = answers[tool]
             exact = (
                 "exact"
-                if one.get("exact")
+                if answer.get("exact")
                 else "not exact"
-                if one["size"]
+                if answer["size"]
                 else "no answer"
             )
             rows.append(
                 [
                     name,
                     tool,
-                    str(one["size"] or ""),
+                    str(answer["size"] or ""),
                     exact,
-                    str(one["trials"]),
-                    f"{one['seconds']:.1f} s",
+                    str(answer["trials"]),
+                    f"{answer['seconds']:.1f} s",
                 ]
             )
         if name in on_gpu:

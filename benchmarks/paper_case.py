@@ -58,11 +58,12 @@ def main(arguments: Sequence[str] | None) -> int:
         [
             name,
             model,
-            str(one["micro_batch_size"]),
-            f"{one['micro_batch_size_low']} to {one['micro_batch_size_high']}",
+            str(estimate["micro_batch_size"]),
+            f"{estimate['micro_batch_size_low']} to"
+            f" {estimate['micro_batch_size_high']}",
         ]
         for name, models in cases.items()
-        for model, one in models.items()
+        for model, estimate in models.items()
     ]
     shown = text_table(["settings", "model", "rows (predicted)", "range"], rows)
     finish(
@@ -103,11 +104,13 @@ def arithmetic() -> dict[str, Any]:
             {
                 "name": name,
                 "efficiency": [
-                    round(efficiency(of, rows, batches, gradient_sync, one), 4)
-                    for one in NODES
+                    round(
+                        efficiency(rank_compute, rows, batches, gradient_sync, nodes), 4
+                    )
+                    for nodes in NODES
                 ],
             }
-            for name, of, rows, batches, gradient_sync in cases
+            for name, rank_compute, rows, batches, gradient_sync in cases
         ],
         "functions": {
             "mean_tokens": float(np.average(lengths, weights=counts)),
@@ -132,7 +135,7 @@ def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
         "--ranks",
         str(RANKS),
     ]
-    told = run_program([*command, *flags, "--json"], timeout_s=TIMEOUT_S)
+    answer = run_program([*command, *flags, "--json"], timeout_s=TIMEOUT_S)
     kept = (
         "parameters",
         "micro_batch_size",
@@ -142,11 +145,11 @@ def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
         "attention",
     )
     return {
-        one["model"]: (
-            {key: one[key] for key in kept}
-            | {"peak_bytes": one["breakdown"]["peak_bytes"]}
+        estimate["model"]: (
+            {key: estimate[key] for key in kept}
+            | {"peak_bytes": estimate["breakdown"]["peak_bytes"]}
         )
-        for one in json.loads(told)["models"]
+        for estimate in json.loads(answer)["models"]
     }
 
 

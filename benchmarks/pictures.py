@@ -61,8 +61,8 @@ def _save(path: Path, height: float, fill: Any) -> None:
 
 def _throughput(axes: "Axes", probe: Mapping[str, Any]) -> None:
     curve = [
-        (one["micro_batch_size"], one["padded_tokens_per_s"] / 1e3)
-        for one in probe["curve"]
+        (point["micro_batch_size"], point["padded_tokens_per_s"] / 1e3)
+        for point in probe["curve"]
     ]
     chosen = probe["sustained"]
     axes.plot(
@@ -100,7 +100,9 @@ _GROUPS = {
 
 def _memory(axes: "Axes", probe: Mapping[str, Any]) -> None:
     terms: Mapping[str, int] = probe["traced_terms_bytes"]
-    grouped = {name: sum(terms[one] for one in ones) for name, ones in _GROUPS.items()}
+    grouped = {
+        name: sum(terms[term] for term in group) for name, group in _GROUPS.items()
+    }
     rest = sum(terms.values()) - sum(grouped.values())
     rows = sorted({"activations": rest, **grouped}.items(), key=lambda row: row[1])
     bars = axes.barh(
@@ -120,7 +122,7 @@ def _memory(axes: "Axes", probe: Mapping[str, Any]) -> None:
 
 def _scaling(axes: "Axes", paper: Mapping[str, Any]) -> None:
     nodes = (1, 2, 8, 32, 128)
-    first = [one["efficiency"] for one in paper["scaling"][:4]]
+    first = [curve["efficiency"] for curve in paper["scaling"][:4]]
     names = (
         "fp32 (the paper's setting)",
         "bf16",
@@ -138,7 +140,7 @@ def _scaling(axes: "Axes", paper: Mapping[str, Any]) -> None:
             label=name,
         )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(nodes, [str(one) for one in nodes])
+    axes.set_xticks(nodes, [str(count) for count in nodes])
     axes.set_ylim(0, 104)
     axes.set_xlabel("nodes of two H100, 25-Gigabit Ethernet (predicted)")
     axes.set_ylabel("efficiency in %")

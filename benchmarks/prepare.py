@@ -84,12 +84,12 @@ def _run(source: str, out: Path, workers: int) -> tuple[float, str]:
         str(out),
     ]
     started_s = time.perf_counter()
-    told = run_program(
+    answer = run_program(
         [*command, "--workers", str(workers), "--json"], timeout_s=TIMEOUT_S
     )
     run_s = time.perf_counter() - started_s
     shutil.rmtree(out)
-    return run_s, str(json.loads(told)["dataset_hash"])
+    return run_s, str(json.loads(answer)["dataset_hash"])
 
 
 if __name__ == "__main__":

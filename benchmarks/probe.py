@@ -69,9 +69,9 @@ def main(arguments: Sequence[str] | None) -> int:
     import accelerate  # noqa: F401
     import lightning  # noqa: F401
 
-    found = {case.name: measure(case) for case in cases()[: options.cases]}
-    bars = make_bars(found)
-    return finish(options.json, bars, {"cases": found}, _table(found))
+    results = {case.name: measure(case) for case in cases()[: options.cases]}
+    bars = make_bars(results)
+    return finish(options.json, bars, {"cases": results}, _table(results))
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -114,12 +114,12 @@ def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], lis
     ours = {
         "rows": rows,
         "trials": len(search.tried),
-        "refused": sum(one.fits is False for one in search.tried),
+        "refused": sum(trial.fits is False for trial in search.tried),
         "seconds": seconds,
         "tracing_s": traced_s,
     }
     return ours, [
-        [one.micro_batch_size, one.fits, one.peak_bytes] for one in search.tried
+        [trial.micro_batch_size, trial.fits, trial.peak_bytes] for trial in search.tried
     ]
 
 
@@ -160,7 +160,7 @@ def _probe(case: Case) -> Probe:
     )
 
 
-def make_bars(found: Mapping[str, Any]) -> list[Bar]:
+def make_bars(results: Mapping[str, Any]) -> list[Bar]:
     """Return trials and seconds of each reference over ours.
 
     They are medians over the cases. Answers that were not exact are counted as well.
@@ -169,9 +169,9 @@ def make_bars(found: Mapping[str, Any]) -> list[Bar]:
     for name in RIVALS:
         for figure, bar in (("trials", TRIALS_BAR), ("seconds", TIME_BAR)):
             ratios = [
-                one["rivals"][name][figure] / one["ours"][figure]
-                for one in found.values()
-                if one["rivals"][name]["trials"]
+                result["rivals"][name][figure] / result["ours"][figure]
+                for result in results.values()
+                if result["rivals"][name]["trials"]
             ]
             bars.append(
                 Bar(
@@ -182,7 +182,7 @@ def make_bars(found: Mapping[str, Any]) -> list[Bar]:
                     direction=">=",
                 )
             )
-    inexact = sum(not one["ours"]["exact"] for one in found.values())
+    inexact = sum(not result["ours"]["exact"] for result in results.values())
     bars.append(
         Bar(
             name="probe_inexact_count",
@@ -195,11 +195,13 @@ def make_bars(found: Mapping[str, Any]) -> list[Bar]:
     return bars
 
 
-def _table(found: Mapping[str, Any]) -> str:
+def _table(results: Mapping[str, Any]) -> str:
     rows: list[list[str | None]] = []
-    for case, one in found.items():
-        for name, figures in {"ours": one["ours"], **one["rivals"]}.items():
-            right = figures["rows"] == one["ours"]["rows"] and one["ours"]["exact"]
+    for case, result in results.items():
+        for name, figures in {"ours": result["ours"], **result["rivals"]}.items():
+            right = (
+                figures["rows"] == result["ours"]["rows"] and result["ours"]["exact"]
+            )
             rows.append(
                 [
                     case,

@@ -159,24 +159,26 @@ def browsed(directory: Path, trials: int) -> Figures:
     plain += [visit(page, colours="dark"), visit(page, width=PAPER_PX, media="print")]
     attacked = [visit(hostile, width=width) for width in WIDTHS]
     every = [*plain, *attacked]
-    found = [
+    violations = [
         violation
-        for one in (page, hostile)
+        for page_file in (page, hostile)
         for width, colours in LOOKS
-        for violation in audit(one, width=width, colours=colours)
+        for violation in audit(page_file, width=width, colours=colours)
     ]
     return {
         "full_bytes": page.stat().st_size,
         "visits": len(every),
-        "requests": sum(len(one.requests) for one in every),
-        "console_errors": sum(len(one.console_errors) for one in every),
-        "page_errors": sum(len(one.page_errors) for one in every),
-        "overflow_px": max(one.wider_by_px for one in every),
+        "requests": sum(len(page_visit.requests) for page_visit in every),
+        "console_errors": sum(len(page_visit.console_errors) for page_visit in every),
+        "page_errors": sum(len(page_visit.page_errors) for page_visit in every),
+        "overflow_px": max(page_visit.wider_by_px for page_visit in every),
         "hostile": taken_in(attacked[0]),
         "violations": [
-            f"{one.rule}: {one.example}" for one in found if one.impact in SERIOUS
+            f"{violation.rule}: {violation.example}"
+            for violation in violations
+            if violation.impact in SERIOUS
         ],
-        "violations_of_any_impact": len(found),
+        "violations_of_any_impact": len(violations),
     }
 
 

@@ -59,8 +59,8 @@ BARS: dict[str, tuple[str, Direction, float]] = {
 }
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 _ROUNDED = [
-    getattr(torch.ops.aten, one).default
-    for one in ("mm", "addmm", _ATTENTION, f"{_ATTENTION}_backward")
+    getattr(torch.ops.aten, operator).default
+    for operator in ("mm", "addmm", _ATTENTION, f"{_ATTENTION}_backward")
 ]
 _SAMPLES = (
     "elf:/usr/bin",
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None) -> int:
             *((name, seed) for seed in range(SEEDS) for name in (first, second)),
             (reference, 0),
         ]:
-            if not any((one["name"], one["seed"]) == (name, seed) for one in runs):
+            if not any((run["name"], run["seed"]) == (name, seed) for run in runs):
                 runs.append(
                     {"name": name, "seed": seed}
                     | losses(Path(place) / f"{name}-{seed}", data, name, seed)
@@ -123,8 +123,8 @@ def main(arguments: Sequence[str] | None) -> int:
                 keep(options.json, [], content)
                 sys.stderr.write(f"{runs[-1]}\n")
     rows = [
-        [one["name"], str(one["seed"]), *(f"{one[kind]:.4f}" for kind in KINDS)]
-        for one in runs
+        [run["name"], str(run["seed"]), *(f"{run[kind]:.4f}" for kind in KINDS)]
+        for run in runs
     ]
     return finish(
         options.json,
@@ -138,7 +138,7 @@ def make_bars(runs: Iterable[dict[str, Any]]) -> list[Bar]:
     """Return the bars; a difference is between means over the seeds."""
     pairs = [
         [
-            [one[kind] for one in runs if one["name"] == name]
+            [run[kind] for run in runs if run["name"] == name]
             for name in tuple(STREAMS)[:2]
         ]
         for kind in KINDS
@@ -206,10 +206,10 @@ def losses(
     )
     with _TensorCores():  # type: ignore[no-untyped-call]  # torch declares no types
         train(resolved, ranks, RunWriter(place, active=True), lambda row: None)
-    found = read_run(place)
-    last = [one.loss for one in found.steps[-LAST_STEPS:] if one.loss is not None]
+    record = read_run(place)
+    last = [step.loss for step in record.steps[-LAST_STEPS:] if step.loss is not None]
     return {
-        "validation_loss": found.evaluations[-1].loss,
+        "validation_loss": record.evaluations[-1].loss,
         "train_loss": statistics.fmean(last),
     }
 
@@ -229,7 +229,7 @@ class _TensorCores(TorchDispatchMode):
         # Attention's log-sum-exp, of three dimensions, stays in fp32.
         return tree_map_only(
             torch.Tensor,
-            lambda one: one if one.ndim == 3 else one.bfloat16(),
+            lambda tensor: tensor if tensor.ndim == 3 else tensor.bfloat16(),
             func(*args, **kwargs),
         )
 

@@ -105,11 +105,11 @@ class Contender(ABC):
         if self._thread is None:
             self._thread = threading.Thread(target=self._main, daemon=True)
             self._thread.start()
-        found = self._done.get(timeout=_START_TIMEOUT_S)
-        if isinstance(found, BaseException):
-            raise found
+        turn = self._done.get(timeout=_START_TIMEOUT_S)
+        if isinstance(turn, BaseException):
+            raise turn
         self.turns += 1
-        return found
+        return turn
 
     def stepped(self, non_padding_tokens: int) -> None:
         """End this turn, and wait for the next."""
@@ -133,9 +133,9 @@ class Contender(ABC):
         if self._thread is not None:
             self._thread.join(timeout=_START_TIMEOUT_S)
         if not self._done.empty():
-            found = self._done.get()
-            if isinstance(found, BaseException):
-                raise found
+            ending = self._done.get()
+            if isinstance(ending, BaseException):
+                raise ending
 
     def _wait(self) -> None:
         if not self._go.get():

@@ -420,22 +420,24 @@ CPU_CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
 @measuring
 def main(arguments: Sequence[str] | None = None) -> int:
     """Predict, measure, print both tables and the bars, and return the exit code."""
-    asked = parser("speed", "Predicted step times beside published and measured ones.")
-    asked.add_argument(
+    options_of = parser(
+        "speed", "Predicted step times beside published and measured ones."
+    )
+    options_of.add_argument(
         "--only", choices=("published", "gpu", "cpu"), help="one of the comparisons"
     )
-    asked.add_argument(
+    options_of.add_argument(
         "--rounds",
         type=int,
         default=3,
         help="interleaved rounds of measurements on this machine",
     )
-    options = asked.parse_args(arguments)
+    options = options_of.parse_args(arguments)
     content: dict[str, Any] = {}
     figures: dict[str, float | None] = {}
     shown = []
     if options.only in (None, "published"):
-        rows = [compare_published(one) for one in PUBLISHED]
+        rows = [compare_published(published) for published in PUBLISHED]
         content["published"] = rows
         errors = [abs(row["error_%"]) for row in rows]
         figures |= {
@@ -485,42 +487,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return finish(options.json, bars_of(BARS, figures), content, "\n\n".join(shown))
 
 
-def compare_published(one: Published) -> dict[str, Any]:
+def compare_published(published: Published) -> dict[str, Any]:
     """Return the published and the predicted tokens/s of one figure."""
     from autotune.memory.jobs.trace import trace_steps
 
-    rates = data_sheet_rates(one.gpu)
+    rates = data_sheet_rates(published.gpu)
     assert rates is not None
-    config = one.config()
+    config = published.config()
     seconds = []
-    for micro_batches in (1, 2) if one.accumulation > 1 else (1,):
+    for micro_batches in (1, 2) if published.accumulation > 1 else (1,):
         sizes = {
-            "micro_batch_size": one.micro_batch,
-            "global_batch_size": one.micro_batch * micro_batches,
+            "micro_batch_size": published.micro_batch,
+            "global_batch_size": published.micro_batch * micro_batches,
         }
         with (
             _explicit_attention()
-            if one.attention == "explicit"
+            if published.attention == "explicit"
             else contextlib.nullcontext()
         ):
             # A causal query sees half of the positions, like one in documents of half
             # the length.
             trace, _ = trace_steps(
                 config.model_copy(update=sizes),
-                one.vocab_size,
+                published.vocab_size,
                 DEFAULT_SPECIAL_IDS,
-                documents_per_sequence=2.0 if one.causal else 1.0,
+                documents_per_sequence=2.0 if published.causal else 1.0,
             )
         seconds.append(predict_speed(trace.work, rates, config).step_s.value)
     further = seconds[1] - seconds[0] if len(seconds) > 1 else 0.0
-    step_s = seconds[0] + (one.accumulation - 1) * further
-    predicted = one.accumulation * one.micro_batch * one.seq_length / step_s
-    sys.stderr.write(f"{one.name} {one.gpu}: {predicted / one.tokens_per_s:.2f}\n")
+    step_s = seconds[0] + (published.accumulation - 1) * further
+    predicted = (
+        published.accumulation * published.micro_batch * published.seq_length / step_s
+    )
+    sys.stderr.write(
+        f"{published.name} {published.gpu}: {predicted / published.tokens_per_s:.2f}\n"
+    )
     return {
-        **asdict(one),
-        "published_tokens_per_s": one.tokens_per_s,
+        **asdict(published),
+        "published_tokens_per_s": published.tokens_per_s,
         "predicted_tokens_per_s": predicted,
-        "error_%": 100 * (predicted / one.tokens_per_s - 1),
+        "error_%": 100 * (predicted / published.tokens_per_s - 1),
     }
 
 
@@ -534,11 +540,13 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
 
     sys.path.append(str(TORCHAO))
     for path in sorted(MEASURED.glob("*/*/steps.json")):
-        found = json.loads(path.read_text())
-        rates = data_sheet_rates(found["gpu"])
+        measured = json.loads(path.read_text())
+        rates = data_sheet_rates(measured["gpu"])
         assert rates is not None
-        for name, one in found["steps"].items():
-            config = config_of(one["model"], one["micro_batch_size"], one["settings"])
+        for name, step in measured["steps"].items():
+            config = config_of(
+                step["model"], step["micro_batch_size"], step["settings"]
+            )
             trace, _ = trace_steps(
                 config,
                 VOCAB_SIZE,
@@ -548,19 +556,20 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
             speed = predict_speed(trace.work, rates, config)
             predicted_s = speed.step_s.value
             row = {
-                key: one[key]
+                key: step[key]
                 for key in ("kernels_s", "launched_s", "peak_bytes", "model_flops")
             }
             yield row | {
                 "name": name,
-                "gpu": found["gpu"],
-                "torch": found["torch"],
-                "measured_s": one["step_s"],
+                "gpu": measured["gpu"],
+                "torch": measured["torch"],
+                "measured_s": step["step_s"],
                 "predicted_s": predicted_s,
                 "predicted_kernels_s": predicted_s - speed.parts_s["host"],
-                "error_%": 100 * (predicted_s / one["step_s"] - 1),
+                "error_%": 100 * (predicted_s / step["step_s"] - 1),
                 "kernels_error_%": (
-                    100 * ((predicted_s - speed.parts_s["host"]) / one["kernels_s"] - 1)
+                    100
+                    * ((predicted_s - speed.parts_s["host"]) / step["kernels_s"] - 1)
                 ),
             }
 
@@ -688,7 +697,7 @@ def rank_order_share(
     right = pairs = 0
     for first in range(len(measured)):
         for second in range(first + 1, len(measured)):
-            slow, fast = sorted((first, second), key=lambda one: -measured[one])
+            slow, fast = sorted((first, second), key=lambda index: -measured[index])
             if measured[slow] > (1 + differ_share) * measured[fast]:
                 pairs += 1
                 right += predicted[slow] > predicted[fast]

@@ -120,14 +120,14 @@ def main(arguments: Sequence[str] | None) -> int:
         Setting(dropout=0.1, vocab_size=22_016, turns=max(2, options.turns // 2)),
         Setting(dropout=0.1, vocab_size=8_192, turns=max(2, options.turns // 2)),
     )
-    found: dict[str, Found] = {}
+    results: dict[str, Found] = {}
     for setting in settings:
         with tempfile.TemporaryDirectory(prefix="train-") as place:
-            found[setting.name] = measure(Path(place), setting, options.steps)
-    bars += make_bars(found[settings[0].name])
-    shown += [f"{name}\n{_table(one)}" for name, one in found.items()]
+            results[setting.name] = measure(Path(place), setting, options.steps)
+    bars += make_bars(results[settings[0].name])
+    shown += [f"{name}\n{_table(result)}" for name, result in results.items()]
     content = {
-        "settings": {name: _json(one) for name, one in found.items()},
+        "settings": {name: _json(result) for name, result in results.items()},
         "families": families,
     }
     return finish(options.json, bars, content, "\n\n".join(shown))
@@ -162,16 +162,19 @@ def make_family_bars(
 ) -> list[Bar]:
     """Compare packed with padded sequences."""
     figures = (
-        statistics.median(one["packed"]) / statistics.median(one["padded"])
-        for one in families.values()
+        statistics.median(family["packed"]) / statistics.median(family["padded"])
+        for family in families.values()
     )
     return bars_of(FAMILY_BARS, dict(zip(FAMILY_BARS, figures, strict=True)))
 
 
 def _families_table(families: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     rows = [
-        [name, *(f"{statistics.median(one[way]):,.0f}" for way in ("packed", "padded"))]
-        for name, one in families.items()
+        [
+            name,
+            *(f"{statistics.median(family[way]):,.0f}" for way in ("packed", "padded")),
+        ]
+        for name, family in families.items()
     ]
     return text_table(["", "packed, tokens/s", "padded, tokens/s"], rows)
 
@@ -193,20 +196,20 @@ def _interleave(
     return rates
 
 
-def make_bars(found: Found) -> list[Bar]:
+def make_bars(result: Found) -> list[Bar]:
     """The bars, of the setting without dropout."""
     ours, paper, theirs, paper_recipe, hf_recipe = (
-        statistics.median(found.tokens_per_s[name])
+        statistics.median(result.tokens_per_s[name])
         for name in ("ours", "paper", "HF Trainer", "paper recipe", "hf-trainer recipe")
     )
-    difference = abs(found.losses["ours"] / found.losses["HF Trainer"] - 1)
+    difference = abs(result.losses["ours"] / result.losses["HF Trainer"] - 1)
     figures = (
         ours / paper,
         ours / theirs,
         paper_recipe / paper,
         abs(hf_recipe / theirs - 1),
         difference,
-        found.overhead,
+        result.overhead,
     )
     return bars_of(BARS, dict(zip(BARS, figures, strict=True)))
 
@@ -309,7 +312,8 @@ def recipes(match: Any) -> list[Any]:
         "global_batch_samples": match.samples_per_step,
     }
     return [
-        replace(match, config=one.config.model_copy(update=samples)) for one in recipes
+        replace(match, config=recipe.config.model_copy(update=samples))
+        for recipe in recipes
     ]
 
 
@@ -345,30 +349,30 @@ def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]:
         match.config, manifest.vocab_size, manifest.special_ids, match.ranks
     )
     training.module.model.load_state_dict(theirs.model.state_dict())
-    found = evaluate(training.module, validation, match.config, match.ranks, 0)
+    evaluation = evaluate(training.module, validation, match.config, match.ranks, 0)
     return {
         "ours": read_run(ours.directory).evaluations[-1].loss,
-        "HF Trainer": found.loss,
+        "HF Trainer": evaluation.loss,
     }
 
 
-def _json(found: Found) -> dict[str, Any]:
+def _json(result: Found) -> dict[str, Any]:
     return {
         "tokens_per_s": {
-            name: list(rates) for name, rates in found.tokens_per_s.items()
+            name: list(rates) for name, rates in result.tokens_per_s.items()
         },
-        "flop_ratio_ceiling": found.ceiling,
-        "step_overhead_share": found.overhead,
-        "validation_loss": dict(found.losses),
+        "flop_ratio_ceiling": result.ceiling,
+        "step_overhead_share": result.overhead,
+        "validation_loss": dict(result.losses),
     }
 
 
-def _table(found: Found) -> str:
-    ours = statistics.median(found.tokens_per_s["ours"])
+def _table(result: Found) -> str:
+    ours = statistics.median(result.tokens_per_s["ours"])
     rows = []
-    for name, rates in found.tokens_per_s.items():
+    for name, rates in result.tokens_per_s.items():
         median = statistics.median(rates)
-        loss = f"{found.losses[name]:.3f}" if name in found.losses else ""
+        loss = f"{result.losses[name]:.3f}" if name in result.losses else ""
         rows.append(
             [
                 name,
@@ -383,7 +387,7 @@ def _table(found: Found) -> str:
     )
     return (
         f"{table}\nratio of operations, padded and dense over needed:"
-        f" {found.ceiling:.2f}\n"
+        f" {result.ceiling:.2f}\n"
     )
 
 

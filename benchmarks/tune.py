@@ -114,7 +114,8 @@ def main(arguments: Sequence[str] | None) -> int:
         "overhead": asdict(overhead) | {"share": overhead.share},
         "grids": summary(grids),
         "replays": {
-            model: [asdict(one) for one in some] for model, some in replays.items()
+            model: [asdict(outcome) for outcome in outcomes]
+            for model, outcomes in replays.items()
         },
     }
     return finish(options.json, bars, content)
@@ -123,9 +124,12 @@ def main(arguments: Sequence[str] | None) -> int:
 def make_bars(replays: dict[str, list[Replay]], overhead: Overhead) -> list[Bar]:
     """All bars; of replays the model that comes off worst counts."""
     every = list(replays.values())
-    regret = min(statistics.fmean(one.of_best_share for one in some) for some in every)
-    least = min(one.to_unexplored for some in every for one in some)
-    most = max(one.trials_share for some in every for one in some)
+    regret = min(
+        statistics.fmean(outcome.of_best_share for outcome in outcomes)
+        for outcomes in every
+    )
+    least = min(outcome.to_unexplored for outcomes in every for outcome in outcomes)
+    most = max(outcome.trials_share for outcomes in every for outcome in outcomes)
     return bars_of(
         BARS, dict(zip(BARS, (overhead.share, regret, least, most), strict=True))
     )
@@ -143,8 +147,8 @@ def replay(grid: Grid, seed: int) -> Replay:
         )
         search = Exploration(request=_request(grid), runner=runner)
         search.run()
-        found = confirm(search)
-    chosen = found.candidate if found.adopted else grid.starting
+        choice = confirm(search)
+    chosen = choice.candidate if choice.adopted else grid.starting
     means = grid.mean_log_ratios()
     best = max(means.values())
     return Replay(
@@ -280,16 +284,16 @@ def measure_overhead(minutes: float) -> Overhead:
 
 def summary(grids: Sequence[Grid]) -> dict[str, Any]:
     """What the recorded spaces are, by model."""
-    found = {}
+    summaries = {}
     for grid in grids:
         means = grid.mean_log_ratios()
         share = math.exp(means[grid.starting] - max(means.values()))
-        found[grid.model] = {
+        summaries[grid.model] = {
             "cells": len(means),
             "window_ratio_sigma": statistics.pstdev(grid.deviations()),
             "unexplored_of_best_share": share,
         }
-    return found
+    return summaries
 
 
 if __name__ == "__main__":

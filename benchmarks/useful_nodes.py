@@ -86,7 +86,7 @@ def run_far(
     It is predicted from two nodes. The step on 16,384 GPUs is predicted as well, but
     not checked. Every rank has its largest micro-batch.
     """
-    found = []
+    rows = []
     for model in models:
         for cluster in clusters:
             simulator = Simulator(model, cluster, seed=1)
@@ -109,7 +109,7 @@ def run_far(
                 nodes=PAPERS_NODES, global_tokens=tokens * PAPERS_NODES, micro_batches=1
             )
             many = MANY_GPUS // cluster.ranks_per_node
-            found.append(
+            rows.append(
                 {
                     "model": model.name,
                     "cluster": cluster.name,
@@ -119,7 +119,7 @@ def run_far(
                     "efficiency_at_16384_gpus": predicted(1) / predicted(many),
                 }
             )
-    return found
+    return rows
 
 
 def _case(model: SimulatedModel, cluster: SimulatedCluster) -> Case:
@@ -200,8 +200,8 @@ def _compute(simulator: Simulator, most: int) -> RankCompute:
         ),
         optimizer_step_s=optimizer_step_s,
         gradients=tuple(
-            GradientPart(elements=n, ready_share=at)
-            for n, at in simulator.model.gradients()
+            GradientPart(elements=elements, ready_share=ready_share)
+            for elements, ready_share in simulator.model.gradients()
         ),
         jitter_share=statistics.stdev(at_most)
         / (statistics.fmean(at_most) - optimizer_step_s),

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     paths = tracked()
-    found = list(
+    problems = list(
         findings(
             [
                 path
@@ -81,10 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
         )
     )
-    sys.stdout.writelines(f"{one}\n" for one in found)
+    sys.stdout.writelines(f"{problem}\n" for problem in problems)
     if options.paths:
-        return int(bool(found))
-    shown = bars(paths, found)
+        return int(bool(problems))
+    shown = bars(paths, problems)
     sys.stdout.write(f"{lines(shown)}\n")
     return exit_code(shown)
 
@@ -111,12 +111,14 @@ def tracked() -> list[str]:
     ]
 
 
-def bars(paths: Sequence[str], found: Sequence[str]) -> list[Bar]:
+def bars(paths: Sequence[str], problems: Sequence[str]) -> list[Bar]:
     """Return the figures of all pages together, and the number of findings."""
     pages = [path for path in paths if is_page(path)]
     prose = "\n\n".join(prose_of((ROOT / path).read_text()) for path in pages)
-    told = "\n".join(
-        one for one in sentences(prose) if not one.rstrip(" *)").endswith("?")
+    statements = "\n".join(
+        sentence
+        for sentence in sentences(prose)
+        if not sentence.rstrip(" *)").endswith("?")
     )
     words = len(_WORD.findall(prose))
 
@@ -128,11 +130,11 @@ def bars(paths: Sequence[str], found: Sequence[str]) -> list[Bar]:
         )
 
     rows: tuple[tuple[str, float, Direction, float], ...] = (
-        ("what_per_1000_words", per_thousand("what", told), "<=", 3),
-        ("where_per_1000_words", per_thousand("where", told), "<=", 1),
+        ("what_per_1000_words", per_thousand("what", statements), "<=", 3),
+        ("where_per_1000_words", per_thousand("where", statements), "<=", 1),
         ("impersonal_per_1000_words", per_thousand(IMPERSONAL, prose), "<=", 0.1),
         ("you_per_1000_words", per_thousand("you|your|yours|yourself", prose), ">=", 6),
-        ("phrases_and_long_sentences_count", len(found), "<=", 0),
+        ("phrases_and_long_sentences_count", len(problems), "<=", 0),
         ("long_commit_subjects_count", len(long_subjects()), "<=", 0),
     )
     return [
@@ -198,7 +200,7 @@ def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
         for node in ast.walk(tree)
         if isinstance(node, ast.JoinedStr | ast.Constant)
     ]
-    for node in sorted(nodes, key=lambda one: one.lineno):
+    for node in sorted(nodes, key=lambda constant: constant.lineno):
         text = None
         if isinstance(node, ast.JoinedStr):
             text = "".join(
@@ -248,10 +250,10 @@ def sentences(text: str) -> list[str]:
     """Split a text into sentences; paragraphs end one as well."""
     whole = _ABBREVIATION.sub(r"\1", text)
     return [
-        one
+        sentence
         for block in whole.split("\n\n")
-        for one in _SENTENCE_END.split(block)
-        if one.strip()
+        for sentence in _SENTENCE_END.split(block)
+        if sentence.strip()
     ]
 
 
@@ -267,7 +269,11 @@ def long_subjects() -> list[str]:
         text=True,
         check=False,
     )
-    return [one for one in listed.stdout.splitlines() if len(one) > SUBJECT_CHARACTERS]
+    return [
+        subject
+        for subject in listed.stdout.splitlines()
+        if len(subject) > SUBJECT_CHARACTERS
+    ]
 
 
 if __name__ == "__main__":

@@ -123,17 +123,21 @@ def main(arguments: Sequence[str] | None) -> int:
     real = {} if options.no_real else measure_real()
     bars = make_bars(simulated, real, with_real=not options.no_real)
     content = {
-        "simulated": {name: summary(found) for name, found in simulated.items()},
+        "simulated": {name: summary(verdicts) for name, verdicts in simulated.items()},
         "real": real,
     }
-    wrong = [one for one in simulated["ours"] if not (one.right or one.borderline)]
-    told = [f"wrong: {one}" for one in wrong]
-    told += [
-        f"{name}: {found['chosen']} (expected {found['expected']}), {found['windows']}"
-        f" windows, {found['choice']}"
-        for name, found in real.items()
+    wrong = [
+        verdict
+        for verdict in simulated["ours"]
+        if not (verdict.right or verdict.borderline)
     ]
-    return finish(options.json, bars, content, "\n".join([_table(simulated), *told]))
+    notes = [f"wrong: {verdict}" for verdict in wrong]
+    notes += [
+        f"{name}: {case['chosen']} (expected {case['expected']}), {case['windows']}"
+        f" windows, {case['choice']}"
+        for name, case in real.items()
+    ]
+    return finish(options.json, bars, content, "\n".join([_table(simulated), *notes]))
 
 
 # Simulated.
@@ -153,8 +157,8 @@ def simulate(seeds: Sequence[int], processes: int) -> dict[str, list[Verdict]]:
     once = [ladder_rule(seed, 1) for seed in seeds]
     # As many windows as ours, spread over the counts that it tries.
     often = [
-        ladder_rule(one.seed, max(1, round(one.windows / LADDER_COUNTS)))
-        for one in ours
+        ladder_rule(verdict.seed, max(1, round(verdict.windows / LADDER_COUNTS)))
+        for verdict in ours
     ]
     return {
         "ours": ours,
@@ -179,15 +183,16 @@ def sweep(
         if todo is None:
             break
         for _ in range(todo.rounds):
-            found = _round(
+            windows = _round(
                 feed, todo.counts if len(rounds) % 2 == 0 else todo.counts[::-1]
             )
             waiting = {
-                count: one._replace(data_wait_share=1.0) for count, one in found.items()
+                count: window._replace(data_wait_share=1.0)
+                for count, window in windows.items()
             }
-            rounds.append(found if by_wait else waiting)
+            rounds.append(windows if by_wait else waiting)
     choice = WorkersRule(rounds, feed.max_workers).choose()
-    repeats = sum(choice.workers in one for one in rounds)
+    repeats = sum(choice.workers in windows for windows in rounds)
     return _verdict(
         seed,
         feed,
@@ -208,7 +213,7 @@ def ladder_rule(seed: int, repeats: int) -> Verdict:
 
     def median(count: int) -> tuple[float, float]:
         readings = [feed.read(count) for _ in range(repeats)]
-        ordered = sorted(readings, key=lambda one: one.tokens_per_s)
+        ordered = sorted(readings, key=lambda reading: reading.tokens_per_s)
         middle = ordered[len(ordered) // 2]
         return middle.tokens_per_s, middle.data_wait_share
 
@@ -228,13 +233,13 @@ def ladder_rule(seed: int, repeats: int) -> Verdict:
 
 
 def _round(feed: SimulatedFeed, counts: Sequence[Count]) -> Round:
-    found = {}
+    windows = {}
     for count in counts:
         reading = feed.read(count)
-        found[count] = WindowFigures(
+        windows[count] = WindowFigures(
             tokens_per_s=reading.tokens_per_s, data_wait_share=reading.data_wait_share
         )
-    return found
+    return windows
 
 
 def _verdict(
@@ -257,29 +262,38 @@ def _verdict(
     )
 
 
-def summary(found: Sequence[Verdict]) -> dict[str, float]:
+def summary(verdicts: Sequence[Verdict]) -> dict[str, float]:
     """Shares of all trainings, and windows."""
-    total = len(found)
-    exhaustive = sum(one.exhaustive_windows for one in found)
+    total = len(verdicts)
+    exhaustive = sum(verdict.exhaustive_windows for verdict in verdicts)
     return {
-        "within_share": sum(one.within or one.borderline for one in found) / total,
-        "right_share": sum(one.right or one.borderline for one in found) / total,
+        "within_share": sum(
+            verdict.within or verdict.borderline for verdict in verdicts
+        )
+        / total,
+        "right_share": sum(verdict.right or verdict.borderline for verdict in verdicts)
+        / total,
         "undecided_share": (
-            sum(bool(one.undecided_between) and not one.borderline for one in found)
+            sum(
+                bool(verdict.undecided_between) and not verdict.borderline
+                for verdict in verdicts
+            )
             / total
         ),
         "undecided_share_with_borderline": (
-            sum(bool(one.undecided_between) for one in found) / total
+            sum(bool(verdict.undecided_between) for verdict in verdicts) / total
         ),
-        "borderline_share": sum(one.borderline for one in found) / total,
+        "borderline_share": sum(verdict.borderline for verdict in verdicts) / total,
         "right_share_without_borderline": (
-            sum(one.right for one in found if not one.borderline)
-            / max(1, sum(not one.borderline for one in found))
+            sum(verdict.right for verdict in verdicts if not verdict.borderline)
+            / max(1, sum(not verdict.borderline for verdict in verdicts))
         ),
-        "windows_median": statistics.median(one.windows for one in found),
-        "windows_mean": statistics.fmean(one.windows for one in found),
+        "windows_median": statistics.median(verdict.windows for verdict in verdicts),
+        "windows_mean": statistics.fmean(verdict.windows for verdict in verdicts),
         "windows_of_exhaustive_share": (
-            sum(one.windows for one in found) / exhaustive if exhaustive else 0.0
+            sum(verdict.windows for verdict in verdicts) / exhaustive
+            if exhaustive
+            else 0.0
         ),
     }
 
@@ -289,7 +303,7 @@ def summary(found: Sequence[Verdict]) -> dict[str, float]:
 
 def measure_real() -> dict[str, dict[str, Any]]:
     """Sleeping datasets, and the tokenised one, on this machine."""
-    found = {}
+    results = {}
     with (
         tempfile.TemporaryDirectory(prefix="workers-") as place,
         ForkServerMachine() as machine,
@@ -341,7 +355,7 @@ def measure_real() -> dict[str, dict[str, Any]]:
             training = TrainingWindows(request=request, config=config, limits=limits)
             swept = Sweep(training=training, runner=runner, budget_s=request.budget_s)
             choice = swept.run()
-            found[name] = {
+            results[name] = {
                 "expected": expected,
                 "chosen": choice.workers,
                 "undecided_between": list(choice.undecided_between),
@@ -354,16 +368,16 @@ def measure_real() -> dict[str, dict[str, Any]]:
                 },
             }
             sys.stderr.write(f"real: {name}: {choice.workers}\n")
-    return found
+    return results
 
 
-def _limits(host: HostFacts, asked: int | None) -> LoaderLimits:
+def _limits(host: HostFacts, requested_workers: int | None) -> LoaderLimits:
     return LoaderLimits(
         host=host,
         local_ranks=1,
         batch_bytes=ROWS * ROW_TOKENS * 4,
         prefetch_factor=2,
-        requested_workers=asked,
+        requested_workers=requested_workers,
     )
 
 
@@ -376,8 +390,8 @@ def make_bars(
     """The bars; the rival's is its better figure of the two."""
     ours = summary(simulated["ours"])
     rival = max(
-        summary(found)["right_share"]
-        for name, found in simulated.items()
+        summary(verdicts)["right_share"]
+        for name, verdicts in simulated.items()
         if name.startswith("loadtune")
     )
     ratio = ours["right_share"] / rival if rival else None
@@ -389,8 +403,8 @@ def make_bars(
     bars = bars_of(BARS, dict(zip(BARS, figures, strict=True)))
     if with_real:
         right = sum(
-            one["chosen"] in one["expected"] and not one["undecided_between"]
-            for one in real.values()
+            case["chosen"] in case["expected"] and not case["undecided_between"]
+            for case in real.values()
         )
         name = "workers_real_right_datasets"
         bars.append(
@@ -410,16 +424,19 @@ def _table(simulated: dict[str, list[Verdict]]) -> str:
         "(mean)",
     ]
     rows = []
-    for name, found in simulated.items():
-        one = summary(found)
+    for name, verdicts in simulated.items():
+        figures = summary(verdicts)
         shares = (
             "within_share",
             "right_share",
             "right_share_without_borderline",
             "undecided_share",
         )
-        rows.append([name, *(f"{one[share]:.1%}" for share in shares)])
-        rows[-1] += [f"{one['windows_median']:.0f}", f"{one['windows_mean']:.0f}"]
+        rows.append([name, *(f"{figures[share]:.1%}" for share in shares)])
+        rows[-1] += [
+            f"{figures['windows_median']:.0f}",
+            f"{figures['windows_mean']:.0f}",
+        ]
     return text_table(headers, rows, align="lrrrrrr")
 
 

@@ -74,10 +74,10 @@ class Violation:
 
 
 def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
         raise MachineLacks("no chromium here", next_step="apt-get install chromium")
-    return found
+    return program
 
 
 def visit(
@@ -130,26 +130,26 @@ def audit(
         ) from error
     with _page(width, colours, bypass_csp=True) as page:
         page.goto(page_file.resolve().as_uri(), wait_until="load")
-        found = Axe().run(page).response["violations"]
+        violations = Axe().run(page).response["violations"]
     return tuple(
         Violation(
-            rule=one["id"],
-            impact=str(one["impact"]),
-            example=one["nodes"][0]["html"][:200],
+            rule=violation["id"],
+            impact=str(violation["impact"]),
+            example=violation["nodes"][0]["html"][:200],
         )
-        for one in found
+        for violation in violations
     )
 
 
-def taken_in(one: Visit) -> dict[str, int]:
+def taken_in(page_visit: Visit) -> dict[str, int]:
     """What of a hostile page is more than text, and which texts are not shown."""
     return {
-        "scripts": one.scripts,
-        "handlers": one.handlers,
-        "dialogs": len(one.dialogs),
-        "not_shown": sum(text not in one.text for text in SHOWN),
-        "steering": sum(letter in one.text for letter in "\u202e\u2066\0"),
-        "uncut": int("A" * (LONG // 2) in one.text),
+        "scripts": page_visit.scripts,
+        "handlers": page_visit.handlers,
+        "dialogs": len(page_visit.dialogs),
+        "not_shown": sum(text not in page_visit.text for text in SHOWN),
+        "steering": sum(letter in page_visit.text for letter in "\u202e\u2066\0"),
+        "uncut": int("A" * (LONG // 2) in page_visit.text),
     }
 
 

@@ -37,7 +37,7 @@ def run_program(
     try:
         with start_child(command, **pipes | options) as process:
             try:
-                out, told = process.communicate(timeout=timeout_s)
+                out, errors = process.communicate(timeout=timeout_s)
             except BaseException:
                 process.kill()
                 raise
@@ -45,6 +45,6 @@ def run_program(
         raise CannotMeasure(f"{shown}: {error}") from error
     if process.returncode:
         raise CannotMeasure(
-            f"{shown} ended with code {process.returncode}:\n{(told or '')[-2000:]}"
+            f"{shown} ended with code {process.returncode}:\n{(errors or '')[-2000:]}"
         )
     return str(out)

@@ -72,10 +72,12 @@ class Scenario:
     """The ratio of what the gain is of; None if the rule promises none."""
 
     def spoken(self) -> Advice | None:
-        return next((one for one in advise(self.speaks) if one.rule == self.rule), None)
+        return next(
+            (advice for advice in advise(self.speaks) if advice.rule == self.rule), None
+        )
 
     def is_silent(self) -> bool:
-        return all(one.rule != self.rule for one in advise(self.silent))
+        return all(advice.rule != self.rule for advice in advise(self.silent))
 
 
 def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
@@ -182,8 +184,8 @@ def _of_loader(gpu: World, cluster: World) -> Iterator[Scenario]:
 
     shared = replace(gpu, storage_rows_per_s=900.0)
     reading, staged = (
-        ran(one, settings(one, data__num_workers=8), with_profile=True)
-        for one in (shared, gpu)
+        ran(world, settings(world, data__num_workers=8), with_profile=True)
+        for world in (shared, gpu)
     )
     what = "eight nodes read one shared file system"
     yield Scenario(
@@ -340,12 +342,16 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
         # Four passes instead of three.
         ("recomputation", "activation_checkpointing", kept, 4 / 3),
     ):
-        told, untold = (
-            replace(ran(gpu, train), predicted_gains={setting: one})
-            for one in (gain, 1.01)
+        speaking, silent = (
+            replace(ran(gpu, train), predicted_gains={setting: predicted_gain})
+            for predicted_gain in (gain, 1.01)
         )
         yield Scenario(
-            rule, "a gain that was predicted", told, untold, lambda _, gain=gain: gain
+            rule,
+            "a gain that was predicted",
+            speaking,
+            silent,
+            lambda _, gain=gain: gain,
         )
 
     gappy, logged = replace(gpu, launch_s=1e-4), replace(gpu, between_s=0.2)
@@ -520,7 +526,7 @@ def _of_spread(world: World) -> Iterator[Scenario]:
     useful = max(count for count in range(1, 65) if efficiency(count) >= 0.9)
 
     def spread(nodes: int, twice: float = 0.0) -> TrainingContext:
-        found = IntendedNodes(
+        intended = IntendedNodes(
             nodes=nodes,
             efficiency=Interval(value=efficiency(nodes)),
             useful_nodes=useful,
@@ -530,7 +536,7 @@ def _of_spread(world: World) -> Iterator[Scenario]:
             twice_the_batch_efficiency=twice,
             source="simulated",
         )
-        return replace(ran(world, train(1)), spread=found)
+        return replace(ran(world, train(1)), spread=intended)
 
     what, hours = (
         "64 nodes for a batch that keeps a few busy",
@@ -644,7 +650,7 @@ def _of_condition(gpu: World) -> Iterator[Scenario]:
     used = "another process used GPU 0: 2 processes in 3 of 9 samples"
     void = (_trial("step", Contaminated(detail=detail)) for detail in (slowed, used))
     hot, shared = (
-        replace(now, trials=(one, _step_trial(gpu, good, 8))) for one in void
+        replace(now, trials=(trial, _step_trial(gpu, good, 8))) for trial in void
     )
     yield Scenario("thermal", "a GPU that is too hot", hot, shared)
     yield Scenario("other-gpu-users", "a neighbour on the GPU", shared, hot)

@@ -143,7 +143,7 @@ def _versions(metadata: Path) -> list[str]:
     9.24.0 of cuDNN is 92400, 2.30.7 of NCCL 23007.
     """
     text = metadata.read_text()
-    found = []
+    flags = []
     for library in ("cudnn", "nccl"):
         match = re.search(rf"nvidia-{library}-cu13==(\d+)\.(\d+)\.(\d+)", text)
         if match is None:
@@ -152,10 +152,10 @@ def _versions(metadata: Path) -> list[str]:
                 " a CUDA 13 build of torch"
             )
         major, minor, patch = (int(part) for part in match.groups())
-        found.append(
+        flags.append(
             f"-DNG_{library.upper()}_VERSION={major * 10_000 + minor * 100 + patch}"
         )
-    return found
+    return flags
 
 
 def _wanted(libraries: Path) -> dict[str, Wanted]:

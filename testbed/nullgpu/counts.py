@@ -53,10 +53,10 @@ class Counts(Counter[tuple[str, str]]):
 
     def kernels(self, text: str) -> int:
         """Return how many launches have a text in their kernel's readable name."""
-        found = self.of("kernel")
+        counts = self.of("kernel")
         readable = subprocess.run(
             ["c++filt"],
-            input="\n".join(found),
+            input="\n".join(counts),
             capture_output=True,
             text=True,
             check=True,
@@ -64,6 +64,6 @@ class Counts(Counter[tuple[str, str]]):
         names = readable.stdout.splitlines()
         return sum(
             number
-            for name, number in zip(names, found.values(), strict=True)
+            for name, number in zip(names, counts.values(), strict=True)
             if text in name
         )

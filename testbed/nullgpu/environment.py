@@ -47,8 +47,8 @@ def find(which: str = "newest") -> Environment | None:
 
 def make(which: str = "newest") -> Environment:
     """Make an environment unless there is one."""
-    if found := find(which):
-        return found
+    if environment := find(which):
+        return environment
     versions = _versions()
     folder = ROOT / versions[which]["folder"]
     _call(sys.executable, "-m", "venv", "--without-pip", "--clear", folder)

@@ -180,7 +180,7 @@ class Machine:
         """
         gpu_model = find_gpu_model(self.name)
         memory = gpu_model.usable_bytes
-        own = {
+        overridden = {
             "CUDA_VISIBLE_DEVICES",
             "CUDA_DEVICE_ORDER",
             "PYTORCH_ALLOC_CONF",
@@ -189,7 +189,7 @@ class Machine:
         inherited = {
             key: value
             for key, value in os.environ.items()
-            if key not in own and not key.startswith("NULLGPU_")
+            if key not in overridden and not key.startswith("NULLGPU_")
         }
         stubs = (
             [self._without_absent(), self.environment.stubs]
@@ -235,8 +235,8 @@ class Machine:
         They are of matmuls in any format, and of a collective over PCIe.
         """
         peaks = [
-            peak_flops_per_s(find_gpu_model(self.name).name, of)
-            for of in ("bf16", "tf32")
+            peak_flops_per_s(find_gpu_model(self.name).name, dtype)
+            for dtype in ("bf16", "tf32")
         ]
         return {
             "flops_per_s": 0.9 * min(peak for peak in peaks if peak is not None),

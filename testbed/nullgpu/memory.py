@@ -78,14 +78,14 @@ class Case:
     def name(self) -> str:
         """What sets it apart."""
         usual = Case(model=self.model)
-        own = {
+        changed = {
             key: value
             for key, value in asdict(self).items()
             if value != getattr(usual, key)
         }
         words = [
             f"{key} {value}"
-            for key, value in own.items()
+            for key, value in changed.items()
             if key not in {"model", "trained"}
         ]
         return ", ".join([self.model, *words])
@@ -102,20 +102,20 @@ def on_pretended_gpus(case: Case) -> dict[str, Any]:
         )
 
         def inside(*words: str) -> dict[str, Any]:
-            told = json.dumps(asdict(case))
+            case_json = json.dumps(asdict(case))
             ended = machine.run(
-                "-m", "testbed.nullgpu.memory", told, *words, timeout_s=3600
+                "-m", "testbed.nullgpu.memory", case_json, *words, timeout_s=3600
             )
             answer: dict[str, Any] = (
                 json.loads(ended.out.strip().splitlines()[-1]) if not ended.code else {}
             )
             return answer or {"error": str(ended)[-2000:]}
 
-        found = inside()
-        if case.trained and (largest := found.get("largest_micro_batch_size")):
-            found["chosen_rows"] = with_headroom(largest, HEADROOM_SHARE)
-            found["trained"] = inside(str(found["chosen_rows"]))
-    return found
+        result = inside()
+        if case.trained and (largest := result.get("largest_micro_batch_size")):
+            result["chosen_rows"] = with_headroom(largest, HEADROOM_SHARE)
+            result["trained"] = inside(str(result["chosen_rows"]))
+    return result
 
 
 def probed(case: Case) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def probed(case: Case) -> dict[str, Any]:
         except AutotuneError as error:
             crashed = error.message[-600:]
         state = bracket(search.tried)
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "gpu": case.gpu,
             "compiled": case.compiled,
             "predicted_rows": (
@@ -148,26 +148,26 @@ def probed(case: Case) -> dict[str, Any]:
             ),
             "largest_micro_batch_size": state.feasible_max,
             "verified": state.infeasible_min == state.feasible_max + 1,
-            "trials": [[one.micro_batch_size, one.fits] for one in search.tried],
+            "trials": [[trial.micro_batch_size, trial.fits] for trial in search.tried],
             "not_traced": search.not_traced,
             "crashed": crashed,
         }
-        for done in runner.finished:
+        for finished in runner.finished:
             if (
-                isinstance(done.outcome, Measured)
-                and done.trial.measured["config"]["micro_batch_size"]
+                isinstance(finished.outcome, Measured)
+                and finished.trial.measured["config"]["micro_batch_size"]
                 == state.feasible_max
             ):
-                outside = done.outcome.figures["non_pytorch_bytes"]
-                found["allocator_peak_bytes"] = (
-                    done.outcome.figures["peak_bytes"] - outside
+                outside = finished.outcome.figures["non_pytorch_bytes"]
+                result["allocator_peak_bytes"] = (
+                    finished.outcome.figures["peak_bytes"] - outside
                 )
                 if search.prediction is not None:
                     traced = round(search.prediction.peak_bytes(state.feasible_max))
-                    found["predicted_peak_bytes"] = (
+                    result["predicted_peak_bytes"] = (
                         traced - overheads.usual.non_pytorch_bytes
                     )
-    return found | {"seconds": round(time.monotonic() - started_s, 1)}
+    return result | {"seconds": round(time.monotonic() - started_s, 1)}
 
 
 def _request(case: Case) -> tuple[Probe, OverheadsRange]:
@@ -256,8 +256,8 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
         training.module.expect_documents(first)
         training.step.rehearse(first)
         batches = []
-        for one in plans:
-            batches.append(source.__getitems__(one))
+        for batch_plan in plans:
+            batches.append(source.__getitems__(batch_plan))
             if len(batches) == config.global_batch_size // config.micro_batch_size:
                 training.step.run(batches, config.learning_rate)
                 batches = []

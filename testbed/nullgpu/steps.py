@@ -130,12 +130,12 @@ def counted(
         )
     if ended.code:
         return asdict(case) | {"error": str(ended)[-2000:]}
-    found: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1])
+    counts: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1])
     lines = {
-        name: {line: number / _STEPS for line, number in at.most_common()}
-        for name, at in _lines(ended.err)
+        name: {line: number / _STEPS for line, number in line_counts.most_common()}
+        for name, line_counts in _lines(ended.err)
     }
-    return asdict(case) | found | {"lines": lines}
+    return asdict(case) | counts | {"lines": lines}
 
 
 def _lines(written: str) -> list[tuple[str, Counter[str]]]:
@@ -143,9 +143,9 @@ def _lines(written: str) -> list[tuple[str, Counter[str]]]:
 
     A line is named together with its caller, the innermost first.
     """
-    found: dict[str, Counter[str]] = {}
-    for one in written.split("nullgpu trace ")[1:]:
-        name, _, stack = one.partition("\n")
+    counts_by_name: dict[str, Counter[str]] = {}
+    for event in written.split("nullgpu trace ")[1:]:
+        name, _, stack = event.partition("\n")
         frames = re.findall(
             rf'File "{re.escape(str(ROOT))}/(trainer/\S+)", line (\d+) in (\w+)', stack
         )
@@ -153,8 +153,8 @@ def _lines(written: str) -> list[tuple[str, Counter[str]]]:
             ", from ".join("{}:{} {}".format(*frame) for frame in frames[:2])
             or "a thread of torch"
         )
-        found.setdefault(name, Counter())[line] += 1
-    return sorted(found.items())
+        counts_by_name.setdefault(name, Counter())[line] += 1
+    return sorted(counts_by_name.items())
 
 
 class _Counting(Watchdog):
@@ -214,18 +214,22 @@ def main(profile: str, data: str, *assignments: str) -> None:
     ):
         train(resolved, ranks, writer, lambda row: None, watchdog=watch)
     before, after = watch.counts
-    found: dict[str, dict[str, float]] = {}
+    counts: dict[str, dict[str, float]] = {}
     for (kind, name), number in after.since(before).most_common():
-        told = "matmul" if _MATMUL.fullmatch(name) else _KIND_OF_CALL.get(name, kind)
-        found.setdefault(told, {})[name] = number / _STEPS
+        counted_kind = (
+            "matmul" if _MATMUL.fullmatch(name) else _KIND_OF_CALL.get(name, kind)
+        )
+        counts.setdefault(counted_kind, {})[name] = number / _STEPS
     dataset = TokenDataset.open(Path(data))
     plan = make_plan(resolved.config, len(dataset), ranks.world_size)
     documents = [
-        len(one.segments.samples)
-        for one in micro_batch_plans(dataset, resolved.config, plan, 0, steps=LAST_STEP)
+        len(batch_plan.segments.samples)
+        for batch_plan in micro_batch_plans(
+            dataset, resolved.config, plan, 0, steps=LAST_STEP
+        )
     ]
     answer = {
-        "counts": found,
+        "counts": counts,
         "graphs": watch.graphs[0],
         "recompilations": watch.graphs[1] - watch.graphs[0],
         "documents": [min(documents), max(documents)],

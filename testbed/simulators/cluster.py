@@ -189,7 +189,7 @@ class Simulator:
         The time is the part of backward after which the bucket may travel.
         """
         width = FP32_BYTES if recipe.gradient_dtype == "fp32" else 2
-        found: list[tuple[float, float]] = []
+        filled: list[tuple[float, float]] = []
         elements = 0
         limit = (
             FIRST_BUCKET_BYTES
@@ -200,9 +200,9 @@ class Simulator:
         for number, (count, ready) in enumerate(gradients):
             elements += count
             if elements * FP32_BYTES >= limit or number == len(gradients) - 1:
-                found.append((elements * float(width), ready))
+                filled.append((elements * float(width), ready))
                 elements, limit = 0, recipe.bucket_cap_bytes
-        return found
+        return filled
 
     def _one_step(self, recipe: Recipe, *, sync: bool) -> float:
         ranks = recipe.nodes * self.cluster.ranks_per_node

@@ -88,22 +88,22 @@ def hosts(
     """
     check_namespaces()
     bridge = f"{name}br"
-    found = [
+    lab = [
         Host(name=f"{name}{number}", address=f"10.213.0.{number + 1}")
         for number in range(count)
     ]
-    _remove(found, bridge)
+    _remove(lab, bridge)
     try:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("link", "set", bridge, "up")
-        for number, host in enumerate(found):
+        for number, host in enumerate(lab):
             _connect(host, bridge, (slow or {}).get(number, bits_per_s))
-        yield found
+        yield lab
     finally:
-        _remove(found, bridge)
+        _remove(lab, bridge)
 
 
-def together(found: Sequence[Host], scratch: Path) -> MultirankMachine:
+def together(lab: Sequence[Host], scratch: Path) -> MultirankMachine:
     """One torchrun on each host, which meet at the first one's address."""
     processors = sorted(os.sched_getaffinity(0))
 
@@ -122,16 +122,16 @@ def together(found: Sequence[Host], scratch: Path) -> MultirankMachine:
                     sys.executable,
                     "-m",
                     "torch.distributed.run",
-                    f"--nnodes={len(found)}",
+                    f"--nnodes={len(lab)}",
                     f"--node-rank={number}",
-                    f"--master-addr={found[0].address}",
+                    f"--master-addr={lab[0].address}",
                     f"--master-port={PORT}",
                     "--nproc-per-node=1",
                     "--max-restarts=0",
                     *arguments,
                 )
             )
-            for number, host in enumerate(found)
+            for number, host in enumerate(lab)
         ]
         return ["bash", "-c", " & ".join(commands) + " & wait"]
 
@@ -173,8 +173,8 @@ def _connect(host: Host, bridge: str, bits_per_s: int) -> None:
     _run("tc", "qdisc", "add", "dev", outer, *shape)  # what it receives
 
 
-def _remove(found: list[Host], bridge: str) -> None:
-    for host in found:
+def _remove(lab: list[Host], bridge: str) -> None:
+    for host in lab:
         subprocess.run(
             ["ip", "netns", "del", host.name], capture_output=True, check=False
         )

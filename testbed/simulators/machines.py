@@ -180,7 +180,10 @@ def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
     For computing, nothing is pressed by intent.
     """
     by_chance = 0.0 if cause == "compute" else ALSO_PRESSED_PROBABILITY
-    pressed = {one: one == cause or draw.random() < by_chance for one in CAUSES}
+    pressed = {
+        candidate: candidate == cause or draw.random() < by_chance
+        for candidate in CAUSES
+    }
     world = _world_size(cause, draw)
     shape = _shape(cause, pressed["memory"], draw)
     kernels = kernels_of(shape)
@@ -251,7 +254,7 @@ def _host(
         )
     )
     by_launches, by_saves, by_rows = (
-        pressed and kind == one for one in ("launches", "saves", "rows")
+        pressed and kind == chosen_kind for chosen_kind in ("launches", "saves", "rows")
     )
     launches = log_uniform(draw, LAUNCHES[by_launches]) if on_gpu else CPU_LAUNCHES
     interval = int(log_uniform(draw, SAVE_INTERVAL_STEPS))
@@ -310,9 +313,9 @@ def _supply(
     step_s, micro_batches = step
     workers = int(draw.choice(WORKERS))
     kinds = [
-        one
-        for one in SUPPLY_KINDS
-        if (world > 1 or one != "one rank") and (workers or one != "bursts")
+        kind
+        for kind in SUPPLY_KINDS
+        if (world > 1 or kind != "one rank") and (workers or kind != "bursts")
     ]
     kind = str(draw.choice(kinds)) if pressed else "none"
     serial = not workers and not device.on_gpu

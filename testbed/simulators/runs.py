@@ -144,8 +144,8 @@ def _saved(marks: Marks, machine: Machine) -> dict[Remedy, float]:
     first, last = _logged(machine)[0], _logged(machine)[-1]
     seconds = marks.closed[last, :, 0] - marks.restarted[first, :, 0]
     return {
-        remedy: float(1 - one / seconds[0])
-        for remedy, one in zip(REMEDIES, seconds, strict=True)
+        remedy: float(1 - remedy_s / seconds[0])
+        for remedy, remedy_s in zip(REMEDIES, seconds, strict=True)
     }
 
 
@@ -168,30 +168,31 @@ def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) 
     peak = machine.device.peak_flops_per_s if machine.device.on_gpu else None
     rows = []
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        told = (
+        rank_figures = (
             _told(parts[number - late])
             if number >= late and machine.world_size > 1
             else {}
         )
         places, full = (
-            float(of[begin : end + 1].mean()) for of in (places_NW, fill_NW * places_NW)
+            float(share_NW[begin : end + 1].mean())
+            for share_NW in (places_NW, fill_NW * places_NW)
         )
-        one = parts[number]
+        interval = parts[number]
         rows.append(
             step_row(
                 end + 1,
                 (slots * full, slots * places),
-                step_s=one.step_s,
+                step_s=interval.step_s,
                 ranks=machine.world_size,
                 parameters=machine.shape.parameters,
                 peak=peak,
-                data_wait_s=one.data_wait_s[0],
-                compute_s=one.compute_s[0],
-                optimizer_s=one.optimizer_s[0],
+                data_wait_s=interval.data_wait_s[0],
+                compute_s=interval.compute_s[0],
+                optimizer_s=interval.optimizer_s[0],
                 communication_s=(
-                    one.communication_s[0] if machine.world_size > 1 else 0.0
+                    interval.communication_s[0] if machine.world_size > 1 else 0.0
                 ),
-                **told,
+                **rank_figures,
             )
         )
     return run_of_rows(
@@ -212,8 +213,8 @@ class _Interval:
     """
 
     def __init__(self, marks: Marks, begin: int, end: int) -> None:
-        def mean(of: Floats) -> Floats:
-            return np.asarray(of[begin : end + 1, 0].mean(axis=0))
+        def mean(moments: Floats) -> Floats:
+            return np.asarray(moments[begin : end + 1, 0].mean(axis=0))
 
         started = marks.restarted[begin - 1, 0, 0] if begin else 0.0
         self.step_s = float(marks.closed[end, 0, 0] - started) / (end + 1 - begin)

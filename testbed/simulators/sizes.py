@@ -31,9 +31,9 @@ def followed(scratch: Path) -> list[dict[str, Any]]:
 def _raw(scratch: Path, kind: str, raw: Path) -> dict[str, Any]:
     facts = data_facts(raw, SystemHost())
     (advice,) = (
-        one
-        for one in advise(TrainingContext(train=None, data=facts))
-        if one.rule == "tokenise-ahead"
+        recommendation
+        for recommendation in advise(TrainingContext(train=None, data=facts))
+        if recommendation.rule == "tokenise-ahead"
     )
     assert advice.gain is not None
     out = scratch / f"{kind}-ids"

@@ -190,7 +190,10 @@ class Timeline:
 
     def _is(self, *remedies: Remedy) -> np.ndarray:
         return np.array(
-            [[not set(remedies).isdisjoint(one.split("+"))] for one in self._remedies]
+            [
+                [not set(remedies).isdisjoint(remedy.split("+"))]
+                for remedy in self._remedies
+            ]
         )
 
     def _without(self, *remedies: Remedy) -> Floats:
@@ -207,10 +210,10 @@ class Timeline:
             waited = np.maximum(0.0, host - np.maximum(asked_for, last_updated))
             host = host + self._hosts * self._draws.held_up_NW[number] * self._step_s
             before = ended
-            one, host = self._compute(number, host, ended)
-            updated, host = self._update(one[-1], host)
+            moments, host = self._compute(number, host, ended)
+            updated, host = self._update(moments[-1], host)
             closed, ended, host = self._between(number, updated, host, before)
-            steps.append((waited, *one, updated, closed, ended))
+            steps.append((waited, *moments, updated, closed, ended))
         columns = [np.stack(column) for column in zip(*steps, strict=True)]
         return Marks(**dict(zip(MARKS, columns, strict=True)))
 
@@ -278,8 +281,8 @@ class Timeline:
         """When a rank knows how many tokens all ranks predict."""
         if self._shape[1] == 1:
             return forward
-        told: Floats = began.max(axis=1, keepdims=True) + self._latency_s
-        return np.maximum(forward, told)
+        known: Floats = began.max(axis=1, keepdims=True) + self._latency_s
+        return np.maximum(forward, known)
 
     def _travelled(self, number: int, ready: Floats) -> Floats:
         """Return when the last bucket has arrived.

@@ -123,7 +123,7 @@ def train_over_network(
     """
     profile = write_settings(place.directory / "settings" / f"{name}.toml", **changes)
     out = place.directory / "runs" / name
-    with hosts(2, bits_per_s, name="adv") as found:
+    with hosts(2, bits_per_s, name="adv") as lab:
         commands = [
             host.command(
                 "env",
@@ -138,14 +138,14 @@ def train_over_network(
                 "--node-rank",
                 str(number),
                 "--master-addr",
-                found[0].address,
+                lab[0].address,
                 "--master-port",
                 "29533",
                 "-m",
                 "trainer",
                 *_arguments(profile, place, out),
             )
-            for number, host in enumerate(found)
+            for number, host in enumerate(lab)
         ]
         _finish(commands)
     return read_run(out)

@@ -84,8 +84,8 @@ def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
         * machine.shape.seq_length_tokens
     )
     rates = {
-        name: list(slots / one.step_s)
-        for name, one in (("loader", from_loader), ("memory", from_memory))
+        name: list(slots / timed.step_s)
+        for name, timed in (("loader", from_loader), ("memory", from_memory))
     }
     ratio = float(np.exp(ratios.mean()))
     row = WorkersRow(
@@ -130,8 +130,8 @@ class _Windows:
         self.micro_batches = conditions.micro_batches
         speed = draws.computing_NW * draws.slower_NW
         self.body, self.head = (
-            float((speed * of)[inside].mean())
-            for of in (draws.places_NW, draws.fill_NW * draws.places_NW)
+            float((speed * share_NW)[inside].mean())
+            for share_NW in (draws.places_NW, draws.fill_NW * draws.places_NW)
         )
         self.places = float(draws.places_NW[inside].mean())
         self.fill = float((draws.fill_NW * draws.places_NW)[inside].mean())

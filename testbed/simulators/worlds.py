@@ -214,8 +214,10 @@ def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
     layers_worked = world.layers - (5 / 6) * (
         0.0 if train.last_layer == "dense" or train.mlm_head == "dense" else 0.85
     )
-    own = train.model.config["attention_probs_dropout_prob"]
-    dropout = own if train.attention_dropout is None else train.attention_dropout
+    model_dropout = train.model.config["attention_probs_dropout_prob"]
+    dropout = (
+        model_dropout if train.attention_dropout is None else train.attention_dropout
+    )
     varlen = dropout == 0 and train.layout == "packed" and kind == "bf16"
     attention = (
         4
@@ -289,8 +291,9 @@ def memory_bytes(world: World, train: TrainConfig, rows: int) -> int:
 
 
 def max_micro_batch_size(world: World, train: TrainConfig) -> int:
-    fixed, one = memory_bytes(world, train, 0), memory_bytes(world, train, 1)
-    return max(1, (world.memory_bytes - fixed) // (one - fixed))
+    fixed_bytes = memory_bytes(world, train, 0)
+    sequence_bytes = memory_bytes(world, train, 1) - fixed_bytes
+    return max(1, (world.memory_bytes - fixed_bytes) // sequence_bytes)
 
 
 def run_of(
@@ -309,11 +312,13 @@ def run_of(
             name: true_s * _noise(draw, NOISE_SHARE)
             for name, true_s in true.seconds.items()
         }
-        told: dict[str, float | int | None] = {}
+        optional: dict[str, float | int | None] = {}
         if noise_scale is not None:
-            told["gradient_noise_scale_tokens"] = noise_scale * draw.uniform(0.8, 1.25)
+            optional["gradient_noise_scale_tokens"] = noise_scale * draw.uniform(
+                0.8, 1.25
+            )
         if world.ranks > 1:
-            told |= {
+            optional |= {
                 "slowest_rank": 1,
                 "slowest_rank_ratio": 1 + seconds["straggling"] / seconds["computing"],
                 "longest_data_wait_s": seconds["waiting"] + seconds["starving"],
@@ -333,7 +338,7 @@ def run_of(
                 communication_s=seconds["network"]
                 + seconds["straggling"]
                 + seconds["starving"],
-                **told,
+                **optional,
             )
         )
     micro_batches = split_global_batch(
@@ -360,18 +365,22 @@ def profile_of(world: World, train: TrainConfig) -> Profile:
     alone = replace(world, nodes=1, ranks_per_node=1, load_s_per_row=0.0)
     curve = []
     for rows in sorted({most, *(2**power for power in range(10) if 2**power <= most)}):
-        one = step(
+        simulated_step = step(
             alone,
             train.model_copy(
                 update={"micro_batch_size": rows, "global_batch_size": rows}
             ),
         )
-        speed = one.padded_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2)
+        speed = (
+            simulated_step.padded_tokens
+            / simulated_step.step_s
+            * _noise(draw, NOISE_SHARE / 2)
+        )
         curve.append(
             CurvePoint(
                 micro_batch_size=rows,
                 padded_tokens_per_s=speed,
-                step_s=one.padded_tokens / speed,
+                step_s=simulated_step.padded_tokens / speed,
                 timed_steps=8,
                 padded_tokens_per_s_low=speed * 0.985,
                 padded_tokens_per_s_high=speed * 1.015,
@@ -406,21 +415,23 @@ def _sweep(world: World, train: TrainConfig, draw: random.Random) -> WorkersEvid
     ceiling = step(replace(alone, load_s_per_row=0.0, storage_rows_per_s=math.inf), few)
     rows = []
     for count in (0, 1, 2, 4, 8):
-        one = step(alone, settings_with(few, data__num_workers=count))
-        ratio = ceiling.step_s / one.step_s * _noise(draw, NOISE_SHARE / 2)
-        waits = one.seconds["waiting"] / one.step_s
+        simulated_step = step(alone, settings_with(few, data__num_workers=count))
+        ratio = ceiling.step_s / simulated_step.step_s * _noise(draw, NOISE_SHARE / 2)
+        waits = simulated_step.seconds["waiting"] / simulated_step.step_s
         # Over the whole window, in which nothing is busy while data is waited for.
         gpu = GpuUse(
             utilisation_share=0.98,
-            gpm_sm_share=one.busy_share * (1 - waits),
-            gpm_tensor_share=one.tensor_share * (1 - waits),
-            gpm_dram_share=one.memory_share * (1 - waits),
+            gpm_sm_share=simulated_step.busy_share * (1 - waits),
+            gpm_tensor_share=simulated_step.tensor_share * (1 - waits),
+            gpm_dram_share=simulated_step.memory_share * (1 - waits),
         )
         rows.append(
             WorkersRow(
                 num_workers=count,
                 padded_tokens_per_s=[
-                    one.padded_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2)
+                    simulated_step.padded_tokens
+                    / simulated_step.step_s
+                    * _noise(draw, NOISE_SHARE / 2)
                     for _ in range(4)
                 ],
                 ratio_to_cached=ratio,

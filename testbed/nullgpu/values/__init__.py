@@ -132,20 +132,20 @@ def _schema(func: OpOverload) -> tuple[list[str], list[str]]:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors
 
 
 def _to_cpu(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return over(value) if value.is_cuda else value
     if isinstance(value, (list, tuple)):
-        return type(value)([_to_cpu(one) for one in value])
+        return type(value)([_to_cpu(item) for item in value])
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     return (
@@ -157,7 +157,7 @@ def _to_cpu(value: Any) -> Any:
 
 def _filled(out: Any, result: Any, home: torch.device) -> Any:
     if isinstance(out, list):
-        return [_filled(one, its, home) for one, its in zip(out, result, strict=True)]
+        return [_filled(item, its, home) for item, its in zip(out, result, strict=True)]
     if not isinstance(out, torch.Tensor) or out.data_ptr() == result.data_ptr():
         return out
     if out.shape != result.shape:  # it depends on values

@@ -60,11 +60,11 @@ def _forward(
     ):
         parts = (q[from_q:to_q], k[from_k:to_k], v[from_k:to_k])
         mask = _window(to_q - from_q, to_k - from_k, named.get("window_size"))
-        one_q, one_k, one_v = (part.transpose(0, 1) for part in parts)
-        one = scaled_dot_product_attention(
-            one_q, one_k, one_v, mask, scale=named.get("scale")
+        document_q, document_k, document_v = (part.transpose(0, 1) for part in parts)
+        output = scaled_dot_product_attention(
+            document_q, document_k, document_v, mask, scale=named.get("scale")
         )
-        documents.append(one.transpose(0, 1))
+        documents.append(output.transpose(0, 1))
     documents.append(q[edges_q[-1] :] * 0)  # padding behind the last document
     return torch.cat(documents)
 
