@@ -236,7 +236,7 @@ def _lightning(bench: _Bench, trials: _Trials, margin: float) -> int | None:
             parts = self.training_parts
             changed = parts.module.weights_changed
             step = TrainStep(
-                parts.shared,
+                parts.parallel_module,
                 optimizer,
                 bench.config,
                 bench.ranks,
