@@ -75,8 +75,8 @@ def torchrun_command(
         shutdown_s: Time of each rank to save and exit after a signal. Torch before 2.13
             has no such option.
     """
-    # -P: a trainer.py in the working directory must not replace the trainer. torchrun has
-    # no way to pass it to the Python that it starts for each rank.
+    # -P: a trainer.py in the working directory must not replace the trainer. torchrun
+    # has no way to pass it to the Python that it starts for each rank.
     words = [python, "-P", "-m", "torch.distributed.run"]
     if meeting is None:
         words.append("--standalone")
