@@ -1,4 +1,4 @@
-"""What all tests share: a skip that CI does not accept, and small real datasets."""
+"""What all tests share: skips that CI accepts, and small real datasets."""
 
 import os
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from testbed.browser import chromium
 from testbed.datasets import write_dataset
 from testbed.programs import TORCHAO
 
-# What no set-up can give: a GPU where there is none (or its absence where there is
-# one), and refusals to root.
+# What no set-up can provide: a GPU on a machine without one, or its absence on a
+# machine with one, and files that root may not read.
 ACCEPTED_SKIPS = (
     "needs an NVIDIA GPU",
     "this machine has the driver's library",
     "root may",
 )
 
-# Two files at a time end together where the longest come first.
+# Started first, so that two files at a time end together.
 LONGEST = (
     "test_quickstart.py",
     "test_typed.py",
@@ -47,16 +47,19 @@ def torchao(monkeypatch):
 
 
 def pytest_configure(config):
-    """Tests that run beside others get a core each: threads of two processes that spin
-    for one core cost most of it."""
+    """Give tests that run beside others a core each.
+
+    Threads of two processes that spin for one core would cost most of it.
+    """
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         cpus = sorted(os.sched_getaffinity(0))
         number = int(worker["workerid"].removeprefix("gw"))
         share = len(cpus) // worker["workercount"]
-        os.sched_setaffinity(
-            0, cpus[number * share : (number + 1) * share] or [cpus[number % len(cpus)]]
-        )
+        worker_cpus = cpus[number * share : (number + 1) * share]
+        if not worker_cpus:
+            worker_cpus = [cpus[number % len(cpus)]]
+        os.sched_setaffinity(0, worker_cpus)
 
 
 def pytest_collection_modifyitems(items):
@@ -67,8 +70,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """In CI a skip is a failure: what is absent there was forgotten by whoever set the
-    machine up."""
+    """Report a skip as a failure in CI.
+
+    A requirement that is missing there was forgotten when the machine was set up.
+    """
     report = (yield).get_result()
     if (
         os.environ.get("CI") == "true"
@@ -100,8 +105,10 @@ def make_dataset(tmp_path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def patterned_dataset(tmp_path_factory) -> Path:
-    """400 samples in which each word follows from the one before it, so that a model
-    can learn something at once."""
+    """Return a dataset of 400 samples that a model learns quickly.
+
+    In each sample every word follows from the one before it.
+    """
     rng = np.random.default_rng(0)
     starts = [(int(rng.integers(5, 60)), int(rng.integers(8, 40))) for _ in range(400)]
     samples = [

@@ -1,5 +1,4 @@
-"""The benchmark of advice: what counts as a kept promise, its bars, and real trainings
-with a known limit."""
+"""The benchmark of advice: kept promises, bars, and trainings with a known limit."""
 
 import platform
 
@@ -30,13 +29,11 @@ EXACT = Gain(of="GPU memory", ratio=0.6, known="measured")
         (EXACT, 0.2, False),
     ],
 )
-def test_a_promise_is_kept_within_its_interval_and_by_half_of_it_at_least(
-    gain, delivered, kept
-):
+def test_promise_is_kept_within_its_interval(gain, delivered, kept):
     assert is_kept(gain, delivered, noise=0.0) is kept
 
 
-def test_bars_of_what_was_not_measured_are_not_held():
+def test_unmeasured_bars_do_not_hold():
     bars = {
         bar.name: bar
         for bar in _bars({"limits": [{"cause": "data loading", "judged": "network"}]})
@@ -47,28 +44,30 @@ def test_bars_of_what_was_not_measured_are_not_held():
 
 REAL = [
     pytest.param(
-        *one,
-        id=one[0],
-        marks=pytest.mark.slow if one[0].startswith("two hosts") else pytest.mark.soak,
+        name,
+        cause,
+        run,
+        id=name,
+        marks=pytest.mark.slow if name.startswith("two hosts") else pytest.mark.soak,
     )
-    for one in LIMITED
+    for name, cause, run in LIMITED
 ]
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("what", "cause", "run"), REAL)
-def test_a_real_training_is_judged_by_what_limits_it(tmp_path, what, cause, run):
-    found = run(make_place(tmp_path))
-    assert bottleneck_of_run(found).limit == cause, what
+@pytest.mark.parametrize(("name", "cause", "run"), REAL)
+def test_finds_the_limit_of_real_trainings(tmp_path, name, cause, run):
+    record = run(make_place(tmp_path))
+    assert bottleneck_of_run(record).limit == cause, name
     behind = [
-        one.claim
-        for one in advise(context_of_run(found, SystemHost()))
-        if one.rule == "starved-rank"
+        advice.claim
+        for advice in advise(context_of_run(record, SystemHost()))
+        if advice.rule == "starved-rank"
     ]
-    assert len(behind) == ("the second" in what)
+    assert len(behind) == ("the second" in name)
     assert all(f"rank 1 on {platform.node()} waits" in claim for claim in behind)
 
 
-def test_a_training_that_fails_says_why(tmp_path):
+def test_failing_training_says_why(tmp_path):
     with pytest.raises(RuntimeError, match="no_such_setting"):
         train(make_place(tmp_path), "broken", no_such_setting=1)

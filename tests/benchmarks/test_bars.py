@@ -26,7 +26,7 @@ def bar(figure: float | None, direction: str = "<=") -> Bar:
         (0.4, ">=", "missed"),
     ],
 )
-def test_a_bar_is_one_line_with_its_verdict(figure, direction, verdict):
+def test_bar_is_one_line_with_its_verdict(figure, direction, verdict):
     line = (
         f"cli_help_s figure={'n/a' if figure is None else figure} bar{direction}0.5"
         f" {verdict}"
@@ -45,14 +45,14 @@ def test_a_bar_is_one_line_with_its_verdict(figure, direction, verdict):
         ([], 2),
     ],
 )
-def test_exit_code_is_the_worst_of_the_bars(figures, code):
+def test_exit_code_is_the_worst_bar(figures, code):
     assert exit_code([bar(figure) for figure in figures]) == code
 
 
-def test_real_help_is_timed_and_does_not_import_torch(tmp_path, capsys):
+def test_help_does_not_import_torch(tmp_path, capsys):
     code = cli.main(["--json", str(tmp_path / "cli.json")])
     written = json.loads((tmp_path / "cli.json").read_text())
-    told = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert [seconds > 0 for seconds in written["runs_s"]] == [True] * cli.RUNS
     assert written["heavy_imports"] == []
     assert [bar["name"] for bar in written["bars"]] == [
@@ -63,25 +63,29 @@ def test_real_help_is_timed_and_does_not_import_torch(tmp_path, capsys):
     assert written["bars"][1].items() >= same.items()
     # How fast it is here and now is the benchmark's to say, not a test's.
     assert code == (0 if written["bars"][0]["holds"] else 1)
-    assert told[-2].startswith(
+    assert lines[-2].startswith(
         f"cli_help_s figure={sorted(written['runs_s'])[2]:.4g} bar<=0.5 "
     )
-    assert told[-1] == "cli_help_heavy_imports_count figure=0 bar<=0 ok"
+    assert lines[-1] == "cli_help_heavy_imports_count figure=0 bar<=0 ok"
 
 
-def test_an_import_of_a_heavy_library_is_found_and_a_failed_command_says_its_code(
-    tmp_path, monkeypatch
-):
+def test_finds_heavy_imports(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert cli.heavy_imports([sys.executable, "-c", "import json, torch"]) == ["torch"]
+
+
+def test_failed_command_names_its_exit_code():
     with pytest.raises(CannotMeasure, match="code 3"):
         cli.heavy_imports([sys.executable, "-c", "raise SystemExit(3)"])
 
 
-def test_the_median_and_the_imports_decide():
+def test_median_decides_the_bar():
     fast, clean = cli.make_bars([0.1, 0.2, 9.0], [])
     assert (fast.figure, fast.holds, clean.holds) == (0.2, True, True)
+
+
+def test_heavy_import_misses_the_bar():
     slow, heavy = cli.make_bars([0.7, 0.8, 0.1], ["torch"])
     assert (slow.holds, heavy.holds) == (False, False)
 
@@ -89,8 +93,9 @@ def test_the_median_and_the_imports_decide():
 @pytest.mark.parametrize(
     "command",
     [(sys.executable, "-c", "import sys; sys.exit('broken')"), ("/nowhere/python",)],
+    ids=["exit code", "not found"],
 )
-def test_a_command_that_fails_cannot_be_measured(command, monkeypatch, capsys):
+def test_failing_command_cannot_be_measured(command, monkeypatch, capsys):
     monkeypatch.setattr(cli, "COMMAND", command)
     assert cli.main([]) == 2
     assert "error:" in capsys.readouterr().err
@@ -99,8 +104,9 @@ def test_a_command_that_fails_cannot_be_measured(command, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "error",
     [MachineLacks("no chromium here", next_step="x"), ImportError("no lightning")],
+    ids=["machine", "library"],
 )
-def test_what_a_benchmark_lacks_is_told(error, monkeypatch, capsys):
+def test_missing_requirement_is_an_error(error, monkeypatch, capsys):
     monkeypatch.setattr(cli, "heavy_imports", Mock(side_effect=error))
     assert cli.main([]) == 2
     assert f"error: {error}" in capsys.readouterr().err

@@ -22,7 +22,7 @@ STALL = {
 RESUME = {"start_s": [1.0, 1.2, 5.0], "middle_s": [1.5, 1.1, 1.4]}
 
 
-def test_a_save_costs_what_its_block_takes_longer_than_the_one_without_of_the_same_turn():
+def test_save_cost_excludes_the_step():
     assert extra_s(STALL, "synchronous") == pytest.approx(2)
     assert extra_s(STALL, "asynchronous") == pytest.approx(0.2)
     figures = {bar.name: bar.figure for bar in make_bars(STALL, RESUME)}
@@ -33,16 +33,14 @@ def test_a_save_costs_what_its_block_takes_longer_than_the_one_without_of_the_sa
 
 
 @pytest.mark.slow
-def test_real_saves_are_measured_in_turns(tmp_path):
-    found = measure_stall(tmp_path, "bert-mini", "cpu", 2)
-    assert {len(seconds) for seconds in found["block_s"].values()} == {2}
-    assert found["state_bytes"] > 50e6
-    assert min(found["blocked_s"]) > 0
+def test_measures_real_saves_interleaved(tmp_path):
+    stall = measure_stall(tmp_path, "bert-mini", "cpu", 2)
+    assert {len(seconds) for seconds in stall["block_s"].values()} == {2}
+    assert stall["state_bytes"] > 50e6
+    assert min(stall["blocked_s"]) > 0
 
 
-def test_a_checkpoint_can_be_moved_to_the_middle_of_an_epoch_and_training_goes_on_there(
-    tmp_path,
-):
+def test_training_resumes_from_moved_checkpoint(tmp_path):
     data = write_dataset(
         tmp_path / "data",
         [[5 + number % 90] * (number % 30 + 4) for number in range(9000)],

@@ -10,12 +10,12 @@ PAPER_CASES = json.loads((FIGURES / "paper_case.json").read_text())["cases"]
 
 
 @pytest.mark.parametrize("path", pages(ROOT), ids=lambda path: path.stem)
-def test_what_a_page_quotes_is_what_the_files_hold(path):
+def test_page_quotes_the_recorded_figures(path):
     page = path.read_text()
     assert page == quoted(page, NAMES), "stale: make figures"
 
 
-def test_figures_and_rows_are_written_between_a_mark_and_its_end():
+def test_figures_are_written_between_marks():
     names = {"found": [{"name": "a", "share": 0.5}, {"name": "b", "share": 0.25}]}
     page = (
         "At most <!-- = {found[0]['share']:.0%} --><!-- end -->.\n\n<!-- rows found : |"
@@ -28,11 +28,11 @@ def test_figures_and_rows_are_written_between_a_mark_and_its_end():
     assert quoted(once, names) == once
 
 
-def test_all_settings_of_the_papers_case_are_in_the_file():
+def test_all_paper_settings_are_recorded():
     assert set(PAPER_CASES) == set(SETTINGS)
 
 
-def test_a_bar_that_is_short_or_was_not_measured_is_not_hidden():
+def test_bar_below_target_is_shown():
     page = (ROOT / "docs" / "reference" / "figures.md").read_text()
     bar = {
         "name": "x_s",
@@ -51,6 +51,6 @@ def test_a_bar_that_is_short_or_was_not_measured_is_not_hidden():
 
 
 @pytest.mark.slow
-def test_the_papers_case_is_what_the_estimate_says_now():
+def test_estimate_matches_the_recorded_paper_case():
     name = "as the paper's trainer"
     assert predicted(SETTINGS[name]) == PAPER_CASES[name]

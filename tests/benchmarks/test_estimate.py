@@ -23,17 +23,15 @@ def measured(tmp_path, capsys, *arguments: str) -> tuple[int, dict, str]:
     return code, json.loads(path.read_text()), capsys.readouterr().out
 
 
-def test_of_three_sets_of_simulated_machines_the_first_is_held_against_the_bars(
-    tmp_path, capsys, monkeypatch
-):
+def test_first_set_of_machines_counts(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(estimate, "MACHINES", 5)
-    code, content, told = measured(
+    code, content, output = measured(
         tmp_path, capsys, "--only", "simulated", "--seed", "7"
     )
     runs = content["parts"]["simulated"]["runs"]
-    assert sorted({one["base_seed"] for one in runs}) == [7000, 7005, 7010]
-    assert all(sum(one["machines_by_trials"].values()) == 5 for one in runs)
-    predicted = [one for one in runs if one["predicted"]]
+    assert sorted({run["base_seed"] for run in runs}) == [7000, 7005, 7010]
+    assert all(sum(run["machines_by_trials"].values()) == 5 for run in runs)
+    predicted = [run for run in runs if run["predicted"]]
     assert len(predicted) == 3
     bars = {bar["name"]: bar["figure"] for bar in content["bars"]}
     assert list(bars) == [
@@ -43,67 +41,66 @@ def test_of_three_sets_of_simulated_machines_the_first_is_held_against_the_bars(
     ]
     assert bars["simulated_trials_max"] == predicted[0]["trials_max"]
     assert code == (0 if all(bar["holds"] for bar in content["bars"]) else 1)
-    assert told.splitlines()[-1] == "simulated_wrong_count figure=0 bar<=0 ok"
+    assert output.splitlines()[-1] == "simulated_wrong_count figure=0 bar<=0 ok"
 
 
-def test_seeds_are_drawn_from_the_date_and_told(tmp_path, capsys, monkeypatch):
+def test_seeds_come_from_the_date(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(estimate, "MACHINES", 1)
     before = datetime.date.today()
-    _, content, told = measured(tmp_path, capsys, "--only", "simulated")
+    _, content, output = measured(tmp_path, capsys, "--only", "simulated")
     seed = content["parts"]["simulated"]["seed"]
     assert str(seed) in {f"{day:%Y%m%d}" for day in (before, datetime.date.today())}
-    assert f"{seed}000" in told
+    assert f"{seed}000" in output
 
 
-def test_trials_that_fail_count_as_trials_and_a_search_that_does_not_end_is_wrong(
-    monkeypatch,
-):
+def test_failed_trials_count_as_trials(monkeypatch):
     machine = SimulatedMachine(1)
     assert memory.search(machine, predicted=True) == (len(machine.attempts), True)
+
+
+def test_endless_search_is_wrong(monkeypatch):
     monkeypatch.setattr(memory, "ENDLESS_TRIALS", 1)
     assert memory.search(SimulatedMachine(1), predicted=True) == (1, False)
 
 
-def test_predictions_are_held_against_real_steps(tmp_path, capsys, monkeypatch):
+def test_compares_predictions_with_real_steps(tmp_path, capsys, monkeypatch):
     case = Case(
         family="bert", dropout=0.1, vocab_size=256, rows=4, width=32, shape=TINY
     )
     monkeypatch.setattr(truth, "CASES", (case,))
-    code, content, told = measured(tmp_path, capsys, "--only", "accuracy")
-    found = content["parts"]["accuracy"][case.name]
+    code, content, output = measured(tmp_path, capsys, "--only", "accuracy")
+    figures = content["parts"]["accuracy"][case.name]
     assert code == 0
-    assert found["real_bytes"] > 4 * 256 * 32
-    assert abs(found["predicted_bytes"] / found["real_bytes"] - 1) < 0.02
-    assert case.name in told
+    assert figures["real_bytes"] > 4 * 256 * 32
+    assert abs(figures["predicted_bytes"] / figures["real_bytes"] - 1) < 0.02
+    assert case.name in output
 
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_starts_of_trials_are_held_against_new_interpreters(
-    tmp_path, capsys, monkeypatch
-):
+def test_compares_forks_with_new_interpreters(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(estimate, "FORKED_TRIALS", 2)
     monkeypatch.setattr(estimate, "FRESH_INTERPRETERS", 1)
     _, content, _ = measured(tmp_path, capsys, "--only", "fork")
-    found = content["parts"]["fork"]
-    assert (len(found["forked_s"]), len(found["fresh_s"])) == (2, 1)
+    figures = content["parts"]["fork"]
+    assert (len(figures["forked_s"]), len(figures["fresh_s"])) == (2, 1)
     assert content["bars"][0]["figure"] > 1
 
 
-def test_a_part_that_does_not_exist_is_refused(capsys):
+def test_unknown_part_is_rejected(capsys):
     with pytest.raises(SystemExit):
         estimate.main(["--only", "speed,fast"])
     assert "no such part: fast" in capsys.readouterr().err
 
 
-def test_bars_are_ratios_of_medians_and_the_worst_of_figures():
+def test_bars_take_medians_with_worst_figures():
     run = {"predicted": True, "trials_median": 3, "trials_max": 8, "wrong": 0}
-    found: dict[str, estimate.Figures] = {
+    figures: dict[str, estimate.Figures] = {
         "speed": {"law_s": [1.0, 2.0, 9.0], "mem_tracker_s": [30.0, 10.0, 20.0]},
         "cold": {"runs_s": {"one": [9.0, 8.0, 30.0], "two": [14.0, 15.5, 16.0]}},
         "accuracy": {
-            one: {"predicted_bytes": one_bytes, "real_bytes": 100}
-            for one, one_bytes in (("a", 101), ("b", 97))
+            case: {"predicted_bytes": predicted_bytes, "real_bytes": 100}
+            for case, predicted_bytes in (("a", 101), ("b", 97))
         },
         "simulated": {
             "runs": [
@@ -114,7 +111,7 @@ def test_bars_are_ratios_of_medians_and_the_worst_of_figures():
         },
         "fork": {"forked_s": [0.1, 0.1, 5.0], "fresh_s": [3.0]},
     }
-    bars = {bar.name: bar for bar in estimate.make_bars(found)}
+    bars = {bar.name: bar for bar in estimate.make_bars(figures)}
     assert list(bars) == list(estimate.BARS)
     assert {name: bar.figure for name, bar in bars.items()}.items() >= {
         "estimate_law_against_memtracker_ratio": 10,

@@ -36,8 +36,7 @@ TINY = Case(
 
 @pytest.fixture(scope="module")
 def fits():
-    """Whether so many rows of the case fit in a fresh process, as autotune tries
-    them."""
+    """Return whether so many sequences fit in a fresh process."""
     with ForkServerMachine() as machine:
 
         def fits(rows: int) -> bool:
@@ -62,20 +61,20 @@ def fits():
         yield fits
 
 
-def _sizes_of_lightning(rows: int) -> list[int]:
-    """What its search tries when so many rows are the most that fit."""
+def _sizes_of_lightning(largest: int) -> list[int]:
+    """Return the sizes its search tries if at most so many sequences fit."""
     low, high, size, sizes = 1, None, 2, []
     while True:
         sizes.append(size)
-        low, high = (size, high) if size <= rows else (low, size)
+        low, high = (size, high) if size <= largest else (low, size)
         if high is not None and high - low <= 1:
             return sizes
         size = 2 * size if high is None else (low + high) // 2
 
 
-def _sizes_of_accelerate(rows: int) -> list[int]:
+def _sizes_of_accelerate(largest: int) -> list[int]:
     sizes = [1024]
-    while sizes[-1] > rows:
+    while sizes[-1] > largest:
         sizes.append(int(sizes[-1] * 0.9))
     return sizes
 
@@ -88,27 +87,25 @@ def _sizes_of_accelerate(rows: int) -> list[int]:
         ("accelerate", find_with_accelerate, _sizes_of_accelerate),
     ],
 )
-def test_a_tool_finds_rows_that_fit_and_every_size_it_tried_is_counted(
-    fits, library, find, sizes_of
-):
+def test_tool_finds_a_size_that_fits(fits, library, find, sizes_of):
     pytest.importorskip(library)
-    found = find(TINY)
-    assert found.note == ""
-    assert fits(found.rows)
-    sizes = sizes_of(found.rows)
-    assert (found.trials, found.refused) == (
+    result = find(TINY)
+    assert result.note == ""
+    assert fits(result.rows)
+    sizes = sizes_of(result.rows)
+    assert (result.trials, result.refused) == (
         len(sizes),
-        sum(size > found.rows for size in sizes),
+        sum(size > result.rows for size in sizes),
     )
-    assert found.seconds > 0
+    assert result.seconds > 0
     if library == "lightning":  # it takes its margin off
         halved = find_with_lightning(replace(TINY, memory_budget_bytes=32 * 2**20), 0.5)
         assert halved.trials in [
-            len(sizes_of(most)) for most in (2 * halved.rows, 2 * halved.rows + 1)
+            len(sizes_of(largest)) for largest in (2 * halved.rows, 2 * halved.rows + 1)
         ]
 
 
-def test_an_answer_of_a_tool_that_saw_nothing_fit_is_marked():
+def test_answer_without_a_fit_is_marked():
     pytest.importorskip("lightning")
     # The model fits, and two rows need some 100 MiB.
     wide = {
@@ -118,24 +115,24 @@ def test_an_answer_of_a_tool_that_saw_nothing_fit_is_marked():
         }
     }
     config = dict(TINY.config) | wide | {"seq_length_tokens": 512}
-    found = find_with_lightning(
+    result = find_with_lightning(
         replace(TINY, config=config, memory_budget_bytes=24 * 2**20), 0.0
     )
     # One row it has not tried.
-    assert (found.rows, found.trials, found.refused) == (1, 1, 1)
-    assert found.note == "nothing that it tried fitted"
+    assert (result.rows, result.trials, result.refused) == (1, 1, 1)
+    assert result.note == "nothing that it tried fitted"
 
 
-def test_a_process_that_dies_is_no_answer_and_its_last_words_are_kept():
+def test_dead_process_is_no_answer():
     pytest.importorskip("accelerate")
-    found = find_with_accelerate(
+    result = find_with_accelerate(
         replace(TINY, config=dict(TINY.config) | {"seq_length_tokens": 4})
     )
-    assert found == Found(
-        rows=None, trials=0, refused=0, seconds=found.seconds, note=found.note
+    assert result == Found(
+        rows=None, trials=0, refused=0, seconds=result.seconds, note=result.note
     )
-    assert found.note.startswith("the process died of exit code 1: ")
-    assert "seq_length_tokens" in found.note
+    assert result.note.startswith("the process died of exit code 1: ")
+    assert "seq_length_tokens" in result.note
 
 
 WORDS = (
@@ -146,7 +143,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("refusal", [*map(RuntimeError, WORDS), MemoryError()], ids=str)
-def test_both_tools_understand_every_refusal_and_another_error_is_left_alone(refusal):
+def test_tools_recognise_out_of_memory(refusal):
     memory = pytest.importorskip("accelerate.utils.memory")
     lightning_memory = pytest.importorskip("lightning.pytorch.utilities.memory")
     trials = finders._Trials(counts := [0, 0])
@@ -160,14 +157,14 @@ def test_both_tools_understand_every_refusal_and_another_error_is_left_alone(ref
     assert counts == [0, 1]
 
 
-def test_cases_are_trials_of_different_steps():
-    found = cases()
+def test_cases_have_different_steps():
+    all_cases = cases()
     assert (
-        len({case.name for case in found})
-        == len({json.dumps(case.config_of(1)) for case in found})
+        len({case.name for case in all_cases})
+        == len({json.dumps(case.config_of(1)) for case in all_cases})
         == 6
     )
-    for case in found:
+    for case in all_cases:
         assert TrainConfig.model_validate(case.config_of(3)).micro_batch_size == 3
         SpecialIds.model_validate(case.special_ids)
         assert 300 * 2**20 <= case.memory_budget_bytes <= 1.5 * 2**30

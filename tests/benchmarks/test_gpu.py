@@ -38,14 +38,12 @@ def run(out, *stages, check=None, seconds=60.0):
     check = check or {"stages": {}}
     gpu.run_stages(check, stages, out, time.monotonic() + seconds)
     assert json.loads((out / "check.json").read_text()) == check
-    return {name: one["status"] for name, one in check["stages"].items()}, check[
+    return {name: stage["status"] for name, stage in check["stages"].items()}, check[
         "stages"
     ]
 
 
-def test_a_stage_that_fails_costs_no_other_and_says_why_and_answers_hold_no_path_of_this_machine(
-    tmp_path,
-):
+def test_failed_phase_costs_no_other(tmp_path):
     fails = stage("fails", "import sys; sys.exit('error: no such thing')")
     needs = stage("needs", "print('{}')", needs="profiles/a.toml")
     good = (
@@ -59,7 +57,7 @@ def test_a_stage_that_fails_costs_no_other_and_says_why_and_answers_hold_no_path
     assert stages["good"]["answer"] == ["./data", "./x"]
 
 
-def test_what_ended_is_not_repeated_and_the_rest_is_if_there_is_time(tmp_path):
+def test_finished_phase_is_not_repeated(tmp_path):
     counts = (
         "from pathlib import Path; p = Path('n'); p.write_text(p.read_text() + 'x' if"
         " p.exists() else 'x')"
@@ -85,16 +83,16 @@ def test_what_ended_is_not_repeated_and_the_rest_is_if_there_is_time(tmp_path):
     assert stages["timed"]["command"][-1] == "0.40"
 
 
-def test_a_stage_that_hangs_ends_in_its_time_with_all_that_it_started(tmp_path):
+def test_hanging_phase_is_ended(tmp_path):
     began_s = time.monotonic()
     statuses, _ = run(tmp_path, stage("hangs", HANGS + SLEEPS, most_s=4.0))
     assert statuses == {"hangs": CUT_OFF}
     assert time.monotonic() - began_s < 8
     group = int((tmp_path / "logs/hangs.log").read_text())
     alive = [
-        one.pid
-        for one in psutil.process_iter(["status"])
-        if one.info["status"] != psutil.STATUS_ZOMBIE
+        process.pid
+        for process in psutil.process_iter(["status"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE
     ]
     assert not [
         pid for pid in alive if psutil.pid_exists(pid) and os.getpgid(pid) == group
@@ -102,7 +100,7 @@ def test_a_stage_that_hangs_ends_in_its_time_with_all_that_it_started(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_check_and_keeps_what_ended(tmp_path, monkeypatch, number):
+def test_signal_keeps_finished_phases(tmp_path, monkeypatch, number):
     script = f"""
 import signal, sys
 from pathlib import Path
@@ -113,7 +111,10 @@ gpu.open_device = lambda *_: SimpleNamespace(gpus=(1,))
 gpu.make_data = lambda *_: None
 gpu.open_check = lambda *_, tiny: {{"stages": {{}}}}
 names = (("done", "print(1)"), ("hangs", {HANGS + SLEEPS!r}))
-gpu.stages_of = lambda _: [gpu.Stage(name=n, words=("-c", c), least_s=0, most_s=60) for n, c in names]
+gpu.stages_of = lambda _: [
+    gpu.Stage(name=name, words=("-c", code), least_s=0, most_s=60)
+    for name, code in names
+]
 sys.exit(gpu.main(["--out", {str(tmp_path)!r}]))
 """
     root = str(gpu.ROOT)
@@ -125,8 +126,8 @@ sys.exit(gpu.main(["--out", {str(tmp_path)!r}]))
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
     assert not psutil.pid_exists(int(log.read_text()))
     assert (
         json.loads((tmp_path / "check.json").read_text())["stages"]["done"]["status"]
@@ -143,7 +144,7 @@ def site(tmp_path):
     )
 
 
-def test_a_check_of_something_else_is_not_continued(tmp_path, site):
+def test_another_check_is_not_continued(tmp_path, site):
     check = gpu.open_check(tmp_path, site, tiny=False)
     (tmp_path / "check.json").write_text(
         json.dumps(check | {"stages": {"doctor": {"status": ENDED}}})
@@ -165,15 +166,15 @@ def real(tmp_path, site):
     (tmp_path / "profiles").mkdir()
     profile = example_profile("d")
     (tmp_path / "profiles/bert-120m.toml").write_text(profile_to_toml(profile))
-    place = tmp_path / "runs/bert-120m"
-    place.mkdir(parents=True)
+    directory = tmp_path / "runs/bert-120m"
+    directory.mkdir(parents=True)
     header = header_of(profile.train, device=NVL, driver=DRIVER, parameters=10**8)
-    (place / "run.json").write_text(header.model_dump_json())
+    (directory / "run.json").write_text(header.model_dump_json())
     rows = (
         row_of(number, tokens_per_s=400_000.0 * header.world_size, mfu=0.3)
         for number in range(1, 5)
     )
-    (place / "steps.jsonl").write_text(
+    (directory / "steps.jsonl").write_text(
         "".join(row.model_dump_json() + "\n" for row in rows)
     )
     check = gpu.open_check(tmp_path, site, tiny=False)
@@ -182,24 +183,22 @@ def real(tmp_path, site):
         "train-bert-120m": None,
     }
     check["stages"] = {
-        name: {"status": ENDED, "answer": one, "seconds": 1.0}
-        for name, one in answers.items()
+        name: {"status": ENDED, "answer": answer, "seconds": 1.0}
+        for name, answer in answers.items()
     }
     check["figures"] = gpu.figures_of(tmp_path, check["stages"])
     return tmp_path, check
 
 
-def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_measured(
-    real,
-):
+def test_real_check_is_kept_by_gpu(real):
     out, check = real
     assert gpu.reasons_against(out, check) == []
     check["started_utc"] = "2026-01-01T00:00:00+00:00"
-    place = gpu.keep(out, check, out / "kept")
-    assert place == out / "kept/h100-nvl/2026-01-01"
-    (place / "profiles/old.toml").touch()
+    directory = gpu.keep(out, check, out / "kept")
+    assert directory == out / "kept/h100-nvl/2026-01-01"
+    (directory / "profiles/old.toml").touch()
     gpu.keep(out, check, out / "kept")
-    kept = {str(path.relative_to(place)) for path in place.rglob("*")}
+    kept = {str(path.relative_to(directory)) for path in directory.rglob("*")}
     assert kept == {"check.json", "profiles", "profiles/bert-120m.toml"}
     gpu.keep(out, check | {"started_utc": "2026-02-01T00:00:00+00:00"}, out / "kept")
     page = gpu.page(f"# Words\n\n{gpu.MARK}\n\nold figures\n", out / "kept")
@@ -218,7 +217,7 @@ def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_m
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"tiny": True}, "tiny sizes"),
         ({"tiny": None}, "tiny sizes"),
@@ -240,18 +239,31 @@ def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_m
             "1e+11 FLOP/s are not plausible for NVIDIA H100 NVL",
         ),
     ],
+    ids=[
+        "tiny",
+        "unknown size",
+        "simulated GPU",
+        "unknown driver",
+        "another driver",
+        "unknown GPU",
+        "no GPU",
+        "another GPU",
+        "matmuls unchecked",
+        "matmuls wrong",
+        "no rate",
+        "rate too high",
+        "rate too low",
+    ],
 )
-def test_what_is_not_shown_to_be_a_known_real_gpu_that_computes_is_not_kept(
-    real, change, said
-):
+def test_implausible_gpu_is_not_kept(real, change, reason):
     out, check = real
     (
         check["stages"]["arithmetic"] if "answer" in change else check["made_with"]
     ).update(change)
-    assert said in " ".join(gpu.reasons_against(out, check))
+    assert reason in " ".join(gpu.reasons_against(out, check))
 
 
-def test_an_environment_that_pretends_a_gpu_is_remembered(real, site, monkeypatch):
+def test_remembers_a_simulated_gpu(real, site, monkeypatch):
     out, check = real
     (out / "check.json").write_text(json.dumps(check))
     monkeypatch.setenv("NULLGPU_DRIVER", DRIVER)
@@ -263,7 +275,7 @@ def test_an_environment_that_pretends_a_gpu_is_remembered(real, site, monkeypatc
     )
 
 
-def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(real):
+def test_implausible_rate_is_not_kept(real):
     out, check = real
     profile = example_profile("d")
     probe = profile.evidence.probe
@@ -275,7 +287,7 @@ def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(re
     )
     path = out / "profiles/bert-120m.toml"
     good = path.read_text()
-    for text, said in (
+    for text, reason in (
         (profile_to_toml(too_fast), "exceeds its peak of 835"),
         (
             good.replace("micro_batch_size = 64", "micro_batch_size = 65"),
@@ -283,7 +295,7 @@ def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(re
         ),
     ):
         path.write_text(text)
-        assert said in " ".join(gpu.reasons_against(out, check))
+        assert reason in " ".join(gpu.reasons_against(out, check))
     path.write_text(good)
     steps = out / "runs/bert-120m/steps.jsonl"
     steps.write_text(row_of(1, tokens_per_s=1e9).model_dump_json() + "\n")
@@ -302,42 +314,43 @@ STAGES = tuple(gpu.stages_of(gpu.FULL))
         ("probe-bert-120m,tune", 1, ["probe-bert-120m", "tune"]),
         ("doc,train-bert-350m", 1, ["doctor", "train-bert-350m"]),
         ("network,scale", 2, ["network-bert-120m", "scale-bert-120m"]),
-        ("", 2, [one.name for one in STAGES]),
+        ("", 2, [stage.name for stage in STAGES]),
         ("doctor,maths", 1, "stage 'maths' not found"),
         ("network,scale", 1, "network,scale requires 2 GPUs"),
     ],
 )
-def test_some_stages_can_be_chosen_of_those_that_exist_and_need_no_more_gpus(
-    only, gpus, names
-):
+def test_phases_can_be_selected(only, gpus, names):
     if isinstance(names, list):
-        assert [one.name for one in gpu.select(STAGES, only, gpus)] == names
+        assert [stage.name for stage in gpu.select(STAGES, only, gpus)] == names
     else:
         with pytest.raises(UsageError, match=names):
             gpu.select(STAGES, only, gpus)
 
 
-def test_nothing_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):
+def test_requires_a_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert gpu.main(["--out", str(tmp_path)]) == EXIT_UNMEASURED
     assert "no GPU found" in capsys.readouterr().err
 
 
-def test_every_claim_that_was_not_measured_names_stages_that_exist():
-    stages = [one.name for one in STAGES]
+def test_unmeasured_claim_names_its_phases():
+    stages = [stage.name for stage in STAGES]
     assert len(stages) == len(set(stages))
     for bar, _, measured_by in gpu.claims_of({}):
         assert bar.holds is None
         assert all(
-            any(one.startswith(word) for one in stages)
+            any(stage.startswith(word) for stage in stages)
             for word in measured_by.split(",")
         )
         assert f"`--only {measured_by}`" in gpu.results([])
 
 
-def test_the_document_holds_what_was_kept_and_the_check_itself_imports_no_torch():
+def test_page_holds_the_kept_checks():
     written = gpu.PAGE.read_text()
     assert written == gpu.page(written, gpu.KEPT)
+
+
+def test_check_imports_no_torch():
     code = (
         "import sys, benchmarks.gpu; sys.exit(bool({'torch', 'transformers', 'optuna'}"
         " & set(sys.modules)))"

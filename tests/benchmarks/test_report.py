@@ -48,8 +48,9 @@ def visited(text, **changes):
         {"hostile": {"scripts": 1}},
         {"overflow_px": 1},
     ],
+    ids=["none", "request", "violation", "hostile script", "overflow"],
 )
-def test_the_larger_page_the_median_process_and_every_single_fault_count(change):
+def test_every_single_fault_counts(change):
     bars = {
         bar.name: bar
         for bar in report.make_bars(FIGURES | {"browser": FIGURES["browser"] | change})
@@ -63,7 +64,7 @@ def test_the_larger_page_the_median_process_and_every_single_fault_count(change)
     assert [bar.holds for bar in bars.values()].count(False) == 1 + len(change)
 
 
-def test_everything_that_a_hostile_text_may_do_is_counted():
+def test_counts_effects_of_hostile_text():
     quiet = browser.taken_in(visited(" ".join(browser.SHOWN)))
     assert set(quiet.values()) == {0}
     loud = browser.taken_in(
@@ -73,12 +74,13 @@ def test_everything_that_a_hostile_text_may_do_is_counted():
     assert loud == counts | {"not_shown": len(browser.SHOWN)}
 
 
-def test_processes_are_timed_files_weighed_and_a_build_that_fails_is_told(
-    tmp_path, monkeypatch
-):
-    found = report.built(tmp_path, trials=3, repeats=1)
-    assert len(found["seconds"]) == 1
-    assert min(found["bytes"].values()) > 10_000
+def test_builds_are_timed(tmp_path, monkeypatch):
+    figures = report.built(tmp_path, trials=3, repeats=1)
+    assert len(figures["seconds"]) == 1
+    assert min(figures["bytes"].values()) > 10_000
+
+
+def test_failed_build_is_an_error(tmp_path, monkeypatch):
     absent = (tmp_path / "absent.toml", tmp_path, tmp_path)
     monkeypatch.setattr(report, "write_example", lambda directory, trials: absent)
     with pytest.raises(CannotMeasure, match="code 3"):

@@ -8,9 +8,7 @@ from trainer.data.dataset import TokenDataset
 
 
 @pytest.mark.slow
-def test_both_sizes_are_started_cold_in_turn_and_read_to_the_end(
-    tmp_path, monkeypatch, capsys
-):
+def test_both_sizes_start_cold(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scale, "REPEATS", 1)
     monkeypatch.setattr(scale, "FEWER_SAMPLES", 3000)
     path = tmp_path / "scale.json"
@@ -33,9 +31,7 @@ def test_both_sizes_are_started_cold_in_turn_and_read_to_the_end(
     assert [path.name for path in tmp_path.iterdir()] == ["scale.json"]
 
 
-def test_a_sparse_dataset_has_lengths_of_real_functions_takes_no_room_and_reads_as_zeros(
-    tmp_path,
-):
+def test_sparse_dataset_takes_no_room(tmp_path):
     lengths = corpora.real_lengths(50_000, seed=0)
     assert 180 < sorted(lengths)[25_000] < 210
     assert 0.18 < (lengths >= 510).mean() < 0.26
@@ -48,9 +44,7 @@ def test_a_sparse_dataset_has_lengths_of_real_functions_takes_no_room_and_reads_
     assert tokens.stat().st_blocks * 512 < 100_000
 
 
-def test_every_contender_is_measured_and_every_bar_is_a_ratio_of_the_same_run(
-    tmp_path, capsys
-):
+def test_bars_compare_contenders_of_one_run(tmp_path, capsys):
     path = tmp_path / "feed.json"
     code = feed.main(
         [
@@ -64,12 +58,12 @@ def test_every_contender_is_measured_and_every_bar_is_a_ratio_of_the_same_run(
             str(path),
         ]
     )
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     content = json.loads(path.read_text())
     assert code in (0, 1)
     rates = content["rates"]
     assert len(rates) == 8
-    assert all(len(found["samples_per_s"]) == 1 for found in rates.values())
+    assert all(len(figures["samples_per_s"]) == 1 for figures in rates.values())
     bars = {bar["name"]: bar for bar in content["bars"]}
     plain = (
         rates["padded, full rows"]["samples_per_s"][0]
@@ -77,7 +71,10 @@ def test_every_contender_is_measured_and_every_bar_is_a_ratio_of_the_same_run(
     )
     assert bars["feed_against_plain_ratio"]["figure"] == plain
     assert bars["feed_packing_efficiency_share"]["figure"] > 0.98
-    assert "feed_packed_real_tokens_ratio figure=" in told.splitlines()[-2]
+    assert "feed_packed_real_tokens_ratio figure=" in output.splitlines()[-2]
+
+
+def test_packing_needs_full_samples():
     # Without full samples never better than with them.
     packed = feed.packing_efficiency(5000)
     assert packed["padded"] < packed["without_full_samples"] <= packed["all"] <= 1

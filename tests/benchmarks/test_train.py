@@ -9,27 +9,27 @@ from trainer.config.train_config import TrainConfig
 
 @pytest.fixture(scope="module")
 def match(tmp_path_factory):
-    """The benchmark's own, with a model and a step that take no time."""
+    """Return the benchmark's match with a model and a step that take no time."""
     setting = Setting(dropout=0.0, vocab_size=1000, turns=1)
-    found = make_match(tmp_path_factory.mktemp("train"), setting, steps=4)
-    shape = found.config.model.config | {
+    match = make_match(tmp_path_factory.mktemp("train"), setting, steps=4)
+    shape = match.config.model.config | {
         "num_hidden_layers": 1,
         "hidden_size": 32,
         "intermediate_size": 64,
     }
-    config = found.config.model_dump() | {
+    config = match.config.model_dump() | {
         "seq_length_tokens": 64,
         "global_batch_samples": 16,
     }
     config["model"]["config"] = shape
-    return replace(found, config=TrainConfig(**config), samples_per_step=16)
+    return replace(match, config=TrainConfig(**config), samples_per_step=16)
 
 
 @pytest.mark.parametrize(
     "make",
     [Ours, Paper, HuggingFace, *(lambda m, n=n: Ours(recipes(m)[n]) for n in (0, 1))],
 )
-def test_every_contender_takes_one_step_of_so_many_samples_a_turn(make, match):
+def test_contenders_train_the_same_samples(make, match):
     contender = make(match)
     # transformers' loader is a batch ahead, which it makes in the first turn.
     turns = [contender.step() for _ in range(4)][1:]
@@ -40,7 +40,7 @@ def test_every_contender_takes_one_step_of_so_many_samples_a_turn(make, match):
     assert 16 * 40 < mean < 16 * 64
 
 
-def test_a_contenders_error_reaches_whoever_asked_for_its_step(match):
+def test_contenders_error_is_raised(match):
     class Broken(Paper):
         def run(self) -> None:
             raise RuntimeError("no")
@@ -49,7 +49,7 @@ def test_a_contenders_error_reaches_whoever_asked_for_its_step(match):
         Broken(match).step()
 
 
-def test_the_ratio_of_operations_grows_with_the_vocabulary(tmp_path):
+def test_flop_ratio_grows_with_the_vocabulary(tmp_path):
     ratios = [
         flop_ratio(
             make_match(
@@ -71,13 +71,13 @@ def test_bars_are_ratios_of_medians():
         "paper recipe": [2.5],
         "hf-trainer recipe": [4.6],
     }
-    found = Found(
+    measurements = Found(
         tokens_per_s=rates,
         ceiling=4.0,
         overhead=0.01,
         losses={"ours": 5.0, "HF Trainer": 5.2},
     )
-    bars = {bar.name: bar for bar in make_bars(found)}
+    bars = {bar.name: bar for bar in make_bars(measurements)}
     figures = {name: bar.figure for name, bar in bars.items()}
     assert figures["train_against_paper_ratio"] == 5.0
     assert figures["train_paper_recipe_ratio"] == 1.25

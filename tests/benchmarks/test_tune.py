@@ -17,7 +17,10 @@ NOISE, ROUNDS = 0.03, 6
 
 
 def cell(
-    precision="fp32", activation_checkpointing="none", layout="packed", rows=8
+    precision="fp32",
+    activation_checkpointing="none",
+    layout="packed",
+    micro_batch_size=8,
 ) -> Configuration:
     return Configuration(
         precision=precision,
@@ -25,7 +28,7 @@ def cell(
         activation_checkpointing=activation_checkpointing,
         compile=False,
         layout=layout,
-        micro_batch_size=rows,
+        micro_batch_size=micro_batch_size,
     )
 
 
@@ -35,22 +38,24 @@ CELLS = [
         ("fp32", "bf16"), ("none", "full"), ("packed", "bucketed"), (4, 8, 16)
     )
 ]
-UNEXPLORED, BEST = cell(), cell(precision="bf16", rows=16)
+UNEXPLORED, BEST = cell(), cell(precision="bf16", micro_batch_size=16)
 OVERHEAD = Overhead(seconds=100.0, seconds_in_children=97.0)
 
 
-def worth(one: Configuration) -> float:
-    return math.prod(WORTH.get(value, 1.0) for value in one.model_dump().values())
+def worth(configuration: Configuration) -> float:
+    return math.prod(
+        WORTH.get(value, 1.0) for value in configuration.model_dump().values()
+    )
 
 
 def recorded(seed: int = 0, worth=worth) -> Grid:
     rng = random.Random(seed)
     ratios = {
-        one: [
-            worth(one) / worth(UNEXPLORED) * math.exp(rng.gauss(0, NOISE))
+        configuration: [
+            worth(configuration) / worth(UNEXPLORED) * math.exp(rng.gauss(0, NOISE))
             for _ in range(ROUNDS)
         ]
-        for one in CELLS
+        for configuration in CELLS
     }
     return Grid(
         model="tiny",
@@ -73,9 +78,7 @@ def replayed(**changes) -> Replay:
     return Replay(**known | changes)
 
 
-def test_a_grid_is_the_same_after_it_was_written_with_deviations_as_wide_as_those_of_single_windows(
-    tmp_path,
-):
+def test_grid_survives_writing(tmp_path):
     path = tmp_path / "grid.json"
     path.write_text(json.dumps({"rounds": ROUNDS, "grids": [recorded().to_json()]}))
     (grid,) = read_grids(path)
@@ -83,48 +86,59 @@ def test_a_grid_is_the_same_after_it_was_written_with_deviations_as_wide_as_thos
     assert statistics.pstdev(grid.deviations()) == pytest.approx(NOISE, rel=0.15)
 
 
-def test_the_grids_that_were_recorded_are_read():
+def test_recorded_grids_are_readable():
     for grid in read_grids(GRID):
         assert grid.starting in grid.ratios
         assert len(grid.ratios) > 100
 
 
-def test_a_round_has_every_cell_once_in_another_order_each_time():
+def test_round_has_every_cell_once():
     first, second = (
-        [one for group in groups(CELLS, turn) for one in group] for turn in (0, 1)
+        [configuration for group in groups(CELLS, turn) for configuration in group]
+        for turn in (0, 1)
     )
     assert set(first) == set(second) == set(CELLS)
     assert len(first) == len(second) == len(CELLS)
     assert first != second
 
 
-def test_what_is_read_on_is_all_that_may_be_the_best_and_less_after_more_rounds():
+def test_more_rounds_narrow_the_candidates():
     grid = recorded()
-    left = grid.may_be_best()
-    assert BEST in left
-    assert len(left) < 10
-    assert min(worth(one) for one in left) > 0.9 * worth(BEST)
-    few = replace(grid, ratios={one: ratios[:2] for one, ratios in grid.ratios.items()})
-    assert len(few.may_be_best()) > len(left)
+    candidates = grid.may_be_best()
+    assert BEST in candidates
+    assert len(candidates) < 10
+    assert min(worth(configuration) for configuration in candidates) > 0.9 * worth(BEST)
+    few = replace(
+        grid,
+        ratios={
+            configuration: ratios[:2] for configuration, ratios in grid.ratios.items()
+        },
+    )
+    assert len(few.may_be_best()) > len(candidates)
 
 
-def test_a_replayed_exploration_finds_what_is_clearly_best_and_adopts_nothing_that_is_not_with_a_seed_the_same():
-    found = [replay(recorded(), seed) for seed in range(4)]
-    assert replay(recorded(), 3) == found[3]
-    assert min(one.of_best_share for one in found) > 0.95
-    assert min(one.to_unexplored for one in found) > 1.2
-    assert max(one.trials_share for one in found) <= 0.7
-    assert BEST.name in {one.chosen for one in found}
-    found = replay(recorded(worth=lambda one: 1.0 if one == UNEXPLORED else 0.8), 0)
-    assert (found.chosen, found.to_unexplored) == (UNEXPLORED.name, 1.0)
+def test_replay_finds_the_best_configuration():
+    replays = [replay(recorded(), seed) for seed in range(4)]
+    assert replay(recorded(), 3) == replays[3]
+    assert min(replay_result.of_best_share for replay_result in replays) > 0.95
+    assert min(replay_result.to_unexplored for replay_result in replays) > 1.2
+    assert max(replay_result.trials_share for replay_result in replays) <= 0.7
+    assert BEST.name in {replay_result.chosen for replay_result in replays}
+    replays = replay(
+        recorded(
+            worth=lambda configuration: 1.0 if configuration == UNEXPLORED else 0.8
+        ),
+        0,
+    )
+    assert (replays.chosen, replays.to_unexplored) == (UNEXPLORED.name, 1.0)
 
 
-def test_the_model_that_comes_off_worst_counts():
+def test_worst_model_counts():
     replays = {
         "good": [replayed()],
         "bad": [replayed(of_best_share=0.98), replayed(of_best_share=0.92)],
     }
-    bars = {one.name: one for one in make_bars(replays, OVERHEAD)}
+    bars = {bar.name: bar for bar in make_bars(replays, OVERHEAD)}
     assert bars["tune_of_grid_best_share"].figure == pytest.approx(0.95)
     assert not bars["tune_of_grid_best_share"].holds
     assert bars["tune_overhead_share"].figure == pytest.approx(0.03)
@@ -134,7 +148,7 @@ def test_the_model_that_comes_off_worst_counts():
 @pytest.mark.parametrize(
     "changes",
     [{"of_best_share": 0.9}, {"to_unexplored": 0.99}, {"trials_share": 0.36}],
-    ids=lambda one: str(*one),
+    ids=lambda changes: str(*changes),
 )
 def test_each_bar_can_be_short(changes):
     assert exit_code(make_bars({"a": [replayed()]}, OVERHEAD)) == EXIT_HELD

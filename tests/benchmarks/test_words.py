@@ -1,4 +1,4 @@
-"""The check of the project's words: it finds bad ones, and nothing in good ones."""
+"""The check of the project's words finds bad ones, and nothing in good ones."""
 
 import ast
 
@@ -7,11 +7,11 @@ import pytest
 from benchmarks import words
 
 
-def found(text: str) -> list[str]:
+def findings(text: str) -> list[str]:
     return [
-        one
+        finding
         for line, block in words.blocks(text)
-        for one in words._findings_in("page.md", line, block)
+        for finding in words._findings_in("page.md", line, block)
     ]
 
 
@@ -31,8 +31,8 @@ def found(text: str) -> list[str]:
         "Fine.\n\nIt stops by itself.",
     ],
 )
-def test_bad_words_and_long_sentences_are_found(text):
-    assert len(found(text)) == 1
+def test_finds_bad_words(text):
+    assert len(findings(text)) == 1
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_bad_words_and_long_sentences_are_found(text):
         f"| {'word ' * 30} | {'word ' * 30} |",
     ],
 )
-def test_good_words_pass(text):
-    assert found(text) == []
+def test_accepts_good_words(text):
+    assert findings(text) == []
 
 
-def test_docstrings_and_messages_are_read_and_other_strings_are_not():
+def test_reads_docstrings_with_messages():
     source = (
         'def f(x):\n    """Return it.\n\n    It goes on."""\n    raise ValueError(f"{x}'
         ' is\\nlost")\nKEY = "goes_on"\n'
@@ -68,7 +68,7 @@ def test_docstrings_and_messages_are_read_and_other_strings_are_not():
     ]
 
 
-def test_rates_are_per_thousand_words_outside_of_questions(monkeypatch, tmp_path):
+def test_rates_exclude_questions(monkeypatch, tmp_path):
     (tmp_path / "README.md").write_text(
         "What is it? You get what you need. " + "word " * 92 + "\n"
     )

@@ -33,55 +33,58 @@ def verdict(**changes) -> Verdict:
 
 
 def quiet(count: int) -> list[int]:
-    """Trainings that are neither borderline nor noisy nor large, so that they are
-    decided soon."""
+    """Return seeds of trainings that are quickly decided: clear, quiet, and small."""
     feeds = ((seed, SimulatedFeed(seed)) for seed in range(2000))
     clear = (
         seed
-        for seed, one in feeds
-        if one.noise < 0.03
-        and one.max_workers <= 12
-        and not one.is_borderline(0.98, 0.01)
+        for seed, feed in feeds
+        if feed.noise < 0.03
+        and feed.max_workers <= 12
+        and not feed.is_borderline(0.98, 0.01)
     )
     return list(itertools.islice(clear, count))
 
 
-def test_our_rule_is_right_on_trainings_that_are_clear_and_so_is_throughput_alone():
+def test_rule_is_right_on_clear_trainings():
     assert all(sweep(seed, by_wait=False).right for seed in quiet(3))
     for seed in quiet(8):
-        found = sweep(seed)
-        assert found.right
-        assert found.within or found.undecided_between
-        assert found.windows <= MOST_WINDOWS + 100
-        assert found.true == SimulatedFeed(seed).true_count(0.98)
+        verdict = sweep(seed)
+        assert verdict.right
+        assert verdict.within or verdict.undecided_between
+        assert verdict.windows <= MOST_WINDOWS + 100
+        assert verdict.true == SimulatedFeed(seed).true_count(0.98)
 
 
-def test_the_rival_tries_few_counts_and_is_never_undecided():
+def test_rival_is_never_undecided():
     for seed in range(60):
-        found = ladder_rule(seed, 2)
-        assert found.windows in range(0, 2 * workers.LADDER_COUNTS + 1, 2)
-        assert found.undecided_between == ()
-        assert 0 <= found.chosen <= SimulatedFeed(seed).max_workers
+        answer = ladder_rule(seed, 2)
+        assert answer.windows in range(0, 2 * workers.LADDER_COUNTS + 1, 2)
+        assert answer.undecided_between == ()
+        assert 0 <= answer.chosen <= SimulatedFeed(seed).max_workers
     assert (ladder_rule(seed, 3), sweep(seed)) == (ladder_rule(seed, 3), sweep(seed))
 
 
-def test_what_nobody_could_tell_counts_as_right_and_an_undecided_answer_only_where_it_contains_the_truth():
-    off = verdict(chosen=3)
-    assert not off.right
+def test_undecided_answer_must_contain_the_truth():
+    wrong = verdict(chosen=3)
+    assert not wrong.right
     assert verdict(chosen=1, undecided_between=(1, 3)).right
     assert not verdict(chosen=3, undecided_between=(3, 4)).right
-    found = summary(
+
+
+def test_summary_counts_right_verdicts():
+    wrong = verdict(chosen=3)
+    summarised = summary(
         [
             verdict(),
-            off,
+            wrong,
             verdict(chosen=3, borderline=True),
             verdict(undecided_between=(1, 2)),
         ]
     )
-    assert found["right_share"] == 0.75
-    assert found["right_share_without_borderline"] == pytest.approx(2 / 3)
-    assert found["borderline_share"] == found["undecided_share"] == 0.25
-    assert found["windows_of_exhaustive_share"] == pytest.approx(1 / 3)
+    assert summarised["right_share"] == 0.75
+    assert summarised["right_share_without_borderline"] == pytest.approx(2 / 3)
+    assert summarised["borderline_share"] == summarised["undecided_share"] == 0.25
+    assert summarised["windows_of_exhaustive_share"] == pytest.approx(1 / 3)
 
 
 def bars_of(ours: list[Verdict], rival: list[Verdict], real=None):
@@ -96,13 +99,16 @@ def bars_of(ours: list[Verdict], rival: list[Verdict], real=None):
     }
 
 
-def test_the_rival_is_held_at_its_better_figure_and_wrong_answers_leave_bars_short():
+def test_rival_counts_by_its_better_figure():
     bars = bars_of(
         [verdict()] * 4, [verdict(), verdict(), verdict(chosen=0), verdict(chosen=0)]
     )
     assert bars["workers_simulated_right_against_loadtune_ratio"].figure == 2.0
     assert all(bar.holds for bar in bars.values())
     assert "workers_real_right_datasets" not in bars
+
+
+def test_wrong_answers_miss_the_bars():
     bars = bars_of([verdict(chosen=1, within=False, windows=50)] * 4, [verdict()] * 4)
     assert not any(bar.holds for name, bar in bars.items() if "undecided" not in name)
     assert not bars_of([verdict(undecided_between=(0, 4))] * 4, [verdict()])[
@@ -110,7 +116,7 @@ def test_the_rival_is_held_at_its_better_figure_and_wrong_answers_leave_bars_sho
     ].holds
 
 
-def test_real_datasets_count_only_when_they_are_decided_and_expected():
+def test_real_datasets_must_be_decided():
     answers = {
         "right": (2, [1, 2], []),
         "undecided": (2, [2], [1, 2]),
@@ -124,7 +130,7 @@ def test_real_datasets_count_only_when_they_are_decided_and_expected():
     assert (bar.figure, bar.bar, bar.holds) == (1, 3, False)
 
 
-def test_the_command_prints_its_bars_and_writes_its_figures(tmp_path, capsys):
+def test_command_writes_its_figures(tmp_path, capsys):
     seed = next(seed for seed in quiet(20) if ladder_rule(seed, 1).right)
     file = tmp_path / "workers.json"
     arguments = [

@@ -1,5 +1,4 @@
-"""What the documentation asks people to type: commands of fenced blocks, and those that
-prose names.
+"""Commands that the documentation shows, in fenced blocks and in prose.
 
 A block of ``sh`` holds commands; any other block holds them where a line begins with
 ``$ ``, and what follows is what they print. A line that ends with a backslash goes on,
@@ -45,26 +44,30 @@ class Command:
 
 
 def commands_of(page: Path) -> list[Command]:
-    """All commands of a page's blocks, in order; variables that a block sets are filled
-    in."""
-    found: list[Command] = []
+    """Return all commands of a page's blocks, in order, with variables filled in.
+
+    A variable is one that the same block sets.
+    """
+    commands: list[Command] = []
     for language, first, lines in _blocks(page.read_text()):
         variables: dict[str, str] = {}
         for command in _commands(page, language, first, lines):
             text = command.text
             for name, value in variables.items():
                 text = re.sub(rf"^\${name}\b", value, text)
-            told = _ASSIGNMENT.fullmatch(text)
-            if told is None:
-                found.append(replace(command, text=text))
+            assignment = _ASSIGNMENT.fullmatch(text)
+            if assignment is None:
+                commands.append(replace(command, text=text))
             else:
-                variables[told[1]] = " ".join(shlex.split(told[2]))
-    return found
+                variables[assignment[1]] = " ".join(shlex.split(assignment[2]))
+    return commands
 
 
 def named_in_prose(page: Path, names: Container[str] = ()) -> Iterator[Command]:
-    """What stands as ``autotune …``, or as one of its commands, ``names``, with
-    options, outside of blocks."""
+    """Yield commands that prose names: ``autotune …``, or ``names`` with options.
+
+    Blocks are left out.
+    """
     inside = False
     for number, line in enumerate(page.read_text().splitlines(), start=1):
         if line.lstrip().startswith("```"):
@@ -79,7 +82,7 @@ def named_in_prose(page: Path, names: Container[str] = ()) -> Iterator[Command]:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, int, list[str]]]:
-    """Language, number of the first line, and lines of each fenced block."""
+    """Yield language, number of the first line, and lines of each fenced block."""
     language: str | None = None
     lines: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):

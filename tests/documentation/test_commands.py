@@ -1,5 +1,4 @@
-"""Every command that the documentation names is one that the programs know: parsed by
-their own parsers, never run."""
+"""Every command that the documentation names is valid for its program's parser."""
 
 import argparse
 import contextlib
@@ -39,8 +38,11 @@ class Wrong(Exception):
 
 
 def check(command: Command) -> None:
-    """Parse a command; ``Wrong`` if no program of this name is known, or it does not
-    take these words."""
+    """Parse a command.
+
+    Raises:
+        Wrong: If the program is unknown, or does not take these words.
+    """
     elided = ELLIPSIS in command.words
     try:
         _check(command.words, elided=elided)
@@ -52,8 +54,10 @@ def check(command: Command) -> None:
 
 
 def check_named(command: Command) -> None:
-    """Check what prose names: that the command exists, and has each of the options;
-    arguments may be left out."""
+    """Check that a command in prose exists and has its options.
+
+    Arguments may be left out.
+    """
     if command.words[1].isupper():  # autotune COMMAND
         return
     leaf, _, words = _leaf(command.words[1:])
@@ -77,10 +81,10 @@ def _check(words: list[str], *, elided: bool) -> None:
     elif program == "torchrun":
         from torch.distributed.run import get_args_parser
 
-        asked = _parsed(get_args_parser(), rest)
-        if (asked.module, asked.training_script) != (True, "trainer"):
+        launch = _parsed(get_args_parser(), rest)
+        if (launch.module, launch.training_script) != (True, "trainer"):
             raise Wrong("torchrun is to start -m trainer")
-        _parsed(trainer_command_line(), asked.training_script_args)
+        _parsed(trainer_command_line(), launch.training_script_args)
     elif program in ("python", "python3"):
         _check_module(rest)
     elif program == "make":
@@ -117,15 +121,15 @@ def _check_autotune(words: list[str], *, elided: bool) -> None:
     try:
         leaf.make_context(path, rest)
     except (TyperException, UsageError) as error:
-        said = (
+        message = (
             error.format_message() if hasattr(error, "format_message") else str(error)
         )
         if not (elided and type(error).__name__ == "MissingParameter"):
-            raise Wrong(f"{path}: {said}") from error
+            raise Wrong(f"{path}: {message}") from error
 
 
 def _leaf(words: list[str]) -> tuple[Any, str, list[str]]:
-    """The command that the words lead to, its whole name, and the words behind it."""
+    """Return the command that the words lead to, its whole name, and the words left."""
     command, path = root(), "autotune"
     while (
         words
@@ -157,12 +161,12 @@ def _check_module(words: list[str]) -> None:
 
 
 def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             return parser.parse_args(words)
     except SystemExit as stop:
-        raise Wrong(said.getvalue()) from stop
+        raise Wrong(stderr.getvalue()) from stop
 
 
 COMMANDS = [command for page in PAGES for command in commands_of(page)]
@@ -170,9 +174,11 @@ NAMED = [command for page in PAGES for command in named_in_prose(page, root().co
 
 
 @pytest.mark.parametrize(
-    ("look", "commands", "least"), [(check, COMMANDS, 80), (check_named, NAMED, 40)]
+    ("look", "commands", "least"),
+    [(check, COMMANDS, 80), (check_named, NAMED, 40)],
+    ids=["blocks", "prose"],
 )
-def test_every_command_exists_and_has_its_options(look, commands, least):
+def test_every_command_has_its_options(look, commands, least):
     assert len(commands) > least
     wrong = []
     for command in commands:
@@ -208,19 +214,22 @@ def typed(text: str) -> Command:
         ("fetch everything", "is no program"),
     ],
 )
-def test_a_slip_in_a_command_is_found(text, why):
+def test_wrong_command_is_found(text, why):
     with pytest.raises(Wrong, match=why):
         check(typed(text))
 
 
-def test_what_is_left_out_is_no_slip():
+def test_ellipsis_is_no_mistake():
     check(typed("autotune probe --model bert-120m … --seq-length 128"))
     check(typed("autotune profile show P [KEY]"))
+
+
+def test_prose_names_only_existing_options():
     with pytest.raises(Wrong, match="no option --modle"):
         check_named(typed("autotune probe --modle bert-mini"))
 
 
-def test_blocks_are_read_as_people_read_them(tmp_path):
+def test_reads_blocks_as_people_do(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "text `autotune doctor --json` more\n\n```sh\n# said\nautotune doctor   #"
@@ -228,11 +237,14 @@ def test_blocks_are_read_as_people_read_them(tmp_path):
         " autotune doctor\nHost\n$ make test\n```\n\n```toml\na = 1\n```\n"
     )
     assert [
-        (one.line, " ".join(one.words), one.prints) for one in commands_of(page)
+        (command.line, " ".join(command.words), command.prints)
+        for command in commands_of(page)
     ] == [
         (5, "autotune doctor", ()),
         (7, "autotune estimate --model m --device cpu", ()),
         (12, "autotune doctor", ("Host",)),
         (14, "make test", ()),
     ]
-    assert [one.text for one in named_in_prose(page)] == ["autotune doctor --json"]
+    assert [command.text for command in named_in_prose(page)] == [
+        "autotune doctor --json"
+    ]

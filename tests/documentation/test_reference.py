@@ -1,4 +1,4 @@
-"""What the reference says by hand is what the code has."""
+"""The handwritten part of the reference matches the code."""
 
 import ast
 import re
@@ -28,9 +28,11 @@ def _first_cells(name: str) -> list[str]:
     )[1:]
 
 
-def test_every_variable_that_the_code_names_is_explained_and_no_other():
+def test_explains_every_environment_variable():
     files = [
-        path for room in ("autotune", "trainer") for path in (ROOT / room).rglob("*.py")
+        path
+        for package in ("autotune", "trainer")
+        for path in (ROOT / package).rglob("*.py")
     ]
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
     texts = {
@@ -43,12 +45,12 @@ def test_every_variable_that_the_code_names_is_explained_and_no_other():
     ) - {"variable"}
 
 
-def test_every_exit_code_is_explained_once():
+def test_explains_every_exit_code():
     codes = {
-        one.exit_code
-        for room in (tuner, trainer)
-        for one in vars(room).values()
-        if hasattr(one, "exit_code")
+        error.exit_code
+        for module in (tuner, trainer)
+        for error in vars(module).values()
+        if hasattr(error, "exit_code")
     }
     codes |= {0, tuner.EXIT_INTERRUPTED, tuner.EXIT_TERMINATED}
     assert list(map(int, _first_cells("exit-codes.md"))) == sorted(codes)
@@ -57,7 +59,7 @@ def test_every_exit_code_is_explained_once():
 @pytest.mark.parametrize(
     "kind", [TrainConfig, Constraints, Fingerprint, Provenance, SiteFile]
 )
-def test_whatever_people_may_edit_or_must_match_says_what_it_means(kind):
+def test_editable_settings_have_descriptions(kind):
     schema = kind.model_json_schema()
     for table in (schema, *schema.get("$defs", {}).values()):
         for name, field in table.get("properties", {}).items():
@@ -66,7 +68,7 @@ def test_whatever_people_may_edit_or_must_match_says_what_it_means(kind):
             )
 
 
-def test_lower_bounds_that_the_documentation_names_are_those_that_are_installed_by():
+def test_lower_bounds_match_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [
         *project["dependencies"],
@@ -77,17 +79,19 @@ def test_lower_bounds_that_the_documentation_names_are_those_that_are_installed_
         ),
     ]
     required = {
-        (one := Requirement(line)).name: str(one.specifier).removeprefix(">=")
+        (requirement := Requirement(line)).name: str(
+            requirement.specifier
+        ).removeprefix(">=")
         for line in lines
     }
-    named = dict(
+    documented = dict(
         re.findall(
             r"^\| ([\w-]+) ≥ ([\d.]+) \|",
             (ROOT / "docs/install.md").read_text(),
             re.MULTILINE,
         )
     )
-    assert {"torch", "transformers"} <= set(named)
-    assert named == {name: required[name] for name in named}
+    assert {"torch", "transformers"} <= set(documented)
+    assert documented == {name: required[name] for name in documented}
     # varlen_attn takes no window_size before.
     assert Version(required["torch"]) >= Version("2.11")

@@ -1,5 +1,4 @@
-"""The documentation as a site: it builds without a warning, and fetches nothing from
-anywhere."""
+"""The documentation as a site: it builds without warnings, and fetches nothing."""
 
 import re
 import subprocess
@@ -23,13 +22,13 @@ SLOW = [
 SEEN = [
     ("quickstart", 390),
     ("reference/commands", 390),
-    *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW),
+    *(pytest.param(name, width, marks=pytest.mark.slow) for name, width in SLOW),
 ]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("site")
+    directory = tmp_path_factory.mktemp("site")
     command = [
         sys.executable,
         "-m",
@@ -38,32 +37,34 @@ def site(tmp_path_factory) -> Path:
         "--strict",
         "--quiet",
         "--site-dir",
-        str(place),
+        str(directory),
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
     )
-    assert done.returncode == 0, done.stderr
-    return place
+    assert process.returncode == 0, process.stderr
+    return directory
 
 
-def test_no_page_or_style_loads_anything_from_elsewhere(site):
+def test_pages_load_nothing_from_elsewhere(site):
     pages, styles = list(site.rglob("*.html")), list(site.rglob("*.css"))
     assert len(pages) > 20
     assert styles
     loaded: list[str] = []
     reader = HTMLParser()
     # A page loads everything by itself but the links, which somebody follows.
-    reader.handle_starttag = lambda tag, told: loaded.extend(
+    reader.handle_starttag = lambda tag, attributes: loaded.extend(
         value or ""
-        for key, value in told
+        for key, value in attributes
         if tag != "a" and key in ("src", "href", "srcset", "data", "poster")
     )
     for page in pages:
         loaded.clear()
         reader.feed(page.read_text(encoding="utf-8"))
         assert loaded
-        assert [one for one in loaded if re.match(r"(https?:)?//", one)] == [], page
+        assert [
+            address for address in loaded if re.match(r"(https?:)?//", address)
+        ] == [], page
     for style in styles:
         text = style.read_text(encoding="utf-8")
         assert (
@@ -94,7 +95,7 @@ def test_reference_is_made_from_the_code(site):
     assert "<td>04:00:00</td>" in text["site"]
 
 
-def test_every_page_is_in_the_navigation(site):
+def test_navigation_has_every_page(site):
     index = (site / "index.html").read_text(encoding="utf-8")
     for page in (ROOT / "docs").rglob("*.md"):
         assert (
@@ -104,7 +105,7 @@ def test_every_page_is_in_the_navigation(site):
 
 
 @pytest.mark.parametrize("name", EXPLANATIONS)
-def test_what_explains_names_its_sources_and_its_limits(name):
+def test_explanations_name_sources_with_limits(name):
     heads = re.findall(
         r"^## (.*)$", (ROOT / "docs" / f"{name}.md").read_text(), re.MULTILINE
     )
@@ -115,10 +116,17 @@ def test_what_explains_names_its_sources_and_its_limits(name):
 @pytest.mark.system
 @pytest.mark.usefixtures("browser")
 @pytest.mark.parametrize(("name", "width"), SEEN)
-def test_a_window_shows_a_page_within_its_width_and_asks_nobody(site, name, width):
-    seen = visit(site / f"{name}.html", width=width)
-    assert [one for one in seen.requests if not one.startswith("file:")] == []
-    assert (seen.console_errors, seen.page_errors, seen.dialogs, seen.wider_by_px) == (
+def test_page_fits_its_window(site, name, width):
+    visited = visit(site / f"{name}.html", width=width)
+    assert [
+        request for request in visited.requests if not request.startswith("file:")
+    ] == []
+    assert (
+        visited.console_errors,
+        visited.page_errors,
+        visited.dialogs,
+        visited.wider_by_px,
+    ) == (
         (),
         (),
         (),

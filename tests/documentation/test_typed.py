@@ -1,5 +1,4 @@
-"""The commands of the README, the quickstart and the page about data do what these
-pages say, typed in order.
+"""The commands of the README, the quickstart and the page about data work in order.
 
 They are typed in a shell, whose place and variables stay. What cannot run here or would
 take long is replaced first, by a page's substitutions in order, each with its reason.
@@ -28,7 +27,7 @@ _MAKE = (
     " -v python))"
 )
 INSTALLING = re.compile(r"^(make install|\. \.venv/bin/activate)$")
-_NO_CARD = "no GPU here: a small model on the CPU"
+_NO_GPU = "no GPU here: a small model on the CPU"
 _QUICK = "less of the same, to be done sooner"
 _NO_CLUSTER = "no cluster here: the script of the job is what it would submit"
 
@@ -48,8 +47,8 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"^make (?!--)(\S+).*", rf"{_MAKE} --dry-run \1", "this is one of its tests"),
         (r"^python -m pip install .*", "", "it is installed"),
         (r"--model bert-120m --gpu", "--model bert-mini --gpu", _QUICK),
-        (r"--model bert-120m", "--model tiny/config.json", _NO_CARD),
-        (r"profiles/bert-120m-\S*…\.toml", "profiles/tiny-cpu.toml", _NO_CARD),
+        (r"--model bert-120m", "--model tiny/config.json", _NO_GPU),
+        (r"profiles/bert-120m-\S*…\.toml", "profiles/tiny-cpu.toml", _NO_GPU),
         (r"text:corpus", "elf:/usr/bin --max-samples 300", "what is there"),
         (
             r"^(autotune tune --model tiny/config.json --data data)$",
@@ -57,7 +56,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
                 r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens"
                 r" 512 --time-limit 2min"
             ),
-            _NO_CARD,
+            _NO_GPU,
         ),
         (r"^(autotune train .*)", r"\1 --set train.max_steps=2", _QUICK),
     ),
@@ -82,9 +81,9 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
 
 
 def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:
-    """Return what is typed instead of a page's command, and which substitutions had
-    something to replace."""
-    text, used = command.text.partition("  #")[0].strip(), set()
+    """Return what is typed instead of a command, and the substitutions it used."""
+    text = command.text.partition("  #")[0].strip()
+    used = set()
     for number, (pattern, by, _) in enumerate(SUBSTITUTIONS[page]):
         replaced = re.sub(pattern, by, text, flags=re.DOTALL)
         if replaced != text:
@@ -100,8 +99,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 class Shell:
-    """Runs commands by bash, the first in a directory, which is made if it is not
-    there."""
+    """Run commands by bash, the first one in a new directory."""
 
     def __init__(self, directory: Path) -> None:
         self._state = directory / ".shell"
@@ -128,9 +126,13 @@ class Shell:
             f"set -u; . '{state}'\n{text}\ncode=$?\n{{ echo \"cd '$PWD'\"; export -p;"
             f" }} > '{state}'; exit $code"
         )
-        command, told = ["bash", "-c", script], self._environment
         return subprocess.run(
-            command, env=told, capture_output=True, text=True, timeout=1800, check=False
+            ["bash", "-c", script],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+            check=False,
         )
 
 
@@ -139,17 +141,17 @@ def typed(
 ) -> list[tuple[Command, Done]]:
     """Type the commands of a page; each must end with 0."""
     shell = Shell(directory)
-    done = []
+    processes = []
     for command in commands_of(ROOT / page) if commands is None else commands:
         if text := substituted(page, command)[0]:
-            one = shell.run(text)
-            assert one.returncode == 0, (
+            process = shell.run(text)
+            assert process.returncode == 0, (
                 f"{command.where}\nas:"
-                f" {text}\n{one.stdout[-2000:]}\n{one.stderr[-4000:]}"
+                f" {text}\n{process.stdout[-2000:]}\n{process.stderr[-4000:]}"
             )
-            assert "Traceback" not in one.stderr
-            done.append((command, one))
-    return done
+            assert "Traceback" not in process.stderr
+            processes.append((command, process))
+    return processes
 
 
 TINY = {
@@ -172,7 +174,7 @@ def directory(tmp_path):
 
 
 @pytest.mark.parametrize("page", SUBSTITUTIONS)
-def test_every_substitution_has_something_to_replace(page):
+def test_every_substitution_replaces_something(page):
     used = [
         substituted(page, command)[1]
         for command in [*commands_of(ROOT / page), *named_in_prose(ROOT / page)]
@@ -183,7 +185,7 @@ def test_every_substitution_has_something_to_replace(page):
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_the_readme_does_what_it_says(directory):
+def test_readme_commands_work(directory):
     typed("README.md", directory)
     assert (directory / "demo" / "reports" / "report.html").is_file()
 
@@ -199,13 +201,17 @@ def test_own_data_becomes_a_training(directory):
     (directory / "corpus").mkdir()
     (directory / "corpus" / "a.log").write_text("\n".join(lines))
     (directory / "events.jsonl").write_text(
-        "\n".join(json.dumps({"doc": {"body": f"{one} again"}}) for one in lines)
+        "\n".join(
+            json.dumps({"doc": {"body": f"{command} again"}}) for command in lines
+        )
     )
     pyarrow.parquet.write_table(
         pyarrow.table({"text": lines}), directory / "events.parquet"
     )
     page = ROOT / "docs" / "data.md"
-    of_each_kind = [one for one in named_in_prose(page) if "--out" in one.words]
+    of_each_kind = [
+        command for command in named_in_prose(page) if "--out" in command.words
+    ]
     assert len(of_each_kind) == 4
     typed("docs/data.md", directory, [*of_each_kind, *commands_of(page)])
 
@@ -214,17 +220,17 @@ def fill(page: Path, work: Path) -> None:
     """Write a page with what its commands print."""
     shell = Shell(work)
     lines = page.read_text().splitlines()
-    told = []
+    outputs = []
     for command in commands_of(page):
         if lines[command.line - 1].startswith("$ ") and not INSTALLING.match(
             command.text
         ):
-            done = shell.run(command.text)
-            if done.returncode:
-                sys.exit(f"{command.where}\n{done.stderr}")
-            printed = done.stdout.replace(f"{work}/", "").rstrip("\n").splitlines()
+            process = shell.run(command.text)
+            if process.returncode:
+                sys.exit(f"{command.where}\n{process.stderr}")
+            printed = process.stdout.replace(f"{work}/", "").rstrip("\n").splitlines()
             shown = len(command.prints) - 1
-            told.append(
+            outputs.append(
                 (
                     command,
                     (
@@ -234,7 +240,7 @@ def fill(page: Path, work: Path) -> None:
                     ),
                 )
             )
-    for command, printed in reversed(told):
+    for command, printed in reversed(outputs):
         first = command.line
         while lines[first - 1].endswith("\\"):
             first += 1

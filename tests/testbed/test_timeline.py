@@ -1,5 +1,4 @@
-"""Simulated machines: remedies only help, and records are read as the trainer's meter
-reads them."""
+"""Simulated machines: remedies only help, and records read like the trainer's."""
 
 import functools
 import itertools
@@ -65,7 +64,7 @@ def test_marks_of_a_step_are_in_order(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gradients_are_there_on_all_ranks_at_once_or_with_a_rank_that_is_late(
+def test_gradients_wait_for_the_last_rank(
     seed: int,
 ) -> None:
     _, marks = played(seed)
@@ -74,7 +73,7 @@ def test_gradients_are_there_on_all_ranks_at_once_or_with_a_rank_that_is_late(
         assert (marks.reduced >= last - 1e-9).all()
 
 
-def test_without_a_loader_that_makes_wait_nobody_waits() -> None:
+def test_fast_loader_makes_nobody_wait() -> None:
     _, marks = played(1)
     assert marks.waited_s[1:, REMEDIES.index("data loading")].max() == pytest.approx(
         0, abs=1e-9
@@ -83,21 +82,19 @@ def test_without_a_loader_that_makes_wait_nobody_waits() -> None:
 
 
 class TestRecord:
-    def test_the_same_seed_is_the_same_run(self) -> None:
+    def test_same_seed_gives_same_run(self) -> None:
         assert simulated_run(3).run == simulated_run(3).run
 
     @pytest.mark.parametrize("seed", [3, 4, 11, 12])
-    def test_what_rows_say_of_all_ranks_is_late_by_one_row_or_by_two_on_gpus(
-        self, seed: int
-    ) -> None:
-        one = simulated_run(seed)
-        assert one.machine.world_size > 1
-        late = 2 if one.machine.device.on_gpu else 1
-        told = [row.slowest_rank is not None for row in one.run.steps]
-        assert told == [number >= late for number in range(len(told))]
+    def test_figures_of_all_ranks_arrive_later(self, seed: int) -> None:
+        simulated = simulated_run(seed)
+        assert simulated.machine.world_size > 1
+        late = 2 if simulated.machine.device.on_gpu else 1
+        is_known = [row.slowest_rank is not None for row in simulated.run.steps]
+        assert is_known == [number >= late for number in range(len(is_known))]
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_parts_of_a_row_are_no_more_than_its_step(self, seed: int) -> None:
+    def test_parts_fit_in_their_step(self, seed: int) -> None:
         for row in simulated_run(seed).run.steps:
             parts = (
                 row.data_wait_s
@@ -109,18 +106,18 @@ class TestRecord:
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_logged_steps_follow_the_interval(self, seed: int) -> None:
-        one = simulated_run(seed)
-        interval = one.machine.train.logged_steps
-        assert all(row.step % interval == 0 for row in one.run.steps[:-1])
-        assert one.run.steps[-1].step == one.machine.steps
+        simulated = simulated_run(seed)
+        interval = simulated.machine.train.logged_steps
+        assert all(row.step % interval == 0 for row in simulated.run.steps[:-1])
+        assert simulated.run.steps[-1].step == simulated.machine.steps
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_the_limit_is_the_remedy_that_saves_most(self, seed: int) -> None:
-        one = simulated_run(seed)
+    def test_limit_is_the_best_remedy(self, seed: int) -> None:
+        simulated = simulated_run(seed)
         saved = {
             name: share
-            for name, share in one.saved.items()
+            for name, share in simulated.saved.items()
             if name not in (NOTHING, "launches")
         }
         best = max(saved, key=saved.__getitem__)
-        assert one.cause == (best if saved[best] >= 0.1 else "compute")
+        assert simulated.cause == (best if saved[best] >= 0.1 else "compute")

@@ -1,5 +1,4 @@
-"""Runs whose steps remember each other, as real ones do, and profiles that expect
-something of them."""
+"""Runs with autocorrelated step times, as real ones have, and profiles to match."""
 
 import itertools
 import math
@@ -17,7 +16,7 @@ TOKENS = 1000
 
 
 def run_of(rates, *, ranks=2, **header) -> Run:
-    """One step for each rate, in real tokens/s."""
+    """Return a run with one step for each rate, in non-padding tokens/s."""
     steps = tuple(
         row_of(
             number, non_padding_tokens=TOKENS, step_s=TOKENS / rate, tokens_per_s=rate
@@ -38,8 +37,7 @@ def run_of(rates, *, ranks=2, **header) -> Run:
 def noisy(
     seed: int, n: int, *, memory: float, noise: float, mean: float
 ) -> list[float]:
-    """Rates whose logarithms are a first-order autoregression of such a spread, about
-    such a mean."""
+    """Return rates whose logarithms are a first-order autoregression."""
     pushes = (
         np.random.default_rng(seed).normal(size=n + 300)
         * math.sqrt(1 - memory**2)
@@ -54,7 +52,7 @@ def noisy(
 
 
 def add_evidence(profile=None, **parts):
-    """Only with these parts of its evidence."""
+    """Return the profile with only these parts of its evidence."""
     profile = example_profile("d") if profile is None else profile
     kept = {
         name: getattr(profile.evidence, name)

@@ -19,11 +19,12 @@ from trainer.config.resolve import profile_sha256, read_profile_tables, resolve
 from trainer.data.dataset import read_manifest
 
 
-def test_a_dataset_is_prepared_and_raw_files_are_told_by_kind_the_largest_first(
-    make_dataset, tmp_path
-):
+def test_recognises_prepared_dataset(make_dataset, tmp_path):
     facts = data_facts(make_dataset([[5, 6, 7]] * 4), FakeHost())
     assert (facts.prepared, facts.raw_bytes, facts.vocab_size) == (True, 1000, 512)
+
+
+def test_recognises_raw_files_by_kind(tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "a.jsonl").write_text('{"text": "words"}\n' * 100)
@@ -34,27 +35,32 @@ def test_a_dataset_is_prepared_and_raw_files_are_told_by_kind_the_largest_first(
         "jsonl",
         100 * 18 + 60,
     )
+
+
+def test_no_data_has_no_facts(tmp_path):
     assert data_facts(tmp_path / "none", FakeHost()) is None
 
 
-def test_the_profile_of_a_run_is_found_by_what_it_says_whatever_was_overridden(
-    tmp_path,
-):
-    other, own, broken = (tmp_path / f"{name}.toml" for name in ("a", "b", "broken"))
-    other.write_text(profile_to_toml(but(example_profile(), train={"seed": 7})))
-    own.write_text(profile_to_toml(example_profile()))
+def test_finds_profile_of_a_run(tmp_path):
+    other_seed, default, broken = (
+        tmp_path / f"{name}.toml" for name in ("a", "b", "broken")
+    )
+    other_seed.write_text(profile_to_toml(but(example_profile(), train={"seed": 7})))
+    default.write_text(profile_to_toml(example_profile()))
     broken.write_text("nothing = [")
-    told = resolve(own, assignments=["train.max_steps=3"], data=tmp_path).profile_sha256
-    assert told == profile_sha256(read_profile_tables(own))
+    sha256 = resolve(
+        default, assignments=["train.max_steps=3"], data=tmp_path
+    ).profile_sha256
+    assert sha256 == profile_sha256(read_profile_tables(default))
     world = World()
     run = run_of(world, settings(world))
-    mine = replace(run, header=run.header.model_copy(update={"profile_sha256": told}))
-    found = profile_of_run(mine, [other, own, broken])
-    assert (found.path, found.profile) == (own, read_profile(own).profile)
-    assert profile_of_run(run, [other, own, broken]) is None
+    mine = replace(run, header=run.header.model_copy(update={"profile_sha256": sha256}))
+    profile = profile_of_run(mine, [other_seed, default, broken])
+    assert (profile.path, profile.profile) == (default, read_profile(default).profile)
+    assert profile_of_run(run, [other_seed, default, broken]) is None
 
 
-def test_without_a_dataset_packed_rows_are_nearly_full_and_others_hold_a_sample():
+def test_assumes_contents_without_a_dataset():
     packed, padded = (
         assumed_contents(500, layout, 512) for layout in ("packed", "padded")
     )
@@ -68,25 +74,25 @@ def test_without_a_dataset_packed_rows_are_nearly_full_and_others_hold_a_sample(
     assert (padded.mean_non_padding_tokens, padded.documents) == (512, 1.0)
 
 
-def test_a_dataset_is_laid_out_and_named(patterned_dataset):
-    found = contents_of(patterned_dataset, "packed", 64)
+def test_reads_contents_of_a_dataset(patterned_dataset):
+    contents = contents_of(patterned_dataset, "packed", 64)
     manifest = read_manifest(patterned_dataset)
-    assert not found.assumed
-    assert (found.dataset_hash, found.vocab_size) == (
+    assert not contents.assumed
+    assert (contents.dataset_hash, contents.vocab_size) == (
         manifest.dataset_hash,
         manifest.vocab_size,
     )
-    assert 32 < found.mean_non_padding_tokens <= 64
-    assert found.documents >= found.mean_samples > 1
+    assert 32 < contents.mean_non_padding_tokens <= 64
+    assert contents.documents >= contents.mean_samples > 1
 
 
 @pytest.fixture
-def run(tmp_path) -> Path:
-    place = tmp_path / "runs" / "one"
-    place.mkdir(parents=True)
+def run_directory(tmp_path) -> Path:
+    directory = tmp_path / "runs" / "one"
+    directory.mkdir(parents=True)
     header = header_of(job="slurm-12").model_copy(update={"config": {"max_steps": 50}})
-    (place / "run.json").write_text(header.model_dump_json())
-    return place
+    (directory / "run.json").write_text(header.model_dump_json())
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -100,55 +106,56 @@ def run(tmp_path) -> Path:
         (76, {}, "gave up"),
         (3, None, "exited with code 3"),
     ],
+    ids=["running", "killed", "unknown", "finished", "requeued", "gave up", "failed"],
 )
-def test_a_runs_state_follows_from_its_record_and_its_job_and_the_text_says_why_it_ended(
-    run, code, jobs, state
-):
+def test_state_follows_from_record_and_job(run_directory, code, jobs, state):
     if code is not None:
-        (run / "exit.json").write_text(
+        (run_directory / "exit.json").write_text(
             end_of(code, reason="so it is").model_dump_json()
         )
-    found = run_status(run, jobs)
-    assert (found.state, found.max_steps, found.job) == (
+    status = run_status(run_directory, jobs)
+    assert (status.state, status.max_steps, status.job) == (
         state,
         50,
         (jobs or {}).get("train-one", (None,))[0],
     )
-    text = status_text([found], [], asked=jobs is not None)
+    text = status_text([status], [], asked=jobs is not None)
     assert state in text
     assert ("so it is" in text) == (code in (75, 76, 3))
     assert ("SLURM cannot be queried" in text) == (jobs is None)
 
 
-def test_a_run_that_has_not_begun_and_one_that_cannot_be_read_are_told_apart(
-    tmp_path, run
-):
+def test_run_without_record_is_queued(tmp_path, run_directory):
     (tmp_path / "runs" / "two").mkdir()
     assert (
         run_status(tmp_path / "runs" / "two", {"train-two": ("13", "PENDING")}).state
         == "queued"
     )
     assert run_status(tmp_path / "runs" / "two", None).state == "not started"
-    (run / "run.json").write_text("{")
-    assert run_status(run, None).state == "unreadable"
 
 
-def test_a_tuning_is_told_by_its_ledger_and_without_names_everything_here_is_found(
-    tmp_path, run
-):
+def test_broken_record_is_unreadable(run_directory):
+    (run_directory / "run.json").write_text("{")
+    assert run_status(run_directory, None).state == "unreadable"
+
+
+def test_reads_tuning_from_its_trial_log(tmp_path, run_directory):
     runs, reports = tmp_path / "runs", tmp_path / "reports"
-    place = reports / "p"
-    TrialLog(place / "trials", "w").append(record().model_dump(mode="json"))
-    with next((place / "trials").glob("*.jsonl")).open("a") as file:
+    tuning = reports / "p"
+    TrialLog(tuning / "trials", "w").append(record().model_dump(mode="json"))
+    with next((tuning / "trials").glob("*.jsonl")).open("a") as file:
         file.write("torn")
-    found = tuning_status(place)
-    assert (found.trials, found.outcomes, found.newest, found.corrupt_lines) == (
+    status = tuning_status(tuning)
+    assert (status.trials, status.outcomes, status.newest, status.corrupt_lines) == (
         1,
         {"measured": 1},
         "x",
         1,
     )
     (reports / "jobs").mkdir()
-    for named in ([], [place, run]):
-        assert find_runs_and_tunings(named, runs, reports) == ([run], [place])
+    for paths in ([], [tuning, run_directory]):
+        assert find_runs_and_tunings(paths, runs, reports) == (
+            [run_directory],
+            [tuning],
+        )
     assert status_text([], [], asked=True) == "no runs and no tunings found"

@@ -27,8 +27,7 @@ TINY = ModelSettings(
 
 @pytest.fixture
 def profile(here, monkeypatch):
-    """Probed here, as far as anybody can tell, with a dataset of rows that are half
-    full; no cluster near."""
+    """A profile of this machine's CPU, whose packed sequences are half full."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("SLURM_NNODES", raising=False)
     data = write_dataset(
@@ -48,20 +47,20 @@ def profile(here, monkeypatch):
         micro_batch_size=2,
         global_batch_size=4,
     )
-    found = example_profile().model_copy(update={"train": train, "fingerprint": place})
-    (here / "p.toml").write_text(profile_to_toml(found))
+    profile = example_profile().model_copy(
+        update={"train": train, "fingerprint": place}
+    )
+    (here / "p.toml").write_text(profile_to_toml(profile))
     return here / "p.toml"
 
 
 @pytest.mark.usefixtures("warm_server")
-def test_real_windows_are_written_into_the_profile_and_are_not_read_again(
-    profile, says
-):
-    other = write_dataset(profile.parent / "other", [[6] * 9] * 50, vocab_size=128)
-    assert "dataset_hash" in says("baseline", profile, "--data", other, code=6)
+def test_writes_measured_windows_into_the_profile(profile, says):
+    other_data = write_dataset(profile.parent / "other", [[6] * 9] * 50, vocab_size=128)
+    assert "dataset_hash" in says("baseline", profile, "--data", other_data, code=6)
     command = ["baseline", str(profile), "--window", "0.1s", "--rounds", "1", "--json"]
-    found = json.loads(says(*command))
-    rows = {row["name"]: row for row in found["rows"]}
+    printed = json.loads(says(*command))
+    rows = {row["name"]: row for row in printed["rows"]}
     read = {
         name: (row["outcome"], len(row["tokens_per_s"])) for name, row in rows.items()
     }
@@ -76,21 +75,21 @@ def test_real_windows_are_written_into_the_profile_and_are_not_read_again(
         assert difference in rows[name]["differences"]
     stored = read_profile(profile)
     assert stored.intact
-    assert stored.profile.evidence.baseline.model_dump() == found
+    assert stored.profile.evidence.baseline.model_dump() == printed
     assert stored.profile.provenance.commands == ["probe", "baseline"]
     trial_log = list((profile.parent / "reports" / "p" / "trials").iterdir())
     # The trial log keeps milliseconds.
-    assert json.loads(says(*command)) | {"seconds": 0} == found | {"seconds": 0}
+    assert json.loads(says(*command)) | {"seconds": 0} == printed | {"seconds": 0}
     assert list((profile.parent / "reports" / "p" / "trials").iterdir()) == trial_log
 
 
 @pytest.mark.usefixtures("warm_server")
-def test_the_workers_that_were_counted_are_written_into_the_profile(profile, says):
-    found = json.loads(
+def test_writes_chosen_workers_into_the_profile(profile, says):
+    printed = json.loads(
         says("workers", profile, "--window", "0.1s", "--max-workers", "1", "--json")
     )
     stored = read_profile(profile)
     assert stored.intact
-    assert stored.profile.train.data.num_workers == found["chosen"]
-    assert stored.profile.evidence.workers.model_dump() == found
+    assert stored.profile.train.data.num_workers == printed["chosen"]
+    assert stored.profile.evidence.workers.model_dump() == printed
     assert stored.profile.provenance.commands == ["probe", "workers"]

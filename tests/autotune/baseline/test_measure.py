@@ -32,8 +32,7 @@ def name_of(trial) -> str:
 
 
 class Trained(FakeMachine):
-    """A machine with a speed for each recipe, and room for so many rows of the paper's
-    style."""
+    """A machine with a speed for each recipe, on which so many sequences fit."""
 
     def __init__(self, *, fits=16, noise=lambda name, number: 1.0, fate=None) -> None:
         self.clock = FakeClock()
@@ -84,40 +83,43 @@ def comparison(machine, directory, *, rounds=5, budget_s=600.0) -> BaselineRunne
         most_rounds=rounds,
         memory_budget_bytes=2**30,
         micro_batches=2,
-        recipes={one.name: one for one in recipes},
+        recipes={recipe.name: recipe for recipe in recipes},
         non_padding_shares=dict(SHARES),
         manifest=synthetic_manifest(64),
         reading=Rounds(runner=runner_on(machine, directory, machine.clock)),
     )
 
 
-def rows_of(found) -> dict:
-    return {row.name: row for row in found.rows}
+def rows_by_name(evidence) -> dict:
+    return {row.name: row for row in evidence.rows}
 
 
-def test_ratios_are_of_real_tokens_in_windows_of_the_same_round_and_precise_ones_need_three_rounds(
-    tmp_path,
-):
+def test_ratios_come_from_the_same_round(tmp_path):
     machine = Trained(noise=lambda name, number: 1 + 0.1 * number)
-    found = comparison(machine, tmp_path).run()
-    outcomes = [(row.name, row.outcome) for row in found.rows]
+    evidence = comparison(machine, tmp_path).run()
+    outcomes = [(row.name, row.outcome) for row in evidence.rows]
     assert outcomes == [("paper", "ran"), ("hf-trainer", "ran"), ("tuned", "ran")]
-    assert [row.speedup for row in found.rows] == [
+    assert [row.speedup for row in evidence.rows] == [
         pytest.approx(1 / (0.4 * 0.5)),
         pytest.approx(1 / (0.8 * 0.5)),
         1.0,
     ]
-    assert rows_of(found)["hf-trainer"].tokens_per_s == pytest.approx(
+    assert rows_by_name(evidence)["hf-trainer"].tokens_per_s == pytest.approx(
         [400.0, 440.0, 480.0]
     )
-    assert (found.windows, found.seconds) == (9, 11.0)
+    assert (evidence.windows, evidence.seconds) == (9, 11.0)
     forwards = ["tuned", "hf-trainer", "paper"]
     assert [name for name, _ in machine.windows] == [
         *forwards,
         *reversed(forwards),
         *forwards,
     ]
-    row = rows_of(comparison(Trained(), tmp_path / "two", rounds=2).run())["hf-trainer"]
+
+
+def test_two_rounds_give_no_interval(tmp_path):
+    row = rows_by_name(comparison(Trained(), tmp_path / "two", rounds=2).run())[
+        "hf-trainer"
+    ]
     assert (row.speedup, row.speedup_low, row.speedup_high) == (
         pytest.approx(1 / 0.4),
         None,
@@ -128,9 +130,7 @@ def test_ratios_are_of_real_tokens_in_windows_of_the_same_round_and_precise_ones
 @pytest.mark.parametrize(
     ("rounds", "budget_s", "windows"), [(7, 600.0, 21), (9, 1.0, 9), (9, 12.0, 12)]
 )
-def test_noise_takes_more_rounds_up_to_the_most_or_the_end_of_the_time_but_three(
-    tmp_path, rounds, budget_s, windows
-):
+def test_noise_takes_more_rounds(tmp_path, rounds, budget_s, windows):
     machine = Trained(
         noise=lambda name, number: 1 + 0.3 * ((7 * number + len(name)) % 3 - 1)
     )
@@ -140,27 +140,25 @@ def test_noise_takes_more_rounds_up_to_the_most_or_the_end_of_the_time_but_three
     )
 
 
-def test_a_comparison_that_has_to_end_ends_with_what_is_known_if_that_is_three_rounds(
-    tmp_path,
-):
+def test_ends_early_after_three_rounds(tmp_path):
     def ends(seconds):
         machine = Trained(
             noise=lambda name, number: 1 + 0.3 * ((7 * number + len(name)) % 3 - 1)
         )
-        asked = comparison(machine, tmp_path / str(seconds), rounds=9)
-        asked.reading.runner.budget_ends_s = (
+        runner = comparison(machine, tmp_path / str(seconds), rounds=9)
+        runner.reading.runner.budget_ends_s = (
             machine.clock.utc_now().timestamp() + seconds
         )
-        return asked.run()
+        return runner.run()
 
     assert ends(2 + 13.5).windows == 12  # two trials before tell what fits
     with pytest.raises(OutOfTime):
         ends(2 + 8.5)
 
 
-def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
+def test_halves_micro_batch_until_it_fits(tmp_path):
     machine = Trained(fits=5)
-    rows = rows_of(comparison(machine, tmp_path).run())
+    rows = rows_by_name(comparison(machine, tmp_path).run())
     smaller = SettingDifference(
         key="micro_batch_size", theirs=4, tuned=16, reason="8 does not fit 1 GiB"
     )
@@ -173,20 +171,20 @@ def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
     } == {(2**30, None)}
 
 
-def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
-    found = comparison(Trained(fits=0), tmp_path).run()
-    rows = rows_of(found)
+def test_reports_recipe_that_never_fits(tmp_path):
+    evidence = comparison(Trained(fits=0), tmp_path).run()
+    rows = rows_by_name(evidence)
     assert (
         rows["hf-trainer"].outcome
         == rows["paper"].outcome
         == "out of memory even with one sequence"
     )
     assert (rows["hf-trainer"].speedup, rows["hf-trainer"].tokens_per_s) == (None, [])
-    assert (rows["tuned"].outcome, found.windows) == ("ran", 1)
+    assert (rows["tuned"].outcome, evidence.windows) == ("ran", 1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "outcome"),
     [
         (OutOfMemory, "out of memory"),
         (HostOutOfMemory, "killed: host out of memory"),
@@ -195,21 +193,21 @@ def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
         (Contaminated, "contaminated"),
     ],
 )
-def test_a_recipe_that_stops_working_leaves_the_others_alone(tmp_path, kind, said):
+def test_failed_recipe_leaves_the_others_running(tmp_path, kind, outcome):
     machine = Trained(
         fate=lambda name, number: (
             kind(detail="") if (name, number) == ("hf-trainer", 1) else None
         )
     )
-    rows = rows_of(comparison(machine, tmp_path).run())
-    assert rows["hf-trainer"].outcome == f"{said} in round 2"
+    rows = rows_by_name(comparison(machine, tmp_path).run())
+    assert rows["hf-trainer"].outcome == f"{outcome} in round 2"
     assert [len(rows[name].tokens_per_s) for name in ("hf-trainer", "paper")] == [1, 3]
     assert machine.windows.count(("hf-trainer", 1)) == (
         3 if kind is Contaminated else 1
     )
 
 
-def test_tuned_settings_that_do_not_run_leave_it_undecided(tmp_path):
+def test_failed_tuned_settings_leave_it_undecided(tmp_path):
     machine = Trained(
         fate=lambda name, number: Crashed(detail="why") if name == "tuned" else None
     )
@@ -217,12 +215,15 @@ def test_tuned_settings_that_do_not_run_leave_it_undecided(tmp_path):
         comparison(machine, tmp_path).run()
 
 
-def test_the_dataset_says_what_a_place_holds_but_of_trimmed_rows_and_the_global_batch_in_real_tokens_stays(
-    tmp_path,
-):
-    asked = comparison(Trained(), tmp_path)
-    asked.non_padding_shares["hf-trainer"] = None
-    assert rows_of(asked.run())["hf-trainer"].tokens_per_s == pytest.approx([480.0] * 3)
+def test_trimmed_sequences_have_no_known_share(tmp_path):
+    runner = comparison(Trained(), tmp_path)
+    runner.non_padding_shares["hf-trainer"] = None
+    assert rows_by_name(runner.run())["hf-trainer"].tokens_per_s == pytest.approx(
+        [480.0] * 3
+    )
+
+
+def test_baselines_get_the_global_batch_in_tokens(tmp_path):
     dataset = TokenDataset.open(
         write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128)
     )

@@ -40,17 +40,15 @@ def papers(tuned: TrainConfig = TUNED, workers: int = 12) -> TrainConfig:
     return paper(tuned, 4096, workers, "limit").config
 
 
-def told(recipe, tuned=TUNED, local_ranks=1):
+def differing(recipe, tuned=TUNED, local_ranks=1):
     return {
-        one.key: (one.theirs, one.tuned, one.reason)
-        for one in differences(recipe, tuned, local_ranks)
+        difference.key: (difference.theirs, difference.tuned, difference.reason)
+        for difference in differences(recipe, tuned, local_ranks)
     }
 
 
-@pytest.mark.parametrize("config", [theirs(), papers()])
-def test_both_keep_what_the_user_asked_for_in_fp32_without_tf32_and_with_a_head_over_all_places(
-    config,
-):
+@pytest.mark.parametrize("config", [theirs(), papers()], ids=["Hugging Face", "paper"])
+def test_baselines_keep_the_users_own_settings(config):
     kept = (
         "model",
         "seq_length_tokens",
@@ -78,11 +76,11 @@ def test_both_keep_what_the_user_asked_for_in_fp32_without_tf32_and_with_a_head_
     )
 
 
-def test_transformers_trainer_pads_to_the_longest_and_has_the_defaults_of_its_arguments():
-    config, arguments = (
-        theirs(),
-        {one.name: one.default for one in dataclasses.fields(TrainingArguments)},
-    )
+def test_transformers_baseline_has_its_default_arguments():
+    config = theirs()
+    arguments = {
+        field.name: field.default for field in dataclasses.fields(TrainingArguments)
+    }
     assert (config.layout, config.attention_dropout) == ("dynamic", None)
     assert config.micro_batch_size == arguments["per_device_train_batch_size"]
     assert config.data.num_workers == arguments["dataloader_num_workers"]
@@ -100,17 +98,15 @@ def test_transformers_trainer_pads_to_the_longest_and_has_the_defaults_of_its_ar
 @pytest.mark.parametrize(
     ("model_type", "dropout"), [("bert", 0.0), ("modernbert", 0.0), ("deberta", None)]
 )
-def test_the_papers_trainer_pads_to_the_full_row_and_drops_no_attention_weights(
-    model_type, dropout
-):
+def test_paper_baseline_pads_to_full_length(model_type, dropout):
     model = ModelSettings(name="m", config={"model_type": model_type})
     config = papers(TUNED.model_copy(update={"model": model}))
     assert (config.layout, config.attention_dropout) == ("padded", dropout)
     assert (config.micro_batch_size, config.data.num_workers) == (64, 8)
 
 
-def test_differences_name_the_key_theirs_and_ours():
-    found = told(hf_trainer(TUNED, 4096), local_ranks=2)
+def test_differences_name_both_values():
+    differing_settings = differing(hf_trainer(TUNED, 4096), local_ranks=2)
     expected = {
         "precision": ("fp32", "bf16", None),
         "compile": (False, True, None),
@@ -118,29 +114,37 @@ def test_differences_name_the_key_theirs_and_ours():
         "data.num_workers": (0, 3, None),
         "parallel.strategy": ("ddp", "zero1", None),
     }
-    assert {key: found[key] for key in expected} == expected
-    assert not any("global_batch" in one or "timeout" in one for one in found)
-    assert told(hf_trainer(theirs(), 4096), theirs(), 2) == {}
+    assert {key: differing_settings[key] for key in expected} == expected
+    assert not any(
+        "global_batch" in key or "timeout" in key for key in differing_settings
+    )
+    assert differing(hf_trainer(theirs(), 4096), theirs(), 2) == {}
     on_cpu = TUNED.model_copy(update={"device": "cpu", "precision": "fp32"})
-    alone = told(paper(on_cpu, 4096, 8, "limit"), on_cpu)
-    assert not any(one.startswith(("parallel.", "tf32", "precision")) for one in alone)
+    alone = differing(paper(on_cpu, 4096, 8, "limit"), on_cpu)
+    assert not any(key.startswith(("parallel.", "tf32", "precision")) for key in alone)
 
 
-def test_fewer_workers_than_the_papers_are_explained_even_where_they_are_as_tuned_and_so_is_a_smaller_micro_batch():
+def test_explains_fewer_workers_than_the_paper():
     assert all(
-        reason is None for _, _, reason in told(paper(TUNED, 1, 8, "8 CPUs")).values()
+        reason is None
+        for _, _, reason in differing(paper(TUNED, 1, 8, "8 CPUs")).values()
     )
     recipe = paper(TUNED, 1, 3, "3 CPUs")
     smaller = recipe.config.model_copy(update={"micro_batch_size": 32})
     because = {**recipe.because, "micro_batch_size": "64 do not fit"}
-    found = told(dataclasses.replace(recipe, config=smaller, because=because))
-    assert found["data.num_workers"] == (
+    differing_settings = differing(
+        dataclasses.replace(recipe, config=smaller, because=because)
+    )
+    assert differing_settings["data.num_workers"] == (
         3,
         3,
         "the paper's 8 exceed the limit of this machine: 3 CPUs",
     )
-    assert found["micro_batch_size"] == (32, 64, "64 do not fit")
-    other = TUNED.model_copy(
+    assert differing_settings["micro_batch_size"] == (32, 64, "64 do not fit")
+
+
+def test_explains_attention_dropout_of_deberta():
+    deberta = TUNED.model_copy(
         update={
             "model": TUNED.model.model_copy(
                 update={"config": {"model_type": "deberta"}}
@@ -149,7 +153,7 @@ def test_fewer_workers_than_the_papers_are_explained_even_where_they_are_as_tune
     )
     assert (
         "this setting of deberta"
-        in told(paper(other, 1, 8, "8 CPUs"), other)["attention_dropout"][2]
+        in differing(paper(deberta, 1, 8, "8 CPUs"), deberta)["attention_dropout"][2]
     )
 
 
@@ -157,5 +161,5 @@ def test_fewer_workers_than_the_papers_are_explained_even_where_they_are_as_tune
     ("low", "high", "precise"),
     [(0.96, 1.04, True), (0.9, 1.1, False), (None, None, False), (0.93, 1.02, True)],
 )
-def test_a_ratio_is_precise_when_its_bounds_are_five_per_cent_away(low, high, precise):
+def test_ratio_within_five_per_cent_is_precise(low, high, precise):
     assert is_precise(Interval(value=1.0, low=low, high=high)) is precise

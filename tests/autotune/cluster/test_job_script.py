@@ -57,8 +57,8 @@ REQUEST = TrainRequest(
 
 
 def with_gpus(**fingerprint):
-    there = {"device": "cuda", "gpu_count": 4, "allotted_cpus": 48} | fingerprint
-    profile = but(PROFILE, train={"device": "cuda"}, fingerprint=there)
+    tables = {"device": "cuda", "gpu_count": 4, "allotted_cpus": 48} | fingerprint
+    profile = but(PROFILE, train={"device": "cuda"}, fingerprint=tables)
     return replace(REQUEST, profile=profile, config=profile.train)
 
 
@@ -88,16 +88,16 @@ def statement(script: str, beginning: str) -> str:
 
 
 def checked(script: str) -> str:
-    """A script that bash understands, whose directives come before any command."""
+    """Return the script if bash understands it and its directives come first."""
     lines = script.splitlines()
     command = next(
         number for number, line in enumerate(lines) if line and not line.startswith("#")
     )
     assert not any(line.startswith("#SBATCH") for line in lines[command:])
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-n"], input=script, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (process.returncode, process.stderr) == (0, "")
     return script
 
 
@@ -109,7 +109,7 @@ def options_of(script: str) -> set[str]:
     }
 
 
-def test_what_the_cluster_wants_said_is_said_and_nothing_that_the_site_does_not_say():
+def test_writes_only_directives_the_site_sets():
     script = checked(measured())
     assert script.startswith("#!/bin/bash\n")
     by_site = {"gres=gpu:h100:2", "time=01:00:00", "account=project1", "partition=gpu"}
@@ -149,7 +149,7 @@ NCCL_IB_DISABLE = "1"
 """
 
 
-def test_every_directive_of_the_papers_public_script_can_be_said(tmp_path):
+def test_writes_every_directive_of_the_papers_script(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text(PAPER)
     script = checked(trained(read_site(path), nodes=128))
@@ -180,13 +180,17 @@ def test_every_directive_of_the_papers_public_script_can_be_said(tmp_path):
     assert "'train.data.stage_to=$TMPDIR'" in script
 
 
-def test_the_prologue_and_the_prefix_come_before_the_command_which_is_told_its_cpus_as_it_does_not_inherit_them():
+def test_prologue_comes_before_the_command():
     script = measured()
     assert (
         script.index("module load python/3.11")
         < script.index("export LANG=C")
         < script.index("\nsrun ")
     )
+
+
+def test_step_is_told_its_cpus():
+    script = measured()
     step = statement(script, "srun ")
     assert step.endswith(" apptainer exec --nv image.sif autotune workers")
     assert " --cpus-per-task=16 " in step
@@ -204,7 +208,7 @@ ODD = [
 ]
 
 
-def test_a_shell_expands_nothing_in_the_arguments(put, tmp_path):
+def test_shell_expands_nothing_in_arguments(put, tmp_path):
     put("srun", f'shift 5\nprintf "%s\\0" "$@" > {tmp_path}/said')
     script = measured(NO_SITE, command=ODD, variables={"AUTOTUNE_DATA": "a $(id) 'b"})
     subprocess.run(["bash", "-c", script], check=True, cwd=tmp_path)
@@ -216,27 +220,33 @@ def test_a_shell_expands_nothing_in_the_arguments(put, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a\n#SBATCH --uid=0", "\x1b[2J"])
-def test_a_name_cannot_become_a_directive(name):
+def test_name_cannot_become_a_directive(name):
     with pytest.raises(BadInput, match="--job-name"):
         measured(name=name)
 
 
-def test_training_goes_on_by_being_requeued_or_by_a_chain():
+def test_training_resumes_by_requeue():
     script = checked(trained())
     assert {"requeue", "signal=TERM@120", "open-mode=append"} <= options_of(script)
     assert "scontrol requeue" in script
+
+
+def test_training_resumes_by_a_chain_of_jobs():
     chained = checked(trained(SiteFile(slurm=SlurmSettings(requeue=False)), chain=3))
     assert {"dependency=singleton", "no-requeue"} <= options_of(chained)
     assert "scontrol requeue" not in chained
 
 
-def test_torchruns_own_variables_are_filled_in_and_the_trainer_continues_with_the_settings_that_were_given():
+def test_fills_in_torchrun_variables():
     line = statement(trained(), "    exec apptainer")
     assert '"--rdzv-endpoint=$endpoint"' in line
     assert "'my p.toml'" in line
     assert " ".join(line.split()).startswith(
         "exec apptainer exec --nv image.sif python -P -m torch.distributed.run"
     )
+
+
+def test_trainer_is_given_the_settings():
     words = " ".join(script_of(REQUEST).replace("\\\n", "").split())
     assert (
         " -m trainer profiles/p.toml --data data --out runs/one --resume auto " in words
@@ -244,7 +254,7 @@ def test_torchruns_own_variables_are_filled_in_and_the_trainer_continues_with_th
     assert " --set train.max_steps=7 }" in words
 
 
-def test_a_site_may_keep_ranks_unbound_in_training_and_in_trials():
+def test_site_may_keep_ranks_unbound():
     for script in (trained, measured):
         assert "export AUTOTUNE_NUMA_BINDING=0\n" in checked(
             script(SiteFile(numa_binding=False))
@@ -252,7 +262,7 @@ def test_a_site_may_keep_ranks_unbound_in_training_and_in_trials():
         assert "AUTOTUNE_NUMA_BINDING" not in script(NO_SITE)
 
 
-def test_a_site_may_bring_its_own_template(tmp_path):
+def test_site_may_bring_its_own_template(tmp_path):
     (tmp_path / "mine.sbatch").write_text(
         "#!/bin/bash\n{{ command }} # {{ purpose }}\n"
     )
@@ -263,6 +273,10 @@ def test_a_site_may_bring_its_own_template(tmp_path):
     assert script.endswith(
         "\nautotune workers # Counts the loader workers that tiny needs.\n"
     )
+
+
+def test_unreadable_template_names_its_setting(tmp_path):
+    site = SiteFile(templates=Templates(measure="mine.sbatch", train="none.sbatch"))
     with pytest.raises(BadInput, match="cannot read the template") as refused:
         read_template("train", site, tmp_path / "site.toml")
     assert "templates.train" in refused.value.next_step
@@ -276,14 +290,14 @@ def test_a_site_may_bring_its_own_template(tmp_path):
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ],
 )
-def test_a_wrong_template_is_refused_with_what_it_may_use(template, words):
+def test_rejects_wrong_template(template, words):
     with pytest.raises(BadInput, match="template") as refused:
         render(template, {"command": "c", "purpose": "p"})
     assert words in refused.value.message
     assert "command, purpose" in refused.value.next_step
 
 
-def test_a_job_takes_what_the_profile_was_tuned_with():
+def test_job_takes_what_the_profile_was_tuned_with():
     request = with_gpus()
     assert default_ranks(request.profile) == 4
     options = options_of(script_of(replace(request, ranks=4)))
@@ -305,23 +319,25 @@ def test_a_job_takes_what_the_profile_was_tuned_with():
         (2**20, 2**14),
     ],
 )
-def test_memory_is_the_sites_per_processor_more_if_more_was_measured_and_never_more_than_there_was(
-    mib_per_cpu, mib
-):
+def test_memory_follows_site_and_measurement(mib_per_cpu, mib):
     site = SiteFile(slurm=SlurmSettings(memory_mib_per_cpu=mib_per_cpu))
     assert f"#SBATCH --mem={mib}M\n" in script_of(REQUEST, site)
 
 
-def test_a_dataset_is_staged_where_the_site_has_local_disks_unless_the_profile_says_where():
+def test_stages_dataset_on_local_disks():
     site = SiteFile(node_local_path="$TMPDIR")
     assert "--set 'train.data.stage_to=$TMPDIR'" in script_of(REQUEST, site)
     assert "stage_to" not in script_of(REQUEST)
+
+
+def test_profile_decides_where_data_is_staged():
+    site = SiteFile(node_local_path="$TMPDIR")
     data = PROFILE.train.data.model_copy(update={"stage_to": "/mine"})
     chosen = replace(REQUEST, config=but(PROFILE, train={"data": data}).train)
     assert "stage_to" not in script_of(chosen, site)
 
 
-def test_larger_models_are_told_earlier_and_torchrun_gives_up_before_slurm_does():
+def test_larger_models_are_stopped_earlier():
     assert term_lead_s(REQUEST) == 120
     probe = PROFILE.evidence.probe.model_copy(update={"parameters": 2_000_000_000})
     request = replace(REQUEST, profile=but(PROFILE, evidence={"probe": probe}))
@@ -335,13 +351,13 @@ def test_larger_models_are_told_earlier_and_torchrun_gives_up_before_slurm_does(
     )
 
 
-def test_an_interface_is_told_to_both_libraries_and_a_sites_own_variables_come_last():
+def test_interface_is_set_for_nccl_and_gloo():
     assert job_variables(SiteFile()) == {}
     network = NetworkSettings(
         interface="ib0", nccl={"NCCL_SOCKET_IFNAME": "ib1", "NCCL_DEBUG": "WARN"}
     )
-    found = job_variables(SiteFile(network=network))
-    assert found == {
+    variables = job_variables(SiteFile(network=network))
+    assert variables == {
         "NCCL_SOCKET_IFNAME": "ib1",
         "GLOO_SOCKET_IFNAME": "ib0",
         "NCCL_DEBUG": "WARN",
@@ -359,7 +375,7 @@ def test_an_interface_is_told_to_both_libraries_and_a_sites_own_variables_come_l
         "[slurm]\nterm_lead_s = 15",
     ],
 )
-def test_a_site_file_that_cannot_be_used_is_refused(tmp_path, text):
+def test_rejects_unusable_site_file(tmp_path, text):
     (tmp_path / "site.toml").write_text(text)
     with pytest.raises(BadConfig):
         read_site(tmp_path / "site.toml")

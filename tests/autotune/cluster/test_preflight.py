@@ -25,9 +25,12 @@ def problems(node, profile=ON_GPUS):
     return problems_of(profile, node, ranks=2, cpus=24, code_sha256="a" * 64)
 
 
-def test_a_node_as_expected_has_no_problem_and_is_described_on_one_line():
+def test_expected_node_has_no_problem():
     assert problems(NODE) == ()
     assert problems(replace(NODE, allotted_cpus=48)) == ()
+
+
+def test_node_is_described_on_one_line():
     line = describe(NODE)
     assert "\n" not in line
     assert "n1: 24 CPUs; GPUs: H100 NVL 94" in line
@@ -35,7 +38,7 @@ def test_a_node_as_expected_has_no_problem_and_is_described_on_one_line():
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "found", "next_step"),
+    ("changes", "field", "found_value", "next_step"),
     [
         ({"allotted_cpus": 1}, "allotted_cpus", "1", "--cpus-per-task"),
         (
@@ -60,17 +63,24 @@ def test_a_node_as_expected_has_no_problem_and_is_described_on_one_line():
             "/data",
         ),
     ],
+    ids=[
+        "CPUs",
+        "number of GPUs",
+        "GPU model",
+        "GPU memory",
+        "code",
+        "dataset",
+        "no dataset",
+    ],
 )
-def test_what_differs_is_named_with_both_values_and_what_to_do(
-    changes, field, found, next_step
-):
+def test_problem_names_both_values(changes, field, found_value, next_step):
     (problem,) = problems(replace(NODE, **changes))
-    assert (problem.field, problem.found) == (field, found)
+    assert (problem.field, problem.found) == (field, found_value)
     assert problem.expected != problem.found
     assert next_step in problem.next_step
 
 
-def test_on_cpus_gpus_do_not_matter():
+def test_ignores_gpus_when_training_on_cpu():
     node = replace(NODE, gpu_names=(), gpu_total_bytes=(), nvlinked=None)
     assert (
         problems(replace(node, dataset_hash=PROFILE.fingerprint.dataset_hash), PROFILE)

@@ -17,7 +17,7 @@ JOB = {
 }
 
 
-def test_a_job_is_described_from_its_environment_and_outside_a_cluster_everything_is_missing():
+def test_reads_job_from_its_environment():
     facts = slurm.read_slurm(JOB, lambda name: f"/usr/bin/{name}")
     assert facts == SlurmFacts(
         job_id="4711",
@@ -29,6 +29,9 @@ def test_a_job_is_described_from_its_environment_and_outside_a_cluster_everythin
         commands=("sbatch", "srun", "sinfo"),
     )
     assert (facts.in_job, facts.is_login_node) == (True, False)
+
+
+def test_nothing_is_known_outside_a_cluster():
     outside = slurm.read_slurm({}, lambda _: None)
     assert outside == SlurmFacts(
         job_id=None,
@@ -39,6 +42,9 @@ def test_a_job_is_described_from_its_environment_and_outside_a_cluster_everythin
         commands=(),
     )
     assert (outside.in_job, outside.is_login_node) == (False, False)
+
+
+def test_node_with_only_sbatch_is_login_node():
     assert slurm.read_slurm(
         {}, lambda name: name if name == "sbatch" else None
     ).is_login_node
@@ -48,7 +54,7 @@ def test_a_job_is_described_from_its_environment_and_outside_a_cluster_everythin
     ("text", "count"),
     [("2", 2), ("h100:2", 2), ("h100:2,a100:1", 3), ("", None), ("h100", None)],
 )
-def test_requested_gpus_are_added_up_over_their_types(text, count):
+def test_adds_up_gpus_over_types(text, count):
     assert (
         slurm.read_slurm({"SLURM_GPUS_PER_NODE": text}, lambda _: None).gpus_per_node
         == count
@@ -65,14 +71,14 @@ def test_any_environment_is_readable(environment):
     assert facts.nodes is None or facts.nodes >= 0
 
 
-SAID = (
+SCONTROL_OUTPUT = (
     "JobId=12 JobName=train NodeList=x UserId=root(0) JobState=RUNNING Reason=None"
     " Dependency=(null) ExitCode=0:0 ReqNodeList=(null) ExcNodeList=(null)"
     " NodeList=lab[1-2] Command=/a b/JobState=FAILED"
 )
 
 
-def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
+def test_submit_returns_the_job_id(put, tmp_path):
     put("sbatch", f'echo "$@" > {tmp_path}/said; echo "4711;cluster1"')
     script = tmp_path / "job script.sbatch"
     assert slurm.submit(script, ["2"]) == "4711"
@@ -88,9 +94,7 @@ def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
         (None, "sbatch not found"),
     ],
 )
-def test_a_refusal_is_told_with_the_script_and_nothing_is_queued(
-    put, tmp_path, monkeypatch, body, words
-):
+def test_rejected_job_names_its_script(put, tmp_path, monkeypatch, body, words):
     put("sbatch", body) if body else monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineLacks, match=words) as refused:
         slurm.submit(tmp_path / "job.sbatch")
@@ -98,8 +102,8 @@ def test_a_refusal_is_told_with_the_script_and_nothing_is_queued(
     assert body or slurm.queued_jobs() is None
 
 
-def test_a_jobs_state_is_read_from_its_first_fields():
-    running = slurm.parse_state(SAID.replace("NodeList=x ", ""))
+def test_reads_state_from_its_first_fields():
+    running = slurm.parse_state(SCONTROL_OUTPUT.replace("NodeList=x ", ""))
     assert running == JobState(state="RUNNING", exit_code=0, nodes="lab[1-2]")
     failed = slurm.parse_state("JobState=FAILED Reason=NonZeroExitCode ExitCode=4:0")
     assert failed == JobState(state="FAILED", reason="NonZeroExitCode", exit_code=4)
@@ -109,16 +113,20 @@ def test_a_jobs_state_is_read_from_its_first_fields():
     assert slurm.parse_state("slurm_load_jobs error") is None
 
 
-def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(
-    put, tmp_path, monkeypatch
-):
+def test_forgotten_job_is_an_error(put):
     put(
         "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
     )
     with pytest.raises(MachineLacks, match="no longer knows job 12"):
         slurm.ask_state("12")
+
+
+def test_silent_slurm_has_no_state(put):
     put("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert slurm.ask_state("12") is None
+
+
+def test_slow_slurm_is_not_waited_for(put, tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "ASK_TIMEOUT_S", 0.2)
     for name in ("scontrol", "sbatch", "squeue"):
         put(name, "exec sleep 30")
@@ -127,12 +135,15 @@ def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(
         slurm.submit(tmp_path / "job.sbatch")
 
 
-def test_queued_jobs_are_found_by_name_whatever_is_in_it(put):
+def test_lists_queued_jobs_by_name(put):
     put("squeue", "echo '12|RUNNING|train-a|b'; echo '13|PENDING|probe'; echo nonsense")
     assert slurm.queued_jobs() == {
         "train-a|b": ("12", "RUNNING"),
         "probe": ("13", "PENDING"),
     }
+
+
+def test_failed_squeue_lists_nothing(put):
     put("squeue", "exit 1")
     assert slurm.queued_jobs() is None
 
@@ -142,7 +153,7 @@ def no_waiting(monkeypatch):
     monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
 
 
-def asked(*states):
+def answers(*states):
     listed = iter(states)
     return lambda job: next(listed)
 
@@ -152,16 +163,16 @@ RUNNING = JobState(state="RUNNING", exit_code=0, nodes="lab1")
 DONE = JobState(state="COMPLETED", exit_code=0, nodes="lab1")
 
 
-def test_what_is_new_is_told_once(tmp_path, no_waiting):
+def test_follow_prints_each_change_once(tmp_path, no_waiting):
     (tmp_path / "log").write_text("first\nprobe: 3 % \x1b[1mtrial\n\n")
-    told = []
+    lines = []
     ended = slurm.follow(
         "12",
         tmp_path / "log",
-        told.append,
-        ask=asked(PENDING, PENDING, None, RUNNING, RUNNING, DONE),
+        lines.append,
+        ask=answers(PENDING, PENDING, None, RUNNING, RUNNING, DONE),
     )
-    assert told == [
+    assert lines == [
         "queued (Resources)",
         "running on lab1: probe: 3 % [1mtrial",
         "completed",
@@ -169,7 +180,7 @@ def test_what_is_new_is_told_once(tmp_path, no_waiting):
     assert (ended.code, ended.words) == (0, "")
 
 
-def test_a_log_that_grows_is_no_reason_to_ask_more_often(tmp_path, monkeypatch):
+def test_growing_log_does_not_raise_polling_rate(tmp_path, monkeypatch):
     log, pauses = tmp_path / "log", []
 
     def write_on(seconds):
@@ -177,31 +188,38 @@ def test_a_log_that_grows_is_no_reason_to_ask_more_often(tmp_path, monkeypatch):
         log.write_text(f"{len(pauses)} steps\n")
 
     monkeypatch.setattr(slurm.time, "sleep", write_on)
-    slurm.follow("12", log, [].append, ask=asked(PENDING, *[RUNNING] * 40, DONE))
+    slurm.follow("12", log, [].append, ask=answers(PENDING, *[RUNNING] * 40, DONE))
     assert pauses[:2] == [0.5, 0.5]  # it began to run
     assert pauses[-1] == 10.0
 
 
-def test_a_job_that_failed_gives_its_code_and_the_end_of_its_log(tmp_path, no_waiting):
+def test_failed_job_returns_code_with_log_end(tmp_path, no_waiting):
     (tmp_path / "log").write_text("error: does not fit\n")
     ended = slurm.follow(
-        "12", tmp_path / "log", print, ask=asked(JobState(state="FAILED", exit_code=4))
+        "12",
+        tmp_path / "log",
+        print,
+        ask=answers(JobState(state="FAILED", exit_code=4)),
     )
     assert (ended.code, ended.words.splitlines()[1]) == (4, "    error: does not fit")
     assert ended.words.startswith("job 12 failed (exit code 4); the end of")
+
+
+def test_last_lines_reads_only_the_end(tmp_path):
     (tmp_path / "log").write_text("\n".join(f"line {n}" for n in range(5000)))
     assert slurm.last_lines(tmp_path / "log", count=2) == "line 4998\nline 4999"
     assert slurm.last_lines(tmp_path / "none") == ""
 
 
-def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_and_says_so(
-    tmp_path, no_waiting
-):
+def test_gives_up_on_a_silent_slurm(tmp_path, no_waiting):
+    with pytest.raises(MachineLacks, match="stopped answering"):
+        slurm.follow("12", tmp_path / "log", print, ask=lambda job: None)
+
+
+def test_ctrl_c_leaves_the_job_running(tmp_path, no_waiting):
     def interrupted(job):
         raise KeyboardInterrupt
 
-    with pytest.raises(MachineLacks, match="stopped answering"):
-        slurm.follow("12", tmp_path / "log", print, ask=lambda job: None)
     with pytest.raises(StoppedWaiting, match="job 12 continues") as stopped:
         slurm.follow("12", tmp_path / "log", print, ask=interrupted)
     assert "scancel 12" in stopped.value.next_step
@@ -216,16 +234,20 @@ def test_a_silent_slurm_is_given_up_at_last_and_ctrl_c_leaves_the_job_running_an
         ("OUT_OF_MEMORY", ExceedsMemory, "memory limit"),
     ],
 )
-def test_a_job_that_was_ended_is_an_error_and_a_cancelled_one_no_success(
-    tmp_path, state, error, words
-):
+def test_ended_job_is_an_error(tmp_path, state, error, words):
     with pytest.raises(error, match=words) as ended:
         slurm.verdict("12", JobState(state=state, nodes="lab1"), tmp_path / "log", "")
     assert ended.value.next_step
+
+
+def test_cancelled_job_is_no_success(tmp_path):
     cancelled = slurm.verdict(
         "12", JobState(state="CANCELLED", exit_code=0), tmp_path / "log", "last words"
     )
     assert (cancelled.code, "last words" in cancelled.words) == (143, True)
+
+
+def test_killed_job_returns_its_signal(tmp_path):
     assert (
         slurm.verdict(
             "12", JobState(state="FAILED", signal=9), tmp_path / "log", ""

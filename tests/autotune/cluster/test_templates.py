@@ -1,5 +1,4 @@
-"""What the scripts of jobs do: bash is real, SLURM's commands and this program are a
-few lines each."""
+"""The scripts of jobs under real bash, with fakes of SLURM's commands and autotune."""
 
 import subprocess
 from pathlib import Path
@@ -16,14 +15,14 @@ case $3:$5 in
     autotune:meet) echo 10.0.0.1:20012 ;;
     autotune:address) echo "10.0.0.$(($SLURM_NODEID + 1)) eth7" ;;
     autotune:ended) exit 75 ;;
-    torch*) echo "$@ gloo ${GLOO_SOCKET_IFNAME:-n/a} until ${SLURM_JOB_END_TIME:-n/a}" ;;
+    torch*) echo "$@ gloo ${GLOO_SOCKET_IFNAME:-n/a} until ${SLURM_JOB_END_TIME:-n/a}";;
 esac
 """
 
 
 @pytest.fixture(autouse=True)
 def commands(put, tmp_path):
-    """Commands that the script finds first."""
+    """Put fakes of the commands first on the PATH of the script."""
     put("srun", SRUN)
     put("sleep", "exit 0")
     put("squeue", "exit 1")
@@ -31,15 +30,17 @@ def commands(put, tmp_path):
     put("python", PYTHON)
 
 
-def ran(script: str, place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def ran(
+    script: str, directory: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     environment = {
-        "PATH": f"{place / 'bin'}:/usr/bin:/bin",
+        "PATH": f"{directory / 'bin'}:/usr/bin:/bin",
         "SLURM_JOB_ID": "12",
         "SLURMD_NODENAME": "n4",
     }
     return subprocess.run(
         ["bash", "-c", script],
-        cwd=place,
+        cwd=directory,
         env=environment | {"SLURM_NODEID": "0"} | variables,
         capture_output=True,
         text=True,
@@ -49,15 +50,15 @@ def ran(script: str, place: Path, **variables: str) -> subprocess.CompletedProce
 
 
 def trained(
-    place: Path, site: SiteFile = NO_SITE, **variables: str
+    directory: Path, site: SiteFile = NO_SITE, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """A start of a training that ends with 75."""
-    (place / "runs" / "one" / "logs").mkdir(parents=True)
-    return ran(script_of(TRAINING, site), place, **variables)
+    """Run a training script once; the trainer exits with code 75."""
+    (directory / "runs" / "one" / "logs").mkdir(parents=True)
+    return ran(script_of(TRAINING, site), directory, **variables)
 
 
-def log_of(place: Path) -> str:
-    return (place / "runs" / "one" / "logs" / "12-n4.log").read_text()
+def log_of(directory: Path) -> str:
+    return (directory / "runs" / "one" / "logs" / "12-n4.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -72,10 +73,9 @@ def log_of(place: Path) -> str:
             "ib2",
         ),
     ],
+    ids=["own interface", "variable", "site interface", "site NCCL variable"],
 )
-def test_torchruns_meet_at_the_scripts_node_and_gloo_goes_by_its_interface_or_a_named_one(
-    tmp_path, site, variables, interface
-):
+def test_torchrun_meets_at_the_scripts_node(tmp_path, site, variables, interface):
     trained(tmp_path, site, **variables)
     for words in (
         "--rdzv-endpoint=10.0.0.1:20012",
@@ -86,9 +86,7 @@ def test_torchruns_meet_at_the_scripts_node_and_gloo_goes_by_its_interface_or_a_
         assert f" {words} " in log_of(tmp_path)
 
 
-def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put_back(
-    put, tmp_path
-):
+def test_asks_a_silent_slurm_again_before_requeueing(put, tmp_path):
     put(
         "squeue",
         f'echo >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -gt 3 ] && echo'
@@ -107,19 +105,17 @@ def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put
         ("echo RUNNING", "RUNNING"),
     ],
 )
-def test_a_run_that_is_not_put_back_says_so_and_how_it_goes_on(
-    put, tmp_path, answer, state
-):
+def test_names_the_command_that_resumes(put, tmp_path, answer, state):
     put("squeue", answer)
     put("scontrol", "echo 'requeue is disabled' >&2; exit 1")
-    done = trained(tmp_path)
-    assert done.returncode == 75
+    process = trained(tmp_path)
+    assert process.returncode == 75
     assert (
         f"not requeued (state {state}); resume with: sbatch runs/one/train.sbatch"
-        in done.stderr
+        in process.stderr
     )
     # Elsewhere SLURM is not asked to.
-    assert ("requeue is disabled" in done.stderr) == (state == "RUNNING")
+    assert ("requeue is disabled" in process.stderr) == (state == "RUNNING")
 
 
 @pytest.mark.parametrize(
@@ -130,10 +126,9 @@ def test_a_run_that_is_not_put_back_says_so_and_how_it_goes_on(
         ("exit 1", {}, "n/a"),
         ("echo 1795349000", {"SLURM_JOB_END_TIME": "7"}, "7"),
     ],
+    ids=["end", "no limit", "no answer", "known end"],
 )
-def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(
-    put, tmp_path, answer, variables, end
-):
+def test_job_is_told_its_end(put, tmp_path, answer, variables, end):
     put("squeue", answer)
     trained(tmp_path, **variables)
     assert log_of(tmp_path).endswith(f"until {end}\n")

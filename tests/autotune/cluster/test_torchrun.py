@@ -20,12 +20,12 @@ from autotune.errors import MachineLacks
 from tests.autotune.cluster.conftest import SRUN
 
 
-def test_nodes_meet_by_address_and_one_alone_meets_nobody_without_options_that_torch_does_not_have():
+def test_nodes_meet_by_address():
     meeting = (4, "10.0.0.1:20012", "12")
-    said = {"ranks": 2, "shutdown_s": 105}
+    options = {"ranks": 2, "shutdown_s": 105}
     words = ["-m", "trainer", "--out", "r"]
     assert torchrun.torchrun_command(
-        "python", words, torch_version="2.13.0+cu128", meeting=meeting, **said
+        "python", words, torch_version="2.13.0+cu128", meeting=meeting, **options
     ) == [
         "python",
         "-P",
@@ -49,9 +49,13 @@ def test_nodes_meet_by_address_and_one_alone_meets_nobody_without_options_that_t
         "--out",
         "r",
     ]
+
+
+def test_one_node_runs_standalone():
+    options = {"ranks": 2, "shutdown_s": 105}
     for version in ("2.12.1", "nonsense"):
         alone = torchrun.torchrun_command(
-            "python", ["train.py"], torch_version=version, **said
+            "python", ["train.py"], torch_version=version, **options
         )
         assert alone[4:] == [
             "--standalone",
@@ -82,7 +86,7 @@ sys.exit(run_child([sys.executable, "-c", {CHILD!r}], os.environ))
 """
 
 
-def test_the_childs_code_is_returned_and_signals_are_as_before():
+def test_returns_the_childs_code():
     before = signal.getsignal(signal.SIGINT)
     assert (
         torchrun.run_child([sys.executable, "-c", "raise SystemExit(5)"], os.environ)
@@ -100,9 +104,7 @@ def test_the_childs_code_is_returned_and_signals_are_as_before():
         (signal.SIGKILL, ""),
     ],
 )
-def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives_who_started_it(
-    number, heard
-):
+def test_passes_signals_on_to_the_child(number, heard):
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -115,15 +117,23 @@ def test_signals_are_passed_on_as_ones_that_torchrun_knows_and_no_child_outlives
 
 
 @given(st.integers(min_value=0, max_value=2**32))
-def test_a_jobs_ports_are_distinct_and_below_those_of_outgoing_connections(job):
+def test_ports_of_jobs_are_distinct(job):
     ports = torchrun.derived_ports(job)
     assert len(set(ports)) == torchrun.CANDIDATES
     assert all(20000 <= port < 32768 for port in ports)
     # Jobs that follow each other.
-    assert len({torchrun.derived_ports(one)[0] for one in range(job, job + 100)}) == 100
+    assert (
+        len(
+            {
+                torchrun.derived_ports(other_job)[0]
+                for other_job in range(job, job + 100)
+            }
+        )
+        == 100
+    )
 
 
-def test_the_first_port_on_which_nobody_listens_is_taken_and_those_before_are_named():
+def test_takes_the_first_free_port():
     ports = torchrun.derived_ports(12)
     assert torchrun.choose_port(12, lambda port: True) == (ports[0], ())
     assert torchrun.choose_port(12, lambda port: port not in ports[:2]) == (
@@ -132,6 +142,9 @@ def test_the_first_port_on_which_nobody_listens_is_taken_and_those_before_are_na
     )
     with pytest.raises(MachineLacks, match=f"job 12.*{ports[-1]}"):
         torchrun.choose_port(12, lambda port: False)
+
+
+def test_listening_port_is_not_free():
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
@@ -154,20 +167,32 @@ ADDRESSES = LOOPBACK | {"eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"], "down0": []}
         (None, ADDRESSES, [], "10.0.0.5"),
         (None, LOOPBACK, ["127.0.1.1"], "127.0.0.1"),
     ],
+    ids=[
+        "named interface",
+        "address of host name",
+        "loopback host name",
+        "unknown host name",
+        "no host name",
+        "only loopback",
+    ],
 )
-def test_the_address_is_the_interfaces_else_the_names_else_a_reachable_one(
-    interface, addresses, of_name, expected
-):
+def test_chooses_address_of_named_interface(interface, addresses, of_name, expected):
     assert torchrun.own_address(interface, addresses, of_name) == expected
-    own = torchrun.own_address(
+
+
+def test_own_address_belongs_to_an_interface():
+    address = torchrun.own_address(
         None, torchrun.read_addresses(), torchrun.resolve_own_name()
     )
     assert (
-        own
+        address
         in torchrun.read_addresses()[
-            torchrun.interface_of(own, torchrun.read_addresses())
+            torchrun.interface_of(address, torchrun.read_addresses())
         ]
     )
+
+
+def test_finds_interface_of_an_address():
     assert (
         torchrun.interface_of("10.1.0.5", ADDRESSES),
         torchrun.interface_of("127.0.0.1", {}),
@@ -175,7 +200,7 @@ def test_the_address_is_the_interfaces_else_the_names_else_a_reachable_one(
 
 
 @pytest.mark.parametrize("interface", ["eth9", "down0"])
-def test_an_interface_without_an_address_is_refused_with_those_that_have_one(interface):
+def test_rejects_interface_without_address(interface):
     with pytest.raises(MachineLacks, match="interfaces with one: lo, eth0, ib0"):
         torchrun.own_address(interface, ADDRESSES, [])
 
@@ -188,11 +213,12 @@ ENVIRONMENT = {
 RANK = """
 import os, sys
 from pathlib import Path
-Path(sys.argv[1], os.environ["RANK"]).write_text(f"{sys.argv[2]} {os.environ['WORLD_SIZE']}")
+text = f"{sys.argv[2]} {os.environ['WORLD_SIZE']}"
+Path(sys.argv[1], os.environ["RANK"]).write_text(text)
 """
 
 
-def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told_their_processors():
+def test_srun_reaches_every_node_of_a_job():
     command = torchrun.on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT)(
         ["-m", "module", "a b"]
     )
@@ -211,6 +237,9 @@ def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told
     ):
         assert words in command[-1]
     assert command[-1].endswith("-m module 'a b'")
+
+
+def test_container_asks_the_job_script_for_srun():
     # In a container the script of the job is asked.
     command = torchrun.on_nodes_of_job(
         3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"}
@@ -230,9 +259,7 @@ def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told
 @pytest.mark.parametrize(
     ("named", "interface"), [({}, "eth7"), ({"GLOO_SOCKET_IFNAME": "ib1"}, "ib1")]
 )
-def test_gloo_goes_by_the_interface_of_the_nodes_own_address(
-    put, monkeypatch, named, interface
-):
+def test_gloo_uses_interface_of_the_nodes_address(put, monkeypatch, named, interface):
     python = put(
         "python",
         '[ "$5" = address ] && echo 10.0.0.1 eth7 || echo "$GLOO_SOCKET_IFNAME $@"',
@@ -240,12 +267,12 @@ def test_gloo_goes_by_the_interface_of_the_nodes_own_address(
     monkeypatch.setattr(sys, "executable", str(python))
     script = torchrun.on_nodes_of_job(2, 1, "2.13.0", ENVIRONMENT)(["-m", "module"])[-1]
     environment = {"PATH": "/usr/bin:/bin", "SLURM_NODEID": "0"} | named
-    told = subprocess.check_output(["bash", "-c", script], text=True, env=environment)
-    assert told.startswith(f"{interface} -P -m torch.distributed.run")
-    assert "--local-addr=10.0.0.1 " in told
+    output = subprocess.check_output(["bash", "-c", script], text=True, env=environment)
+    assert output.startswith(f"{interface} -P -m torch.distributed.run")
+    assert "--local-addr=10.0.0.1 " in output
 
 
-def test_ranks_follow_the_numbers_of_their_nodes_whatever_their_addresses(tmp_path):
+def test_ranks_follow_the_numbers_of_their_nodes(tmp_path):
     (tmp_path / "rank.py").write_text(RANK)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -260,9 +287,9 @@ def test_ranks_follow_the_numbers_of_their_nodes_whatever_their_addresses(tmp_pa
             torch_version="2.13.0",
             meeting=(2, f"127.0.0.1:{port}", "7"),
         )
-        told = os.environ | {"address": address, "SLURM_NODEID": str(node)}
+        environment = os.environ | {"address": address, "SLURM_NODEID": str(node)}
         torchruns.append(
-            subprocess.Popen(["bash", "-c", "exec " + " ".join(words)], env=told)
+            subprocess.Popen(["bash", "-c", "exec " + " ".join(words)], env=environment)
         )
     assert [process.wait(timeout=120) for process in torchruns] == [0, 0]
     assert [Path(tmp_path, str(rank)).read_text() for rank in (0, 1)] == [
@@ -282,7 +309,7 @@ def ask(nodes, words):
 
 @pytest.fixture
 def job(put, tmp_path):
-    """Runs a Python line as the measuring command of a job of two nodes."""
+    """Return a function that runs a Python line as the command of a two-node job."""
     (tmp_path / "jobs").mkdir()
     put("srun", SRUN.replace("shift", 'echo "$word"; shift'))
 
@@ -311,42 +338,41 @@ def job(put, tmp_path):
     return start
 
 
-def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and_codes_come_back(
-    job, tmp_path
-):
+def test_job_script_runs_requested_commands_in_turn(job, tmp_path):
     process = job(
         "print([ask(n, f'echo said {n}; exit {n}') for n in (1, 2)]); sys.exit(9)"
     )
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 9, said
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 9, output
     for nodes in (1, 2):
         assert (
             f"--nodes={nodes}\n--ntasks={nodes}\n--ntasks-per-node=1\n--nodelist=n4\n"
-            in said
+            in output
         )
-    assert "--cpus-per-task=3\n" in said
-    assert said.index("said 1") < said.index("said 2")
-    assert "[1, 2]" in said
+    assert "--cpus-per-task=3\n" in output
+    assert output.index("said 1") < output.index("said 2")
+    assert "[1, 2]" in output
     assert list((tmp_path / "jobs").iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("number", "said", "code"),
+    ("number", "output", "code"),
     [(signal.SIGTERM, "code 143", 0), (signal.SIGKILL, "", 137)],
 )
-def test_what_was_started_ends_with_who_asked(job, tmp_path, number, said, code):
+def test_requested_command_ends_with_its_requester(job, tmp_path, number, output, code):
     process = job(
         "print('asked', os.getpid()); print('code', ask(2, 'echo $$ > pid; exec sleep"
         " 100'))"
     )
-    asker, deadline_s = int(process.stdout.readline().split()[1]), time.monotonic() + 20
+    asker = int(process.stdout.readline().split()[1])
+    deadline_s = time.monotonic() + 20
     while not (
         pid := (tmp_path / "pid").read_text() if (tmp_path / "pid").is_file() else ""
     ):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     os.kill(asker, number)
-    assert said in process.communicate(timeout=30)[0]
+    assert output in process.communicate(timeout=30)[0]
     assert process.returncode == code
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)

@@ -20,7 +20,7 @@ CONFIG = TrainConfig(
 
 
 def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **changes):
-    """A run of so many tokens per second, give or take."""
+    """Write a run of so many tokens/s, with noise."""
     rng = np.random.default_rng(seed)
     writer = RunWriter(Path(name), active=True)
     writer.start(header_of(config, versions={"torch": "2.13.0"}, **changes))
@@ -54,23 +54,28 @@ def compared(here, says):
     return lambda *words: json.loads(says("compare", *words, "--json"))[0]
 
 
-def _verdicts(told) -> dict:
-    return {one["metric"]["name"]: one["verdict"] for one in told["figures"]}
+def _verdicts(comparison) -> dict:
+    return {
+        figure["metric"]["name"]: figure["verdict"] for figure in comparison["figures"]
+    }
 
 
-def test_two_runs_of_the_same_are_the_same_within_noise_and_figures_that_are_none_are_left_out(
-    here, compared
-):
-    told = compared(_write_run("a", 1000), _write_run("b", 1000, seed=1))
-    assert told["settings"] == told["circumstances"] == []
-    assert (told["headline"]["verdict"], told["headline"]["a"]["n"]) == (
+def test_equal_runs_are_equal_within_noise(here, compared):
+    comparison = compared(_write_run("a", 1000), _write_run("b", 1000, seed=1))
+    assert comparison["settings"] == comparison["circumstances"] == []
+    assert (comparison["headline"]["verdict"], comparison["headline"]["a"]["n"]) == (
         "the same within noise",
         180,
     )
-    assert (_verdicts(told)["loss"], _verdicts(told)["peak memory"]) == (
+    assert (_verdicts(comparison)["loss"], _verdicts(comparison)["peak memory"]) == (
         "the same within noise",
         "not judged",
     )
+
+
+def test_invalid_figures_of_steps_are_dropped(here, compared):
+    _write_run("a", 1000)
+    _write_run("b", 1000, seed=1)
     path = here / "b" / "steps.jsonl"
     lines = path.read_text().splitlines()
     lines[50] = json.dumps(json.loads(lines[50]) | {"step_s": 0.0, "loss": None})
@@ -79,15 +84,15 @@ def test_two_runs_of_the_same_are_the_same_within_noise_and_figures_that_are_non
     assert compared("a", "b")["headline"]["b"]["n"] == 178
 
 
-def test_a_slower_run_is_found_and_what_changed_is_told(here, says, compared):
+def test_slower_run_is_found(here, says, compared):
     config = CONFIG.model_copy(update={"tf32": False})
-    told = compared(
+    comparison = compared(
         _write_run("a", 1000), _write_run("b", 900, seed=1, config=config, loss=1.05)
     )
-    assert [change["key"] for change in told["settings"]] == ["tf32"]
-    assert told["headline"]["verdict"] == "slower"
-    assert told["headline"]["change"]["value"] == pytest.approx(0.9, abs=0.01)
-    assert _verdicts(told)["loss"] == "more"
+    assert [change["key"] for change in comparison["settings"]] == ["tf32"]
+    assert comparison["headline"]["verdict"] == "slower"
+    assert comparison["headline"]["change"]["value"] == pytest.approx(0.9, abs=0.01)
+    assert _verdicts(comparison)["loss"] == "more"
     out = says("compare", "a", "b")
     assert "B is 0.90" in out
     assert "tf32" in out
@@ -103,9 +108,7 @@ def test_a_slower_run_is_found_and_what_changed_is_told(here, says, compared):
         (955, "5%", (0, 8)),
     ],
 )
-def test_ci_fails_only_for_what_is_proven_or_strictly_also_for_what_is_not_disproven(
-    here, capsys, speed, share, codes
-):
+def test_gate_fails_only_proven_slowdown(here, capsys, speed, share, codes):
     _write_run("a", 1000)
     _write_run("b", speed, seed=2)
     for options, code in zip(([], ["--strict"]), codes, strict=True):
@@ -123,14 +126,13 @@ def test_ci_fails_only_for_what_is_proven_or_strictly_also_for_what_is_not_dispr
         ({"global_batch_size": 16}, "another global batch"),
         ({"device": "NVIDIA H100"}, "another machine"),
     ],
+    ids=["dataset", "ranks", "global batch", "machine"],
 )
-def test_runs_of_different_work_are_not_comparable_and_ci_is_told(
-    here, changes, why, says, compared
-):
+def test_runs_of_different_work_are_not_comparable(here, changes, why, says, compared):
     _write_run("a", 1000)
     _write_run("b", 500, **changes)
-    told = compared("a", "b")
-    assert (told["headline"]["verdict"], told["headline"]["why"]) == (
+    comparison = compared("a", "b")
+    assert (comparison["headline"]["verdict"], comparison["headline"]["why"]) == (
         "not comparable",
         why,
     )
@@ -140,9 +142,7 @@ def test_runs_of_different_work_are_not_comparable_and_ci_is_told(
 @pytest.mark.parametrize(
     "share", ["", "5 percent", "-5%", "100%", "nan", "1", "5%%", None]
 )
-def test_a_share_that_is_none_and_strict_without_one_are_usage_errors(
-    here, says, share
-):
+def test_rejects_invalid_share(here, says, share):
     says(
         "compare",
         "a",
@@ -152,53 +152,54 @@ def test_a_share_that_is_none_and_strict_without_one_are_usage_errors(
     )
 
 
-def test_several_are_compared_with_the_first_and_the_worst_decides(here, says):
+def test_compares_several_with_the_first(here, says):
     names = [
         _write_run(name, speed, seed=speed)
         for name, speed in (("a", 1000), ("b", 1001), ("c", 850))
     ]
-    told = json.loads(says("compare", *names, "--json"))
-    assert [(one["a"]["name"], one["b"]["name"]) for one in told] == [
+    comparisons = json.loads(says("compare", *names, "--json"))
+    assert [
+        (comparison["a"]["name"], comparison["b"]["name"]) for comparison in comparisons
+    ] == [
         ("a", "b"),
         ("a", "c"),
     ]
-    assert [one["headline"]["verdict"] for one in told] == [
+    assert [comparison["headline"]["verdict"] for comparison in comparisons] == [
         "the same within noise",
         "slower",
     ]
     says("compare", *names, "--fail-if-slower", "10%", code=9)
 
 
-def test_datasets_are_compared_by_their_counts_and_how_they_were_made(
-    here, make_dataset, says, compared
-):
+def test_compares_datasets_by_their_counts(here, make_dataset, says, compared):
     make_dataset([[5, 6, 7]] * 4).rename(here / "a")
     make_dataset([[5, 6, 7]] * 6).rename(here / "b")
-    told = compared("a", "b")
-    assert [change["key"] for change in told["circumstances"]] == ["dataset"]
-    found = {
-        (one["metric"]["name"], one["of"]): (one["verdict"], one["change"]["value"])
-        for one in told["figures"]
+    comparison = compared("a", "b")
+    assert [change["key"] for change in comparison["circumstances"]] == ["dataset"]
+    figures = {
+        (figure["metric"]["name"], figure["of"]): (
+            figure["verdict"],
+            figure["change"]["value"],
+        )
+        for figure in comparison["figures"]
     }
-    assert found["samples", "training"] == ("more", pytest.approx(1.5))
-    assert found["tokens", "training"] == ("more", pytest.approx(1.5))
+    assert figures["samples", "training"] == ("more", pytest.approx(1.5))
+    assert figures["tokens", "training"] == ("more", pytest.approx(1.5))
     assert "training speed" not in says("compare", "a", "b")
 
 
-def test_settings_of_profiles_that_differ_are_told_with_their_meaning(
-    here, says, compared
-):
+def test_explains_settings_that_differ(here, says, compared):
     _write_profile("a.toml")
     assert "settings: the same" in says("compare", "a.toml", "a.toml")
     tables = {"constraints": {"headroom_share": 0.5}, "fingerprint": {"torch": "9"}}
-    told = compared(
+    comparison = compared(
         "a.toml", _write_profile("b.toml", train={"micro_batch_size": 1}, **tables)
     )
-    assert told["settings"][0] == {"key": "micro_batch_size", "old": 2, "new": 1}
+    assert comparison["settings"][0] == {"key": "micro_batch_size", "old": 2, "new": 1}
     assert "constraints.headroom_share" in {
-        change["key"] for change in told["settings"]
+        change["key"] for change in comparison["settings"]
     }
-    assert "torch" in {change["key"] for change in told["facts"]}
+    assert "torch" in {change["key"] for change in comparison["facts"]}
     assert "Sequences per micro-batch on each GPU." in says(
         "compare", "a.toml", "b.toml"
     )
@@ -209,47 +210,52 @@ def _write_profile(name, **tables):
     return name
 
 
-def test_profiles_are_compared_by_the_windows_of_their_sweeps_and_those_of_an_edited_one_are_older(
-    here, compared
-):
+def test_compares_profiles_by_sweep_windows(here, compared):
     workers = example_profile().evidence.workers
     rows = [
         row.model_copy(update={"padded_tokens_per_s": [119.0, 120.0, 121.0]})
         for row in workers.rows
     ]
     faster = {"workers": workers.model_copy(update={"rows": rows})}
-    told = compared(_write_profile("a.toml"), _write_profile("b.toml", evidence=faster))
-    assert (told["headline"]["of"], told["headline"]["verdict"]) == (
+    comparison = compared(
+        _write_profile("a.toml"), _write_profile("b.toml", evidence=faster)
+    )
+    assert (comparison["headline"]["of"], comparison["headline"]["verdict"]) == (
         "windows of the worker sweep",
         "faster",
     )
-    assert told["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
+    assert comparison["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
+
+
+def test_edited_profile_has_older_measurements(here, compared):
+    _write_profile("a.toml")
     (here / "b.toml").write_text(
         (here / "a.toml")
         .read_text()
         .replace("micro_batch_size = 2", "micro_batch_size = 1")
     )
-    told = compared("a.toml", "b.toml")
-    assert told["a"]["notes"] == []
-    assert "edited by hand" in told["b"]["notes"][0]
+    comparison = compared("a.toml", "b.toml")
+    assert comparison["a"]["notes"] == []
+    assert "edited by hand" in comparison["b"]["notes"][0]
 
 
-def test_a_profile_without_evidence_and_a_run_that_has_not_begun_have_no_speed(
-    says, compared
-):
-    told = compared(
+def test_profile_without_evidence_has_no_speed(says, compared):
+    comparison = compared(
         _write_profile("a.toml", evidence={"probe": None, "workers": None}),
         _write_profile("b.toml"),
     )
-    assert (told["headline"], told["figures"]) == (None, [])
+    assert (comparison["headline"], comparison["figures"]) == (None, [])
     says("compare", "a.toml", "b.toml", "--fail-if-slower", "5%", code=7)
+
+
+def test_one_step_has_no_speed(compared):
     assert (
         compared(_write_run("a", 1000, steps=1), _write_run("b", 1000))["headline"]
         is None
     )
 
 
-def test_a_run_is_compared_with_its_profile(here, compared):
+def test_compares_run_with_its_profile(here, compared):
     profile = example_profile()
     _write_profile("a.toml")
     fill = (
@@ -264,11 +270,12 @@ def test_a_run_is_compared_with_its_profile(here, compared):
         global_batch_size=profile.train.global_batch_size,
         layout=profile.train.layout,
     )
-    told = compared("a.toml", "b")
+    comparison = compared("a.toml", "b")
     assert (
-        told["headline"]["of"] == "A: windows of the worker sweep; B: the run's steps"
+        comparison["headline"]["of"]
+        == "A: windows of the worker sweep; B: the run's steps"
     )
-    assert told["headline"]["change"]["value"] == pytest.approx(1.0, abs=0.05)
+    assert comparison["headline"]["change"]["value"] == pytest.approx(1.0, abs=0.05)
 
 
 def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
@@ -287,12 +294,12 @@ def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
             "kind": "measured",
             "figures": TRAINING_FIGURES | rates | {"gradient_accumulation_steps": 4},
         }
-        found = record(
+        entry = record(
             "training", outcome, config, key=f"{number}", old=not made_on, **made_on
         )
-        told = found.model_dump(mode="json", exclude_unset=True)
+        trial = entry.model_dump(mode="json", exclude_unset=True)
         trial_log.append(
-            told
+            trial
             | {
                 "measured": {
                     "config": config,
@@ -305,21 +312,21 @@ def _write_tuning(name, speed, *, num_workers=1, rounds=5, **made_on):
     return name
 
 
-def test_tunings_are_compared_by_what_both_measured(says, compared):
-    told = compared(_write_tuning("a", 1000), _write_tuning("b", 900))
+def test_compares_tunings_by_common_measurements(says, compared):
+    comparison = compared(_write_tuning("a", 1000), _write_tuning("b", 900))
     assert (
-        told["headline"]["of"]
+        comparison["headline"]["of"]
         == "2 sequences, 1 rank, global batch 8, 1 DataLoader worker"
     )
-    assert told["headline"]["verdict"] == "slower"
+    assert comparison["headline"]["verdict"] == "slower"
     says("compare", "a", "b", "--fail-if-slower", "5%", code=9)
-    told = compared("a", _write_tuning("c", 900, num_workers=3))
-    assert told["figures"] == []
-    assert len(told["only_a"]) == len(told["only_b"]) == 2
+    comparison = compared("a", _write_tuning("c", 900, num_workers=3))
+    assert comparison["figures"] == []
+    assert len(comparison["only_a"]) == len(comparison["only_b"]) == 2
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "verdict", "why"),
+    ("machine", "other_machine", "verdict", "why"),
     [
         (
             {"torch": "2.13.0"},
@@ -331,31 +338,39 @@ def test_tunings_are_compared_by_what_both_measured(says, compared):
         ({"torch": "2.13.0"}, {"torch": "2.14.0"}, "slower", ""),
         ({}, {"torch": "2.13.0"}, "slower", ""),
     ],
+    ids=["GPU", "CPUs", "torch", "unknown machine"],
 )
-def test_tunings_are_judged_on_one_machine_only_and_what_is_not_known_is_said(
-    says, compared, one, other, verdict, why
+def test_tunings_of_other_machines_are_not_comparable(
+    says, compared, machine, other_machine, verdict, why
 ):
-    told = compared(_write_tuning("a", 1000, **one), _write_tuning("b", 900, **other))
-    assert told["headline"]["verdict"] == verdict
-    assert why in (told["headline"]["why"] or "")
-    assert ["do not name their machine" in note for note in told["a"]["notes"]] == [
-        True
-    ] * (not one)
-    assert told["b"]["notes"] == []
-    assert ("2.14.0" in says("compare", "a", "b")) == (other.get("torch") == "2.14.0")
+    comparison = compared(
+        _write_tuning("a", 1000, **machine), _write_tuning("b", 900, **other_machine)
+    )
+    assert comparison["headline"]["verdict"] == verdict
+    assert why in (comparison["headline"]["why"] or "")
+    assert [
+        "do not name their machine" in note for note in comparison["a"]["notes"]
+    ] == [True] * (not machine)
+    assert comparison["b"]["notes"] == []
+    assert ("2.14.0" in says("compare", "a", "b")) == (
+        other_machine.get("torch") == "2.14.0"
+    )
 
 
-def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, compared):
+def test_counts_corrupt_trial_log_records(here, compared):
     _write_tuning("a", 1000)
     _write_tuning("b", 1000)
     (path,) = (here / "b" / "trials").iterdir()
     path.write_bytes(path.read_bytes()[:-40])
-    told = compared("a", "b")
-    assert told["b"]["notes"][0] == "1 records are left out: corrupt, or of other sites"
-    assert told["headline"]["b"]["n"] == 4
+    comparison = compared("a", "b")
+    assert (
+        comparison["b"]["notes"][0]
+        == "1 records are left out: corrupt, or of other sites"
+    )
+    assert comparison["headline"]["b"]["n"] == 4
 
 
-def test_things_of_different_kinds_and_what_is_neither_are_named(here, says):
+def test_rejects_different_kinds(here, says):
     _write_tuning("t", 1000)
     _write_run("r", 900, steps=3)
     (here / "empty" / "trials").mkdir(parents=True)
@@ -370,7 +385,7 @@ def test_things_of_different_kinds_and_what_is_neither_are_named(here, says):
         assert words in says("compare", a, b, code=code)
 
 
-def test_hostile_names_steer_nothing(here, says):
+def test_hostile_names_cannot_steer_the_terminal(here, says):
     config = CONFIG.model_copy(
         update={
             "model": CONFIG.model.model_copy(
@@ -387,12 +402,11 @@ NVL, NULL = "NVIDIA H100 NVL", "0.0 (nullgpu)"
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "said"),
+    ("changes", "code", "message"),
     [({"driver": NULL}, 5, f"pretended {NVL}"), ({}, 8, "exceeds its peak")],
+    ids=["simulated GPU", "beyond the peak"],
 )
-def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_nothing(
-    here, says, changes, code, said
-):
+def test_implausible_rates_are_rejected(here, says, changes, code, message):
     # At a tenth of which a GPU is at 0.3 of its peak.
     speed = 1000 if "driver" in changes else 10_000
     name = _write_run(
@@ -403,20 +417,20 @@ def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_no
         ["report", "p.toml", "--run", name],
         ["advise", name],
     ):
-        assert said in says(*command, code=code)
-    [told] = json.loads(says("status", name, "--json"))["runs"]
-    assert (told["step"], told["tokens_per_s"]) == (20, None)
+        assert message in says(*command, code=code)
+    [status] = json.loads(says("status", name, "--json"))["runs"]
+    assert (status["step"], status["tokens_per_s"]) == (20, None)
 
 
 def _write_steps(name, *, timed_steps=8, **made_on):
     trial_log = TrialLog(Path(name) / "trials", "w")
-    found = record("step", budget_bytes=2**30, **made_on).model_dump(mode="json")
+    entry = record("step", budget_bytes=2**30, **made_on).model_dump(mode="json")
     trial_log.append(
-        found | {"measured": found["measured"] | {"timed_steps": timed_steps}}
+        entry | {"measured": entry["measured"] | {"timed_steps": timed_steps}}
     )
 
 
-def test_memory_trials_and_pretended_gpus_have_peaks_and_no_rates(here, compared):
+def test_memory_trials_have_peaks_without_rates(here, compared):
     _write_steps("a")
     assert _verdicts(compared("a", "a")).keys() == {
         "tokens/s including padding",
@@ -424,12 +438,15 @@ def test_memory_trials_and_pretended_gpus_have_peaks_and_no_rates(here, compared
     }
     _write_steps("b", timed_steps=1)
     assert _verdicts(compared("b", "b")).keys() == {"peak memory"}
+
+
+def test_trials_on_simulated_gpu_have_peaks_only(here, compared):
     _write_steps("c", gpu_name=NVL, driver=NULL)
-    told = compared("c", "c")
-    assert told["headline"] is None
-    [peak] = told["figures"]
+    comparison = compared("c", "c")
+    assert comparison["headline"] is None
+    [peak] = comparison["figures"]
     assert (peak["metric"]["name"], peak["of"]) == (
         "peak memory",
         "None sequences, 1 rank, under 1 GiB, allocator",
     )
-    assert "a pretended one" in told["a"]["notes"][0]
+    assert "a pretended one" in comparison["a"]["notes"][0]

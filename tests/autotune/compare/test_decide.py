@@ -80,55 +80,75 @@ def _rates(factor):
         (_side(dataset="other"), "not comparable", "not comparable"),
         (_side(of="steps"), "the same within noise", "passes"),  # read in another way
     ],
-)
-def test_speeds_differ_only_beyond_noise_and_the_gate_fails_only_what_is_proven(
-    b, verdict, state
-):
-    found = compare(_side(), b)
-    assert (found.headline.verdict if found.headline else None) == verdict
-    assert gate(found, 0.05).state == state
-
-
-@pytest.mark.parametrize(
-    ("circumstance", "word"),
-    [
-        *(
-            (name, "another ")
-            for name in ("model", "dataset", "machine", "global batch", "row length")
-        ),
-        ("processors", "other "),
-        ("ranks", "another number of "),
+    ids=[
+        "same",
+        "barely faster",
+        "faster",
+        "slower",
+        "slightly slower",
+        "few noisy windows",
+        "noisy windows",
+        "around the limit",
+        "one window",
+        "no windows",
+        "another dataset",
+        "steps and windows",
     ],
 )
-def test_what_trained_otherwise_is_not_comparable_and_says_why(circumstance, word):
-    found = compare(_side(), _side(**{circumstance: "other"})).headline
-    assert (found.verdict, found.why) == ("not comparable", word + circumstance)
-    assert found.change.value == pytest.approx(1.0)
-    unknown = {name: said for name, said in WORK.items() if name != circumstance}
+def test_gate_fails_only_beyond_noise(b, verdict, state):
+    comparison = compare(_side(), b)
+    assert (comparison.headline.verdict if comparison.headline else None) == verdict
+    assert gate(comparison, 0.05).state == state
+
+
+CIRCUMSTANCES = {
+    "model": "another ",
+    "dataset": "another ",
+    "machine": "another ",
+    "global batch": "another ",
+    "row length": "another ",
+    "processors": "other ",
+    "ranks": "another number of ",
+}
+
+
+@pytest.mark.parametrize(("circumstance", "word"), CIRCUMSTANCES.items())
+def test_different_work_is_not_comparable(circumstance, word):
+    headline = compare(_side(), _side(**{circumstance: "other"})).headline
+    assert (headline.verdict, headline.why) == ("not comparable", word + circumstance)
+    assert headline.change.value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("circumstance", [*CIRCUMSTANCES])
+def test_unknown_circumstance_does_not_prevent_comparison(circumstance):
+    unknown = {name: value for name, value in WORK.items() if name != circumstance}
     assert (
         compare(_side(), replace(_side(), circumstances=unknown)).headline.verdict
         == "the same within noise"
     )
 
 
-def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
+def test_layout_changes_padded_rates():
     slots = [
         Measurement(metric=STEP_RATE, of="2 rows", estimate=estimate_windows(STEADY))
     ]
-    found = compare(_side(slots), _side(slots, layout="padded"))
-    assert (found.headline.verdict, found.figures[0].verdict) == (
+    comparison = compare(_side(slots), _side(slots, layout="padded"))
+    assert (comparison.headline.verdict, comparison.figures[0].verdict) == (
         "the same within noise",
         "not comparable",
     )
+
+
+def test_single_measurement_is_not_judged():
     sides = []
-    for peak, most in ((100, 8), (120, 9)):
+    for peak, largest in ((100, 8), (120, 9)):
         memory = Measurement(
             metric=decide.PEAK_MEMORY, of="run", estimate=estimate_single(peak)
         )
         rows = Measurement(
             metric=decide.LARGEST,
             of="budget",
-            estimate=estimate_single(most),
+            estimate=estimate_single(largest),
             exact=True,
         )
         sides.append(_side([memory, rows]))
@@ -138,23 +158,26 @@ def test_another_layout_spoils_slots_a_figure_without_spread_is_not_judged_and_a
     assert compare(sides[0], sides[0]).figures[1].verdict == "the same"
 
 
-def test_figures_of_one_side_are_named_settings_told_and_losses_judged():
+def test_names_figures_of_one_side():
     figure = Measurement(metric=STEP_RATE, of="2 rows", estimate=estimate_single(1.0))
-    found = compare(
+    comparison = compare(
         _side([figure]), replace(_side(rates=[]), settings={"max_steps": 20})
     )
-    assert (found.only_a, found.headline) == (
+    assert (comparison.only_a, comparison.headline) == (
         ("tokens/s including padding, 2 rows",),
         None,
     )
-    assert [change.key for change in found.settings] == ["max_steps"]
+    assert [change.key for change in comparison.settings] == ["max_steps"]
+
+
+def test_judges_losses_of_the_same_work():
     # Losses are judged where the work is the same.
     change = Interval(value=1.1, low=1.05, high=1.15)
     losses = [Estimate(value=value, n=10) for value in (3.0, 3.3)]
     loss = (
         *(
-            Measurement(metric=decide.LOSS, of="steps 1 to 9", estimate=one)
-            for one in losses
+            Measurement(metric=decide.LOSS, of="steps 1 to 9", estimate=estimate)
+            for estimate in losses
         ),
         change,
     )
@@ -166,7 +189,7 @@ def test_figures_of_one_side_are_named_settings_told_and_losses_judged():
     assert compare(_side(), _side(), loss).figures[-1].metric is decide.LOSS
 
 
-def test_settings_differ_by_their_dotted_keys_to_a_depth_and_the_models_config_key_by_key():
+def test_compares_settings_by_dotted_key():
     old = example_profile().train.model_dump(mode="json")
     model = old["model"] | {
         "config": {"model_type": "bert", "hidden_size": 128, "new": 1}
@@ -178,6 +201,9 @@ def test_settings_differ_by_their_dotted_keys_to_a_depth_and_the_models_config_k
         Change(key="tf32", old=True, new=False),
         Change(key="model.config.new", old=None, new=1),
     )
+
+
+def test_flat_table_stops_at_a_depth():
     table: dict = {}
     for _ in range(900):
         table = {"a": table}
@@ -188,7 +214,7 @@ values = st.one_of(st.none(), st.booleans(), st.integers(), st.text())
 
 
 @given(st.dictionaries(st.text(), values), st.dictionaries(st.text(), values))
-def test_both_directions_see_the_same_differences(old, new):
+def test_both_directions_see_the_same_changes(old, new):
     forward = {(change.key, change.old, change.new) for change in changes(old, new)}
     assert forward == {
         (change.key, change.new, change.old) for change in changes(new, old)
@@ -196,5 +222,10 @@ def test_both_directions_see_the_same_differences(old, new):
     assert {key for key, _, _ in forward} == {
         key for key in old | new if old.get(key) != new.get(key)
     }
-    ratios = [Change(key="a", old=one, new=3).ratio for one in (2, True, 0, "x")]
+
+
+def test_change_has_ratio_of_numbers_only():
+    ratios = [
+        Change(key="a", old=old_value, new=3).ratio for old_value in (2, True, 0, "x")
+    ]
     assert ratios == [1.5, None, None, None]  # of figures only

@@ -1,5 +1,4 @@
-"""What commands really print with ``--json``, read back as the type that declares
-it."""
+"""What commands print with ``--json``, read back as the type that declares it."""
 
 import json
 from pathlib import Path
@@ -71,7 +70,7 @@ def _commands(group, path=()):
             yield " ".join((*path, name))
 
 
-def test_every_command_that_answers_machines_is_among_these():
+def test_covers_every_command_with_json():
     lines = [*QUICK, *MADE, *SUBMITTED, *MEASURED]
     known = set(_commands(typer.main.get_command(app)))
     assert {
@@ -98,8 +97,7 @@ def here(made_here):
 
 @pytest.fixture
 def answered(capsys, monkeypatch):
-    """Run a command, hold what it prints against the type of what it answers, and
-    return it."""
+    """Return a function that runs a command and validates its JSON by its type."""
     given = []
     plain = document.jsonable
     monkeypatch.setattr(
@@ -108,15 +106,16 @@ def answered(capsys, monkeypatch):
 
     def run_and_check(line):
         assert run([*line.split(), "--json"]) == 0, capsys.readouterr().err
-        told, answer = capsys.readouterr().out, given.pop()
+        text = capsys.readouterr().out
+        answer = given.pop()
         kind = (
             tuple[type(answer[0]), ...]
             if isinstance(answer, tuple | list)
             else type(answer)
         )
         adapter = TypeAdapter(kind)
-        value = json.loads(told)
-        assert adapter.dump_python(adapter.validate_json(told), mode="json") == value
+        value = json.loads(text)
+        assert adapter.dump_python(adapter.validate_json(text), mode="json") == value
         return value
 
     return run_and_check
@@ -124,13 +123,11 @@ def answered(capsys, monkeypatch):
 
 @pytest.mark.usefixtures("warm_server")
 @pytest.mark.parametrize("line", QUICK)
-def test_an_answer_is_as_its_type_says(here, answered, line):
+def test_answer_matches_its_type(here, answered, line):
     assert answered(line)
 
 
-def test_of_a_dataset_that_was_just_made_and_a_job_that_was_submitted_too(
-    here, answered, request
-):
+def test_answers_about_new_dataset_match_their_types(here, answered, request):
     for line in MADE:
         assert answered(line)
     request.getfixturevalue("sbatch")
@@ -139,9 +136,7 @@ def test_of_a_dataset_that_was_just_made_and_a_job_that_was_submitted_too(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_server")
-def test_what_measuring_commands_answer_is_as_their_types_say(
-    here, answered, monkeypatch
-):
+def test_answers_of_measurements_match_their_types(here, answered, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")  # no sbatch: this is no login node
     (here / "tiny.json").write_text(json.dumps(TINY))
     for line in MEASURED:

@@ -3,18 +3,19 @@ from autotune.machine.gpu_models import GPU_MODELS
 from trainer.config.presets import PRESETS
 
 
-def test_models_and_cards_are_those_that_begin_so():
+def test_completes_models_by_their_beginning():
     assert models("bert-m") == ["bert-mini"]
     assert models("") == list(PRESETS)
+
+
+def test_completes_gpus_by_their_beginning():
     assert [name for name, _ in cards("")] == [
         gpu_model.key for gpu_model in GPU_MODELS
     ]
     assert dict(cards("H100-N")) == {"h100-nvl-94gb": "NVIDIA H100 NVL"}
 
 
-def test_profiles_are_found_here_where_they_lie_and_where_one_types(
-    tmp_path, monkeypatch
-):
+def test_completes_profiles_by_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (
         "p",

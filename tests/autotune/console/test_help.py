@@ -21,8 +21,8 @@ SHOWN_OPTIONS = 14
 def _every(command, *path):
     if not command.hidden:
         yield path, command
-        for name, one in getattr(command, "commands", {}).items():
-            yield from _every(one, *path, name)
+        for name, subcommand in getattr(command, "commands", {}).items():
+            yield from _every(subcommand, *path, name)
 
 
 COMMANDS = dict(_every(typer.main.get_command(app)))
@@ -31,7 +31,7 @@ LEAVES = [
 ]
 
 
-def test_every_command_is_in_one_section_and_has_a_guide():
+def test_every_command_has_section_with_guide():
     assert sorted(" ".join(SECTIONS.values()).split()) == sorted(
         path[0] for path in COMMANDS if len(path) == 1
     )
@@ -39,33 +39,31 @@ def test_every_command_is_in_one_section_and_has_a_guide():
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_fits_80_columns_with_a_short_summary_an_example_and_a_page(
-    says, monkeypatch, path
-):
+def test_help_fits_80_columns_with_example(says, monkeypatch, path):
     monkeypatch.setenv("COLUMNS", "80")
-    told = says(*path, "-h")
-    assert told == says(*path, "--help")
-    assert max(map(len, told.splitlines())) <= 80
-    assert f"\nExamples:\n  autotune {' '.join(path)}".rstrip() in told
-    assert re.search(r"\nDocs: docs/[a-z-]+\.md(#[a-z0-9-]+)?\n$", told)
-    assert not re.search(r"<[a-z]|\d<=x|x>=", told)  # no types of Python
+    text = says(*path, "-h")
+    assert text == says(*path, "--help")
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"\nExamples:\n  autotune {' '.join(path)}".rstrip() in text
+    assert re.search(r"\nDocs: docs/[a-z-]+\.md(#[a-z0-9-]+)?\n$", text)
+    assert not re.search(r"<[a-z]|\d<=x|x>=", text)  # no types of Python
     for name, command in getattr(COMMANDS[path], "commands", {}).items():
         if not command.hidden:
             summary = command.get_short_help_str()
             assert 0 < len(summary) <= SUMMARY_CHARACTERS
-            assert re.search(rf"^  {name} +{re.escape(summary)}$", told, re.MULTILINE)
+            assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_help_shows_few_options_and_names_how_to_see_the_others(says, path):
+def test_short_help_names_the_full_one(says, path):
     short, long = says(*path, "-h"), says(*path, "--help-all")
     shown = re.findall(r"^  (--[a-z-]+)", short, re.MULTILINE)
     assert len(shown) <= SHOWN_OPTIONS
     every = [
         option
-        for one in COMMANDS[path].params
-        if one.param_type_name == "option"
-        for option in one.opts
+        for parameter in COMMANDS[path].params
+        if parameter.param_type_name == "option"
+        for option in parameter.opts
     ]
     assert re.findall(r"^  (--[a-z-]+)", long, re.MULTILINE) == every
     assert (f"More options: autotune {' '.join(path)} --help-all" in short) == (
@@ -81,13 +79,13 @@ def _examples():
 
 
 @pytest.mark.parametrize(("path", "words"), list(_examples()), ids=" ".join)
-def test_an_example_is_a_command_as_its_parser_takes_it(path, words):
+def test_example_is_valid_for_its_parser(path, words):
     COMMANDS[tuple(path)].make_context(
         "example", list(plain_arguments(words[len(path) :]))
     )
 
 
-def test_pages_that_help_and_errors_point_to_exist():
+def test_linked_pages_exist():
     sources = [*(ROOT / "autotune").rglob("*.py"), *(ROOT / "trainer").rglob("*.py")]
     texts = [path.read_text() for path in sources]
     anchors = set(
@@ -115,8 +113,11 @@ def _anchors(page):
     }
 
 
-def test_the_version_and_help_of_hidden_commands_are_told(says):
+def test_prints_version(says):
     assert re.fullmatch(r"autotune \d+\.\d+\.\d+\n", says("--version"))
+
+
+def test_hidden_commands_have_no_examples(says):
     assert "Examples" not in says("job", "-h") + says(
         "tune-between-nodes", "-h"
     ) + says("job", "meet", "-h")
@@ -126,7 +127,7 @@ def test_the_version_and_help_of_hidden_commands_are_told(says):
     "words",
     [[], ["--profile", "p.toml"], ["p.toml", "--no-such"], ["p.toml", "--resume"]],
 )
-def test_the_trainer_answers_in_the_same_form(words, capsys):
+def test_trainer_answers_in_the_same_form(words, capsys):
     with pytest.raises(SystemExit) as stop:
         command_line().parse_args(words)
     assert stop.value.code == 2
@@ -150,7 +151,7 @@ def test_the_trainer_answers_in_the_same_form(words, capsys):
         ("train p.toml --nodes 2", 2),
     ],
 )
-def test_a_wrong_argument_is_rejected_before_torch_is_loaded(
+def test_rejects_wrong_argument_before_loading_torch(
     here, says, monkeypatch, line, code
 ):
     def load(*_):

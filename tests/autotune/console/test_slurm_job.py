@@ -33,19 +33,21 @@ WORKERS = ["workers", "p.toml", "--trial-timeout", "120s"]
         ([], []),
     ],
 )
-def test_an_option_without_its_value_means_the_default(typed, plain):
+def test_option_without_value_means_default(typed, plain):
     assert plain_arguments(typed) == tuple(plain)
 
 
 @pytest.mark.parametrize(
-    "said", [["--slurm", "s.toml"], ["--slurm=s.toml"], ["--slurm="]]
+    "options",
+    [["--slurm", "s.toml"], ["--slurm=s.toml"], ["--slurm="]],
+    ids=["value", "value after =", "no value"],
 )
-def test_the_job_runs_the_same_command_without_what_makes_it_a_job(said):
+def test_job_runs_the_same_command(options):
     arguments = [
         "probe",
         "--model",
         "m",
-        *said,
+        *options,
         "--wait",
         "--dry-run",
         "--data",
@@ -64,7 +66,7 @@ def test_the_job_runs_the_same_command_without_what_makes_it_a_job(said):
     ]
 
 
-def test_a_dry_run_prints_the_script_and_writes_nothing(here, says, monkeypatch):
+def test_dry_run_writes_nothing(here, says, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_DATA", "/data")
     before = sorted(here.rglob("*"))
     script = says(*WORKERS, "--slurm", "--dry-run")
@@ -77,7 +79,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(here, says, monkeypatch)
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_submitted_job_runs_what_was_typed_as_the_site_says(says, sbatch, here):
+def test_submits_what_was_typed(says, sbatch, here):
     (here / "site.toml").write_text('[slurm]\npartition = "gpu"\ncpus_per_task = 12\n')
     typed = ["workers", "p.toml", "--data", "a dir/$X", "--time-limit", "5min"]
     out = says(*typed, "--slurm", "site.toml")
@@ -94,9 +96,7 @@ def test_a_submitted_job_runs_what_was_typed_as_the_site_says(says, sbatch, here
     assert json.loads(says(*typed, "--slurm=site.toml", "--json"))["job"] == "2"
 
 
-def test_the_site_file_is_the_one_that_is_named_else_the_environments_else_the_one_here(
-    here, says, monkeypatch
-):
+def test_named_site_file_takes_precedence(here, says, monkeypatch):
     assert "--partition=" not in says(*WORKERS, "--slurm", "--dry-run")
     for name in ("asked", "told", "site"):
         (here / f"{name}.toml").write_text(f'[slurm]\npartition = "{name}"\n')
@@ -109,9 +109,7 @@ def test_the_site_file_is_the_one_that_is_named_else_the_environments_else_the_o
     assert "none.toml" in says(*WORKERS, "--slurm", "none.toml", "--dry-run", code=3)
 
 
-def test_a_limit_that_cannot_hold_one_trial_is_refused_before_anything_is_submitted(
-    here, says
-):
+def test_rejects_time_limit_too_short_for_a_trial(here, says):
     (here / "site.toml").write_text('[slurm]\ntime = "00:02:30"\n')
     err = says(*WORKERS, "--slurm", "--dry-run", code=3)
     assert "00:02:30, cannot hold its start (60 s) and one trial (120 s)" in err
@@ -119,12 +117,13 @@ def test_a_limit_that_cannot_hold_one_trial_is_refused_before_anything_is_submit
     says(*WORKERS, "--trial-timeout", "90s", "--slurm", "--dry-run")
 
 
-def test_what_a_job_asks_for_is_the_sites_else_the_profiles(
-    here, says, patterned_dataset
-):
+def test_job_requests_cpus_of_the_profile(here, says, patterned_dataset):
     assert "#SBATCH --cpus-per-task=2\n" in says(
         "baseline", "p.toml", "--slurm", "--dry-run"
     )
+
+
+def test_job_requests_cpus_of_the_command(here, says):
     script = says(
         "data",
         "prepare",
@@ -140,6 +139,9 @@ def test_what_a_job_asks_for_is_the_sites_else_the_profiles(
     assert script.rstrip().endswith(
         "-P -m autotune data prepare elf:/usr/bin --out d1 --workers 8"
     )
+
+
+def test_job_requests_resources_of_the_site(here, says, patterned_dataset):
     (here / "site.toml").write_text(
         '[slurm]\ncpus_per_rank = 12\ngres = "gpu:h100:{count}"\ngpus_per_node = 2\n'
     )
@@ -159,22 +161,28 @@ def test_what_a_job_asks_for_is_the_sites_else_the_profiles(
     assert "--gres" not in says(*probe, "--device", "cpu")
 
 
-def test_a_gpus_profile_asks_for_its_gpus_unless_its_step_is_replayed(
+def test_job_requests_gpus_of_the_profile(here, says, monkeypatch, patterned_dataset):
+    (here / "p.toml").write_text(
+        profile_to_toml(but(example_profile(), train={"device": "cuda"}))
+    )
+    arguments = [*WORKERS, "--slurm", "--dry-run", "--ranks", "2"]
+    assert "#SBATCH --gres=gpu:2" in says(*arguments)
+    assert "--gres" not in says(*arguments, "--step-time", "60ms")
+
+
+def test_missing_gpu_suggests_replaying_the_step(
     here, says, monkeypatch, patterned_dataset
 ):
     (here / "p.toml").write_text(
         profile_to_toml(but(example_profile(), train={"device": "cuda"}))
     )
-    asked = [*WORKERS, "--slurm", "--dry-run", "--ranks", "2"]
-    assert "#SBATCH --gres=gpu:2" in says(*asked)
-    assert "--gres" not in says(*asked, "--step-time", "60ms")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "autotune workers p.toml --step-time 100ms" in says(
         *WORKERS, "--data", patterned_dataset, "--here", code=5
     )
 
 
-def test_the_job_of_a_network_has_two_nodes_and_runs_once_on_the_first(here, says):
+def test_network_job_has_two_nodes(here, says):
     script = says("network", "p.toml", "--data", "data", "--slurm", "--dry-run")
     assert "#SBATCH --nodes=2" in script
     assert "srun" not in script.split("set -u")[1].replace("starts what it needs", "")
@@ -183,13 +191,11 @@ def test_the_job_of_a_network_has_two_nodes_and_runs_once_on_the_first(here, say
 
 
 @pytest.mark.parametrize("command", ["workers", "baseline", "network", "probe", "tune"])
-def test_a_login_node_is_refused_with_the_job_to_submit_instead(
-    says, sbatch, patterned_dataset, command
-):
-    what = ["--model", "bert-mini"] if command in ("probe", "tune") else ["p.toml"]
+def test_login_node_suggests_a_job(says, sbatch, patterned_dataset, command):
+    subject = ["--model", "bert-mini"] if command in ("probe", "tune") else ["p.toml"]
     typed = [
         command,
-        *what,
+        *subject,
         "--data",
         f"{patterned_dataset}",
         "--reports",
@@ -205,9 +211,7 @@ def test_a_login_node_is_refused_with_the_job_to_submit_instead(
     assert not sbatch.exists()
 
 
-def test_nodes_of_a_job_and_those_that_the_user_insists_on_are_none(
-    here, says, sbatch, monkeypatch
-):
+def test_compute_node_is_no_login_node(here, says, sbatch, monkeypatch):
     missing = [*WORKERS, "--data", "nowhere"]
     assert "nowhere" in says(*missing, "--here", code=3)
     monkeypatch.setenv("SLURM_JOB_ID", "12")

@@ -10,7 +10,11 @@ import pytest
 SHARED = """
 int counter;
 __attribute__((noinline)) void helper(int x) { counter ^= x * 31; }
-__attribute__((noinline)) int shared(int x) { counter += x; helper(counter); return counter * 3 + 0x1234; }
+__attribute__((noinline)) int shared(int x) {
+  counter += x;
+  helper(counter);
+  return counter * 3 + 0x1234;
+}
 """
 FIRST = SHARED + "int main(int argc, char **argv) { return shared(argc); }\n"
 SECOND = (
@@ -54,8 +58,7 @@ def second_program(compile_c) -> Path:
 def programs(
     tmp_path: Path, first_program: Path, second_program: Path, compile_c
 ) -> Path:
-    """A directory of three programs, two of which share functions, beside things that
-    are not programs."""
+    """Return a directory of three programs, with files that are no programs."""
     directory = tmp_path / "programs"
     directory.mkdir()
     shutil.copy(first_program, directory / "first")

@@ -15,7 +15,7 @@ from autotune.corpus.bounded import ChildLimits, Extracted, Unread, run_bounded
 from autotune.corpus.extract import extract_slices
 from autotune.corpus.pieces import INDEX
 
-DONE = [Extracted(samples=3, piece=0, rejected=1), Unread(reason="bad magic")]
+WORK_RESULT = [Extracted(samples=3, piece=0, rejected=1), Unread(reason="bad magic")]
 
 
 def raising(error):
@@ -59,6 +59,20 @@ def crashing():
         ),
         (raising(OSError(errno.EIO, "broken disk")), ChildLimits(), "broken disk"),
     ],
+    ids=[
+        "error",
+        "error without words",
+        "exit",
+        "interrupt",
+        "control characters",
+        "too much memory",
+        "sleeping",
+        "spinning",
+        "segfault",
+        "exit without reply",
+        "killed",
+        "broken disk",
+    ],
 )
 def test_hostile_work_is_one_refusal(work, limits, reason):
     started_s = time.monotonic()
@@ -71,7 +85,7 @@ def test_hostile_work_is_one_refusal(work, limits, reason):
     assert time.monotonic() - started_s < 20
 
 
-def test_output_beyond_the_bound_is_a_refusal_and_a_full_disk_is_none(tmp_path):
+def test_limits_the_output_of_a_child(tmp_path):
     path = tmp_path / "output"
 
     def flooding():
@@ -81,6 +95,9 @@ def test_output_beyond_the_bound_is_a_refusal_and_a_full_disk_is_none(tmp_path):
 
     assert isinstance(run_bounded(flooding, ChildLimits(output_bytes=2**22)), Unread)
     assert path.stat().st_size <= 2**22
+
+
+def test_full_disk_is_not_the_files_fault():
     # A full disk is not the fault of the file.
     for number in (errno.ENOSPC, errno.EDQUOT):
         with pytest.raises(OSError, match=os.strerror(number)) as caught:
@@ -88,7 +105,7 @@ def test_output_beyond_the_bound_is_a_refusal_and_a_full_disk_is_none(tmp_path):
         assert caught.value.errno == number
 
 
-def test_what_the_child_started_is_killed_with_it(tmp_path):
+def test_kills_what_the_child_started(tmp_path):
     pid_file = tmp_path / "pid"
 
     def forking():
@@ -96,14 +113,14 @@ def test_what_the_child_started_is_killed_with_it(tmp_path):
         if pid == 0:
             time.sleep(60)
         pid_file.write_text(str(pid))
-        return DONE
+        return WORK_RESULT
 
-    assert run_bounded(forking, ChildLimits()) == DONE
+    assert run_bounded(forking, ChildLimits()) == WORK_RESULT
     assert ended(int(pid_file.read_text()))
 
 
 def ended(pid: int) -> bool:
-    """Whether it is gone, or is a zombie that only waits for init to reap it."""
+    """Return whether a process is gone, or a zombie that waits to be reaped."""
     for _ in range(50):
         if (
             not psutil.pid_exists(pid)
@@ -120,9 +137,7 @@ def ended(pid: int) -> bool:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_no_mutation_of_a_program_is_worse_than_a_refusal(
-    first_program, tmp_path, data
-):
+def test_mutated_program_is_at_worst_refused(first_program, tmp_path, data):
     original = first_program.read_bytes()
     mutated = bytearray(original)
     anywhere = st.integers(0, len(original) - 1)

@@ -40,15 +40,11 @@ from autotune.corpus.sources.base import UnusableFileError
         ("mov", "rax, qword ptr fs:[0x28]", "mov rax qwordptrfs:[0x28] [NEXT]"),
     ],
 )
-def test_constants_that_depend_on_the_place_become_one_placeholder(
-    mnemonic, operands, text
-):
+def test_position_dependent_constants_become_placeholders(mnemonic, operands, text):
     assert instruction_text(mnemonic, operands) == text
 
 
-def test_equal_functions_of_different_programs_are_equal_lines(
-    first_program, second_program
-):
+def test_equal_functions_become_equal_lines(first_program, second_program):
     first, second = set(functions(first_program)), set(functions(second_program))
     both = first & second
     # helper and shared, with a global and a call at other addresses in each.
@@ -64,16 +60,14 @@ def test_stripping_changes_nothing(first_program, tmp_path):
     assert list(functions(stripped)) == list(functions(first_program))
 
 
-def test_code_that_is_not_position_independent_is_read_too_and_functions_of_one_instruction_are_left_out(
-    compile_c,
-):
+def test_reads_position_dependent_code(compile_c):
     code = "void nothing(void) {} int main(int argc, char **argv) { return argc * 5; }"
-    found = set(functions(compile_c(code, "-no-pie", "-fcf-protection=none")))
-    assert any(line.count("[NEXT]") >= 2 for line in found)
-    assert "ret [NEXT]" not in found
+    lines = set(functions(compile_c(code, "-no-pie", "-fcf-protection=none")))
+    assert any(line.count("[NEXT]") >= 2 for line in lines)
+    assert "ret [NEXT]" not in lines
 
 
-def test_a_function_that_does_not_decode_to_its_end_is_left_out(compile_c):
+def test_undecodable_function_is_left_out(compile_c):
     # 0x06 (push es) does not exist in 64-bit mode.
     broken = (
         'int broken(int x) { __asm__("mov $0x7777, %eax\\n.byte 0x06"); return x; }'
@@ -84,9 +78,7 @@ def test_a_function_that_does_not_decode_to_its_end_is_left_out(compile_c):
     assert not any("0x7777" in line for line in functions(program))
 
 
-def test_what_is_no_linked_program_with_frames_or_is_too_large_is_refused(
-    first_program, compile_c, tmp_path
-):
+def test_rejects_unusable_programs(first_program, compile_c, tmp_path):
     def refusal(path):
         with pytest.raises(UnusableFileError) as error:
             list(functions(path))
@@ -118,7 +110,7 @@ def frames_of(program: Path) -> tuple[bytes, int]:
         return section.data(), section["sh_addr"]
 
 
-def test_ranges_are_those_that_pyelftools_reads(first_program):
+def test_ranges_match_pyelftools(first_program):
     with first_program.open("rb") as file:
         entries = (
             ELFFile(file).get_dwarf_info(relocate_dwarf_sections=False).EH_CFI_entries()
@@ -128,7 +120,7 @@ def test_ranges_are_those_that_pyelftools_reads(first_program):
     assert list(function_ranges(*frames_of(first_program))) == truth
 
 
-def test_an_encoding_stands_behind_a_personality_and_a_language_and_an_empty_section_holds_no_function():
+def test_reads_encoding_behind_a_personality():
     common = (
         bytes(4)
         + b"\x01zPLR\x00"
@@ -145,6 +137,9 @@ def test_an_encoding_stands_behind_a_personality_and_a_language_and_an_empty_sec
     assert list(function_ranges(section, 0x1000)) == [
         (0x1000 + len(common) + 12 + 0x100, 0x20)
     ]
+
+
+def test_empty_section_has_no_functions():
     assert list(function_ranges(bytes(8), 0)) == list(function_ranges(b"", 0)) == []
 
 
@@ -169,7 +164,7 @@ def test_an_encoding_stands_behind_a_personality_and_a_language_and_an_empty_sec
         "endless number",
     ],
 )
-def test_a_malformed_section_is_named_as_such(section):
+def test_malformed_section_is_named(section):
     with pytest.raises(UnusableFileError, match=r"\.eh_frame"):
         list(function_ranges(section, 0x1000))
 
@@ -180,12 +175,12 @@ def test_a_malformed_section_is_named_as_such(section):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_damage_to_a_real_table_gives_ranges_or_the_one_error(first_program, data):
+def test_damaged_table_raises_only_its_error(first_program, data):
     section, address = frames_of(first_program)
     corrupt = bytearray(section)
-    places = st.tuples(st.integers(0, len(section) - 1), st.integers(0, 255))
-    for place, value in data.draw(st.lists(places, max_size=8)):
-        corrupt[place] = value
+    changes = st.tuples(st.integers(0, len(section) - 1), st.integers(0, 255))
+    for position, value in data.draw(st.lists(changes, max_size=8)):
+        corrupt[position] = value
     ranges = []
     with contextlib.suppress(UnusableFileError):
         ranges.extend(function_ranges(bytes(corrupt), address))

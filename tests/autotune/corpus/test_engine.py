@@ -45,8 +45,8 @@ def die_once(workplace, directory, *, mark):
     return write(workplace, directory, number=9)
 
 
-def opened(place):
-    return open_workplace(place / "data", "k")
+def opened(directory):
+    return open_workplace(directory / "data", "k")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def local(tmp_path_factory):
 
 @pytest.fixture(params=["in process", "local"])
 def engine(request, tmp_path):
-    """Both engines keep one contract."""
+    """An engine in this process or in others; both have one contract."""
     if request.param == "local":
         yield request.getfixturevalue("local")
         return
@@ -69,9 +69,9 @@ def engine(request, tmp_path):
 
 
 def run(engine, tasks):
-    done = {}
-    engine(tasks, lambda task, receipt: done.update({task.number: receipt}), AHEAD)
-    return done
+    receipts = {}
+    engine(tasks, lambda task, receipt: receipts.update({task.number: receipt}), AHEAD)
+    return receipts
 
 
 def tasks(stage, count):
@@ -81,15 +81,15 @@ def tasks(stage, count):
     ]
 
 
-def test_every_task_is_done_and_reported_once(engine):
+def test_reports_every_task_once(engine):
     runner, workplace = engine
-    done = run(runner, tasks("every", 20))
-    assert {name: receipt["number"] for name, receipt in done.items()} == {
+    receipts = run(runner, tasks("every", 20))
+    assert {name: receipt["number"] for name, receipt in receipts.items()} == {
         n: n for n in range(20)
     }
     assert (workplace.directory("every", 7) / "file").read_text() == "7"
     # By the same processes: nothing is done again.
-    assert run(runner, tasks("every", 20)) == done
+    assert run(runner, tasks("every", 20)) == receipts
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,9 @@ def test_every_task_is_done_and_reported_once(engine):
         BadConfig("no tokenizer", next_step="give one"),
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     ],
+    ids=["missing library", "bad configuration", "full disk"],
 )
-def test_what_a_task_raises_comes_back_as_it_was(engine, error):
+def test_task_error_comes_back_unchanged(engine, error):
     refusing = Task(
         stage=f"refuse-{type(error).__name__}",
         number=0,
@@ -113,7 +114,7 @@ def test_what_a_task_raises_comes_back_as_it_was(engine, error):
         assert getattr(caught.value, name, None) == getattr(error, name, None)
 
 
-def test_tasks_are_drawn_as_there_is_room_for_them(engine):
+def test_draws_tasks_only_as_needed(engine):
     drawn, waiting = [], []
 
     def many():
@@ -170,9 +171,7 @@ def test_local_workers_open_no_socket(local):
         assert process.net_connections("all") == []
 
 
-def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_said(
-    tmp_path, monkeypatch
-):
+def test_missing_scheduler_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("autotune.corpus.engine._CONNECT_S", 0.5)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "site.toml").touch()
@@ -183,7 +182,7 @@ def test_a_scheduler_that_is_not_there_and_jobs_that_cannot_be_submitted_are_sai
             slurm_engine(workplace, tmp_path / "site.toml", 1).__enter__()
 
 
-def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
+def test_uses_a_running_scheduler(tmp_path):
     options = {
         "n_workers": 1,
         "threads_per_worker": 1,
@@ -238,9 +237,7 @@ interface = "lo"
 """
 
 
-def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or_nothing_special(
-    tmp_path,
-):
+def test_job_follows_the_site_file(tmp_path):
     from dask_jobqueue.slurm import SLURMCluster
 
     (tmp_path / "site.toml").write_text(SITE)
@@ -266,6 +263,9 @@ def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or
         "--local-directory /local",
     ):
         assert words in script
+
+
+def test_job_settings_follow_the_site(tmp_path):
     site = SiteFile(
         python="/opt/env/bin/python",
         slurm=SlurmSettings(mem="16G", extra=["--reservation=course"]),
@@ -276,6 +276,9 @@ def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or
         "/opt/env/bin/python -P",
     )
     assert settings["job_extra_directives"] == ["--reservation=course"]
+
+
+def test_job_settings_have_defaults(tmp_path):
     settings = job_settings(SiteFile(), tmp_path)
     assert (
         settings["job_mem"],
@@ -284,7 +287,7 @@ def test_the_rendered_job_says_what_the_site_file_says_in_the_sites_own_words_or
     ) == ("2048M", None, [])
 
 
-def test_ctrl_c_stays_what_it_was_when_the_library_is_imported():
+def test_import_keeps_ctrl_c():
     code = (
         "import signal; from autotune.corpus.engine import"
         " _slurm_cluster\n_slurm_cluster(); assert signal.getsignal(signal.SIGINT) is"

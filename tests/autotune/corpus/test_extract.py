@@ -32,23 +32,23 @@ def partition(kind, *paths):
     return Partition(kind=kind, slices=slices)
 
 
-def run(part, directory, most=None):
-    """Extract a partition; its receipt, and all samples that it put into pieces."""
+def run(part, directory, max_samples=None):
+    """Extract a partition; return its receipt and all samples in its pieces."""
     directory.mkdir()
     workplace, options = Workplace(path=directory), SourceOptions()
     receipt = extract_partition(
-        workplace, directory, partition=part, options=options, most=most
+        workplace, directory, partition=part, options=options, most=max_samples
     )
-    found = []
+    samples = []
     for number in range(len(receipt["samples"])):
         paths = PiecePaths(directory=directory, number=number)
         index = paths.read_index()
-        some = list(paths.read_samples(index["bytes"] >= 0))
+        piece_samples = list(paths.read_samples(index["bytes"] >= 0))
         assert [name.tobytes() for name in index["digest"]] == [
-            digest(text.encode()) for text in some
+            digest(text.encode()) for text in piece_samples
         ]
-        found += some
-    return receipt, found
+        samples += piece_samples
+    return receipt, samples
 
 
 def rejects(directory):
@@ -64,7 +64,7 @@ def nothing_is_left_running():
     assert set(psutil.Process().children()) <= before
 
 
-def test_files_that_cannot_be_used_or_are_gone_cost_themselves_only(programs, tmp_path):
+def test_unusable_files_are_rejected_alone(programs, tmp_path):
     names = [
         "garbage",
         "first",
@@ -82,27 +82,29 @@ def test_files_that_cannot_be_used_or_are_gone_cost_themselves_only(programs, tm
     assert (result["files"], result["rejected"]) == (3, 4)
     assert result["raw_bytes"] == sum(path.stat().st_size for path in good)
     listed = rejects(tmp_path / "out")
-    assert [Path(one["path"]).name for one in listed] == [
+    assert [Path(reject["path"]).name for reject in listed] == [
         "garbage",
         "truncated",
         "script.sh",
         "empty",
     ]
-    assert all(one["reason"] and one["where"] == "" for one in listed)
+    assert all(reject["reason"] and reject["where"] == "" for reject in listed)
 
 
-def test_what_a_slice_wrote_before_it_failed_is_taken_back_and_does_not_count(tmp_path):
+def test_failed_slice_leaves_no_samples(tmp_path):
     bad, good = tmp_path / "bad.txt.gz", tmp_path / "good.txt"
     bad.write_bytes(
         gzip.compress(os.urandom(50_000).hex(" ").replace(" ", "\n").encode())[:-100]
     )
     lines = [f"line {number}" for number in range(300)]
     good.write_text("\n".join(lines))
-    assert run(partition("text", bad, good), tmp_path / "out", most=300)[1] == lines
+    assert (
+        run(partition("text", bad, good), tmp_path / "out", max_samples=300)[1] == lines
+    )
     assert rejects(tmp_path / "out")[0]["path"] == str(bad)
 
 
-def test_pieces_stay_small_whatever_the_file(tmp_path, monkeypatch):
+def test_pieces_stay_small(tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_TEXT_BYTES", 10_000)
     with contextlib.closing(pieces.PieceWriter(tmp_path, 0)) as writer:
         for number in range(1000):
@@ -111,12 +113,14 @@ def test_pieces_stay_small_whatever_the_file(tmp_path, monkeypatch):
     assert all(path.stat().st_size == 10_000 for path in tmp_path.glob("*.text"))
 
 
-def test_a_bound_counts_distinct_samples_over_all_slices(tmp_path):
-    one, two, three = (tmp_path / f"{number}.txt" for number in range(3))
-    one.write_text("a\na\nb\n")
-    two.write_text("b\na\nc\nd\ne\n")
-    three.write_text("f\n" * 2**20)  # not read any more
-    assert run(partition("text", one, two, three), tmp_path / "out", most=3)[1] == [
+def test_bound_counts_distinct_samples(tmp_path):
+    first, second, third = (tmp_path / f"{number}.txt" for number in range(3))
+    first.write_text("a\na\nb\n")
+    second.write_text("b\na\nc\nd\ne\n")
+    third.write_text("f\n" * 2**20)  # not read any more
+    assert run(
+        partition("text", first, second, third), tmp_path / "out", max_samples=3
+    )[1] == [
         "a",
         "a",
         "b",
@@ -134,7 +138,7 @@ def some_texts(tmp_path, count):
 
 
 @pytest.mark.parametrize("victim", ["process", "child"])
-def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, victim):
+def test_process_killed_once_costs_nothing(tmp_path, monkeypatch, victim):
     start = extract._Process.extract
     calls = []
 
@@ -158,7 +162,7 @@ def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, vict
     )
 
 
-def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
+def test_killed_process_leaves_no_child_writing(tmp_path):
     # Opening a pipe that nobody writes to blocks; the child would read on once somebody
     # does.
     pipe = tmp_path / "pipe"
@@ -180,7 +184,7 @@ def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
             os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
 
 
-def test_what_kills_its_reader_again_and_again_costs_itself_only(tmp_path, monkeypatch):
+def test_file_that_kills_its_reader_is_rejected(tmp_path, monkeypatch):
     start = extract._Process.extract
     deadly = str(tmp_path / "2.txt")
 
@@ -212,14 +216,15 @@ def test_what_kills_its_reader_again_and_again_costs_itself_only(tmp_path, monke
         ([1, extract._TOGETHER_BYTES - 1, 1, 1], [2, 2]),
         ([0] * (2 * extract._TOGETHER + 1), [extract._TOGETHER, extract._TOGETHER, 1]),
     ],
+    ids=["one", "two large", "small and large", "many empty"],
 )
-def test_small_files_share_a_child_and_large_ones_do_not(sizes, groups):
+def test_small_files_share_a_child(sizes, groups):
     slices = [
         Slice(path=str(number), begin=0, end=size) for number, size in enumerate(sizes)
     ]
-    found = list(extract._read_together(slices))
-    assert [part for group in found for part in group] == slices
-    assert [len(group) for group in found] == groups
+    together = list(extract._read_together(slices))
+    assert [part for group in together for part in group] == slices
+    assert [len(group) for group in together] == groups
 
 
 @pytest.mark.parametrize(
@@ -235,7 +240,7 @@ def test_small_files_share_a_child_and_large_ones_do_not(sizes, groups):
         (sys, "executable", "/missing", "cannot start"),
     ],
 )
-def test_a_process_that_cannot_start_is_explained(
+def test_process_that_cannot_start_is_explained(
     tmp_path, monkeypatch, patched, name, value, words
 ):
     monkeypatch.setattr(patched, name, value)
@@ -256,7 +261,7 @@ def request(path, directory, kind="elf"):
     }
 
 
-def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
+def test_program_without_functions_is_unusable(compile_c, tmp_path):
     code = '__asm__(".globl _start; _start: .cfi_startproc; hlt; .cfi_endproc");'
     (refused,) = extract_slices(
         request(compile_c(code, "-nostdlib", "-static"), tmp_path / "pieces")
@@ -265,11 +270,11 @@ def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
     assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["rejects"]
 
 
-def test_more_rejects_than_anyone_reads_are_counted_but_not_listed(tmp_path):
+def test_excess_rejects_are_only_counted(tmp_path):
     lines = tmp_path / "lines.jsonl"
     lines.write_text("no json\n" * (MAX_LISTED_REJECTS + 50))
-    (done,) = extract_slices(request(lines, tmp_path / "pieces", kind="jsonl"))
-    assert done.rejected == MAX_LISTED_REJECTS + 50
+    (extracted,) = extract_slices(request(lines, tmp_path / "pieces", kind="jsonl"))
+    assert extracted.rejected == MAX_LISTED_REJECTS + 50
     *listed, last = (tmp_path / "pieces" / "rejects").read_text().splitlines()
     assert len(listed) == MAX_LISTED_REJECTS
     assert (
@@ -278,7 +283,7 @@ def test_more_rejects_than_anyone_reads_are_counted_but_not_listed(tmp_path):
     )
 
 
-def test_the_process_ends_with_its_child_when_its_requests_close(tmp_path):
+def test_child_ends_with_its_process(tmp_path):
     # Opening a pipe that nobody writes to blocks for ever.
     endless = tmp_path / "endless"
     os.mkfifo(endless)

@@ -25,16 +25,20 @@ def find(spec):
     return find_files(*open_source(spec))
 
 
-def names(found):
-    return [file.path.name for file in found.files]
+def names(findings):
+    return [file.path.name for file in findings.files]
 
 
-def test_a_directory_with_all_below_it_a_file_or_a_glob_can_be_named(tmp_path):
+def test_finds_files_of_directory_file_or_glob(tmp_path):
     program(tmp_path / "a")
     program(tmp_path / "below" / "deep" / "b")
     (tmp_path / "text").write_text("hello")
-    found = find(f"elf:{tmp_path}")
-    assert (sorted(names(found)), found.other_files, found.files[0].size_bytes) == (
+    findings = find(f"elf:{tmp_path}")
+    assert (
+        sorted(names(findings)),
+        findings.other_files,
+        findings.files[0].size_bytes,
+    ) == (
         ["a", "b"],
         1,
         5,
@@ -43,38 +47,45 @@ def test_a_directory_with_all_below_it_a_file_or_a_glob_can_be_named(tmp_path):
     assert sorted(names(find(f"elf:{tmp_path}/below/*/?"))) == ["b"]
 
 
-def test_a_file_with_several_names_is_read_once_and_what_is_no_file_never(tmp_path):
+def test_reads_linked_file_once(tmp_path):
     program(tmp_path / "z-real")
     os.link(tmp_path / "z-real", tmp_path / "z-second")
     (tmp_path / "a-link").symlink_to("z-real")
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    found = find(f"elf:{tmp_path}")
-    assert (names(found), found.other_files, found.unreadable) == (["z-real"], 0, ())
-
-
-def test_the_order_is_that_of_the_names_wherever_the_tree_lies_and_progress_is_told(
-    tmp_path, monkeypatch
-):
-    many = [f"program-{number}" for number in range(20)]
-    for place, order in (("here", many), ("there", reversed(many))):
-        for name in order:
-            program(tmp_path / place / name)
-    here = names(find(f"elf:{tmp_path / 'here'}"))
-    assert here == names(find(f"elf:{tmp_path / 'there'}"))
-    assert here != sorted(here)
-    monkeypatch.setattr(module, "_TOLD_FILES", 8)
-    told = []
-    find_files(
-        *open_source(f"elf:{tmp_path / 'here'}"),
-        lambda done, total, note: told.append((done, total, note)),
+    findings = find(f"elf:{tmp_path}")
+    assert (names(findings), findings.other_files, findings.unreadable) == (
+        ["z-real"],
+        0,
+        (),
     )
-    assert told == [(8, 20, "8 of 20 files"), (16, 20, "16 of 20 files")]
+
+
+def test_order_depends_only_on_names(tmp_path):
+    many = [f"program-{number}" for number in range(20)]
+    for directory, order in (("first", many), ("second", reversed(many))):
+        for name in order:
+            program(tmp_path / directory / name)
+    order_in_first = names(find(f"elf:{tmp_path / 'first'}"))
+    assert order_in_first == names(find(f"elf:{tmp_path / 'second'}"))
+    assert order_in_first != sorted(order_in_first)
+
+
+def test_counts_files_while_finding(tmp_path, monkeypatch):
+    for number in range(20):
+        program(tmp_path / f"program-{number}")
+    monkeypatch.setattr(module, "_TOLD_FILES", 8)
+    reports = []
+    find_files(
+        *open_source(f"elf:{tmp_path}"),
+        lambda done_files, total, note: reports.append((done_files, total, note)),
+    )
+    assert reports == [(8, 20, "8 of 20 files"), (16, 20, "16 of 20 files")]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_listed(tmp_path):
+def test_file_without_permission_is_listed(tmp_path):
     program(tmp_path / "a")
     program(tmp_path / "closed")
     (tmp_path / "closed").chmod(0)
@@ -100,9 +111,7 @@ def test_a_file_without_permission_is_listed(tmp_path):
         ("text:{}/nowhere/corpus.txt", "not found", "Check the path."),
     ],
 )
-def test_a_source_that_cannot_be_read_says_what_to_write(
-    tmp_path, source, message, next_step
-):
+def test_invalid_source_suggests_what_to_write(tmp_path, source, message, next_step):
     (tmp_path / "empty").mkdir()
     (tmp_path / "corpus.txt").write_text("a line\n")
     with pytest.raises(BadInput) as error:
@@ -111,7 +120,7 @@ def test_a_source_that_cannot_be_read_says_what_to_write(
     assert next_step.format(tmp_path) in error.value.next_step
 
 
-def test_each_kind_takes_its_own_files_of_a_directory_and_any_that_is_named(tmp_path):
+def test_each_kind_takes_its_own_files(tmp_path):
     for name in ("a.jsonl", "b.ndjson.gz", "c.parquet", "d.txt", ".hidden", "e.md"):
         (tmp_path / name).write_text("x")
     assert sorted(names(find(f"jsonl:{tmp_path}"))) == ["a.jsonl", "b.ndjson.gz"]
@@ -127,7 +136,7 @@ def test_each_kind_takes_its_own_files_of_a_directory_and_any_that_is_named(tmp_
     assert names(find(f"jsonl:{tmp_path / 'd.txt'}")) == ["d.txt"]
 
 
-def test_small_files_share_a_partition_and_large_ones_are_cut(tmp_path):
+def test_small_files_share_a_partition(tmp_path):
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("small\n")
     for name, size_bytes in (
@@ -146,10 +155,12 @@ def test_small_files_share_a_partition_and_large_ones_are_cut(tmp_path):
         for file in files
         for _ in range(4 if file.path.name == "large.txt" else 1)
     ]
-    assert [one.path for part in parts for one in part.slices] == expected
+    assert [part_slice.path for part in parts for part_slice in part.slices] == expected
     assert all(part.raw_bytes >= PARTITION_BYTES * 0.7 for part in parts[:-1])
     as_one_sample = partitions(SOURCES["text"], files, SourceOptions(unit="file"))
-    assert len([one for part in as_one_sample for one in part.slices]) == len(files)
+    assert len(
+        [part_slice for part in as_one_sample for part_slice in part.slices]
+    ) == len(files)
 
 
 @pytest.mark.parametrize(
@@ -167,14 +178,15 @@ def test_small_files_share_a_partition_and_large_ones_are_cut(tmp_path):
         (gzip.compress(b"\x7fELF\0\0\0", mtime=0), False),
     ],
 )
-def test_a_binary_file_is_no_text_in_gzip_neither_even_if_it_is_named(
-    tmp_path, content, is_text
-):
+def test_binary_file_is_no_text(tmp_path, content, is_text):
     path = tmp_path / ("file.gz" if content.startswith(b"\x1f\x8b") else "file")
     path.write_bytes(content)
     (tmp_path / "beside.txt").write_text("a line\n")
-    found = find(f"text:{tmp_path}")
-    assert (found.other_files, path.name in names(found)) == (not is_text, is_text)
+    findings = find(f"text:{tmp_path}")
+    assert (findings.other_files, path.name in names(findings)) == (
+        not is_text,
+        is_text,
+    )
     if not is_text:
         with pytest.raises(BadInput, match="is a text file"):
             find(f"text:{path}")

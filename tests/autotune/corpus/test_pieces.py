@@ -19,9 +19,7 @@ from autotune.corpus.workplace import Workplace
     ),
     buckets=st.sampled_from([1, 2, 16]),
 )
-def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(
-    tmp_path_factory, pieces, buckets
-):
+def test_keeps_the_first_of_equal_samples(tmp_path_factory, pieces, buckets):
     workplace = Workplace(path=tmp_path_factory.mktemp("w"))
     listed, seen, duplicates = [], set(), 0
     for number, samples in enumerate(pieces):
@@ -41,11 +39,11 @@ def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(
         )
         duplicates += workplace.perform(module.DISTINCT, bucket, work)["duplicates"]
     selection = module.Selection(buckets=buckets, validation_share=0.0, seed=0)
-    found = [
+    kept = [
         selection.of(workplace, number)[1].tolist() for number in range(len(listed))
     ]
-    assert found == [
-        [not (one in seen or seen.add(one)) for one in samples] for samples in pieces
+    assert kept == [
+        [not (text in seen or seen.add(text)) for text in samples] for samples in pieces
     ]
     assert duplicates == sum(map(len, pieces)) - len(seen)
 
@@ -60,7 +58,7 @@ def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(
         (2**40, module.MAX_BUCKETS),
     ],
 )
-def test_no_bucket_holds_more_than_a_process_may(samples, buckets):
+def test_buckets_fit_in_a_process(samples, buckets):
     assert module.buckets_for(samples) == buckets
 
 
@@ -69,7 +67,7 @@ def test_no_bucket_holds_more_than_a_process_may(samples, buckets):
     samples=st.lists(st.text(max_size=5), max_size=50),
     more=st.lists(st.text(max_size=5), max_size=50),
 )
-def test_the_split_of_a_sample_does_not_depend_on_the_others(samples, more):
+def test_split_does_not_depend_on_other_samples(samples, more):
     def chosen(texts):
         index = np.array(
             [(0, list(digest(text.encode()))) for text in texts], dtype=INDEX
@@ -79,17 +77,19 @@ def test_the_split_of_a_sample_does_not_depend_on_the_others(samples, more):
     assert chosen(more + samples)[len(more) :] == chosen(samples)
 
 
-def test_the_split_has_its_share_and_seeds_differ():
+def test_split_has_its_share():
     index = np.array(
         [(0, list(digest(str(number).encode()))) for number in range(20_000)],
         dtype=INDEX,
     )
-    one, other = (drawn(index, 0.1, f"validation {seed}") for seed in (0, 1))
+    chosen, chosen_by_other_seed = (
+        drawn(index, 0.1, f"validation {seed}") for seed in (0, 1)
+    )
     # Five standard deviations of a binomial count: 212.
-    assert abs(int(one.sum()) - 2000) < 212
-    assert abs(int((one & other).sum()) - 200) < 70
+    assert abs(int(chosen.sum()) - 2000) < 212
+    assert abs(int((chosen & chosen_by_other_seed).sum()) - 200) < 70
     assert not drawn(index, 0.0, "validation 0").any()
-    assert np.array_equal(one, drawn(index, 0.1, "validation 0"))
+    assert np.array_equal(chosen, drawn(index, 0.1, "validation 0"))
 
 
 SIZES = st.lists(
@@ -99,7 +99,7 @@ SIZES = st.lists(
 
 
 @given(sizes=SIZES)
-def test_shards_hold_every_piece_once_within_their_bounds(sizes):
+def test_shards_stay_within_their_bounds(sizes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encode, "SHARD_TOKENS", 600)
         patch.setattr(encode, "SHARD_SAMPLES", 60)

@@ -42,14 +42,14 @@ def run(
     *sources,
     out,
     stages=progress,
-    told=None,
+    messages=None,
     workers=1,
     strict=False,
     overwrite=False,
     **options,
 ):
     request = Request(sources=sources, **DEFAULTS | options)
-    tell = [].append if told is None else told.append
+    tell = [].append if messages is None else messages.append
     return prepare(
         request,
         out,
@@ -62,7 +62,7 @@ def run(
 
 
 def stored(directory, split="train"):
-    """The samples of a dataset as text, words joined by spaces."""
+    """Return the samples of a dataset as text, words joined by spaces."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     dataset = TokenDataset.open(directory, split)
     ids = [dataset.read(sample).tolist() for sample in range(len(dataset))]
@@ -84,7 +84,7 @@ def lines(tmp_path) -> Path:
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Everything in many parts, as with much data."""
+    """Make limits so small that a little data has many parts, as much data has."""
     monkeypatch.setattr(pieces, "PIECE_SAMPLES", 64)
     monkeypatch.setattr(pieces, "_BUCKET_SAMPLES", 100)
     monkeypatch.setattr(tokenizer, "_MERGE_BYTES", 4000)
@@ -93,14 +93,12 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(encode, "_BATCH_CHARACTERS", 200)
 
 
-def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_ends_complete(
-    programs, tmp_path
-):
+def test_dataset_holds_every_function_once(programs, tmp_path):
     out, last = tmp_path / "data", {}
 
     @contextmanager
     def recording(title):
-        yield lambda done, total, note: last.update({title: (done, total)})
+        yield lambda done_count, total, note: last.update({title: (done_count, total)})
 
     manifest, *_ = run(f"elf:{programs}", stages=recording, out=out)
     assert list(last) == [
@@ -112,7 +110,7 @@ def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_end
         "encode",
         "assemble train",
     ]
-    assert all(done == total for done, total in last.values())
+    assert all(done_count == total for done_count, total in last.values())
     read = ("first", "second", "copy-of-first")
     everything = [line for name in read for line in functions(programs / name)]
     assert len(stored(out)) == len(set(stored(out)))
@@ -125,9 +123,7 @@ def test_the_dataset_holds_every_function_once_in_reading_order_and_progress_end
     assert source.token_bytes == 2 * manifest.train.tokens
 
 
-def test_what_cannot_be_used_is_listed_with_its_reason_and_strict_stops_at_it_keeping_the_work(
-    programs, tmp_path
-):
+def test_lists_unusable_files_with_reasons(programs, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\nno json\n')
     manifest, first_rejects, other_files = run(
         f"elf:{programs}", f"jsonl:{tmp_path}", out=tmp_path / "data"
@@ -136,19 +132,22 @@ def test_what_cannot_be_used_is_listed_with_its_reason_and_strict_stops_at_it_ke
         Reject(**json.loads(line))
         for line in (tmp_path / "data" / "rejects.jsonl").open()
     ]
-    assert {Path(one.path).name for one in rejects} == {
+    assert {Path(reject.path).name for reject in rejects} == {
         "garbage",
         "truncated",
         "bad.jsonl",
     }
-    assert [one.where for one in rejects if one.path.endswith("jsonl")] == [
+    assert [reject.where for reject in rejects if reject.path.endswith("jsonl")] == [
         "line at byte 17"
     ]
-    assert all(one.reason for one in rejects)
+    assert all(reject.reason for reject in rejects)
     assert manifest.source.rejected == 3
     assert first_rejects == rejects
     # A script and an empty file beside the programs; everything else is no jsonl.
     assert other_files >= 2
+
+
+def test_strict_stops_at_a_reject(programs, tmp_path):
     with pytest.raises(BadInput, match=r"--strict is set.*(garbage|truncated)"):
         run(f"elf:{programs}", out=tmp_path / "strict", strict=True)
     assert not (tmp_path / "strict").exists()
@@ -156,7 +155,7 @@ def test_what_cannot_be_used_is_listed_with_its_reason_and_strict_stops_at_it_ke
 
 
 @pytest.mark.parametrize("kind", [slow("wordlevel"), "bpe"])
-def test_the_number_of_processes_and_of_parts_changes_no_byte_and_the_splits_share_no_sample(
+def test_dataset_does_not_depend_on_parallelism(
     lines, tmp_path, kind, monkeypatch, request
 ):
     monkeypatch.setattr(
@@ -181,20 +180,20 @@ def test_the_number_of_processes_and_of_parts_changes_no_byte_and_the_splits_sha
     assert content(tmp_path / "1") == content(tmp_path / "2")
     request.getfixturevalue("small_pieces")
     run(f"text:{lines}", out=tmp_path / "parts", **options)
-    train, apart = stored(tmp_path / "1"), stored(tmp_path / "1", "validation")
-    assert set(train).isdisjoint(apart)
-    assert (len(train) + len(apart), len(apart) > 0) == (
+    train, validation = stored(tmp_path / "1"), stored(tmp_path / "1", "validation")
+    assert set(train).isdisjoint(validation)
+    assert (len(train) + len(validation), len(validation) > 0) == (
         len(set(lines.read_text().splitlines())),
         True,
     )
     assert (stored(tmp_path / "parts"), stored(tmp_path / "parts", "validation")) == (
         train,
-        apart,
+        validation,
     )
     assert len(read_manifest(tmp_path / "parts").train.shards) > 1
 
 
-def test_words_are_counted_exactly_whatever_the_parts(lines, tmp_path, small_pieces):
+def test_counts_words_exactly(lines, tmp_path, small_pieces):
     run(f"text:{lines}", out=tmp_path / "data", tokenizer="wordlevel", vocab_size=64)
     counts = Counter(
         word
@@ -209,7 +208,7 @@ def test_words_are_counted_exactly_whatever_the_parts(lines, tmp_path, small_pie
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bound_takes_the_first_distinct_samples_of_all(lines, tmp_path, workers):
+def test_bound_takes_the_first_distinct_samples(lines, tmp_path, workers):
     distinct_lines = list(dict.fromkeys(lines.read_text().splitlines()))
     for bound in (1, 60, 170, 10**6):
         out = tmp_path / f"{workers}-{bound}"
@@ -263,9 +262,7 @@ CUT, SPLIT = (LengthLimit(max_tokens=3, long=long) for long in ("truncate", "spl
     ],
     ids=["field", "unit", "duplicates", "truncate", "split"],
 )
-def test_fields_units_duplicates_and_lengths_are_as_asked_for(
-    tmp_path, name, raw, options, samples, counts
-):
+def test_follows_options_of_the_request(tmp_path, name, raw, options, samples, counts):
     path = tmp_path / name
     path.write_text(raw)
     manifest, *_ = run(
@@ -282,15 +279,20 @@ def test_fields_units_duplicates_and_lengths_are_as_asked_for(
     } == counts
 
 
-def test_a_given_tokenizer_is_used_and_its_unknown_tokens_counted(programs, tmp_path):
+def test_uses_a_given_tokenizer(programs, tmp_path):
     run(f"elf:{programs}", out=tmp_path / "small", vocab_size=64)
     given = tmp_path / "small" / "tokenizer.json"
     run(f"elf:{programs}", out=tmp_path / "data", tokenizer=given)
     assert (tmp_path / "data" / "tokenizer.json").read_bytes() == given.read_bytes()
     assert stored(tmp_path / "data") == stored(tmp_path / "small")
-    other = tmp_path / "other.txt"
-    other.write_text("words that no program holds\n")
-    manifest, *_ = run(f"text:{other}", out=tmp_path / "other", tokenizer=given)
+
+
+def test_counts_unknown_tokens(programs, tmp_path):
+    run(f"elf:{programs}", out=tmp_path / "small", vocab_size=64)
+    given = tmp_path / "small" / "tokenizer.json"
+    foreign_text = tmp_path / "other.txt"
+    foreign_text.write_text("words that no program holds\n")
+    manifest, *_ = run(f"text:{foreign_text}", out=tmp_path / "other", tokenizer=given)
     assert manifest.source.unknown_tokens == 5
 
 
@@ -302,9 +304,7 @@ def test_a_given_tokenizer_is_used_and_its_unknown_tokens_counted(programs, tmp_
         *map(slow, ("find duplicates", "count words", "assemble train")),
     ],
 )
-def test_after_an_interrupt_anywhere_it_goes_on_and_ends_the_same(
-    lines, tmp_path, stage, small_pieces
-):
+def test_resumes_after_any_interrupt(lines, tmp_path, stage, small_pieces):
     options = {"tokenizer": "wordlevel", "validation_share": 0.01}
     run(f"text:{lines}", out=tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
@@ -321,7 +321,7 @@ def test_after_an_interrupt_anywhere_it_goes_on_and_ends_the_same(
 
 
 def interrupting(stage):
-    """Stages of which one is interrupted at its first word of progress."""
+    """Return stages of which one is interrupted when it first reports progress."""
 
     @contextmanager
     def stages(title):
@@ -335,9 +335,7 @@ def interrupting(stage):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(
-    lines, tmp_path, overwrite
-):
+def test_interrupt_after_publishing_only_cleans_up(lines, tmp_path, overwrite):
     def publish_and_end(dataset, final):
         publish(dataset, final)
         raise KeyboardInterrupt
@@ -354,16 +352,19 @@ def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(
     assert not list(tmp_path.glob(".data.*"))
 
 
-def test_an_existing_dataset_is_left_alone_and_its_request_not_carried_out_twice_unless_asked_for(
-    lines, tmp_path
-):
+def test_existing_dataset_is_kept(lines, tmp_path):
     run(f"text:{lines}", out=tmp_path / "data")
     path = tmp_path / "data" / "train-tokens-00000.npy"
-    before, told = path.stat().st_mtime_ns, []
-    manifest, *_ = run(f"text:{lines}", out=tmp_path / "data", told=told)
+    before, messages = path.stat().st_mtime_ns, []
+    manifest, *_ = run(f"text:{lines}", out=tmp_path / "data", messages=messages)
     assert path.stat().st_mtime_ns == before
-    assert "already contains this dataset" in told[0]
+    assert "already contains this dataset" in messages[0]
     assert manifest == read_manifest(tmp_path / "data")
+
+
+def test_overwrite_replaces_a_corrupt_dataset(lines, tmp_path):
+    run(f"text:{lines}", out=tmp_path / "data")
+    path = tmp_path / "data" / "train-tokens-00000.npy"
     good = path.read_bytes()
     path.write_bytes(bytes(len(good)))
     corrupt = content(tmp_path / "data")
@@ -375,21 +376,22 @@ def test_an_existing_dataset_is_left_alone_and_its_request_not_carried_out_twice
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "lines.txt"]
 
 
-def test_changed_input_is_not_gone_on_from_and_what_is_left_is_told(lines, tmp_path):
+def test_changed_input_is_not_resumed(lines, tmp_path):
     options = {"out": tmp_path / "data", "tokenizer": "wordlevel"}
     with pytest.raises(KeyboardInterrupt):
         run(f"text:{lines}", stages=interrupting("extract samples"), **options)
     lines.write_text("quite another line\n")
-    told = []
-    run(f"text:{lines}", told=told, **options)
+    messages = []
+    run(f"text:{lines}", messages=messages, **options)
     assert stored(tmp_path / "data") == ["quite another line"]
-    assert len(told) == 1
-    assert ".partial is left from a preparation with other settings or files" in told[0]
+    assert len(messages) == 1
+    assert (
+        ".partial is left from a preparation with other settings or files"
+        in messages[0]
+    )
 
 
-def test_missing_libraries_are_named_with_the_way_to_get_them(
-    programs, tmp_path, monkeypatch
-):
+def test_missing_library_suggests_its_installation(programs, tmp_path, monkeypatch):
     find, missing = importlib.util.find_spec, ("capstone", "pyarrow")
     monkeypatch.setattr(
         importlib.util,
@@ -411,9 +413,7 @@ def test_missing_libraries_are_named_with_the_way_to_get_them(
         ("text:{}/raw.txt", "nothing.json", "no token from this data"),
     ],
 )
-def test_a_request_that_comes_to_nothing_says_why_and_leaves_nothing(
-    tmp_path, spec, tokenizer, message
-):
+def test_request_without_samples_leaves_nothing(tmp_path, spec, tokenizer, message):
     nothing = Tokenizer(
         WordLevel(
             {word: number for number, word in enumerate(SPECIAL_TOKENS)},

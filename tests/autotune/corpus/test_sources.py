@@ -52,8 +52,8 @@ def read(path, kind, begin=0, end=None, **options):
     return list(SOURCES[kind].samples(part, SourceOptions(**options)))
 
 
-def texts(found):
-    return [one for one in found if isinstance(one, str)]
+def texts(entries):
+    return [entry for entry in entries if isinstance(entry, str)]
 
 
 @settings(
@@ -66,15 +66,13 @@ def texts(found):
     cuts=st.lists(st.integers(0, 60), max_size=4),
     unit=st.sampled_from(["line", "paragraph"]),
 )
-def test_slices_give_what_the_whole_file_gives_wherever_it_is_cut(
-    path, content, cuts, unit
-):
+def test_slices_add_up_to_the_file(path, content, cuts, unit):
     path.write_bytes(content)
     edges = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     parts = [
-        one
+        sample
         for begin, end in itertools.pairwise(edges)
-        for one in read(path, "text", begin, end, unit=unit)
+        for sample in read(path, "text", begin, end, unit=unit)
     ]
     assert parts == read(path, "text", unit=unit)
 
@@ -85,7 +83,7 @@ def test_slices_give_what_the_whole_file_gives_wherever_it_is_cut(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(content=CONTENT.filter(lambda content: b"\xff" not in content))
-def test_lines_and_paragraphs_are_those_of_the_plain_definition(path, content):
+def test_splits_lines_like_plain_definition(path, content):
     path.write_bytes(content)
     split = [line.rstrip(b"\r\n").decode() for line in content.split(b"\n")]
     assert texts(read(path, "text")) == [line for line in split if line.strip()]
@@ -101,7 +99,7 @@ def test_lines_and_paragraphs_are_those_of_the_plain_definition(path, content):
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
-def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(path, unit):
+def test_bad_utf8_rejects_only_its_sample(path, unit):
     path.write_bytes(b"good\n\nba\xffd\n\nfine\n")
     good, bad, fine = read(path, "text", unit=unit)
     assert (good, fine) == ("good", "fine")
@@ -111,33 +109,34 @@ def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(path, unit):
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
-def test_a_sample_that_is_too_long_is_refused_without_being_held(
-    path, monkeypatch, unit
-):
+def test_overlong_sample_is_rejected(path, monkeypatch, unit):
     monkeypatch.setattr(base, "MAX_SAMPLE_BYTES", 1000)
     path.write_bytes(b"a\n\n" + b"x" * 500_000 + b"\n\nb\n")
-    found = read(path, "text", unit=unit)
+    entries = read(path, "text", unit=unit)
     reject = Reject(
         path=str(path),
         where=f"{unit} at byte {0 if unit == 'file' else 3}",
         reason=TOO_LONG,
     )
-    assert [one for one in found if isinstance(one, Reject)] == [reject]
-    assert texts(found) == ([] if unit == "file" else ["a", "b"])
+    assert [entry for entry in entries if isinstance(entry, Reject)] == [reject]
+    assert texts(entries) == ([] if unit == "file" else ["a", "b"])
 
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
-def test_gzip_is_read_through_a_file_may_be_one_sample_and_a_byte_order_mark_before_it_is_no_text(
-    tmp_path, unit
-):
-    plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+def test_byte_order_mark_is_no_text(tmp_path, unit):
+    plain = tmp_path / "a.txt"
     plain.write_bytes("\ufeffone \ufefftwo".encode())
     assert read(plain, "text", unit=unit) == ["one \ufefftwo"]
+
+
+@pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
+def test_reads_gzip_like_plain_text(tmp_path, unit):
+    plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
     plain.write_text("one\ntwo\n\nthree\n")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    found = read(packed, "text", unit=unit)
-    assert found == read(plain, "text", unit=unit)
-    assert (found == [plain.read_text()]) == (unit == "file")
+    samples = read(packed, "text", unit=unit)
+    assert samples == read(plain, "text", unit=unit)
+    assert (samples == [plain.read_text()]) == (unit == "file")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +146,7 @@ def test_gzip_is_read_through_a_file_may_be_one_sample_and_a_byte_order_mark_bef
         lambda b: b"\0" * 30 + b[30:],
         lambda b: b[:40] + b"\xff" * 9 + b[49:],
     ],
+    ids=["truncated", "header", "middle"],
 )
 def test_damaged_gzip_is_unusable(tmp_path, damage):
     packed = tmp_path / "a.gz"
@@ -161,7 +161,7 @@ def test_damaged_gzip_is_unusable(tmp_path, damage):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(texts=st.lists(st.text(max_size=20), max_size=8), cut=st.integers(0, 200))
-def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(path, texts, cut):
+def test_reads_field_of_every_line(path, texts, cut):
     path.write_text(
         "".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts)
     )
@@ -185,7 +185,7 @@ def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(path, texts, c
         (b'{"text": "open', "not JSON"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_named_by_its_place(path, line, reason):
+def test_unusable_line_is_named(path, line, reason):
     path.write_bytes(b'{"text": "a"}\n' + line + b'\n\n{"text": "b"}\n')
     first, reject, last = read(path, "jsonl")
     assert (first, last) == ("a", "b")
@@ -200,7 +200,7 @@ STRINGS = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
 @pytest.mark.parametrize(
     "kind", [*STRINGS, pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
 )
-def test_the_column_is_read_in_order_over_all_row_groups(path, kind):
+def test_reads_column_over_all_row_groups(path, kind):
     texts = [f"text {number}" for number in range(3000)]
     column = pyarrow.array(texts).cast(kind)
     parquet.write_table(
@@ -209,9 +209,7 @@ def test_the_column_is_read_in_order_over_all_row_groups(path, kind):
     assert read(path, "parquet") == texts
 
 
-def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_the_file_unusable(
-    path,
-):
+def test_null_is_rejected_by_row(path):
     parquet.write_table(
         pyarrow.table({"text": ["a", None, " ", "b"], "n": range(4)}), path
     )
@@ -220,6 +218,12 @@ def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_th
         Reject(path=str(path), where="row 1", reason="null"),
         "b",
     ]
+
+
+def test_unusable_column_is_named(path):
+    parquet.write_table(
+        pyarrow.table({"text": ["a", None, " ", "b"], "n": range(4)}), path
+    )
     with pytest.raises(
         UnusableFileError, match="column 'body' not found; columns: 'text', 'n'"
     ):
@@ -231,8 +235,9 @@ def test_nulls_are_rejected_by_row_blank_texts_skipped_and_other_columns_make_th
 @pytest.mark.parametrize(
     "damage",
     [lambda b: b[:-30], lambda b: b"", lambda b: b[:100] + os.urandom(200) + b[300:]],
+    ids=["truncated", "empty", "middle"],
 )
-def test_a_damaged_file_costs_one_reject_in_its_bounded_child(tmp_path, damage):
+def test_damaged_parquet_file_is_one_reject(tmp_path, damage):
     good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
     parquet.write_table(
         pyarrow.table({"text": [f"some text {n}" for n in range(200)]}),

@@ -48,7 +48,7 @@ def saved(path, vocab, change=lambda whole: None):
     return path
 
 
-def test_special_tokens_come_first_the_separator_is_an_ordinary_word_and_rare_words_are_unknown():
+def test_special_tokens_come_first():
     tokenizer = learn(vocab_size=7)
     assert tokenizer.used_vocab_size == 7
     assert [tokenizer.encoder.id_to_token(index) for index in range(6)] == [
@@ -56,10 +56,17 @@ def test_special_tokens_come_first_the_separator_is_an_ordinary_word_and_rare_wo
         "[NEXT]",
     ]
     assert tokenizer.special_ids.all() == (0, 1, 2, 3, 4)
+
+
+def test_rare_words_are_unknown():
+    tokenizer = learn(vocab_size=7)
     # pop and rbp occur twice; the alphabet decides for pop.
     assert [ids.tolist() for ids in tokenizer.encode(["[NEXT] ret pop never"])] == [
         [5, 1, 6, 1]
     ]
+
+
+def test_vocabulary_is_a_multiple_of_64():
     # Filled up to a multiple of 64 with words that are not used.
     assert (
         (learn().used_vocab_size, learn().vocab_size)
@@ -71,7 +78,7 @@ def test_special_tokens_come_first_the_separator_is_an_ordinary_word_and_rare_wo
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text("abc[] ", max_size=20), max_size=10), st.integers(5, 20))
-def test_what_is_learned_is_what_the_library_would_learn(texts, vocab_size):
+def test_learns_what_the_library_learns(texts, vocab_size):
     theirs = Tokenizer(WordLevel(unk_token="[UNK]"))
     theirs.pre_tokenizer = WhitespaceSplit()
     trainer = WordLevelTrainer(
@@ -96,7 +103,7 @@ def test_what_is_learned_is_what_the_library_would_learn(texts, vocab_size):
         max_size=8,
     )
 )
-def test_whole_words_are_found_as_the_library_finds_them(texts):
+def test_finds_words_like_the_library(texts):
     tokenizer = learn(texts=["a ab b [MASKED é", "K"])
     expected = [
         encoding.ids
@@ -112,7 +119,7 @@ def test_whole_words_are_found_as_the_library_finds_them(texts):
 
 
 @pytest.mark.parametrize("learned", [learn, learn_bpe])
-def test_a_special_token_that_is_spelt_out_in_a_text_does_not_become_one(learned):
+def test_spelt_out_special_token_stays_text(learned):
     texts = ["[MASK] a [SEP]b x[CLS]y [PAD]"]
     (ids,) = learned(texts=texts, vocab_size=320).encode(texts)
     assert not set(ids.tolist()) & {0, 2, 3, 4}
@@ -120,19 +127,22 @@ def test_a_special_token_that_is_spelt_out_in_a_text_does_not_become_one(learned
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=6))
-def test_byte_pairs_know_every_text_and_give_it_back(texts):
+def test_byte_pairs_restore_every_text(texts):
     tokenizer = learn_bpe(TEXTS, vocab_size=320)
     for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
         assert 1 not in ids
         assert tokenizer.encoder.decode(ids.tolist()) == text
 
 
-def test_byte_pairs_learned_from_the_same_texts_are_the_same():
+def test_learning_byte_pairs_is_deterministic():
     rng = np.random.default_rng(0)
     texts = [" ".join(f"w{number}" for number in rng.zipf(1.3, 40)) for _ in range(300)]
-    tokenizer, *others = (learn_bpe(texts, vocab_size=640) for _ in range(3))
-    assert {one.content for one in others} == {tokenizer.content}
+    tokenizer, *repetitions = (learn_bpe(texts, vocab_size=640) for _ in range(3))
+    assert {repetition.content for repetition in repetitions} == {tokenizer.content}
     assert tokenizer.vocab_size == 640
+
+
+def test_few_texts_give_smaller_vocabulary():
     few = learn_bpe(["ab"], vocab_size=640)
     assert few.vocab_size % 64 == 0
     assert few.used_vocab_size <= few.vocab_size < 640
@@ -142,7 +152,7 @@ def test_byte_pairs_learned_from_the_same_texts_are_the_same():
     ("vocab_size", "dtype"),
     [(128, "uint16"), (2**16, "uint16"), (2**16 + 64, "uint32")],
 )
-def test_ids_are_stored_in_the_smallest_type_that_holds_them(vocab_size, dtype):
+def test_ids_use_the_smallest_type(vocab_size, dtype):
     tokenizer = learn(
         vocab_size=vocab_size,
         texts=[" ".join(f"w{number}" for number in range(2**16 + 64))],
@@ -154,9 +164,7 @@ def test_ids_are_stored_in_the_smallest_type_that_holds_them(vocab_size, dtype):
     )
 
 
-def test_a_given_tokenizer_is_taken_as_it_is_and_samples_are_stored_whole_and_bare_whatever_it_would_add(
-    tmp_path,
-):
+def test_given_tokenizer_is_used_unchanged(tmp_path):
     wrap = TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
@@ -202,7 +210,7 @@ def test_a_given_tokenizer_is_taken_as_it_is_and_samples_are_stored_whole_and_ba
         ),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(content, error, message, tmp_path):
+def test_rejects_invalid_tokenizer(content, error, message, tmp_path):
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(error, match=message):
@@ -222,17 +230,18 @@ def test_what_is_no_tokenizer_is_refused(content, error, message, tmp_path):
         (lambda whole: whole["model"]["vocab"].update(far=2**32 - 1), "4294967295"),
     ],
 )
-def test_a_fault_of_a_tokenizer_is_found_before_the_work(tmp_path, change, message):
+def test_tokenizer_fault_is_found_first(tmp_path, change, message):
     with pytest.raises(BadInput, match=message):
         load_tokenizer(saved(tmp_path / "tokenizer.json", ROBERTA, change))
 
 
 @pytest.mark.parametrize("separator", [" ", ""])
-def test_a_text_of_any_length_is_encoded_in_bounded_parts(monkeypatch, separator):
+def test_long_text_is_encoded_in_parts(monkeypatch, separator):
     tokenizer = learn_bpe(TEXTS, vocab_size=320)
     text = separator.join(TEXTS * 20)
     (whole,) = tokenizer.encode([text])
-    sizes, encoded = [], module.DatasetTokenizer._encoded
+    sizes: list[int] = []
+    encoded = module.DatasetTokenizer._encoded
 
     def recording(self, parts):
         sizes.extend(map(len, parts))
@@ -253,7 +262,7 @@ def test_a_text_of_any_length_is_encoded_in_bounded_parts(monkeypatch, separator
 
 
 @given(st.lists(st.text(), max_size=20))
-def test_sampled_texts_are_all_there_once_in_the_same_order_every_time(texts):
+def test_sampled_texts_have_a_fixed_order(texts):
     lines = "".join(
         json.dumps(text, ensure_ascii=False) + "\n" for text in texts
     ).encode()
@@ -261,10 +270,13 @@ def test_sampled_texts_are_all_there_once_in_the_same_order_every_time(texts):
     assert list(mixed_texts(lines)) == list(mixed_texts(lines))
 
 
-def test_sampled_texts_are_mixed_and_learned_from_and_merged_as_far_as_memory_allows():
+def test_sampled_texts_are_mixed():
     lines = "".join(f'"{number}"\n' for number in range(1000)).encode()
     first_half = [int(text) for text in islice(mixed_texts(lines), 500)]
     assert 200 < sum(number < 500 for number in first_half) < 300
+
+
+def test_learns_only_from_what_memory_allows():
     assert module.learnable_texts(["the same words in every line"] * 1000, 200) == 1000
     assert module.learnable_texts(["A" * 5000, "B"], 2000) == 1
     assert [
@@ -274,7 +286,7 @@ def test_sampled_texts_are_mixed_and_learned_from_and_merged_as_far_as_memory_al
 
 
 @pytest.mark.parametrize("character", ["A", "\u00c4"])
-def test_texts_of_endless_words_are_learned_from_up_to_the_bound(character):
+def test_bounds_texts_of_endless_words(character):
     letters = random.Random(0)
     proteins = [
         "".join(letters.choices(f"{character}CDEFGHIKLMNPQRSTVWY", k=100))
@@ -288,11 +300,15 @@ def test_texts_of_endless_words_are_learned_from_up_to_the_bound(character):
 _LEARN_FROM_PROTEINS = """
 import json, random
 from itertools import islice
-from autotune.corpus.tokenizer import _DISTINCT_BYTES, learnable_texts, mixed_texts, learn_bpe
+from autotune.corpus.tokenizer import (
+    _DISTINCT_BYTES, learn_bpe, learnable_texts, mixed_texts
+)
 
 letters = random.Random(0)
-lines = "".join(json.dumps("".join(letters.choices("ACDEFGHIKLMNPQRSTVWY", k=300))) + "\\n" for _ in range(30_000))
-lines = lines.encode()
+proteins = (
+    "".join(letters.choices("ACDEFGHIKLMNPQRSTVWY", k=300)) for _ in range(30_000)
+)
+lines = "".join(json.dumps(protein) + "\\n" for protein in proteins).encode()
 count = learnable_texts(mixed_texts(lines), _DISTINCT_BYTES)
 learn_bpe(islice(mixed_texts(lines), count), vocab_size=1024)
 # Not getrusage's peak, which a process inherits from whoever started it.
@@ -302,10 +318,10 @@ print(json.dumps([count, int(status["VmHWM"].split()[0])]))
 
 
 @pytest.mark.slow
-def test_byte_pairs_of_proteins_are_learned_in_a_workers_memory():
-    done = subprocess.run(
+def test_byte_pairs_of_proteins_fit_in_memory():
+    process = subprocess.run(
         [sys.executable, "-c", _LEARN_FROM_PROTEINS], capture_output=True, check=True
     )
-    count, peak_kib = json.loads(done.stdout)
+    count, peak_kib = json.loads(process.stdout)
     assert count < 30_000
     assert peak_kib < 700 * 2**10  # of 1 GiB, with what a worker holds besides

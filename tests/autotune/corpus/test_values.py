@@ -9,7 +9,7 @@ from autotune.corpus.values import HISTOGRAM_EDGES, LengthDistribution
 lengths_lists = st.lists(
     st.one_of(st.integers(0, 1500), st.integers(0, 2**20)), min_size=1, max_size=60
 )
-rows = st.integers(3, 1024)
+sequence_lengths = st.integers(3, 1024)
 
 
 def distribution(lengths):
@@ -19,11 +19,9 @@ def distribution(lengths):
     return LengthDistribution(edges=HISTOGRAM_EDGES, counts=counts)
 
 
-@given(lengths_lists, rows, rows)
-def test_means_and_padding_are_within_the_stated_error_and_longer_rows_truncate_less(
-    lengths, one, other
-):
-    data, (short, long) = distribution(lengths), sorted((one, other))
+@given(lengths_lists, sequence_lengths, sequence_lengths)
+def test_means_stay_within_the_stated_error(lengths, seq_length, other_seq_length):
+    data, (short, long) = distribution(lengths), sorted((seq_length, other_seq_length))
     for seq_length_tokens in (short, long):
         truth = sum(min(length, seq_length_tokens) for length in lengths) / len(lengths)
         assert data.mean_tokens(seq_length_tokens) == pytest.approx(
@@ -45,7 +43,7 @@ def test_means_and_padding_are_within_the_stated_error_and_longer_rows_truncate_
 
 
 @given(lengths_lists, st.lists(st.floats(0, 1), min_size=2, max_size=6).map(sorted))
-def test_percentiles_ascend_and_lie_in_the_right_bin(lengths, shares):
+def test_percentiles_lie_in_the_right_bin(lengths, shares):
     values = [distribution(lengths).percentile_tokens(share) for share in shares]
     assert values == sorted(values)
     for share, value in zip(shares, values, strict=True):
@@ -59,7 +57,7 @@ def test_percentiles_ascend_and_lie_in_the_right_bin(lengths, shares):
         assert HISTOGRAM_EDGES[index] <= value < end
 
 
-def test_an_exact_case():
+def test_computes_figures_of_a_histogram():
     data = LengthDistribution(edges=[0, 8, 16], counts=[2, 1, 1])
     # Bins count as 3.5, 3.5, 11.5, and the open one as 16.
     assert (data.samples, data.mean_tokens()) == (4, pytest.approx(34.5 / 4))
@@ -73,15 +71,19 @@ def test_an_exact_case():
     assert data.percentile_tokens(1) == 16
 
 
-def test_no_samples_have_no_figures_and_impossible_questions_are_refused():
+def test_no_samples_have_no_figures():
     for edges in ([0, 8], []):
         empty = LengthDistribution(edges=edges, counts=[0] * len(edges))
-        found = (
+        figures = (
             empty.mean_tokens(),
             empty.percentile_tokens(0.5),
             empty.truncated_share(5),
             empty.padding_waste(5),
         )
-        assert found == (None,) * 4
+        assert figures == (None,) * 4
+
+
+def test_length_must_exceed_special_tokens():
+    data = LengthDistribution(edges=[0, 8], counts=[0, 0])
     with pytest.raises(ValueError, match="only room for special"):
-        empty.padding_waste(2)
+        data.padding_waste(2)

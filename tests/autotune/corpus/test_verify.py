@@ -27,7 +27,7 @@ def good(tmp_path_factory):
 
 @contextmanager
 def changed(directory):
-    """A manifest, to be changed in place."""
+    """Yield the manifest of a dataset, and write it back when it was changed."""
     path = directory / "manifest.json"
     manifest = json.loads(path.read_text())
     yield manifest
@@ -43,12 +43,12 @@ def faults(directory):
     return [(fault.file, fault.what) for fault in verify(directory, progress).faults]
 
 
-def test_a_whole_dataset_has_no_fault_and_was_read_once(good):
-    found = verify(good, progress)
-    assert (found.faults, found.files) == ((), 10)
+def test_intact_dataset_has_no_fault(good):
+    verification = verify(good, progress)
+    assert (verification.faults, verification.files) == ((), 10)
     headers = 8 * 128
     assert (
-        found.bytes_read
+        verification.bytes_read
         == sum(path.stat().st_size for path in good.glob("*.npy")) - headers
     )
 
@@ -59,7 +59,7 @@ def test_a_whole_dataset_has_no_fault_and_was_read_once(good):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_any_flipped_bit_is_found_and_its_file_is_named(good, tmp_path_factory, data):
+def test_any_flipped_bit_is_found(good, tmp_path_factory, data):
     directory = shutil.copytree(good, tmp_path_factory.mktemp("flipped") / "data")
     names = sorted(
         path.name for path in directory.iterdir() if path.name != "manifest.json"
@@ -74,7 +74,7 @@ def test_any_flipped_bit_is_found_and_its_file_is_named(good, tmp_path_factory, 
     shutil.rmtree(directory.parent)
 
 
-def test_all_faults_are_found_not_the_first(copy, tmp_path):
+def test_finds_every_fault(copy, tmp_path):
     corrupt = [f"train-tokens-{number:05}.npy" for number in range(3)]
     for name in corrupt:
         with (copy / name).open("r+b") as file:
@@ -87,24 +87,24 @@ def test_all_faults_are_found_not_the_first(copy, tmp_path):
     # A file behind a link is not read.
     (copy / "train-offsets-00000.npy").rename(tmp_path / "outside.npy")
     (copy / "train-offsets-00000.npy").symlink_to(tmp_path / "outside.npy")
-    found = dict(faults(copy))
-    others = {
+    fault_list = dict(faults(copy))
+    other_files = {
         "tokenizer.json",
         "stray",
         "validation-tokens-00000.npy",
         "train-offsets-00000.npy",
     }
-    assert found.keys() == {*corrupt, *others}
-    assert "cannot read" in found["train-offsets-00000.npy"]
-    found = faults(copy)
+    assert fault_list.keys() == {*corrupt, *other_files}
+    assert "cannot read" in fault_list["train-offsets-00000.npy"]
+    fault_list = faults(copy)
     assert (
         "train-tokens-00001.npy",
         "id 65535 at position 36 is not below 500",
-    ) in found
+    ) in fault_list
 
 
 @pytest.mark.parametrize(
-    ("kind", "place", "value", "what"),
+    ("kind", "position", "value", "fault"),
     [
         ("tokens", 2, 499, None),
         ("tokens", 2, 500, "id 500 at position 2 is not below 500"),
@@ -116,39 +116,39 @@ def test_all_faults_are_found_not_the_first(copy, tmp_path):
         ("offsets", 5, 60, "the length histogram of train"),
     ],
 )
-def test_numbers_that_cannot_be_are_found_even_where_the_hash_is_right(
-    copy, kind, place, value, what
-):
+def test_impossible_numbers_are_found(copy, kind, position, value, fault):
     name = f"train-{kind}-00000.npy"
     numbers = np.load(copy / name)
-    numbers[place] = value
+    numbers[position] = value
     np.save(copy / name, numbers)
     with changed(copy) as manifest:
         manifest["train"]["shards"][0][f"{kind}_sha256"] = hashlib.sha256(
             (copy / name).read_bytes()
         ).hexdigest()
-    where = "manifest.json" if what and "histogram" in what else name
-    assert [(file, said[: len(what or "")]) for file, said in faults(copy)] == (
-        [(where, what)] if what else []
+    where = "manifest.json" if fault and "histogram" in fault else name
+    assert [(file, text[: len(fault or "")]) for file, text in faults(copy)] == (
+        [(where, fault)] if fault else []
     )
 
 
-def test_figures_are_those_of_the_lengths_and_an_empty_training_split_has_none(
-    tmp_path,
-):
+def test_inspects_lengths_of_a_dataset(tmp_path):
     lengths = [30] * 60 + [126] * 30 + [500] * 10
-    found = inspect(
+    inspection = inspect(
         write_dataset(tmp_path / "data", [[5] * length for length in lengths]),
         [64, 128],
     )
-    assert found.sampled == 100
-    assert (found.percentiles[50], found.percentiles[99], found.longest_tokens) == (
+    assert inspection.sampled == 100
+    assert (
+        inspection.percentiles[50],
+        inspection.percentiles[99],
+        inspection.longest_tokens,
+    ) == (
         30,
         500,
         500,
     )
-    assert found.mean_tokens == pytest.approx(np.mean(lengths))
-    narrow, wide = found.rows
+    assert inspection.mean_tokens == pytest.approx(np.mean(lengths))
+    narrow, wide = inspection.rows
     assert narrow.cut_samples == pytest.approx(0.4)
     assert wide.cut_samples == pytest.approx(0.1)
     # 60 of 32 tokens make 30 rows of 64; the other 40 fill a row each.
@@ -156,6 +156,9 @@ def test_figures_are_those_of_the_lengths_and_an_empty_training_split_has_none(
     assert narrow.padded_waste == pytest.approx(1 - (60 * 32 + 40 * 64) / 6400)
     assert narrow.packing_gain == pytest.approx(100 / 70)
     assert wide.cut_tokens == pytest.approx(10 * (502 - 128) / sum(lengths))
+
+
+def test_empty_split_has_no_figures(tmp_path):
     empty = inspect(
         write_dataset(tmp_path / "empty", [], shards=0, validation=[[5, 6]])
     )

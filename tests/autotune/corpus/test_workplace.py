@@ -21,9 +21,7 @@ from autotune.corpus.workplace import (
 from autotune.errors import BadInput
 
 
-def test_it_is_private_and_stays_when_the_work_fails_without_what_killed_processes_left(
-    tmp_path,
-):
+def test_failed_work_keeps_its_workplace(tmp_path):
     with (
         pytest.raises(RuntimeError),
         open_workplace(tmp_path / "data", "k1") as workplace,
@@ -42,19 +40,21 @@ def write(directory):
     return {"n": 1}
 
 
-def test_a_task_counts_only_when_it_is_finished_and_leaves_one_result_if_it_is_done_twice(
-    tmp_path,
-):
+def fail(directory):
+    (directory / "file").write_text("half")
+    raise RuntimeError
+
+
+def test_unfinished_task_does_not_count(tmp_path):
     workplace = Workplace(path=tmp_path)
-
-    def fail(directory):
-        (directory / "file").write_text("half")
-        raise RuntimeError
-
     with pytest.raises(RuntimeError):
         workplace.perform("stage", 1, fail)
     assert workplace.receipt("stage", 1) is None
     assert list((tmp_path / "stage").iterdir()) == []
+
+
+def test_finished_task_is_performed_once(tmp_path):
+    workplace = Workplace(path=tmp_path)
     assert (
         workplace.perform("stage", 1, write)
         == workplace.receipt("stage", 1)
@@ -74,33 +74,33 @@ def test_a_task_counts_only_when_it_is_finished_and_leaves_one_result_if_it_is_d
     ]
 
 
-def test_two_processes_cannot_take_it_and_a_killed_one_lets_go(tmp_path):
+def test_two_processes_cannot_share_it(tmp_path):
     code = (
         "import sys, os, signal; from pathlib import Path; from"
         " autotune.corpus.workplace import open_workplace\nwith"
         " open_workplace(Path(sys.argv[1]), 'k'):\n    print('taken', flush=True);"
         " signal.pause()"
     )
-    other = subprocess.Popen(
+    holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "data")],
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert other.stdout is not None
-    assert other.stdout.readline() == "taken\n"
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "taken\n"
     with (
         pytest.raises(BadInput, match="another process"),
         open_workplace(tmp_path / "data", "k"),
     ):
         pytest.fail("it was taken twice")
-    other.kill()
-    other.wait()
-    other.stdout.close()
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
     with open_workplace(tmp_path / "data", "k"):
         pass
 
 
-def test_other_unfinished_work_of_the_same_place_is_found(tmp_path):
+def test_finds_other_unfinished_work(tmp_path):
     for name in (".da*ta.k1.partial", ".da*ta.k2.partial", ".daXta.k3.partial"):
         (tmp_path / name).mkdir()
     (tmp_path / ".da*ta.k2.partial" / "file").write_bytes(bytes(10))
@@ -110,30 +110,27 @@ def test_other_unfinished_work_of_the_same_place_is_found(tmp_path):
 
 
 def build(out, text="new", *, overwrite=False):
-    """Publish a directory; return what the one before it held, wherever that was
-    left."""
+    """Publish a directory; return what the replaced one held."""
     check_place(out, overwrite=overwrite)
     work = out.resolve().parent / "work"
     (work / "dataset").mkdir(parents=True)
     (work / "dataset" / "manifest.json").write_text(text)
     publish(work / "dataset", out.resolve())
-    left = [path.read_text() for path in work.rglob("manifest.json")]
+    replaced = [path.read_text() for path in work.rglob("manifest.json")]
     shutil.rmtree(work)
-    return left[0] if left else None
+    return replaced[0] if replaced else None
 
 
-@pytest.mark.parametrize("there", ["nothing", "directory", "link"])
-def test_a_finished_dataset_appears_at_nothing_in_an_empty_directory_and_behind_a_link_that_is_kept(
-    tmp_path, there
-):
-    target = tmp_path / ("disk" if there == "link" else "data")
-    if there != "nothing":
+@pytest.mark.parametrize("present", ["nothing", "directory", "link"])
+def test_publishes_into_every_free_place(tmp_path, present):
+    target = tmp_path / ("disk" if present == "link" else "data")
+    if present != "nothing":
         target.mkdir()
-    if there == "link":
+    if present == "link":
         (tmp_path / "data").symlink_to("disk")
     assert build(tmp_path / "data") is None
     assert (target / "manifest.json").read_text() == "new"
-    assert (tmp_path / "data").is_symlink() == (there == "link")
+    assert (tmp_path / "data").is_symlink() == (present == "link")
 
 
 @pytest.mark.parametrize(
@@ -144,9 +141,7 @@ def test_a_finished_dataset_appears_at_nothing_in_an_empty_directory_and_behind_
         (errno.EROFS, r"cannot write .*Read-only", "permission"),
     ],
 )
-def test_what_cannot_be_written_says_why_and_what_to_do(
-    tmp_path, number, message, next_step
-):
+def test_failed_write_names_its_cause(tmp_path, number, message, next_step):
     with pytest.raises(BadInput, match=message) as error, writing(tmp_path / "d"):
         raise OSError(number, os.strerror(number))
     assert next_step in error.value.next_step
@@ -164,10 +159,9 @@ def refuse_to_swap(*_):
         lambda *_, **__: object(),
         lambda *_, **__: SimpleNamespace(renameat2=refuse_to_swap),
     ],
+    ids=["swap", "no renameat2", "renameat2 refused"],
 )
-def test_a_dataset_is_replaced_only_on_request_also_where_a_library_cannot_swap(
-    tmp_path, monkeypatch, library
-):
+def test_replaces_dataset_only_on_request(tmp_path, monkeypatch, library):
     monkeypatch.setattr(module.ctypes, "CDLL", library)
     out = tmp_path / "data"
     build(out, "old")
@@ -179,7 +173,7 @@ def test_a_dataset_is_replaced_only_on_request_also_where_a_library_cannot_swap(
     assert (out / "manifest.json").read_text() == "new"
 
 
-def test_every_file_of_a_dataset_may_be_replaced_and_no_other(tmp_path):
+def test_replaces_only_files_of_a_dataset(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for overwrite in (False, True):
         with pytest.raises(BadInput, match=r"nor a dataset: it contains 'notes\.txt'"):

@@ -1,5 +1,4 @@
-"""Your own code as trials run it: a bench for the module ``hostile``, which is started
-once."""
+"""Your own code as trials run it: a bench for ``hostile.py`` that is started once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,19 +29,17 @@ class OwnCodeBench:
         ), OwnCode(**names)
 
     def probe(self, name, memory_bytes=MEMORY_BYTES, *, timeout_s=20, **options):
-        arguments, along = (
-            options.pop("arguments", {}),
-            options.pop("along", "micro_batch_size"),
-        )
+        arguments = options.pop("arguments", {})
+        size_argument = options.pop("along", "micro_batch_size")
         bench, code = self._of(step=name)
-        code = code.model_copy(update={"along": along, "arguments": arguments})
-        asked = StepProbe(
+        code = code.model_copy(update={"along": size_argument, "arguments": arguments})
+        request = StepProbe(
             code=code, reports=self._folder, trial_timeout_s=timeout_s, **options
         )
         runner = bench.runner(
             self._folder / name, bench.fingerprint, lambda *_: None, 8
         )
-        return probe_step(asked, bench, memory_bytes, runner), runner
+        return probe_step(request, bench, memory_bytes, runner), runner
 
     def sweep(self, name, *, step=None, **options):
         bench, code = self._of(loader=name, step=step)
@@ -55,16 +52,18 @@ class OwnCodeBench:
             "window_s": 0.3,
             "max_workers": 4,
         } | options
-        asked = LoaderSweep(
+        request = LoaderSweep(
             code=code, reports=self._folder, trial_timeout_s=30, **options
         )
         return sweep_on(
-            bench, asked, report_directory(self._folder / f"{name}.toml", self._folder)
+            bench,
+            request,
+            report_directory(self._folder / f"{name}.toml", self._folder),
         )[0]
 
 
 @pytest.fixture(scope="session")
-def own(tmp_path_factory) -> OwnCodeBench:
+def own_code(tmp_path_factory) -> OwnCodeBench:
     folder = tmp_path_factory.mktemp("own")
     code = OwnCode(step=f"{MODULE}:behaves", loader=f"{MODULE}:sleepy")
     with open_own("cpu", code, 60, Path(__file__).parent) as bench:

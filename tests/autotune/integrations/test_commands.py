@@ -1,5 +1,4 @@
-"""The commands on your own code: examples of three libraries, profiles, reports, and
-wrong turns."""
+"""The commands on your own code: examples of three libraries, and wrong turns."""
 
 import json
 import shutil
@@ -22,10 +21,8 @@ def examples(here) -> Path:
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
-def test_an_example_is_probed_and_its_successor_runs_out_of_memory(
-    says, examples, name
-):
-    told = json.loads(
+def test_probes_an_example_until_out_of_memory(says, examples, name):
+    printed = json.loads(
         says(
             "probe",
             "--step",
@@ -36,13 +33,13 @@ def test_an_example_is_probed_and_its_successor_runs_out_of_memory(
             "--json",
         )
     )
-    step = told["steps"][0]["evidence"]["step"]
+    step = printed["steps"][0]["evidence"]["step"]
     assert step["infeasible_min"] == step["feasible_max"] + 1
     assert step["trains"] == (name != "accelerate_token_classifier")
     assert step["optimizer_steps"] == 3
 
 
-def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
+def test_profile_goes_from_probe_to_approval(says, here):
     shutil.copy(Path(__file__).with_name("hostile.py"), here)
     probe = (
         "probe",
@@ -54,10 +51,10 @@ def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
         "seq_length=64,128",
         "--here",
     )
-    told = says(*probe)
+    text = says(*probe)
     assert (
         "next: autotune workers profiles/hostile-behaves-seq_length-64-cpu.toml"
-        " --loader" in told
+        " --loader" in text
     )
     short, long = (
         Path(f"profiles/hostile-behaves-seq_length-{length}-cpu.toml")
@@ -109,7 +106,7 @@ def test_a_profile_of_your_own_code_goes_from_probe_to_approval(says, here):
         assert "a profile of your own training code" in says(*command, code=3)
 
 
-def test_a_model_of_your_own_is_traced_before_trials(says, here):
+def test_traces_own_model_before_trials(says, here):
     (here / "modelled.py").write_text(
         "import torch\ndef build_model(micro_batch_size):\n    model ="
         " torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))\n   "
@@ -120,7 +117,7 @@ def test_a_model_of_your_own_is_traced_before_trials(says, here):
         " model(batch).sum().backward(); optimizer.step(); optimizer.zero_grad()\n   "
         " return step\n"
     )
-    told = json.loads(
+    printed = json.loads(
         says(
             "probe",
             "--step",
@@ -131,73 +128,77 @@ def test_a_model_of_your_own_is_traced_before_trials(says, here):
             "--json",
         )
     )
-    step = told["steps"][0]["evidence"]["step"]
+    step = printed["steps"][0]["evidence"]["step"]
     assert step["not_traced"] is None
     assert step["traced_max"] == pytest.approx(step["feasible_max"], rel=0.15)
 
 
+WRONG_TURNS = [
+    (("probe",), 2, "autotune probe requires --model"),
+    (("probe", "--step", "hostile"), 2, "'hostile' does not name a function"),
+    (
+        ("probe", "--step", "a:b", "--model", "bert-mini"),
+        2,
+        "--model cannot be used with your own code",
+    ),
+    (("probe", "--step", "a:b", "--set", "3"), 2, "--set '3' is not NAME=VALUE"),
+    (
+        ("probe", "--step", "no_such_module:b", "--here"),
+        3,
+        "module 'no_such_module' not found in",
+    ),
+    (
+        ("probe", "--step", "broken:b", "--here"),
+        3,
+        "cannot import 'broken': ZeroDivisionError",
+    ),
+    (
+        ("probe", "--step", "leaves:b", "--here"),
+        3,
+        "cannot import 'leaves': SystemExit: 3",
+    ),
+    (
+        ("probe", "--step", "vanishes:b", "--here"),
+        3,
+        "importing vanishes ended its process",
+    ),
+    (
+        ("probe", "--step", "asks:other_names", "--here"),
+        3,
+        "requires bs, dev\n  next: Arguments are given by name",
+    ),
+    (
+        ("probe", "--step", "asks:build_step", "--along", "n", "--here"),
+        3,
+        "but it requires micro_batch_size",
+    ),
+    (
+        ("probe", "--step", "asks:build_step", "--set", "typo=3", "--here"),
+        3,
+        "none of asks:build_step takes typo",
+    ),
+    (
+        ("probe", "--step", "trainer:build_step", "--here"),
+        3,
+        "this tool has a package called 'trainer', too",
+    ),
+    (
+        ("probe", "--step", "uses:build_step", "--here"),
+        3,
+        "Rename your 'trainer' in",
+    ),
+    (("workers",), 2, "autotune workers requires PROFILE"),
+    (("workers", "--loader", "a:b"), 2, "nothing consumes the batches"),
+    (("workers", "--step", "a:b"), 2, "--step needs a loader"),
+]
+
+
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("probe",), 2, "autotune probe requires --model"),
-        (("probe", "--step", "hostile"), 2, "'hostile' does not name a function"),
-        (
-            ("probe", "--step", "a:b", "--model", "bert-mini"),
-            2,
-            "--model cannot be used with your own code",
-        ),
-        (("probe", "--step", "a:b", "--set", "3"), 2, "--set '3' is not NAME=VALUE"),
-        (
-            ("probe", "--step", "no_such_module:b", "--here"),
-            3,
-            "module 'no_such_module' not found in",
-        ),
-        (
-            ("probe", "--step", "broken:b", "--here"),
-            3,
-            "cannot import 'broken': ZeroDivisionError",
-        ),
-        (
-            ("probe", "--step", "leaves:b", "--here"),
-            3,
-            "cannot import 'leaves': SystemExit: 3",
-        ),
-        (
-            ("probe", "--step", "vanishes:b", "--here"),
-            3,
-            "importing vanishes ended its process",
-        ),
-        (
-            ("probe", "--step", "asks:other_names", "--here"),
-            3,
-            "requires bs, dev\n  next: Arguments are given by name",
-        ),
-        (
-            ("probe", "--step", "asks:build_step", "--along", "n", "--here"),
-            3,
-            "but it requires micro_batch_size",
-        ),
-        (
-            ("probe", "--step", "asks:build_step", "--set", "typo=3", "--here"),
-            3,
-            "none of asks:build_step takes typo",
-        ),
-        (
-            ("probe", "--step", "trainer:build_step", "--here"),
-            3,
-            "this tool has a package called 'trainer', too",
-        ),
-        (
-            ("probe", "--step", "uses:build_step", "--here"),
-            3,
-            "Rename your 'trainer' in",
-        ),
-        (("workers",), 2, "autotune workers requires PROFILE"),
-        (("workers", "--loader", "a:b"), 2, "nothing consumes the batches"),
-        (("workers", "--step", "a:b"), 2, "--step needs a loader"),
-    ],
+    ("arguments", "code", "words"),
+    WRONG_TURNS,
+    ids=[" ".join(arguments) for arguments, _, _ in WRONG_TURNS],
 )
-def test_wrong_turns(says, here, words, code, said):
+def test_wrong_turns_name_the_next_step(says, here, arguments, code, words):
     (here / "broken.py").write_text("1 / 0")
     (here / "leaves.py").write_text("import sys; sys.exit(3)")
     (here / "vanishes.py").write_text("import os; os._exit(0)")
@@ -207,12 +208,12 @@ def test_wrong_turns(says, here, words, code, said):
         "import argparse\nargparse.ArgumentParser().parse_args()\n"
         "def build_step(micro_batch_size, device): ...\ndef other_names(bs, dev): ...\n"
     )
-    told = says(*words, code=code)
-    assert said in told
-    assert "next: " in told
+    message = says(*arguments, code=code)
+    assert words in message
+    assert "next: " in message
 
 
-def test_values_of_arguments_make_no_paths():
+def test_argument_values_make_no_paths():
     code = OwnCode(step="a:b", arguments={"path": "../../x", "long": "y" * 300})
     assert "/" not in code.name
     assert len(code.name) < 120

@@ -33,7 +33,7 @@ def figures(peaks, kept, **more):
     )
 
 
-def test_growth_from_step_to_step_is_a_leak_and_the_first_step_is_not():
+def test_growth_after_first_step_is_a_leak():
     assert doubt_of(
         figures([50 * MIB] * 4, [10 * MIB, 20 * MIB, 30 * MIB, 40 * MIB])
     ) == ("leaks", 10 * MIB)
@@ -41,7 +41,7 @@ def test_growth_from_step_to_step_is_a_leak_and_the_first_step_is_not():
     assert doubt_of(figures([50 * MIB] * 3, [10 * MIB, 30 * MIB, 10 * MIB])) is None
 
 
-def test_peaks_that_differ_after_the_first_step_are_a_doubt():
+def test_differing_peaks_after_first_step_are_doubtful():
     assert doubt_of(figures([90 * MIB, 50 * MIB, 70 * MIB], [MIB] * 3)) == (
         "varies",
         20 * MIB,
@@ -50,7 +50,7 @@ def test_peaks_that_differ_after_the_first_step_are_a_doubt():
     assert doubt_of(figures([], [MIB] * 3)) is None
 
 
-def test_smaller_last_batches_of_epochs_are_no_doubt_once_the_largest_repeats():
+def test_smaller_last_batches_are_no_doubt():
     of_epochs = [90 * MIB, *[70 * MIB, 70 * MIB, 50 * MIB] * 3]
     assert doubt_of(figures(of_epochs[:4], [MIB] * 4)) is None
     for last in ([70 * MIB, 50 * MIB], [50 * MIB, 70 * MIB]):  # to be confirmed
@@ -72,7 +72,8 @@ def test_noise_is_no_doubt(noise):
     assert (
         doubt_of(
             figures(
-                [100 * MIB + one for one in noise], [10 * MIB + one for one in noise]
+                [100 * MIB + extra_bytes for extra_bytes in noise],
+                [10 * MIB + extra_bytes for extra_bytes in noise],
             )
         )
         is None
@@ -80,17 +81,21 @@ def test_noise_is_no_doubt(noise):
 
 
 @given(st.integers(1, 64), st.integers(1, 10**9), st.integers(0, 10**9))
-def test_the_first_prediction_goes_through_its_trial_or_above(size, growing, base):
-    found = first_prediction(size, figures([base + growing] * 3, [base] * 3))
-    assert found.peak_bytes(size) >= base + growing
-    assert found.peak_bytes(2 * size) - found.peak_bytes(size) >= growing
+def test_first_prediction_covers_its_trial(size, growing, base):
+    prediction = first_prediction(size, figures([base + growing] * 3, [base] * 3))
+    assert prediction.peak_bytes(size) >= base + growing
+    assert prediction.peak_bytes(2 * size) - prediction.peak_bytes(size) >= growing
 
 
-def test_two_fits_correct_a_prediction_but_flatten_it_only_so_far():
+def test_second_fit_corrects_the_prediction():
     steep = first_prediction(4, figures([104 * MIB] * 3, [0] * 3))
     assert next_prediction([(4, 104 * MIB)], steep) is steep
     grown = next_prediction([(4, 104 * MIB), (8, 120 * MIB)], steep).peak_bytes
     assert grown(10) - grown(8) == 8 * MIB
+
+
+def test_flat_second_fit_flattens_only_so_far():
+    steep = first_prediction(4, figures([104 * MIB] * 3, [0] * 3))
     flat = next_prediction([(4, 104 * MIB), (8, 104 * MIB)], steep).peak_bytes
     assert flat(8) == 104 * MIB
     assert flat(9) - flat(8) == (steep.peak_bytes(9) - steep.peak_bytes(8)) / FLATTER
@@ -101,7 +106,7 @@ def test_no_growth_gives_no_prediction():
     assert first_prediction(4, figures([], [MIB] * 3)) is None
 
 
-def test_a_size_is_ignored_if_far_larger_ones_need_no_more():
+def test_size_without_effect_is_ignored():
     assert ignores_size([(4, 10 * MIB), (4096, 10 * MIB)])
     assert not ignores_size([(4, 10 * MIB), (64, 10 * MIB)])
     assert not ignores_size([(4, 10 * MIB), (4096, 100 * MIB)])
@@ -112,7 +117,7 @@ def test_a_size_is_ignored_if_far_larger_ones_need_no_more():
     assert not ignores_size([(4, 10 * MIB), (512, 40 * MIB), (520, 40 * MIB)])
 
 
-def test_the_first_line_of_the_last_error_is_shown():
+def test_shows_first_line_of_last_error():
     inner = (
         'Traceback (most recent call last):\n  File "a.py", line 1, in f\n   '
         " g()\nKeyError: 1\n\nDuring it:\n\n"
@@ -125,17 +130,20 @@ def test_the_first_line_of_the_last_error_is_shown():
     assert error_line("exit code 3: gone") == "exit code 3: gone"
 
 
-def test_stacks_are_shown_without_frames_of_this_project():
+def test_hides_frames_of_this_project():
     stack = (
         "Traceback (most recent call last):\n  File"
         ' "/x/autotune/integrations/jobs/step.py", line 1, in run\n    take()\n   '
         ' ^^^^^^\n  File "/home/me/mine.py", line 7, in step\n    1 /'
         " 0\nZeroDivisionError: division by zero"
     )
-    said = crash_words(stack, " at n=4")
-    assert said.startswith("failed at n=4: ZeroDivisionError: division by zero\n")
-    assert "mine.py" in said
-    assert "jobs/step.py" not in said
+    words = crash_words(stack, " at n=4")
+    assert words.startswith("failed at n=4: ZeroDivisionError: division by zero\n")
+    assert "mine.py" in words
+    assert "jobs/step.py" not in words
+
+
+def test_names_crash_without_a_stack():
     assert (
         crash_words("exit code 0: ")
         == "ended its process (exit code 0), as os._exit or a crash in C++ does"

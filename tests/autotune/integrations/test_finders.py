@@ -47,9 +47,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_decorated_training_function_of_a_script_gets_a_size_that_the_trial_log_remembers(
-    tmp_path,
-):
+def test_decorated_script_remembers_its_size(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     ran = [
         subprocess.run(
@@ -61,13 +59,16 @@ def test_a_decorated_training_function_of_a_script_gets_a_size_that_the_trial_lo
         )
         for _ in range(2)
     ]
-    assert [one.returncode for one in ran] == [0, 0], ran
-    first, second = (ast.literal_eval(one.stdout) for one in ran)
+    assert [process.returncode for process in ran] == [0, 0], ran
+    first, second = (ast.literal_eval(process.stdout) for process in ran)
     assert first == second
     assert first[1] == 5
     assert 100 < first[0] < 1024
     (log,) = tmp_path.glob("reports/*/trials")
     assert len(list(log.glob("*.jsonl"))) == 1  # the second start tried nothing
+
+
+def test_unguarded_script_is_told_its_guard(tmp_path):
     unguarded = PROGRAM.replace('if __name__ == "__main__":\n    ', "")
     (tmp_path / "bare.py").write_text(unguarded)
     bare = subprocess.run(
@@ -80,7 +81,7 @@ def test_a_decorated_training_function_of_a_script_gets_a_size_that_the_trial_lo
     assert "begin it under 'if __name__ == \"__main__\":'" in bare.stderr
 
 
-def test_a_closure_is_searched_in_this_process_and_says_so(tmp_path):
+def test_searches_closure_in_this_process(tmp_path):
     # A list of the function itself would be one of the values that make it another
     # function.
     class Calls:
@@ -92,17 +93,17 @@ def test_a_closure_is_searched_in_this_process_and_says_so(tmp_path):
         Calls.sizes.append(micro_batch_size)
         return step_of(micro_batch_size)
 
-    found = find_batch_size(
+    result = find_batch_size(
         build, memory="60MB", device="cpu", reports=tmp_path, headroom=0.0
     )
-    assert found.verified_in == "this process"
-    assert calls.count(found.feasible_max) >= 2
-    assert int(found) == found.feasible_max
+    assert result.verified_in == "this process"
+    assert calls.count(result.feasible_max) >= 2
+    assert int(result) == result.feasible_max
     before = len(calls)
     again = find_batch_size(
         build, memory="60MB", device="cpu", reports=tmp_path, headroom=0.0
     )
-    assert again.feasible_max == found.feasible_max
+    assert again.feasible_max == result.feasible_max
     assert len(calls) == before
 
 
@@ -124,9 +125,10 @@ class Builder:
         Builder(3).build,
         lambda size: step_of(size + 1),
     ],
+    ids=["partial", "callable object", "bound method", "lambda"],
 )
-def test_what_another_process_cannot_import_is_tried_in_this_one(tmp_path, build):
-    found = finders._found(
+def test_tries_unimportable_builder_in_this_process(tmp_path, build):
+    result = finders._found(
         StepProbe(
             code=OwnCode(), reports=tmp_path, memory_bytes=60_000_000, max_size=4
         ),
@@ -134,11 +136,11 @@ def test_what_another_process_cannot_import_is_tried_in_this_one(tmp_path, build
         build,
         next(iter(inspect.signature(build).parameters)),
     )
-    assert found.verified_in == "this process"
-    assert found.feasible_max == 4
+    assert result.verified_in == "this process"
+    assert result.feasible_max == 4
 
 
-def test_only_what_a_second_process_defines_is_imported_there():
+def test_imports_only_what_another_process_defines():
     assert finders._importable(step_of) == "tests.autotune.integrations.hostile:step_of"
     made = {"__name__": __name__}
     exec("def step_of(size): ...", made)
@@ -146,7 +148,7 @@ def test_only_what_a_second_process_defines_is_imported_there():
     assert finders._guarded(Path(__file__), 1) is False
 
 
-def test_fixed_arguments_of_a_decorator_are_those_of_the_call(tmp_path):
+def test_decorator_fixes_arguments_of_the_call(tmp_path):
     @find_batch_size(
         starting_batch_size=4,
         memory="60MB",
@@ -164,7 +166,7 @@ def test_fixed_arguments_of_a_decorator_are_those_of_the_call(tmp_path):
     assert train(steps=4) == (4, (), 4)
 
 
-def test_results_in_this_process_are_of_the_code_and_values_that_it_used():
+def test_results_depend_on_code_with_its_values():
     def made(constant, around, default=1):
         space = {"__name__": "__main__", "around": around}
         exec(f"def build(size, more={default}): return around, {constant}", space)
@@ -183,14 +185,22 @@ def test_results_in_this_process_are_of_the_code_and_values_that_it_used():
         )
         == 4
     )
-    first, second, other = (described_sha256(Builder(size).build) for size in (3, 3, 4))
-    assert first == second != other
+
+
+def test_methods_are_told_apart_by_their_object():
+    first, second, other_size = (
+        described_sha256(Builder(size).build) for size in (3, 3, 4)
+    )
+    assert first == second != other_size
+
+
+def test_endless_value_is_described():
     endless = []
     endless.append(endless)
     assert described_sha256(functools.partial(step_of, endless))
 
 
-def test_an_error_says_what_to_do_next(tmp_path):
+def test_memory_error_has_next_step(tmp_path):
     with pytest.raises(ExceedsMemory) as caught:
         find_batch_size(
             lambda size: step_of(10**4 * size),
@@ -201,14 +211,23 @@ def test_an_error_says_what_to_do_next(tmp_path):
     assert any(
         note.startswith("next: Raise --memory") for note in caught.value.__notes__
     )
+
+
+def test_decorator_requires_a_size_argument():
     with pytest.raises(TypeError, match="takes no batch_size"):
         find_batch_size()(lambda: None)
     with pytest.raises(
         TypeError, match="takes self first: make batch_size its first argument"
     ):
         find_batch_size()(Builder.build)
+
+
+def test_decorated_function_requires_its_other_arguments():
     with pytest.raises(TypeError, match="missing a required argument: 'steps'"):
         find_batch_size()(lambda batch_size, steps: None)()
+
+
+def test_rejects_invalid_options():
     with pytest.raises(ValueError, match="headroom must be at least 0"):
         find_batch_size(step_of, headroom=1.5)
     with pytest.raises(ValueError, match="'lots' is not a size"):
@@ -217,7 +236,7 @@ def test_an_error_says_what_to_do_next(tmp_path):
         find_num_workers(lambda num_workers: [])
 
 
-def test_workers_of_a_closure_are_counted_in_this_process(tmp_path):
+def test_counts_workers_of_a_closure(tmp_path):
     class Slow(torch.utils.data.Dataset):
         def __len__(self):
             return 10_000
@@ -231,7 +250,7 @@ def test_workers_of_a_closure_are_counted_in_this_process(tmp_path):
             Slow(), batch_size=None, num_workers=num_workers
         )
 
-    found = find_num_workers(
+    result = find_num_workers(
         build,
         step_time="20ms",
         max_workers=1,
@@ -239,6 +258,6 @@ def test_workers_of_a_closure_are_counted_in_this_process(tmp_path):
         window="0.3s",
         reports=tmp_path,
     )
-    within = found.undecided_between or (found.value, found.value)
+    within = result.undecided_between or (result.value, result.value)
     assert within[0] <= 1 <= within[-1]
-    assert found.measured_in == "this process"
+    assert result.measured_in == "this process"

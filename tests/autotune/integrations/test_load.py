@@ -22,7 +22,7 @@ BUILD = "def build_step(micro_batch_size): ..."
     ("ending", "unsafe"),
     [(ENDS_AT_A_FORK, None), ("", "importing it starts threads (1)")],
 )
-def test_only_threads_that_a_fork_breaks_are_unsafe(tmp_path, ending, unsafe):
+def test_only_threads_surviving_forks_are_unsafe(tmp_path, ending, unsafe):
     # OpenBLAS ends its pool like this.
     (tmp_path / "mine.py").write_text(f"{POOL}\n{ending}\n{BUILD}\n")
     code = (
@@ -31,5 +31,5 @@ def test_only_threads_that_a_fork_breaks_are_unsafe(tmp_path, ending, unsafe):
     )
     given = f"{{'step': 'mine:build_step'}}, {str(tmp_path)!r}, 60"
     words = [sys.executable, "-c", code.replace("{functions}", given)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1])["unsafe"] == unsafe
+    process = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert json.loads(process.stdout.splitlines()[-1])["unsafe"] == unsafe

@@ -9,44 +9,44 @@ from autotune.integrations.values import OwnProfile
 pytestmark = pytest.mark.system
 
 
-def test_the_fewest_workers_that_keep_up_are_found(own):
-    found = own.sweep("sleepy", budget_s=12.0)
-    within = found.undecided_between or [found.chosen]
+def test_finds_fewest_workers_that_keep_up(own_code):
+    sweep = own_code.sweep("sleepy", budget_s=12.0)
+    within = sweep.undecided_between or [sweep.chosen]
     assert within[0] <= 4 <= within[-1]  # 30 ms for each batch, and 10 ms for each step
-    assert found.worker_bytes > 2**20
-    assert found.batch_bytes == 4000
+    assert sweep.worker_bytes > 2**20
+    assert sweep.batch_bytes == 4000
 
 
-def test_nothing_is_loaded_in_process_during_a_replayed_step(own):
+def test_replayed_step_loads_nothing_in_process(own_code):
     # Longer than the 30 ms of a batch.
-    found = own.sweep("sleepy", step_time_s=0.045, budget_s=6.0, max_workers=2)
-    assert found.chosen != 0
-    assert found.rows[0].num_workers == 0
-    assert max(found.rows[0].batches_per_s) < 1 / (0.045 + 0.030)
+    sweep = own_code.sweep("sleepy", step_time_s=0.045, budget_s=6.0, max_workers=2)
+    assert sweep.chosen != 0
+    assert sweep.rows[0].num_workers == 0
+    assert max(sweep.rows[0].batches_per_s) < 1 / (0.045 + 0.030)
 
 
-def test_your_own_step_consumes_the_batches(own):
-    found = own.sweep("sleepy", step="behaves", budget_s=5.0, max_workers=1)
-    assert found.replayed_step_s is None
-    assert {row.num_workers for row in found.rows} <= {0, 1}
+def test_own_step_consumes_the_batches(own_code):
+    sweep = own_code.sweep("sleepy", step="behaves", budget_s=5.0, max_workers=1)
+    assert sweep.replayed_step_s is None
+    assert {row.num_workers for row in sweep.rows} <= {0, 1}
 
 
-def test_a_loader_that_ignores_its_workers_is_the_limit(own):
-    found = own.sweep("locked", budget_s=4.0)
-    assert not found.keeps_up
-    told = _lines(found)
-    assert "the loader itself is the limit" in told
-    assert "ignores num_workers" in told
+def test_loader_without_workers_is_the_limit(own_code):
+    sweep = own_code.sweep("locked", budget_s=4.0)
+    assert not sweep.keeps_up
+    text = _lines(sweep)
+    assert "the loader itself is the limit" in text
+    assert "ignores num_workers" in text
 
 
-def test_the_end_of_an_epoch_is_part_of_the_cost(own):
-    found = own.sweep("short", budget_s=3.0, max_workers=0)
-    assert found.epoch_batches == 3
-    assert "An epoch has 3 batches" in _lines(found)
+def test_end_of_epoch_counts_as_cost(own_code):
+    sweep = own_code.sweep("short", budget_s=3.0, max_workers=0)
+    assert sweep.epoch_batches == 3
+    assert "An epoch has 3 batches" in _lines(sweep)
 
 
 @pytest.mark.parametrize(
-    ("name", "step", "said"),
+    ("name", "step", "words"),
     [
         ("once", None, "has no batches after 3 batches"),
         ("empty", None, "has no batches"),
@@ -55,13 +55,13 @@ def test_the_end_of_an_epoch_is_part_of_the_cost(own):
         ("sleepy", "builds_nothing", "returned NoneType|returned int"),
     ],
 )
-def test_a_loader_that_cannot_be_used_is_named(own, name, step, said):
-    with pytest.raises(BadInput, match=said):
-        own.sweep(name, step=step)
+def test_unusable_loader_is_named(own_code, name, step, words):
+    with pytest.raises(BadInput, match=words):
+        own_code.sweep(name, step=step)
 
 
-def _lines(found) -> str:
+def _lines(sweep) -> str:
     profile = OwnProfile.model_construct(
-        evidence=OwnProfile.model_fields["evidence"].annotation(loader=found)
+        evidence=OwnProfile.model_fields["evidence"].annotation(loader=sweep)
     )
     return str(loader_section(profile))

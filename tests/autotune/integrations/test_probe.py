@@ -1,5 +1,4 @@
-"""Probes of steps of one's own: exact answers, and what is said of steps that
-misbehave."""
+"""Probes of your own steps: exact answers, and errors of steps that misbehave."""
 
 import subprocess
 
@@ -11,70 +10,73 @@ from autotune.integrations.values import LOOP_STEPS
 pytestmark = pytest.mark.system
 
 
-def test_the_largest_size_ran_and_the_next_ran_out_of_memory(own):
-    found, runner = own.probe("behaves")
-    tried = {row.size: row.fits for row in found.rows}
-    assert tried[found.feasible_max]
-    assert not tried[found.feasible_max + 1]
-    assert found.infeasible_min == found.feasible_max + 1
-    assert 0.97 * 80e6 < found.feasible_peak_bytes <= 80e6
-    assert len(found.rows) <= 9
-    assert found.optimizer_steps == 3
-    again, runner = own.probe("behaves")
-    assert again.feasible_max == found.feasible_max
-    assert all(one.from_trial_log for one in runner.finished)
+def test_finds_the_largest_size_that_fits(own_code):
+    probe, runner = own_code.probe("behaves")
+    tried = {row.size: row.fits for row in probe.rows}
+    assert tried[probe.feasible_max]
+    assert not tried[probe.feasible_max + 1]
+    assert probe.infeasible_min == probe.feasible_max + 1
+    assert 0.97 * 80e6 < probe.feasible_peak_bytes <= 80e6
+    assert len(probe.rows) <= 9
+    assert probe.optimizer_steps == 3
+    again, runner = own_code.probe("behaves")
+    assert again.feasible_max == probe.feasible_max
+    assert all(finished.from_trial_log for finished in runner.finished)
 
 
-def test_another_size_is_searched_in_multiples(own):
-    found, _ = own.probe(
+def test_searches_sizes_in_multiples(own_code):
+    probe, _ = own_code.probe(
         "behaves", along="seq_length", arguments={"micro_batch_size": 8}, multiple_of=64
     )
-    assert found.feasible_max % 64 == 0
-    assert found.infeasible_min == found.feasible_max + 64
+    assert probe.feasible_max % 64 == 0
+    assert probe.infeasible_min == probe.feasible_max + 64
 
 
-def test_a_training_function_is_stopped_after_the_steps_of_a_trial(own):
-    found, _ = own.probe("trains", along="batch_size")
-    assert found.trains
-    assert found.optimizer_steps == 3
+def test_stops_training_function_after_trial_steps(own_code):
+    probe, _ = own_code.probe("trains", along="batch_size")
+    assert probe.trains
+    assert probe.optimizer_steps == 3
+
+
+def test_too_few_optimizer_steps_are_an_error(own_code):
     with pytest.raises(BadInput, match="returned NoneType after 2 optimizer steps"):
-        own.probe("trains", along="batch_size", arguments={"steps": 2})
+        own_code.probe("trains", along="batch_size", arguments={"steps": 2})
 
 
-def test_calls_of_several_optimizer_steps_run_to_their_end(own):
-    found, _ = own.probe("critic")
-    assert not found.trains
-    whole, _ = own.probe("critic", arguments={"critic_steps": 0})
-    assert abs(found.feasible_max - whole.feasible_max) <= 4
-    loop, _ = own.probe("critic", max_size=5, arguments={"critic_steps": 10**6})
+def test_runs_calls_of_several_steps(own_code):
+    probe, _ = own_code.probe("critic")
+    assert not probe.trains
+    whole, _ = own_code.probe("critic", arguments={"critic_steps": 0})
+    assert abs(probe.feasible_max - whole.feasible_max) <= 4
+    loop, _ = own_code.probe("critic", max_size=5, arguments={"critic_steps": 10**6})
     assert loop.trains
     assert loop.optimizer_steps == LOOP_STEPS
 
 
-def test_gradients_that_accumulate_over_calls_are_followed_to_the_second_optimizer_step(
-    own,
-):
-    found, _ = own.probe("accumulates", max_size=5)
-    assert found.optimizer_steps == 3
+def test_follows_accumulation_to_the_second_step(own_code):
+    probe, _ = own_code.probe("accumulates", max_size=5)
+    assert probe.optimizer_steps == 3
     # Weights' gradients, and the state of two moments.
-    assert found.feasible_peak_bytes > 3 * 4 * 2048 * 512
+    assert probe.feasible_peak_bytes > 3 * 4 * 2048 * 512
 
 
-def test_memory_that_settles_within_the_steps_of_a_trial_does_not_vary(own):
-    assert own.probe("grows_to_a_plateau", max_size=5)[0].varies_bytes == 0
+def test_memory_that_settles_does_not_vary(own_code):
+    assert own_code.probe("grows_to_a_plateau", max_size=5)[0].varies_bytes == 0
 
 
-def test_what_is_imported_late_does_not_count_as_memory(own):
-    found, runner = own.probe("imports_late")
-    assert [done.trial.measured.get("attempt", 0) for done in runner.finished[:2]] == [
+def test_late_import_does_not_count_as_memory(own_code):
+    probe, runner = own_code.probe("imports_late")
+    assert [
+        finished.trial.measured.get("attempt", 0) for finished in runner.finished[:2]
+    ] == [
         0,
         1,
     ]
-    assert found.feasible_max > 4
+    assert probe.feasible_max > 4
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "said"),
+    ("name", "kind", "words"),
     [
         (
             "hangs",
@@ -136,25 +138,25 @@ def test_what_is_imported_late_does_not_count_as_memory(own):
         ("NUMBER", BadInput, r"is not callable: it is a int"),
     ],
 )
-def test_a_step_that_misbehaves_is_survived_and_named(own, name, kind, said):
-    with pytest.raises(kind, match=said) as caught:
-        own.probe(name, timeout_s=4 if name == "hangs" else 20, max_size=2**14)
+def test_misbehaving_step_is_named(own_code, name, kind, words):
+    with pytest.raises(kind, match=words) as caught:
+        own_code.probe(name, timeout_s=4 if name == "hangs" else 20, max_size=2**14)
     assert "autotune/trials/jobs" not in caught.value.message
     assert caught.value.next_step
-    found, _ = own.probe("behaves", max_size=4)  # the same server continues
-    assert found.feasible_max == 4
+    probe, _ = own_code.probe("behaves", max_size=4)  # the same server continues
+    assert probe.feasible_max == 4
 
 
 @pytest.mark.parametrize("name", ["forks", "prints"])
-def test_a_step_that_prints_or_forks_is_measured_all_the_same(own, capfd, name):
-    found, _ = own.probe(name, max_size=5)
-    assert found.feasible_max == 5
+def test_measures_step_that_prints_or_forks(own_code, capfd, name):
+    probe, _ = own_code.probe(name, max_size=5)
+    assert probe.feasible_max == 5
     assert "{{" not in capfd.readouterr().out
     assert not subprocess.run(
         ["pgrep", "-f", "sleep 1234.5"], capture_output=True, check=False
     ).stdout
 
 
-def test_steps_that_differ_are_accepted_on_request(own):
-    found, _ = own.probe("varies", allow_varying=True, max_size=8)
-    assert found.varies_bytes > 20 * 2**20
+def test_accepts_varying_memory_on_request(own_code):
+    probe, _ = own_code.probe("varies", allow_varying=True, max_size=8)
+    assert probe.varies_bytes > 20 * 2**20

@@ -8,7 +8,7 @@ from trainer.record.run_record import code_sha256
 
 @pytest.fixture
 def preflight(made_here, monkeypatch):
-    """The command on a node that fits."""
+    """Return the preflight command of a node that matches the profile."""
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     return [
         "job",
@@ -25,7 +25,7 @@ def preflight(made_here, monkeypatch):
     ]
 
 
-def test_a_node_that_fits_says_so_on_one_line(preflight, says):
+def test_matching_node_prints_one_line(preflight, says):
     out = says(*preflight)
     assert out.startswith("preflight: n7: ")
     assert out.count("\n") == 1
@@ -34,26 +34,27 @@ def test_a_node_that_fits_says_so_on_one_line(preflight, says):
 @pytest.mark.parametrize(
     ("field", "value"), [("code", "0" * 64), ("data", "."), ("cpus", "4096")]
 )
-def test_a_node_that_does_not_fit_is_refused_by_name(preflight, says, field, value):
+def test_mismatching_node_is_named(preflight, says, field, value):
     preflight[preflight.index(f"--{field}") + 1] = value
     err = says(*preflight, code=6)
     assert "error: n7: " in err
     assert field in err
 
 
-def test_commands_of_scripts_find_addresses_and_are_not_in_the_way_of_people(says):
+def test_job_commands_are_hidden(says):
     assert "job" not in [
         line.split()[0] for line in says("--help").splitlines() if line.strip()
     ]
+
+
+def test_finds_address_of_the_node(says):
     assert "network.interface" in says("job", "address", "--interface", "none9", code=5)
-    here, port = says("job", "meet", "--job", "12").strip().split(":")
-    assert re.fullmatch(re.escape(here) + r" \S+", says("job", "address").strip())
+    address, port = says("job", "meet", "--job", "12").strip().split(":")
+    assert re.fullmatch(re.escape(address) + r" \S+", says("job", "address").strip())
     assert 20000 <= int(port) < 30000
 
 
-def test_a_profile_that_was_edited_or_reviewed_anew_while_its_job_waited_is_refused(
-    preflight, says, made_here
-):
+def test_changed_profile_fails_its_waiting_job(preflight, says, made_here):
     profile = made_here / "p.toml"
     approve = ["profile", "approve", "p.toml", "--by", "reviewer", "--as-edited"]
     preflight += [

@@ -20,7 +20,7 @@ HERE = ["p.toml", "--data", "data", "--out", "runs/one"]
 LAUNCH = ["train", *HERE, "--slurm"]
 
 
-def test_a_dry_run_prints_a_script_that_bash_understands_and_writes_nothing(here, says):
+def test_dry_run_prints_valid_script(here, says):
     before = sorted(here.rglob("*"))
     script = says(*LAUNCH, "--nodes", "4", "--dry-run")
     assert (
@@ -37,9 +37,7 @@ def test_a_dry_run_prints_a_script_that_bash_understands_and_writes_nothing(here
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_script_that_cannot_be_submitted_lies_beside_the_run_and_the_error_says_where(
-    here, says
-):
+def test_unsubmitted_script_lies_beside_the_run(here, says):
     err = says(*LAUNCH, code=5)
     assert (here / "runs" / "one" / "train.sbatch").is_file()
     # SLURM writes there before anything runs.
@@ -48,7 +46,7 @@ def test_a_script_that_cannot_be_submitted_lies_beside_the_run_and_the_error_say
     assert "runs/one/train.sbatch" in err
 
 
-def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
+def test_submits_every_job_of_a_chain(here, says, sbatch):
     (here / "site.toml").write_text("[slurm]\nrequeue = false\n")
     assert json.loads(says(*LAUNCH, "--chain", "3", "--json"))["jobs"] == [
         "1",
@@ -76,9 +74,7 @@ def test_every_job_of_a_chain_is_submitted_with_its_number(here, says, sbatch):
         (["--slurm", "none.toml"], 3, "none.toml"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_anything_is_written(
-    here, says, arguments, code, words
-):
+def test_rejects_unusable_options(here, says, arguments, code, words):
     assert words in says(*LAUNCH, *arguments, code=code)
     assert not (here / "runs").exists()
 
@@ -92,7 +88,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
         ("", "2.13.0", True),
     ],
 )
-def test_torchrun_is_told_what_the_torch_of_the_job_knows(
+def test_torchrun_options_match_torch_of_the_job(
     here, monkeypatch, site, installed, has_option, says
 ):
     (here / "site.toml").write_text(f"{site}\n")
@@ -111,7 +107,7 @@ def test_torchrun_is_told_what_the_torch_of_the_job_knows(
     ) == has_option
 
 
-def test_another_dataset_is_refused(here, says):
+def test_rejects_another_dataset(here, says):
     text = (here / "p.toml").read_text()
     (here / "p.toml").write_text(
         text.replace(read_manifest(here / "data").dataset_hash, "0" * 64)
@@ -122,15 +118,15 @@ def test_another_dataset_is_refused(here, says):
 APPROVE = ["profile", "approve", "p.toml", "--by", "reviewer"]
 
 
-def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, says):
+def test_approved_job_checks_approval_at_each_start(here, says):
     assert run(APPROVE) == 0
     script = says(*LAUNCH, "--require-approved", "--dry-run")
     preflight = script[script.index(" job preflight") :].split("\n\n")[0]
     assert "--require-approved" in preflight
     assert "--reports reports" in preflight
-    said = resolve(here / "p.toml", data=here / "data").profile_sha256
-    assert f"--profile-sha256 {said}" in preflight
-    assert f"--expect-profile-sha256 {said}" in script[script.index("-m trainer") :]
+    sha256 = resolve(here / "p.toml", data=here / "data").profile_sha256
+    assert f"--profile-sha256 {sha256}" in preflight
+    assert f"--expect-profile-sha256 {sha256}" in script[script.index("-m trainer") :]
     assert "exactly as approved" in script
 
 
@@ -143,51 +139,43 @@ def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, s
         "model.config.hidden_size=64.0",
     ],
 )
-def test_no_setting_of_the_command_line_is_what_was_approved_however_harmless(
-    here, setting, says
-):
+def test_overridden_setting_is_not_approved(here, setting, says):
     says(*APPROVE)
     err = says(*LAUNCH, "--require-approved", "--set", f"train.{setting}", code=6)
     assert f"p.toml: 'train.{setting.partition('=')[0]}' = " in err
     assert not (here / "runs").exists()
 
 
-def test_a_site_may_require_approvals_of_all_and_a_setting_that_the_profile_has_anyway_changes_nothing(
-    here, says
-):
+def test_site_may_require_approval(here, says):
     (here / "site.toml").write_text("require_approved = true\n")
     says(*LAUNCH, code=6)
     says(*APPROVE)
     assert "--require-approved" in says(
         *LAUNCH, "--set", "train.micro_batch_size=2", "--dry-run"
     )
+
+
+def test_rejected_profile_is_not_launched(here, says):
+    (here / "site.toml").write_text("require_approved = true\n")
     says("profile", "approve", "p.toml", "--reject", "--by", "another")
     assert "rejected by 'another'" in says(*LAUNCH, code=6)
 
 
-@pytest.mark.parametrize(
-    "asked_by", ["option", "site.toml", "other.toml", "absent.toml"]
-)
-def test_launching_here_asks_too_if_the_option_or_the_site_requires_it(
-    here, says, monkeypatch, asked_by
-):
-    if asked_by in ("site.toml", "other.toml"):
-        (here / asked_by).write_text("require_approved = true\n")
-    if asked_by in ("other.toml", "absent.toml"):
-        monkeypatch.setenv("AUTOTUNE_SITE", asked_by)
+@pytest.mark.parametrize("source", ["option", "site.toml", "other.toml", "absent.toml"])
+def test_local_launch_requires_approval(here, says, monkeypatch, source):
+    if source in ("site.toml", "other.toml"):
+        (here / source).write_text("require_approved = true\n")
+    if source in ("other.toml", "absent.toml"):
+        monkeypatch.setenv("AUTOTUNE_SITE", source)
     code, words = (
-        (3, "absent.toml")
-        if asked_by == "absent.toml"
-        else (6, "is not approved (hash")
+        (3, "absent.toml") if source == "absent.toml" else (6, "is not approved (hash")
     )
-    option = ["--require-approved"] if asked_by == "option" else []
+    option = ["--require-approved"] if source == "option" else []
     assert words in says("train", *HERE, *option, code=code)
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_jobs(
-    here, monkeypatch, required
-):
+def test_approved_run_ignores_job_settings_of_site(here, monkeypatch, required):
     started = []
     run_child = "autotune.cluster.torchrun.run_child"
     monkeypatch.setattr(
@@ -201,7 +189,7 @@ def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_j
     (here / "site.toml").write_text(site)
     assert run(APPROVE) == 0
     assert run(["train", *HERE]) == 1
-    said = resolve(here / "p.toml", data=here / "data").profile_sha256
-    assert (f"--expect-profile-sha256 {said}" in " ".join(started[0])) == required
+    sha256 = resolve(here / "p.toml", data=here / "data").profile_sha256
+    assert (f"--expect-profile-sha256 {sha256}" in " ".join(started[0])) == required
     assert "/there/python" not in started[0]
     assert "stage_to" not in " ".join(started[0])

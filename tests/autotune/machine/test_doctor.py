@@ -9,12 +9,13 @@ from testbed.fakes import GPU_FACTS, FakeClock, FakeGpu, FakeGpuMonitor, FakeHos
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "Problems for measurements")
 
 
-def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_same_content(
-    says, tmp_path
-):
+def test_text_has_every_section(says, tmp_path):
     lines = says("doctor").splitlines()
     assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
     assert lines[-1] == f"next: {NEXT_COMMAND}"
+
+
+def test_json_has_every_section(says, tmp_path):
     content = json.loads(
         says("doctor", "--json", "--path", tmp_path, "--path", "/proc")
     )
@@ -31,7 +32,7 @@ def test_text_has_every_section_and_ends_with_the_next_command_and_json_has_the_
     )
 
 
-def test_everything_is_read_through_the_ports():
+def test_reads_everything_through_ports():
     gpu_model, clock = replace(GPU_FACTS, mig_enabled=True), FakeClock()
     monitor = FakeGpuMonitor([FakeGpu(facts=gpu_model)], clock=clock)
     machine = examine(
@@ -49,20 +50,18 @@ def test_everything_is_read_through_the_ports():
     }
 
 
-def test_measured_constants_are_shown_and_written_where_predictions_find_them(
-    says, monkeypatch, tmp_path
-):
+def test_writes_measured_rates(says, monkeypatch, tmp_path):
     from autotune.speed import measure
     from autotune.speed.decide import data_sheet_rates
 
-    found = data_sheet_rates("NVIDIA H100 PCIe").model_copy(
+    rates = data_sheet_rates("NVIDIA H100 PCIe").model_copy(
         update={"source": "measured on this machine"}
     )
-    monkeypatch.setattr(measure, "measure_rates", lambda *_, **__: found)
+    monkeypatch.setattr(measure, "measure_rates", lambda *_, **__: rates)
     monkeypatch.chdir(tmp_path)
     assert "reports/machines/nvidia-h100-pcie.json" in says("doctor", "--measure")
-    assert measure.known_rates("NVIDIA H100 PCIe") == found
+    assert measure.known_rates("NVIDIA H100 PCIe") == rates
     assert (
         json.loads(says("doctor", "--measure", "--json"))["rates"]["source"]
-        == found.source
+        == rates.source
     )

@@ -7,18 +7,16 @@ from hypothesis import strategies as st
 from autotune.errors import BadInput
 from autotune.machine.gpu_models import GPU_MODELS, find_gpu_model, gpu_model_of
 
-cards = st.sampled_from(GPU_MODELS)
+gpu_models = st.sampled_from(GPU_MODELS)
 
 
 @given(
-    cards,
+    gpu_models,
     st.sampled_from(["{}", "NVIDIA {}", "nvidia-{}", " {} "]),
     st.sampled_from("-_ "),
     st.booleans(),
 )
-def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_names(
-    gpu, frame, separator, shout
-):
+def test_finds_gpu_by_any_spelling(gpu, frame, separator, shout):
     spelled = frame.format(gpu.key.replace("-", separator))
     assert find_gpu_model(spelled.upper() if shout else spelled) is gpu
     assert gpu.name == gpu.names[0]
@@ -31,7 +29,7 @@ def test_a_card_is_found_by_its_key_however_it_is_spelled_and_by_the_drivers_nam
         )
 
 
-def test_a_beginning_that_fits_one_card_is_enough():
+def test_unambiguous_beginning_is_enough():
     shorts = {
         "h200": "h200-141gb",
         "B200": "b200-180gb",
@@ -53,7 +51,7 @@ def test_a_beginning_that_fits_one_card_is_enough():
         ("NVIDIA", ""),
     ],
 )
-def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
+def test_unknown_gpu_suggests_the_nearest(name, near):
     with pytest.raises(BadInput, match=f"unknown GPU model {name!r}") as caught:
         find_gpu_model(name)
     offered, _, known = caught.value.next_step.rpartition("Known models: ")
@@ -62,7 +60,7 @@ def test_an_unknown_card_is_refused_with_the_nearest_and_all(name, near):
 
 
 @pytest.mark.parametrize("name", ["h100", "A100", "GH200"])
-def test_a_beginning_that_fits_several_is_refused_with_those(name):
+def test_ambiguous_beginning_lists_the_matches(name):
     with pytest.raises(
         BadInput, match=rf"{name!r} is ambiguous: \d GPU models match"
     ) as caught:
@@ -92,15 +90,16 @@ def test_a_beginning_that_fits_several_is_refused_with_those(name):
         ("NVIDIA Graphics Device", 95_830, None),
     ],
 )
-def test_boards_are_cards_by_the_names_that_nvml_gives_them_and_a_part_or_an_unlisted_one_is_none(
-    name, total_mib, key
-):
+def test_recognises_boards_by_nvml_names(name, total_mib, key):
     assert gpu_model_of(name, total_mib * 2**20) is (key and find_gpu_model(key))
 
 
-def test_names_are_each_their_cards_own_and_sizes_are_in_order_and_carry_their_sources():
+def test_names_are_unique():
     names = [name for gpu in GPU_MODELS for name in (gpu.key, *gpu.names)]
     assert len(set(names)) == len(names)
+
+
+def test_sizes_have_sources():
     for gpu in GPU_MODELS:
         assert 0.95 * gpu.total_bytes < gpu.usable_bytes < gpu.total_bytes
         assert gpu.usable_bytes < int(re.search(r"(\d+)gb$", gpu.key)[1]) * 2**30

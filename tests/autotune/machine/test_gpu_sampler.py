@@ -1,5 +1,4 @@
-"""One suite for every GPU sampler: in this process, in a process over scripted GPUs,
-and over a real driver.
+"""One suite for every GPU sampler: in this process, scripted, and over a real driver.
 
 Then what it cannot show of the process: windows end to end, its faults, and its end.
 """
@@ -67,9 +66,9 @@ def uuids(request):
     if monitor.why_absent():
         # No CI machine of this project has one.
         pytest.skip(f"needs an NVIDIA GPU: {monitor.why_absent()}")
-    found = tuple(gpu.uuid for gpu in monitor.devices())
+    real_uuids = tuple(gpu.uuid for gpu in monitor.devices())
     monitor.close()
-    return found
+    return real_uuids
 
 
 @pytest.fixture
@@ -85,9 +84,7 @@ def sampler(request, uuids):
     made.stop()
 
 
-def test_every_gpu_gives_samples_in_order_of_time_each_once_and_windows_that_do_not_overlap(
-    sampler, uuids
-):
+def test_samples_come_in_order_once(sampler, uuids):
     sampler.stop()
     assert not any(series.samples or series.gpm for series in sampler.take().values())
     started_s = time.monotonic()
@@ -107,28 +104,31 @@ def test_every_gpu_gives_samples_in_order_of_time_each_once_and_windows_that_do_
         assert times_s == sorted(set(times_s))
         assert started_s <= times_s[0] <= times_s[-1] <= ended_s
         assert all(
-            one.utilisation is None or 0 <= one.utilisation <= 1
-            for one in second[uuid].samples
+            sample.utilisation is None or 0 <= sample.utilisation <= 1
+            for sample in second[uuid].samples
         )
         windows = first[uuid].gpm + second[uuid].gpm
         assert windows or second[uuid].gpm_lacking
-        assert all(one.start_s <= one.end_s for one in windows)
+        assert all(window.start_s <= window.end_s for window in windows)
         assert all(
-            one.end_s <= other.start_s for one, other in itertools.pairwise(windows)
+            window.end_s <= next_window.start_s
+            for window, next_window in itertools.pairwise(windows)
         )
     sampler.stop()
     sampler.stop()
 
 
-def test_scripted_readings_arrive_unchanged_from_another_process():
-    with started(GpuSampler(UUIDS[:1], program=SCRIPTED)) as there:
-        there.take()
+def test_samples_cross_processes_unchanged():
+    with started(GpuSampler(UUIDS[:1], program=SCRIPTED)) as sampler:
+        sampler.take()
         time.sleep(0.3)
-        (series,) = there.take().values()
-    assert {replace(one, time_s=0.0, missing=()) for one in series.samples} == {
+        (series,) = sampler.take().values()
+    assert {replace(sample, time_s=0.0, missing=()) for sample in series.samples} == {
         replace(SAMPLE, missing=())
     }
-    assert {replace(one, start_s=0.0, end_s=0.0) for one in series.gpm} == {GPM_WINDOW}
+    assert {replace(window, start_s=0.0, end_s=0.0) for window in series.gpm} == {
+        GPM_WINDOW
+    }
 
 
 READ = """
@@ -167,13 +167,12 @@ def no_child_left():
 
 
 def sampled(samples=(SAMPLE,), gpm=(GPM_WINDOW,)):
-    """The readings of ten ticks, a tenth of a second apart, and of windows of half a
-    second."""
-    clock, readings, left = FakeClock(), [], iter(range(10))
+    """Return the readings of ten ticks 0.1 s apart, and of windows of 0.5 s."""
+    clock, readings, ticks = FakeClock(), [], iter(range(10))
 
     def ended(wait_s):
         clock.sleep(wait_s)
-        return next(left, None) is None
+        return next(ticks, None) is None
 
     monitor = FakeGpuMonitor(
         [FakeGpu(facts=replace(GPU_FACTS, uuid="0"), samples=samples, gpm=gpm)],
@@ -183,9 +182,9 @@ def sampled(samples=(SAMPLE,), gpm=(GPM_WINDOW,)):
     return readings
 
 
-def test_windows_of_counters_lie_end_to_end():
+def test_windows_lie_end_to_end():
     (series,) = series_of(sampled(), {"0": GpuSeries()}).values()
-    assert [one.time_s for one in series.samples] == pytest.approx(
+    assert [sample.time_s for sample in series.samples] == pytest.approx(
         [1000 + tick / 10 for tick in range(11)]
     )
     first, second = series.gpm
@@ -195,30 +194,32 @@ def test_windows_of_counters_lie_end_to_end():
     )
 
 
-def test_refused_readings_are_left_out_and_their_reason_stays_until_there_is_one():
+def test_unavailable_readings_keep_their_reason():
     refused = sampled(
         samples=[Unavailable(reason="no permission")],
         gpm=[Unavailable(reason="no Hopper")],
     )
-    found = series_of(refused, {"0": GpuSeries()})
-    assert found == {"0": GpuSeries(lacking="no permission", gpm_lacking="no Hopper")}
-    assert series_of([], found) == found
-    assert series_of([("0", "sample", SAMPLE)], found) == {
+    series = series_of(refused, {"0": GpuSeries()})
+    assert series == {"0": GpuSeries(lacking="no permission", gpm_lacking="no Hopper")}
+    assert series_of([], series) == series
+    assert series_of([("0", "sample", SAMPLE)], series) == {
         "0": GpuSeries(samples=(SAMPLE,), gpm_lacking="no Hopper")
     }
 
 
-def test_without_gpus_nothing_is_started(no_child_left):
+def test_starts_nothing_without_gpus(no_child_left):
     before = psutil.Process().children()  # of other tests
     with started(GpuSampler([])) as sampler:
         assert psutil.Process().children() == before
         assert sampler.take() == {}
 
 
-@pytest.mark.parametrize("program", [DIES, BREAKS_OFF, DIES_LATE])
-def test_process_that_died_gives_what_it_read_is_a_reason_from_then_on_and_is_not_started_again(
-    program, no_child_left
-):
+@pytest.mark.parametrize(
+    "program",
+    [DIES, BREAKS_OFF, DIES_LATE],
+    ids=["at once", "within a reading", "after a reading"],
+)
+def test_dead_process_is_not_started_again(program, no_child_left):
     with started(sampler_of(program)) as sampler:
         if program is DIES_LATE:
             assert sampler.take()["0"].lacking == "asleep"
@@ -228,10 +229,12 @@ def test_process_that_died_gives_what_it_read_is_a_reason_from_then_on_and_is_no
         assert sampler.take() == both("the process that samples the GPUs has exited")
 
 
-@pytest.mark.parametrize(("program", "reads"), [(SILENT, False), (HANGS, True)])
-def test_process_that_hangs_is_killed_within_the_limit(
-    program, reads, monkeypatch, no_child_left
-):
+@pytest.mark.parametrize(
+    ("program", "reads"),
+    [(SILENT, False), (HANGS, True)],
+    ids=["silent", "after a reading"],
+)
+def test_hanging_process_is_killed(program, reads, monkeypatch, no_child_left):
     monkeypatch.setattr(gpu_sampler, "START_WITHIN_S", 15.0 if reads else 1.0)
     monkeypatch.setattr(gpu_sampler, "ANSWER_WITHIN_S", 1.0)
     with started(sampler_of(program)) as sampler:
@@ -247,11 +250,11 @@ def test_process_that_hangs_is_killed_within_the_limit(
 
 
 @pytest.mark.parametrize(
-    ("program", "reads", "code"), [(SILENT, False, -9), (ONCE, True, 0)]
+    ("program", "reads", "code"),
+    [(SILENT, False, -9), (ONCE, True, 0)],
+    ids=["silent", "listening"],
 )
-def test_process_that_does_not_hear_the_end_is_killed_and_another_leaves_by_itself(
-    program, reads, code, no_child_left
-):
+def test_silent_process_is_killed_at_the_end(program, reads, code, no_child_left):
     sampler = sampler_of(program)
     sampler.start()
     process = sampler._process
@@ -261,15 +264,18 @@ def test_process_that_does_not_hear_the_end_is_killed_and_another_leaves_by_itse
     assert process.wait(timeout=5) == code
 
 
-def test_without_a_start_or_a_driver_the_reason_is_said(no_child_left):
+def test_missing_start_is_a_reason(no_child_left):
     assert GpuSampler(["0"]).take() == both("the sampler was not started")
+
+
+def test_unknown_gpu_is_a_reason(no_child_left):
     with started(GpuSampler(["GPU-none"])) as sampler:
         series = sampler.take()["GPU-none"]
     assert (series.samples, series.gpm) == ((), ())
     assert series.lacking
 
 
-def test_readings_that_nobody_takes_are_bounded(monkeypatch):
+def test_untaken_readings_are_bounded(monkeypatch):
     monkeypatch.setattr(gpu_sampler, "MOST_READINGS", 3)
     with started(
         sampler_of(READ + "[read() for _ in range(1000)]\nsys.stdin.read()")

@@ -1,5 +1,4 @@
-"""One suite for every clock and every host; and what Linux describes in files that a
-test lays out."""
+"""One suite for every clock and host, and Linux files that a test lays out."""
 
 import sys
 from datetime import UTC, timedelta
@@ -18,18 +17,26 @@ from autotune.machine.host import LIBRARIES, SystemHost, _unescape
 from testbed.fakes import FakeClock, FakeHost
 
 
-@pytest.mark.parametrize("kind", [SystemClock, FakeClock])
-def test_time_never_goes_back_and_sleep_lasts_as_long_as_asked_by_clock_and_calendar_and_is_not_negative(
-    kind,
-):
-    clock = kind()
+@pytest.fixture(params=[SystemClock, FakeClock])
+def clock(request):
+    return request.param()
+
+
+def test_clocks_never_go_back(clock):
     times = [clock.monotonic_s() for _ in range(100)]
     assert times == sorted(times)
+
+
+def test_sleep_lasts_as_long_as_requested(clock):
     before = clock.utc_now()
     assert before.tzinfo is UTC
+    before_s = clock.monotonic_s()
     clock.sleep(0.03125)  # exact in binary, so that no rounding shortens it
-    assert clock.monotonic_s() - times[-1] >= 0.03125
+    assert clock.monotonic_s() - before_s >= 0.03125
     assert clock.utc_now() - before >= timedelta(milliseconds=15)
+
+
+def test_sleep_is_not_negative(clock):
     with pytest.raises(ValueError, match="negative"):
         clock.sleep(-1)
 
@@ -43,9 +50,7 @@ def host(request):
     )
 
 
-def test_facts_are_possible_and_become_plain_json_with_one_disk_per_path_in_order(
-    host, tmp_path
-):
+def test_facts_are_possible(host, tmp_path):
     paths = [tmp_path, Path(), tmp_path / "not" / "there"]
     facts = host.facts(paths)
     assert [disk.path for disk in facts.disks] == [str(path) for path in paths]
@@ -59,7 +64,7 @@ def test_facts_are_possible_and_become_plain_json_with_one_disk_per_path_in_orde
     )
 
 
-def test_versions_of_known_libraries_are_found_without_importing(host, monkeypatch):
+def test_finds_versions_without_importing(host, monkeypatch):
     for name in ("torch", "transformers", "optuna"):
         monkeypatch.setitem(sys.modules, name, None)
     assert {"numpy"} <= set(host.library_versions()) <= set(LIBRARIES)
@@ -71,6 +76,7 @@ MEMINFO = (
     "MemTotal:       1048576 kB\nMemFree:  100 kB\nMemAvailable:    524288"
     " kB\nHugePages_Total:       0\n"
 )
+NETWORK_MOUNT = "40 20 0:40 / /data rw - nfs4 server:/x rw\n"
 ROOT_MOUNT = "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
 V2_MOUNT = "30 20 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 
@@ -92,7 +98,7 @@ def lay(root: Path, files: dict[str, str]) -> SystemHost:
     return SystemHost(root, {})
 
 
-def test_plain_figures_are_read(tmp_path):
+def test_reads_plain_figures(tmp_path):
     facts = lay(tmp_path, {}).facts([])
     assert (facts.cpu_model, facts.ram_total_bytes) == ("Test CPU @ 2GHz", 1024 * MIB)
     assert (
@@ -103,7 +109,7 @@ def test_plain_figures_are_read(tmp_path):
     assert (facts.cpus_quota, facts.shm_free_bytes) == (None, None)
 
 
-def test_tightest_level_of_a_version_2_hierarchy_counts(tmp_path):
+def test_tightest_cgroup_v2_level_counts(tmp_path):
     slice_, job = "sys/fs/cgroup/slice", "sys/fs/cgroup/slice/job"
     files = {
         "proc/self/cgroup": "0::/slice/job\n",
@@ -124,8 +130,7 @@ def test_tightest_level_of_a_version_2_hierarchy_counts(tmp_path):
 def version_1(
     group: str, mounted: str, **levels: tuple[int, int, int]
 ) -> dict[str, str]:
-    """Files of control groups, and the limit, the use and the quota of some levels of
-    them."""
+    """Return files of control groups with limit, use and quota of some levels."""
     files = {
         "proc/self/cgroup": f"4:memory:{group}\n3:cpu,cpuacct:{group}\n0::/\n",
         "proc/self/mountinfo": (
@@ -152,7 +157,7 @@ def version_1(
     return files
 
 
-def test_version_1_groups_are_read_and_no_limit_is_none(tmp_path):
+def test_reads_cgroup_v1_limits(tmp_path):
     levels = {"": (9223372036854771712, 5, -1), "jobs/7": (128 * MIB, 200 * MIB, 50000)}
     facts = lay(tmp_path, version_1("/jobs/7", "/", **levels)).facts([])
     assert (facts.ram_available_bytes, facts.ram_limit_source, facts.cpus_quota) == (
@@ -166,7 +171,7 @@ def test_version_1_groups_are_read_and_no_limit_is_none(tmp_path):
     ("group", "mounted"),
     [("/docker/a", "/docker/a"), ("/host/path", "/other"), ("/../..", "/")],
 )
-def test_inside_a_container_the_mounted_top_is_our_group(tmp_path, group, mounted):
+def test_container_uses_its_mounted_group(tmp_path, group, mounted):
     files = version_1(group, mounted, **{"": (64 * MIB, 4 * MIB, -1)})
     assert lay(tmp_path, files).facts([]).ram_available_bytes == 60 * MIB
 
@@ -180,15 +185,15 @@ def test_inside_a_container_the_mounted_top_is_our_group(tmp_path, group, mounte
         ({}, None),
     ],
 )
-def test_cpus_of_a_slurm_task_are_respected(tmp_path, environment, cpus):
+def test_respects_cpus_of_a_slurm_task(tmp_path, environment, cpus):
     lay(tmp_path, {})
     assert SystemHost(tmp_path, environment).facts([]).cpus_slurm == cpus
 
 
-def test_disks_belong_to_the_longest_and_latest_mount(tmp_path):
+def test_disk_belongs_to_its_longest_mount(tmp_path):
     mounts = (
         ROOT_MOUNT
-        + "40 20 0:40 / /data rw - nfs4 server:/x rw\n"
+        + NETWORK_MOUNT
         + "41 40 0:41 / /data/fast\\040disk rw,relatime shared:1 - xfs /dev/nvme0n1"
         " rw\n"
         + "42 20 0:42 / /home rw - autofs systemd rw\n"
@@ -207,20 +212,22 @@ def test_disks_belong_to_the_longest_and_latest_mount(tmp_path):
     ]
     assert [disk.is_network for disk in disks] == [True, False, True, False, False]
     assert all(disk.free_bytes is not None for disk in disks)
+
+
+def test_follows_links_to_disks(tmp_path):
+    host = lay(tmp_path, {"proc/self/mountinfo": ROOT_MOUNT + NETWORK_MOUNT})
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to("data")
     assert host.facts([Path("/link/set")]).disks[0].is_network
 
 
-def test_interfaces_without_a_speed_have_none_and_free_shared_memory_is_found(
-    tmp_path, monkeypatch
-):
-    found = {
+def test_interface_without_speed_has_none(tmp_path, monkeypatch):
+    interfaces = {
         "lo": SimpleNamespace(isup=True, speed=0, flags="up,loopback,running"),
         "eth1": SimpleNamespace(isup=False, speed=0, flags="broadcast"),
         "eth0": SimpleNamespace(isup=True, speed=25000, flags="up,running"),
     }
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: found)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: interfaces)
     host = lay(tmp_path, {})
     (tmp_path / "dev/shm").mkdir(parents=True)
     facts = host.facts([])
@@ -235,12 +242,12 @@ def test_interfaces_without_a_speed_have_none_and_free_shared_memory_is_found(
     ]
 
 
-def test_system_without_proc_is_refused(tmp_path):
+def test_requires_proc(tmp_path):
     with pytest.raises(MachineLacks, match="meminfo"):
         SystemHost(tmp_path).facts([])
 
 
 @given(st.text(alphabet="ab \t\n\\"))
-def test_mount_points_survive_the_kernels_escapes(point):
+def test_mount_points_survive_kernel_escapes(point):
     escaped = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in point)
     assert _unescape(escaped) == point

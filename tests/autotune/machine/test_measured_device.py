@@ -48,7 +48,7 @@ SILENT = replace(READ, used_bytes_by_gpu=(None,))
 
 
 @pytest.mark.parametrize(
-    ("here", "asked_bytes", "as_gpu", "expected"),
+    ("device", "requested_bytes", "as_gpu", "expected"),
     [
         # A reserve is left free unless the budget is given.
         (READ, None, None, FREE_BYTES - RESERVE_BYTES),
@@ -72,15 +72,25 @@ SILENT = replace(READ, used_bytes_by_gpu=(None,))
             H200.total_bytes - RESERVE_BYTES,
         ),
     ],
+    ids=[
+        "free memory",
+        "requested",
+        "imitated GPU",
+        "requested of imitated GPU",
+        "sold size of imitated GPU",
+        "usable size of imitated GPU",
+        "use unknown",
+        "use and model unknown",
+    ],
 )
-def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one(
-    here, asked_bytes, as_gpu, expected
+def test_budget_follows_request_or_free_memory(
+    device, requested_bytes, as_gpu, expected
 ):
-    assert memory_budget(here, asked_bytes, as_gpu) == expected
+    assert memory_budget(device, requested_bytes, as_gpu) == expected
 
 
 @pytest.mark.parametrize(
-    ("gpus", "asked_bytes", "said", "next_step"),
+    ("gpus", "requested_bytes", "message", "next_step"),
     [
         (
             (replace(H200, total_bytes=40_960 * MIB),),
@@ -96,16 +106,15 @@ def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_of_the_imitated_one
             "Use at most --memory 93.5GiB",
         ),
     ],
+    ids=["smaller GPU", "no GPU", "beyond its memory"],
 )
-def test_no_gpu_is_imitated_on_a_smaller_one_without_one_or_beyond_its_memory(
-    gpus, asked_bytes, said, next_step
-):
-    with pytest.raises(BadInput, match=said) as refused:
-        memory_budget(site(gpus), asked_bytes, NVL)
+def test_imitated_gpu_must_fit(gpus, requested_bytes, message, next_step):
+    with pytest.raises(BadInput, match=message) as refused:
+        memory_budget(site(gpus), requested_bytes, NVL)
     assert next_step in refused.value.next_step
 
 
-def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():
+def test_cpu_ranks_share_the_host():
     whole = memory_budget(site(()), None)
     assert memory_budget(site(()), None, ranks=4) == whole // 4
     with pytest.raises(BadInput, match="this host, shared by 4 processes"):
@@ -113,11 +122,11 @@ def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():
     assert memory_budget(site((H200,)), 140 * 10**9, ranks=4) == 140 * 10**9
 
 
-def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
+def test_uses_all_visible_gpus_by_default():
     two = site((H200, replace(H200, uuid="GPU-2", index=1)))
     assert [
-        local_ranks(*one)
-        for one in ((two, None), (two, 1), (site(()), None), (site(()), 2))
+        local_ranks(*arguments)
+        for arguments in ((two, None), (two, 1), (site(()), None), (site(()), 2))
     ] == [2, 1, 1, 2]
     with pytest.raises(BadInput, match="only 2 GPUs are visible"):
         local_ranks(two, 3)
@@ -162,7 +171,7 @@ SLICE = ("MIG is on", ("-mig 0",))
 
 
 @pytest.mark.parametrize(
-    ("machine", "said", "next_steps"),
+    ("machine", "message", "next_steps"),
     [
         (
             NO_GPU,
@@ -192,28 +201,45 @@ SLICE = ("MIG is on", ("-mig 0",))
         ),
         ({"visible": "MIG-7"}, *SLICE),
     ],
+    ids=[
+        "no GPU",
+        "no GPU to replay",
+        "only torch sees one",
+        "only torch sees the chosen one",
+        "not visible",
+        "unreadable",
+        "MIG on",
+        "MIG slice chosen",
+        "MIG unknown",
+        "MIG slice named",
+    ],
 )
-def test_a_gpu_that_cannot_be_measured_is_rejected_with_what_to_do(
-    opened, machine, said, next_steps
-):
-    with pytest.raises(MachineLacks, match=said) as refused:
+def test_unmeasurable_gpu_is_rejected(opened, machine, message, next_steps):
+    with pytest.raises(MachineLacks, match=message) as refused:
         opened(**machine)
     assert refused.value.exit_code == 5
     assert all(words in refused.value.next_step for words in next_steps)
 
 
-def test_the_cpu_is_measured_if_it_is_asked_for_or_nothing_else_is_there(opened):
+def test_measures_cpu_on_request(opened):
     on_purpose = opened("cpu", **ONLY_TORCH)
     assert (on_purpose.device, on_purpose.words) == ("cpu", "the CPU (broken)")
+
+
+def test_measures_cpu_without_gpus(opened):
     assert opened(gpus=(), absent="no driver").words == "the CPU (no driver)"
     assert opened(visible="").words.startswith("the CPU (CUDA_VISIBLE_DEVICES=")
     assert opened("cpu").words == "the CPU"
 
 
-def test_the_gpu_that_is_measured_is_named(opened):
-    one = opened("cuda")
-    assert (one.device, one.gpu, one.used_bytes_by_gpu) == ("cuda", H200, (500 * MIB,))
-    assert one.words == "NVIDIA H200, 140 GiB"
+def test_names_the_measured_gpu(opened):
+    device = opened("cuda")
+    assert (device.device, device.gpu, device.used_bytes_by_gpu) == (
+        "cuda",
+        H200,
+        (500 * MIB,),
+    )
+    assert device.words == "NVIDIA H200, 140 GiB"
     assert (
         opened(gpus=(H200, replace(SECOND, uuid="GPU-2"))).words
         == "NVIDIA H200, 140 GiB, the first of 2 GPUs"
@@ -222,15 +248,14 @@ def test_the_gpu_that_is_measured_is_named(opened):
 
 
 def looked_at(data_dir, *links: list[str] | None):
-    """A node with a GPU for each list of those it is linked with; None of one that does
-    not say."""
+    """Return a node with a GPU for each list of links; None if NVML does not say."""
     facts = [
         replace(H200, uuid=f"GPU-{number}", index=number)
         for number in range(len(links))
     ]
     gpus = [
-        FakeGpu(facts=one, nvlinked=listed)
-        for one, listed in zip(facts, links, strict=True)
+        FakeGpu(facts=gpu_facts, nvlinked=linked_uuids)
+        for gpu_facts, linked_uuids in zip(facts, links, strict=True)
     ]
     return look_at_node("n1", data_dir, FakeHost(), FakeGpuMonitor(gpus))
 
@@ -245,19 +270,29 @@ def looked_at(data_dir, *links: list[str] | None):
         ((["GPU-1", "GPU-2"], None, None), None),
         (([], None, None), False),
     ],
+    ids=[
+        "one GPU",
+        "all pairs",
+        "a pair missing",
+        "unknown",
+        "one known",
+        "one without links",
+    ],
 )
-def test_a_node_is_described_and_its_gpus_are_linked_when_every_pair_is(
-    monkeypatch, patterned_dataset, links, linked
-):
+def test_node_is_linked_if_every_pair_is(monkeypatch, patterned_dataset, links, linked):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = looked_at(patterned_dataset, *links)
-    assert (found.name, found.allotted_cpus, found.gpu_names) == (
+    node = looked_at(patterned_dataset, *links)
+    assert (node.name, node.allotted_cpus, node.gpu_names) == (
         "n1",
         8,
         ("NVIDIA H200",) * len(links),
     )
-    assert (found.nvlinked, found.code_sha256) == (linked, code_sha256())
-    assert found.dataset_hash == read_manifest(patterned_dataset).dataset_hash
+    assert (node.nvlinked, node.code_sha256) == (linked, code_sha256())
+    assert node.dataset_hash == read_manifest(patterned_dataset).dataset_hash
+
+
+def test_missing_dataset_is_named(monkeypatch, patterned_dataset):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     bare = looked_at(patterned_dataset.parent)
     assert bare.dataset_hash is None
     assert "not a dataset" in bare.dataset_missing

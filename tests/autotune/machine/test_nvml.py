@@ -1,5 +1,4 @@
-"""One suite for every GPU monitor: scripted, NVML over simulated bindings, and NVML
-over a real driver."""
+"""One suite for every GPU monitor: scripted, simulated bindings, and a real driver."""
 
 import ctypes
 from dataclasses import astuple
@@ -27,8 +26,7 @@ PERCENT_AND_MIB_PER_S = {2: 90.0, 3: 50.0, 5: 40.0, 10: 30.0, 21: 3.0}
 
 
 class SimulatedNvml(ModuleType):
-    """The real bindings' constants, errors and structures, over a card that is made
-    up."""
+    """The real bindings' constants, errors and structures, over an invented GPU."""
 
     def __init__(self, **answers):
         super().__init__("pynvml")
@@ -125,7 +123,7 @@ def uuid(monitor):
     return monitor.devices()[0].uuid
 
 
-def test_a_gpu_is_described_and_read_within_what_is_possible(monitor, uuid, clock):
+def test_readings_are_possible(monitor, uuid, clock):
     devices = monitor.devices()
     assert monitor.why_absent() is None
     assert len({gpu.uuid for gpu in devices}) == len(devices) > 0
@@ -140,21 +138,24 @@ def test_a_gpu_is_described_and_read_within_what_is_possible(monitor, uuid, cloc
     assert second.process_count is None or second.process_count >= 0
 
 
-def test_nvlink_is_told_of_a_pair_or_it_is_said_why_not(monitor):
-    one, *others = [gpu.uuid for gpu in monitor.devices()]
-    for other in others or [one]:
-        linked = monitor.nvlinked(one, other)
+def test_nvlink_is_known_or_explained(monitor):
+    first, *other_uuids = [gpu.uuid for gpu in monitor.devices()]
+    for second in other_uuids or [first]:
+        linked = monitor.nvlinked(first, second)
         assert isinstance(linked, bool) or linked.reason
-    assert isinstance(monitor.nvlinked(one, "GPU-none"), Unavailable)
-    assert isinstance(monitor.nvlinked("GPU-none", one), Unavailable)
+    assert isinstance(monitor.nvlinked(first, "GPU-none"), Unavailable)
+    assert isinstance(monitor.nvlinked("GPU-none", first), Unavailable)
 
 
-def test_nvml_tells_of_each_pair_whether_it_is_linked():
+def test_nvml_knows_linked_pairs():
     for status, linked in ((pynvml.NVML_P2P_STATUS_OK, True), (5, False)):
         assert (
             simulated(nvmlDeviceGetP2PStatus=status).nvlinked("GPU-0", "GPU-0")
             is linked
         )
+
+
+def test_unsupported_nvlink_has_its_reason():
     refused = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert (
         "Not Supported"
@@ -162,7 +163,7 @@ def test_nvml_tells_of_each_pair_whether_it_is_linked():
     )
 
 
-def test_gpm_window_spans_two_calls_or_says_why_not(monitor, uuid, clock):
+def test_gpm_window_spans_two_calls(monitor, uuid, clock):
     assert isinstance(monitor.gpm(uuid), Unavailable)
     clock.sleep(0.25)
     window = monitor.gpm(uuid)
@@ -175,39 +176,41 @@ def test_gpm_window_spans_two_calls_or_says_why_not(monitor, uuid, clock):
     assert utilisation is None or 0 <= utilisation <= 1
 
 
-def test_an_unknown_gpu_and_a_closed_monitor_are_unavailable_everywhere(monitor, uuid):
-    def asked(uuid):
-        asks = (
+def test_unknown_gpu_is_unavailable(monitor, uuid):
+    def answers(uuid):
+        calls = (
             monitor.used_bytes,
             monitor.sample,
             monitor.compute_processes,
             monitor.gpm,
         )
-        return [monitor.nvlinked(uuid, uuid), *(ask(uuid) for ask in asks)]
+        return [monitor.nvlinked(uuid, uuid), *(call(uuid) for call in calls)]
 
-    assert all(isinstance(answer, Unavailable) for answer in asked("GPU-none"))
+    assert all(isinstance(answer, Unavailable) for answer in answers("GPU-none"))
     monitor.close()
     monitor.close()
-    assert all(isinstance(answer, Unavailable) for answer in asked(uuid))
+    assert all(isinstance(answer, Unavailable) for answer in answers(uuid))
 
 
 @pytest.mark.parametrize(
-    "make", [FakeGpuMonitor, partial(simulated, nvmlDeviceGetCount=0)]
+    "make",
+    [FakeGpuMonitor, partial(simulated, nvmlDeviceGetCount=0)],
+    ids=["scripted", "simulated"],
 )
-def test_without_gpus_there_is_a_reason(make):
+def test_missing_gpus_have_a_reason(make):
     monitor = make()
     assert monitor.devices() == ()
     assert monitor.why_absent()
     assert isinstance(monitor.sample("GPU-0"), Unavailable)
 
 
-def test_scripted_and_simulated_describe_the_same_card():
+def test_scripted_matches_simulated():
     clock = FakeClock()
-    one, other = scripted(clock), simulated(clock)
-    assert one.devices() == other.devices() == (GPU_FACTS,)
-    assert one.sample("GPU-0") == other.sample("GPU-0")
-    assert one.compute_processes("GPU-0") == other.compute_processes("GPU-0")
-    for monitor in (one, other):
+    script, simulation = scripted(clock), simulated(clock)
+    assert script.devices() == simulation.devices() == (GPU_FACTS,)
+    assert script.sample("GPU-0") == simulation.sample("GPU-0")
+    assert script.compute_processes("GPU-0") == simulation.compute_processes("GPU-0")
+    for monitor in (script, simulation):
         monitor.gpm("GPU-0")
         clock.sleep(1)
         window = monitor.gpm("GPU-0")
@@ -243,14 +246,14 @@ def test_every_nvml_error_becomes_a_reason(name):
         ("nvmlDeviceGetComputeRunningProcesses", "process_count"),
     ],
 )
-def test_one_figure_that_is_not_supported_is_none_alone(function, field):
+def test_unsupported_figure_is_none_alone(function, field):
     sample = simulated(
         **{function: pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)}
     ).sample("GPU-0")
     assert (getattr(sample, field), sample.used_bytes) == (None, 3 * GIB)
 
 
-def test_lost_gpu_is_unavailable_rather_than_a_sample_of_nothing_and_nvml_is_shut_down_once():
+def test_lost_gpu_is_unavailable():
     bindings = SimulatedNvml()
     monitor = NvmlMonitor(pynvml=bindings)
     for name in [name for name in vars(bindings) if name.startswith("nvmlDeviceGet")]:
@@ -260,12 +263,17 @@ def test_lost_gpu_is_unavailable_rather_than_a_sample_of_nothing_and_nvml_is_shu
             Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)),
         )
     assert "GPU is lost" in monitor.sample("GPU-0").reason
+
+
+def test_shuts_nvml_down_once():
+    bindings = SimulatedNvml()
+    monitor = NvmlMonitor(pynvml=bindings)
     monitor.close()
     monitor.close()
     bindings.nvmlShutdown.assert_called_once()
 
 
-def test_old_driver_is_asked_for_throttle_reasons_by_their_old_name():
+def test_old_driver_uses_old_throttle_name():
     unknown, reasons = (
         pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
         0x20 | 0x4,
@@ -292,7 +300,7 @@ def test_missing_optional_facts_are_none():
     ) == (None, None, None, None)
 
 
-def test_mig_slices_are_found_by_uuid():
+def test_finds_mig_slices_by_uuid():
     empty = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
     (gpu,) = simulated(
         nvmlDeviceGetMigMode=[1, 1],
@@ -308,7 +316,7 @@ def test_mig_slices_are_found_by_uuid():
     assert gpu.mig_uuids == ("MIG-slice0", "MIG-slice2")
 
 
-def test_one_unreadable_gpu_does_not_hide_the_other():
+def test_unreadable_gpu_does_not_hide_others():
     handles = Mock(
         side_effect=[pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), "handle"]
     )
@@ -318,7 +326,7 @@ def test_one_unreadable_gpu_does_not_hide_the_other():
     assert monitor.why_absent() is None
 
 
-def test_only_processes_that_hold_memory_to_compute_are_counted_and_an_unknown_size_stays_none():
+def test_counts_only_processes_holding_memory():
     listed = [
         SimpleNamespace(pid=pid, usedGpuMemory=used)
         for pid, used in ((7, None), (8, 2**20), (9, 2**29))
@@ -333,7 +341,7 @@ def test_only_processes_that_hold_memory_to_compute_are_counted_and_an_unknown_s
 
 
 @pytest.mark.parametrize("fault", [None, "too short", "refused"])
-def test_gpm_samples_are_freed_but_the_last(fault):
+def test_frees_all_samples_but_the_last(fault):
     clock, bindings = FakeClock(), SimulatedNvml()
     monitor = NvmlMonitor(pynvml=bindings, clock=clock)
     assert "just started" in monitor.gpm("GPU-0").reason
@@ -353,12 +361,15 @@ def test_gpm_samples_are_freed_but_the_last(fault):
     assert bindings.live_samples == 1
 
 
-def test_counters_that_a_driver_refuses_or_a_card_lacks_are_named_and_their_sample_is_freed():
+def test_refused_counters_have_their_reason():
     bindings = SimulatedNvml(
         nvmlGpmSampleGet=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     )
     assert "Not Supported" in NvmlMonitor(pynvml=bindings).gpm("GPU-0").reason
     assert bindings.live_samples == 0
+
+
+def test_gpu_without_counters_has_its_reason():
     assert (
         "Hopper"
         in simulated(nvmlGpmQueryDeviceSupport=SimpleNamespace(isSupportedDevice=0))
@@ -367,7 +378,7 @@ def test_counters_that_a_driver_refuses_or_a_card_lacks_are_named_and_their_samp
     )
 
 
-def test_single_gpm_metric_that_fails_is_none_alone():
+def test_failed_metric_is_none_alone():
     def partly(request):
         SimulatedNvml()._metrics(request)
         request.metrics[2].nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -386,7 +397,7 @@ def test_single_gpm_metric_that_fails_is_none_alone():
     )
 
 
-def test_without_the_driver_library_the_reason_is_said():
+def test_missing_driver_library_has_its_reason():
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

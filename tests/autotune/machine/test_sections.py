@@ -67,8 +67,8 @@ MACHINE = values.MachineFacts(
 )
 
 
-def test_every_section_says_what_was_found():
-    found = [" ".join(line.split()) for line in doctor_text(MACHINE, ()).splitlines()]
+def test_sections_show_all_facts():
+    lines = [" ".join(line.split()) for line in doctor_text(MACHINE, ()).splitlines()]
     assert {
         "0 Big Card 80 GiB 1 GiB 25.0 % 120 / 350 W 1980 MHz 40 °C nothing",
         "0 GPU-a 9.0 default off 550.1 42 (n/a)",
@@ -83,10 +83,10 @@ def test_every_section_says_what_was_found():
         "torch 2.10",
         "optuna not installed",
         "none found",
-    } <= set(found)
+    } <= set(lines)
 
 
-def test_a_gpu_that_cannot_be_read_or_is_not_there_shows_reasons_and_no_zeros():
+def test_unreadable_gpu_shows_reasons():
     status = replace(
         GPU,
         sample=values.Unavailable(reason="lost"),
@@ -96,16 +96,22 @@ def test_a_gpu_that_cannot_be_read_or_is_not_there_shows_reasons_and_no_zeros():
     assert "n/a (lost)" in text
     assert "n/a (hidden)" in text
     assert " 0 W" not in text
+
+
+def test_missing_gpu_shows_its_reason():
     assert "none: no driver" in doctor_text(
         replace(MACHINE, gpus=(), gpu_absent="no driver"), ()
     )
 
 
-def test_findings_are_listed_with_their_next_step_and_hostile_names_cannot_steer_the_terminal():
+def test_findings_have_next_steps():
     text = doctor_text(
         MACHINE, (Unsuitable(severity="error", claim="It burns.", next_step="Leave."),)
     )
     assert text.endswith("  error: It burns.\n    Leave.")
+
+
+def test_hostile_names_cannot_steer_the_terminal():
     host = replace(HOST, cpu_model="\x1b[2Jmodel\nfault: fake")
     text = doctor_text(
         replace(MACHINE, host=host),

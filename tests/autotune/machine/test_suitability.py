@@ -73,7 +73,7 @@ CAPPED = with_gpu(sample=replace(SAMPLE, throttle_reasons=(CAP,)))
     ],
     ids=["quiet", "GPU unread", "capped", "host unread"],
 )
-def test_quiet_machines_missing_figures_and_power_caps_are_no_findings(machine):
+def test_quiet_machine_has_no_findings(machine):
     assert find_unsuitable(machine) == ()
 
 
@@ -148,8 +148,25 @@ def test_quiet_machines_missing_figures_and_power_caps_are_no_findings(machine):
             "transformers is not installed",
         ),
     ],
+    ids=[
+        "load",
+        "shared memory",
+        "network disk",
+        "other process",
+        "other process of unknown size",
+        "memory in use",
+        "throttling",
+        "MIG",
+        "compute mode",
+        "no driver",
+        "unreadable GPU",
+        "GPU without NVML",
+        "login node",
+        "no torch",
+        "no transformers",
+    ],
 )
-def test_each_spoiler_is_named_with_a_next_step(machine, severity, words):
+def test_every_spoiler_has_next_step(machine, severity, words):
     (finding,) = find_unsuitable(machine)
     assert finding.severity == severity
     assert words in finding.claim

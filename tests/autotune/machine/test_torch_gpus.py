@@ -10,8 +10,7 @@ from autotune.machine import nvml
 
 @pytest.fixture
 def python(tmp_path, monkeypatch):
-    """A function that puts a script in Python's place, on a machine that has a
-    driver."""
+    """Return a function that replaces Python by a script, where there is a driver."""
     monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
 
     def write(script: str) -> None:
@@ -31,15 +30,13 @@ def python(tmp_path, monkeypatch):
         ("sleep 9", ()),
     ],
 )
-def test_the_gpus_are_those_that_a_child_names(python, monkeypatch, script, names):
+def test_gpus_are_those_a_child_names(python, monkeypatch, script, names):
     monkeypatch.setattr(nvml, "TORCH_WITHIN_S", 0.5)
     python(script)
     assert nvml.gpus_of_torch() == names
 
 
-def test_without_a_driver_no_child_is_started_and_a_cpu_build_of_torch_names_none_without_an_error(
-    python, monkeypatch
-):
+def test_no_driver_starts_no_child(python, monkeypatch):
     child = subprocess.run(
         [sys.executable, "-c", nvml.TORCHS_GPUS],
         capture_output=True,

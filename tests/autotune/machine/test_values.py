@@ -22,9 +22,7 @@ CPUS = st.integers(min_value=1, max_value=512)
 @given(
     CPUS, CPUS, st.none() | st.floats(min_value=0.01, max_value=600), st.none() | CPUS
 )
-def test_allotted_cpus_never_exceed_any_limit_and_are_never_none(
-    online, affinity, quota, slurm
-):
+def test_allotted_cpus_stay_within_limits(online, affinity, quota, slurm):
     host = replace(
         HOST,
         cpus_online=online,
@@ -40,9 +38,7 @@ def test_allotted_cpus_never_exceed_any_limit_and_are_never_none(
 
 
 @given(st.integers(min_value=0, max_value=2**64 - 1))
-def test_throttle_names_lose_no_bit_and_only_heat_and_hardware_slowdown_are_faults(
-    mask,
-):
+def test_throttle_names_keep_every_bit(mask):
     bits = {name: bit for bit, name in values.THROTTLE_REASONS.items()}
     named = values.throttle_names(mask)
     assert mask == sum(
@@ -95,7 +91,7 @@ def test_visible_devices_follow_cuda(value, seen):
 
 
 @given(st.text())
-def test_visible_devices_are_always_some_of_the_devices(value):
+def test_visible_devices_are_a_subset(value):
     assert set(values.visible_devices([ONE, TWO], {"CUDA_VISIBLE_DEVICES": value})) <= {
         ONE,
         TWO,
@@ -117,16 +113,20 @@ LOCAL = ("ext4", "xfs", "tmpfs", "overlay", "fuse.mergerfs", None, "")
 
 
 @pytest.mark.parametrize("kind", [*NETWORK, *LOCAL])
-def test_network_file_systems_are_told_from_local_ones(kind):
+def test_recognises_network_file_systems(kind):
     assert values.is_network_filesystem(kind) == (kind in NETWORK)
 
 
-def test_time_left_counts_down_to_zero_and_a_shell_that_salloc_opened_is_on_the_login_node():
+def test_time_left_counts_down_to_zero():
     slurm = replace(NO_SLURM, job_id="7", end_time_s=1000.0, commands=("sbatch",))
     assert [
         slurm.seconds_left(datetime.fromtimestamp(now_s, UTC)) for now_s in (400, 5000)
     ] == [600, 0]
     assert NO_SLURM.seconds_left(datetime.fromtimestamp(0, UTC)) is None
+
+
+def test_salloc_shell_is_on_login_node():
+    slurm = replace(NO_SLURM, job_id="7", end_time_s=1000.0, commands=("sbatch",))
     assert slurm.is_login_node
 
 
@@ -135,9 +135,7 @@ def test_time_left_counts_down_to_zero_and_a_shell_that_salloc_opened_is_on_the_
     st.floats(0, 100),
     st.floats(0, 100),
 )
-def test_a_series_is_cut_to_what_lies_wholly_between_two_moments(
-    times_s, start_s, end_s
-):
+def test_series_is_cut_between_two_moments(times_s, start_s, end_s):
     samples = tuple(replace(SAMPLE, time_s=time_s) for time_s in times_s)
     gpm = tuple(
         replace(GPM_WINDOW, start_s=time_s, end_s=time_s + 1) for time_s in times_s
@@ -145,9 +143,9 @@ def test_a_series_is_cut_to_what_lies_wholly_between_two_moments(
     cut = values.GpuSeries(
         samples=samples, gpm=gpm, lacking="a", gpm_lacking="b"
     ).between(start_s, end_s)
-    assert [one.time_s for one in cut.samples] == [
+    assert [sample.time_s for sample in cut.samples] == [
         time_s for time_s in times_s if start_s <= time_s <= end_s
     ]
     inside = [time_s for time_s in times_s if start_s <= time_s and time_s + 1 <= end_s]
-    assert [one.start_s for one in cut.gpm] == inside
+    assert [window.start_s for window in cut.gpm] == inside
     assert (cut.lacking, cut.gpm_lacking) == ("a", "b")

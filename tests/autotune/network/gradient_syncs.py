@@ -1,5 +1,4 @@
-"""A machine of several nodes whose steps follow from a known network; for tests of
-tuning."""
+"""A machine of several nodes whose steps follow from a known network."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -94,8 +93,9 @@ class Cluster:
             raise BadInput(
                 "these two do not go together", next_step="Change one of them."
             )
-        rows, ranks = config.micro_batch_size, self.network.ranks
-        micro_batches = config.global_batch_size // (rows * ranks)
+        micro_batch_size = config.micro_batch_size
+        ranks = self.network.ranks
+        micro_batches = config.global_batch_size // (micro_batch_size * ranks)
         sync = GradientSync(
             strategy=parallel.strategy,
             gradient_dtype=parallel.gradient_dtype,
@@ -103,30 +103,28 @@ class Cluster:
         )
         time = step_time(
             replace(COMPUTE, slowdown_share=self.slowdown_share),
-            rows,
+            micro_batch_size,
             micro_batches,
             sync,
             self.network,
         )
-        own_s, steps = (
-            micro_batches * COMPUTE.forward_backward_s(rows),
-            measured["steps"],
-        )
-        second = time.step_s if measured["synchronise"] else own_s + 0.01
+        rank_s = micro_batches * COMPUTE.forward_backward_s(micro_batch_size)
+        steps = measured["steps"]
+        second = time.step_s if measured["synchronise"] else rank_s + 0.01
         factor = 1.0 if parallel.gradient_dtype == "fp32" else self.halved_loss
         return Measured(
             figures={
                 "step_s": [second] * steps,
                 "optimizer_step_s": COMPUTE.optimizer_step_s,
                 "communication_s": time.exposed_s,
-                "compute_s_by_rank": [[own_s] * steps] * ranks,
+                "compute_s_by_rank": [[rank_s] * steps] * ranks,
                 "forward_share": COMPUTE.forward_share,
                 "gradients": [
                     [part.elements, part.ready_share] for part in COMPUTE.gradients
                 ],
                 "gradient_accumulation_steps": micro_batches,
-                "micro_batch_size": rows,
-                "tokens_per_step": 100.0 * rows * micro_batches * ranks,
+                "micro_batch_size": micro_batch_size,
+                "tokens_per_step": 100.0 * micro_batch_size * micro_batches * ranks,
                 "peak_bytes": 2**20,
                 "losses": [
                     (5.0 - self.fall * number / steps) * factor

@@ -1,4 +1,4 @@
-"""What is timed of messages, on a device whose clock is simulated."""
+"""Timing of messages, on a device whose clock is simulated."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ MESSAGE_S, START_S = 15e-6, 100e-6
 
 
 def two_ranks(device):
-    """The first of two ranks, each a node of its own."""
+    """Return the first of two ranks, each on its own node."""
     return SimpleNamespace(
         device=torch.device(device),
         rank=0,
@@ -26,17 +26,16 @@ def two_ranks(device):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds of a device that takes 0.1 ms to be asked and waited for, and 15 us for a
-    message."""
-    found = SimpleNamespace(now_s=0.0, messages=0, made=[])
+    """A device that takes 0.1 ms to start and wait for, and 15 us for a message."""
+    simulated = SimpleNamespace(now_s=0.0, messages=0, made=[])
 
     def travel(*_, **__):
-        found.now_s += MESSAGE_S
-        found.messages += 1
+        simulated.now_s += MESSAGE_S
+        simulated.messages += 1
 
     def mark(device):
-        found.now_s += START_S / 2
-        at_s = found.now_s
+        simulated.now_s += START_S / 2
+        at_s = simulated.now_s
         return SimpleNamespace(
             at_s=at_s,
             wait=lambda: None,
@@ -53,32 +52,38 @@ def clock(monkeypatch):
     monkeypatch.setattr(links.dist, "P2POp", lambda *_: None)
     for name in ("zeros", "ones", "empty", "empty_like"):
         monkeypatch.setattr(
-            links.torch, name, lambda size, device: found.made.append(found.messages)
+            links.torch,
+            name,
+            lambda size, device: simulated.made.append(simulated.messages),
         )
-    return found
+    return simulated
 
 
-@pytest.mark.parametrize(("device", "off"), [("cuda", 0.15), ("cpu", 1.5)])
-def test_the_time_to_start_and_wait_is_shared_by_messages_in_a_row(clock, device, off):
+@pytest.mark.parametrize(("device", "tolerance"), [("cuda", 0.15), ("cpu", 1.5)])
+def test_messages_in_a_row_share_start_time(clock, device, tolerance):
     ranks = two_ranks(device)
-    asked = LinksRequest(
+    request = LinksRequest(
         sizes_bytes=[4096], repeats=6, seconds=3.0, nodes=2, ranks_per_node=1
     )
-    found = links._all_reduces(None, asked, ranks, takes_part=True)
-    assert [size for size, _ in found] == [4096] * 6
-    assert [seconds for _, seconds in found] == pytest.approx([MESSAGE_S] * 6, rel=off)
+    messages = links._all_reduces(None, request, ranks, takes_part=True)
+    assert [size for size, _ in messages] == [4096] * 6
+    assert [seconds for _, seconds in messages] == pytest.approx(
+        [MESSAGE_S] * 6, rel=tolerance
+    )
     assert clock.messages == 2 + 6 * links.IN_A_ROW[device]
-    assert links._all_reduces(None, asked, ranks, takes_part=False) == [(4096, 0.0)] * 6
+    assert (
+        links._all_reduces(None, request, ranks, takes_part=False) == [(4096, 0.0)] * 6
+    )
 
 
-def test_a_slow_network_is_not_asked_for_many_messages_in_a_row():
+def test_slow_network_sends_fewer_messages_in_row():
     assert [
         links._in_a_row(first_s, 3.0, 12, two_ranks("cuda"))
         for first_s in (1e-5, 0.04, 2.0)
     ] == [50, 6, 1]
 
 
-def test_neighbours_swap_the_same_tensors_many_times_in_a_row(clock):
+def test_neighbours_swap_the_same_tensors(clock):
     (rate,) = links._neighbours(two_ranks("cuda"), 2, 3.0)
     assert clock.made == [0, 0]  # made before anything travelled
     # Two messages a swap; start and wait are a fifteenth of fifty swaps' time.

@@ -22,41 +22,41 @@ GRADIENTS = tuple(
 COMPUTE = RankCompute(
     sequence_s=0.01, micro_batch_s=0.002, optimizer_step_s=0.01, gradients=GRADIENTS
 )
-EXCHANGES = scaling_model.gradient_syncs(sixteen_bit=False)
+GRADIENT_SYNCS = scaling_model.gradient_syncs(sixteen_bit=False)
 NETWORK = Network(
     nodes=2, ranks_per_node=2, between=Link(latency_s=2e-5, bytes_per_s=1e9)
 )
 
 
-def load(rows=1024, most=32):
+def load(global_batch_size=1024, max_micro_batch_size=32):
     return scaling_model.Load(
         compute=COMPUTE,
-        global_batch_size=rows,
+        global_batch_size=global_batch_size,
         tokens_per_sequence=500.0,
-        max_micro_batch_size=most,
+        max_micro_batch_size=max_micro_batch_size,
     )
 
 
-def model(load_=None, network=NETWORK, gradient_syncs=EXCHANGES):
+def model(load_=None, network=NETWORK, gradient_syncs=GRADIENT_SYNCS):
     return scaling_model.ScalingModel(
         load=load_ or load(), network=network, gradient_syncs=tuple(gradient_syncs)
     )
 
 
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
-def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit_and_fewer_rows_than_ranks_have_none(
-    rows, most, ranks
+def test_batch_options_hold_the_global_batch(
+    global_batch_size, max_micro_batch_size, ranks
 ):
-    found = load(rows, most).micro_batch_options(ranks)
-    assert bool(found) == (rows >= ranks)
-    for split in found:
-        assert split.micro_batch_size <= most
+    options = load(global_batch_size, max_micro_batch_size).micro_batch_options(ranks)
+    assert bool(options) == (global_batch_size >= ranks)
+    for split in options:
+        assert split.micro_batch_size <= max_micro_batch_size
         step, micro = split.gradient_accumulation_steps, split.micro_batch_size * ranks
-        assert micro * step >= rows > micro * (step - 1)
+        assert micro * step >= global_batch_size > micro * (step - 1)
 
 
-def test_what_cannot_be_dealt_or_sent_has_no_prediction():
-    few = load(rows=3)
+def test_undividable_batch_has_no_prediction():
+    few = load(global_batch_size=3)
     assert (
         scaling_model.predict(few, NETWORK, GradientSync())
         is model(few).at(2)
@@ -64,18 +64,37 @@ def test_what_cannot_be_dealt_or_sent_has_no_prediction():
         is None
     )
     assert spread_of(rate(), 2, few) == scaling_model.AllRanks()
+
+
+def test_accumulation_excludes_16_bit_gradients():
     # No 16 bits under accumulation.
     narrow = GradientSync(strategy="fsdp2", gradient_dtype="bf16")
-    assert scaling_model.predict(load(rows=1024, most=32), NETWORK, narrow) is None
-    assert scaling_model.predict(load(rows=128, most=32), NETWORK, narrow) is not None
+    assert (
+        scaling_model.predict(
+            load(global_batch_size=1024, max_micro_batch_size=32), NETWORK, narrow
+        )
+        is None
+    )
+    assert (
+        scaling_model.predict(
+            load(global_batch_size=128, max_micro_batch_size=32), NETWORK, narrow
+        )
+        is not None
+    )
 
 
-def test_efficiency_is_against_one_node_and_falls_with_nodes_and_what_limits_is_named():
-    found = [model().at(nodes) for nodes in (1, 4, 16, 64)]
-    efficiencies = [one.efficiency for one in found]
+def test_efficiency_falls_with_nodes():
+    predictions = [model().at(nodes) for nodes in (1, 4, 16, 64)]
+    efficiencies = [prediction.efficiency for prediction in predictions]
     assert efficiencies == sorted(efficiencies, reverse=True)
     assert efficiencies[0] == pytest.approx(1.0)
-    assert all(one.bound_efficiency >= one.efficiency - 1e-9 for one in found)
+    assert all(
+        prediction.bound_efficiency >= prediction.efficiency - 1e-9
+        for prediction in predictions
+    )
+
+
+def test_names_the_limit():
     slow = model(
         None,
         replace(NETWORK, nodes=16, between=Link(latency_s=0.0, bytes_per_s=1e7)),
@@ -88,12 +107,18 @@ def test_efficiency_is_against_one_node_and_falls_with_nodes_and_what_limits_is_
     assert scaling_model.limit_of(alone.at(1).time) == ("compute", None)
 
 
-def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_equals_is_taken():
+def test_16_bits_are_offered_on_request():
     every = scaling_model.gradient_syncs(sixteen_bit=True, strategies=("ddp", "zero1"))
-    assert [{one.gradient_dtype for one in some} for some in (EXCHANGES, every)] == [
+    assert [
+        {sync.gradient_dtype for sync in syncs} for syncs in (GRADIENT_SYNCS, every)
+    ] == [
         {"fp32"},
         {"fp32", "bf16"},
     ]
+
+
+def test_takes_the_simplest_of_equals():
+    every = scaling_model.gradient_syncs(sixteen_bit=True, strategies=("ddp", "zero1"))
     fast = Network(
         nodes=2, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e15)
     )
@@ -103,14 +128,20 @@ def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_
     )
 
 
-@pytest.mark.parametrize("last", [3, 40, 64, 100, 700])
-def test_useful_nodes_are_looked_for_until_they_end(last):
-    asked = []
-    found = scaling_model.useful_nodes(
-        lambda nodes: asked.append(nodes) or (0.95 if nodes <= last else 0.5), 8192
+@pytest.mark.parametrize("last_useful", [3, 40, 64, 100, 700])
+def test_searches_useful_nodes_to_their_end(last_useful):
+    asked_nodes = []
+    useful = scaling_model.useful_nodes(
+        lambda nodes: (
+            asked_nodes.append(nodes) or (0.95 if nodes <= last_useful else 0.5)
+        ),
+        8192,
     )
-    assert found == last
-    assert len(asked) == max(asked) <= max(64, 1.3 * last)
+    assert useful == last_useful
+    assert len(asked_nodes) == max(asked_nodes) <= max(64, 1.3 * last_useful)
+
+
+def test_largest_useful_count_is_taken():
     # The largest counts, even if a smaller one divides badly.
     assert (
         scaling_model.useful_nodes(
@@ -121,12 +152,12 @@ def test_useful_nodes_are_looked_for_until_they_end(last):
     assert scaling_model.useful_nodes(lambda nodes: None, 5) == 1
 
 
-def test_levers_are_those_that_lift_and_the_strongest_comes_first():
-    found = model().levers(200, 1)
+def test_levers_are_ordered_by_gain():
+    levers = model().levers(200, 1)
     assert {"16-bit gradients", "four times the global batch"} <= {
-        change for change, _ in found
+        change for change, _ in levers
     }
-    counts = [nodes for _, nodes in found]
+    counts = [nodes for _, nodes in levers]
     assert counts == sorted(counts, reverse=True)
     halved = model(gradient_syncs=scaling_model.gradient_syncs(sixteen_bit=True))
     assert "16-bit gradients" not in dict(halved.levers(200, 1))
@@ -151,12 +182,12 @@ def rate(value=50_000.0, share=0.0):
     )
 
 
-def test_one_node_is_as_many_ranks_as_it_has():
-    found = spread_of(rate(share=0.1), 1, over=replace(NETWORK, ranks_per_node=4))
-    assert [found.tokens_per_s.value, found.tokens_per_s.low] == pytest.approx(
+def test_one_node_has_all_its_ranks():
+    plan = spread_of(rate(share=0.1), 1, over=replace(NETWORK, ranks_per_node=4))
+    assert [plan.tokens_per_s.value, plan.tokens_per_s.low] == pytest.approx(
         [200_000, 180_000]
     )
-    assert (found.tokens_per_s.basis, found.efficiency, found.efficiency_by_nodes) == (
+    assert (plan.tokens_per_s.basis, plan.efficiency, plan.efficiency_by_nodes) == (
         "predicted",
         None,
         {},
@@ -170,36 +201,36 @@ def test_one_node_is_as_many_ranks_as_it_has():
     st.integers(2, 40),
     st.integers(80, 5000),
 )
-def test_all_ranks_are_never_faster_than_each_alone_and_keep_the_rates_interval(
-    tokens, share, speed, nodes, rows
+def test_all_ranks_are_never_faster_than_alone(
+    tokens, share, speed, nodes, global_batch_size
 ):
     over = replace(NETWORK, between=Link(latency_s=2e-5, bytes_per_s=speed))
-    found = spread_of(rate(tokens, share), nodes, load(rows), over)
-    total, efficiency = found.tokens_per_s, found.efficiency.value
+    plan = spread_of(rate(tokens, share), nodes, load(global_batch_size), over)
+    total, efficiency = plan.tokens_per_s, plan.efficiency.value
     assert 0 < efficiency <= 1
     assert total.value == pytest.approx(2 * nodes * tokens * efficiency)
     if share:
         assert [total.low, total.high] == pytest.approx(
             [(1 - share) * total.value, (1 + share) * total.value]
         )
-    assert (total.confidence, found.efficiency.low) == (0.95 if share else None, None)
-    assert total.basis == found.efficiency.basis == "assumed"
-    assert found.efficiency_by_nodes[nodes] == pytest.approx(efficiency)
-    assert list(found.efficiency_by_nodes) == sorted(found.efficiency_by_nodes)
+    assert (total.confidence, plan.efficiency.low) == (0.95 if share else None, None)
+    assert total.basis == plan.efficiency.basis == "assumed"
+    assert plan.efficiency_by_nodes[nodes] == pytest.approx(efficiency)
+    assert list(plan.efficiency_by_nodes) == sorted(plan.efficiency_by_nodes)
 
 
 @pytest.mark.parametrize(
-    ("rows", "useful", "shown"), [(4096, 2, {1, 2, 16}), (4096 * 64, None, {1, 8, 16})]
+    ("global_batch_size", "useful", "shown"),
+    [(4096, 2, {1, 2, 16}), (4096 * 64, None, {1, 8, 16})],
 )
-def test_how_many_nodes_are_useful_is_said_where_they_are_not_all_and_only_there(
-    rows, useful, shown
-):
-    found, slower = (
-        spread_of(rate(value), 16, load(rows=rows)) for value in (5e5, 5e3)
+def test_names_useful_nodes_if_not_all_are(global_batch_size, useful, shown):
+    plan, slower = (
+        spread_of(rate(value), 16, load(global_batch_size=global_batch_size))
+        for value in (5e5, 5e3)
     )
-    assert (found.efficiency.value < scaling_model.USEFUL_EFFICIENCY) == (
+    assert (plan.efficiency.value < scaling_model.USEFUL_EFFICIENCY) == (
         useful is not None
     )
-    assert (found.useful_nodes, set(found.efficiency_by_nodes)) == (useful, shown)
+    assert (plan.useful_nodes, set(plan.efficiency_by_nodes)) == (useful, shown)
     # A faster rank waits longer for the same exchange.
-    assert found.efficiency.value < slower.efficiency.value
+    assert plan.efficiency.value < slower.efficiency.value

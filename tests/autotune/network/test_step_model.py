@@ -14,10 +14,10 @@ from autotune.network.values import (
     RankCompute,
 )
 
-CARD = Link(latency_s=0.0, bytes_per_s=1e9)
+NIC = Link(latency_s=0.0, bytes_per_s=1e9)
 
 
-def network(nodes, *, ranks=1, between=CARD, within=None):
+def network(nodes, *, ranks=1, between=NIC, within=None):
     return Network(nodes=nodes, ranks_per_node=ranks, between=between, within=within)
 
 
@@ -34,31 +34,44 @@ def compute(parts=((1_000_000, 0.5), (1_000_000, 1.0)), *, seconds=0.3, **change
     )
 
 
-SLOW = replace(CARD, bytes_per_s=4e6)
+SLOW = replace(NIC, bytes_per_s=4e6)
 """1 s for each part of ``compute`` between two nodes."""
 
 
-def step(micro_batches=1, *, over=None, rows=1, of=None, **sync):
+def step(micro_batches=1, *, over=None, micro_batch_size=1, rank_compute=None, **sync):
     over = over or network(2, between=SLOW)
     return step_model.step_time(
-        of or compute(), rows, micro_batches, GradientSync(**sync), over
+        rank_compute or compute(),
+        micro_batch_size,
+        micro_batches,
+        GradientSync(**sync),
+        over,
     )
 
 
 @given(st.integers(1, 300), st.floats(1.0, 1e9), st.floats(0, 1e-3))
-def test_a_ring_sends_each_byte_nearly_twice_a_tree_is_taken_where_hops_cost_more_and_one_node_sends_nothing(
-    nodes, size, latency_s
-):
-    one = network(nodes, between=replace(CARD, latency_s=latency_s))
-    assert step_model.all_reduce_s(2 * size, one) >= step_model.all_reduce_s(size, one)
+def test_ring_time_grows_with_size(nodes, size, latency_s):
+    ring = network(nodes, between=replace(NIC, latency_s=latency_s))
+    assert step_model.all_reduce_s(2 * size, ring) >= step_model.all_reduce_s(
+        size, ring
+    )
+
+
+def test_ring_sends_each_byte_nearly_twice():
     assert [
         step_model.all_reduce_s(1e9, network(nodes)) for nodes in (1, 2, 4)
     ] == pytest.approx([0.0, 1.0, 1.5])
-    slow_hops = network(64, between=replace(CARD, latency_s=1e-3))
+
+
+def test_tree_is_used_for_slow_hops():
+    slow_hops = network(64, between=replace(NIC, latency_s=1e-3))
     assert step_model.all_reduce_s(1000, slow_hops) == pytest.approx(
         2 * 6 * 1e-3, rel=1e-3
     )
-    within = replace(CARD, bytes_per_s=10e9)  # what it costs in nodes comes on top
+
+
+def test_links_within_nodes_add_their_time():
+    within = replace(NIC, bytes_per_s=10e9)  # what it costs in nodes comes on top
     alone = step_model.all_reduce_s(1e9, network(2, ranks=2))
     assert step_model.all_reduce_s(
         1e9, network(2, ranks=2, within=within)
@@ -71,17 +84,22 @@ def test_a_ring_sends_each_byte_nearly_twice_a_tree_is_taken_where_hops_cost_mor
     ),
     st.sampled_from([1, 5, 25, 100]),
 )
-def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
+def test_buckets_hold_every_gradient_once(parts, cap_mib):
     ready = sorted(share for _, share in parts)
     gradients = tuple(
-        GradientPart(elements=count, ready_share=at)
-        for (count, _), at in zip(parts, ready, strict=True)
+        GradientPart(elements=count, ready_share=ready_share)
+        for (count, _), ready_share in zip(parts, ready, strict=True)
     )
-    found = step_model.buckets(gradients, cap_mib * MIB)
-    assert sum(bucket.elements for bucket in found) == sum(count for count, _ in parts)
-    leaving = [bucket.ready_share for bucket in found]
+    bucket_list = step_model.buckets(gradients, cap_mib * MIB)
+    assert sum(bucket.elements for bucket in bucket_list) == sum(
+        count for count, _ in parts
+    )
+    leaving = [bucket.ready_share for bucket in bucket_list]
     assert leaving == sorted(leaving)
     assert leaving[-1] == ready[-1]
+
+
+def test_only_default_buckets_begin_small():
     # Only default buckets begin with a small one.
     gradients = tuple(
         GradientPart(elements=MIB // 4, ready_share=number / 40)
@@ -93,7 +111,7 @@ def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
     ] == [1, 10]
 
 
-def test_backward_hides_all_but_the_last_bucket_or_the_exchange_begins_with_its_first():
+def test_backward_hides_all_but_last_bucket():
     # 4 MB each at 1 GB/s and 2 nodes: 4 ms; backward 200 ms. The first part is under
     # way long before the end.
     hidden = step(over=network(2), bucket_cap_bytes=MIB)
@@ -102,11 +120,14 @@ def test_backward_hides_all_but_the_last_bucket_or_the_exchange_begins_with_its_
     assert step(bucket_cap_bytes=MIB).step_s == pytest.approx(0.1 + 0.1 + 2.0)
 
 
-def test_under_accumulation_only_the_last_micro_batch_hides_anything_and_sharded_weights_travel_in_every_one():
+def test_accumulation_hides_in_last_micro_batch():
     once, thrice = step(1), step(3)
     assert thrice.exposed_s == pytest.approx(once.exposed_s)
     assert thrice.step_s == pytest.approx(once.step_s + 0.6)
-    over = network(4, ranks=2, within=replace(CARD, bytes_per_s=100e9))
+
+
+def test_sharded_weights_travel_in_every_micro_batch():
+    over = network(4, ranks=2, within=replace(NIC, bytes_per_s=100e9))
     once, twice = (
         step(number, over=over, strategy="fsdp2").sync_s for number in (1, 2)
     )
@@ -117,26 +138,35 @@ def test_under_accumulation_only_the_last_micro_batch_hides_anything_and_sharded
     )
 
 
-def test_sixteen_bits_send_half_and_zero_shares_the_update_and_sends_weights_back():
-    hows = ({}, {"gradient_dtype": "bf16"}, {"strategy": "zero1"})
+def test_16_bits_halve_the_synchronisation():
+    settings = ({}, {"gradient_dtype": "bf16"}, {"strategy": "zero1"})
     plain, narrow, zero = (
-        step(over=network(4), of=replace(compute(), optimizer_step_s=0.08), **how)
-        for how in hows
+        step(
+            over=network(4),
+            rank_compute=replace(compute(), optimizer_step_s=0.08),
+            **changes,
+        )
+        for changes in settings
     )
     assert narrow.sync_s == pytest.approx(plain.sync_s / 2)
     assert zero.optimizer_step_s == pytest.approx(plain.optimizer_step_s / 4)
     assert zero.exposed_s == pytest.approx(plain.exposed_s + 8e6 * 0.75 / 1e9)
 
 
-def test_all_wait_for_the_slowest_more_ranks_wait_longer_and_computing_is_slower_while_something_travels():
+def test_more_ranks_wait_longer():
     waits = [
-        step(of=compute(jitter_share=0.02), over=network(nodes)).straggling_s
+        step(rank_compute=compute(jitter_share=0.02), over=network(nodes)).straggling_s
         for nodes in (1, 2, 64, 16_384)
     ]
     assert waits[0] == 0.0
     assert waits == sorted(set(waits))
+
+
+def test_compute_slows_down_during_messages():
     over = network(2, between=replace(SLOW, bytes_per_s=40e6))
-    time = step(of=compute(slowdown_share=0.1), over=over, bucket_cap_bytes=MIB)
+    time = step(
+        rank_compute=compute(slowdown_share=0.1), over=over, bucket_cap_bytes=MIB
+    )
     # A tenth of the 0.1 s under which the first part travels.
     assert time.slowdown_s == pytest.approx(0.01)
     largest = [step_model.expected_largest(ranks) for ranks in (2, 10, 100)]
@@ -149,15 +179,29 @@ def test_all_wait_for_the_slowest_more_ranks_wait_longer_and_computing_is_slower
     st.integers(2, 200),
     st.sampled_from(["ddp", "zero1", "fsdp2"]),
 )
-def test_nothing_is_faster_than_the_bound(rows, micro_batches, nodes, strategy):
-    one, sync, over = compute(), GradientSync(strategy=strategy), network(nodes)
-    bound_s = micro_batches * one.forward_backward_s(rows)
+def test_nothing_beats_the_bound(micro_batch_size, micro_batches, nodes, strategy):
+    rank_compute, sync, over = (
+        compute(),
+        GradientSync(strategy=strategy),
+        network(nodes),
+    )
+    bound_s = micro_batches * rank_compute.forward_backward_s(micro_batch_size)
     if strategy != "fsdp2":
-        bound_s = step_model.hidden_bound_s(one, rows, micro_batches, sync, over) - 1e-9
-    assert step_model.step_time(one, rows, micro_batches, sync, over).step_s >= bound_s
+        bound_s = (
+            step_model.hidden_bound_s(
+                rank_compute, micro_batch_size, micro_batches, sync, over
+            )
+            - 1e-9
+        )
+    assert (
+        step_model.step_time(
+            rank_compute, micro_batch_size, micro_batches, sync, over
+        ).step_s
+        >= bound_s
+    )
 
 
-def test_small_gradients_are_kept_together_and_none_is_lost():
+def test_merges_small_gradients():
     many = [(1000 + number % 7, number / 500) for number in range(1, 500)] + [
         (10_000_000, 1.0)
     ]
@@ -176,8 +220,8 @@ def test_small_gradients_are_kept_together_and_none_is_lost():
     assert last.ready_share == 1.0
 
 
-def test_what_all_ranks_take_beyond_their_links_counts():
-    over = network(2, ranks=2, within=CARD)
+def test_counts_time_beyond_the_links():
+    over = network(2, ranks=2, within=NIC)
     times = [
         (size, 1.5 * step_model.all_reduce_s(size, over))
         for size in (2**12, 2**20, 2**24)

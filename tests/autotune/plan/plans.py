@@ -1,10 +1,10 @@
-"""Profiles of plans: whose memory was traced, of GPUs, and without evidence."""
+"""Profiles for plans: with traced memory, of GPUs, and without evidence."""
 
 from autotune.profiles.values import Evidence
 from testbed.examples.profiles import but
 from tests.autotune.network.test_scaling import probed
 
-ON_A_CARD = {
+ON_A_GPU = {
     "device": "cuda",
     "gpu_name": "NVIDIA H100 NVL",
     "gpu_total_bytes": 95_830 * 2**20,
@@ -33,7 +33,7 @@ def on_gpus(profile):
     settings = {"device": "cuda", "precision": "bf16"}
     return but(
         profile,
-        fingerprint=ON_A_CARD,
+        fingerprint=ON_A_GPU,
         constraints={"memory_budget_bytes": 94 * 10**9},
         train=settings,
     )

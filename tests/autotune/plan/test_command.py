@@ -10,7 +10,7 @@ from tests.autotune.plan.plans import on_gpus, traced
 SHIPPED = Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml"
 
 
-def test_a_shipped_profile_is_planned_from_what_was_measured(here, says):
+def test_plans_shipped_profile_from_measurements(here, says):
     text = says("plan", SHIPPED)
     assert "measured" in text
     assert "CPU-hours" in text
@@ -19,17 +19,27 @@ def test_a_shipped_profile_is_planned_from_what_was_measured(here, says):
     assert text.splitlines()[-1].startswith("next: autotune train")
 
 
-def test_a_price_becomes_a_cost_with_bounds(here, says):
+def test_price_becomes_cost_with_bounds(here, says):
     (here / "p.toml").write_text(profile_to_toml(on_gpus(traced())))
-    asked = ["p.toml", "--tokens", "1e9", "--nodes", "2", "--price-per-gpu-hour", "2.5"]
-    found = json.loads(says("plan", *asked, "--json"))
-    assert found["cost"]["value"] == pytest.approx(2.5 * found["device_hours"]["value"])
-    assert found["cost"]["low"] < found["cost"]["value"] < found["cost"]["high"]
+    options = [
+        "p.toml",
+        "--tokens",
+        "1e9",
+        "--nodes",
+        "2",
+        "--price-per-gpu-hour",
+        "2.5",
+    ]
+    printed = json.loads(says("plan", *options, "--json"))
+    assert printed["cost"]["value"] == pytest.approx(
+        2.5 * printed["device_hours"]["value"]
+    )
+    assert printed["cost"]["low"] < printed["cost"]["value"] < printed["cost"]["high"]
 
 
 @pytest.mark.system
 @pytest.mark.usefixtures("warm_server")
-def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
+def test_papers_cluster_fits_a_screen(here, says):
     words = (
         "--model bert-120m --gpu h100-nvl-94gb --nodes 128 --ranks 2 --tokens 45.2B"
         " --price-per-gpu-hour 2.5"
@@ -43,7 +53,7 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(here, says):
     assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
 
 
-def test_scaling_is_predicted_and_kept(here, says):
+def test_keeps_predicted_scaling(here, says):
     (here / "p.toml").write_text(profile_to_toml(probed()))
     out = says(
         "network", "--predict", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit"

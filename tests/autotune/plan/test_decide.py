@@ -55,7 +55,7 @@ def memory(**fits):
 
 
 def known(kind="tokens", amount=1e9, *, total=MILLION, ranks=None, **changes) -> Plan:
-    """What is known; ``ranks`` are what else is known of all of them together."""
+    """Return a plan's inputs; ``ranks`` are further figures of all ranks together."""
     values = {
         "model": "m",
         "goal": Goal(kind=kind, amount=amount, source=f"--{kind} {amount:g}"),
@@ -72,8 +72,8 @@ def known(kind="tokens", amount=1e9, *, total=MILLION, ranks=None, **changes) ->
     return Plan(**values | changes)
 
 
-def test_a_plan_by_hand():
-    found = plan_of(known(amount=3.6e9))
+def test_computes_figures_of_a_plan():
+    planned = plan_of(known(amount=3.6e9))
     values = {
         "batch_tokens": 500_000,
         "steps": 7200,
@@ -83,11 +83,14 @@ def test_a_plan_by_hand():
         "passes": 3.6,
         "flops_6n": 6 * 1e8 * 3.6e9,
     }
-    assert {name: getattr(found, name).value for name in values} == pytest.approx(
+    assert {name: getattr(planned, name).value for name in values} == pytest.approx(
         values
     )
-    assert {getattr(found, name).basis for name in values} == {"predicted"}
-    assert (found.tokens.basis, found.by_nodes) == ("given", ())
+    assert {getattr(planned, name).basis for name in values} == {"predicted"}
+    assert (planned.tokens.basis, planned.by_nodes) == ("given", ())
+
+
+def test_counts_cpu_hours_on_cpus():
     on_cpus = Fleet(
         device="cpu",
         name="A CPU",
@@ -99,8 +102,20 @@ def test_a_plan_by_hand():
     assert plan_of(
         known(amount=3.6e9, fleet=on_cpus)
     ).device_hours.value == pytest.approx(16)
+
+
+def test_assumed_rate_makes_figures_assumed():
     assumed = plan_of(known(amount=3.6e9, total=measured(1e6, "assumed")))
-    assert {name for name in values if getattr(assumed, name).basis == "assumed"} == {
+    figures = (
+        "batch_tokens",
+        "steps",
+        "passes",
+        "flops_6n",
+        "wall_s",
+        "device_hours",
+        "cost",
+    )
+    assert {name for name in figures if getattr(assumed, name).basis == "assumed"} == {
         "wall_s",
         "device_hours",
         "cost",
@@ -108,7 +123,7 @@ def test_a_plan_by_hand():
 
 
 @given(amounts, st.sampled_from(["flops", "epochs", "steps", "hours"]))
-def test_every_way_to_say_how_long_comes_to_the_same_plan(tokens, kind):
+def test_goals_of_every_kind_agree(tokens, kind):
     plain = plan_of(known(amount=tokens))
     amounts = {
         "flops": plain.flops_6n,
@@ -116,18 +131,26 @@ def test_every_way_to_say_how_long_comes_to_the_same_plan(tokens, kind):
         "steps": plain.steps,
         "hours": plain.wall_s,
     }
-    other = plan_of(known(kind, amounts[kind].value / (3600 if kind == "hours" else 1)))
+    planned = plan_of(
+        known(kind, amounts[kind].value / (3600 if kind == "hours" else 1))
+    )
     rounding = 500_000 if kind == "steps" else 1e-6 * tokens
-    assert other.tokens.value == pytest.approx(tokens, abs=rounding)
-    assert other.wall_s.value == pytest.approx(
+    assert planned.tokens.value == pytest.approx(tokens, abs=rounding)
+    assert planned.wall_s.value == pytest.approx(
         plain.wall_s.value, abs=1 + rounding / 1e6
     )
-    given_back = {"epochs": other.passes, "hours": other.wall_s, "steps": other.steps}
-    assert {one.basis for name, one in given_back.items() if name == kind} <= {"given"}
+    given_back = {
+        "epochs": planned.passes,
+        "hours": planned.wall_s,
+        "steps": planned.steps,
+    }
+    assert {figure.basis for name, figure in given_back.items() if name == kind} <= {
+        "given"
+    }
 
 
 @given(amounts, st.floats(1.0, 100.0))
-def test_more_tokens_take_no_less_of_anything(tokens, factor):
+def test_more_tokens_take_no_less(tokens, factor):
     less, more = (plan_of(known(amount=n)) for n in (tokens, tokens * factor))
     # All tokens, and no more than they must.
     assert less.steps.value == max(1, math.ceil(tokens / 500_000))
@@ -135,29 +158,30 @@ def test_more_tokens_take_no_less_of_anything(tokens, factor):
         assert getattr(more, name).value >= getattr(less, name).value
 
 
-def test_without_a_rate_or_parameters_the_rest_is_known():
+def test_missing_rate_keeps_the_other_figures():
     figures = ["steps", "wall_s", "cost", "device_hours", "flops_6n"]
     for changes, missing in (
         ({"total": None}, ["wall_s", "cost", "device_hours"]),
         ({"memory": None}, ["flops_6n"]),
     ):
-        found = plan_of(known(**changes))
-        assert [name for name in figures if getattr(found, name) is None] == missing
-        assert found.steps.value == 2000
+        planned = plan_of(known(**changes))
+        assert [name for name in figures if getattr(planned, name) is None] == missing
+        assert planned.steps.value == 2000
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "option"),
     [
         ({"kind": "epochs", "tokens_per_pass": None}, "--data"),
         ({"kind": "flops", "memory": None, "memory_missing": "not traced"}, "--tokens"),
         ({"kind": "hours", "total": None, "rate_missing": "no peak"}, "--tokens-per-s"),
     ],
+    ids=["epochs", "FLOPs", "hours"],
 )
-def test_what_cannot_be_turned_into_tokens_says_what_to_give(changes, said):
+def test_missing_input_names_its_option(changes, option):
     with pytest.raises(BadInput) as caught:
         plan_of(known(amount=2.0, **changes))
-    assert said in caught.value.next_step
+    assert option in caught.value.next_step
 
 
 SLOW, QUICK = (
@@ -170,7 +194,7 @@ NO_WAY, BY_FORMULA = (
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "warning"),
     [
         ({"amount": 2e9}, ""),
         ({"amount": 41e9}, "Muennighoff et al. 2023"),
@@ -192,19 +216,30 @@ NO_WAY, BY_FORMULA = (
         ),
         ({"memory": memory(**BY_FORMULA | {"FSDP": True})}, "It fits with FSDP"),
     ],
+    ids=[
+        "nothing",
+        "many epochs",
+        "few useful nodes",
+        "one useful node",
+        "efficient nodes",
+        "fits",
+        "fits nothing",
+        "fits by formula only",
+        "fits with FSDP",
+    ],
 )
-def test_what_to_think_about_is_said_and_nothing_else(changes, said):
+def test_warns_only_of_what_applies(changes, warning):
     words = "\n".join(plan_of(known(**{"amount": 2e9} | changes)).warnings)
-    assert (said in words) if said else words == ""
+    assert (warning in words) if warning else words == ""
 
 
-def test_the_same_tokens_are_shown_on_fewer_nodes():
-    there = {
+def test_shows_plan_on_fewer_nodes():
+    inputs = {
         "amount": 3.6e9,
         "ranks": {"efficiency_by_nodes": {1: 1.0, 2: 0.8, 4: 0.5}},
     }
     first, _, last = plan_of(
-        known(**there, rank_tokens_per_s=measured(62_500.0))
+        known(**inputs, rank_tokens_per_s=measured(62_500.0))
     ).by_nodes
     assert [
         last.nodes,
@@ -215,6 +250,7 @@ def test_the_same_tokens_are_shown_on_fewer_nodes():
     ] == [4, 1e6, 3600, 32, 64]
     assert (first.nodes, first.efficiency, first.device_hours) == (1, 1.0, 16)
     assert {
-        one.cost for one in plan_of(known(**there, price_per_device_hour=None)).by_nodes
+        alternative.cost
+        for alternative in plan_of(known(**inputs, price_per_device_hour=None)).by_nodes
     } == {None}
-    assert plan_of(known(**there, total=None)).by_nodes == ()
+    assert plan_of(known(**inputs, total=None)).by_nodes == ()

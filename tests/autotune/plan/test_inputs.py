@@ -59,39 +59,49 @@ def network(tmp_path_factory):
     return evidence(tuning)
 
 
-def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trace):
-    found = answer(traced())
+def test_measured_profile_gives_measured_rate(no_trace):
+    planned = answer(traced())
     # Windows of 99 to 101 slot tokens/s of the worker sweep, of rows of which 100 of
     # 512 places hold tokens.
-    rate = found.rank_tokens_per_s
+    rate = planned.rank_tokens_per_s
     assert (rate.value, rate.basis) == (
         pytest.approx(100 * 100 / 512, rel=1e-3),
         "measured",
     )
     assert rate.low < rate.value < rate.high
-    assert (found.wall_s.basis, found.batch_tokens.value) == ("predicted", 102_400)
-    assert found.memory.shares[0].total_bytes == 1_008_000_000
+    assert (planned.wall_s.basis, planned.batch_tokens.value) == ("predicted", 102_400)
+    assert planned.memory.shares[0].total_bytes == 1_008_000_000
     # Two CPUs of one rank.
-    assert found.device_hours.value == pytest.approx(found.wall_s.value / 3600 * 2)
+    assert planned.device_hours.value == pytest.approx(planned.wall_s.value / 3600 * 2)
+
+
+def test_goal_defaults_to_the_profiles_steps(no_trace):
     steps = answer(traced(), goal=None)  # the profile's
     assert (steps.steps.value, steps.goal.source) == (
         1000,
         "the profile's max_steps, 1,000",
     )
+
+
+def test_divides_measured_rate_by_its_ranks(no_trace):
+    rate = answer(traced()).rank_tokens_per_s
     workers = traced().evidence.workers.model_copy(update={"local_ranks": 4})
     # All of them reached it together.
     shared = answer(traced(workers=workers)).rank_tokens_per_s
     assert [shared.low, shared.value, shared.high] == pytest.approx(
         [rate.low / 4, rate.value / 4, rate.high / 4]
     )
+
+
+def test_verified_memory_fits_whatever_is_predicted(no_trace):
     # What a trial showed to fit fits, whatever is predicted.
     proven = answer(but(traced(), constraints={"memory_budget_bytes": 10**9}))
     assert proven.memory.shares[0].total_bytes > proven.fleet.memory_bytes
     assert proven.memory.shares[0].fits
-    assert not any("fit" in one for one in proven.warnings)
+    assert not any("fit" in warning for warning in proven.warnings)
 
 
-def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, network):
+def test_measured_links_predict_more_nodes(no_trace, network):
     measured = traced(network=network.model_copy(update={"scaling": []}))
     ranks = answer(measured, nodes=8, ranks_per_node=2).all_ranks
     assert ranks.efficiency.basis == "predicted"
@@ -100,6 +110,10 @@ def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, n
     assert ranks.tokens_per_s.value == pytest.approx(
         16 * alone * ranks.efficiency.value
     )
+
+
+def test_names_assumed_links(no_trace, network):
+    measured = traced(network=network.model_copy(update={"scaling": []}))
     assumed = answer(
         measured, nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9)
     ).all_ranks.efficiency
@@ -111,53 +125,58 @@ def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, n
     )
 
 
-def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(
-    no_trace, network
-):
+def test_measured_nodes_take_precedence_over_predictions(no_trace, network):
     row = network.scaling[-1].model_copy(
         update={"measured": True, "tokens_per_s": 1234.0, "efficiency": 0.5}
     )
     profile = traced(
         network=network.model_copy(update={"scaling": [*network.scaling, row]})
     )
-    here = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
-    found = answer(profile, **here).all_ranks
-    assert found.tokens_per_s.value == 1234.0
-    assert found.tokens_per_s.basis == found.efficiency.basis == "measured"
+    fleet = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
+    ranks = answer(profile, **fleet).all_ranks
+    assert ranks.tokens_per_s.value == 1234.0
+    assert ranks.tokens_per_s.basis == ranks.efficiency.basis == "measured"
     assert (
-        answer(profile, **here, global_batch_tokens=1e6).all_ranks.efficiency.basis
+        answer(profile, **fleet, global_batch_tokens=1e6).all_ranks.efficiency.basis
         == "predicted"
     )
 
 
 @pytest.mark.system
-def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_are_predicted_or_told(
-    warm_server,
-):
-    found = answer(traced(), gpu="h200")
-    assert found.rank_tokens_per_s.basis == "predicted"
-    assert "MFU" in found.rank_tokens_per_s.source
-    assert found.fleet.name == "NVIDIA H200"
-    assert any("not used for NVIDIA H200" in one for one in found.warnings)
-    found = answer(without_evidence(on_gpus(traced())), nodes=2)
-    assert found.rank_tokens_per_s.basis == "predicted"
-    assert found.wall_s.low < found.wall_s.value < found.wall_s.high
-    assert found.fleet.ranks == 4  # as many as its nodes have
-    assert found.next_command.startswith("autotune probe --model tiny")
+def test_measured_rate_does_not_hold_elsewhere(warm_server):
+    planned = answer(traced(), gpu="h200")
+    assert planned.rank_tokens_per_s.basis == "predicted"
+    assert "MFU" in planned.rank_tokens_per_s.source
+    assert planned.fleet.name == "NVIDIA H200"
+    assert any("not used for NVIDIA H200" in warning for warning in planned.warnings)
+
+
+def test_predicts_rate_without_evidence(warm_server):
+    planned = answer(without_evidence(on_gpus(traced())), nodes=2)
+    assert planned.rank_tokens_per_s.basis == "predicted"
+    assert planned.wall_s.low < planned.wall_s.value < planned.wall_s.high
+    assert planned.fleet.ranks == 4  # as many as its nodes have
+    assert planned.next_command.startswith("autotune probe --model tiny")
+
+
+def test_plan_on_cpu_needs_a_rate(warm_server):
     on_a_cpu = without_evidence(traced())
-    found, told = answer(on_a_cpu), answer(on_a_cpu, tokens_per_s=1000.0)
-    assert found.wall_s is None
-    assert any("--tokens-per-s" in one for one in found.warnings)
-    assert (told.wall_s.value, told.rank_tokens_per_s.basis) == (
+    planned, planned_from_rate = answer(on_a_cpu), answer(on_a_cpu, tokens_per_s=1000.0)
+    assert planned.wall_s is None
+    assert any("--tokens-per-s" in warning for warning in planned.warnings)
+    assert (
+        planned_from_rate.wall_s.value,
+        planned_from_rate.rank_tokens_per_s.basis,
+    ) == (
         pytest.approx(1e6),
         "given",
     )
 
 
 @pytest.mark.system
-def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_server, monkeypatch):
+def test_duration_requires_a_known_peak(warm_server, monkeypatch):
     monkeypatch.setattr(
-        flops, "PEAKS", tuple(one for one in flops.PEAKS if one.name != "RTX 4090")
+        flops, "PEAKS", tuple(peak for peak in flops.PEAKS if peak.name != "RTX 4090")
     )
     hours = Goal(kind="hours", amount=2.0, source="--duration 2h")
     with pytest.raises(BadInput, match="RTX 4090 are unknown"):
@@ -168,9 +187,7 @@ def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_server, monkeypa
 
 
 @pytest.mark.system
-def test_a_model_that_no_gpu_holds_alone_or_a_batch_of_too_few_rows_is_planned_as_it_fits(
-    warm_server,
-):
+def test_model_too_large_for_one_gpu_is_sharded(warm_server):
     model = shape("bert-350m").model
     config = model.config | {
         "hidden_size": 4096,
@@ -180,53 +197,62 @@ def test_a_model_that_no_gpu_holds_alone_or_a_batch_of_too_few_rows_is_planned_a
     large = shape().model_copy(
         update={"model": model.model_copy(update={"config": config})}
     )
-    found = answer(
+    planned = answer(
         large, gpu="a100-40gb", nodes=2, ranks_per_node=8, global_batch_tokens=1e6
     )
-    fits = {row.name: row.fits for row in found.memory.shares}
-    assert (fits["DDP"], fits["ZeRO-3 (FSDP2)"], found.memory.max_micro_batch_size) == (
+    fits = {row.name: row.fits for row in planned.memory.shares}
+    assert (
+        fits["DDP"],
+        fits["ZeRO-3 (FSDP2)"],
+        planned.memory.max_micro_batch_size,
+    ) == (
         False,
         True,
         0,
     )
-    assert any("does not fit one GPU" in one for one in found.warnings)
-    assert found.next_command.startswith("autotune estimate")
-    assert found.wall_s is not None
-    found = answer(shape(), gpu="h200", nodes=256, ranks_per_node=8)
-    assert any("too small for 2,048 ranks" in one for one in found.warnings)
-    assert found.batch_tokens.value == pytest.approx(2048 * 512, rel=0.01)
+    assert any("does not fit one GPU" in warning for warning in planned.warnings)
+    assert planned.next_command.startswith("autotune estimate")
+    assert planned.wall_s is not None
+
+
+def test_too_few_sequences_enlarge_the_batch(warm_server):
+    planned = answer(shape(), gpu="h200", nodes=256, ranks_per_node=8)
+    assert any("too small for 2,048 ranks" in warning for warning in planned.warnings)
+    assert planned.batch_tokens.value == pytest.approx(2048 * 512, rel=0.01)
 
 
 @pytest.mark.system
-def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(
-    warm_server, tmp_path
-):
+def test_untraceable_architecture_keeps_the_plan(warm_server, tmp_path):
     config = tmp_path / "longformer.json"
     config.write_text(
         '{"model_type": "longformer", "num_hidden_layers": 2, "hidden_size": 64,'
         '"num_attention_heads": 2, "intermediate_size": 128, "attention_window": 32}'
     )
-    found = answer(shape(str(config)), gpu="h200", tokens_per_s=1e5)
-    assert found.memory is None
-    assert "cannot be predicted" in found.memory_missing
-    assert found.wall_s.value == pytest.approx(1e4)
+    planned = answer(shape(str(config)), gpu="h200", tokens_per_s=1e5)
+    assert planned.memory is None
+    assert "cannot be predicted" in planned.memory_missing
+    assert planned.wall_s.value == pytest.approx(1e4)
 
 
 @pytest.mark.system
-def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_server, tmp_path):
+def test_dataset_gives_tokens_of_an_epoch(warm_server, tmp_path):
     samples = [[7] * length for length in (10, 100, 300, 600) for _ in range(300)]
     data = write_dataset(tmp_path / "data", samples, vocab_size=300)
     epochs = Goal(kind="epochs", amount=2.0, source="--epochs 2")
-    found = answer(shape(), gpu="h200", goal=epochs, data=data)
+    planned = answer(shape(), gpu="h200", goal=epochs, data=data)
     cut = 300 * (12 + 102 + 302 + 512)
-    assert (found.passes.value, found.tokens.value) == (
+    assert (planned.passes.value, planned.tokens.value) == (
         2,
         pytest.approx(2 * cut, rel=0.02),
     )
-    assert (found.memory.parameters.basis, found.batch_tokens.basis) == (
+    assert (planned.memory.parameters.basis, planned.batch_tokens.basis) == (
         "predicted",
         "predicted",
     )
+
+
+def test_short_documents_keep_their_length(warm_server, tmp_path):
+    epochs = Goal(kind="epochs", amount=2.0, source="--epochs 2")
     short = write_dataset(
         tmp_path / "short", [[7] * 50 for _ in range(100)], vocab_size=300
     )
@@ -244,9 +270,7 @@ def under(profile, strategy):
     )
 
 
-def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(
-    warm_server,
-):
+def test_state_is_divided_once_for_every_strategy(warm_server):
     profile = without_evidence(on_gpus(traced()))
     plans = [
         answer(under(profile, strategy), nodes=2).memory.shares
@@ -254,6 +278,9 @@ def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(
     ]
     assert plans[0] == plans[1] == plans[2]
     assert plans[0][1].held.state_bytes < plans[0][0].held.state_bytes
+
+
+def test_state_probed_under_another_strategy_stays_separate(warm_server):
     # Terms that were probed under another strategy are kept apart.
     profile = on_gpus(traced())
     profile = but(
@@ -263,7 +290,7 @@ def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(
         },
     )
     probed, shared = (
-        answer(under(profile, one)).memory.shares[0].held.state_bytes
-        for one in ("ddp", "fsdp2")
+        answer(under(profile, strategy)).memory.shares[0].held.state_bytes
+        for strategy in ("ddp", "fsdp2")
     )
     assert probed == 8_000_000 != shared

@@ -27,8 +27,7 @@ def figure(value, *, basis="assumed", confidence=None):
 
 
 def example(ranks=None, **changes) -> Plan:
-    """A plan with everything in it, and as much to say as there may be; ``ranks``
-    replaces figures of all of them."""
+    """Return a plan with every figure; ``ranks`` replaces those of all ranks."""
     shares = tuple(
         Share(
             name=name,
@@ -61,15 +60,15 @@ def example(ranks=None, **changes) -> Plan:
             next_command="autotune probe --model bert-120m --data DIR",
         )
     )
-    said = {
+    texts = {
         "wall_s": figure(500_000),
         "warnings": ("something of some length that wraps to a second line " * 3,) * 3,
         "all_ranks": replace(plan.all_ranks, **ranks or {}),
     }
-    return replace(plan, **said | changes)
+    return replace(plan, **texts | changes)
 
 
-def test_a_plan_fits_a_terminal_says_what_figures_rest_on_and_ends_with_the_next_command():
+def test_plan_fits_a_terminal():
     text = plan_text(example())
     lines = text.splitlines()
     assert len(lines) <= 45
@@ -81,7 +80,11 @@ def test_a_plan_fits_a_terminal_says_what_figures_rest_on_and_ends_with_the_next
         line.split()[-1] in ("given", "measured", "predicted", "assumed")
         for line in table
     )
-    (rate,) = [line for line in table if "of one GPU" in line]
+
+
+def test_names_interval_with_its_basis():
+    text = plan_text(example())
+    (rate,) = [line for line in text.splitlines() if "of one GPU" in line]
     assert "360,000 to 440,000 (95 %)" in rate
     assert rate.endswith("measured")
     assert "5.8 days  5.2 days to 6.4 days" in text
@@ -90,7 +93,7 @@ def test_a_plan_fits_a_terminal_says_what_figures_rest_on_and_ends_with_the_next
     )
 
 
-def test_what_is_missing_shows_as_missing():
+def test_missing_figures_show_as_missing():
     nothing = dict.fromkeys(
         (
             "passes",
@@ -102,8 +105,14 @@ def test_what_is_missing_shows_as_missing():
             "memory",
         )
     )
-    said = {"memory_missing": "it could not be traced", "warnings": (), "by_nodes": ()}
-    plan = example(ranks={"tokens_per_s": None, "efficiency": None}, **nothing | said)
+    reasons = {
+        "memory_missing": "it could not be traced",
+        "warnings": (),
+        "by_nodes": (),
+    }
+    plan = example(
+        ranks={"tokens_per_s": None, "efficiency": None}, **nothing | reasons
+    )
     text = plan_text(plan)
     assert "Memory: n/a, it could not be traced" in text
     assert all(
@@ -114,13 +123,13 @@ def test_what_is_missing_shows_as_missing():
     assert json.loads(answer_json(plan))["wall_s"] is None
 
 
-def test_what_the_trainer_cannot_do_is_starred():
+def test_stars_strategies_outside_the_trainer():
     text = " ".join(plan_text(example()).split())
     assert "ZeRO-2 *" in text
     assert "(* formula)" in text
 
 
-def test_no_name_steers_a_terminal():
+def test_model_name_cannot_steer_a_terminal():
     text = plan_text(
         example(model="\x1b[2Jm", warnings=("\x1b[31m",), next_command="a\nb")
     )

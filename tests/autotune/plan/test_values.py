@@ -21,34 +21,41 @@ def figure(value, basis="measured", share=0.0):
 
 
 @given(positive, positive, st.floats(0.01, 0.9))
-def test_a_measured_interval_is_carried_along_by_its_ends_and_two_have_no_confidence_together(
-    one, other, share
-):
-    known, exact = figure(one, share=share), figure(other, "assumed")
+def test_derived_figure_carries_its_interval(value, exact_value, share):
+    known = figure(value, share=share)
+    exact = figure(exact_value, "assumed")
     product = derived(lambda a, b: a * b, known, exact, source="both")
     quotient = derived(lambda a, b: a / b, exact, known, source="both")
     assert [product.low, product.high] == pytest.approx(
-        [known.low * other, known.high * other]
+        [known.low * exact_value, known.high * exact_value]
     )
     assert [quotient.low, quotient.high] == pytest.approx(
-        [other / known.high, other / known.low]
+        [exact_value / known.high, exact_value / known.low]
     )
     assert product.confidence == quotient.confidence == 0.95
     assert product.basis == quotient.basis == "assumed"
+
+
+@given(positive, st.floats(0.01, 0.9))
+def test_two_intervals_have_no_common_confidence(value, share):
+    known = figure(value, share=share)
     both = derived(lambda a, b: a * b, known, known, source="")
-    assert (both.value, both.low, both.confidence) == (one * one, None, None)
+    assert (both.value, both.low, both.confidence) == (value * value, None, None)
+
+
+@given(positive)
+def test_exact_figure_has_no_interval(value):
+    exact = figure(value, "assumed")
     assert derived(lambda a: 2 * a, exact, source="").low is None
 
 
 @given(st.lists(bases, min_size=1, max_size=4), st.permutations(range(4)))
-def test_the_basis_does_not_depend_on_the_order_and_is_as_weak_as_the_weakest(
-    some, order
-):
-    figures = [figure(1.0, basis) for basis in some]
-    found = derived_basis(*figures)
-    assert found == derived_basis(
+def test_basis_is_the_weakest_in_any_order(known_bases, order):
+    figures = [figure(1.0, basis) for basis in known_bases]
+    basis = derived_basis(*figures)
+    assert basis == derived_basis(
         *[figures[place] for place in order if place < len(figures)]
     )
-    assert (found == "assumed") == ("assumed" in some)
-    assert (found == "given") == (set(some) == {"given"})
-    assert found != "measured"
+    assert (basis == "assumed") == ("assumed" in known_bases)
+    assert (basis == "given") == (set(known_bases) == {"given"})
+    assert basis != "measured"

@@ -38,7 +38,7 @@ def reported_run(events=(), steps=STEPS, profile_path=None, name="run", **change
 
 
 def blocks_of(whole):
-    """Every block in reading order, sections and groups before their contents."""
+    """Yield every block in reading order, sections and groups before their contents."""
     for block in whole.sections if isinstance(whole, Document) else whole.blocks:
         yield block
         if isinstance(block, Section | SideBySide):
@@ -46,7 +46,7 @@ def blocks_of(whole):
 
 
 def of_kind(whole, kind):
-    """All blocks of a kind, of a document, or of a sequence of blocks."""
+    """Return all blocks of a kind, of a document or of a sequence of blocks."""
     section = (
         Section(title="", key="", blocks=whole) if isinstance(whole, tuple) else whole
     )
@@ -54,7 +54,7 @@ def of_kind(whole, kind):
 
 
 class Page(HTMLParser):
-    """What a page is made of."""
+    """The tags, attributes, tables and words of a page."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -91,7 +91,7 @@ class Page(HTMLParser):
 
 
 def markdown_tables(text):
-    """Every table as rows of cells, entities read."""
+    """Return every table as rows of cells, with entities decoded."""
     tables, open_table = [], None
     for line in text.splitlines():
         if not line.startswith("| "):

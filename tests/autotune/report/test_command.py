@@ -15,7 +15,7 @@ def full_example(here):
 
 @pytest.fixture
 def example(full_example):
-    """Without evidence, so that few charts are drawn."""
+    """The example without evidence, so that few charts are drawn."""
     path = full_example[0]
     path.write_text(
         profile_to_toml(
@@ -27,7 +27,7 @@ def example(full_example):
 
 @pytest.fixture
 def built(says, here):
-    """Build a report, and return its facts and its Markdown."""
+    """Return a function that builds a report and returns its facts and Markdown."""
 
     def call(*words):
         says("report", *words, "--out", "a")
@@ -42,26 +42,29 @@ def _change(path, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-def test_html_markdown_and_json_lie_beside_each_other_whichever_is_named(
-    full_example, says, here
-):
+def test_writes_three_formats_beside_each_other(full_example, says, here):
     profile, reports, directory = full_example
-    found = json.loads(
+    printed = json.loads(
         says("report", profile, "--run", directory, "--reports", reports, "--json")
     )
-    place = reports / profile.stem
-    assert found == {
-        "html": str(place / "report.html"),
-        "markdown": str(place / "report.md"),
-        "json": str(place / "report.json"),
+    report_directory = reports / profile.stem
+    assert printed == {
+        "html": str(report_directory / "report.html"),
+        "markdown": str(report_directory / "report.md"),
+        "json": str(report_directory / "report.json"),
     }
-    facts = json.loads((place / "report.json").read_text())
+    facts = json.loads((report_directory / "report.json").read_text())
     assert [len(facts[name]) for name in ("profiles", "runs")] == [1, 1]
     assert len(facts["profiles"][0]["trials"]) == 6
-    assert "# Tuning report: bert-120m" in (place / "report.md").read_text()
+    assert "# Tuning report: bert-120m" in (report_directory / "report.md").read_text()
     assert (
-        "<title>Tuning report: bert-120m</title>" in (place / "report.html").read_text()
+        "<title>Tuning report: bert-120m</title>"
+        in (report_directory / "report.html").read_text()
     )
+
+
+def test_out_may_name_any_format(full_example, says, here):
+    profile, _, _ = full_example
     profile.write_text(
         profile_to_toml(
             read_profile(profile).profile.model_copy(update={"evidence": Evidence()})
@@ -76,9 +79,7 @@ def test_html_markdown_and_json_lie_beside_each_other_whichever_is_named(
         assert names == [f"{stem}.html", f"{stem}.json", f"{stem}.md"]
 
 
-def test_the_dataset_is_found_beside_the_profile_or_named_and_another_is_not_taken_for_it(
-    example, built, here
-):
+def test_finds_dataset_beside_the_profile(example, built, here):
     profile = example[0]
     assert built(profile)[0]["profiles"][0]["dataset"]["train_samples"] > 0
     (profile.parent / "data").rename(here / "elsewhere")
@@ -89,6 +90,11 @@ def test_the_dataset_is_found_beside_the_profile_or_named_and_another_is_not_tak
         ]
         is None
     )
+
+
+def test_rejects_another_dataset(example, built, here):
+    profile = example[0]
+    (profile.parent / "data").rename(here / "elsewhere")
     _change(
         here / "elsewhere" / "manifest.json",
         '"vocab_size": 16384',
@@ -97,9 +103,7 @@ def test_the_dataset_is_found_beside_the_profile_or_named_and_another_is_not_tak
     assert "is another dataset" in built(profile, "--data", here / "elsewhere")[1]
 
 
-def test_a_run_belongs_to_the_profile_whose_hash_or_else_whose_model_it_names(
-    example, built
-):
+def test_run_is_matched_by_profile_hash(example, built):
     profile, _, directory = example
     facts = built(profile, "--run", directory)[0]
     assert facts["runs"][0]["matched_by"] == "dataset and model"
@@ -112,14 +116,17 @@ def test_a_run_belongs_to_the_profile_whose_hash_or_else_whose_model_it_names(
         built(profile, "--run", directory)[0]["runs"][0]["matched_by"]
         == "the profile's hash"
     )
+
+
+def test_unrelated_run_is_not_matched(example, built):
+    profile, _, directory = example
     _change(directory / "run.json", '"name": "bert-120m"', '"name": "other"')
-    _change(directory / "run.json", facts["profiles"][0]["content_sha256"], "0" * 64)
     facts, markdown = built(profile, "--run", directory)
     assert facts["runs"][0]["profile"] is None
     assert "Expected and achieved" not in markdown
 
 
-def test_a_torn_ledger_and_none_make_a_report_that_says_so(example, built):
+def test_torn_trial_log_is_reported(example, built):
     profile, reports, _ = example
     assert "Trials (none in the trial log)" in built(profile, "--reports", "nowhere")[1]
     trial_log = next((reports / profile.stem / "trials").glob("*.jsonl"))
@@ -130,9 +137,7 @@ def test_a_torn_ledger_and_none_make_a_report_that_says_so(example, built):
     )
 
 
-def test_what_a_file_of_another_version_or_without_sense_holds_is_refused_by_name(
-    full_example, says
-):
+def test_unusable_file_is_named(full_example, says):
     profile, _, directory = full_example
     _change(directory / "run.json", '"schema_version": 5', '"schema_version": 4')
     assert "schema_version" in says("report", profile, "--run", directory, code=3)
@@ -156,14 +161,14 @@ def state(says):
     return lambda: json.loads(says(*REVIEW, "--json"))["approval"]["state"]
 
 
-def test_the_last_verdict_is_kept_beside_the_report_and_shown(says, state, kept):
+def test_keeps_the_last_decision(says, state, kept):
     assert "approval: not reviewed" in says(*REVIEW)
     assert not kept.exists()
     out = says(*APPROVE, "--note", "fits the H100s")
     assert "approved by reviewer at 20" in out
     assert "fits the H100s" in out
-    found = json.loads(kept.read_text())
-    assert (found["decision"], found["by"], found["note"]) == (
+    review = json.loads(kept.read_text())
+    assert (review["decision"], review["by"], review["note"]) == (
         "approved",
         "reviewer",
         "fits the H100s",
@@ -178,14 +183,12 @@ def test_the_last_verdict_is_kept_beside_the_report_and_shown(says, state, kept)
     ("recorded", "intact"),
     [("none", False), ("zeros", False), ("new", True), ("no hash", False)],
 )
-def test_whatever_hash_an_edited_profile_names_its_approval_is_void(
-    here, says, state, recorded, intact
-):
+def test_edited_profile_voids_approval(here, says, state, recorded, intact):
     before = (here / "p.toml").read_text()
     says(*APPROVE)
     _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     text = (here / "p.toml").read_text()
-    was, now = (
+    recorded_hash, present_hash = (
         tomllib.loads(text)["content_sha256"],
         present_sha256(tomllib.loads(text), where="p.toml"),
     )
@@ -194,16 +197,16 @@ def test_whatever_hash_an_edited_profile_names_its_approval_is_void(
         "zeros": f'content_sha256 = "{"0" * 64}"',
         "no hash": 'content_sha256 = "\\u001b[31m"',
     }
-    named = line.get(recorded, f'content_sha256 = "{now}"')
+    hash_line = line.get(recorded, f'content_sha256 = "{present_hash}"')
     (here / "p.toml").write_text(
-        edited := text.replace(f'content_sha256 = "{was}"', named)
+        edited := text.replace(f'content_sha256 = "{recorded_hash}"', hash_line)
     )
-    told = json.loads(says(*REVIEW, "--json"))
+    printed = json.loads(says(*REVIEW, "--json"))
     assert (
-        told["approval"]["state"],
-        told["intact"],
-        told["approval"]["present_sha256"],
-    ) == ("voided", intact, now)
+        printed["approval"]["state"],
+        printed["intact"],
+        printed["approval"]["present_sha256"],
+    ) == ("voided", intact, present_hash)
     assert "modified since (hash" in says(*REVIEW)
     says("profile", "verify", "p.toml", "--require-approved", code=6)
     (here / "p.toml").write_text(f"{before}# read twice\n")
@@ -213,9 +216,7 @@ def test_whatever_hash_an_edited_profile_names_its_approval_is_void(
     says(*APPROVE, code=0 if intact else 6)
 
 
-def test_an_edited_profile_is_approved_only_by_saying_so_and_may_be_rejected(
-    here, says, state, kept
-):
+def test_edited_profile_is_approved_explicitly(here, says, state, kept):
     _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     err = says(*APPROVE, code=6)
     assert "p.toml was modified after measurement" in err
@@ -241,12 +242,12 @@ def test_an_edited_profile_is_approved_only_by_saying_so_and_may_be_rejected(
         (["--by", "reviewer", "--note", "\ud800"], 3),
     ],
 )
-def test_half_a_verdict_and_texts_without_bounds_are_refused(says, kept, options, code):
+def test_rejects_incomplete_reviews(says, kept, options, code):
     assert len(says(*REVIEW, *options, code=code)) < 500
     assert not kept.exists()
 
 
-def test_hostile_names_are_kept_and_steer_nothing(says, kept):
+def test_hostile_reviewer_cannot_steer_the_terminal(says, kept):
     name = "\x1b[31mreviewer\u202e\r\n| <script>\0\x07"
     says(*REVIEW, "--by", name, "--note", "\x1b]0;x\x07\napproval: rejected")
     out = says(*REVIEW)
@@ -271,8 +272,19 @@ def test_hostile_names_are_kept_and_steer_nothing(says, kept):
         ("[" * 100_000, "not valid JSON"),
         ('{"schema_version": 2,' + " " * 2**23 + "}", "exceeds the limit"),
     ],
+    ids=[
+        "empty",
+        "list",
+        "old version",
+        "null",
+        "missing fields",
+        "not UTF-8",
+        "earlier version",
+        "nested too deep",
+        "too large",
+    ],
 )
-def test_a_damaged_review_file_is_refused_and_left_alone(says, kept, text, words):
+def test_damaged_review_file_is_left_alone(says, kept, text, words):
     kept.parent.mkdir(parents=True)
     kept.write_bytes(text.encode("latin-1"))
     for command in (REVIEW, APPROVE):

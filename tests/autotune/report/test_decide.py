@@ -22,10 +22,12 @@ DISTURBED = replace(
 )
 
 
-def baseline(windows=10, window_s=5.0, **row):
+def baseline(windows=10, window_s=5.0, **changes):
     rows = [
-        one.model_copy(update={"tokens_per_s": one.tokens_per_s[:1] * windows} | row)
-        for one in FULL.baseline.rows
+        row.model_copy(
+            update={"tokens_per_s": row.tokens_per_s[:1] * windows} | changes
+        )
+        for row in FULL.baseline.rows
     ]
     return {
         "baseline": FULL.baseline.model_copy(
@@ -81,46 +83,60 @@ def curve(*rates):
         ),
         ({"probe": None}, "low", "not probed", "probe"),
     ],
+    ids=[
+        "none",
+        "4 windows",
+        "2 windows",
+        "short windows",
+        "interval includes 1",
+        "wide interval",
+        "dip in the curve",
+        "disturbed trial",
+        "no workers",
+        "no probe",
+    ],
 )
-def test_doubts_lower_the_grade_and_name_the_command_that_measures_again(
-    evidence, grade, reason, stage
-):
+def test_doubts_lower_the_grade(evidence, grade, reason, stage):
     changes = dict(evidence)
     trials = changes.pop("trials", ())
-    found = quality_of(
+    quality = quality_of(
         reported(
             profile=but(example_profile("d"), evidence=baseline() | changes),
             trials=trials,
         )
     )
-    assert (found.grade, reason in "; ".join(found.reasons), bool(found.reasons)) == (
+    assert (
+        quality.grade,
+        reason in "; ".join(quality.reasons),
+        bool(quality.reasons),
+    ) == (
         grade,
         True,
         bool(reason),
     )
-    assert (found.command or "none").startswith(
+    assert (quality.command or "none").startswith(
         f"autotune {stage} " if stage else "none"
     )
 
 
-def test_the_bottleneck_is_that_of_a_run_as_tuned_if_it_is_long_and_else_that_of_the_tuning():
-    (one, _), (run,) = example_inputs(1)
-    assert main_bottleneck(one, (run,)) is run.bottlenecks[0]
+def test_long_run_decides_the_bottleneck():
+    (profile, _), (run,) = example_inputs(1)
+    assert main_bottleneck(profile, (run,)) is run.bottlenecks[0]
     short = replace(run, bottlenecks=(replace(example_bottleneck("run"), steps=29),))
-    for other in (
+    for other_run in (
         short,
         replace(run, otherwise=("layout",)),
         replace(run, profile_path=None),
         reported_run(),
     ):
-        assert main_bottleneck(one, (other,)) is one.bottlenecks[0]
-    assert main_bottleneck(replace(one, bottlenecks=()), ()) is None
+        assert main_bottleneck(profile, (other_run,)) is profile.bottlenecks[0]
+    assert main_bottleneck(replace(profile, bottlenecks=()), ()) is None
 
 
-def test_the_answer_for_a_pull_request_has_five_lines():
-    (one, _), runs = example_inputs(1)
+def test_pull_request_has_five_lines():
+    (profile, _), runs = example_inputs(1)
     lines = [
-        line for line in markdown_text(pull_request(one, runs)).splitlines() if line
+        line for line in markdown_text(pull_request(profile, runs)).splitlines() if line
     ]
     assert [line.partition(":")[0] for line in lines] == [
         "**bert-120m**",
@@ -134,13 +150,14 @@ def test_the_answer_for_a_pull_request_has_five_lines():
     )
 
 
-def test_the_headline_says_what_could_not_be_compared_and_where_a_rate_is_from():
-    def headline(**evidence):
-        words, _ = pull_request(
-            reported(profile=but(example_profile("d"), evidence=evidence)), ()
-        )
-        return markdown_text((words,))
+def headline(**evidence):
+    words, _ = pull_request(
+        reported(profile=but(example_profile("d"), evidence=evidence)), ()
+    )
+    return markdown_text((words,))
 
+
+def test_headline_explains_missing_comparison():
     failed = baseline(speedup=None, outcome="out of memory")
     assert (
         "no comparison with defaults (out of memory) and no comparison with"
@@ -151,6 +168,9 @@ def test_the_headline_says_what_could_not_be_compared_and_where_a_rate_is_from()
         f"**2.00x** the throughput of defaults ({NOT_ENOUGH}) and **2.00x** that of"
         in headline(**few)
     )
+
+
+def test_headline_names_source_of_rate():
     assert "by the worker sweep)" in headline(baseline=None)
     assert "by steps of the probe)" in headline(baseline=None, workers=None)
     assert "Throughput was not measured: `autotune probe" in headline(

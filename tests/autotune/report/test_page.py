@@ -39,41 +39,42 @@ def table_of(document, caption):
     )
 
 
-def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
-    (one, *_), runs = example_inputs(4)
+def test_every_evidence_has_its_chart():
+    (profile, *_), runs = example_inputs(4)
     charts = {
-        chart.title: chart for chart in of_kind(report_document((one,), runs), Chart)
+        chart.title: chart
+        for chart in of_kind(report_document((profile,), runs), Chart)
     }
     assert len(charts) == 8
     curve = charts["Throughput by micro-batch size"]
     assert len(curve.drawing.lines[0].points) == len(curve.table.rows) == 10
     assert (curve.drawing.shade.start, curve.drawing.shade.end) == (32, 128)
     memory = charts["Memory breakdown at 307 sequences"]
-    terms = one.profile.evidence.probe.traced_terms_bytes
+    terms = profile.profile.evidence.probe.traced_terms_bytes
     assert sum(size for _, size in memory.drawing.stacks[0].parts) == pytest.approx(
         sum(terms.values())
     )
     assert {rule.value for rule in memory.drawing.rules} == {
-        one.profile.constraints.memory_budget_bytes
+        profile.profile.constraints.memory_budget_bytes
     }
 
 
-def test_everything_missing_is_listed_by_the_command_that_would_measure_it_and_an_edit_is_said():
+def test_missing_parts_are_listed_by_command():
     document = report_document((reported(intact=False),), ())
     assert "edited by hand" in report_markdown(document)
     assert "edited by hand" not in report_markdown(report_document((reported(),), ()))
-    listed = next(one for one in document.sections if one.key == "missing")
-    titles = [one.subject.partition(":")[0] for one in listed.blocks]
+    listed = next(section for section in document.sections if section.key == "missing")
+    titles = [missing.subject.partition(":")[0] for missing in listed.blocks]
     assert "Network" in titles
     # Each once; another is the approval.
     assert len(set(titles)) == len(titles) == len(of_kind(document, Missing)) - 1
-    assert all(one.commands for one in listed.blocks)
+    assert all(missing.commands for missing in listed.blocks)
     assert dict(of_kind(document, Pairs)[0].pairs)["Trials"][0].endswith(
         f"Not measured: {', '.join(titles).lower()}."
     )
 
 
-def test_an_undecided_count_is_said_in_the_answer_and_asks_for_more_time():
+def test_undecided_workers_need_more_time():
     workers = example_profile("d").evidence.workers.model_copy(
         update={"undecided_between": [2, 4], "seconds": 600.0}
     )
@@ -85,22 +86,22 @@ def test_an_undecided_count_is_said_in_the_answer_and_asks_for_more_time():
     assert "autotune workers" in text
 
 
-def test_advice_that_gains_keeps_its_order_and_the_answer_names_the_first_command():
+def test_advice_keeps_its_order():
     sections = of_kind(report_document(*example_inputs(4)), Section)
     assert len({section.key for section in sections}) == len(sections)
-    cards = [one for one in sections if one.badge]
-    assert [gpu_model.badge for gpu_model in cards] == list(SEVERITIES[:2])
+    cards = [section for section in sections if section.badge]
+    assert [card.badge for card in cards] == list(SEVERITIES[:2])
     assert cards[0].title.startswith("1. ")
-    (one, _), _ = example_inputs(4)
+    (profile, _), _ = example_inputs(4)
     for advice, command in (
-        (one.advice, "autotune doctor"),
-        (one.advice[2:], f"autotune train {one.quoted}"),
+        (profile.advice, "autotune doctor"),
+        (profile.advice[2:], f"autotune train {profile.quoted}"),
     ):
-        document = report_document((dataclasses.replace(one, advice=advice),), ())
+        document = report_document((dataclasses.replace(profile, advice=advice),), ())
         assert dict(of_kind(document, Pairs)[0].pairs)["Next"] == (Code(text=command),)
 
 
-def test_changes_of_the_recipe_are_named_once_wherever_they_come_from():
+def test_recipe_changes_are_named_once():
     profiles, runs = example_inputs(4)
     more = tuple(
         reported_run(name=f"r{n}", recipe_changes=["dropout 0 instead of 0.1"])
@@ -116,7 +117,7 @@ def test_changes_of_the_recipe_are_named_once_wherever_they_come_from():
     ] * 9
 
 
-def test_loss_is_drawn_by_the_means_of_stretches_where_there_is_one():
+def test_run_without_loss_has_no_chart():
     document = report_document(
         (reported(),),
         (reported_run(steps=(row_of(1, loss=None),)), reported_run(steps=())),
@@ -126,6 +127,9 @@ def test_loss_is_drawn_by_the_means_of_stretches_where_there_is_one():
     assert [
         dict(zip(table.headers, row, strict=True))["steps"] for row in table.rows
     ] == ["1", "0"]
+
+
+def test_loss_is_averaged_over_stretches():
     points = loss_points(
         reported_run(
             steps=tuple(row_of(step, loss=float(step)) for step in range(1, 1001))
@@ -143,27 +147,25 @@ EXTREMES = st.sampled_from([1e-308, 1e-9, 1.0, 1e18, 1e308])
 
 @settings(max_examples=40)
 @given(st.lists(EXTREMES, max_size=4), EXTREMES, st.lists(st.floats(-1, 1), max_size=3))
-def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(
-    windows, ratio, slots
-):
-    found = example_profile("d").evidence
+def test_extreme_figures_make_a_report(windows, ratio, slots):
+    evidence = example_profile("d").evidence
     baseline, workers = (
         part.model_copy(
             update={"rows": [row.model_copy(update=values) for row in part.rows]}
         )
         for part, values in (
-            (found.baseline, {"tokens_per_s": windows, "speedup": ratio}),
-            (found.workers, {"padded_tokens_per_s": slots}),
+            (evidence.baseline, {"tokens_per_s": windows, "speedup": ratio}),
+            (evidence.workers, {"padded_tokens_per_s": slots}),
         )
     )
     profile = but(
         example_profile("d"), evidence={"baseline": baseline, "workers": workers}
     )
-    one = reported(profile=profile, trials=example_inputs(3)[0][0].trials)
+    page = reported(profile=profile, trials=example_inputs(3)[0][0].trials)
     assert report_markdown(
-        report_document((one,), (reported_run(profile_path=one.path),))
+        report_document((page,), (reported_run(profile_path=page.path),))
     )
-    json.dumps(report_facts((one,), ()), allow_nan=False)
+    json.dumps(report_facts((page,), ()), allow_nan=False)
 
 
 def of_gpu(driver, **changes):
@@ -182,30 +184,30 @@ def of_gpu(driver, **changes):
         (NULL, 8, "peak memory, allocator", None),
     ],
 )
-def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(
-    driver, timed_steps, peak, rate
-):
-    done = record("step").finished()
+def test_only_timed_trials_have_a_rate(driver, timed_steps, peak, rate):
+    finished = record("step").finished()
     trial = dataclasses.replace(
-        done.trial, measured=done.trial.measured | {"timed_steps": timed_steps}
+        finished.trial, measured=finished.trial.measured | {"timed_steps": timed_steps}
     )
-    one = of_gpu(driver, trials=(dataclasses.replace(done, trial=trial),))
-    table = table_of(report_document((one,), ()), "Trials")
+    reported_profile = of_gpu(
+        driver, trials=(dataclasses.replace(finished, trial=trial),)
+    )
+    table = table_of(report_document((reported_profile,), ()), "Trials")
     assert peak in table.headers
     assert table.rows[0][table.headers.index("tokens/s incl. padding")] == rate
 
 
-def test_what_is_of_a_pretended_gpu_is_not_called_measured():
-    for others, measured in (((), False), ((reported(),), True)):
-        said = report_document((*others, of_gpu(NULL)), ()).subtitle
+def test_simulated_gpu_is_not_called_measured():
+    for other_profiles, measured in (((), False), ((reported(),), True)):
+        subtitle = report_document((*other_profiles, of_gpu(NULL)), ()).subtitle
         assert (
             "was measured on a GPU: it is a pretended one, and memory is that of"
-            " torch's allocator" in said
+            " torch's allocator" in subtitle
         )
-        assert ("Measured, unless called predicted." in said) == measured
+        assert ("Measured, unless called predicted." in subtitle) == measured
 
 
-def test_two_of_the_same_name_or_more_than_a_report_takes_are_a_usage_error(tmp_path):
+def test_rejects_ambiguous_names(tmp_path):
     for profiles, runs, match in (
         ([f"{n}" for n in range(MOST_PROFILES + 1)], [], "exceed"),
         (["m.toml"], [f"{n}" for n in range(MOST_RUNS + 1)], "exceed"),
@@ -221,12 +223,14 @@ def test_two_of_the_same_name_or_more_than_a_report_takes_are_a_usage_error(tmp_
             )
 
 
-def test_several_profiles_have_titles_and_stand_side_by_side():
+def test_profiles_stand_side_by_side():
     profiles = (reported("a/m.toml"), reported("b/n.toml"))
     alone, document = report_document(profiles[:1], ()), report_document(profiles, ())
     assert "m" not in [section.title for section in of_kind(alone, Section)]
     assert [
-        one.title for group in document.sections[0].blocks[0].groups for one in group
+        section.title
+        for group in document.sections[0].blocks[0].groups
+        for section in group
     ] == ["m", "n"]
     assert table_of(document, "Machine").headers == ("field", "m", "n")
     assert {len(beside.groups) for beside in of_kind(document, SideBySide)} == {2}
@@ -236,7 +240,7 @@ def test_several_profiles_have_titles_and_stand_side_by_side():
     assert {table.headers for table in facts} == {("what", "m", "n")}
 
 
-def test_the_latest_events_of_a_run_are_told_and_the_first_curves_drawn():
+def test_latest_events_are_shown():
     warned = [
         new_event(step, "spike", "odd", level="warning")
         for step in range(MOST_EVENTS + 5)
@@ -246,15 +250,15 @@ def test_the_latest_events_of_a_run_are_told_and_the_first_curves_drawn():
     assert [row[1] for row in table_of(document, "Events of runs").rows] == [
         str(n) for n in range(5, MOST_EVENTS + 5)
     ]
-    said = [
+    paragraphs = [
         words for block in blocks_of(document) for words in getattr(block, "words", ())
     ]
     assert f"{MOST_EVENTS} of {MOST_EVENTS + 5} events are shown here" in " ".join(
-        map(str, said)
+        map(str, paragraphs)
     )
     assert (
         "6 of 7 curves of the loss are shown here, the first; the JSON file has all."
-        in said
+        in paragraphs
     )
     # Their profile lies elsewhere.
     assert [row[1] for row in table_of(document, "Training runs").rows] == [None] * 7

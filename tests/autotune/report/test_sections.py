@@ -1,4 +1,4 @@
-"""What commands and reports say of each capability: the same sections for both."""
+"""Sections of each capability, which commands and reports share."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def probed(profile, previous=None):
     )
 
 
-def test_on_a_console_sections_are_indented_and_nothing_steers_it():
+def test_console_indents_sections():
     inner = Missing(subject="A\x1b[2J", commands=("first", "second\n"))
     table = Table(caption="T", headers=("a",), rows=((None,),))
     text = console_text(
@@ -71,7 +71,7 @@ def test_on_a_console_sections_are_indented_and_nothing_steers_it():
 @pytest.mark.parametrize(
     ("driver", "known"), [(None, "measured"), ("0.0 (nullgpu)", "allocator")]
 )
-def test_peaks_of_a_pretended_gpu_are_the_allocators(driver, known):
+def test_peaks_of_simulated_gpu_are_the_allocators(driver, known):
     profile = but(example_profile(), fingerprint={"driver": driver})
     assert probe_answer(probed(profile))["bytes_known"] == known
     assert ("pretended GPU" in probe_text([probed(profile)], Path("d"))) == (
@@ -82,7 +82,7 @@ def test_peaks_of_a_pretended_gpu_are_the_allocators(driver, known):
 @pytest.mark.parametrize(
     "tokens", [DEFAULT_GLOBAL_BATCH_TOKENS, DEFAULT_GLOBAL_BATCH_TOKENS + 1]
 )
-def test_a_default_global_batch_is_said_to_be_one(tokens):
+def test_default_global_batch_is_marked(tokens):
     profile = but(example_profile(), constraints={"global_batch_tokens": tokens})
     approval = Approval(state="not reviewed", review=None, present_sha256="a" * 64)
     for text in (
@@ -93,7 +93,7 @@ def test_a_default_global_batch_is_said_to_be_one(tokens):
         assert (" (the default)" in text) == (tokens == DEFAULT_GLOBAL_BATCH_TOKENS)
 
 
-def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
+def test_choice_is_shown_in_every_output():
     changes = {
         "choice": "430 fit; your global batch needs 128 per GPU",
         "knee_micro_batch_sizes": [1, 2],
@@ -103,8 +103,8 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
         evidence={"probe": example_profile().evidence.probe.model_copy(update=changes)},
     )
     text = probe_text([probed(profile, previous=Path("old.toml"))], Path("d"))
-    for told in (text, console_text(curve_section(reported(profile=profile)))):
-        assert "430 fit; your global batch needs 128 per GPU" in told
+    for output in (text, console_text(curve_section(reported(profile=profile)))):
+        assert "430 fit; your global batch needs 128 per GPU" in output
     assert text.splitlines()[-2:] == [
         "profile: p.toml (previous one: old.toml)",
         "next: autotune workers p.toml --data d",
@@ -112,7 +112,7 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
 
 
 @pytest.mark.parametrize(
-    ("rows", "micro", "ranks", "words"),
+    ("global_batch_size", "micro_batch_size", "ranks", "words"),
     [
         (
             32,
@@ -138,9 +138,12 @@ def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
         ),
     ],
 )
-def test_a_global_batch_is_said_as_it_is_dealt(rows, micro, ranks, words):
+def test_batch_split_is_described(global_batch_size, micro_batch_size, ranks, words):
     train = example_profile().train.model_copy(
-        update={"global_batch_size": rows, "micro_batch_size": micro}
+        update={
+            "global_batch_size": global_batch_size,
+            "micro_batch_size": micro_batch_size,
+        }
     )
     assert words in batch_split_words(train, ranks)
 
@@ -167,12 +170,12 @@ def section_of(**changes):
     )
 
 
-def workers_of(found):
-    return workers_text(found, Path("p.toml"), Path("data"))
+def workers_text_of(evidence):
+    return workers_text(evidence, Path("p.toml"), Path("data"))
 
 
-def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
-    text = workers_of(
+def test_sweep_text_begins_with_its_answer():
+    text = workers_text_of(
         sweep(
             local_ranks=4, consumer="a replayed step of 60 ms", operating_state="400 W"
         )
@@ -185,17 +188,18 @@ def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
     lines = text.splitlines()
     assert lines[0] == "DataLoader workers: 1 (so). 0 is slow."
     assert lines[-2:] == ["profile: p.toml", "next: autotune train p.toml --data data"]
-    assert "0 is slow" not in workers_of(sweep(next_smaller=None))
+    assert "0 is slow" not in workers_text_of(sweep(next_smaller=None))
 
 
-def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a_table_if_there_are_any():
-    def tables(row):
-        return [table.rows for table in of_kind(section_of(rows=[row]), Table)]
+def tables_of(row):
+    return [table.rows for table in of_kind(section_of(rows=[row]), Table)]
 
+
+def test_workers_row_shows_the_verdict():
     slow, fast = sweep().rows
     open_ = fast.model_copy(update={"ratio_low": None, "verdict": "open"})
     ((none,),), ((enough,),), ((undecided,),) = (
-        tables(row) for row in (slow, fast, open_)
+        tables_of(row) for row in (slow, fast, open_)
     )
     assert none == [
         "0",
@@ -209,13 +213,17 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
     ]
     assert enough[-1] == "sufficient"
     assert undecided[3::4] == [NOT_ENOUGH, "undecided"]
+
+
+def test_gpu_counters_have_their_own_table():
     use = GpuUse(
         utilisation_share=0.97,
         gpm_sm_share=0.8,
         gpm_pcie_rx_bytes_per_s=2.0**20,
         power_w=412.4,
     )
-    (row,), (counters,) = tables(slow.model_copy(update={"gpu": use}))
+    slow, _ = sweep().rows
+    (row,), (counters,) = tables_of(slow.model_copy(update={"gpu": use}))
     assert row[5] == "97.0 %"
     assert counters == [
         "0",
@@ -244,25 +252,26 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict_and_counters_have_a
             "not faster at 98 % confidence",
         ),
     ],
+    ids=["adopted", "not adopted"],
 )
-def test_settings_found_together_are_the_answer_only_where_they_were_adopted(
-    joint, answer, words
-):
-    found = sweep(joint=joint)
-    assert chosen_loader(found) == answer
-    assert f"DataLoader workers: {answer} (" in workers_of(found)
-    assert words in workers_of(found)
+def test_adopted_joint_settings_are_the_answer(joint, answer, words):
+    evidence = sweep(joint=joint)
+    assert chosen_loader(evidence) == answer
+    assert f"DataLoader workers: {answer} (" in workers_text_of(evidence)
+    assert words in workers_text_of(evidence)
 
 
-def test_a_network_file_system_is_named_with_what_staging_could_win_and_an_open_sweep_with_the_time_it_needs():
+def test_network_file_system_suggests_staging():
     (line,) = [
-        one
-        for one in workers_lines(sweep(data_filesystem="lustre", data_on_network=True))
-        if "network" in one
+        line
+        for line in workers_lines(sweep(data_filesystem="lustre", data_on_network=True))
+        if "network" in line
     ]
     for words in ("(lustre)", "gains at most 1.0 %", "autotune data stage"):
         assert words in line
 
+
+def test_open_sweep_names_the_time_it_needs():
     def commands(**changes):
         return [
             command
@@ -297,13 +306,13 @@ TUNED = RecipeRow(
     data_wait_share=0.0,
     outcome="ran",
 )
-FOUND = BaselineEvidence(
+BASELINE = BaselineEvidence(
     rows=[PAPER, DEFAULT, TUNED], local_ranks=2, window_s=2.0, windows=6, seconds=60.0
 )
 
 
-def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
-    lines = baseline_text(FOUND, Path("p.toml")).splitlines()
+def test_baseline_text_gives_gain_with_bounds():
+    lines = baseline_text(BASELINE, Path("p.toml")).splitlines()
     assert "Tuned vs paper: 4.00 (2.00 to 5.00, 95 %) times as fast." in lines
     assert "Tuned vs hf-trainer: n/a (out of memory even with one sequence)." in lines
     assert "paper: mlm_head: dense instead of sparse" in lines
@@ -337,16 +346,18 @@ def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
         "ran",
     ]
     single = PAPER.model_copy(update={"speedup_low": None, "speedup_high": None})
-    told = baseline_text(
-        FOUND.model_copy(update={"rows": [single, TUNED]}), Path("p.toml")
+    lines_without_bounds = baseline_text(
+        BASELINE.model_copy(update={"rows": [single, TUNED]}), Path("p.toml")
     ).splitlines()
-    assert f"Tuned vs paper: 4.00 ({NOT_ENOUGH}) times as fast." in told
+    assert f"Tuned vs paper: 4.00 ({NOT_ENOUGH}) times as fast." in lines_without_bounds
 
 
 @pytest.mark.parametrize(
-    "rates", [[1000.0, 2800.0, 7700.0], [2800.0, 2810.0], [2800.0]]
+    "rates",
+    [[1000.0, 2800.0, 7700.0], [2800.0, 2810.0], [2800.0]],
+    ids=["wide spread", "two windows", "one window"],
 )
-def test_windows_that_say_too_little_get_no_bar_and_say_so(rates):
+def test_noisy_windows_get_no_bar(rates):
     def block_of(rates):
         baseline = full_profile("d").evidence.baseline
         rows = [
@@ -376,7 +387,7 @@ def explored(**changes):
     return full_profile("d").evidence.explore.model_copy(update=changes)
 
 
-def test_every_fact_of_an_exploration_has_its_line():
+def test_exploration_states_every_fact():
     assert exploration_text(explored()).splitlines() == [
         (
             "Configuration of the step: 64 packed sequences, bf16, compiled was not"
@@ -406,7 +417,7 @@ def test_every_fact_of_an_exploration_has_its_line():
     )
 
 
-def test_trials_of_an_exploration_are_told_the_fastest_first():
+def test_exploration_orders_trials_by_speed():
     (table,) = of_kind(exploration_section(reported(profile=full_profile("d"))), Table)
     assert [row[0] for row in table.rows] == [
         "64 packed sequences, bf16, compiled",
@@ -434,7 +445,7 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
 
 
 @pytest.mark.parametrize(
-    ("asked", "said", "last"),
+    ("changes", "expected", "last"),
     [
         (
             {},
@@ -467,11 +478,11 @@ def test_trials_of_an_exploration_are_told_the_fastest_first():
     ],
     ids=["steps", "the default is kept"],
 )
-def test_a_network_is_told_as_far_as_it_was_measured(tmp_path, asked, said, last):
-    tuning = tuning_on(Cluster(link=asked.pop("link", LINK)), tmp_path, **asked)
+def test_network_text_covers_what_was_measured(tmp_path, changes, expected, last):
+    tuning = tuning_on(Cluster(link=changes.pop("link", LINK)), tmp_path, **changes)
     tuning.run()
     text = network_text(network_evidence(tuning), Path("p.toml"))
-    for words in said:
+    for words in expected:
         assert words in text
     assert text.splitlines()[-1].startswith(last)
 
@@ -494,7 +505,7 @@ def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):
     )
 
 
-def test_predicted_measured_and_ideal_scaling_are_told_apart():
+def test_scaling_kinds_are_drawn_apart():
     rows = [
         scaled(1),
         scaled(2, 0.8, low=0.7, high=0.9),
@@ -510,7 +521,7 @@ def test_predicted_measured_and_ideal_scaling_are_told_apart():
     ] == ["dots"]
 
 
-def test_bins_are_joined_into_doublings_and_bars_are_to_scale():
+def test_histogram_joins_bins_into_doublings():
     assert length_histogram([0, 8, 16, 24, 32], [1, 0, 3, 1, 2]).splitlines() == [
         "    0 to 7  ##########                                        1   14.3 %",
         "   8 to 15                                                    0    0.0 %",
@@ -529,7 +540,7 @@ def test_bins_are_joined_into_doublings_and_bars_are_to_scale():
         max_size=len(HISTOGRAM_EDGES),
     )
 )
-def test_every_filled_row_shows_a_bar_and_none_is_too_long(counts):
+def test_every_filled_row_shows_a_bar(counts):
     for line in length_histogram(HISTOGRAM_EDGES, counts).splitlines():
         assert line.isascii()
         assert line.count("#") <= BAR_WIDTH

@@ -28,7 +28,7 @@ BF16_WINS = additive(
 PROBED_ROWS = 33
 
 
-def nothing_wins(knobs, others=0.7):
+def nothing_wins(knobs, other_sizes=0.7):
     slower = {
         "bf16": 0.6,
         "bucketed": 0.4,
@@ -37,22 +37,22 @@ def nothing_wins(knobs, others=0.7):
         "selective": 0.8,
     }
     cost = math.prod(slower.get(value, 1.0) for value in knobs.model_dump().values())
-    return 1000 * cost * (1.0 if knobs.micro_batch_size == PROBED_ROWS else others)
+    return 1000 * cost * (1.0 if knobs.micro_batch_size == PROBED_ROWS else other_sizes)
 
 
 def more_rows_win(knobs):
-    return nothing_wins(knobs, others=1.0) * knobs.micro_batch_size
+    return nothing_wins(knobs, other_sizes=1.0) * knobs.micro_batch_size
 
 
 class Workbench:
-    def __init__(self, place, data, machine):
+    def __init__(self, directory, data, machine):
         self.machine, self.bench = machine, bench_on(machine, data)
-        self.place, self.data = place, data
-        self.path = place / "p" / "tiny-cpu.toml"
-        probe_models(self.bench, [probe_request(place, data)], place / "p")
+        self.place, self.data = directory, data
+        self.path = directory / "p" / "tiny-cpu.toml"
+        probe_models(self.bench, [probe_request(directory, data)], directory / "p")
         machine.trials.clear()
         self.before = read_profile(self.path)
-        self.windows = SweepRequest(data=data, reports=place / "r", minutes=10.0)
+        self.windows = SweepRequest(data=data, reports=directory / "r", minutes=10.0)
 
     def request(self, **changes):
         return explore_request(
@@ -63,18 +63,17 @@ class Workbench:
         )
 
     def explored(self):
-        found = explore_settings(
+        exploration = explore_settings(
             self.bench, self.before, probe_request(self.place, self.data), self.windows
         )
         stored = read_profile(self.path)
         assert stored.intact
-        return stored, found
+        return stored, exploration
 
 
 @pytest.fixture
 def make(monkeypatch, tmp_path, patterned_dataset):
-    """A function that makes a workbench on which layers cannot be compiled, nor more
-    rows than ``above`` run."""
+    """Return a function that makes a workbench that fits ``above`` sequences."""
     monkeypatch.setattr(resolve.shutil, "which", lambda name: None)
     clock = FakeClock()
     monkeypatch.setattr(session, "SystemClock", lambda: clock)
@@ -98,20 +97,18 @@ def make(monkeypatch, tmp_path, patterned_dataset):
     return workbench
 
 
-def test_settings_that_are_proven_to_be_faster_are_probed_and_written_over_no_kept_profile_and_the_same_again(
-    make,
-):
+def test_faster_settings_are_written(make):
     work = make()
-    stored, found = work.explored()
-    train, evidence = stored.profile.train, stored.profile.evidence
-    assert found.adopted
+    stored, evidence = work.explored()
+    train, probe_evidence = stored.profile.train, stored.profile.evidence
+    assert evidence.adopted
     assert (train.precision, train.layout, train.activation_checkpointing) == (
         "bf16",
         "packed",
         "none",
     )
-    assert Configuration.of(train) == found.chosen
-    assert (evidence.explore, evidence.probe.feasible_max) == (found, 35)
+    assert Configuration.of(train) == evidence.chosen
+    assert (probe_evidence.explore, probe_evidence.probe.feasible_max) == (evidence, 35)
     assert train.micro_batch_size <= 35
     assert stored.profile.provenance.commands == ["probe", "explore"]
     steps = [
@@ -123,13 +120,13 @@ def test_settings_that_are_proven_to_be_faster_are_probed_and_written_over_no_ke
     work.machine.trials.clear()
     again, same = work.explored()
     assert work.machine.trials == []
-    assert (same, again.profile.train) == (found, train)
+    assert (same, again.profile.train) == (evidence, train)
 
 
-def test_the_global_batch_stays_what_it_was(make):
+def test_global_batch_stays_the_same(make):
     work = make(additive({"padded": 3.0}))
-    stored, found = work.explored()
-    assert found.chosen.layout == "padded"
+    stored, exploration = work.explored()
+    assert exploration.chosen.layout == "padded"
     before, after = work.before.profile, stored.profile
     assert after.constraints == before.constraints
     mean = after.evidence.probe.mean_tokens_per_sequence
@@ -140,20 +137,20 @@ def test_the_global_batch_stays_what_it_was(make):
     assert after.train.global_batch_size > before.train.global_batch_size
 
 
-def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well(make):
-    stored, found = make(above=9).explored()
+def test_settings_must_be_faster_after_probing(make):
+    stored, exploration = make(above=9).explored()
     train = stored.profile.train
-    assert found.adopted
+    assert exploration.adopted
     assert (train.precision, train.micro_batch_size) == (
         "bf16",
-        found.candidate.micro_batch_size,
+        exploration.candidate.micro_batch_size,
     )
     assert train.micro_batch_size <= 8
-    assert found.ratio_low > 1
+    assert exploration.ratio_low > 1
 
 
 @pytest.mark.parametrize(
-    ("machine", "rows", "said"),
+    ("machine", "micro_batch_sizes", "reason"),
     [
         ((nothing_wins,), (PROBED_ROWS, None), ""),
         ((BF16_WINS, 1), (PROBED_ROWS, 1), "was not verified to be faster"),
@@ -169,25 +166,24 @@ def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well
             "leaves the headroom free, which is the starting configuration",
         ),
     ],
+    ids=["nothing is faster", "slower at one sequence", "nothing fits", "no headroom"],
 )
-def test_what_is_not_faster_with_the_rows_that_fit_is_not_taken_and_that_is_said(
-    make, machine, rows, said
-):
+def test_slower_settings_are_rejected(make, machine, micro_batch_sizes, reason):
     work = make(*machine)
     before = work.before.profile
-    stored, found = work.explored()
-    assert not found.adopted
-    assert found.chosen == found.starting == Configuration.of(before.train)
+    stored, exploration = work.explored()
+    assert not exploration.adopted
+    assert exploration.chosen == exploration.starting == Configuration.of(before.train)
     assert (stored.profile.train, stored.profile.evidence.probe) == (
         before.train,
         before.evidence.probe,
     )
-    assert found.starting.micro_batch_size == rows[0]
-    assert rows[1] in (None, found.candidate.micro_batch_size)
-    assert said in found.choice
+    assert exploration.starting.micro_batch_size == micro_batch_sizes[0]
+    assert micro_batch_sizes[1] in (None, exploration.candidate.micro_batch_size)
+    assert reason in exploration.choice
 
 
-def test_a_profile_of_another_model_is_refused(make):
+def test_rejects_profile_of_another_model(make):
     work = make()
     work.before = replace(
         work.before,
@@ -204,7 +200,7 @@ NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
 
 
 @pytest.mark.parametrize(
-    ("train", "asked", "device", "compiler", "name", "values", "said"),
+    ("train", "requested", "device", "compiler", "name", "values", "reason"),
     [
         (
             TINY,
@@ -283,9 +279,31 @@ NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
             "you set false",
         ),
     ],
+    ids=[
+        "precision set by user",
+        "layout set by user",
+        "model without packing",
+        "no compiler",
+        "compiler",
+        "no varlen on CPU",
+        "dropout on H100",
+        "fa3 needs H100",
+        "fa3 on H100",
+        "compile modes",
+        "compile modes without compiler",
+        "compile modes on CPU",
+        "float8 on H100",
+        "float8 needs H100",
+        "float8 without torchao",
+        "float8 set by user",
+        "float8 on CPU",
+        "fused loss",
+        "fused loss without package",
+        "fused loss set by user",
+    ],
 )
-def test_what_cannot_be_chosen_is_not_explored(
-    make, monkeypatch, train, asked, device, compiler, name, values, said
+def test_unavailable_choices_are_left_out(
+    make, monkeypatch, train, requested, device, compiler, name, values, reason
 ):
     bench = make().bench
     monkeypatch.setattr(resolve.shutil, "which", lambda name: compiler)
@@ -302,15 +320,15 @@ def test_what_cannot_be_chosen_is_not_explored(
         bench, site=replace(bench.site, device="cuda" if gpus else "cpu", gpus=gpus)
     )
     levels, left_out = stage._levels(
-        bench, train, requested_config(train.model, **asked)
+        bench, train, requested_config(train.model, **requested)
     )
     assert levels[name] == values
-    assert [one for one in left_out if one.startswith(name)] == (
-        [] if said is None else [f"{name}: {said}"]
+    assert [entry for entry in left_out if entry.startswith(name)] == (
+        [] if reason is None else [f"{name}: {reason}"]
     )
 
 
-def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
+def test_profile_is_the_first_cell(make):
     work = make()
     request = work.request()
     assert request.cells[0].kind == Configuration.of(work.before.profile.train).kind
@@ -327,9 +345,7 @@ def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     assert max(cell.micro_batch_size for cell in request.cells) <= 64
 
 
-def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can_be(
-    make, monkeypatch
-):
+def test_predicts_largest_micro_batch_by_kind(make, monkeypatch):
     work, traces = make(), []
 
     def simulate(trial):
@@ -350,14 +366,12 @@ def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can
     monkeypatch.setattr(
         stage, "known_rates", lambda name: data_sheet_rates("NVIDIA H100 80GB HBM3")
     )
-    predicting, full = (
-        work.request(traced=True),
-        plain.but(activation_checkpointing="full"),
-    )
+    predicting = work.request(traced=True)
+    full = plain.but(activation_checkpointing="full")
     steps_s = predicting.predict(full)["step_s"]
     # Of 32 that fit.
     assert set(steps_s) == {
-        one.micro_batch_size for one in request.cells if one.kind == full
+        cell.micro_batch_size for cell in request.cells if cell.kind == full
     } - {33}
     assert all(seconds > 0 for seconds in steps_s.values())
     assert (
@@ -367,6 +381,11 @@ def test_the_largest_micro_batch_is_predicted_by_kind_and_none_where_nothing_can
     request.predict(plain.but(compile=True))
     assert set(traces) == {("none", False), ("none", True), ("full", False)}
     assert {trial.job for trial in work.machine.trials} == {"trace"}
+
+
+def test_untraceable_model_has_no_prediction(make):
+    work = make()
+    plain = work.request().cells[0].kind
     work.machine._simulate = lambda trial: Crashed(detail="no meta kernel")
     assert work.request(traced=True).predict(plain) == {"max": None}
     assert work.request(traced=False).predict is None

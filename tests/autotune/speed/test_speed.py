@@ -53,19 +53,19 @@ def work_of(**changes):
 
 
 def counted(work):
-    found = Counter()
+    counts = Counter()
     for kernel, count in work.kernels:
-        found[kernel.kind] += count
-    return found
+        counts[kernel.kind] += count
+    return counts
 
 
 def _launches(work):
     return sum(count for kernel, count in work.kernels if kernel.kind != "graph call")
 
 
-def test_a_traced_step_has_the_matmuls_and_attention_of_its_layers_with_their_flops():
+def test_traced_step_counts_matmuls():
     work = work_of(last_layer="dense", mlm_head="dense", compile=False)
-    tokens, of_layer = ROWS * WIDTH, 4 * HIDDEN**2 + 2 * HIDDEN * 4 * HIDDEN
+    tokens, layer_elements = ROWS * WIDTH, 4 * HIDDEN**2 + 2 * HIDDEN * 4 * HIDDEN
     head = HIDDEN**2 + HIDDEN * 1024  # the table has whole tiles
     matmuls = [
         (kernel, count) for kernel, count in work.kernels if kernel.kind == "matmul"
@@ -73,7 +73,7 @@ def test_a_traced_step_has_the_matmuls_and_attention_of_its_layers_with_their_fl
     # One for queries, keys and values.
     assert sum(count for _, count in matmuls) == 3 * (4 * LAYERS + 2)
     assert sum(kernel.flops * count for kernel, count in matmuls) == 6 * tokens * (
-        LAYERS * of_layer + head
+        LAYERS * layer_elements + head
     )
     attention = {
         kernel.name: (kernel.flops, count)
@@ -89,7 +89,7 @@ def test_a_traced_step_has_the_matmuls_and_attention_of_its_layers_with_their_fl
     assert StepWork.of(work.to_json()) == work
 
 
-def test_compiled_layers_launch_fewer_kernels_and_move_fewer_bytes_for_the_same_matmuls():
+def test_compiled_layers_launch_fewer_kernels():
     eager, compiled = work_of(compile=False), work_of()
     assert counted(eager)["matmul"] == counted(compiled)["matmul"]
     assert _launches(compiled) < _launches(eager)
@@ -100,9 +100,7 @@ def test_compiled_layers_launch_fewer_kernels_and_move_fewer_bytes_for_the_same_
     )
 
 
-def test_bias_gradients_are_summed_over_complete_rows_whether_they_are_cast_or_not(
-    monkeypatch,
-):
+def test_bias_gradients_cost_the_same_cast(monkeypatch):
     monkeypatch.setattr("trainer.model.precision._SIBLINGS", ())
     plain = work_of()
     monkeypatch.setattr(
@@ -112,13 +110,11 @@ def test_bias_gradients_are_summed_over_complete_rows_whether_they_are_cast_or_n
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
-def test_float8_matmuls_of_layers_run_at_the_float8_peak_and_their_casts_move_bytes(
-    torchao, recipe
-):
-    plain, found = work_of(compile=True), work_of(compile=True, float8=recipe)
+def test_float8_matmuls_are_faster(torchao, recipe):
+    plain, float8 = work_of(compile=True), work_of(compile=True, float8=recipe)
     bf16, fp8 = (
         {kernel: count for kernel, count in work.kernels if kernel.kind == "matmul"}
-        for work in (plain, found)
+        for work in (plain, float8)
     )
     layers = sum(count for kernel, count in fp8.items() if kernel.dtype == "fp8")
     # The last layer's queries; the head has two.
@@ -126,15 +122,15 @@ def test_float8_matmuls_of_layers_run_at_the_float8_peak_and_their_casts_move_by
     assert sum(kernel.flops * count for kernel, count in fp8.items()) == pytest.approx(
         sum(kernel.flops * count for kernel, count in bf16.items())
     )
-    assert found.bytes_of("copy") > plain.bytes_of("copy")
+    assert float8.bytes_of("copy") > plain.bytes_of("copy")
     rates = data_sheet_rates(H100)
     assert rates.matmul["fp8"].flops_per_s == 2 * rates.matmul["bf16"].flops_per_s
     assert "fp8" not in data_sheet_rates("NVIDIA A100-SXM4-80GB").matmul
-    times = [predict_speed(work, rates, config()).parts_s for work in (plain, found)]
+    times = [predict_speed(work, rates, config()).parts_s for work in (plain, float8)]
     assert times[1]["matmuls"] < times[0]["matmuls"]
 
 
-def test_each_cause_of_time_is_one_part_and_bounds_follow_the_range():
+def test_parts_add_up_to_the_step():
     work = work_of()
     speed = predict_speed(work, data_sheet_rates(H100), config(), 64.0)
     assert sum(speed.parts_s.values()) == pytest.approx(speed.step_s.value)
@@ -152,11 +148,11 @@ def test_each_cause_of_time_is_one_part_and_bounds_follow_the_range():
     assert max(speed.parts_s, key=speed.parts_s.get) == "host"
 
 
-def test_kernels_around_float8_matmuls_take_longer_than_their_bytes():
+def test_kernels_around_float8_take_longer():
     work, rates = work_of(), data_sheet_rates(H100)
     plain, narrow = (
-        predict_speed(work, rates, config(compile=True, float8=way)).parts_s
-        for way in ("none", "tensorwise")
+        predict_speed(work, rates, config(compile=True, float8=recipe)).parts_s
+        for recipe in ("none", "tensorwise")
     )
     assert narrow["memory-bound kernels"] == pytest.approx(
         decide.FLOAT8_SLOWER * plain["memory-bound kernels"]
@@ -171,7 +167,7 @@ def test_kernels_around_float8_matmuls_take_longer_than_their_bytes():
     ("tokens", "window", "keys"),
     [(1024, 64, 384.0), (1024, 200, 640.0), (256, 64, 256.0)],
 )
-def test_attention_in_a_window_computes_whole_tiles(tokens, window, keys):
+def test_windowed_attention_computes_whole_tiles(tokens, window, keys):
     parts = [
         torch.empty(tokens, 2, 64, dtype=torch.bfloat16, device="meta") for _ in "qkv"
     ]
@@ -184,18 +180,18 @@ def test_attention_in_a_window_computes_whole_tiles(tokens, window, keys):
     )
 
 
-def test_a_step_is_the_optimizer_and_its_micro_batches_which_take_as_long_as_between_traced_sizes():
+def test_step_time_is_interpolated_between_sizes():
     # Of two micro-batches.
-    moved = {rows: (Kernel("copy", moved_bytes=rows * 10**9), 2) for rows in (8, 24)}
+    moved = {size: (Kernel("copy", moved_bytes=size * 10**9), 2) for size in (8, 24)}
     update = Kernel("optimizer", moved_bytes=10**10)
     works = [
         StepWork(
-            micro_batch_size=rows,
-            padded_tokens=2 * rows * WIDTH,
+            micro_batch_size=size,
+            padded_tokens=2 * size * WIDTH,
             model_flops=1.0,
-            kernels=(one, (update, 1)),
+            kernels=(kernel, (update, 1)),
         )
-        for rows, one in moved.items()
+        for size, kernel in moved.items()
     ]
     rates = data_sheet_rates(H100).model_copy(
         update={"kernel_s": 0.0, "host_runs_ahead": False, "launch_s": 0.0}
@@ -203,8 +199,8 @@ def test_a_step_is_the_optimizer_and_its_micro_batches_which_take_as_long_as_bet
     of_sequence, of_update = (
         bytes_ / rates.passes["copy"][0].bytes_per_s for bytes_ in (10**9, 10**10)
     )
-    found = decide.predict_steps_s(works, rates, config(), [2, 16, 24], [1, 3, 0.5])
-    assert found == pytest.approx(
+    seconds = decide.predict_steps_s(works, rates, config(), [2, 16, 24], [1, 3, 0.5])
+    assert seconds == pytest.approx(
         [of_update + of_sequence * sequences for sequences in (2, 48, 12)]
     )
 
@@ -223,44 +219,51 @@ def test_a_step_is_the_optimizer_and_its_micro_batches_which_take_as_long_as_bet
         ),
         (Kernel("graph call"), 0.0),
     ],
+    ids=["copy", "matmul", "attention", "graph call"],
 )
-def test_a_kernel_takes_what_its_bytes_and_flops_need(kernel, seconds):
+def test_kernel_time_follows_bytes_with_flops(kernel, seconds):
     assert kernel_s(kernel, data_sheet_rates(H100)) == pytest.approx(seconds)
 
 
-def test_flash_attention_3_makes_attention_faster_where_it_runs():
-    ways = [
-        (work_of(attention=way), config(attention=way)) for way in ("varlen", "fa3")
+def test_fa3_is_faster_where_it_runs():
+    works = [
+        (work_of(attention=attention), config(attention=attention))
+        for attention in ("varlen", "fa3")
     ]
     for gpu, faster in ((H100, True), ("NVIDIA A100-SXM4-80GB", False)):
         slow, fast = (
-            predict_speed(work, data_sheet_rates(gpu), one).parts_s["attention"]
-            for work, one in ways
+            predict_speed(work, data_sheet_rates(gpu), settings).parts_s["attention"]
+            for work, settings in works
         )
         assert (fast < slow) == faster
 
 
-def test_matmul_rates_are_those_that_made_the_measurements():
+def test_recovers_matmul_rates():
     rng = np.random.default_rng(0)
     flops, moved = rng.uniform(1e9, 1e12, 40), rng.uniform(1e6, 1e9, 40)
-    found = fit_matmul_rates(flops, moved, flops / 5e14 + moved / 4e12 + 7e-6)
-    assert (found.flops_per_s, found.bytes_per_s, found.fixed_s) == pytest.approx(
+    rates = fit_matmul_rates(flops, moved, flops / 5e14 + moved / 4e12 + 7e-6)
+    assert (rates.flops_per_s, rates.bytes_per_s, rates.fixed_s) == pytest.approx(
         (5e14, 4e12, 7e-6)
     )
+
+
+def test_noise_gives_no_negative_rates():
+    rng = np.random.default_rng(0)
+    flops, moved = rng.uniform(1e9, 1e12, 40), rng.uniform(1e6, 1e9, 40)
     # Noise that asks for a negative term gets none.
     assert fit_matmul_rates(flops, moved, flops / 5e14 - 1e-7).fixed_s == 0.0
 
 
-def test_attention_rates_pass_through_both_measured_lengths():
-    found = decide.attention_rates((128, 512), (1e14, 2e14))
+def test_attention_rates_fit_both_lengths():
+    rates = decide.attention_rates((128, 512), (1e14, 2e14))
     for length, rate in ((128, 1e14), (512, 2e14)):
-        assert found.flops_per_s / (1 + found.half_tokens / length) == pytest.approx(
+        assert rates.flops_per_s / (1 + rates.half_tokens / length) == pytest.approx(
             rate
         )
     assert decide.attention_rates((128, 512), (3e14, 2e14)).half_tokens == 0.0
 
 
-def test_the_order_of_pairs_counts_only_those_that_differ():
+def test_rank_order_counts_only_differing_pairs():
     assert rank_order_share([3, 2, 1], [3.0, 2.0, 1.0], differ_share=0.1) == 1.0
     assert rank_order_share([1, 2, 3], [3.0, 2.0, 1.0], differ_share=0.1) == 0.0
     assert rank_order_share([2, 1], [1.0, 1.05], differ_share=0.1) == 1.0
@@ -278,9 +281,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)
 
 
-def test_a_machine_is_measured_written_and_read_again_and_damage_is_told(
-    tmp_path, monkeypatch
-):
+def test_measured_rates_are_read_again(tmp_path, monkeypatch):
     quick(monkeypatch)
     machine = FakeMachine(lambda trial: Measured(figures=job.run(trial.measured, {})))
     rates = measure_rates(machine, "cpu", "AMD EPYC", when_utc="2026-11-26T00:00:00Z")
@@ -294,14 +295,22 @@ def test_a_machine_is_measured_written_and_read_again_and_damage_is_told(
             work_of(device="cpu", precision="fp32"), rates, config()
         ).step_s.value
     )
+
+
+def test_damaged_rates_file_is_named(tmp_path):
+    rates = data_sheet_rates(H100)
+    path = write_rates(rates.model_copy(update={"device": "AMD EPYC"}), tmp_path)
     path.write_text(path.read_text().replace('"launch_s"', '"lunch_s"', 1))
     with pytest.raises(BadConfig, match="lunch_s"):
         known_rates("AMD EPYC", tmp_path)
 
 
-def test_an_unknown_machine_has_no_constants_and_a_failed_measurement_is_told(tmp_path):
+def test_unknown_machine_has_no_rates(tmp_path):
     assert known_rates("AMD EPYC", tmp_path) is None
     assert isinstance(known_rates(H100, tmp_path), MachineRates)
+
+
+def test_failed_measurement_is_an_error():
     busy = FakeMachine(lambda _: Measured(figures={"spread": 1.9}))
     with pytest.raises(Undecided, match=r"1\.9 times"):
         measure_rates(busy, "cpu", "AMD EPYC", when_utc="2026")
@@ -314,7 +323,7 @@ def test_an_unknown_machine_has_no_constants_and_a_failed_measurement_is_told(tm
         )
 
 
-def test_work_counts_bytes_once_for_each_tensor_and_none_for_views():
+def test_counts_bytes_once_for_each_tensor():
     from autotune.speed.jobs.measure_rates import _Counting
 
     value = torch.zeros(64, 32)

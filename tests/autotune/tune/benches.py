@@ -1,4 +1,4 @@
-"""Benches whose trials are computed, for tests of stages."""
+"""Benches whose trials are computed, for tests of phases."""
 
 from dataclasses import replace
 from pathlib import Path

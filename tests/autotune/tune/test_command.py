@@ -20,8 +20,8 @@ TUNE = [
 ]
 
 
-class Told:
-    """A tuning that only notes what it was asked, and answers what it is told to."""
+class RecordedTuning:
+    """A tuning that only records its request, and returns a prepared result."""
 
     def __init__(self, place):
         (place / "p").mkdir()
@@ -50,10 +50,13 @@ class Told:
             seconds_in_children=9.0,
             next_steps=("autotune advise p/tiny-cpu.toml",),
         )
-        self.failed, self.error, self.has_saved, self.asked = [], None, True, None
+        self.failed = []
+        self.error = None
+        self.has_saved = True
+        self.request = None
 
     def __call__(self, *, request):
-        self.asked = request
+        self.request = request
         return self
 
     def run(self):
@@ -63,19 +66,19 @@ class Told:
 
 
 @pytest.fixture
-def told(here, monkeypatch):
+def tuning(here, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    found = Told(here)
-    monkeypatch.setattr(pipeline, "Tuning", found)
-    return found
+    recorded = RecordedTuning(here)
+    monkeypatch.setattr(pipeline, "Tuning", recorded)
+    return recorded
 
 
 @pytest.fixture
-def call(told, says):
+def call(tuning, says):
     return lambda *words, code=0: says(*TUNE, *words, code=code)
 
 
-def test_what_was_asked_reaches_the_tuning(told, call):
+def test_options_reach_the_request(tuning, call):
     words = [
         "--seq-length",
         "128",
@@ -105,15 +108,15 @@ def test_what_was_asked_reaches_the_tuning(told, call):
         "7min",
     ]
     call(*words)
-    asked, probe = told.asked, told.asked.probes[1]
-    assert asked.models == ["bert-mini", "bert-small"]
-    assert (asked.device, asked.minutes, asked.nodes, asked.window_s) == (
+    request, probe = tuning.request, tuning.request.probes[1]
+    assert request.models == ["bert-mini", "bert-small"]
+    assert (request.device, request.minutes, request.nodes, request.window_s) == (
         "cpu",
         7.0,
         4,
         0.5,
     )
-    assert (str(probe.data), str(asked.out), str(probe.reports)) == (
+    assert (str(probe.data), str(request.out), str(probe.reports)) == (
         "data",
         "here",
         "there",
@@ -135,13 +138,11 @@ def test_what_was_asked_reaches_the_tuning(told, call):
     assert (probe.traced, probe.accumulate) == (True, True)
 
 
-def test_by_default_every_stage_is_done_but_exploring_and_others_can_be_left_out(
-    told, call
-):
+def test_skips_only_exploration_by_default(tuning, call):
     call()
-    assert told.asked.skip == {"explore"}
+    assert tuning.request.skip == {"explore"}
     call("--explore")
-    assert told.asked.skip == frozenset()
+    assert tuning.request.skip == frozenset()
     left_out = [
         "estimate",
         "probe",
@@ -152,7 +153,7 @@ def test_by_default_every_stage_is_done_but_exploring_and_others_can_be_left_out
         "report",
     ]
     call(*(word for name in left_out for word in ("--skip", name)))
-    assert told.asked.skip == {
+    assert tuning.request.skip == {
         "estimate",
         "probe",
         "explore",
@@ -161,54 +162,57 @@ def test_by_default_every_stage_is_done_but_exploring_and_others_can_be_left_out
         "baseline",
         "report",
     }
-    probe = told.asked.probes[0]
+    probe = tuning.request.probes[0]
     assert (probe.traced, probe.accumulate) == (False, False)
 
 
-def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(
-    told, says, call
-):
+def test_time_limit_is_per_model(tuning, says, call):
     def minutes(*words):
         call(*words)
-        return told.asked.minutes
+        return tuning.request.minutes
 
     assert minutes("--explore") > minutes()
     assert minutes("--explore", "--time-limit", "3min") == 3
     plain = minutes()
     says("tune", "--model", "bert-mini", "--data", "data")
-    assert told.asked.minutes == plain / 2
+    assert tuning.request.minutes == plain / 2
 
 
-def test_the_answer_is_a_table_and_what_is_next_or_one_json_object(call):
+def test_prints_a_table(call):
     out = call()
     assert out.startswith("model")
     assert "not done: probe of bert-small: not even one row fits" in out
     assert out.rstrip().endswith("next: autotune advise p/tiny-cpu.toml")
-    found = json.loads(call("--json"))
-    assert (found["profiles"], found["report"]) == (
+
+
+def test_json_lists_every_phase(call):
+    printed = json.loads(call("--json"))
+    assert (printed["profiles"], printed["report"]) == (
         ["p/tiny-cpu.toml"],
         "r/report.html",
     )
-    assert [(one["name"], one["model"], one["status"]) for one in found["stages"]] == [
+    assert [
+        (phase["name"], phase["model"], phase["status"]) for phase in printed["stages"]
+    ] == [
         ("probe", "bert-mini", "done"),
         ("baseline", "bert-mini", "done"),
         ("probe", "bert-small", "failed"),
     ]
-    assert (found["seconds"], found["seconds_in_children"]) == (9.5, 9.0)
+    assert (printed["seconds"], printed["seconds_in_children"]) == (9.5, 9.0)
 
 
-def test_a_model_that_failed_gives_its_exit_code_after_the_answer(told, capsys):
-    told.failed = [ExceedsMemory("not even one row fits", next_step="Raise --memory.")]
+def test_failed_model_gives_its_exit_code(tuning, capsys):
+    tuning.failed = [
+        ExceedsMemory("not even one row fits", next_step="Raise --memory.")
+    ]
     assert run(TUNE) == 4
     captured = capsys.readouterr()
     assert "profile: p/tiny-cpu.toml" in captured.out
     assert "error: not even one row fits\n  next: Raise --memory." in captured.err
 
 
-def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(
-    told, call, monkeypatch
-):
-    told.error = BadInput(
+def test_ended_tuning_says_how_to_resume(tuning, call, monkeypatch):
+    tuning.error = BadInput(
         "cannot write reports: No space left on device", next_step="Free space."
     )
     err = call("--out", "my profiles", code=3)
@@ -219,26 +223,22 @@ def test_what_ends_the_tuning_says_how_to_go_on_once_anything_is_saved(
     assert "Free space." in err
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert "--memory 1GiB --slurm\n" in call(code=3)  # it is to be submitted again
-    told.has_saved = False
+    tuning.has_saved = False
     assert "to go on from here" not in call(code=3)
-    told.error = KeyboardInterrupt()
+    tuning.error = KeyboardInterrupt()
     assert "run the same command again" in call(code=130)
 
 
-def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(
-    told, call, says
-):
+def test_rejects_unknown_model_or_phase(tuning, call, says):
     assert "wokers" in call("--skip", "wokers", code=2)
     assert "bert-mini" in says("tune", "--model", "bert-mni", "--data", "data", code=3)
     assert "Write --memory 94GB" in says(
         "tune", "--model", "bert-mini", "--data", "data", "--memory", "94", code=2
     )
-    assert told.asked is None
+    assert tuning.request is None
 
 
-def test_all_models_are_one_job_and_for_several_nodes_a_second_one_measures_two_of_them(
-    told, call
-):
+def test_all_models_are_one_job(tuning, call):
     first, second = call(
         "--nodes", "4", "--time-limit", "22min", "--slurm", "--dry-run"
     ).split("\n\n#!/bin/bash")
@@ -257,28 +257,26 @@ def test_all_models_are_one_job_and_for_several_nodes_a_second_one_measures_two_
         " --trial-timeout 600s"
     )
     assert words in second
-    assert told.asked is None
+    assert tuning.request is None
 
 
-def test_a_job_leaves_what_it_found_to_the_second_one(
-    told, monkeypatch, tmp_path, call, says
-):
+def test_job_leaves_its_result_to_the_next(tuning, monkeypatch, tmp_path, call, says):
     call("--nodes", "2")
     # Outside of a job there is no second one.
     assert not (tmp_path / "reports").exists()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     call("--nodes", "2")
-    left = json.loads((tmp_path / "reports" / "jobs" / "tune-7.json").read_text())
-    assert left == {
+    written = json.loads((tmp_path / "reports" / "jobs" / "tune-7.json").read_text())
+    assert written == {
         "profiles": ["p/tiny-cpu.toml"],
         "report": "r/report.html",
         "with_baseline": True,
     }
-    asked = []
+    requests = []
 
     def measure(found_by, request):
-        asked.append((str(found_by), request.minutes, request.trial_timeout_s))
-        return told.result
+        requests.append((str(found_by), request.minutes, request.trial_timeout_s))
+        return tuning.result
 
     monkeypatch.setattr(pipeline, "measure_between_nodes", measure)
     command = [
@@ -292,4 +290,4 @@ def test_a_job_leaves_what_it_found_to_the_second_one(
     assert "profile: p/tiny-cpu.toml" in says(
         *command, "--trial-timeout", "60s", "--reports", "reports"
     )
-    assert asked == [("reports/jobs/tune-7.json", 4.7, 60.0)]
+    assert requests == [("reports/jobs/tune-7.json", 4.7, 60.0)]

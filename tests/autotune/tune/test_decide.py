@@ -27,53 +27,50 @@ def stages_of(*names, model="a", **values):
 
 
 @given(st.lists(NAMED, min_size=1, max_size=10), st.floats(0, 7200))
-def test_stages_that_take_their_shares_take_no_more_than_is_left(names, budget_s):
-    stages, left = stages_of(*names), budget_s
+def test_shares_fit_in_the_budget(names, budget_s):
+    stages, remaining_s = stages_of(*names), budget_s
     for stage in stages:
-        share = share_s(stages, stage, left)
+        share = share_s(stages, stage, remaining_s)
         stage.seconds = USUAL_S[stage.name] if share is None else share
         stage.status = "done"
-        left -= stage.seconds
+        remaining_s -= stage.seconds
     fixed_s = sum(USUAL_S.get(name, 0.0) for name in names)
-    assert left >= -1e-6 - (fixed_s if budget_s < fixed_s else 0)
+    assert remaining_s >= -1e-6 - (fixed_s if budget_s < fixed_s else 0)
 
 
 @given(STAGES, LEFT, st.floats(0, 3600))
-def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_nothing(
-    stages, left, more
-):
+def test_more_time_gives_larger_shares(stages, remaining_s, more):
     stages[0].status = "waiting"
     less, share = (
-        share_s(stages, stages[0], seconds) for seconds in (left, left + more)
+        share_s(stages, stages[0], seconds)
+        for seconds in (remaining_s, remaining_s + more)
     )
     assert (less is None) == (share is None) == (stages[0].name not in BUDGET_WEIGHTS)
     assert less is None or 0 <= less <= share
-    assert left_s(stages, left) >= 0
-    for one in stages:
-        one.status = "done"
-    assert left_s(stages, left) == 0
+    assert left_s(stages, remaining_s) >= 0
+    for stage in stages:
+        stage.status = "done"
+    assert left_s(stages, remaining_s) == 0
 
 
 @given(STAGES, LEFT)
-def test_those_that_still_wait_share_with_a_stage_and_those_that_are_over_do_not(
-    stages, left
-):
+def test_waiting_phases_share_the_time(stages, remaining_s):
     (workers,) = stages_of("workers")
-    before = share_s([workers, *stages], workers, left)
-    for one in stages:
-        one.status = "skipped"
-    after = share_s([workers, *stages], workers, left)
+    before = share_s([workers, *stages], workers, remaining_s)
+    for stage in stages:
+        stage.status = "skipped"
+    after = share_s([workers, *stages], workers, remaining_s)
     assert before <= after + 1e-9
-    assert after == pytest.approx(max(0.0, left))
+    assert after == pytest.approx(max(0.0, remaining_s))
 
 
-def test_shares_go_by_weight_beside_what_others_usually_take():
+def test_shares_follow_weights():
     stages = stages_of("explore", "workers", "network", "baseline", "report")
-    left = 110 + USUAL_S["report"]
-    assert [share_s(stages, stages[place], left) for place in (0, 3)] == pytest.approx(
-        [40, 10]
-    )
-    assert left_s(stages, left) == pytest.approx(left)
+    remaining_s = 110 + USUAL_S["report"]
+    assert [
+        share_s(stages, stages[index], remaining_s) for index in (0, 3)
+    ] == pytest.approx([40, 10])
+    assert left_s(stages, remaining_s) == pytest.approx(remaining_s)
     stages = [
         *stages_of("probe", status="done", seconds=300.0),
         *stages_of("workers"),
@@ -83,19 +80,18 @@ def test_shares_go_by_weight_beside_what_others_usually_take():
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "expected_s"),
+    ("name", "progress", "expected_s"),
     [
         ("probe", {"done": 4, "expected": 12}, 40.0),
         ("probe", {"done": 4}, USUAL_S["probe"] - 20.0),
         ("workers", {"done": 1, "expected": 100, "budget_s": 60.0}, 40.0),
         ("workers", {"done": 90, "expected": 100, "budget_s": 60.0}, 20.0 / 90 * 10),
     ],
+    ids=["probe", "probe of unknown length", "workers", "workers near their budget"],
 )
-def test_a_stage_takes_as_long_as_its_trials_tell_no_longer_than_its_budget_and_its_least_trials_at_least(
-    name, told, expected_s
-):
+def test_estimate_follows_finished_trials(name, progress, expected_s):
     assert left_s(
-        stages_of(name, status="running", seconds=20.0, **told), 600.0
+        stages_of(name, status="running", seconds=20.0, **progress), 600.0
     ) == pytest.approx(expected_s)
     expected = {
         "baseline": LEAST_WINDOWS["baseline"] * 5.0,

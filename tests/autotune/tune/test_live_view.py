@@ -28,9 +28,7 @@ def keeps_up(rate):
     )
 
 
-def test_a_stage_takes_the_time_from_its_beginning_to_its_end_and_without_a_turn_none(
-    view,
-):
+def test_phase_takes_its_elapsed_time(view):
     probe, workers = view.planned
     view.begin(probe)
     assert probe.status == "running"
@@ -43,9 +41,7 @@ def test_a_stage_takes_the_time_from_its_beginning_to_its_end_and_without_a_turn
     assert (probe.seconds, workers.seconds, view.elapsed_s) == (65.0, 0.0, 65.0)
 
 
-def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_of_its_own_turn(
-    view, capsys
-):
+def test_prints_lines_without_a_terminal(view, capsys):
     probe, workers = view.planned
     with view.open():
         view.begin(probe)
@@ -71,9 +67,7 @@ def test_what_a_stage_tells_is_shown_by_line_without_a_terminal_and_the_best_is_
     assert probe.best.startswith("9,000 ")
 
 
-def test_on_a_terminal_the_table_is_live_and_ends_whatever_ends_the_tuning(
-    view, monkeypatch, capsys
-):
+def test_table_ends_with_the_tuning(view, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(
         live_view.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24))

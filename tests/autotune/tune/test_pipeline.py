@@ -37,6 +37,7 @@ TOOK_S = {
     "baseline": 10.0,
 }
 SERVER_S, RANKS_S = 120.0, 15.0
+UNPROBED = frozenset({"estimate", "probe", "explore"})
 
 
 def left_at(path, model):
@@ -47,44 +48,45 @@ def left_at(path, model):
 
 
 class Stages:
-    """The stage functions of a tuning, which only note how they were called, and take
-    their time."""
+    """The functions of a tuning's phases, which only record calls and take time."""
 
-    def __init__(self, place):
-        self.clock, self.calls, self.minutes, self.errors, self.local_ranks = (
-            FakeClock(),
-            [],
-            {},
-            {},
-            1,
-        )
-        self.traced, self.expected, self.benches = [], None, 0
+    def __init__(self, directory):
+        self.clock = FakeClock()
+        self.calls = []
+        self.minutes = {}
+        self.errors = {}
+        self.local_ranks = 1
+        self.traced = []
+        self.expected = None
+        self.benches = 0
         models = [
             ModelSettings(name=name, config={"model_type": "bert"})
             for name in ("a", "b")
         ]
-        configs = [requested_config(one, seq_length_tokens=128) for one in models]
+        configs = [requested_config(model, seq_length_tokens=128) for model in models]
         probes = tuple(
-            ProbeRequest(config=one, data=place / "data", reports=place / "r")
-            for one in configs
+            ProbeRequest(
+                config=config, data=directory / "data", reports=directory / "r"
+            )
+            for config in configs
         )
-        self.asked = TuneRequest(
+        self.request = TuneRequest(
             probes=probes,
-            out=place / "p",
+            out=directory / "p",
             device="cpu",
             minutes=20.0,
             skip=frozenset({"explore"}),
         )
 
     def run(self, **changes):
-        self.tuning = Tuning(request=replace(self.asked, **changes), clock=self.clock)
+        self.tuning = Tuning(request=replace(self.request, **changes), clock=self.clock)
         return self.tuning, self.tuning.run()
 
-    def does(self, stage, model, asked=None):
+    def does(self, stage, model, request=None):
         self.calls.append((stage, model))
-        if asked is not None:
-            self.minutes[stage, model] = asked.minutes
-            self.ends_s = asked.ends_s
+        if request is not None:
+            self.minutes[stage, model] = request.minutes
+            self.ends_s = request.ends_s
         self.clock.sleep(TOOK_S.get(stage, 0.0))
         if error := self.errors.get((stage, model)):
             raise error
@@ -115,28 +117,29 @@ class Stages:
             previous=None,
         )
 
-    def explore_settings(self, bench, stored, probe, asked):
-        self.does("explore", stored.profile.train.model.name, asked)
+    def explore_settings(self, bench, stored, probe, request):
+        self.does("explore", stored.profile.train.model.name, request)
         return SimpleNamespace(choice="nothing is faster")
 
-    def count_workers(self, bench, stored, asked):
-        self.does("workers", stored.profile.train.model.name, asked)
+    def count_workers(self, bench, stored, request):
+        self.does("workers", stored.profile.train.model.name, request)
         return stored.profile.evidence.workers
 
-    def tune_network(self, stored, asked, nodes, display=None):
-        self.nodes, name = nodes, stored.profile.train.model.name
-        self.does("network", name, asked)
+    def tune_network(self, stored, request, nodes, display=None):
+        self.nodes = nodes
+        name = stored.profile.train.model.name
+        self.does("network", name, request)
         # With the exchange that was chosen.
         chosen = but(stored.profile, train={"micro_batch_size": 1})
         stored.path.write_text(profile_to_toml(chosen))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
-    def compare_recipes(self, bench, stored, asked):
+    def compare_recipes(self, bench, stored, request):
         name = stored.profile.train.model.name
         assert stored.profile.train.micro_batch_size == (
             1 if ("network", name) in self.calls else 2
         )
-        self.does("baseline", name, asked)
+        self.does("baseline", name, request)
         return worth(example_profile()).evidence.baseline
 
     def build_report(self, profiles, reports, out, *, data):
@@ -156,7 +159,7 @@ class Stages:
 
 @pytest.fixture
 def stages(monkeypatch, tmp_path):
-    found = Stages(tmp_path)
+    recorded = Stages(tmp_path)
     for name in (
         "prepare",
         "probe_one",
@@ -167,22 +170,22 @@ def stages(monkeypatch, tmp_path):
         "build_report",
         "open_session",
     ):
-        monkeypatch.setattr(pipeline, name, getattr(found, name))
+        monkeypatch.setattr(pipeline, name, getattr(recorded, name))
     monkeypatch.setattr(pipeline, "nodes_here", lambda: 1)
-    return found
+    return recorded
 
 
 def stage_of(result, name, model="a"):
-    return next(one for one in result.stages if (one.name, one.model) == (name, model))
+    return next(
+        stage for stage in result.stages if (stage.name, stage.model) == (name, model)
+    )
 
 
-def told(result, name, model="a"):
+def summary_of(result, name, model="a"):
     return stage_of(result, name, model).summary
 
 
-def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_told(
-    stages,
-):
+def test_probes_all_models_before_the_rest(stages):
     stages.local_ranks = 2
     _, result = stages.run(skip=frozenset())
     rest = ["explore", "workers", "network", "baseline"]
@@ -194,15 +197,17 @@ def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_to
         ("report", ""),
     ]
     assert stages.benches == 1  # one trial server for everything
-    assert [one.status for one in result.stages] == ["done"] * 13
+    assert [stage.status for stage in result.stages] == ["done"] * 13
     assert stages.reported == ["a-cpu", "b-cpu"]
     assert [path.rpartition("/")[2] for path in result.profiles] == [
         "a-cpu.toml",
         "b-cpu.toml",
     ]
     assert result.report.endswith("r/a-cpu/report.html")
-    assert told(result, "baseline").startswith("tuned vs paper: 2.00")
-    assert {name: told(result, name) for name in ("estimate", "probe", "workers")} == {
+    assert summary_of(result, "baseline").startswith("tuned vs paper: 2.00")
+    assert {
+        name: summary_of(result, name) for name in ("estimate", "probe", "workers")
+    } == {
         "estimate": "left out by --skip",
         "probe": "2 sequences fit, 3 run out of memory; global batch of 256 = 128 x 2",
         "workers": "1 DataLoader workers: so",
@@ -214,66 +219,65 @@ def test_what_fits_is_found_of_all_models_before_the_rest_of_each_and_that_is_to
     )
 
 
-def test_stages_that_are_left_out_say_why_and_without_probing_it_goes_on_from_the_profile_if_there_is_one(
-    stages,
-):
-    unprobed = frozenset({"estimate", "probe", "explore"})
-    with pytest.raises(TrainerError, match="a-cpu"):
-        stages.run(skip=unprobed)
-    stages.calls.clear()
+def test_skipped_phases_say_why(stages):
     _, result = stages.run(skip=frozenset({"explore", "workers", "report"}))
     assert {("workers", "a"), ("report", "")}.isdisjoint(stages.calls)
-    assert (stage_of(result, "workers").status, told(result, "workers")) == (
+    assert (stage_of(result, "workers").status, summary_of(result, "workers")) == (
         "skipped",
         "left out by --skip",
     )
-    assert told(result, "explore") == "requires --explore"
-    assert (told(result, "network"), result.report) == (
+    assert summary_of(result, "explore") == "requires --explore"
+    assert (summary_of(result, "network"), result.report) == (
         "requires at least 2 ranks",
         None,
     )
+
+
+def test_unprobed_model_requires_a_profile(stages):
+    with pytest.raises(TrainerError, match="a-cpu"):
+        stages.run(skip=UNPROBED)
+
+
+def test_continues_from_profiles_without_probing(stages):
+    stages.run(skip=frozenset({"explore", "workers", "report"}))
     stages.calls.clear()
-    _, result = stages.run(skip=unprobed)
+    _, result = stages.run(skip=UNPROBED)
     assert stages.calls[0] == ("workers", "a")
     assert len(result.profiles) == 2
 
 
 @pytest.mark.parametrize(
-    ("ranks", "asked", "here", "measured"),
+    ("ranks", "nodes", "job_nodes", "measured"),
     [(2, 1, 1, 1), (1, 4, 2, 2), (1, 4, 1, None)],
 )
-def test_the_network_is_measured_where_there_are_several_ranks(
-    stages, monkeypatch, ranks, asked, here, measured
+def test_measures_network_of_several_ranks(
+    stages, monkeypatch, ranks, nodes, job_nodes, measured
 ):
     stages.local_ranks, stages.nodes = ranks, None
-    monkeypatch.setattr(pipeline, "nodes_here", lambda: here)
-    stages.run(nodes=asked)
+    monkeypatch.setattr(pipeline, "nodes_here", lambda: job_nodes)
+    stages.run(nodes=nodes)
     assert (("network", "a") in stages.calls, stages.nodes) == (
         measured is not None,
         measured,
     )
 
 
-def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_traced_is_probed(
-    stages,
-):
+def test_prediction_reaches_the_probe(stages):
     stages.expected = SimpleNamespace(usual="usual")
     stages.errors["estimate", "a"] = CannotTrace("no meta kernel", next_step="none")
     _, result = stages.run()
-    assert (stage_of(result, "estimate").status, told(result, "estimate")) == (
+    assert (stage_of(result, "estimate").status, summary_of(result, "estimate")) == (
         "done",
         "no meta kernel",
     )
     assert (
-        told(result, "estimate", "b")
+        summary_of(result, "estimate", "b")
         == "20 sequences of 128 tokens predicted to fit 1 GiB"
     )
     assert stages.traced == [None, SimpleNamespace(of="b", max_micro_batch_size=20)]
 
 
-def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_other_one(
-    stages,
-):
+def test_failed_phase_leaves_the_others(stages):
     stages.errors["workers", "a"] = Undecided(
         "the window crashed", next_step="Mend that."
     )
@@ -286,23 +290,28 @@ def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_
         2,
         ["the window crashed"],
     )
+
+
+def test_phase_without_time_is_skipped(stages):
     stages.errors["workers", "a"] = OutOfTime("3 s are left", next_step="Run it again.")
     tuning, result = stages.run()  # is as one that had no time to begin
-    assert (stage_of(result, "workers").status, told(result, "workers")) == (
+    assert (stage_of(result, "workers").status, summary_of(result, "workers")) == (
         "skipped",
         "3 s are left",
     )
     assert (stage_of(result, "baseline").status, tuning.failed) == ("done", [])
-    stages.calls.clear()
+
+
+def test_model_that_does_not_fit_is_left_out(stages):
     stages.errors["probe", "a"] = ExceedsMemory(
         "not even one row fits\nat all", next_step="Raise --memory."
     )
     tuning, result = stages.run()
-    assert (stage_of(result, "probe").status, told(result, "probe")) == (
+    assert (stage_of(result, "probe").status, summary_of(result, "probe")) == (
         "failed",
         "not even one row fits",
     )
-    assert told(result, "workers") == "requires a probed micro-batch"
+    assert summary_of(result, "workers") == "requires a probed micro-batch"
     assert [call for call in stages.calls if call[1] == "b"] == [
         ("probe", "b"),
         ("workers", "b"),
@@ -325,8 +334,9 @@ def test_a_stage_that_fails_leaves_the_others_and_a_model_that_does_not_fit_the_
         (KeyboardInterrupt(), "interrupted; its finished trials are kept"),
         (ValueError(), "ValueError"),
     ],
+    ids=["bad input", "interrupt", "bug"],
 )
-def test_what_concerns_all_models_ends_the_tuning(stages, capsys, error, words):
+def test_common_error_ends_the_tuning(stages, capsys, error, words):
     stages.errors["workers", "a"] = error
     with pytest.raises(type(error)):
         stages.run()
@@ -336,15 +346,13 @@ def test_what_concerns_all_models_ends_the_tuning(stages, capsys, error, words):
     assert f"workers a: failed: {words}" in capsys.readouterr().err
 
 
-def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts(
-    stages, tmp_path
-):
+def test_models_require_different_profiles(stages, tmp_path):
     with pytest.raises(UsageError, match="names one file for 2 models"):
         stages.run(out=tmp_path / "one.toml")
     assert stages.benches == 0
 
 
-def test_stages_share_what_is_left_of_the_time(stages):
+def test_phases_share_the_remaining_time(stages):
     stages.run()
     # Of all, however late.
     assert stages.ends_s == pytest.approx(
@@ -352,32 +360,36 @@ def test_stages_share_what_is_left_of_the_time(stages):
     )
     # Workers and baseline of a, and then of b.
     shares = [60 * minutes for minutes in stages.minutes.values()]
-    left = 20 * 60 - 2 * TOOK_S["probe"] - USUAL_S["report"]
+    remaining_s = 20 * 60 - 2 * TOOK_S["probe"] - USUAL_S["report"]
     # Workers have a weight of 3, what settings are worth one of 1, and what is left out
     # none.
-    assert shares[:2] == pytest.approx([left * 3 / 8, (left - TOOK_S["workers"]) / 5])
-    left -= TOOK_S["workers"] + TOOK_S["baseline"]
-    assert shares[2:] == pytest.approx([left * 3 / 4, left - TOOK_S["workers"]])
+    assert shares[:2] == pytest.approx(
+        [remaining_s * 3 / 8, (remaining_s - TOOK_S["workers"]) / 5]
+    )
+    remaining_s -= TOOK_S["workers"] + TOOK_S["baseline"]
+    assert shares[2:] == pytest.approx(
+        [remaining_s * 3 / 4, remaining_s - TOOK_S["workers"]]
+    )
 
 
-def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(
-    stages, capsys
-):
+def test_phases_without_time_are_skipped(stages, capsys):
     tuning, result = stages.run(minutes=3.0)
-    said = capsys.readouterr().err
-    assert "tune: takes at least" in said
+    messages = capsys.readouterr().err
+    assert "tune: takes at least" in messages
     assert (
-        "warning: --time-limit 3min is shorter: phases without time are skipped" in said
+        "warning: --time-limit 3min is shorter: phases without time are skipped"
+        in messages
     )
     assert stage_of(result, "workers").status == "done"
-    for stage in (
-        stage_of(result, *one)
-        for one in (("baseline", "a"), ("workers", "b"), ("baseline", "b"))
-    ):
+    for name, model in (("baseline", "a"), ("workers", "b"), ("baseline", "b")):
+        stage = stage_of(result, name, model)
         assert stage.status == "skipped"
         assert "of --time-limit 3min are left" in stage.summary
     assert tuning.view.elapsed_s <= 1.2 * 180
     assert result.report is not None
+
+
+def test_phase_gets_its_least_time(stages):
     # What a stage takes at least it may take, even if its share is less.
     stages.run(minutes=3.5)
     assert stages.minutes["workers", "a"] * 60 == pytest.approx(
@@ -385,52 +397,53 @@ def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(
     )
 
 
-def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_path):
+def test_next_steps_depend_on_nodes(tmp_path):
     path = tmp_path / "my profile.toml"
     path.write_text(profile_to_toml(example_profile()))
-    one, many = (
+    steps_of_one_node, steps_of_four_nodes = (
         pipeline.next_steps([path], nodes=1),
         pipeline.next_steps([path], nodes=4),
     )
-    assert (one[0], one[-1]) == (
+    assert (steps_of_one_node[0], steps_of_one_node[-1]) == (
         f"autotune advise '{path}'",
         f"autotune train '{path}'",
     )
-    assert [step.split()[1] for step in many] == [
+    assert [step.split()[1] for step in steps_of_four_nodes] == [
         "advise",
         "profile",
         "network",
         "plan",
         "train",
     ]
-    assert "the network between nodes was not measured" in many[2]
+    assert "the network between nodes was not measured" in steps_of_four_nodes[2]
 
 
 @pytest.mark.parametrize(
-    ("minutes", "told", "calls"),
+    ("minutes", "changes", "calls"),
     [
         (10.0, {}, ["network a", "baseline a", "network b", "baseline b", "report "]),
         (1.0, {"with_baseline": False, "report": None}, ["network a", "network b"]),
         (1.0, {"report": None}, ["network a", "baseline a", "network b", "baseline b"]),
     ],
+    ids=["all", "network only", "with baseline"],
 )
-def test_between_nodes_the_network_is_measured_then_the_rest(
-    stages, monkeypatch, tmp_path, minutes, told, calls
+def test_job_between_nodes_measures_the_network(
+    stages, monkeypatch, tmp_path, minutes, changes, calls
 ):
     monkeypatch.setattr(pipeline, "nodes_here", lambda: 2)
     monkeypatch.setattr(pipeline, "SystemClock", lambda: stages.clock)
     paths = [
         tmp_path / "p" / f"{probe.config.model.name}-cpu.toml"
-        for probe in stages.asked.probes
+        for probe in stages.request.probes
     ]
-    for path, probe in zip(paths, stages.asked.probes, strict=True):
+    for path, probe in zip(paths, stages.request.probes, strict=True):
         left_at(path, probe.config.model)
-    found = {
+    written = {
         "profiles": list(map(str, paths)),
         "report": "r/report.html",
         "with_baseline": True,
-    } | told
-    (tmp_path / "tune-7.json").write_text(json.dumps(found))
+    } | changes
+    (tmp_path / "tune-7.json").write_text(json.dumps(written))
     request = SweepRequest(
         data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes
     )
@@ -441,7 +454,10 @@ def test_between_nodes_the_network_is_measured_then_the_rest(
         None,
         min(BASELINE_MINUTES, minutes),
     )
-    assert (result.profiles, result.report) == (tuple(map(str, paths)), found["report"])
+    assert (result.profiles, result.report) == (
+        tuple(map(str, paths)),
+        written["report"],
+    )
     took_s = {
         "network": (20.0, RANKS_S),
         "baseline": (10.0, SERVER_S),

@@ -45,7 +45,7 @@ def stages():
     ]
 
 
-def test_every_stage_has_its_line_with_what_it_came_to_or_does():
+def test_every_phase_has_its_line():
     first, *lines = stages_text(
         stages(), seconds=71.0, left_s=100.0, width=120
     ).splitlines()
@@ -68,6 +68,9 @@ def test_every_stage_has_its_line_with_what_it_came_to_or_does():
     assert lines[3].endswith("skipped: requires at least 2 ranks")
     assert lines[4].endswith("failed: the window crashed")
     assert lines[5].endswith("waiting")
+
+
+def test_lines_fit_narrow_terminals():
     for narrow in (1, 20, 60):
         lines = stages_text(
             stages(), seconds=71.0, left_s=100.0, width=narrow
@@ -75,7 +78,10 @@ def test_every_stage_has_its_line_with_what_it_came_to_or_does():
         assert len(lines) == 7
         assert all(len(line) <= narrow for line in lines)
     assert stages_text(
-        [one for one in stages() if one.over], seconds=71.0, left_s=100.0, width=120
+        [stage for stage in stages() if stage.over],
+        seconds=71.0,
+        left_s=100.0,
+        width=120,
     ).startswith("tune: 3 of 3 phases, 1 min 11 s elapsed\n")
     assert (
         stage_words(Stage(name="probe", model="m", status="running", note="m: 8 rows"))
@@ -126,8 +132,9 @@ def keeps_up(rate, label, *, cached=False, **more):
             "4,400 tokens/s (16 packed sequences, bf16)",
         ),
     ],
+    ids=["no trials", "out of memory", "sweep", "exploration"],
 )
-def test_the_best_so_far_is_of_trials_that_say_so(trials, words):
+def test_best_so_far_is_a_real_rate(trials, words):
     assert best_words(trials) == words
 
 
@@ -160,7 +167,7 @@ def worth(profile):
     return but(profile, evidence={"baseline": baseline})
 
 
-def test_each_model_has_its_row_and_what_is_next_stands_last():
+def test_each_model_has_its_row():
     head, row, _, note, *rest = tuning_text(
         result(), [worth(example_profile())]
     ).splitlines()
@@ -193,7 +200,7 @@ def test_each_model_has_its_row_and_what_is_next_stands_last():
     ]
 
 
-def test_what_was_not_measured_is_not_there_and_what_failed_is_said():
+def test_unmeasured_figures_are_missing():
     bare = but(example_profile(), evidence={"workers": None})
     failed = Stage(
         name="workers", model="tiny", status="failed", summary="the window crashed"
