@@ -58,7 +58,7 @@ def test_estimate_uses_no_gpu(desk):
     assert ended.counts.total("kernel") == 0
 
 
-def test_a_probe_writes_a_profile_for_this_gpu(desk):
+def test_probe_writes_a_profile_for_this_gpu(desk):
     train = desk.tables()["train"]
     assert (train["device"], train["precision"]) == ("cuda", "bf16")
     assert 1 <= train["micro_batch_size"] <= 64
@@ -74,13 +74,13 @@ def test_a_probe_writes_a_profile_for_this_gpu(desk):
         (("profile", "show", "--explain"), "micro_batch_size"),
     ],
 )
-def test_what_was_measured_is_planned_with_and_told(desk, words, said):
+def test_commands_use_the_profile(desk, words, said):
     ended = desk(*words, desk.profile)
     assert said in ended.out, ended
 
 
 @pytest.mark.soak
-def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
+def test_probes_for_a_smaller_gpu(desk, tmp_path):
     words = (
         "--max-micro-batch-size 32 --gpu a100-40gb --precision fp32 --layout padded"
         " --activation-checkpointing full"
@@ -95,9 +95,7 @@ def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
     )
 
 
-def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
-    null_gpu, data
-):
+def test_measures_the_network_of_two_gpus(null_gpu, data):
     words = (
         "--max-micro-batch-size 4 --ranks 2 --layout bucketed"
         " --activation-checkpointing selective --no-compile"
@@ -139,7 +137,7 @@ ALL = list(
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("activation_checkpointing", "precision", "layout"), ALL)
-def test_every_way_to_train_can_be_probed(
+def test_probes_every_combination_of_settings(
     desk, tmp_path, activation_checkpointing, precision, layout
 ):
     words = (
@@ -162,5 +160,5 @@ def test_estimate_compares_alternatives(desk):
 @pytest.mark.parametrize(
     "name", ["h100-sxm-80gb", "h200-141gb", "a100-80gb", "l40s-48gb", "rtx-4090-24gb"]
 )
-def test_other_gpus_are_probed(null_gpu, data, name):
+def test_probes_other_gpus(null_gpu, data, name):
     Desk(null_gpu(name=name), data).probe("--max-micro-batch-size 16")

@@ -40,9 +40,7 @@ SHARED = (
         pytest.param(SHARED, 2, marks=pytest.mark.soak),
     ],
 )
-def test_one_graph_serves_all_layers_of_a_kind_and_no_step_compiles_again(
-    null_gpu, patterned_dataset, cases, devices
-):
+def test_layers_of_a_kind_share_one_graph(null_gpu, patterned_dataset, cases, devices):
     paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"} if cases == FLOAT8 else {}
     ended = null_gpu(devices=devices, variables=paths).torchrun(
         JOB, patterned_dataset, *cases, timeout_s=1200

@@ -74,9 +74,7 @@ def probe(machine, data, *words, code=0):
     ],
     ids=["neighbour", "MIG", "without NVML", "MIG that is not told"],
 )
-def test_a_gpu_that_is_not_ours_alone_or_not_described_is_not_probed_nor_replaced_by_the_cpu(
-    null_gpu, patterned_dataset, faults, said
-):
+def test_rejects_gpu_in_use_or_unreadable(null_gpu, patterned_dataset, faults, said):
     ended, _ = probe(
         null_gpu(faults=faults),
         patterned_dataset,
@@ -90,9 +88,7 @@ def test_a_gpu_that_is_not_ours_alone_or_not_described_is_not_probed_nor_replace
 
 
 @pytest.mark.parametrize("faults", NOT_TOLD)
-def test_doctor_and_probe_need_no_optional_function_of_nvml(
-    null_gpu, patterned_dataset, faults
-):
+def test_optional_functions_of_nvml_may_be_absent(null_gpu, patterned_dataset, faults):
     told = null_gpu(faults=faults).autotune("doctor")
     assert told.code == 0, told
     assert "NVIDIA H100 NVL" in told.out, told
@@ -102,9 +98,7 @@ def test_doctor_and_probe_need_no_optional_function_of_nvml(
     assert outcomes == {"bert-mini: 8 sequences": "measured"}
 
 
-def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(
-    null_gpu, patterned_dataset
-):
+def test_growing_non_pytorch_memory_is_out_of_memory(null_gpu, patterned_dataset):
     machine = null_gpu(faults=Faults(growth_per_launch=2**21))
     _, outcomes = probe(
         machine,
@@ -121,9 +115,7 @@ def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(
     }
 
 
-def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(
-    null_gpu, patterned_dataset
-):
+def test_matmul_without_memory_bounds_the_size(null_gpu, patterned_dataset):
     faults = ",".join(
         f"{name}={CUBLAS_ALLOC_FAILED}<{300 * 10**6}"
         for name in ("cublasGemmEx", "cublasLtMatmul")
@@ -144,9 +136,7 @@ def test_a_product_that_finds_no_memory_bounds_the_size_as_the_allocator_does(
     assert outcomes[f"bert-mini: {fits + 1} sequences"] == "out_of_memory", outcomes
 
 
-def test_heat_voids_every_trial_of_speed_and_none_of_memory(
-    null_gpu, patterned_dataset
-):
+def test_heat_voids_only_trials_of_speed(null_gpu, patterned_dataset):
     machine = null_gpu(
         driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6)
     )
@@ -180,9 +170,7 @@ except RuntimeError as error:
     [(0.1, "True False\n"), (0.999, "True True\n")],
     ids=["empty", "full"],
 )
-def test_a_handle_that_cannot_be_made_is_out_of_memory_only_on_a_full_gpu(
-    null_gpu, share, expected
-):
+def test_failed_handle_is_oom_only_if_full(null_gpu, share, expected):
     machine = null_gpu(
         memory=20 * GIB,
         faults=Faults(faults=f"cublasCreate_v2={CUBLAS_NOT_INITIALIZED}"),
@@ -211,7 +199,7 @@ monitor.close()
 """
 
 
-def test_a_driver_that_never_answers_about_a_gpu_ends_a_command_with_5(null_gpu):
+def test_silent_driver_ends_a_command_with_5(null_gpu):
     ended = null_gpu(faults=Faults(faults="nvmlDeviceGetMemoryInfo=hang")).run(
         "-c", MUTE, timeout_s=60
     )
@@ -229,7 +217,7 @@ def test_a_driver_that_never_answers_about_a_gpu_ends_a_command_with_5(null_gpu)
     "function",
     ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"],
 )
-def test_a_figure_that_never_comes_keeps_no_other_waiting(null_gpu, function):
+def test_missing_figure_does_not_delay_others(null_gpu, function):
     ended = null_gpu(faults=Faults(faults=f"{function}=hang")).run(
         "-c", MUTE, timeout_s=60
     )

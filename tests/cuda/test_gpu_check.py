@@ -18,7 +18,7 @@ QUICK = ("doctor", "arithmetic", "estimate", "probe", "train", "advise")
 @pytest.mark.parametrize(
     "only", [QUICK, pytest.param((), marks=pytest.mark.soak, id="all")]
 )
-def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu, only):
+def test_every_stage_ends_without_keeping_results(null_gpu, only):
     # With torchao, which starts CUDA where it is imported: trials must not be forked
     # from such a process.
     paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"}

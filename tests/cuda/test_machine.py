@@ -40,7 +40,7 @@ card = pynvml.nvmlDeviceGetHandleByIndex(0)
 
 
 @pytest.mark.parametrize("name", cards())
-def test_a_gpu_has_the_name_and_the_memory_of_its_kind(null_gpu, name):
+def test_gpu_has_the_memory_of_its_kind(null_gpu, name):
     program = (
         "print(pynvml.nvmlDeviceGetName(card), memory()[1],"
         " pynvml.nvmlDeviceGetMemoryInfo(card).total, sep='|')"
@@ -84,7 +84,7 @@ print(json.dumps({"context": context, "assumed": CONTEXT_BYTES.usual, "reserved"
 """
 
 
-def test_memory_is_accounted_for_as_the_project_assumes_it_and_out_of_memory_is_torchs_own(
+def test_memory_is_accounted_for_as_assumed(
     null_gpu,
 ):
     ended = null_gpu(faults=Faults(neighbour=GIB)).run("-c", NVML + BYTES)
@@ -151,14 +151,14 @@ def test_libraries_fail_on_purpose(null_gpu, faults, program, said):
     assert said in ended.out + ended.err, ended
 
 
-def test_planned_faults_that_do_not_occur_are_found(null_gpus):
+def test_missed_faults_are_found(null_gpus):
     _, *missed = planned = ("cudaMemGetInfo=2", "cudaMemGetInfo=2@2", "cudaMemInfo=2")
     machine = null_gpus(faults=Faults(faults=",".join(planned)))
     assert machine.run("-c", f"{CUDART}memory()").code == 0
     assert machine.missed() == missed
 
 
-def test_functions_that_others_are_made_of_can_be_absent_and_heat_comes_and_goes(
+def test_nvml_functions_can_be_absent(
     null_gpu,
 ):
     absent = (
@@ -181,7 +181,7 @@ pynvml.nvmlDeviceGetIndex(card)
     assert "Function Not Found" in ended.err, ended
 
 
-def test_a_slice_of_a_gpu_is_what_cuda_sees_and_nvml_names_both(null_gpu):
+def test_cuda_sees_only_the_mig_slice(null_gpu):
     program = (
         "import torch; p = torch.cuda.get_device_properties(0); part ="
         " pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, 0); print(p.name,"
@@ -196,7 +196,7 @@ def test_a_slice_of_a_gpu_is_what_cuda_sees_and_nvml_names_both(null_gpu):
     ), ended
 
 
-def test_memory_outside_the_allocator_can_grow_until_nothing_is_left(null_gpu):
+def test_non_pytorch_memory_can_grow_until_full(null_gpu):
     program = (
         "free = memory()[0]; answers = [launch() for _ in range(10)]; print((free -"
         " memory()[0]) // 2**30, *answers)"
@@ -217,7 +217,7 @@ def test_memory_outside_the_allocator_can_grow_until_nothing_is_left(null_gpu):
     assert null_gpu(faults=Faults(growth_per_s=GIB)).run("-c", slow).out == "1\n"
 
 
-def test_a_neighbour_comes_and_goes(null_gpu):
+def test_neighbour_frees_its_memory_again(null_gpu):
     machine = null_gpu(
         faults=Faults(neighbour=5 * GIB, neighbour_from_s=0.5, neighbour_until_s=1.5)
     )
@@ -229,7 +229,7 @@ def test_a_neighbour_comes_and_goes(null_gpu):
     assert machine.run("-c", CUDART + program).out == "5 True\n"
 
 
-def test_launches_copies_and_waits_are_counted(null_gpu):
+def test_counts_launches_with_copies(null_gpu):
     program = (
         "import torch; x = torch.zeros(4, 4, device='cuda'); y = x @ x;"
         " torch.nn.functional.layer_norm(y, (4,)); torch.arange(10).to('cuda');"
@@ -250,7 +250,7 @@ def test_launches_copies_and_waits_are_counted(null_gpu):
     assert counts["wait", "cudaDeviceSynchronize"] == 1
 
 
-def test_what_a_graph_captured_is_counted_again_by_each_replay(null_gpu):
+def test_each_replay_counts_its_graph_again(null_gpu):
     program = (
         "import torch; x = torch.ones(4, 4, device='cuda'); x @ x; graph ="
         " torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph): (x @ x).sigmoid_()\nfor"
@@ -275,7 +275,7 @@ while True:
 """
 
 
-def test_who_waits_for_a_rank_that_was_killed_waits_for_ever(null_gpu, tmp_path):
+def test_killed_rank_leaves_its_peer_waiting(null_gpu, tmp_path):
     machine = null_gpu(devices=2)
     with (
         machine.start("-c", RANK, "0", f"file://{tmp_path / 'store'}") as waiting,

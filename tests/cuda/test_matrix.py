@@ -148,12 +148,12 @@ def runs(null_gpus, tmp_path_factory) -> Callable[..., dict]:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_two_gpus_step_as_two_cpus_do(runs, name):
+def test_two_gpus_match_two_cpus(runs, name):
     check(runs("cuda", PAIRS, 2, name), runs("cpu", PAIRS, 2, name), PAIRS[name])
 
 
 @pytest.mark.soak
-def test_four_gpus_that_share_two_copies_of_a_model_step_as_two_cpus_do(runs):
+def test_hybrid_sharding_matches_two_cpus(runs):
     alone = next(
         name for name, case in PAIRS.items() if {**case, "strategy": "fsdp2"} == HYBRID
     )
@@ -166,7 +166,7 @@ def test_four_gpus_that_share_two_copies_of_a_model_step_as_two_cpus_do(runs):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MORE)
-def test_four_gpus_step_as_four_cpus_do(runs, name):
+def test_four_gpus_match_four_cpus(runs, name):
     check(runs("cuda", MORE, 4, name), runs("cpu", MORE, 4, name), MORE[name])
 
 

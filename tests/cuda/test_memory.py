@@ -24,7 +24,7 @@ PEAK_ERROR = {False: 0.001, True: 0.03}
 
 @pytest.mark.usefixtures("cuda_environment")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_largest_micro_batch_is_predicted(case):
+def test_predicts_the_largest_micro_batch(case):
     found = on_pretended_gpus(case)
     assert found["verified"], found
     assert found["predicted_peak_bytes"] == pytest.approx(
@@ -57,7 +57,7 @@ print(torch.cuda.memory_snapshot()[0]["is_expandable"])
     ],
     ids=["nothing set", "both names set"],
 )
-def test_segments_are_expandable_as_soon_as_ranks_have_joined(null_gpu, variables):
+def test_segments_are_expandable_once_ranks_joined(null_gpu, variables):
     ended = null_gpu(variables=variables).run("-c", JOINED)
     assert ended.out == "True\n", ended
 
@@ -85,7 +85,7 @@ LAYERS = 2
     ("attention", "expected"),
     [("sdpa", (2 * LAYERS, LAYERS, 0)), ("varlen", (0, 0, 2 * LAYERS))],
 )
-def test_attention_is_computed_by_the_kernels_that_memory_is_predicted_for(
+def test_attention_runs_the_predicted_kernels(
     null_gpu, patterned_dataset, attention, expected
 ):
     """In training and in evaluation; on Hopper torch would choose cuDNN's kernels for
@@ -127,9 +127,7 @@ print(torch.cuda.memory_allocated() - before_bytes, flush=True)
 WORKSPACE_BYTES = 32 * 2**20
 
 
-def test_workspaces_of_libraries_do_not_split_the_memory_of_activations(
-    null_gpu, patterned_dataset
-):
+def test_workspaces_do_not_split_activation_memory(null_gpu, patterned_dataset):
     """They are taken before the model: within a step they would lie between its
     activations, and stay there."""
     ended = null_gpu(name="h100-sxm-80gb").run("-c", REHEARSED, patterned_dataset)

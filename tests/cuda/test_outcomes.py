@@ -40,7 +40,7 @@ def workplace(machine, folder):
     ],
     ids=["no handle", "failed on a full GPU", "failed on an empty GPU"],
 )
-def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(
+def test_library_error_is_oom_only_without_memory(
     null_gpu, tmp_path, faults, memory, code
 ):
     machine = null_gpu(memory=memory, faults=Faults(faults=faults))
@@ -76,7 +76,7 @@ except torch.OutOfMemoryError:
 """
 
 
-def test_a_budget_is_full_only_when_the_gpu_is(null_gpu):
+def test_budget_allows_all_of_its_memory(null_gpu):
     """Under ``set_per_process_memory_fraction`` the second block would count as 8 + 15
     GB."""
     ended = null_gpu().run("-c", BUDGET)
@@ -84,9 +84,7 @@ def test_a_budget_is_full_only_when_the_gpu_is(null_gpu):
 
 
 @pytest.mark.soak
-def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(
-    null_gpu, tmp_path
-):
+def test_run_is_finished_although_a_rank_dies_last(null_gpu, tmp_path):
     machine = null_gpu(devices=2, values=True)
     job = workplace(machine, tmp_path).job(
         2, ON_GPUS | {"train.max_steps": 3, "train.warmup_steps": 1}
@@ -125,9 +123,7 @@ def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_fin
         ),
     ],
 )
-def test_an_nccl_error_ends_all_ranks_soon_and_only_one_of_a_step_can_be_resumed(
-    null_gpu, tmp_path, fault, code, requeue, said
-):
+def test_nccl_error_ends_all_ranks(null_gpu, tmp_path, fault, code, requeue, said):
     job = workplace(
         null_gpu(devices=2, values=True, faults=Faults(faults=fault)), tmp_path
     ).job(2, ON_GPUS)

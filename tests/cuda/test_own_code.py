@@ -14,9 +14,7 @@ MEMORY_BYTES = 1_500_000_000
 @pytest.mark.parametrize(
     "example", [path.stem for path in sorted(EXAMPLES.glob("*.py"))]
 )
-def test_an_example_runs_at_the_answer_and_runs_out_of_memory_one_above_without_autotune(
-    null_gpu, tmp_path, example
-):
+def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
     (tmp_path / "subject.py").write_text(
         "import torch\ntorch.backends.cudnn.enabled = False  # it is not"
         f" pretended\nfrom {example} import build_step\n"
@@ -52,7 +50,7 @@ def test_an_example_runs_at_the_answer_and_runs_out_of_memory_one_above_without_
 
 
 @pytest.mark.soak
-def test_host_memory_is_not_limited_on_a_gpu_and_is_reported(null_gpu, tmp_path):
+def test_host_memory_is_reported_without_limit(null_gpu, tmp_path):
     (tmp_path / "greedy.py").write_text(
         "import torch\ndef build_step(micro_batch_size, device):\n    weight ="
         " torch.zeros(64, 64, device=device, requires_grad=True)\n    optimizer, held ="
@@ -80,9 +78,7 @@ def test_host_memory_is_not_limited_on_a_gpu_and_is_reported(null_gpu, tmp_path)
     )
 
 
-def test_workers_of_a_loader_beside_a_pretended_gpu_are_measured_with_a_replayed_step_only(
-    null_gpu, tmp_path
-):
+def test_pretended_gpu_measures_loaders_by_replay_only(null_gpu, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\ndef build_loader(num_workers):\n    return"
         " torch.utils.data.DataLoader(range(100000), batch_size=8,"

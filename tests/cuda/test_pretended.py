@@ -38,9 +38,7 @@ def profile(machine, data):
     return path
 
 
-def test_sizes_are_reported_as_the_allocators_and_planned_with_and_rates_are_rejected(
-    machine, data, profile
-):
+def test_sizes_are_reported_but_rates_rejected(machine, data, profile):
     ended = machine.autotune("report", profile, "--out", "report.html")
     assert ended.code == 0, ended
     assert "memory is that of torch's allocator" in html.unescape(
@@ -57,7 +55,7 @@ def test_sizes_are_reported_as_the_allocators_and_planned_with_and_rates_are_rej
     assert "no throughput" in scaled.err, scaled
 
 
-def test_a_run_tells_its_driver_by_which_its_rates_are_rejected(machine, data, profile):
+def test_rates_of_a_pretended_run_are_rejected(machine, data, profile):
     place = machine.folder / "run"
     sets = [f"--set={key}={json.dumps(value)}" for key, value in SETTINGS.items()]
     ended = machine.torchrun(

@@ -49,7 +49,7 @@ def workplace(machine, folder, settings) -> Workplace:
 
 
 @pytest.mark.soak
-def test_two_gpus_train_as_two_cpus_do(place, null_gpu, tmp_path):
+def test_training_on_gpus_matches_cpus(place, null_gpu, tmp_path):
     on_gpus = place.undisturbed(2, MOVED).record()
     on_cpus = workplace(null_gpu(), tmp_path, SETTINGS).undisturbed(2, MOVED).record()
     assert on_gpus.header.device == "NVIDIA H100 NVL"
@@ -64,7 +64,7 @@ def test_two_gpus_train_as_two_cpus_do(place, null_gpu, tmp_path):
         assert found.loss == pytest.approx(expected.loss, rel=1e-4)
 
 
-def test_a_run_goes_on_from_preemption_and_a_kill_under_every_strategy(place):
+def test_run_resumes_under_every_strategy(place):
     """Asynchronous saves every two steps; the losses are those of an undisturbed
     run."""
     move(
@@ -75,7 +75,7 @@ def test_a_run_goes_on_from_preemption_and_a_kill_under_every_strategy(place):
 
 
 @pytest.mark.soak
-def test_steps_that_are_sick_on_one_gpu_are_left_out_by_all(place):
+def test_all_ranks_skip_steps_with_nan(place):
     leave_out(place, 1, 4, told_late_steps=9)
 
 
@@ -97,7 +97,7 @@ rise."""
         pytest.param(2, {}, id="ddp"),
     ],
 )
-def test_a_steady_step_hardly_waits_for_the_gpu(
+def test_steady_step_hardly_waits_for_the_gpu(
     null_gpu, place, tmp_path, ranks, changes
 ):
     counts = {}
@@ -134,10 +134,10 @@ def test_a_steady_step_hardly_waits_for_the_gpu(
 @pytest.mark.parametrize(
     "interruption", [signal_rank, kill_rank, signal_torchrun, hang, damage]
 )
-def test_an_interrupted_run_ends_bit_identical(place, interruption):
+def test_interrupted_run_ends_bit_identical(place, interruption):
     interrupt(place, 2, 1, [interruption])
 
 
 @pytest.mark.soak
-def test_a_spike_is_rolled_back(place):
+def test_spike_is_rolled_back(place):
     roll_back(place, 1, 7)

@@ -103,9 +103,7 @@ def run(work, data, profile) -> Path:
     return work / "runs" / "two"
 
 
-def test_the_largest_micro_batch_ran_steps_one_more_was_refused_and_the_profile_says_so(
-    work, probes, profile
-):
+def test_probe_finds_the_largest_micro_batch(work, probes, profile):
     probed, again = probes
     assert probed["infeasible_min"] == probed["feasible_max"] + 1
     trials = {
@@ -130,7 +128,7 @@ def test_the_largest_micro_batch_ran_steps_one_more_was_refused_and_the_profile_
     assert str(work) not in text
 
 
-def test_two_ranks_train_from_the_profile_and_the_loss_falls_in_tensorboard_too(run):
+def test_two_ranks_train_from_the_profile(run):
     steps = [
         json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()
     ]
@@ -151,7 +149,7 @@ def test_two_ranks_train_from_the_profile_and_the_loss_falls_in_tensorboard_too(
     assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 17))
 
 
-def test_transformers_loads_the_model_and_fills_a_mask(run):
+def test_transformers_loads_the_trained_model(run):
     from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
     model, tokenizer = (
@@ -165,7 +163,7 @@ def test_transformers_loads_the_model_and_fills_a_mask(run):
     assert all(0 < guess["score"] <= 1 and guess["token_str"] for guess in filled)
 
 
-def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, probes):
+def test_report_shows_the_probe_with_the_run(work, profile, run, probes):
     out = autotune(
         "report", str(profile), "--run", str(run), "--data", "data", "--json", cwd=work
     )
@@ -188,7 +186,7 @@ def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, pro
     assert (work / places["html"]).read_text().count("<svg") >= 4
 
 
-def test_one_row_that_does_not_fit_is_refused_with_what_it_needs(work, data):
+def test_rejects_budget_below_one_sequence(work, data):
     error = autotune(
         *PROBE,
         "--model",
@@ -206,7 +204,7 @@ def test_one_row_that_does_not_fit_is_refused_with_what_it_needs(work, data):
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own_is_probed_and_trained(work, data):
+def test_trains_a_model_of_your_own(work, data):
     config = {
         "model_type": "esm",
         "hidden_size": 64,
@@ -247,9 +245,7 @@ def test_a_model_of_ones_own_is_probed_and_trained(work, data):
 @pytest.mark.parametrize(
     ("model", "layers", "width"), [("bert-120m", 12, 768), ("bert-350m", 24, 1024)]
 )
-def test_a_preset_of_full_size_learns_from_real_functions_and_transformers_loads_it(
-    work, data, model, layers, width
-):
+def test_preset_of_full_size_learns(work, data, model, layers, width):
     from transformers import AutoModelForMaskedLM
 
     profile = write_settings(

@@ -70,15 +70,13 @@ def test_bash_completes_commands_options_and_values(bash, line, offered):
         ("fish", "complete --command autotune"),
     ],
 )
-def test_each_shell_gets_a_script_that_calls_the_program_by_its_name(
-    bash, shell, named
-):
+def test_shell_script_calls_the_program_by_name(bash, shell, named):
     script = _ask(["autotune"], _AUTOTUNE_COMPLETE=f"source_{shell}")
     assert named in script
     assert f"_AUTOTUNE_COMPLETE=complete_{shell}" in script
 
 
-def test_installing_it_adds_to_the_shells_own_files(bash, tmp_path):
+def test_installation_adds_to_the_shells_files(bash, tmp_path):
     told = _ask(
         ["bash", "--norc", "-c", "autotune --install-completion; exit $?"],
         HOME=str(tmp_path),
@@ -92,7 +90,7 @@ def test_installing_it_adds_to_the_shells_own_files(bash, tmp_path):
     )
 
 
-def test_completing_imports_nothing_heavy():
+def test_completion_imports_nothing_heavy():
     asked = {
         "_AUTOTUNE_COMPLETE": "complete_bash",
         "COMP_WORDS": "autotune estimate --model b",

@@ -39,9 +39,7 @@ needs_mount = pytest.mark.skipif(not may_mount(), reason="needs root to mount")
 @pytest.mark.parametrize(
     ("kill", "lines"), [(corpora.kill_command, 4_000), (corpora.kill_processes, 6_000)]
 )
-def test_preparing_killed_at_any_moment_or_in_any_of_its_processes_ends_byte_identical(
-    tmp_path, kill, lines
-):
+def test_killed_preparation_ends_byte_identical(tmp_path, kill, lines):
     assert (
         corpora.kill_prepare(tmp_path, points=1, seed=1, kill=kill, lines=lines)[
             "kills"
@@ -53,9 +51,7 @@ def test_preparing_killed_at_any_moment_or_in_any_of_its_processes_ends_byte_ide
 @pytest.mark.parametrize(
     ("number", "code", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)]
 )
-def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(
-    tmp_path, number, code, workers
-):
+def test_interrupted_preparation_resumes(tmp_path, number, code, workers):
     raw = write_raw(tmp_path / "raw", files=4, lines=8_000)
     command = prepare_command(raw, tmp_path / "data", workers)
     process = start_child(
@@ -84,9 +80,7 @@ def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(
 
 @needs_mount
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(
-    tmp_path, workers
-):
+def test_preparation_resumes_after_a_full_disk(tmp_path, workers):
     raw, expected = write_raw(tmp_path / "raw"), tmp_path / "whole"
     subprocess.run(prepare_command(raw, expected, 1), capture_output=True, check=True)
     # Full at one stage after the other: the first is too small for anything, the last
@@ -110,11 +104,11 @@ def test_a_disk_that_is_full_while_preparing_is_said_plainly_and_loses_nothing(
         assert content(disk / "data") == content(expected)
 
 
-def test_staging_killed_at_any_moment_is_repaired_by_the_next_call(tmp_path):
+def test_next_call_repairs_killed_staging(tmp_path):
     assert corpora.kill_stage(tmp_path, points=3, seed=1)["kills"] == 3
 
 
-def test_interrupted_while_it_copies_it_removes_the_half_and_ends_with_130(tmp_path):
+def test_interrupted_staging_removes_its_partial_copy(tmp_path):
     source = corpora.make_dataset(tmp_path / "source", 48)
     # On a busy machine a copy may be done before it is seen.
     for attempt in range(5):
@@ -164,7 +158,7 @@ def test_a_disk_that_is_too_small_or_filled_during_the_copy_is_told_and_one_full
         assert content(Path(told["directory"])) == content(source)
 
 
-def test_a_tuning_killed_in_a_stage_goes_on_and_decides_what_its_ledger_says(tmp_path):
+def test_killed_tuning_decides_by_its_trial_log(tmp_path):
     found = kill_tune(tmp_path, points=1, seed=1)
     assert (found["faults"], found["runs"]) == (1, 1)
     assert found["trials_replayed"] == found["trials"] > 0
@@ -172,7 +166,7 @@ def test_a_tuning_killed_in_a_stage_goes_on_and_decides_what_its_ledger_says(tmp
 
 
 @pytest.mark.parametrize("suffix", [".json", ".toml", ".jsonl", ".npy", ".txt"])
-def test_a_mutation_depends_on_its_draws_alone(suffix):
+def test_mutation_depends_only_on_its_draws(suffix):
     content = b'{"a": [1, 2], "b": {"c": "d"}}\n'
     first, again = (
         [mutate(content, suffix, random.Random(seed)) for seed in range(40)]
@@ -182,7 +176,7 @@ def test_a_mutation_depends_on_its_draws_alone(suffix):
     assert len(set(first)) > 20
 
 
-def test_damaged_and_hostile_files_never_end_in_a_traceback(tmp_path):
+def test_corrupt_files_never_end_in_a_traceback(tmp_path):
     found = mutate_files(tmp_path, points=300, seed=1)
     assert found["tracebacks"] == 0, found["first_tracebacks"]
     assert min(found["by_kind"].values()) > 0

@@ -55,7 +55,7 @@ def running(words: str) -> list[str]:
     "where",
     ["here", "here, while ranks start", pytest.param("hosts", marks=pytest.mark.slow)],
 )
-def test_nothing_outlives_a_measurement(tmp_path, where, number):
+def test_no_process_outlives_a_measurement(tmp_path, where, number):
     if where == "hosts":
         try:
             check_namespaces()
@@ -94,9 +94,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_at_the_end_holds_up_nobody_and_the_run_is_finished(
-    place, rank
-):
+def test_run_is_finished_although_a_rank_dies_last(place, rank):
     job = place.job(2, SHORT)
     process = job.start([{"kind": "kill", "step": -1, "rank": rank}])
     job.end(process, within_s=60)
@@ -110,7 +108,7 @@ def test_a_rank_that_dies_at_the_end_holds_up_nobody_and_the_run_is_finished(
     assert (end.exit_code, end.reason, end.steps) == (0, "finished", 3)
 
 
-def test_a_rank_that_hangs_at_the_end_is_waited_for_no_longer_than_the_watch_allows(
+def test_hanging_rank_ends_by_the_watchdog(
     place,
 ):
     job = place.job(2, SHORT | {"train.parallel.timeout_s": 12})
@@ -153,9 +151,7 @@ def launch(tmp_path, patterned_dataset) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on(
-    launch, tmp_path
-):
+def test_train_command_resumes_after_a_signal(launch, tmp_path):
     process = start_child(
         [*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )

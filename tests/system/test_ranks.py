@@ -152,7 +152,7 @@ def _furthest(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.soak)])
-def test_ranks_and_accumulation_give_one_gradient(found, world):
+def test_gradient_is_independent_of_ranks(found, world):
     one, many = found[1, "fp32"], found[world, "fp32"]
     assert many["losses"][0] == pytest.approx(one["losses"][0], rel=1e-6)
     assert many["norms"][0] == pytest.approx(one["norms"][0], rel=1e-6)
@@ -168,7 +168,7 @@ def test_ranks_and_accumulation_give_one_gradient(found, world):
         pytest.param((4, "modernbert"), (4, "modernbert-hsdp"), marks=pytest.mark.soak),
     ],
 )
-def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, other):
+def test_fp64_gradients_agree_to_rounding(found, one, other):
     first, second = found[one]["gradients"], found[other]["gradients"]
     assert first.keys() == second.keys()
     largest = max(float(gradient.norm()) for gradient in first.values())
@@ -194,7 +194,7 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize(("world", "name"), [*STRATEGIES, *IN_SOAK])
-def test_strategies_and_knobs_lead_to_the_same_weights(found, world, name):
+def test_all_strategies_lead_to_the_same_weights(found, world, name):
     plain, other = found[world, "fp32"], found[world, name]
     assert other["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert other["norms"] == pytest.approx(plain["norms"], rel=1e-5)
@@ -204,7 +204,7 @@ def test_strategies_and_knobs_lead_to_the_same_weights(found, world, name):
 @pytest.mark.parametrize(
     "case", [(2, "copies"), (2, "zero1-copies"), (2, "fsdp2-copies")]
 )
-def test_weights_in_bf16_follow_those_that_ranks_update(found, case):
+def test_bf16_weights_follow_their_fp32_copies(found, case):
     alone, other = found[1, "copies"], found[case]
     assert other["losses"] == pytest.approx(alone["losses"], rel=1e-3)
     assert relative_distance(alone["gradients"], other["gradients"]) <= 1e-2
@@ -214,9 +214,7 @@ def test_weights_in_bf16_follow_those_that_ranks_update(found, case):
 @pytest.mark.parametrize(
     ("name", "error"), [("bf16", 2**-8), ("fp16", 2**-11), ("fsdp2-bf16", 2**-8)]
 )
-def test_gradients_may_travel_in_16_bits_and_are_off_by_their_rounding(
-    found, name, error
-):
+def test_16_bit_gradients_differ_by_their_rounding(found, name, error):
     distance = relative_distance(
         found[2, "fp32"]["gradients"], found[2, name]["gradients"]
     )
@@ -226,7 +224,7 @@ def test_gradients_may_travel_in_16_bits_and_are_off_by_their_rounding(
     )
 
 
-def test_shared_strategies_keep_a_share_of_the_optimizers_state_on_each_rank(found):
+def test_sharded_ranks_keep_half_the_optimizer_state(found):
     whole = found[2, "fp32"]["share_of_state"]
     for name in ("zero1", "fsdp2"):
         assert 0.4 * whole < found[2, name]["share_of_state"] < 0.6 * whole
@@ -236,14 +234,14 @@ def test_shared_strategies_keep_a_share_of_the_optimizers_state_on_each_rank(fou
     "case",
     [(2, "fp64"), (2, "fsdp2-fp64"), pytest.param((4, "fp64"), marks=pytest.mark.soak)],
 )
-def test_evaluation_does_not_depend_on_how_many_ranks_share_it(found, case):
+def test_evaluation_is_independent_of_ranks(found, case):
     # After one step of the same gradient.
     assert found[case]["evaluation"] == pytest.approx(
         found[1, "fp64"]["evaluation"], rel=1e-6
     )
 
 
-def test_each_rank_measures_the_gradient_of_its_own_part(found):
+def test_each_rank_measures_its_partial_gradient(found):
     square, share = found[2, "fp64"]["partial"]
     assert share == 0.5
     # Half of the tokens has the same signal, and more noise.
@@ -251,7 +249,7 @@ def test_each_rank_measures_the_gradient_of_its_own_part(found):
     assert found[2, "fsdp2"]["partial"] is None
 
 
-def test_an_exported_model_has_the_same_weights_however_they_were_shared(found):
+def test_exported_model_has_the_trained_weights(found):
     for name, case in (("ddp", "fp32"), ("fsdp2", "fsdp2")):
         loaded = AutoModelForMaskedLM.from_pretrained(found[2, case]["out"] / name)
         weights = {

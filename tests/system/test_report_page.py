@@ -29,9 +29,7 @@ def page(tmp_path_factory):
         ),
     ],
 )
-def test_a_hostile_report_is_text_asks_for_nothing_and_is_held_by_every_window_and_paper(
-    page, media, width
-):
+def test_hostile_report_stays_plain_text(page, media, width):
     seen = visit(page, width=width, media=media)
     assert set(taken_in(seen).values()) == {0}
     assert (seen.requests, seen.console_errors, seen.page_errors, seen.wider_by_px) == (
@@ -42,7 +40,7 @@ def test_a_hostile_report_is_text_asks_for_nothing_and_is_held_by_every_window_a
     )
 
 
-def test_what_is_looked_for_would_be_found(tmp_path):
+def test_visit_finds_every_fault_of_a_page(tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<!DOCTYPE html><title>t</title><body style='width:3000px' onclick='x()'><img"
@@ -61,7 +59,7 @@ def test_what_is_looked_for_would_be_found(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1400])
-def test_nothing_stands_in_the_way_of_anybody(page, width, colours):
+def test_report_is_accessible(page, width, colours):
     assert [
         one
         for one in audit(page, width=width, colours=colours)
@@ -70,7 +68,7 @@ def test_nothing_stands_in_the_way_of_anybody(page, width, colours):
 
 
 @pytest.mark.slow
-def test_faults_would_be_found(tmp_path):
+def test_audit_finds_barriers(tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<!DOCTYPE html><html lang=en><title>t</title><main><h1>t</h1><img src=x><p"

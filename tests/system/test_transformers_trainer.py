@@ -68,7 +68,7 @@ def _theirs(
     return losses
 
 
-def test_our_loss_curve_is_theirs(patterned_dataset, tmp_path):
+def test_loss_curve_matches_transformers_trainer(patterned_dataset, tmp_path):
     dataset = TokenDataset.open(patterned_dataset)
     config = config_of(
         layout="padded",

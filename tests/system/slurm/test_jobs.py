@@ -152,9 +152,7 @@ def logs_of(work: Path, name: str) -> str:
     )
 
 
-def test_a_probe_from_outside_any_allocation_yields_the_profile(
-    probed, profile, work, autotune
-):
+def test_probe_job_writes_the_profile(probed, profile, work, autotune):
     told = json.loads(probed.stdout)
     assert told["exit_code"] == 0
     assert f"job {told['job']}: running on lab" in probed.stderr
@@ -194,7 +192,7 @@ def tuned(autotune, work, probed) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, work):
+def test_tuning_submits_the_network_as_second_job(tuned, work):
     told = json.loads(tuned.stdout)
     assert told["exit_code"] == 0
     (second,) = told["then"]
@@ -226,9 +224,7 @@ def test_a_tuning_is_one_job_and_the_network_of_two_nodes_a_second_one(tuned, wo
     assert not any(row["measured"] for row in found["scaling"])
 
 
-def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(
-    tuned, work, autotune
-):
+def test_scaling_is_predicted_here_but_measured_by_jobs(tuned, work, autotune):
     line = (
         "network --nodes 1,2,4 --predict tuned/tiny-cpu.toml --json --trial-timeout"
         " 120s"
@@ -253,9 +249,7 @@ def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(
     assert [row["measured"] for row in kept["rows"]] == [False, False]
 
 
-def test_a_login_node_measures_nothing_and_passes_slurms_own_words_on(
-    autotune, lab, work
-):
+def test_login_node_passes_on_slurms_errors(autotune, lab, work):
     assert "--slurm" in autotune(*PROBE, code=5).stderr
     (work / "wrong.toml").write_text('[slurm]\npartition = "nowhere"\n')
     refused = autotune(*PROBE, "--slurm", "wrong.toml", code=5).stderr
@@ -291,9 +285,7 @@ def preempted(lab, work, autotune, profile) -> dict:
     return job
 
 
-def test_a_preempted_job_of_two_nodes_saves_requeues_itself_and_finishes_on_the_next_port(
-    preempted, work, autotune
-):
+def test_preempted_job_requeues_itself_until_finished(preempted, work, autotune):
     assert preempted["Restarts"] == "1"
     run = work / "runs" / "two"
     first = json.loads((run / "earlier" / "1" / "exit.json").read_text())
@@ -321,9 +313,7 @@ def test_a_preempted_job_of_two_nodes_saves_requeues_itself_and_finishes_on_the_
     )
 
 
-def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_done(
-    preempted, lab, work, autotune
-):
+def test_chained_job_ends_at_once_after_the_run(preempted, lab, work, autotune):
     (work / "chained.toml").write_text(
         (work / "site.toml").read_text() + "requeue = false\n"
     )
@@ -346,9 +336,7 @@ def test_jobs_of_a_chain_wait_for_each_other_and_end_at_once_where_the_run_is_do
     assert "preflight" not in log
 
 
-def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(
-    lab, work, autotune, profile
-):
+def test_cancelled_job_saves_without_requeue(lab, work, autotune, profile):
     long = [*SETTINGS[2:], "--set", "train.max_steps=1000000"]
     (number,) = submitted(autotune, "--out", "runs/cancelled", *long, "--slurm")["jobs"]
     started(lab, work, "cancelled")
@@ -397,9 +385,7 @@ def script_of(autotune, *arguments: str) -> str:
     return autotune(*command, *arguments, *slurm, "--dry-run").stdout
 
 
-def test_steps_that_are_not_told_their_processors_do_not_get_them(
-    lab, work, autotune, profile
-):
+def test_preflight_rejects_steps_without_their_cpus(lab, work, autotune, profile):
     if CPUS < 2:
         pytest.skip("needs two processors")
     script = script_of(autotune)
@@ -425,7 +411,7 @@ def test_steps_that_are_not_told_their_processors_do_not_get_them(
     ],
     ids=["code", "data"],
 )
-def test_a_node_with_other_code_or_data_is_refused_by_name(
+def test_preflight_names_a_node_that_differs(
     lab, work, autotune, profile, tmp_path, line, said
 ):
     shutil.copytree(Path(trainer.__file__).parent, tmp_path / "trainer")
@@ -443,9 +429,7 @@ def test_a_node_with_other_code_or_data_is_refused_by_name(
     assert [words for words in said if words not in log] == []
 
 
-def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(
-    lab, work, autotune, profile
-):
+def test_profile_edited_while_queued_does_not_train(lab, work, autotune, profile):
     autotune("profile", "approve", "profiles/tiny-cpu.toml", "--by", "reviewer")
     script = script_of(autotune, "--require-approved")
     approved = profile.read_text()
@@ -488,7 +472,7 @@ def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
     return process, number
 
 
-def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(lab, work, profile):
+def test_ctrl_c_leaves_the_job_running(lab, work, profile):
     process, number = waiting(lab, work)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
@@ -500,9 +484,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(lab, work, profile
     lab.wait_for(number, "CANCELLED")
 
 
-def test_a_node_that_dies_ends_the_waiting_with_a_clear_error_and_the_same_command_goes_on(
-    lab, work, autotune, profile
-):
+def test_same_command_resumes_after_a_node_failed(lab, work, autotune, profile):
     process, number = waiting(lab, work)
     node = lab.job(number)["NodeList"]
     lab.kill_node(node)
