@@ -184,7 +184,7 @@ def _right_share(judged: Judged) -> float:
 
 
 def _by_cause(judged: Judged) -> dict[str, dict[str, int]]:
-    """How often each cause was taken for which."""
+    """Count how often each cause was taken for which."""
     limits = [
         (cause, "none" if bottleneck is None else bottleneck.limit)
         for cause, bottleneck in judged

@@ -63,7 +63,7 @@ class Bar:
         return f"{self.name} figure={digits} bar{self.direction}{self.bar:g} {verdict}"
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, and whether it holds."""
+        """Return all fields, and whether the bar holds."""
         fields = ("name", "figure", "unit", "bar", "direction", "holds")
         return {name: getattr(self, name) for name in fields}
 
@@ -86,7 +86,7 @@ def bars_of(
 
 
 def lines(bars: Sequence[Bar]) -> str:
-    """One line per bar, to be printed last."""
+    """Return one line per bar, to be printed last."""
     return "\n".join(bar.line for bar in bars)
 
 

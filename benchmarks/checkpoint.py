@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def make_bars(stall: dict[str, Any], resume: dict[str, Any] | None) -> list[Bar]:
-    """What saving and resuming may cost."""
+    """Compare the cost of saving and resuming with its bars."""
     cost_s = {name: extra_s(stall, name) for name in ("synchronous", "asynchronous")}
     ratio = (
         None
@@ -102,7 +102,7 @@ def make_bars(stall: dict[str, Any], resume: dict[str, Any] | None) -> list[Bar]
 
 
 def extra_s(stall: dict[str, Any], name: str) -> float:
-    """What a block with a save took longer than one without, in the median of turns."""
+    """Return the median time that a block with a save took longer than one without."""
     pairs = zip(stall["block_s"][name], stall["block_s"]["none"], strict=True)
     return _median([with_save - without for with_save, without in pairs])
 

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def make_bars(runs_s: Sequence[float], heavy: Sequence[str]) -> list[Bar]:
-    """The two bars of the command line."""
+    """Return the two bars of the command line."""
     return [
         Bar(
             name="cli_help_s",

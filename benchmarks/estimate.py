@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def make_bars(measured: dict[str, Figures]) -> list[Bar]:
-    """The bars of the parts that were measured."""
+    """Return the bars of the parts that were measured."""
     figures: dict[str, float | None] = {}
     if "speed" in measured:
         ratio = median(measured["speed"]["mem_tracker_s"]) / median(
@@ -145,7 +145,7 @@ def make_bars(measured: dict[str, Figures]) -> list[Bar]:
 
 
 def speed(_: int) -> Figures:
-    """Seconds until the law is there, and of the reference's runs at the same sizes."""
+    """Time our memory model, and the runs of the reference at the same sizes."""
     from testbed.simulators.allocator import fake_peak_bytes
 
     shape = model_settings("bert-120m")
@@ -210,7 +210,7 @@ def fit_memory_model(
 
 
 def cold(_: int) -> Figures:
-    """Seconds of the command, from nothing."""
+    """Time the whole command, in a new process."""
     runs_s: dict[str, list[float]] = {}
     for models in COLD_MODELS * COLD_REPEATS:
         named = [word for model in models for word in ("--model", model)]

@@ -117,7 +117,7 @@ def measure(
 
 
 def make_bars(rates: dict[str, dict[str, list[float]]], efficiency: float) -> list[Bar]:
-    """The bars of the feed: ratios of medians."""
+    """Return the bars of the input pipeline: ratios of medians."""
 
     def ratio(ours: str, reference: str, what: str) -> float:
         return statistics.median(rates[ours][what]) / statistics.median(
@@ -160,7 +160,7 @@ def make_bars(rates: dict[str, dict[str, list[float]]], efficiency: float) -> li
 
 
 def packing_efficiency(samples: int) -> dict[str, float]:
-    """How full rows are on real lengths, in blocks as the feed packs them."""
+    """Return how full sequences of real lengths are, in blocks as they are packed."""
     lengths = np.minimum(
         real_lengths(samples, seed=1) + SPECIAL_TOKENS_PER_SAMPLE, ROW_TOKENS
     )

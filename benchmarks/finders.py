@@ -97,7 +97,7 @@ def find_with_lightning(case: Case, margin: float) -> Found:
 
 
 def find_with_accelerate(case: Case) -> Found:
-    """Accelerate's search downwards."""
+    """Search with accelerate, downwards."""
     return _in_child(_accelerate, case)
 
 
@@ -111,7 +111,7 @@ class _Trials:
         self._counts = counts
 
     def begin(self) -> None:
-        """A size is about to be tried."""
+        """Count a size that is about to be tried."""
         self._counts[0] += 1
 
     @contextlib.contextmanager
@@ -176,14 +176,14 @@ class _Bench:
         return _fullest_batch(config, self._case.vocab_size, self._special_ids)
 
     def learning_rate(self, step: int) -> float:
-        """As training begins."""
+        """Return the learning rate of a step, as in a training from scratch."""
         from trainer.distributed.optimizer import learning_rate
 
         return learning_rate(self.config, step)
 
 
 def _fullest_batch(config: Any, vocab_size: int, special_ids: Any) -> Any:
-    """The batch that autotune's own trials take."""
+    """Return the batch that autotune's own trials take."""
     from autotune.memory.jobs.worst_case import fullest_batch
 
     return fullest_batch(config, vocab_size, special_ids)

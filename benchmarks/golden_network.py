@@ -44,7 +44,7 @@ BERT_350M = Encoder(elements=350_000_000, embedding_elements=30_522 * 1024, laye
 
 
 def network(nodes: int) -> Network:
-    """The paper's cluster; what is within a node counts as nothing."""
+    """Return the paper's cluster; links within a node count as infinitely fast."""
     return Network(nodes=nodes, ranks_per_node=2, between=CARD)
 
 
@@ -84,7 +84,7 @@ def efficiency(
 def bound(
     rank_compute: RankCompute, rows: int, micro_batches: int, nodes: int
 ) -> float:
-    """The same if every micro-batch's backward could hide the exchange."""
+    """Return the efficiency if every micro-batch's backward could hide the exchange."""
     alone = micro_batches * rank_compute.forward_backward_s(rows)
     return alone / hidden_bound_s(
         rank_compute, rows, micro_batches, GradientSync(), network(nodes)
@@ -116,7 +116,7 @@ def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
 
 
 def bars() -> list[Bar]:
-    """Every golden case; figures are predictions."""
+    """Return the bars of all golden cases; figures are predictions."""
     fp32, bf16 = (
         compute(BERT_120M, FP32_FLOPS_PER_S),
         compute(BERT_120M, BF16_FLOPS_PER_S),

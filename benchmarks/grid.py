@@ -152,7 +152,7 @@ class Grid:
 
     @classmethod
     def of_json(cls, recorded: Mapping[str, Any]) -> "Grid":
-        """The same again."""
+        """Return a grid from its JSON."""
         cells = [
             (Configuration(**record["settings"]), record)
             for record in recorded["cells"]
@@ -168,7 +168,7 @@ class Grid:
 
 
 def read_grids(path: Path) -> list[Grid]:
-    """What was recorded."""
+    """Read the recorded grids."""
     return [Grid.of_json(grid) for grid in json.loads(path.read_text())["grids"]]
 
 
@@ -289,7 +289,7 @@ def _read_all(
 
 
 def groups(cells: Sequence[Configuration], turn: int) -> list[list[Configuration]]:
-    """Some at a time, in an order of chance that is another in every round."""
+    """Return groups of configurations, in another random order in every round."""
     order = random.Random(turn).sample(cells, len(cells))
     return [order[start : start + TOGETHER] for start in range(0, len(order), TOGETHER)]
 

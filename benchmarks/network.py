@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def make_bars(results: dict[str, Any]) -> list[Bar]:
-    """The worst of each kind."""
+    """Return the bars: the worst figure of each kind."""
     bars = []
     for count, limit in ERROR_BARS.items():
         errors = [

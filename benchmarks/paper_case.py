@@ -122,7 +122,7 @@ def arithmetic() -> dict[str, Any]:
 
 
 def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the estimate says of each model, without where its memory goes."""
+    """Return the estimate of each model, without its memory breakdown."""
     models = [word for model in REPORTED_ROWS for word in ("--model", model)]
     command = [
         sys.executable,

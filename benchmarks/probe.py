@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """All finders on one case, one after the other, and whether ours is exact."""
+    """Run all finders on a case, one after the other, and check if ours is exact."""
     with ForkServerMachine() as machine:
         machine.start()
         job: Any = "testbed.failing_job"

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def make_bars(figures: Figures) -> list[Bar]:
-    """All of them, in their order."""
+    """Return all bars, in their order."""
     built_, browser = figures["built"], figures["browser"]
     values = (
         max(built_["bytes"]["html"], browser["full_bytes"]),
@@ -89,7 +89,7 @@ def make_bars(figures: Figures) -> list[Bar]:
 
 
 def table(figures: Figures) -> str:
-    """What was looked at, for people."""
+    """Return the table of all measurements."""
     built_, browser = figures["built"], figures["browser"]
     rows = [
         [f"report.{name}", format_bytes(size)] for name, size in built_["bytes"].items()

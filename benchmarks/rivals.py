@@ -56,7 +56,7 @@ class Match:
         return TokenDataset.open(self.data_dir)
 
     def bert_config(self) -> BertConfig:
-        """The shape, for the dataset's vocabulary."""
+        """Return the shape as transformers' config, for the dataset's vocabulary."""
         manifest = self.dataset.manifest
         config = build_config(
             self.config.model,

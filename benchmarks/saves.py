@@ -140,7 +140,7 @@ class SavingTrainer:
             self.blocked_s.append(time.perf_counter() - began_s)
 
     def torch_save(self) -> None:
-        """The usual way: a pickle, synced."""
+        """Save the usual way: a pickle, synced."""
         state = {
             "model": self._training.module.state_dict(),
             "optimizer": self._training.optimizer.state_dict(),
@@ -161,7 +161,7 @@ class SavingTrainer:
         self._save_s = max(self._save_s, float(event.values["seconds"]))
 
     def steps_of_a_save(self) -> int:
-        """How many steps the slowest save so far lasted."""
+        """Return how many steps the slowest save so far lasted."""
         return round(self._save_s / self._step_s)
 
 
@@ -182,7 +182,7 @@ def _state(step: int) -> TrainingState:
 
 
 def write_profile(path: Path) -> Path:
-    """A model that costs nothing beside its data."""
+    """Write a profile of a model that costs nothing beside its data."""
     path.write_text(_PROFILE)
     return path
 

@@ -96,7 +96,7 @@ def measure(place: Path, samples: int, batches: int) -> dict[str, Any]:
 
 
 def make_bars(figures: dict[str, Any]) -> list[Bar]:
-    """The bars of a start at full size."""
+    """Return the bars of a start at full size."""
     large, small = figures["runs"]["large"], figures["runs"]["small"]
     first_s = statistics.median(run["first_batch_s"] for run in large)
     ratio = first_s / statistics.median(run["first_batch_s"] for run in small)

@@ -197,7 +197,7 @@ def _interleave(
 
 
 def make_bars(result: Found) -> list[Bar]:
-    """The bars, of the setting without dropout."""
+    """Return the bars of the setting without dropout."""
     ours, paper, theirs, paper_recipe, hf_recipe = (
         statistics.median(result.tokens_per_s[name])
         for name in ("ours", "paper", "HF Trainer", "paper recipe", "hf-trainer recipe")
@@ -336,7 +336,7 @@ def flop_ratio(match: Any) -> float:
 
 
 def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]:
-    """Both models on the same rows with the same masks."""
+    """Evaluate both models on the same sequences with the same masks."""
     from trainer.build import build_training
     from trainer.data.dataset import TokenDataset
     from trainer.evaluate import evaluate

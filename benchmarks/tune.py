@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def make_bars(replays: dict[str, list[Replay]], overhead: Overhead) -> list[Bar]:
-    """All bars; of replays the model that comes off worst counts."""
+    """Return all bars; of replays, the model with the worst result counts."""
     every = list(replays.values())
     regret = min(
         statistics.fmean(outcome.of_best_share for outcome in outcomes)
@@ -283,7 +283,7 @@ def measure_overhead(minutes: float) -> Overhead:
 
 
 def summary(grids: Sequence[Grid]) -> dict[str, Any]:
-    """What the recorded spaces are, by model."""
+    """Describe the recorded spaces, by model."""
     summaries = {}
     for grid in grids:
         means = grid.mean_log_ratios()

@@ -58,7 +58,7 @@ class Case:
     efficiency_at_true: float
 
     def to_json(self) -> dict[str, Any]:
-        """All fields."""
+        """Return all fields."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -66,7 +66,7 @@ def run(
     models: Sequence[SimulatedModel] = MODELS,
     clusters: Sequence[SimulatedCluster] = CLUSTERS,
 ) -> list[Case]:
-    """Every model on every cluster."""
+    """Predict and search every model on every cluster."""
     return [_case(model, cluster) for model in models for cluster in clusters]
 
 
@@ -139,7 +139,7 @@ def _case(model: SimulatedModel, cluster: SimulatedCluster) -> Case:
 
 
 def observed(simulator: Simulator) -> tuple[Load, Network]:
-    """What a tuning on two nodes would know."""
+    """Return the load and network that a tuning on two nodes would measure."""
     ranks = simulator.cluster.ranks_per_node
     most = simulator.most_micro_batch_tokens // ROW_TOKENS
 
@@ -235,7 +235,7 @@ def _slowdown(
 
 
 def _brute_force(simulator: Simulator, near: int) -> tuple[int, float]:
-    """The largest node count that is truly efficient enough, and its efficiency."""
+    """Return the largest efficient number of nodes, and its efficiency."""
     alone = _best_rate(simulator, 1)
     # Far from the answer a rough look is enough; rates fall with nodes but for a few
     # per cent of bad division.

@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None) -> int:
 
 
 def simulate(seeds: Sequence[int], processes: int) -> dict[str, list[Verdict]]:
-    """Every rule on every training."""
+    """Apply every rule to every training."""
     with ProcessPoolExecutor(processes) as pool:
         ours = list(pool.map(sweep, seeds, chunksize=10))
         sys.stderr.write("simulated: ours\n")
@@ -207,7 +207,7 @@ INPUT_BOUND, HEALTHY, TOLERANCE = 0.20, 0.05, 0.02
 
 
 def ladder_rule(seed: int, repeats: int) -> Verdict:
-    """The rule of loadtune, for a machine with as many CPUs as there may be workers."""
+    """Apply the rule of loadtune, for a machine with a CPU for each worker."""
     feed = SimulatedFeed(seed)
     cpus = feed.max_workers
 
@@ -263,7 +263,7 @@ def _verdict(
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Shares of all trainings, and windows."""
+    """Return shares of all trainings, and windows."""
     total = len(verdicts)
     exhaustive = sum(verdict.exhaustive_windows for verdict in verdicts)
     return {
@@ -387,7 +387,7 @@ def _limits(host: HostFacts, requested_workers: int | None) -> LoaderLimits:
 def make_bars(
     simulated: dict[str, list[Verdict]], real: dict[str, Any], *, with_real: bool
 ) -> list[Bar]:
-    """The bars; the rival's is its better figure of the two."""
+    """Return the bars; the rival's is the better one of its figures."""
     ours = summary(simulated["ours"])
     rival = max(
         summary(verdicts)["right_share"]

@@ -142,7 +142,7 @@ def audit(
 
 
 def taken_in(page_visit: Visit) -> dict[str, int]:
-    """What of a hostile page is more than text, and which texts are not shown."""
+    """Count what of a hostile page is more than text, and texts that are not shown."""
     return {
         "scripts": page_visit.scripts,
         "handlers": page_visit.handlers,

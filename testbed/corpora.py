@@ -50,7 +50,7 @@ def real_lengths(samples: int, seed: int) -> Int64:
 
 
 def write_corpus(directory: Path, lengths: Int64, *, seed: int = 0) -> Path:
-    """A dataset with random ordinary ids."""
+    """Write a dataset with random ordinary ids."""
     ids = np.random.default_rng(seed).integers(
         len(SPECIAL_TOKENS), VOCAB_SIZE, int(lengths.sum()), dtype=np.uint16
     )

@@ -167,7 +167,7 @@ def _trial(job: str, outcome: Outcome, **measured: object) -> FinishedTrial:
 
 
 def _step_trial(gpu: World, train: TrainConfig, rows: int) -> FinishedTrial:
-    """A trial of such a micro-batch that ran, with its peak."""
+    """Return a trial of a micro-batch size that ran, with its peak."""
     peak = Measured(figures={"peak_bytes": memory_bytes(gpu, train, rows)})
     return _trial("step", peak, config={"micro_batch_size": rows})
 

@@ -175,7 +175,7 @@ def _perform_there(workplace: Workplace, task: Task) -> Receipt | Failure:
 def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
     """Start worker processes on this machine, which are killed at the end of the block.
 
-    They talk to this process through pipes: no socket listens, so that nobody else on
+    They talk to this process through pipes: no socket listens, so that no other user of
     the machine can send them work.
 
     Raises:
@@ -361,9 +361,11 @@ def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[E
 
     They are cancelled at the end.
 
-    Raise ``BadConfig`` if the site file cannot be used, ``BadInput`` if no job starts
-    in time, ``MachineLacks`` if dask-jobqueue or ``sbatch`` is missing, or a job does
-    not see the work directory.
+    Raises:
+        BadConfig: If the site file cannot be used.
+        BadInput: If no job starts in time.
+        MachineLacks: If dask-jobqueue or ``sbatch`` is missing, or a job does not see
+            the work directory.
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:

@@ -155,7 +155,7 @@ class Simulator:
         )
 
     def all_reduce_s(self, size_bytes: float, nodes: int) -> float:
-        """One all-reduce over all ranks of so many nodes, hop by hop."""
+        """Return the time of an all-reduce over the ranks of all nodes, hop by hop."""
         cluster, ranks = self.cluster, self.cluster.ranks_per_node
         within = 0.0
         if ranks > 1:
@@ -180,7 +180,7 @@ class Simulator:
         return float(np.mean([self._one_step(recipe, sync=sync) for _ in range(steps)]))
 
     def tokens_per_s(self, recipe: Recipe) -> float:
-        """What a recipe trains."""
+        """Return the tokens/s of a recipe."""
         return recipe.global_tokens / self.step_s(recipe)
 
     def buckets(self, recipe: Recipe) -> list[tuple[float, float]]:
@@ -224,7 +224,7 @@ class Simulator:
         return self._exchanged(recipe, began, backward) + update
 
     def _exchanged(self, recipe: Recipe, began: Array, backward: Array) -> float:
-        """When the last gradient has arrived on all ranks."""
+        """Return when the last gradient has arrived on all ranks."""
         free = 0.0
         delayed = 0.0
         for size_bytes, ready in self.buckets(recipe):

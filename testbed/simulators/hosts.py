@@ -35,7 +35,7 @@ class Host:
     interface: str = "eth0"
 
     def command(self, *words: str) -> list[str]:
-        """A command that runs there, and ends when what started it does."""
+        """Return a command that runs on the host, and ends with its parent."""
         return [
             "setpriv",
             "--pdeathsig",
@@ -104,7 +104,7 @@ def hosts(
 
 
 def together(lab: Sequence[Host], scratch: Path) -> MultirankMachine:
-    """One torchrun on each host, which meet at the first one's address."""
+    """Return a machine of a torchrun on each host, which meet at the first host."""
     processors = sorted(os.sched_getaffinity(0))
 
     def start(arguments: Sequence[str]) -> list[str]:

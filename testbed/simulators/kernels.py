@@ -149,7 +149,7 @@ class Kernels:
     on_gpu: bool
 
     def seconds(self, *, memory_is_free: bool = False) -> Floats:
-        """Of each."""
+        """Return the seconds of each kernel."""
         moving = np.zeros_like(self.moving_s) if memory_is_free else self.moving_s
         return self.ramp_s + np.maximum(self.multiplying_s, moving)
 
@@ -188,7 +188,7 @@ def kernels_of(shape: Shape) -> Kernels:
 
 
 def _work(shape: Shape, name: str, *, backward: bool) -> tuple[float, float]:
-    """Operations, and bytes moved."""
+    """Return FLOPs, and bytes moved."""
     tokens, hidden, width = (
         shape.rows * shape.seq_length_tokens,
         shape.hidden,

@@ -32,7 +32,7 @@ class Delayed:
 
 
 def limited_loader(kind: str, amount: float) -> object:
-    """A loader as the trainer's own, under a limit."""
+    """Return a loader like the trainer's own, under a limit."""
 
     def loader(
         source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]

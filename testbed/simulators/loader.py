@@ -119,7 +119,7 @@ class SimulatedFeed:
         return max(map(self.true_tokens_per_s, range(self.max_workers + 1)))
 
     def true_count(self, share: float) -> int:
-        """The fewest workers that reach so much of the best."""
+        """Return the fewest workers that reach a share of the best throughput."""
         enough = share * self.best_tokens_per_s
         return next(
             count

@@ -89,7 +89,7 @@ class SimulatedMachine:
         return low
 
     def predicted_bytes(self, rows: int) -> float:
-        """What was predicted before any trial."""
+        """Return the prediction before any trial."""
         return self._predicted_fixed + self._predicted_row * rows
 
     def attempt(self, rows: int) -> Attempt:

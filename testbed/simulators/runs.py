@@ -117,7 +117,7 @@ def simulated_run(seed: int) -> SimulatedRun:
 
 
 def clear_cause(saved: dict[Remedy, float], machine: Machine) -> Cause | None:
-    """What limits a machine; None where that is not clear, or nothing shows it."""
+    """Return what limits a machine; None if it is not clear, or not visible."""
     causes = [cause for cause in CAUSES if cause != "compute"]
     first, second = sorted(causes, key=lambda cause: -saved[cause])[:2]
     if saved[first] < MATTERS_SHARE - MARGIN:
@@ -133,7 +133,7 @@ def clear_cause(saved: dict[Remedy, float], machine: Machine) -> Cause | None:
 
 
 def _is_inside(cause: Cause, saved: dict[Remedy, float]) -> bool:
-    """Whether it lies inside of computing, where only counters look."""
+    """Return whether a cause is inside of compute, where only counters look."""
     return cause == "memory" or (
         cause == "launch-bound" and saved[LAUNCHES] > saved["launch-bound"] / 2
     )
@@ -226,7 +226,7 @@ class _Interval:
 
 
 def _told(before: _Interval) -> dict[str, float | int]:
-    """What a row says of all ranks, of an interval before."""
+    """Return the figures of all ranks in a logged step, from an interval before."""
     compute_s, waits_s = before.compute_s, before.data_wait_s
     median_low = float(np.sort(compute_s)[(len(compute_s) - 1) // 2])
     return {

@@ -87,7 +87,7 @@ UPDATED = MARKS.index("updated")
 def draw_events(
     machine: Machine, conditions: Conditions, draw: np.random.Generator
 ) -> Draws:
-    """For so many steps of so many ranks."""
+    """Draw the random events of all steps of all ranks."""
     steps, world, pace, supply = (
         conditions.steps,
         conditions.world_size,
@@ -200,7 +200,7 @@ class Timeline:
         return 1.0 - self._is(*remedies)
 
     def run(self) -> Marks:
-        """All steps."""
+        """Play all steps."""
         loader, conditions = self._loader, self._conditions
         ended = host = loader.drain(np.zeros(self._shape))
         steps: list[tuple[Floats, ...]] = []
@@ -278,7 +278,7 @@ class Timeline:
         )
 
     def _told(self, began: Floats, forward: Floats) -> Floats:
-        """When a rank knows how many tokens all ranks predict."""
+        """Return when a rank knows how many tokens all ranks predict."""
         if self._shape[1] == 1:
             return forward
         known: Floats = began.max(axis=1, keepdims=True) + self._latency_s
@@ -344,7 +344,7 @@ class _Loader:
         self._storage = since
 
     def take(self, host: Floats, draws: Draws, number: int) -> Floats:
-        """When the host has the micro-batches of a step."""
+        """Return when the host has the micro-batches of a step."""
         for making, burst in zip(
             draws.making_NMW[number], draws.burst_NMW[number], strict=True
         ):

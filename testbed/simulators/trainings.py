@@ -33,7 +33,7 @@ MODEL = {
 
 
 def deep(layers: int) -> dict[str, object]:
-    """The model with so many layers, for ``model`` among the changes of a training."""
+    """Return the model with this number of layers, as a change of a training."""
     return {"name": "deep", "config": MODEL | {"num_hidden_layers": layers}}
 
 
@@ -46,7 +46,7 @@ class CacheDirectory:
 
 
 def make_place(directory: Path) -> CacheDirectory:
-    """A dataset with the lengths of real functions."""
+    """Make a dataset with the lengths of real functions."""
     return CacheDirectory(
         data=write_corpus(directory / "data", real_lengths(SAMPLES, 0)),
         directory=directory,
@@ -54,7 +54,7 @@ def make_place(directory: Path) -> CacheDirectory:
 
 
 def write_settings(path: Path, **changes: object) -> Path:
-    """A profile with settings alone; a double underscore stands for a dot."""
+    """Write a profile with settings alone; a double underscore stands for a dot."""
     train: dict[str, object] = {
         "seq_length_tokens": SEQ_LENGTH_TOKENS,
         "layout": "packed",

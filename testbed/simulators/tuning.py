@@ -41,7 +41,7 @@ UPDATE_BUSY_SHARE = 0.95
 
 
 def profile_of_machine(machine: Machine, draw: np.random.Generator) -> Profile:
-    """Probe, workers and, of several ranks, network."""
+    """Return a profile with probe, workers and, for several ranks, network."""
     shape, train = machine.shape, machine.train
     probe = ProbeEvidence(
         feasible_max=train.micro_batch_size,
@@ -219,7 +219,7 @@ def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
 def _compute(
     machine: Machine, conditions: Conditions, draw: np.random.Generator
 ) -> ComputeEvidence:
-    """What a rank computes while none waits for another's gradients."""
+    """Measure the compute of a rank while none waits for another's gradients."""
     marks = Timeline(
         machine, conditions, draw_events(machine, conditions, draw), ("input+network",)
     ).run()
@@ -243,7 +243,7 @@ def _compute(
 
 
 def _step_s(marks: Marks) -> float:
-    """Of the slowest rank."""
+    """Return the step time of the slowest rank."""
     return float(
         np.median(np.diff(marks.updated[WARM_UP_STEPS - 1 :, 0], axis=0).max(axis=1))
     )

@@ -109,7 +109,7 @@ class Step:
 
 
 def settings(world: World, **changes: object) -> TrainConfig:
-    """A good configuration in that world, with these differences."""
+    """Return a good configuration in a world, with these differences."""
     config = {
         "model_type": "bert",
         "hidden_size": world.hidden,
@@ -132,7 +132,7 @@ def settings(world: World, **changes: object) -> TrainConfig:
 
 
 def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
-    """The same with differences; a double underscore stands for a dot."""
+    """Return settings with differences; a double underscore stands for a dot."""
     wishes = [
         SettingChange(key=key.replace("__", "."), old=None, new=value)
         for key, value in changes.items()
@@ -191,7 +191,7 @@ def step(world: World, train: TrainConfig) -> Step:
 
 
 def fill(world: World, train: TrainConfig) -> float:
-    """Non-padding tokens in a position, on average."""
+    """Return the share of non-padding tokens in positions, on average."""
     return FILL.get(
         train.layout, min(1.0, world.mean_document_tokens / world.seq_length)
     )
@@ -253,7 +253,7 @@ def _wait(world: World, train: TrainConfig, rows: int, micro_s: float) -> float:
 
 
 def _exposed(world: World, train: TrainConfig, micro_s: float) -> float:
-    """What backward does not hide of the gradients' way round the ring."""
+    """Return the time of gradient synchronisation that backward does not hide."""
     if world.nodes == 1:
         return 0.0
     sent_bytes = (
