@@ -133,6 +133,9 @@ class FakeHost:
     def library_versions(self) -> dict[str, str]:
         return self._versions
 
+    def conflicting_distributions(self) -> tuple[str, ...]:
+        return ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeGpu:

@@ -77,7 +77,7 @@ def torchrun_command(
     """
     # -P: a trainer.py in the working directory must not replace the trainer. torchrun
     # has no way to pass it to the Python that it starts for each rank.
-    words = [python, "-P", "-m", "torch.distributed.run"]
+    words = [python, "-P", "-m", "autotune.cluster.job"]
     if meeting is None:
         words.append("--standalone")
     else:

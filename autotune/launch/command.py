@@ -169,7 +169,12 @@ def train(
 def _train_here(options: TrainOptions, ranks: int | None) -> None:
     from autotune.cluster.site_file import DEFAULT_SITE, find_site
     from autotune.cluster.torchrun import run_child, torchrun_command
-    from autotune.launch.run_end import PATIENCE_HERE_S, exit_text, run_end_of
+    from autotune.launch.run_end import (
+        PATIENCE_HERE_S,
+        exit_text,
+        is_of_a_rank,
+        run_end_of,
+    )
     from autotune.launch.training_job import term_lead_s, trainer_arguments
 
     # Only this setting of the site file applies here: the others are for jobs.
@@ -186,6 +191,9 @@ def _train_here(options: TrainOptions, ranks: int | None) -> None:
     threads = {"OMP_NUM_THREADS": "1"} if request.ranks > 1 else {}
     said_before = exit_text(request.run)
     code = run_child(command, threads | os.environ)
+    if is_of_a_rank(code) and exit_text(request.run) == said_before:
+        # Training did not begin, and the rank has printed why.
+        raise typer.Exit(code)
     ending = run_end_of(request.run, said_before, code, patience_s=PATIENCE_HERE_S)
     if ending.code:
         sys.stderr.write(f"launch: {ending.words}\n")

@@ -22,6 +22,8 @@ moment to exit."""
 _POLL_S = 0.25
 MOST_FRUITLESS_STARTS = 3
 _KILLED = 70
+_SIGNAL_EXIT = 128
+"""Exit codes from here on are of processes that a signal ended."""
 
 
 def run_end_of(
@@ -38,7 +40,7 @@ def run_end_of(
         run: Directory of the run.
         said_before: Content of ``exit.json`` before this start, which does not count; a
             new one is waited for.
-        job_code: Exit code of srun, which is torchrun's: 1 whatever its ranks return.
+        job_code: Exit code of srun: that of the first rank that failed, or 1.
         patience_s: Longest wait for a new ``exit.json``.
         sleep: Function that waits.
     """
@@ -48,6 +50,14 @@ def run_end_of(
     waited_s = 0.0
     while exit_text(run).strip() in ("", said_before.strip()):
         if waited_s >= patience_s:
+            if is_of_a_rank(job_code):
+                return Ended(
+                    code=job_code,
+                    words=(
+                        "training did not begin, for the reason in the log (exit code"
+                        f" {job_code}); the job is not restarted"
+                    ),
+                )
             code = _KILLED if job_code in (0, REQUEUE) else job_code
             return Ended(
                 code=code,
@@ -66,6 +76,11 @@ def run_end_of(
             words=f"cannot read {run / EXIT_FILE}; the job is not restarted",
         )
     return _given_up(run, end) or Ended(code=end.exit_code, words=_words(end))
+
+
+def is_of_a_rank(code: int) -> bool:
+    """Return True if a rank chose this exit code itself, and printed the reason."""
+    return 1 < code < _SIGNAL_EXIT and code != REQUEUE
 
 
 def has_work_left(run: Path, link: int) -> Ended:

@@ -100,6 +100,7 @@ def examine(
         gpu_unreadable=monitor.unreadable() or unreadable,
         slurm=slurm,
         versions=host.library_versions(),
+        conflicting_distributions=host.conflicting_distributions(),
     )
 
 

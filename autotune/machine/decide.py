@@ -152,6 +152,17 @@ def _about_machine(machine: MachineFacts) -> Iterator[Unsuitable]:
         yield Unsuitable(
             "warning", claim, "Run it in a job: srun --gpus=1 autotune doctor"
         )
+    for name in machine.conflicting_distributions:
+        claim = (
+            f"The distribution {name!r} installs a package of the same name as one of"
+            " this tool: one of them replaces files of the other."
+        )
+        yield Unsuitable(
+            "error",
+            claim,
+            f"Remove it: python -m pip uninstall {name}; then install encoder-autotune"
+            " again with --force-reinstall --no-deps",
+        )
     for name in ("torch", "transformers"):
         if name not in machine.versions:
             claim = f"{name} is not installed: no trial can run."

@@ -26,6 +26,9 @@ from autotune.machine.values import (
 )
 
 _CPUS_OF_SLURM = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
+PACKAGES = ("autotune", "trainer")
+"""Top-level packages that this project installs."""
+DISTRIBUTION = "encoder-autotune"
 LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 
 
@@ -46,6 +49,9 @@ class Host(Protocol):
 
         None of them is imported.
         """
+
+    def conflicting_distributions(self) -> tuple[str, ...]:
+        """Return the names of other distributions with one of this tool's packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +141,15 @@ class SystemHost:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[name] = importlib.metadata.version(name)
         return versions
+
+    def conflicting_distributions(self) -> tuple[str, ...]:
+        """Read them from the packages' own metadata.
+
+        PyPI has other distributions that install a package ``autotune`` or ``trainer``.
+        """
+        by_package = importlib.metadata.packages_distributions()
+        names = {name for package in PACKAGES for name in by_package.get(package, ())}
+        return tuple(sorted(names - {DISTRIBUTION}))
 
     def _cpu_quotas(self, mounts: Sequence[_Mount]) -> Iterator[float]:
         """Yield CPU time per wall time of each control group that limits it."""

@@ -250,6 +250,8 @@ class MachineFacts:
     gpu_unreadable: tuple[str, ...]
     slurm: SlurmFacts
     versions: Mapping[str, str]
+    conflicting_distributions: tuple[str, ...] = ()
+    """Names of other installed distributions with a package of this tool's names."""
 
 
 THROTTLE_REASONS = {

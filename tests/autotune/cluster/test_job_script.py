@@ -242,7 +242,7 @@ def test_fills_in_torchrun_variables():
     assert '"--rdzv-endpoint=$endpoint"' in line
     assert "'my p.toml'" in line
     assert " ".join(line.split()).startswith(
-        "exec apptainer exec --nv image.sif python -P -m torch.distributed.run"
+        "exec apptainer exec --nv image.sif python -P -m autotune.cluster.job"
     )
 
 

@@ -15,7 +15,8 @@ case $3:$5 in
     autotune:meet) echo 10.0.0.1:20012 ;;
     autotune:address) echo "10.0.0.$(($SLURM_NODEID + 1)) eth7" ;;
     autotune:ended) exit 75 ;;
-    torch*) echo "$@ gloo ${GLOO_SOCKET_IFNAME:-n/a} until ${SLURM_JOB_END_TIME:-n/a}";;
+    autotune.cluster.job:*)
+        echo "$@ gloo ${GLOO_SOCKET_IFNAME:-n/a} until ${SLURM_JOB_END_TIME:-n/a}";;
 esac
 """
 
@@ -132,11 +133,11 @@ def test_job_is_told_its_end(put, tmp_path, answer, variables, end):
     put("squeue", answer)
     trained(tmp_path, **variables)
     assert log_of(tmp_path).endswith(f"until {end}\n")
-    job = JOB | {"command": ["python", "-P", "-m", "torch", "measures"]}
+    job = JOB | {"command": ["python", "-P", "-m", "autotune.cluster.job", "measures"]}
     script = measure_script(
         SiteFile(), read_template("measure", SiteFile(), None), **job
     )
     assert (
         ran(script, tmp_path, **variables).stdout
-        == f"-P -m torch measures gloo n/a until {end}\n"
+        == f"-P -m autotune.cluster.job measures gloo n/a until {end}\n"
     )

@@ -30,7 +30,7 @@ def test_nodes_meet_by_address():
         "python",
         "-P",
         "-m",
-        "torch.distributed.run",
+        "autotune.cluster.job",
         "--nnodes=4",
         "--node-rank=$SLURM_NODEID",
         "--rdzv-backend=static",
@@ -268,7 +268,7 @@ def test_gloo_uses_interface_of_the_nodes_address(put, monkeypatch, named, inter
     script = torchrun.on_nodes_of_job(2, 1, "2.13.0", ENVIRONMENT)(["-m", "module"])[-1]
     environment = {"PATH": "/usr/bin:/bin", "SLURM_NODEID": "0"} | named
     output = subprocess.check_output(["bash", "-c", script], text=True, env=environment)
-    assert output.startswith(f"{interface} -P -m torch.distributed.run")
+    assert output.startswith(f"{interface} -P -m autotune.cluster.job")
     assert "--local-addr=10.0.0.1 " in output
 
 
