@@ -12,8 +12,7 @@ AUTOTUNE = Path(sys.executable).with_name("autotune")
 SHADOW = 'raise RuntimeError("a local file was imported")\n'
 QUICK_TUNING = (
     "--data data --device cpu --memory 400MiB --here --seq-length 32"
-    " --global-batch-tokens 512 --window 0.2s --time-limit 3min"
-    " --max-micro-batch-size 4"
+    " --global-batch-tokens 512 --time-limit 3min --max-micro-batch-size 4"
 )
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -54,7 +53,7 @@ COMMANDS = (
     "train p.toml --data data --ranks 2 --out run --set train.max_steps=2"
     " --set train.warmup_steps=1",
     "status",
-    f"tune --model bert-mini {QUICK_TUNING} --out tuned --skip baseline",
+    f"tune --model bert-mini {QUICK_TUNING} --window 0.2s --out tuned --skip baseline",
 )
 
 

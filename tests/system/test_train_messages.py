@@ -1,0 +1,84 @@
+"""A training that fails or is interrupted ends with its own message and exit code."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed.datasets import write_dataset
+
+AUTOTUNE = Path(sys.executable).with_name("autotune")
+PROFILE = Path(__file__).parents[2] / "profiles/bert-mini-cpu.toml"
+SETTINGS = {
+    "max_steps": 400,
+    "warmup_steps": 1,
+    "micro_batch_size": 2,
+    "global_batch_size": 4,
+    "compile": "false",
+    "data.num_workers": 0,
+}
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+def train_command(data: Path, run: Path, *more: str) -> list[str]:
+    profile = run.parent / "profile.toml"
+    lines = PROFILE.read_text().splitlines(keepends=True)
+    profile.write_text(
+        "".join(line for line in lines if not line.startswith("dataset_hash"))
+    )
+    words = [str(AUTOTUNE), "train", str(profile), "--data", str(data)]
+    words += ["--out", str(run)]
+    for name, value in SETTINGS.items():
+        words += ["--set", f"train.{name}={value}"]
+    return [*words, *more]
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    random = np.random.default_rng(0)
+    lengths = random.integers(20, 120, size=300)
+    samples = [random.integers(5, 400, size=length).tolist() for length in lengths]
+    return write_dataset(tmp_path / "data", samples)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_corrupt_dataset_ends_with_one_message(data, tmp_path, ranks):
+    next(data.glob("train-tokens-*.npy")).unlink()
+    command = train_command(data, tmp_path / "run", "--ranks", str(ranks))
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert ended.returncode == 3, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.count("error: ") == 1, ended.stderr
+    assert "exit.json" not in ended.stderr
+    assert "train-tokens-" in ended.stderr
+
+
+def heed_ctrl_c() -> None:
+    """Undo that tests in the background are started with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_ctrl_c_prints_no_traceback(data, tmp_path):
+    run = tmp_path / "run"
+    training = subprocess.Popen(
+        train_command(data, run),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,  # noqa: PLW1509 - one system call, no locks
+    )
+    assert training.stdout is not None
+    for line in training.stdout:
+        if line.strip().startswith("step"):
+            break
+    os.kill(training.pid, signal.SIGINT)
+    _, errors = training.communicate(timeout=300)
+    assert "Traceback" not in errors
+    assert training.returncode in (75, 130), errors
