@@ -1,66 +1,69 @@
-"""The command line: registers the commands, and turns errors into messages and exit codes."""
+"""The command line: registers the commands, and turns errors into exit codes."""
 
+import importlib
 import importlib.metadata
+import os
 import sys
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
-from autotune.advice.command import advise
-from autotune.baseline.command import baseline
-from autotune.compare.command import compare
+from autotune.console.arguments import plain_arguments
+from autotune.console.commands import COMMANDS, CommandEntry
 from autotune.console.help import Command, Group, usage_error
-from autotune.console.slurm_job import plain_arguments
-from autotune.corpus.command import app as data
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
-from autotune.launch.command import status, train
-from autotune.launch.job_commands import app as job
-from autotune.machine.command import doctor
-from autotune.memory.command import estimate, probe
-from autotune.network.command import network
-from autotune.plan.command import plan
-from autotune.profiles.command import app as profile
-from autotune.report.command import report
-from autotune.tune.command import tune, tune_between_nodes
-from autotune.workers.command import workers
 from trainer.errors import TrainerError, error_text
 
-app = typer.Typer(
-    name="autotune",
-    cls=Group,
-    help="Find the fastest settings for a BERT pretraining run before you pay for it.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-commands = (
-    doctor,
-    estimate,
-    tune,
-    probe,
-    workers,
-    network,
-    baseline,
-    report,
-    compare,
-    advise,
-    plan,
-    train,
-    status,
-)
-for command in commands:
-    app.command()(command)
-app.command(hidden=True)(tune_between_nodes)
-for name, group in {"data": data, "profile": profile, "job": job}.items():
-    app.add_typer(group, name=name, cls=Group, hidden=group is job)
-for group in (app, data, profile, job):
-    for registered in group.registered_commands:
-        registered.cls = Command
+COMPLETION_VARIABLE = "_AUTOTUNE_COMPLETE"
+"""Environment variable by which the shell asks for completions."""
 
 
-@app.callback()
-def options(
+def application(used: Collection[str] | None = None) -> typer.Typer:
+    """Return the command line.
+
+    Args:
+        used: Names of the commands that can be called; of the others, which are not
+            imported, only the name and summary are known. None imports all.
+    """
+    app = typer.Typer(
+        name="autotune",
+        cls=Group,
+        help=(
+            "Find the fastest settings for a BERT pretraining run before you pay for"
+            " it."
+        ),
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_options)
+    for entry in COMMANDS:
+        if used is None or entry.name in used:
+            _register(app, entry)
+        else:
+            known = {"help": entry.summary, "hidden": entry.hidden}
+            app.command(entry.name, cls=Command, **known)(_unused)
+    return app
+
+
+def _register(app: typer.Typer, entry: CommandEntry) -> None:
+    command_or_group = getattr(importlib.import_module(entry.module), entry.attribute)
+    if entry.is_group:
+        for registered in command_or_group.registered_commands:
+            registered.cls = Command
+        app.add_typer(command_or_group, name=entry.name, cls=Group, hidden=entry.hidden)
+    else:
+        app.command(entry.name, cls=Command, hidden=entry.hidden)(command_or_group)
+
+
+def _unused() -> None:
+    """Stand for a command that is not imported."""
+    raise AssertionError("only commands that are used can be called")
+
+
+def _options(
     *,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.")
@@ -86,6 +89,7 @@ def run(arguments: list[str]) -> int:
         print(f"autotune {importlib.metadata.version('encoder-autotune')}")
         return 0
     plain = plain_arguments(arguments)
+    app = application(None if COMPLETION_VARIABLE in os.environ else plain[:1])
     try:
         code = int(
             app(list(plain), obj=plain, prog_name="autotune", standalone_mode=False)

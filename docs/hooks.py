@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from typer.cli import get_docs_for_click
 
 from autotune.advice.decide.rules import RULES
-from autotune.cli import app
+from autotune.cli import application
 from autotune.cluster.site_file import SiteFile
 from autotune.profiles.values import Profile
 from trainer.__main__ import command_line
@@ -38,7 +38,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def commands() -> str:
     """Return the help of every command."""
-    group = _shown(typer.main.get_command(app))
+    group = _shown(typer.main.get_command(application()))
     text = get_docs_for_click(
         obj=group, ctx=typer.Context(group), name="autotune", indent=1
     )

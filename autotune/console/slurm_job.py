@@ -28,7 +28,6 @@ START_UP_S = 60.0
 file system."""
 _PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
 _HELP = "Submit as a SLURM job. Site file: AUTOTUNE_SITE, else site.toml."
-_TAKE_PROFILE = ("workers", "network", "baseline", "train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,31 +270,6 @@ def command_in_job(arguments: Sequence[str]) -> list[str]:
         elif word not in ("--wait", "--dry-run") and not word.startswith("--slurm="):
             kept.append(word)
     return kept
-
-
-def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Give ``--slurm`` its default value if it has none. Pure.
-
-    It has none at the end of a command line, before another option, or before the only
-    profile. The parser has no options whose value may be left out.
-    """
-    if "--slurm" not in arguments:
-        return tuple(arguments)
-    from autotune.cluster.site_file import DEFAULT_SITE
-
-    plain = list(arguments)
-    files = (
-        [word for word in plain if word.endswith(".toml")]
-        if plain[0] in _TAKE_PROFILE
-        else []
-    )
-    ended = plain.index("--") if "--" in plain else len(plain)
-    for position, following in enumerate([*plain[1:], "-"][:ended]):
-        if plain[position] == "--slurm" and (
-            following.startswith("-") or files == [following]
-        ):
-            plain[position] = f"--slurm={DEFAULT_SITE}"
-    return tuple(plain)
 
 
 def _submit(

@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.exceptions import TyperException
 
-from autotune.cli import app
-from autotune.console.slurm_job import plain_arguments
+from autotune.cli import application
+from autotune.console.arguments import plain_arguments
 from autotune.errors import UsageError
 from tests.documentation.blocks import (
     ELLIPSIS,
@@ -145,7 +145,7 @@ def _leaf(words: list[str]) -> tuple[Any, str, list[str]]:
 
 @functools.cache
 def root() -> Any:
-    return typer.main.get_command(app)
+    return typer.main.get_command(application())
 
 
 def _check_module(words: list[str]) -> None:

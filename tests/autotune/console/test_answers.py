@@ -8,7 +8,7 @@ import typer
 from pydantic import TypeAdapter
 
 from autotune.base import document
-from autotune.cli import app, run
+from autotune.cli import application, run
 from tests.autotune.compare.test_command import _write_run
 
 TINY = {
@@ -72,7 +72,7 @@ def _commands(group, path=()):
 
 def test_covers_every_command_with_json():
     lines = [*QUICK, *MADE, *SUBMITTED, *MEASURED]
-    known = set(_commands(typer.main.get_command(app)))
+    known = set(_commands(typer.main.get_command(application())))
     assert {
         name for name in known if any(line.startswith(name) for line in lines)
     } == known

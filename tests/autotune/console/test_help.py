@@ -1,15 +1,19 @@
 """Help, examples and usage errors."""
 
 import itertools
+import operator
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 import typer
 
-from autotune.cli import app
+from autotune.cli import application
+from autotune.console.arguments import plain_arguments
+from autotune.console.commands import COMMANDS as COMMAND_TABLE
 from autotune.console.help import GUIDES, SECTIONS
-from autotune.console.slurm_job import plain_arguments
 from autotune.trials import session
 from tests.documentation.blocks import ROOT
 from trainer.__main__ import command_line
@@ -25,7 +29,7 @@ def _every(command, *path):
             yield from _every(subcommand, *path, name)
 
 
-COMMANDS = dict(_every(typer.main.get_command(app)))
+COMMANDS = dict(_every(typer.main.get_command(application())))
 LEAVES = [
     path for path, command in COMMANDS.items() if not getattr(command, "commands", None)
 ]
@@ -159,3 +163,18 @@ def test_rejects_wrong_argument_before_loading_torch(
 
     monkeypatch.setattr(session, "ForkServerMachine", load)
     assert "\n  next: " in says(*line.split(), code=code)
+
+
+@pytest.mark.parametrize("entry", COMMAND_TABLE, ids=operator.attrgetter("name"))
+def test_table_has_the_summary_of_help(entry):
+    registered = typer.main.get_command(application()).commands[entry.name]
+    assert registered.help.partition("\n")[0] == entry.summary
+
+
+def test_help_imports_no_command():
+    code = (
+        "import sys\nfrom autotune.cli import run\nrun(['-h'])\n"
+        "loaded = {'pydantic', 'numpy', 'autotune.memory'} & set(sys.modules)\n"
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from autotune.console.slurm_job import command_in_job, plain_arguments
+from autotune.console.arguments import plain_arguments
+from autotune.console.slurm_job import command_in_job
 from autotune.profiles.values import profile_to_toml
 from testbed.examples.profiles import but, example_profile
 
