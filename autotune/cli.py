@@ -43,8 +43,10 @@ def application(used: Collection[str] | None = None) -> typer.Typer:
         if used is None or entry.name in used:
             _register(app, entry)
         else:
-            known = {"help": entry.summary, "hidden": entry.hidden}
-            app.command(entry.name, cls=Command, **known)(_unused)
+            placeholder = app.command(
+                entry.name, cls=Command, help=entry.summary, hidden=entry.hidden
+            )
+            placeholder(_unused)
     return app
 
 

@@ -194,17 +194,23 @@ def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of
     monkeypatch.setattr(
         "trainer.preflight.shutil.disk_usage", lambda _: SimpleNamespace(free=150 * MIB)
     )
-    assert preflight.check_room(tmp_path, 75 * MIB, RANKS, existing=0, keep_last=1) == []
+    assert (
+        preflight.check_room(tmp_path, 75 * MIB, RANKS, existing=0, keep_last=1) == []
+    )
     with pytest.raises(
         BadConfig, match="has 150 MiB free; 2 checkpoints require 152 MiB"
     ) as caught:
         preflight.check_room(tmp_path, 76 * MIB, RANKS, existing=0)
     assert "train.checkpoint.enabled=false" in caught.value.next_step
-    assert preflight.check_room(tmp_path, 150 * MIB, RANKS, existing=1, keep_last=1) == []
+    assert (
+        preflight.check_room(tmp_path, 150 * MIB, RANKS, existing=1, keep_last=1) == []
+    )
     for there in (1, 2, 5):  # a run that can go on does so, with a word
         (remark,) = preflight.check_room(tmp_path, 151 * MIB, RANKS, existing=there)
         assert "the next save will fail" in remark.next_step
-    assert preflight.check_room(tmp_path, 50 * MIB, RANKS, existing=0, keep_last=2) == []
+    assert (
+        preflight.check_room(tmp_path, 50 * MIB, RANKS, existing=0, keep_last=2) == []
+    )
     (remark,) = preflight.check_room(tmp_path, 51 * MIB, RANKS, existing=0, keep_last=2)
     assert (
         "has 150 MiB free; keeping 2 checkpoints while writing the next requires"

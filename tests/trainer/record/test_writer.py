@@ -347,7 +347,9 @@ def test_the_driver_of_a_gpu_is_as_nvml_says_it(monkeypatch, version):
         NVMLError=LookupError, nvmlInit=lambda: None, nvmlSystemGetDriverVersion=answer
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert gpu_driver_version(SimpleNamespace(device=torch.device("cuda", 0))) == version
+    assert (
+        gpu_driver_version(SimpleNamespace(device=torch.device("cuda", 0))) == version
+    )
     assert gpu_driver_version(SimpleNamespace(device=torch.device("cpu"))) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpu_driver_version(SimpleNamespace(device=torch.device("cuda", 0))) is None
