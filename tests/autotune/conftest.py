@@ -1,5 +1,4 @@
-"""Commands called in the tests' own process, with a trial server that is started once
-for all of them."""
+"""Commands called in the tests' own process, with one trial server for all of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +18,8 @@ from trainer.data.dataset import read_manifest
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    """The working directory, with the example's profile as ``p.toml``, and no
-    cluster."""
+def workdir(tmp_path, monkeypatch) -> Path:
+    """Return the working directory, outside a cluster, with a profile ``p.toml``."""
     monkeypatch.chdir(tmp_path)
     for name in ("AUTOTUNE_DATA", "AUTOTUNE_SITE", "SLURM_JOB_ID", "SLURM_JOBID"):
         monkeypatch.delenv(name, raising=False)
@@ -30,60 +28,63 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def made_here(here, patterned_dataset) -> Path:
-    """The same with a dataset, ``data``, from which ``p.toml`` was made on this
-    machine's CPU."""
-    (here / "data").symlink_to(patterned_dataset)
-    found, monitor, manifest = (
-        example_profile(),
-        NvmlMonitor(),
-        read_manifest(patterned_dataset),
-    )
-    site = open_device("cpu", here / "data", SystemHost(), monitor)
+def workdir_with_data(workdir, patterned_dataset) -> Path:
+    """Return the working directory with a dataset, ``data``, to which ``p.toml`` fits.
+
+    The profile is of this machine's CPU.
+    """
+    (workdir / "data").symlink_to(patterned_dataset)
+    profile = example_profile()
+    monitor = NvmlMonitor()
+    manifest = read_manifest(patterned_dataset)
+    site = open_device("cpu", workdir / "data", SystemHost(), monitor)
     monitor.close()
-    data = found.train.data.model_copy(
+    data = profile.train.data.model_copy(
         update={"path": "data", "dataset_hash": manifest.dataset_hash}
     )
-    train = found.train.model_copy(update={"data": data, "global_batch_size": 122})
+    train = profile.train.model_copy(update={"data": data, "global_batch_size": 122})
     changes = {
         "train": train,
         "fingerprint": fingerprint(site, train.model, manifest, None),
     }
-    (here / "p.toml").write_text(profile_to_toml(found.model_copy(update=changes)))
-    return here
+    (workdir / "p.toml").write_text(profile_to_toml(profile.model_copy(update=changes)))
+    return workdir
 
 
 @pytest.fixture
-def sbatch(here, monkeypatch) -> Path:
-    """A scripted sbatch on PATH, which makes this a login node: the file in which it
-    notes what it is given, by line.
+def sbatch(workdir, monkeypatch) -> Path:
+    """Put a scripted sbatch on PATH, which makes this a login node.
 
-    The number of a job is that of its line.
+    Return the file in which it notes its arguments, a line a job. The number of a job
+    is that of its line.
     """
-    (here / "bin").mkdir()
-    (here / "bin" / "sbatch").write_text(
-        f'#!/bin/sh\necho "$@" >> {here}/given\nwc -l < {here}/given\n'
+    (workdir / "bin").mkdir()
+    (workdir / "bin" / "sbatch").write_text(
+        f'#!/bin/sh\necho "$@" >> {workdir}/given\nwc -l < {workdir}/given\n'
     )
-    (here / "bin" / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{here / 'bin'}:/usr/bin:/bin")
-    return here / "given"
+    (workdir / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{workdir / 'bin'}:/usr/bin:/bin")
+    return workdir / "given"
 
 
 @pytest.fixture
 def says(capsys):
-    """Call a command; what it says, on standard error if it is to fail."""
+    """Return a function that calls a command and returns what it prints.
+
+    That is its standard error if the command is expected to fail.
+    """
 
     def call(*words: object, code: int = 0) -> str:
         capsys.readouterr()
         assert run([str(word) for word in words]) == code, capsys.readouterr().err
-        told = capsys.readouterr()
-        return told.err if code else told.out
+        printed = capsys.readouterr()
+        return printed.err if code else printed.out
 
     return call
 
 
 class Borrowed:
-    """A machine that is not closed by those who use it."""
+    """A machine that its users cannot close."""
 
     def __init__(self, machine: ForkServerMachine) -> None:
         self._machine = machine
@@ -98,12 +99,12 @@ class Borrowed:
         return None
 
     def close(self) -> None:
-        """The next test uses it."""
+        """Do nothing: the next test uses it."""
 
 
 @pytest.fixture(scope="session")
 def started_server() -> Iterator[ForkServerMachine]:
-    """One with torch loaded, which takes some seconds."""
+    """Start a trial server with torch loaded, which takes some seconds."""
     with pytest.MonkeyPatch.context() as patch, ForkServerMachine() as machine:
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
         machine.start()
@@ -112,6 +113,8 @@ def started_server() -> Iterator[ForkServerMachine]:
 
 @pytest.fixture
 def warm_server(monkeypatch, started_server) -> None:
-    """Commands that are called in this process find their trial server started."""
-    for room in (session, prediction):
-        monkeypatch.setattr(room, "ForkServerMachine", lambda: Borrowed(started_server))
+    """Let commands that are called in this process use the started trial server."""
+    for module in (session, prediction):
+        monkeypatch.setattr(
+            module, "ForkServerMachine", lambda: Borrowed(started_server)
+        )

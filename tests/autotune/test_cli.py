@@ -10,27 +10,27 @@ from autotune.cli import run
 
 
 @pytest.fixture
-def here(here, monkeypatch):
+def workdir(workdir, monkeypatch):
     """On a node of a job, which may measure wherever SLURM's commands are installed."""
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    return here
+    return workdir
 
 
 @pytest.fixture
-def refused(here, capsys):
+def refused(workdir, capsys):
     """Call a command that is to be refused with an exit code and words, and to write
     nothing."""
 
     def call(*arguments, code, words):
-        before = sorted(here.rglob("*"))
+        before = sorted(workdir.rglob("*"))
         assert run([str(word) for word in arguments]) == code
         out, err = capsys.readouterr()
         assert out == ""
         for word in words:
             assert word in err
         assert "Traceback" not in err
-        assert sorted(here.rglob("*")) == before
+        assert sorted(workdir.rglob("*")) == before
 
     return call
 
@@ -112,9 +112,9 @@ def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(
     ],
 )
 def test_what_a_probe_cannot_have_is_refused_before_a_trial(
-    refused, here, patterned_dataset, options, code, words
+    refused, workdir, patterned_dataset, options, code, words
 ):
-    (here / "bin").write_text("")
+    (workdir / "bin").write_text("")
     probe = [
         "probe",
         "--model",
@@ -142,9 +142,11 @@ def test_what_a_probe_cannot_have_is_refused_before_a_trial(
 )
 @pytest.mark.parametrize("command", [["workers"], ["profile", "show"], ["report"]])
 def test_a_broken_profile_is_refused_by_every_command(
-    refused, here, old, new, words, command
+    refused, workdir, old, new, words, command
 ):
-    (here / "p.toml").write_text((here / "p.toml").read_text().replace(old, new, 1))
+    (workdir / "p.toml").write_text(
+        (workdir / "p.toml").read_text().replace(old, new, 1)
+    )
     refused(*command, "p.toml", code=3, words=words)
 
 
@@ -177,7 +179,7 @@ LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "--help"])
         ),
     ],
 )
-def test_a_command_loads_nothing_heavy_before_it_needs_it(here, does, heavy):
+def test_a_command_loads_nothing_heavy_before_it_needs_it(workdir, does, heavy):
     code = (
         f"import sys; code = 0; {does}; sys.exit(code or str(set({heavy.split()}) &"
         " set(sys.modules) or '') or 0)"
@@ -187,13 +189,13 @@ def test_a_command_loads_nothing_heavy_before_it_needs_it(here, does, heavy):
         capture_output=True,
         text=True,
         check=False,
-        cwd=here,
+        cwd=workdir,
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_a_file_that_an_error_quotes_cannot_steer_the_terminal(refused, says, here):
-    (here / "p.toml").write_text(
+def test_a_file_that_an_error_quotes_cannot_steer_the_terminal(refused, says, workdir):
+    (workdir / "p.toml").write_text(
         'schema_version = 2\n"\\u001b[2Jx\\u202e" = 1\n[train]\n'
     )
     refused("profile", "show", "p.toml", code=3, words=["unknown key", "[2Jx"])

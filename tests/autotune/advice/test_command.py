@@ -11,7 +11,7 @@ from testbed.simulators.worlds import World, profile_of, run_of, settings
 from trainer.record.run_record import RUN_FILE, STEPS_FILE
 
 WORLD, SLOW = World(), World(load_s_per_row=2e-3)
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("workdir")
 
 
 def write_profile(path: str, world: World = WORLD, **changes) -> Path:

@@ -26,12 +26,12 @@ TINY = ModelSettings(
 
 
 @pytest.fixture
-def profile(here, monkeypatch):
+def profile(workdir, monkeypatch):
     """A profile of this machine's CPU, whose packed sequences are half full."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("SLURM_NNODES", raising=False)
     data = write_dataset(
-        here / "data",
+        workdir / "data",
         [[5 + number % 100] * 30 for number in range(400)],
         vocab_size=128,
     )
@@ -50,8 +50,8 @@ def profile(here, monkeypatch):
     profile = example_profile().model_copy(
         update={"train": train, "fingerprint": place}
     )
-    (here / "p.toml").write_text(profile_to_toml(profile))
-    return here / "p.toml"
+    (workdir / "p.toml").write_text(profile_to_toml(profile))
+    return workdir / "p.toml"
 
 
 @pytest.mark.usefixtures("warm_server")

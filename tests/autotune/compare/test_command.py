@@ -50,7 +50,7 @@ def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **cha
 
 
 @pytest.fixture
-def compared(here, says):
+def compared(workdir, says):
     return lambda *words: json.loads(says("compare", *words, "--json"))[0]
 
 
@@ -60,7 +60,7 @@ def _verdicts(comparison) -> dict:
     }
 
 
-def test_equal_runs_are_equal_within_noise(here, compared):
+def test_equal_runs_are_equal_within_noise(workdir, compared):
     comparison = compared(_write_run("a", 1000), _write_run("b", 1000, seed=1))
     assert comparison["settings"] == comparison["circumstances"] == []
     assert (comparison["headline"]["verdict"], comparison["headline"]["a"]["n"]) == (
@@ -73,10 +73,10 @@ def test_equal_runs_are_equal_within_noise(here, compared):
     )
 
 
-def test_invalid_figures_of_steps_are_dropped(here, compared):
+def test_invalid_figures_of_steps_are_dropped(workdir, compared):
     _write_run("a", 1000)
     _write_run("b", 1000, seed=1)
-    path = here / "b" / "steps.jsonl"
+    path = workdir / "b" / "steps.jsonl"
     lines = path.read_text().splitlines()
     lines[50] = json.dumps(json.loads(lines[50]) | {"step_s": 0.0, "loss": None})
     lines[51] = json.dumps(json.loads(lines[51]) | {"tokens_per_s": 0.0, "loss": -1.0})
@@ -84,7 +84,7 @@ def test_invalid_figures_of_steps_are_dropped(here, compared):
     assert compared("a", "b")["headline"]["b"]["n"] == 178
 
 
-def test_slower_run_is_found(here, says, compared):
+def test_slower_run_is_found(workdir, says, compared):
     config = CONFIG.model_copy(update={"tf32": False})
     comparison = compared(
         _write_run("a", 1000), _write_run("b", 900, seed=1, config=config, loss=1.05)
@@ -108,7 +108,7 @@ def test_slower_run_is_found(here, says, compared):
         (955, "5%", (0, 8)),
     ],
 )
-def test_gate_fails_only_proven_slowdown(here, capsys, speed, share, codes):
+def test_gate_fails_only_proven_slowdown(workdir, capsys, speed, share, codes):
     _write_run("a", 1000)
     _write_run("b", speed, seed=2)
     for options, code in zip(([], ["--strict"]), codes, strict=True):
@@ -128,7 +128,9 @@ def test_gate_fails_only_proven_slowdown(here, capsys, speed, share, codes):
     ],
     ids=["dataset", "ranks", "global batch", "machine"],
 )
-def test_runs_of_different_work_are_not_comparable(here, changes, why, says, compared):
+def test_runs_of_different_work_are_not_comparable(
+    workdir, changes, why, says, compared
+):
     _write_run("a", 1000)
     _write_run("b", 500, **changes)
     comparison = compared("a", "b")
@@ -142,7 +144,7 @@ def test_runs_of_different_work_are_not_comparable(here, changes, why, says, com
 @pytest.mark.parametrize(
     "share", ["", "5 percent", "-5%", "100%", "nan", "1", "5%%", None]
 )
-def test_rejects_invalid_share(here, says, share):
+def test_rejects_invalid_share(workdir, says, share):
     says(
         "compare",
         "a",
@@ -152,7 +154,7 @@ def test_rejects_invalid_share(here, says, share):
     )
 
 
-def test_compares_several_with_the_first(here, says):
+def test_compares_several_with_the_first(workdir, says):
     names = [
         _write_run(name, speed, seed=speed)
         for name, speed in (("a", 1000), ("b", 1001), ("c", 850))
@@ -171,9 +173,9 @@ def test_compares_several_with_the_first(here, says):
     says("compare", *names, "--fail-if-slower", "10%", code=9)
 
 
-def test_compares_datasets_by_their_counts(here, make_dataset, says, compared):
-    make_dataset([[5, 6, 7]] * 4).rename(here / "a")
-    make_dataset([[5, 6, 7]] * 6).rename(here / "b")
+def test_compares_datasets_by_their_counts(workdir, make_dataset, says, compared):
+    make_dataset([[5, 6, 7]] * 4).rename(workdir / "a")
+    make_dataset([[5, 6, 7]] * 6).rename(workdir / "b")
     comparison = compared("a", "b")
     assert [change["key"] for change in comparison["circumstances"]] == ["dataset"]
     figures = {
@@ -188,7 +190,7 @@ def test_compares_datasets_by_their_counts(here, make_dataset, says, compared):
     assert "training speed" not in says("compare", "a", "b")
 
 
-def test_explains_settings_that_differ(here, says, compared):
+def test_explains_settings_that_differ(workdir, says, compared):
     _write_profile("a.toml")
     assert "settings: the same" in says("compare", "a.toml", "a.toml")
     tables = {"constraints": {"headroom_share": 0.5}, "fingerprint": {"torch": "9"}}
@@ -210,7 +212,7 @@ def _write_profile(name, **tables):
     return name
 
 
-def test_compares_profiles_by_sweep_windows(here, compared):
+def test_compares_profiles_by_sweep_windows(workdir, compared):
     workers = example_profile().evidence.workers
     rows = [
         row.model_copy(update={"padded_tokens_per_s": [119.0, 120.0, 121.0]})
@@ -227,10 +229,10 @@ def test_compares_profiles_by_sweep_windows(here, compared):
     assert comparison["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
 
 
-def test_edited_profile_has_older_measurements(here, compared):
+def test_edited_profile_has_older_measurements(workdir, compared):
     _write_profile("a.toml")
-    (here / "b.toml").write_text(
-        (here / "a.toml")
+    (workdir / "b.toml").write_text(
+        (workdir / "a.toml")
         .read_text()
         .replace("micro_batch_size = 2", "micro_batch_size = 1")
     )
@@ -255,7 +257,7 @@ def test_one_step_has_no_speed(compared):
     )
 
 
-def test_compares_run_with_its_profile(here, compared):
+def test_compares_run_with_its_profile(workdir, compared):
     profile = example_profile()
     _write_profile("a.toml")
     fill = (
@@ -357,10 +359,10 @@ def test_tunings_of_other_machines_are_not_comparable(
     )
 
 
-def test_counts_corrupt_trial_log_records(here, compared):
+def test_counts_corrupt_trial_log_records(workdir, compared):
     _write_tuning("a", 1000)
     _write_tuning("b", 1000)
-    (path,) = (here / "b" / "trials").iterdir()
+    (path,) = (workdir / "b" / "trials").iterdir()
     path.write_bytes(path.read_bytes()[:-40])
     comparison = compared("a", "b")
     assert (
@@ -370,11 +372,11 @@ def test_counts_corrupt_trial_log_records(here, compared):
     assert comparison["headline"]["b"]["n"] == 4
 
 
-def test_rejects_different_kinds(here, says):
+def test_rejects_different_kinds(workdir, says):
     _write_tuning("t", 1000)
     _write_run("r", 900, steps=3)
-    (here / "empty" / "trials").mkdir(parents=True)
-    (here / "bin").mkdir()
+    (workdir / "empty" / "trials").mkdir(parents=True)
+    (workdir / "bin").mkdir()
     for a, b, words, code in (
         ("t", "p.toml", "is a profile", 2),
         ("t", "r", "is a run", 2),
@@ -385,7 +387,7 @@ def test_rejects_different_kinds(here, says):
         assert words in says("compare", a, b, code=code)
 
 
-def test_hostile_names_cannot_steer_the_terminal(here, says):
+def test_hostile_names_cannot_steer_the_terminal(workdir, says):
     config = CONFIG.model_copy(
         update={
             "model": CONFIG.model.model_copy(
@@ -406,7 +408,7 @@ NVL, NULL = "NVIDIA H100 NVL", "0.0 (nullgpu)"
     [({"driver": NULL}, 5, f"pretended {NVL}"), ({}, 8, "exceeds its peak")],
     ids=["simulated GPU", "beyond the peak"],
 )
-def test_implausible_rates_are_rejected(here, says, changes, code, message):
+def test_implausible_rates_are_rejected(workdir, says, changes, code, message):
     # At a tenth of which a GPU is at 0.3 of its peak.
     speed = 1000 if "driver" in changes else 10_000
     name = _write_run(
@@ -430,7 +432,7 @@ def _write_steps(name, *, timed_steps=8, **made_on):
     )
 
 
-def test_memory_trials_have_peaks_without_rates(here, compared):
+def test_memory_trials_have_peaks_without_rates(workdir, compared):
     _write_steps("a")
     assert _verdicts(compared("a", "a")).keys() == {
         "tokens/s including padding",
@@ -440,7 +442,7 @@ def test_memory_trials_have_peaks_without_rates(here, compared):
     assert _verdicts(compared("b", "b")).keys() == {"peak memory"}
 
 
-def test_trials_on_simulated_gpu_have_peaks_only(here, compared):
+def test_trials_on_simulated_gpu_have_peaks_only(workdir, compared):
     _write_steps("c", gpu_name=NVL, driver=NULL)
     comparison = compared("c", "c")
     assert comparison["headline"] is None

@@ -79,20 +79,20 @@ def test_covers_every_command_with_json():
 
 
 @pytest.fixture
-def here(made_here):
+def workdir(workdir_with_data):
     """A directory with data, a profile of this machine, another one, and two runs."""
-    text = (made_here / "p.toml").read_text()
-    (made_here / "q.toml").write_text(
+    text = (workdir_with_data / "p.toml").read_text()
+    (workdir_with_data / "q.toml").write_text(
         text.replace("micro_batch_size = 2", "micro_batch_size = 1")
     )
     _write_run("runs/a", 1000)
     _write_run("runs/b", 900, seed=1)
-    (made_here / "local").mkdir()
-    (made_here / "text").mkdir()
-    (made_here / "text" / "a.txt").write_text(
+    (workdir_with_data / "local").mkdir()
+    (workdir_with_data / "text").mkdir()
+    (workdir_with_data / "text" / "a.txt").write_text(
         "".join(f"word{number} and more\n" for number in range(300))
     )
-    return made_here
+    return workdir_with_data
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ def answered(capsys, monkeypatch):
 
 @pytest.mark.usefixtures("warm_server")
 @pytest.mark.parametrize("line", QUICK)
-def test_answer_matches_its_type(here, answered, line):
+def test_answer_matches_its_type(workdir, answered, line):
     assert answered(line)
 
 
-def test_answers_about_new_dataset_match_their_types(here, answered, request):
+def test_answers_about_new_dataset_match_their_types(workdir, answered, request):
     for line in MADE:
         assert answered(line)
     request.getfixturevalue("sbatch")
@@ -136,8 +136,8 @@ def test_answers_about_new_dataset_match_their_types(here, answered, request):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_server")
-def test_answers_of_measurements_match_their_types(here, answered, monkeypatch):
+def test_answers_of_measurements_match_their_types(workdir, answered, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")  # no sbatch: this is no login node
-    (here / "tiny.json").write_text(json.dumps(TINY))
+    (workdir / "tiny.json").write_text(json.dumps(TINY))
     for line in MEASURED:
         assert answered(line)

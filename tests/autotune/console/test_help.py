@@ -156,7 +156,7 @@ def test_trainer_answers_in_the_same_form(words, capsys):
     ],
 )
 def test_rejects_wrong_argument_before_loading_torch(
-    here, says, monkeypatch, line, code
+    workdir, says, monkeypatch, line, code
 ):
     def load(*_):
         raise AssertionError("torch is loaded")

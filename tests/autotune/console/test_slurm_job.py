@@ -67,9 +67,9 @@ def test_job_runs_the_same_command(options):
     ]
 
 
-def test_dry_run_writes_nothing(here, says, monkeypatch):
+def test_dry_run_writes_nothing(workdir, says, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_DATA", "/data")
-    before = sorted(here.rglob("*"))
+    before = sorted(workdir.rglob("*"))
     script = says(*WORKERS, "--slurm", "--dry-run")
     assert script.startswith("#!/bin/bash\n")
     assert script.rstrip().endswith(
@@ -77,15 +77,20 @@ def test_dry_run_writes_nothing(here, says, monkeypatch):
     )
     assert "export AUTOTUNE_DATA=/data" in script
     assert "#SBATCH --output=reports/jobs/workers-tiny-%j.log" in script
-    assert sorted(here.rglob("*")) == before
+    assert sorted(workdir.rglob("*")) == before
 
 
-def test_submits_what_was_typed(says, sbatch, here):
-    (here / "site.toml").write_text('[slurm]\npartition = "gpu"\ncpus_per_task = 12\n')
+def test_submits_what_was_typed(says, sbatch, workdir):
+    (workdir / "site.toml").write_text(
+        '[slurm]\npartition = "gpu"\ncpus_per_task = 12\n'
+    )
     typed = ["workers", "p.toml", "--data", "a dir/$X", "--time-limit", "5min"]
     out = says(*typed, "--slurm", "site.toml")
-    (script,) = (here / "reports" / "jobs").glob("workers-tiny-*.sbatch")
-    assert sbatch.read_text().split() == ["--parsable", str(script.relative_to(here))]
+    (script,) = (workdir / "reports" / "jobs").glob("workers-tiny-*.sbatch")
+    assert sbatch.read_text().split() == [
+        "--parsable",
+        str(script.relative_to(workdir)),
+    ]
     lines = script.read_text().replace("\\\n", "").splitlines()
     (step,) = [line for line in lines if line.startswith("srun ")]
     assert shlex.split(step)[-len(typed) :] == typed
@@ -93,14 +98,14 @@ def test_submits_what_was_typed(says, sbatch, here):
     assert {"#SBATCH --cpus-per-task=12", "#SBATCH --partition=gpu"} <= set(lines)
     assert not any("--gres" in line for line in lines)  # it was probed on a CPU
     assert out.startswith("job               1\nexpected minutes  about 6, at most ")
-    assert str(script.relative_to(here)) in out
+    assert str(script.relative_to(workdir)) in out
     assert json.loads(says(*typed, "--slurm=site.toml", "--json"))["job"] == "2"
 
 
-def test_named_site_file_takes_precedence(here, says, monkeypatch):
+def test_named_site_file_takes_precedence(workdir, says, monkeypatch):
     assert "--partition=" not in says(*WORKERS, "--slurm", "--dry-run")
     for name in ("asked", "told", "site"):
-        (here / f"{name}.toml").write_text(f'[slurm]\npartition = "{name}"\n')
+        (workdir / f"{name}.toml").write_text(f'[slurm]\npartition = "{name}"\n')
     assert "--partition=site" in says(*WORKERS, "--slurm", "--dry-run")
     monkeypatch.setenv("AUTOTUNE_SITE", "told.toml")
     for arguments, expected in (([], "told"), (["asked.toml"], "asked")):
@@ -110,21 +115,21 @@ def test_named_site_file_takes_precedence(here, says, monkeypatch):
     assert "none.toml" in says(*WORKERS, "--slurm", "none.toml", "--dry-run", code=3)
 
 
-def test_rejects_time_limit_too_short_for_a_trial(here, says):
-    (here / "site.toml").write_text('[slurm]\ntime = "00:02:30"\n')
+def test_rejects_time_limit_too_short_for_a_trial(workdir, says):
+    (workdir / "site.toml").write_text('[slurm]\ntime = "00:02:30"\n')
     err = says(*WORKERS, "--slurm", "--dry-run", code=3)
     assert "00:02:30, cannot hold its start (60 s) and one trial (120 s)" in err
     assert "--trial-timeout 90s" in err
     says(*WORKERS, "--trial-timeout", "90s", "--slurm", "--dry-run")
 
 
-def test_job_requests_cpus_of_the_profile(here, says, patterned_dataset):
+def test_job_requests_cpus_of_the_profile(workdir, says, patterned_dataset):
     assert "#SBATCH --cpus-per-task=2\n" in says(
         "baseline", "p.toml", "--slurm", "--dry-run"
     )
 
 
-def test_job_requests_cpus_of_the_command(here, says):
+def test_job_requests_cpus_of_the_command(workdir, says):
     script = says(
         "data",
         "prepare",
@@ -142,8 +147,8 @@ def test_job_requests_cpus_of_the_command(here, says):
     )
 
 
-def test_job_requests_resources_of_the_site(here, says, patterned_dataset):
-    (here / "site.toml").write_text(
+def test_job_requests_resources_of_the_site(workdir, says, patterned_dataset):
+    (workdir / "site.toml").write_text(
         '[slurm]\ncpus_per_rank = 12\ngres = "gpu:h100:{count}"\ngpus_per_node = 2\n'
     )
     assert "#SBATCH --cpus-per-task=24" in says(
@@ -162,8 +167,10 @@ def test_job_requests_resources_of_the_site(here, says, patterned_dataset):
     assert "--gres" not in says(*probe, "--device", "cpu")
 
 
-def test_job_requests_gpus_of_the_profile(here, says, monkeypatch, patterned_dataset):
-    (here / "p.toml").write_text(
+def test_job_requests_gpus_of_the_profile(
+    workdir, says, monkeypatch, patterned_dataset
+):
+    (workdir / "p.toml").write_text(
         profile_to_toml(but(example_profile(), train={"device": "cuda"}))
     )
     arguments = [*WORKERS, "--slurm", "--dry-run", "--ranks", "2"]
@@ -172,9 +179,9 @@ def test_job_requests_gpus_of_the_profile(here, says, monkeypatch, patterned_dat
 
 
 def test_missing_gpu_suggests_replaying_the_step(
-    here, says, monkeypatch, patterned_dataset
+    workdir, says, monkeypatch, patterned_dataset
 ):
-    (here / "p.toml").write_text(
+    (workdir / "p.toml").write_text(
         profile_to_toml(but(example_profile(), train={"device": "cuda"}))
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -183,7 +190,7 @@ def test_missing_gpu_suggests_replaying_the_step(
     )
 
 
-def test_network_job_has_two_nodes(here, says):
+def test_network_job_has_two_nodes(workdir, says):
     script = says("network", "p.toml", "--data", "data", "--slurm", "--dry-run")
     assert "#SBATCH --nodes=2" in script
     assert "srun" not in script.split("set -u")[1].replace("starts what it needs", "")
@@ -212,7 +219,7 @@ def test_login_node_suggests_a_job(says, sbatch, patterned_dataset, command):
     assert not sbatch.exists()
 
 
-def test_compute_node_is_no_login_node(here, says, sbatch, monkeypatch):
+def test_compute_node_is_no_login_node(workdir, says, sbatch, monkeypatch):
     missing = [*WORKERS, "--data", "nowhere"]
     assert "nowhere" in says(*missing, "--here", code=3)
     monkeypatch.setenv("SLURM_JOB_ID", "12")

@@ -16,7 +16,7 @@ WORKERS, BASELINE = ["workers", "p.toml"], ["baseline", "p.toml"]
 
 
 @pytest.fixture(autouse=True)
-def profiles(here, monkeypatch, patterned_dataset):
+def profiles(workdir, monkeypatch, patterned_dataset):
     """Write profiles of each kind and a dataset into the working directory."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("SLURM_NNODES", raising=False)
@@ -26,9 +26,9 @@ def profiles(here, monkeypatch, patterned_dataset):
         "unprobed": without_evidence(example_profile()),
     }
     for name, profile in examples.items():
-        (here / f"{name}.toml").write_text(profile_to_toml(profile))
-    (here / "corpus").symlink_to(patterned_dataset)
-    return here
+        (workdir / f"{name}.toml").write_text(profile_to_toml(profile))
+    (workdir / "corpus").symlink_to(patterned_dataset)
+    return workdir
 
 
 WRONG_TURNS = [

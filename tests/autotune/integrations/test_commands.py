@@ -14,10 +14,10 @@ pytestmark = pytest.mark.system
 
 
 @pytest.fixture
-def examples(here) -> Path:
+def examples(workdir) -> Path:
     for path in EXAMPLES.glob("*.py"):
-        shutil.copy(path, here)
-    return here
+        shutil.copy(path, workdir)
+    return workdir
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
@@ -39,8 +39,8 @@ def test_probes_an_example_until_out_of_memory(says, examples, name):
     assert step["optimizer_steps"] == 3
 
 
-def test_profile_goes_from_probe_to_approval(says, here):
-    shutil.copy(Path(__file__).with_name("hostile.py"), here)
+def test_profile_goes_from_probe_to_approval(says, workdir):
+    shutil.copy(Path(__file__).with_name("hostile.py"), workdir)
     probe = (
         "probe",
         "--step",
@@ -106,8 +106,8 @@ def test_profile_goes_from_probe_to_approval(says, here):
         assert "a profile of your own training code" in says(*command, code=3)
 
 
-def test_traces_own_model_before_trials(says, here):
-    (here / "modelled.py").write_text(
+def test_traces_own_model_before_trials(says, workdir):
+    (workdir / "modelled.py").write_text(
         "import torch\ndef build_model(micro_batch_size):\n    model ="
         " torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))\n   "
         " return model, torch.ones(64 * micro_batch_size, 512)\ndef"
@@ -198,13 +198,13 @@ WRONG_TURNS = [
     WRONG_TURNS,
     ids=[" ".join(arguments) for arguments, _, _ in WRONG_TURNS],
 )
-def test_wrong_turns_name_the_next_step(says, here, arguments, code, words):
-    (here / "broken.py").write_text("1 / 0")
-    (here / "leaves.py").write_text("import sys; sys.exit(3)")
-    (here / "vanishes.py").write_text("import os; os._exit(0)")
-    (here / "trainer.py").write_text("def build_step(micro_batch_size): ...")
-    (here / "uses.py").write_text("from trainer import build_step")
-    (here / "asks.py").write_text(
+def test_wrong_turns_name_the_next_step(says, workdir, arguments, code, words):
+    (workdir / "broken.py").write_text("1 / 0")
+    (workdir / "leaves.py").write_text("import sys; sys.exit(3)")
+    (workdir / "vanishes.py").write_text("import os; os._exit(0)")
+    (workdir / "trainer.py").write_text("def build_step(micro_batch_size): ...")
+    (workdir / "uses.py").write_text("from trainer import build_step")
+    (workdir / "asks.py").write_text(
         "import argparse\nargparse.ArgumentParser().parse_args()\n"
         "def build_step(micro_batch_size, device): ...\ndef other_names(bs, dev): ...\n"
     )

@@ -7,7 +7,7 @@ from trainer.record.run_record import code_sha256
 
 
 @pytest.fixture
-def preflight(made_here, monkeypatch):
+def preflight(workdir_with_data, monkeypatch):
     """Return the preflight command of a node that matches the profile."""
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     return [
@@ -54,8 +54,8 @@ def test_finds_address_of_the_node(says):
     assert 20000 <= int(port) < 30000
 
 
-def test_changed_profile_fails_its_waiting_job(preflight, says, made_here):
-    profile = made_here / "p.toml"
+def test_changed_profile_fails_its_waiting_job(preflight, says, workdir_with_data):
+    profile = workdir_with_data / "p.toml"
     approve = ["profile", "approve", "p.toml", "--by", "reviewer", "--as-edited"]
     preflight += [
         "--require-approved",

@@ -11,17 +11,17 @@ from trainer.data.dataset import read_manifest
 
 
 @pytest.fixture
-def here(made_here, monkeypatch):
+def workdir(workdir_with_data, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    return made_here
+    return workdir_with_data
 
 
 HERE = ["p.toml", "--data", "data", "--out", "runs/one"]
 LAUNCH = ["train", *HERE, "--slurm"]
 
 
-def test_dry_run_prints_valid_script(here, says):
-    before = sorted(here.rglob("*"))
+def test_dry_run_prints_valid_script(workdir, says):
+    before = sorted(workdir.rglob("*"))
     script = says(*LAUNCH, "--nodes", "4", "--dry-run")
     assert (
         subprocess.run(
@@ -30,24 +30,24 @@ def test_dry_run_prints_valid_script(here, says):
         == 0
     )
     assert "#SBATCH --nodes=4" in script
-    assert f"#SBATCH --chdir={here}" in script
+    assert f"#SBATCH --chdir={workdir}" in script
     # Without an approval a job takes the profile as it is when it starts.
     assert "sha256" not in script
     assert "was approved" not in script
-    assert sorted(here.rglob("*")) == before
+    assert sorted(workdir.rglob("*")) == before
 
 
-def test_unsubmitted_script_lies_beside_the_run(here, says):
+def test_unsubmitted_script_lies_beside_the_run(workdir, says):
     err = says(*LAUNCH, code=5)
-    assert (here / "runs" / "one" / "train.sbatch").is_file()
+    assert (workdir / "runs" / "one" / "train.sbatch").is_file()
     # SLURM writes there before anything runs.
-    assert (here / "runs" / "one" / "logs").is_dir()
+    assert (workdir / "runs" / "one" / "logs").is_dir()
     assert "sbatch not found" in err
     assert "runs/one/train.sbatch" in err
 
 
-def test_submits_every_job_of_a_chain(here, says, sbatch):
-    (here / "site.toml").write_text("[slurm]\nrequeue = false\n")
+def test_submits_every_job_of_a_chain(workdir, says, sbatch):
+    (workdir / "site.toml").write_text("[slurm]\nrequeue = false\n")
     assert json.loads(says(*LAUNCH, "--chain", "3", "--json"))["jobs"] == [
         "1",
         "2",
@@ -58,7 +58,8 @@ def test_submits_every_job_of_a_chain(here, says, sbatch):
     ]
     assert sbatch.read_text().split() == submitted
     assert (
-        "--dependency=singleton" in (here / "runs" / "one" / "train.sbatch").read_text()
+        "--dependency=singleton"
+        in (workdir / "runs" / "one" / "train.sbatch").read_text()
     )
 
 
@@ -74,9 +75,9 @@ def test_submits_every_job_of_a_chain(here, says, sbatch):
         (["--slurm", "none.toml"], 3, "none.toml"),
     ],
 )
-def test_rejects_unusable_options(here, says, arguments, code, words):
+def test_rejects_unusable_options(workdir, says, arguments, code, words):
     assert words in says(*LAUNCH, *arguments, code=code)
-    assert not (here / "runs").exists()
+    assert not (workdir / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -89,12 +90,12 @@ def test_rejects_unusable_options(here, says, arguments, code, words):
     ],
 )
 def test_torchrun_options_match_torch_of_the_job(
-    here, monkeypatch, site, installed, has_option, says
+    workdir, monkeypatch, site, installed, has_option, says
 ):
-    (here / "site.toml").write_text(f"{site}\n")
-    text = (here / "p.toml").read_text()
+    (workdir / "site.toml").write_text(f"{site}\n")
+    text = (workdir / "p.toml").read_text()
     assert text.count('torch = "') == 1
-    (here / "p.toml").write_text(re.sub('torch = ".*"', 'torch = "2.11.0"', text))
+    (workdir / "p.toml").write_text(re.sub('torch = ".*"', 'torch = "2.11.0"', text))
 
     def version(name):
         if installed is None:
@@ -107,10 +108,10 @@ def test_torchrun_options_match_torch_of_the_job(
     ) == has_option
 
 
-def test_rejects_another_dataset(here, says):
-    text = (here / "p.toml").read_text()
-    (here / "p.toml").write_text(
-        text.replace(read_manifest(here / "data").dataset_hash, "0" * 64)
+def test_rejects_another_dataset(workdir, says):
+    text = (workdir / "p.toml").read_text()
+    (workdir / "p.toml").write_text(
+        text.replace(read_manifest(workdir / "data").dataset_hash, "0" * 64)
     )
     assert "does not match the profile's dataset" in says(*LAUNCH, code=6)
 
@@ -118,13 +119,13 @@ def test_rejects_another_dataset(here, says):
 APPROVE = ["profile", "approve", "p.toml", "--by", "reviewer"]
 
 
-def test_approved_job_checks_approval_at_each_start(here, says):
+def test_approved_job_checks_approval_at_each_start(workdir, says):
     assert run(APPROVE) == 0
     script = says(*LAUNCH, "--require-approved", "--dry-run")
     preflight = script[script.index(" job preflight") :].split("\n\n")[0]
     assert "--require-approved" in preflight
     assert "--reports reports" in preflight
-    sha256 = resolve(here / "p.toml", data=here / "data").profile_sha256
+    sha256 = resolve(workdir / "p.toml", data=workdir / "data").profile_sha256
     assert f"--profile-sha256 {sha256}" in preflight
     assert f"--expect-profile-sha256 {sha256}" in script[script.index("-m trainer") :]
     assert "exactly as approved" in script
@@ -139,15 +140,15 @@ def test_approved_job_checks_approval_at_each_start(here, says):
         "model.config.hidden_size=64.0",
     ],
 )
-def test_overridden_setting_is_not_approved(here, setting, says):
+def test_overridden_setting_is_not_approved(workdir, setting, says):
     says(*APPROVE)
     err = says(*LAUNCH, "--require-approved", "--set", f"train.{setting}", code=6)
     assert f"p.toml: 'train.{setting.partition('=')[0]}' = " in err
-    assert not (here / "runs").exists()
+    assert not (workdir / "runs").exists()
 
 
-def test_site_may_require_approval(here, says):
-    (here / "site.toml").write_text("require_approved = true\n")
+def test_site_may_require_approval(workdir, says):
+    (workdir / "site.toml").write_text("require_approved = true\n")
     says(*LAUNCH, code=6)
     says(*APPROVE)
     assert "--require-approved" in says(
@@ -155,16 +156,16 @@ def test_site_may_require_approval(here, says):
     )
 
 
-def test_rejected_profile_is_not_launched(here, says):
-    (here / "site.toml").write_text("require_approved = true\n")
+def test_rejected_profile_is_not_launched(workdir, says):
+    (workdir / "site.toml").write_text("require_approved = true\n")
     says("profile", "approve", "p.toml", "--reject", "--by", "another")
     assert "rejected by 'another'" in says(*LAUNCH, code=6)
 
 
 @pytest.mark.parametrize("source", ["option", "site.toml", "other.toml", "absent.toml"])
-def test_local_launch_requires_approval(here, says, monkeypatch, source):
+def test_local_launch_requires_approval(workdir, says, monkeypatch, source):
     if source in ("site.toml", "other.toml"):
-        (here / source).write_text("require_approved = true\n")
+        (workdir / source).write_text("require_approved = true\n")
     if source in ("other.toml", "absent.toml"):
         monkeypatch.setenv("AUTOTUNE_SITE", source)
     code, words = (
@@ -175,7 +176,7 @@ def test_local_launch_requires_approval(here, says, monkeypatch, source):
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_approved_run_ignores_job_settings_of_site(here, monkeypatch, required):
+def test_approved_run_ignores_job_settings_of_site(workdir, monkeypatch, required):
     started = []
     run_child = "autotune.cluster.torchrun.run_child"
     monkeypatch.setattr(
@@ -186,10 +187,10 @@ def test_approved_run_ignores_job_settings_of_site(here, monkeypatch, required):
         f"require_approved = {str(required).lower()}\npython ="
         ' "/there/python"\nnode_local_path = "/local"\n'
     )
-    (here / "site.toml").write_text(site)
+    (workdir / "site.toml").write_text(site)
     assert run(APPROVE) == 0
     assert run(["train", *HERE]) == 1
-    sha256 = resolve(here / "p.toml", data=here / "data").profile_sha256
+    sha256 = resolve(workdir / "p.toml", data=workdir / "data").profile_sha256
     assert (f"--expect-profile-sha256 {sha256}" in " ".join(started[0])) == required
     assert "/there/python" not in started[0]
     assert "stage_to" not in " ".join(started[0])

@@ -10,7 +10,7 @@ from tests.autotune.plan.plans import on_gpus, traced
 SHIPPED = Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml"
 
 
-def test_plans_shipped_profile_from_measurements(here, says):
+def test_plans_shipped_profile_from_measurements(workdir, says):
     text = says("plan", SHIPPED)
     assert "measured" in text
     assert "CPU-hours" in text
@@ -19,8 +19,8 @@ def test_plans_shipped_profile_from_measurements(here, says):
     assert text.splitlines()[-1].startswith("next: autotune train")
 
 
-def test_price_becomes_cost_with_bounds(here, says):
-    (here / "p.toml").write_text(profile_to_toml(on_gpus(traced())))
+def test_price_becomes_cost_with_bounds(workdir, says):
+    (workdir / "p.toml").write_text(profile_to_toml(on_gpus(traced())))
     options = [
         "p.toml",
         "--tokens",
@@ -39,7 +39,7 @@ def test_price_becomes_cost_with_bounds(here, says):
 
 @pytest.mark.system
 @pytest.mark.usefixtures("warm_server")
-def test_papers_cluster_fits_a_screen(here, says):
+def test_papers_cluster_fits_a_screen(workdir, says):
     words = (
         "--model bert-120m --gpu h100-nvl-94gb --nodes 128 --ranks 2 --tokens 45.2B"
         " --price-per-gpu-hour 2.5"
@@ -53,13 +53,15 @@ def test_papers_cluster_fits_a_screen(here, says):
     assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
 
 
-def test_keeps_predicted_scaling(here, says):
-    (here / "p.toml").write_text(profile_to_toml(probed()))
+def test_keeps_predicted_scaling(workdir, says):
+    (workdir / "p.toml").write_text(profile_to_toml(probed()))
     out = says(
         "network", "--predict", "p.toml", "--nodes", "1,2,8", "--bandwidth", "25Gbit"
     )
     assert "Max. nodes at 90 % efficiency or more with this global batch" in out
     assert "assumed, 80 % of 25 Gbit/s" in out
     assert "measured" not in out.split("Compute:")[0]
-    kept = json.loads((here / "reports" / "p" / "scaling-predicted.json").read_text())
+    kept = json.loads(
+        (workdir / "reports" / "p" / "scaling-predicted.json").read_text()
+    )
     assert [row["nodes"] for row in kept["rows"]] == [1, 2, 8]

@@ -14,11 +14,11 @@ from tests.autotune.report.test_command import _change
 
 
 @pytest.fixture
-def here(made_here):
-    return made_here
+def workdir(workdir_with_data):
+    return workdir_with_data
 
 
-def test_show_names_decisions_and_how_the_profile_stands(here, says):
+def test_show_names_decisions_and_how_the_profile_stands(workdir, says):
     out = says("profile", "show", "p.toml")
     assert "micro-batch size" in out
     assert "approval: not reviewed" in out
@@ -29,7 +29,7 @@ def test_show_names_decisions_and_how_the_profile_stands(here, says):
     assert "approval: approved by reviewer" in says("profile", "show", "p.toml")
     told = json.loads(says("profile", "show", "p.toml", "--json"))
     assert (told["intact"], told["approval"]) == (True, "approved")
-    _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
+    _change(workdir / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     says(*verify, code=6)
 
 
@@ -45,12 +45,12 @@ def test_show_names_decisions_and_how_the_profile_stands(here, says):
     ],
 )
 def test_what_differs_from_here_is_refused_or_told_as_it_matters(
-    here, says, capsys, old, new, code, field
+    workdir, says, capsys, old, new, code, field
 ):
     checks = json.loads(says("profile", "verify", "p.toml", "--json"))["checks"]
     assert {check["found"] for check in checks} == {"same"}
     assert "dataset_hash" in {check["field"] for check in checks}
-    _change(here / "p.toml", old, new)
+    _change(workdir / "p.toml", old, new)
     assert run(["profile", "verify", "p.toml"]) == code
     out, err = capsys.readouterr()
     assert any(
@@ -62,10 +62,10 @@ def test_what_differs_from_here_is_refused_or_told_as_it_matters(
 
 
 def test_another_dataset_is_refused_and_an_absent_one_is_not_checkable(
-    here, says, make_dataset
+    workdir, says, make_dataset
 ):
-    (here / "data").unlink()
-    other = make_dataset([[5, 6, 7]]).rename(here / "other")
+    (workdir / "data").unlink()
+    other = make_dataset([[5, 6, 7]]).rename(workdir / "other")
     assert "dataset_hash" in says("profile", "verify", "p.toml", code=7)
     assert "dataset_hash" in says(
         "profile", "verify", "p.toml", "--data", str(other), code=6
@@ -73,12 +73,12 @@ def test_another_dataset_is_refused_and_an_absent_one_is_not_checkable(
 
 
 def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash_shows_there(
-    here, says
+    workdir, says
 ):
     assert "trial log: unknown: the trial log holds no trial of this profile" in says(
         "profile", "verify", "p.toml"
     )
-    profile = read_profile(here / "p.toml").profile
+    profile = read_profile(workdir / "p.toml").profile
     mine = dict(made_on(profile.fingerprint))
     records = [
         one.model_copy(update={"made_on": MadeOn(**mine)}) for one in example_records()
@@ -87,15 +87,15 @@ def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash
         "trial_log_sha256": trial_log_sha256(records),
         "trial_log_until_utc": records[-1].time_utc,
     }
-    (here / "p.toml").write_text(profile_to_toml(but(profile, provenance=rests_on)))
-    trial_log = TrialLog(here / "reports" / "p" / "trials", "w")
+    (workdir / "p.toml").write_text(profile_to_toml(but(profile, provenance=rests_on)))
+    trial_log = TrialLog(workdir / "reports" / "p" / "trials", "w")
     for one in records:
         trial_log.append(one.model_dump(mode="json", exclude_unset=True))
     assert "trial log: the hash of 8 trials matches; the largest" in says(
         "profile", "verify", "p.toml"
     )
     probe = profile.evidence.probe.model_copy(update={"feasible_max": 64})
-    (here / "p.toml").write_text(
+    (workdir / "p.toml").write_text(
         profile_to_toml(but(profile, provenance=rests_on, evidence={"probe": probe}))
     )
     out = says("profile", "verify", "p.toml")
@@ -109,7 +109,7 @@ def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash
 
 
 def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_found(
-    here, says
+    workdir, says
 ):
     out = says("profile", "show", "p.toml", "--explain")
     assert "defaults:" in out
@@ -126,7 +126,7 @@ def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_fou
     assert "'micro_batch_size'" in says(
         "profile", "show", "p.toml", "micro_batch_row", code=3
     )
-    (here / "p.toml").write_text(profile_to_toml(full_example("d")))
+    (workdir / "p.toml").write_text(profile_to_toml(full_example("d")))
     assert (
         says("profile", "show", "p.toml", "--explain").count(
             "Tried 4 of 107 other configurations"
@@ -138,12 +138,14 @@ def test_explain_gives_all_settings_or_one_and_says_once_what_an_exploration_fou
     assert "Tried 4 of 107" not in out
 
 
-def test_hostile_words_in_a_profile_steer_nothing(here, says):
+def test_hostile_words_in_a_profile_steer_nothing(workdir, says):
     _change(
-        here / "p.toml", 'choice = "because"', 'choice = "\\u001b[31m\\u202ebecause"'
+        workdir / "p.toml", 'choice = "because"', 'choice = "\\u001b[31m\\u202ebecause"'
     )
     _change(
-        here / "p.toml", 'created_utc = "2026', 'created_utc = "\\u001b]0;x\\u00072026'
+        workdir / "p.toml",
+        'created_utc = "2026',
+        'created_utc = "\\u001b]0;x\\u00072026',
     )
     for command, *key in (
         ("show",),

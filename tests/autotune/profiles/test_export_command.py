@@ -219,13 +219,13 @@ def test_fsdp_arrives_whole_and_only_checkpointing_uses_a_name_that_will_go(read
 
 
 @pytest.fixture
-def packed(here):
+def packed(workdir):
     """The profile, of packed rows."""
     profile = but(
         example_profile(),
         train={"layout": "packed", "seq_length_tokens": 64, "global_batch_size": 32},
     )
-    (here / "p.toml").write_text(profile_to_toml(profile))
+    (workdir / "p.toml").write_text(profile_to_toml(profile))
 
 
 def test_samples_of_packed_rows_are_counted_in_the_dataset(
@@ -262,7 +262,7 @@ def test_samples_of_packed_rows_are_counted_in_the_dataset(
 
 
 def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(
-    packed, here, says, capsys
+    packed, workdir, says, capsys
 ):
     assert run(["profile", "export", "p.toml", "--to", "hf-trainer"]) == 0
     out, err = capsys.readouterr()
@@ -276,10 +276,10 @@ def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(
         assert words in err
     export = ("profile", "export", "p.toml", "--to", "hf-trainer")
     assert "hf/settings.remarks.json" in says(*export, "--out", "hf/settings.json")
-    remarks = json.loads((here / "hf/settings.remarks.json").read_text())
+    remarks = json.loads((workdir / "hf/settings.remarks.json").read_text())
     assert (
         remarks["arguments"]
-        == json.loads((here / "hf/settings.json").read_text())
+        == json.loads((workdir / "hf/settings.json").read_text())
         == json.loads(out)
     )
     assert {
@@ -291,12 +291,12 @@ def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(
 
 
 def test_accelerate_and_lightning_take_the_file_and_the_calls_and_accelerate_launches_them(
-    here,
+    workdir,
 ):
     files = []
     for name, changes in LAUNCHED.items():
         changed = {"evaluation": EvaluationSettings(interval_steps=9), **changes}
-        (here / f"{name}.toml").write_text(
+        (workdir / f"{name}.toml").write_text(
             profile_to_toml(but(example_profile(), train=changed))
         )
         for to, ranks in (
@@ -316,7 +316,7 @@ def test_accelerate_and_lightning_take_the_file_and_the_calls_and_accelerate_lau
                 str(ranks),
             ]
             assert run(export) == 0
-    (here / "run.py").write_text(RUN)
+    (workdir / "run.py").write_text(RUN)
     launch = [
         "-m",
         "accelerate.commands.launch",
@@ -330,7 +330,7 @@ def test_accelerate_and_lightning_take_the_file_and_the_calls_and_accelerate_lau
                 stdout=subprocess.PIPE,
                 text=True,
                 timeout=300,
-                cwd=here,
+                cwd=workdir,
                 check=True,
             ).stdout.splitlines()[-1]
         )

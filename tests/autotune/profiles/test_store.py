@@ -42,8 +42,8 @@ def probed_again(**train):
 
 
 @pytest.fixture
-def path(here):
-    return here / "p.toml"
+def path(workdir):
+    return workdir / "p.toml"
 
 
 def test_a_repeated_probe_keeps_the_loader_of_the_same_settings_as_it_was_counted_or_adopted_jointly(

@@ -9,8 +9,8 @@ from testbed.examples.tuning_files import write_example
 
 
 @pytest.fixture
-def full_example(here):
-    return write_example(here / "work", trials=6)
+def full_example(workdir):
+    return write_example(workdir / "work", trials=6)
 
 
 @pytest.fixture
@@ -26,12 +26,14 @@ def example(full_example):
 
 
 @pytest.fixture
-def built(says, here):
+def built(says, workdir):
     """Return a function that builds a report and returns its facts and Markdown."""
 
     def call(*words):
         says("report", *words, "--out", "a")
-        return json.loads((here / "a.json").read_text()), (here / "a.md").read_text()
+        return json.loads((workdir / "a.json").read_text()), (
+            workdir / "a.md"
+        ).read_text()
 
     return call
 
@@ -42,7 +44,7 @@ def _change(path, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
-def test_writes_three_formats_beside_each_other(full_example, says, here):
+def test_writes_three_formats_beside_each_other(full_example, says, workdir):
     profile, reports, directory = full_example
     printed = json.loads(
         says("report", profile, "--run", directory, "--reports", reports, "--json")
@@ -63,7 +65,7 @@ def test_writes_three_formats_beside_each_other(full_example, says, here):
     )
 
 
-def test_out_may_name_any_format(full_example, says, here):
+def test_out_may_name_any_format(full_example, says, workdir):
     profile, _, _ = full_example
     profile.write_text(
         profile_to_toml(
@@ -75,32 +77,32 @@ def test_out_may_name_any_format(full_example, says, here):
         assert says("report", profile, "--out", f"r{number}/{name}").startswith(
             f"report: r{number}/{stem}.html\n"
         )
-        names = sorted(path.name for path in (here / f"r{number}").iterdir())
+        names = sorted(path.name for path in (workdir / f"r{number}").iterdir())
         assert names == [f"{stem}.html", f"{stem}.json", f"{stem}.md"]
 
 
-def test_finds_dataset_beside_the_profile(example, built, here):
+def test_finds_dataset_beside_the_profile(example, built, workdir):
     profile = example[0]
     assert built(profile)[0]["profiles"][0]["dataset"]["train_samples"] > 0
-    (profile.parent / "data").rename(here / "elsewhere")
+    (profile.parent / "data").rename(workdir / "elsewhere")
     assert "dataset not found" in built(profile)[0]["profiles"][0]["dataset_lacking"]
     assert (
-        built(profile, "--data", here / "elsewhere")[0]["profiles"][0][
+        built(profile, "--data", workdir / "elsewhere")[0]["profiles"][0][
             "dataset_lacking"
         ]
         is None
     )
 
 
-def test_rejects_another_dataset(example, built, here):
+def test_rejects_another_dataset(example, built, workdir):
     profile = example[0]
-    (profile.parent / "data").rename(here / "elsewhere")
+    (profile.parent / "data").rename(workdir / "elsewhere")
     _change(
-        here / "elsewhere" / "manifest.json",
+        workdir / "elsewhere" / "manifest.json",
         '"vocab_size": 16384',
         '"vocab_size": 32768',
     )
-    assert "is another dataset" in built(profile, "--data", here / "elsewhere")[1]
+    assert "is another dataset" in built(profile, "--data", workdir / "elsewhere")[1]
 
 
 def test_run_is_matched_by_profile_hash(example, built):
@@ -152,8 +154,8 @@ APPROVE = [*REVIEW, "--by", "reviewer"]
 
 
 @pytest.fixture
-def kept(here):
-    return here / "reports" / "p" / "review.json"
+def kept(workdir):
+    return workdir / "reports" / "p" / "review.json"
 
 
 @pytest.fixture
@@ -183,11 +185,11 @@ def test_keeps_the_last_decision(says, state, kept):
     ("recorded", "intact"),
     [("none", False), ("zeros", False), ("new", True), ("no hash", False)],
 )
-def test_edited_profile_voids_approval(here, says, state, recorded, intact):
-    before = (here / "p.toml").read_text()
+def test_edited_profile_voids_approval(workdir, says, state, recorded, intact):
+    before = (workdir / "p.toml").read_text()
     says(*APPROVE)
-    _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
-    text = (here / "p.toml").read_text()
+    _change(workdir / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
+    text = (workdir / "p.toml").read_text()
     recorded_hash, present_hash = (
         tomllib.loads(text)["content_sha256"],
         present_sha256(tomllib.loads(text), where="p.toml"),
@@ -198,7 +200,7 @@ def test_edited_profile_voids_approval(here, says, state, recorded, intact):
         "no hash": 'content_sha256 = "\\u001b[31m"',
     }
     hash_line = line.get(recorded, f'content_sha256 = "{present_hash}"')
-    (here / "p.toml").write_text(
+    (workdir / "p.toml").write_text(
         edited := text.replace(f'content_sha256 = "{recorded_hash}"', hash_line)
     )
     printed = json.loads(says(*REVIEW, "--json"))
@@ -209,15 +211,15 @@ def test_edited_profile_voids_approval(here, says, state, recorded, intact):
     ) == ("voided", intact, present_hash)
     assert "modified since (hash" in says(*REVIEW)
     says("profile", "verify", "p.toml", "--require-approved", code=6)
-    (here / "p.toml").write_text(f"{before}# read twice\n")
+    (workdir / "p.toml").write_text(f"{before}# read twice\n")
     assert state() == "approved"  # what is undone, and a comment, void nothing
-    (here / "p.toml").write_text(edited)
+    (workdir / "p.toml").write_text(edited)
     # One who recomputes the hash is not told from autotune.
     says(*APPROVE, code=0 if intact else 6)
 
 
-def test_edited_profile_is_approved_explicitly(here, says, state, kept):
-    _change(here / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
+def test_edited_profile_is_approved_explicitly(workdir, says, state, kept):
+    _change(workdir / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     err = says(*APPROVE, code=6)
     assert "p.toml was modified after measurement" in err
     assert "--as-edited" in err

@@ -169,14 +169,14 @@ def test_shared_memory_limits_loader_workers(patterned_dataset):
     assert limits(patterned_dataset, host=tight).max_workers()[0] == 0
 
 
-def test_report_of_several_profiles_replaces_older_one(here):
-    profile = here / "p.toml"
-    other_profile = here / "other.toml"
+def test_report_of_several_profiles_replaces_older_one(workdir):
+    profile = workdir / "p.toml"
+    other_profile = workdir / "other.toml"
     other_profile.write_text(profile.read_text())
-    out = here / "r" / "both"
-    build_report([profile], here / "r", out)
+    out = workdir / "r" / "both"
+    build_report([profile], workdir / "r", out)
     profile.write_text(profile.read_text().replace('name = "tiny"', 'name = "teeny"'))
-    paths = build_report([profile, other_profile], here / "r", out)
+    paths = build_report([profile, other_profile], workdir / "r", out)
     assert sorted(path.name for path in out.parent.iterdir()) == [
         "both.html",
         "both.json",

@@ -66,9 +66,9 @@ class RecordedTuning:
 
 
 @pytest.fixture
-def tuning(here, monkeypatch):
+def tuning(workdir, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    recorded = RecordedTuning(here)
+    recorded = RecordedTuning(workdir)
     monkeypatch.setattr(pipeline, "Tuning", recorded)
     return recorded
 
