@@ -1,8 +1,7 @@
-"""What ``test_compiled`` runs on a pretended GPU: steps of compiled layers, with
-machine code.
+"""Steps of compiled layers, with machine code; ``test_compiled`` runs them.
 
-``compile_job.py DATA FAMILY=LAYERS[,KEY=VALUE …] …`` prints one JSON line for each:
-graphs, those of later steps, and Triton kernels that a step launches.
+``compile_job.py DATA FAMILY=LAYERS[,KEY=VALUE …] …`` prints one JSON line for each
+case: graphs, recompilations in later steps, and Triton kernels that a step launches.
 """
 
 import json
@@ -25,17 +24,17 @@ STEPS = 6
 def main() -> None:
     dataset = TokenDataset.open(Path(sys.argv[1]))
     ranks = join_ranks(config_of(device="cuda"))
-    for word in sys.argv[2:]:
-        found = run(dataset, ranks, word)
+    for case in sys.argv[2:]:
+        figures = run(dataset, ranks, case)
         if ranks.leads:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(figures), flush=True)
     leave_ranks(together=True)
 
 
-def run(dataset, ranks, word) -> dict[str, object]:
-    first, *more = word.split(",")
-    family, layers = first.split("=")
-    changes = dict(pair.split("=") for pair in more)
+def run(dataset, ranks, case) -> dict[str, object]:
+    model, *settings = case.split(",")
+    family, layers = model.split("=")
+    changes = dict(setting.split("=") for setting in settings)
     strategy = changes.pop("strategy", "ddp")
     shape = SHAPES[family] | {"num_hidden_layers": int(layers)}
     config = config_of(
@@ -52,22 +51,22 @@ def run(dataset, ranks, word) -> dict[str, object]:
         config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
     )
     counter = GraphCounter()
-    before = 0
+    launches_before = 0
     for batch in micro_batches(dataset, config, steps=STEPS):
-        before = triton_launches()
+        launches_before = triton_launches()
         training.step.run([batch.to(ranks.device)], 1e-4)
         counter.stepped()
     torch.cuda.synchronize()
     return {
-        "case": word,
+        "case": case,
         "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
         "recompilations": counter.recompilations,
-        "triton_launches": triton_launches() - before,
+        "triton_launches": triton_launches() - launches_before,
     }
 
 
 def triton_launches() -> int:
-    """Of this process, so far."""
+    """Return the Triton kernels that this process has launched so far."""
     counts = Counts.read([Path(os.environ["NULLGPU_COUNTS"]) / str(os.getpid())])
     return sum(
         number

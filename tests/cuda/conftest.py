@@ -1,4 +1,4 @@
-"""Pretended GPUs for tests; ``testbed/nullgpu/README.md`` says what they prove."""
+"""Pretended GPUs for tests; ``testbed/nullgpu/README.md`` explains what they prove."""
 
 import os
 import random
@@ -14,10 +14,11 @@ from testbed.nullgpu.machine import Machine
 
 @pytest.fixture(scope="session")
 def cuda_environment() -> Environment:
-    which = os.environ.get("NULLGPU_TORCH", "newest")
-    if found := find(which):
-        return found
-    reason = f"the {which} CUDA environment is not made; next: make test-cuda"
+    version = os.environ.get("NULLGPU_TORCH", "newest")
+    environment = find(version)
+    if environment:
+        return environment
+    reason = f"the {version} CUDA environment is not made; next: make test-cuda"
     if os.environ.get("NULLGPU_REQUIRED"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -25,8 +26,10 @@ def cuda_environment() -> Environment:
 
 @pytest.fixture(scope="session")
 def null_gpus(cuda_environment, tmp_path_factory) -> Callable[..., Machine]:
-    """A function that sets up a machine with pretended GPUs, for several tests; see
-    ``Machine``."""
+    """Return a function that makes a machine with pretended GPUs, for several tests.
+
+    Its options are those of ``Machine``.
+    """
 
     def make(*, state: Path | None = None, **options) -> Machine:
         folder = state or tmp_path_factory.mktemp("machine")
@@ -37,8 +40,10 @@ def null_gpus(cuda_environment, tmp_path_factory) -> Callable[..., Machine]:
 
 @pytest.fixture
 def null_gpu(null_gpus) -> Iterator[Callable[..., Machine]]:
-    """A function that sets up a machine with pretended GPUs, each of whose planned
-    faults must occur."""
+    """Return a function that makes a machine with pretended GPUs.
+
+    All faults that are planned for it must occur in the test.
+    """
     machines: list[Machine] = []
 
     def make(**options) -> Machine:
@@ -46,18 +51,17 @@ def null_gpu(null_gpus) -> Iterator[Callable[..., Machine]]:
         return machines[-1]
 
     yield make
-    missed = [plan for machine in machines for plan in machine.missed()]
-    assert not missed, f"faults that were planned and did not occur: {missed}"
+    missed_faults = [fault for machine in machines for fault in machine.missed()]
+    assert not missed_faults, f"planned faults that did not occur: {missed_faults}"
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> Path:
-    """Four hundred samples of random words."""
-    draw = random.Random(0)
-    samples = [
-        [draw.randrange(5, 128) for _ in range(draw.randrange(8, 60))]
-        for _ in range(400)
-    ]
-    return write_dataset(
-        tmp_path_factory.mktemp("corpus") / "data", samples, vocab_size=128
-    )
+    """Four hundred samples of random tokens."""
+    rng = random.Random(0)
+    samples = []
+    for _ in range(400):
+        length = rng.randrange(8, 60)
+        samples.append([rng.randrange(5, 128) for _ in range(length)])
+    directory = tmp_path_factory.mktemp("corpus") / "data"
+    return write_dataset(directory, samples, vocab_size=128)

@@ -1,5 +1,7 @@
-"""Layers that are compiled for a GPU, down to machine code: what is compiled, and how
-often. Nothing is computed."""
+"""Layers that are compiled for a GPU, down to machine code: which, and how often.
+
+Nothing is computed.
+"""
 
 import json
 
@@ -41,15 +43,15 @@ SHARED = (
     ],
 )
 def test_layers_of_a_kind_share_one_graph(null_gpu, patterned_dataset, cases, devices):
-    paths = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"} if cases == FLOAT8 else {}
-    ended = null_gpu(devices=devices, variables=paths).torchrun(
-        JOB, patterned_dataset, *cases, timeout_s=1200
-    )
-    found = [
+    variables = {"PYTHONPATH": f"{ROOT}:{TORCHAO}"} if cases == FLOAT8 else {}
+    machine = null_gpu(devices=devices, variables=variables)
+    ended = machine.torchrun(JOB, patterned_dataset, *cases, timeout_s=1200)
+    figures_by_case = [
         json.loads(line) for line in ended.out.splitlines() if line.startswith("{")
     ]
-    assert [one["case"] for one in found] == list(cases), ended
-    for one in found:
-        assert one["graphs"] == GRAPHS[one["case"].split("=")[0]], found
-        assert one["recompilations"] == 0, found
-        assert one["triton_launches"] > 0, found
+    assert [figures["case"] for figures in figures_by_case] == list(cases), ended
+    for figures in figures_by_case:
+        family, _, _ = figures["case"].partition("=")
+        assert figures["graphs"] == GRAPHS[family], figures_by_case
+        assert figures["recompilations"] == 0, figures_by_case
+        assert figures["triton_launches"] > 0, figures_by_case
