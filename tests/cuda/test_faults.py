@@ -1,5 +1,7 @@
-"""Probes on a GPU that is shared, sliced, hot or short of memory, or whose driver does
-not tell everything."""
+"""Probes on a GPU that is shared, sliced, hot or short of memory.
+
+Or whose driver does not report everything.
+"""
 
 import tomllib
 
@@ -16,22 +18,16 @@ from testbed.nullgpu.machine import (
 
 pytestmark = pytest.mark.cuda
 GIB = 2**30
-OPTIONAL = tuple(
-    f"nvmlDeviceGet{name}"
-    for name in ("MigMode", "TotalEnergyConsumption", "CurrentClocksEventReasons")
+OPTIONAL_FUNCTIONS = (
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetTotalEnergyConsumption",
+    "nvmlDeviceGetCurrentClocksEventReasons",
 )
-NOT_TOLD = [
-    pytest.param(Faults(absent=OPTIONAL), id="absent"),
-    pytest.param(
-        Faults(faults=",".join(f"{name}={NVML_NOT_SUPPORTED}" for name in OPTIONAL)),
-        marks=pytest.mark.soak,
-        id="not supported",
-    ),
-]
+NOT_SUPPORTED = ",".join(f"{name}={NVML_NOT_SUPPORTED}" for name in OPTIONAL_FUNCTIONS)
 
 
-def probe(machine, data, *words, code=0):
-    """How a probe with few trials ended, and what each of them came to."""
+def probe(machine, data, *options, code=0):
+    """Run a probe with few trials; return its end, and the outcomes by label."""
     common = (
         "--model",
         "bert-mini",
@@ -49,14 +45,14 @@ def probe(machine, data, *words, code=0):
         "--out",
         machine.folder / "profile.toml",
     )
-    ended = machine.autotune("probe", *common, *files, *words)
+    ended = machine.autotune("probe", *common, *files, *options)
     assert ended.code == code, ended
     records, _ = read_trial_records(machine.folder / "reports/profile/trials")
     return ended, {record.label: record.outcome["kind"] for record in records}
 
 
 @pytest.mark.parametrize(
-    ("faults", "said"),
+    ("faults", "message"),
     [
         (
             Faults(neighbour=5 * GIB),
@@ -74,7 +70,7 @@ def probe(machine, data, *words, code=0):
     ],
     ids=["neighbour", "MIG", "without NVML", "MIG that is not told"],
 )
-def test_rejects_gpu_in_use_or_unreadable(null_gpu, patterned_dataset, faults, said):
+def test_rejects_gpu_in_use_or_unreadable(null_gpu, patterned_dataset, faults, message):
     ended, _ = probe(
         null_gpu(faults=faults),
         patterned_dataset,
@@ -82,16 +78,24 @@ def test_rejects_gpu_in_use_or_unreadable(null_gpu, patterned_dataset, faults, s
         "8",
         code=5,
     )
-    assert said in ended.err, ended
+    assert message in ended.err, ended
     assert ("-mig 0" in ended.err) == bool(faults.mig), ended
     assert ended.counts.total("kernel") == 0
 
 
-@pytest.mark.parametrize("faults", NOT_TOLD)
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(Faults(absent=OPTIONAL_FUNCTIONS), id="absent"),
+        pytest.param(
+            Faults(faults=NOT_SUPPORTED), marks=pytest.mark.soak, id="not supported"
+        ),
+    ],
+)
 def test_optional_functions_of_nvml_may_be_absent(null_gpu, patterned_dataset, faults):
-    told = null_gpu(faults=faults).autotune("doctor")
-    assert told.code == 0, told
-    assert "NVIDIA H100 NVL" in told.out, told
+    doctor = null_gpu(faults=faults).autotune("doctor")
+    assert doctor.code == 0, doctor
+    assert "NVIDIA H100 NVL" in doctor.out, doctor
     _, outcomes = probe(
         null_gpu(faults=faults), patterned_dataset, "--max-micro-batch-size", "8"
     )
@@ -129,11 +133,10 @@ def test_matmul_without_memory_bounds_the_size(null_gpu, patterned_dataset):
         "--max-micro-batch-size",
         "4096",
     )
-    fits = tomllib.loads((machine.folder / "profile.toml").read_text())["evidence"][
-        "probe"
-    ]["feasible_max"]
-    assert outcomes[f"bert-mini: {fits} sequences"] == "measured", outcomes
-    assert outcomes[f"bert-mini: {fits + 1} sequences"] == "out_of_memory", outcomes
+    profile = tomllib.loads((machine.folder / "profile.toml").read_text())
+    largest = profile["evidence"]["probe"]["feasible_max"]
+    assert outcomes[f"bert-mini: {largest} sequences"] == "measured", outcomes
+    assert outcomes[f"bert-mini: {largest + 1} sequences"] == "out_of_memory", outcomes
 
 
 def test_heat_voids_only_trials_of_speed(null_gpu, patterned_dataset):
@@ -143,16 +146,16 @@ def test_heat_voids_only_trials_of_speed(null_gpu, patterned_dataset):
     ended, outcomes = probe(
         machine, patterned_dataset, "--max-micro-batch-size", "8", code=8
     )
-    said = (
+    message = (
         "sequences, throughput' could not be measured (contaminated):\nGPU 0 was slowed"
         " down: hw_thermal"
     )
-    assert said in ended.err, ended
+    assert message in ended.err, ended
     assert outcomes.pop("bert-mini: 8 sequences") == "measured"
     assert set(outcomes.values()) == {"contaminated"}
 
 
-NO_HANDLE = """
+FAIL_TO_MAKE_A_HANDLE = """
 import torch
 from trainer.health.failures import out_of_memory
 free, _ = torch.cuda.mem_get_info()
@@ -175,22 +178,24 @@ def test_failed_handle_is_oom_only_if_full(null_gpu, share, expected):
         memory=20 * GIB,
         faults=Faults(faults=f"cublasCreate_v2={CUBLAS_NOT_INITIALIZED}"),
     )
-    ended = machine.run("-c", NO_HANDLE.format(share=share))
+    ended = machine.run("-c", FAIL_TO_MAKE_A_HANDLE.format(share=share))
     assert ended.out == expected, ended
 
 
-MUTE = """
+ASK_SILENT_DRIVER = """
 import os, time
 from pathlib import Path
 from autotune.errors import MachineLacks
 from autotune.machine.host import SystemHost
 from autotune.machine import nvml
 from autotune.machine.measured_device import open_device
-began_s = time.monotonic()
+started_s = time.monotonic()
 nvml.ANSWER_WITHIN_S = 0.5
 monitor = nvml.NvmlMonitor()
-sample = monitor.sample(monitor.devices()[0].uuid) if monitor.devices() else None
-print(len(monitor.devices()), monitor.why_absent(), sample, time.monotonic() - began_s < 2, sep="|")
+devices = monitor.devices()
+sample = monitor.sample(devices[0].uuid) if devices else None
+is_soon = time.monotonic() - started_s < 2
+print(len(devices), monitor.why_absent(), sample, is_soon, sep="|")
 try:
     open_device("auto", Path(), SystemHost(), monitor)
 except MachineLacks as error:
@@ -200,17 +205,16 @@ monitor.close()
 
 
 def test_silent_driver_ends_a_command_with_5(null_gpu):
-    ended = null_gpu(faults=Faults(faults="nvmlDeviceGetMemoryInfo=hang")).run(
-        "-c", MUTE, timeout_s=60
-    )
-    first, second = ended.out.splitlines()
-    assert first.startswith(
+    machine = null_gpu(faults=Faults(faults="nvmlDeviceGetMemoryInfo=hang"))
+    ended = machine.run("-c", ASK_SILENT_DRIVER, timeout_s=60)
+    answer, error = ended.out.splitlines()
+    assert answer.startswith(
         "0|GPU 0: NVML does not respond: a call has not returned for 0.5 s|None|True"
     ), ended
-    assert second.startswith(
+    assert error.startswith(
         "5|PyTorch sees NVIDIA H100 NVL, but NVML does not: GPU 0: NVML does not"
     )
-    assert "Fix NVML" in second
+    assert "Fix NVML" in error
 
 
 @pytest.mark.parametrize(
@@ -218,9 +222,8 @@ def test_silent_driver_ends_a_command_with_5(null_gpu):
     ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"],
 )
 def test_missing_figure_does_not_delay_others(null_gpu, function):
-    ended = null_gpu(faults=Faults(faults=f"{function}=hang")).run(
-        "-c", MUTE, timeout_s=60
-    )
+    machine = null_gpu(faults=Faults(faults=f"{function}=hang"))
+    ended = machine.run("-c", ASK_SILENT_DRIVER, timeout_s=60)
     assert ended.code == 0, ended
     assert "does not respond" in ended.out
     assert ended.out.startswith("1|None|GpuSample(")

@@ -1,5 +1,7 @@
-"""Optimizer steps in every pair of settings, on two pretended GPUs with values, against
-two CPUs."""
+"""Optimizer steps on pretended GPUs with values, compared with CPUs.
+
+Few cases have every pair of settings; ``make soak`` has more of them.
+"""
 
 import itertools
 import json
@@ -15,6 +17,7 @@ from testbed.nullgpu.environment import ROOT
 pytestmark = pytest.mark.cuda
 Case = Mapping[str, object]
 
+GLOBAL_BATCH_SIZE = 16
 FACTORS: dict[str, tuple[object, ...]] = {
     "strategy": ("ddp", "zero1", "fsdp2"),
     "family": ("bert", "modernbert", "roberta", "electra", "distilbert", "xlm-roberta"),
@@ -27,8 +30,8 @@ FACTORS: dict[str, tuple[object, ...]] = {
 }
 
 
-def possible(case: Case) -> bool:
-    """Whether the trainer accepts it; what it refuses, other tests test."""
+def is_possible(case: Case) -> bool:
+    """Return whether the trainer accepts it; other tests have what it rejects."""
     if case["attention"] == "varlen" and case["precision"] == "fp32":
         return False
     return not (
@@ -41,13 +44,15 @@ def possible(case: Case) -> bool:
 def all_cases() -> Iterator[Case]:
     for values in itertools.product(*FACTORS.values()):
         case = dict(zip(FACTORS, values, strict=True))
-        if possible(case):
+        if is_possible(case):
             yield case
 
 
-def in_pairs() -> list[Case]:
-    """Return few cases in which every possible pair of settings of three families
-    occurs; the same every time."""
+def cases_with_all_pairs() -> list[Case]:
+    """Return few cases in which every possible pair of settings occurs.
+
+    They are of three families, and the same every time.
+    """
     cases = [case for case in all_cases() if case["family"] in FACTORS["family"][:3]]
     pairs = {
         case_id: set(itertools.combinations(case.items(), 2))
@@ -56,6 +61,7 @@ def in_pairs() -> list[Case]:
     missing = set().union(*pairs.values())
     chosen = []
     while missing:
+        # The case with the most missing pairs.
         best = max(pairs, key=lambda case_id: len(pairs[case_id] & missing))
         missing -= pairs.pop(best)
         chosen.append(cases[best])
@@ -74,58 +80,60 @@ def config_changes(case: Case, ranks: int) -> dict[str, object]:
     }
     if case["strategy"] == "fsdp2" and ranks == 4:
         parallel["shard_ranks"] = 2
-    return {
-        **{
-            name: case[name]
-            for name in (
-                "family",
-                "precision",
-                "layout",
-                "activation_checkpointing",
-                "attention",
-            )
-        },
-        "micro_batch_size": 16 // int(str(case["micro_batches"])) // ranks,
-        "global_batch_size": 16,
-        "parallel": parallel,
-    }
+    unchanged = (
+        "family",
+        "precision",
+        "layout",
+        "activation_checkpointing",
+        "attention",
+    )
+    changes = {name: case[name] for name in unchanged}
+    changes["micro_batch_size"] = (
+        GLOBAL_BATCH_SIZE // int(str(case["micro_batches"])) // ranks
+    )
+    changes["global_batch_size"] = GLOBAL_BATCH_SIZE
+    changes["parallel"] = parallel
+    return changes
 
 
 JOB = ROOT / "tests/system/rank_job.py"
 STEPS = 3
-PAIRS = {name_of(case): case for case in in_pairs()}
+PAIRS = {name_of(case): case for case in cases_with_all_pairs()}
 HYBRID = {name: values[0] for name, values in FACTORS.items()} | {"strategy": "fsdp2"}
-"""Of four ranks two share a copy of the model, of which there are two."""
+"""Case in which four ranks have two copies of the model; two ranks share a copy."""
 MORE = {name_of(case): case for case in random.Random(0).sample(list(all_cases()), 60)}
 
 
 @pytest.fixture(scope="module")
 def runs(null_gpus, tmp_path_factory) -> Callable[..., dict]:
-    """A function that returns what a case came to; all of its group are run when the
-    first is asked for."""
-    place = tmp_path_factory.mktemp("matrix")
+    """Return a function that returns the result of a case.
+
+    All cases of its group run when the first is requested.
+    """
+    directory = tmp_path_factory.mktemp("matrix")
     samples = [
         [5 + (start + step) % 60 for step in range(8 + start % 33)]
         for start in range(400)
     ]
     data = write_dataset(
-        place / "data", samples, vocab_size=128, validation=samples[:60]
+        directory / "data", samples, vocab_size=128, validation=samples[:60]
     )
 
     def job(case: Case, ranks: int, device: str) -> dict[str, object]:
-        # A CPU has no varlen kernel.
-        its = {"device": device, "compile": False} | (
-            {"attention": "auto"} if device == "cpu" else {}
-        )
-        return {"config": config_changes(case, ranks) | its, "steps": STEPS}
+        config = config_changes(case, ranks) | {"device": device, "compile": False}
+        if device == "cpu":
+            # A CPU has no varlen kernel.
+            config["attention"] = "auto"
+        return {"config": config, "steps": STEPS}
 
     def run(device: str, cases: dict[str, Case], ranks: int, name: str) -> dict:
-        out = place / f"{device}-{ranks}-{len(cases)}"
+        out = directory / f"{device}-{ranks}-{len(cases)}"
         if not out.exists():
             out.mkdir()
-            jobs = {name: job(case, ranks, device) for name, case in cases.items()}
             request = {
-                "cases": jobs,
+                "cases": {
+                    name: job(case, ranks, device) for name, case in cases.items()
+                },
                 "data": str(data),
                 "out": str(out),
                 "device": device,
@@ -139,9 +147,8 @@ def runs(null_gpus, tmp_path_factory) -> Callable[..., dict]:
             )
             ended = machine.torchrun(JOB, out / "request.json", timeout_s=1800)
             assert ended.code == 0, ended
-            assert (ended.counts.total("kernel") > 1000 * len(cases)) == (
-                device == "cuda"
-            )
+            runs_kernels = ended.counts.total("kernel") > 1000 * len(cases)
+            assert runs_kernels == (device == "cuda")
         return torch.load(out / f"{name}.pt", weights_only=True)
 
     return run
@@ -154,14 +161,12 @@ def test_two_gpus_match_two_cpus(runs, name):
 
 @pytest.mark.soak
 def test_hybrid_sharding_matches_two_cpus(runs):
-    alone = next(
+    unsharded = next(
         name for name, case in PAIRS.items() if {**case, "strategy": "fsdp2"} == HYBRID
     )
-    check(
-        runs("cuda", {"hybrid": HYBRID}, 4, "hybrid"),
-        runs("cpu", PAIRS, 2, alone),
-        HYBRID,
-    )
+    on_gpus = runs("cuda", {"hybrid": HYBRID}, 4, "hybrid")
+    on_cpus = runs("cpu", PAIRS, 2, unsharded)
+    check(on_gpus, on_cpus, HYBRID)
 
 
 @pytest.mark.soak
@@ -178,7 +183,7 @@ def check(on_gpus: dict, on_cpus: dict, case: Case) -> None:
     assert on_gpus["norms"] == pytest.approx(
         on_cpus["norms"], rel=1e-3 if exact else 5e-2
     )
-    if exact:  # three steps of 1e-3 at most
+    if exact:  # weights have moved by three steps of 1e-3 at most
         torch.testing.assert_close(
             on_gpus["parameters"], on_cpus["parameters"], rtol=1e-4, atol=1e-5
         )

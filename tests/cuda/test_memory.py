@@ -1,5 +1,4 @@
-"""The allocator and the kernels of attention that memory is predicted for, and the
-memory that it then reserves."""
+"""Predictions of memory, and the allocator and kernels that they assume."""
 
 import pytest
 
@@ -25,18 +24,19 @@ PEAK_ERROR = {False: 0.001, True: 0.03}
 @pytest.mark.usefixtures("cuda_environment")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_predicts_the_largest_micro_batch(case):
-    found = on_pretended_gpus(case)
-    assert found["verified"], found
-    assert found["predicted_peak_bytes"] == pytest.approx(
-        found["allocator_peak_bytes"], rel=PEAK_ERROR[case.compiled]
+    figures = on_pretended_gpus(case)
+    error = PEAK_ERROR[case.compiled]
+    assert figures["verified"], figures
+    assert figures["predicted_peak_bytes"] == pytest.approx(
+        figures["allocator_peak_bytes"], rel=error
     )
-    assert found["predicted_rows"] == pytest.approx(
-        found["largest_micro_batch_size"], rel=PEAK_ERROR[case.compiled]
+    assert figures["predicted_rows"] == pytest.approx(
+        figures["largest_micro_batch_size"], rel=error
     )
-    assert len(found["trials"]) <= 6
+    assert len(figures["trials"]) <= 6
 
 
-JOINED = """
+JOIN_RANKS = """
 import torch
 from tests.trainer.oracles import config_of
 from trainer.distributed.ranks import join_ranks
@@ -58,11 +58,11 @@ print(torch.cuda.memory_snapshot()[0]["is_expandable"])
     ids=["nothing set", "both names set"],
 )
 def test_segments_are_expandable_once_ranks_joined(null_gpu, variables):
-    ended = null_gpu(variables=variables).run("-c", JOINED)
+    ended = null_gpu(variables=variables).run("-c", JOIN_RANKS)
     assert ended.out == "True\n", ended
 
 
-STEP = """
+STEP_AND_EVALUATE = """
 import sys
 from pathlib import Path
 import torch
@@ -71,7 +71,10 @@ from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import join_ranks
 from trainer.evaluate import evaluate
 dataset = TokenDataset.open(Path(sys.argv[1]))
-config = config_of(device="cuda", precision="bf16", attention=sys.argv[2], evaluation={"max_sequences": 8})
+evaluation = {"max_sequences": 8}
+config = config_of(
+    device="cuda", precision="bf16", attention=sys.argv[2], evaluation=evaluation
+)
 training = training_of(config, dataset)
 training.step.run(micro_batches(dataset, config), 1e-4)
 evaluate(training.module, dataset, config, join_ranks(config, environment={}), 1)
@@ -82,31 +85,44 @@ LAYERS = 2
 
 
 @pytest.mark.parametrize(
-    ("attention", "expected"),
-    [("sdpa", (2 * LAYERS, LAYERS, 0)), ("varlen", (0, 0, 2 * LAYERS))],
+    ("attention", "launches"),
+    [
+        (
+            "sdpa",
+            {
+                "fmha_cutlassF": 2 * LAYERS,
+                "fmha_cutlassB": LAYERS,
+                "flash_fwd": 0,
+            },
+        ),
+        (
+            "varlen",
+            {"fmha_cutlassF": 0, "fmha_cutlassB": 0, "flash_fwd": 2 * LAYERS},
+        ),
+    ],
 )
 def test_attention_runs_the_predicted_kernels(
-    null_gpu, patterned_dataset, attention, expected
+    null_gpu, patterned_dataset, attention, launches
 ):
-    """In training and in evaluation; on Hopper torch would choose cuDNN's kernels for
-    both."""
-    ended = null_gpu(name="h100-sxm-80gb").run("-c", STEP, patterned_dataset, attention)
+    """Training and evaluation use the same kernels.
+
+    On Hopper torch would choose cuDNN's kernels for both.
+    """
+    machine = null_gpu(name="h100-sxm-80gb")
+    ended = machine.run("-c", STEP_AND_EVALUATE, patterned_dataset, attention)
     assert ended.out == "stepped\n", ended
     counts = ended.counts
-    launched = tuple(
-        counts.kernels(name) for name in ("fmha_cutlassF", "fmha_cutlassB", "flash_fwd")
-    )
-    assert launched == expected, counts
+    assert {name: counts.kernels(name) for name in launches} == launches, counts
     assert (counts.kernels("flash_bwd") > 0) == (attention == "varlen")
-    called = {
+    of_cudnn = {
         name
         for name in (*counts.of("call"), *counts.of("kernel"))
         if "cudnn" in name.lower()
     }
-    assert called <= {"cudnnGetVersion", "cudnnGetProperty"}
+    assert of_cudnn <= {"cudnnGetVersion", "cudnnGetProperty"}
 
 
-REHEARSED = """
+REHEARSE = """
 import sys
 from pathlib import Path
 import torch
@@ -128,7 +144,9 @@ WORKSPACE_BYTES = 32 * 2**20
 
 
 def test_workspaces_do_not_split_activation_memory(null_gpu, patterned_dataset):
-    """They are taken before the model: within a step they would lie between its
-    activations, and stay there."""
-    ended = null_gpu(name="h100-sxm-80gb").run("-c", REHEARSED, patterned_dataset)
+    """Workspaces are taken before the model.
+
+    Within a step they would lie between its activations, and stay there.
+    """
+    ended = null_gpu(name="h100-sxm-80gb").run("-c", REHEARSE, patterned_dataset)
     assert int(ended.out) < WORKSPACE_BYTES, ended

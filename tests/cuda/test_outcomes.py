@@ -1,4 +1,4 @@
-"""What becomes of trials and trainings on a GPU that is full, hot, or broken."""
+"""Ends of trials and trainings on a GPU that is full or broken."""
 
 import json
 
@@ -18,7 +18,7 @@ from trainer.record.run_record import read_exit
 pytestmark = pytest.mark.cuda
 MIB = 2**20
 ON_GPUS = NO_DROPOUT | {"train.device": "cuda", "train.compile": False}
-NO_PRODUCT = f"cublasSgemm_v2={CUBLAS_EXECUTION_FAILED}"
+FAILED_MATMUL = f"cublasSgemm_v2={CUBLAS_EXECUTION_FAILED}"
 
 
 def workplace(machine, folder):
@@ -35,8 +35,8 @@ def workplace(machine, folder):
         # The backward pass has a handle of its own, which is made when activations are
         # at their highest.
         (f"cublasCreate_v2={CUBLAS_ALLOC_FAILED}@2", None, 4),
-        (NO_PRODUCT, 1000 * MIB, 4),
-        (NO_PRODUCT, None, 70),
+        (FAILED_MATMUL, 1000 * MIB, 4),
+        (FAILED_MATMUL, None, 70),
     ],
     ids=["no handle", "failed on a full GPU", "failed on an empty GPU"],
 )
@@ -44,17 +44,20 @@ def test_library_error_is_oom_only_without_memory(
     null_gpu, tmp_path, faults, memory, code
 ):
     machine = null_gpu(memory=memory, faults=Faults(faults=faults))
-    place, run = workplace(machine, tmp_path), tmp_path / "run"
-    words = (place.profile, "--data", place.data, "--out", run)
-    sets = [f"--set={key}={json.dumps(value)}" for key, value in ON_GPUS.items()]
-    ended = machine.run("-m", "trainer", *words, *sets)
+    place = workplace(machine, tmp_path)
+    run = tmp_path / "run"
+    arguments = (place.profile, "--data", place.data, "--out", run)
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in ON_GPUS.items()]
+    ended = machine.run("-m", "trainer", *arguments, *settings)
+    is_out_of_memory = code == 4
     assert ended.code == code, ended
     assert read_exit(run).exit_code == code
-    assert ("error: rank 0: out of memory: " in ended.err) == (code == 4), ended
-    assert ("next: lower train.micro_batch_size" in ended.err) == (code == 4), ended
+    assert ("error: rank 0: out of memory: " in ended.err) == is_out_of_memory, ended
+    advises_smaller_batch = "next: lower train.micro_batch_size" in ended.err
+    assert advises_smaller_batch == is_out_of_memory, ended
 
 
-BUDGET = """
+ALLOCATE_IN_BUDGET = """
 import torch
 from autotune.trials.jobs.budget import CudaBudget
 from trainer.distributed.ranks import join_ranks
@@ -77,9 +80,11 @@ except torch.OutOfMemoryError:
 
 
 def test_budget_allows_all_of_its_memory(null_gpu):
-    """Under ``set_per_process_memory_fraction`` the second block would count as 8 + 15
-    GB."""
-    ended = null_gpu().run("-c", BUDGET)
+    """A new block takes what the allocator has free and the rest of the budget.
+
+    Under ``set_per_process_memory_fraction`` the second block would count as 8 + 15 GB.
+    """
+    ended = null_gpu().run("-c", ALLOCATE_IN_BUDGET)
     assert ended.out == "15\nout of memory\n", ended
 
 
@@ -97,14 +102,13 @@ def test_run_is_finished_although_a_rank_dies_last(null_gpu, tmp_path):
         "error: rank 0: after the last step, lost connection to another rank: "
         in job.told()
     )
-    assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (
-        0,
-        "finished",
-    )
+    end = read_exit(job.directory)
+    assert end.exit_code == 0
+    assert end.reason == "finished"
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "requeue", "said"),
+    ("fault", "code", "requeue", "reason_parts"),
     [
         pytest.param(
             f"ncclCommInitRankConfig={NCCL_SYSTEM_ERROR}",
@@ -123,10 +127,14 @@ def test_run_is_finished_although_a_rank_dies_last(null_gpu, tmp_path):
         ),
     ],
 )
-def test_nccl_error_ends_all_ranks(null_gpu, tmp_path, fault, code, requeue, said):
-    job = workplace(
-        null_gpu(devices=2, values=True, faults=Faults(faults=fault)), tmp_path
-    ).job(2, ON_GPUS)
+def test_nccl_error_ends_all_ranks(
+    null_gpu, tmp_path, fault, code, requeue, reason_parts
+):
+    machine = null_gpu(devices=2, values=True, faults=Faults(faults=fault))
+    job = workplace(machine, tmp_path).job(2, ON_GPUS)
     end = job.leave(job.start(), within_s=60)
-    assert (end.exit_code, end.requeue, end.steps > 0) == (code, requeue, requeue)
-    assert all(part in end.reason for part in said), end.reason
+    assert end.exit_code == code
+    # Only a failure in a step can be resumed.
+    assert end.requeue == requeue
+    assert (end.steps > 0) == requeue
+    assert all(part in end.reason for part in reason_parts), end.reason

@@ -1,5 +1,4 @@
-"""Training code of others on a pretended GPU: torch's own allocator has the last word
-on every answer."""
+"""Your own training code on a pretended GPU, judged by torch's own allocator."""
 
 import json
 from pathlib import Path
@@ -9,21 +8,24 @@ import pytest
 pytestmark = pytest.mark.cuda
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MEMORY_BYTES = 1_500_000_000
+# cuDNN is not pretended.
+SUBJECT = """
+import torch
+torch.backends.cudnn.enabled = False
+from {example} import build_step
+"""
 
 
 @pytest.mark.parametrize(
     "example", [path.stem for path in sorted(EXAMPLES.glob("*.py"))]
 )
 def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
-    (tmp_path / "subject.py").write_text(
-        "import torch\ntorch.backends.cudnn.enabled = False  # it is not"
-        f" pretended\nfrom {example} import build_step\n"
-    )
+    (tmp_path / "subject.py").write_text(SUBJECT.format(example=example))
     machine = null_gpu(
         memory=MEMORY_BYTES,
         variables={"PYTHONPATH": f"{EXAMPLES.parent}:{EXAMPLES}:{tmp_path}"},
     )
-    words = (
+    options = (
         "--memory",
         f"{MEMORY_BYTES}B",
         "--out",
@@ -32,7 +34,7 @@ def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
         tmp_path,
         "--json",
     )
-    ended = machine.autotune("probe", "--step", "subject:build_step", *words)
+    ended = machine.autotune("probe", "--step", "subject:build_step", *options)
     assert ended.code == 0, ended
     profile = json.loads(ended.out)["steps"][0]
     assert profile["fingerprint"]["device"] == "cuda"
@@ -40,26 +42,40 @@ def test_example_fits_only_up_to_the_answer(null_gpu, tmp_path, example):
     assert step["infeasible_min"] == step["feasible_max"] + 1
     # Nothing of a pretended GPU is timed.
     assert all(row["step_s"] is None for row in step["rows"])
-    sizes = (step["feasible_max"], step["infeasible_min"])
-    alone = ("-m", "benchmarks.alone", "subject:build_step")
-    said = [
-        machine.run(*alone, str(size)).out.strip().splitlines()[-1] for size in sizes
-    ]
-    assert said[0] == "ran"
-    assert said[1] in ("out of memory", "retried")
+
+    def run_without_autotune(micro_batch_size):
+        ended = machine.run(
+            "-m", "benchmarks.alone", "subject:build_step", str(micro_batch_size)
+        )
+        return ended.out.strip().splitlines()[-1]
+
+    assert run_without_autotune(step["feasible_max"]) == "ran"
+    assert run_without_autotune(step["infeasible_min"]) in ("out of memory", "retried")
+
+
+STEP_WITH_HOST_MEMORY = """
+import torch
+
+def build_step(micro_batch_size, device):
+    weight = torch.zeros(64, 64, device=device, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    held = torch.ones(10 * 2**30, dtype=torch.uint8)
+
+    def step():
+        weight.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(len(held))
+
+    return step
+"""
 
 
 @pytest.mark.soak
 def test_host_memory_is_reported_without_limit(null_gpu, tmp_path):
-    (tmp_path / "greedy.py").write_text(
-        "import torch\ndef build_step(micro_batch_size, device):\n    weight ="
-        " torch.zeros(64, 64, device=device, requires_grad=True)\n    optimizer, held ="
-        " torch.optim.SGD([weight], lr=0.1), torch.ones(10 * 2**30,"
-        " dtype=torch.uint8)\n    def step():\n        weight.sum().backward();"
-        " optimizer.step(); optimizer.zero_grad(); print(len(held))\n    return step\n"
-    )
+    (tmp_path / "greedy.py").write_text(STEP_WITH_HOST_MEMORY)
     machine = null_gpu(memory=MEMORY_BYTES, variables={"PYTHONPATH": str(tmp_path)})
-    words = (
+    options = (
         "--memory",
         "1GB",
         "--out",
@@ -70,23 +86,29 @@ def test_host_memory_is_reported_without_limit(null_gpu, tmp_path):
         "--max-micro-batch-size",
         "4",
     )
-    ended = machine.autotune("probe", "--step", "greedy:build_step", *words)
+    ended = machine.autotune("probe", "--step", "greedy:build_step", *options)
     assert ended.code == 0, ended
-    assert (
-        json.loads(ended.out)["steps"][0]["evidence"]["step"]["host_peak_bytes"]
-        > 10 * 2**30
+    [profile] = json.loads(ended.out)["steps"]
+    assert profile["evidence"]["step"]["host_peak_bytes"] > 10 * 2**30
+
+
+LOADER_AND_STEP = """
+import torch
+
+def build_loader(num_workers):
+    return torch.utils.data.DataLoader(
+        range(100000), batch_size=8, num_workers=num_workers
     )
+
+def build_step(micro_batch_size, device):
+    return lambda batch: None
+"""
 
 
 def test_pretended_gpu_measures_loaders_by_replay_only(null_gpu, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import torch\ndef build_loader(num_workers):\n    return"
-        " torch.utils.data.DataLoader(range(100000), batch_size=8,"
-        " num_workers=num_workers)\ndef build_step(micro_batch_size, device):\n   "
-        " return lambda batch: None\n"
-    )
+    (tmp_path / "mine.py").write_text(LOADER_AND_STEP)
     machine = null_gpu(variables={"PYTHONPATH": str(tmp_path)})
-    words = (
+    options = (
         "--loader",
         "mine:build_loader",
         "--time-limit",
@@ -97,13 +119,13 @@ def test_pretended_gpu_measures_loaders_by_replay_only(null_gpu, tmp_path):
         tmp_path,
     )
     step = ("--step", "mine:build_step", "--set", "micro_batch_size=8")
-    ended = machine.autotune("workers", tmp_path / "a.toml", *words, *step)
+    ended = machine.autotune("workers", tmp_path / "a.toml", *options, *step)
     assert ended.code == 5
     assert "cannot be measured on a pretended" in ended.err
     ended = machine.autotune(
         "workers",
         tmp_path / "b.toml",
-        *words,
+        *options,
         "--step-time",
         "20ms",
         "--max-workers",

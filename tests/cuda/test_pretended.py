@@ -1,5 +1,4 @@
-"""Whatever is measured on a pretended GPU with its own driver is shown as torch's
-allocator's, or rejected."""
+"""Figures of a pretended GPU: memory is the allocator's, rates are rejected."""
 
 import html
 import json
@@ -27,14 +26,14 @@ def machine(null_gpus):
 @pytest.fixture(scope="module")
 def profile(machine, data):
     path = machine.folder / "profile.toml"
-    line = (
+    options = (
         "--model bert-mini --seq-length 64 --max-micro-batch-size 8 --no-compile --json"
-        " --data"
     )
-    ended = machine.autotune("probe", *line.split(), data, "--out", path)
+    ended = machine.autotune("probe", *options.split(), "--data", data, "--out", path)
     assert ended.code == 0, ended
-    [told] = json.loads(ended.out)["models"]
-    assert (told["bytes_known"], told["curve"]) == ("allocator", [])
+    [probe] = json.loads(ended.out)["models"]
+    assert probe["bytes_known"] == "allocator"
+    assert probe["curve"] == []
     return path
 
 
@@ -56,13 +55,13 @@ def test_sizes_are_reported_but_rates_rejected(machine, data, profile):
 
 
 def test_rates_of_a_pretended_run_are_rejected(machine, data, profile):
-    place = machine.folder / "run"
-    sets = [f"--set={key}={json.dumps(value)}" for key, value in SETTINGS.items()]
+    run = machine.folder / "run"
+    settings = [f"--set={key}={json.dumps(value)}" for key, value in SETTINGS.items()]
     ended = machine.torchrun(
-        "-m", "trainer", profile, "--data", data, "--out", place, *sets
+        "-m", "trainer", profile, "--data", data, "--out", run, *settings
     )
     assert ended.code == 0, ended
-    assert json.loads((place / "run.json").read_text())["driver"] == "0.0 (nullgpu)"
-    advised = machine.autotune("advise", place)
+    assert json.loads((run / "run.json").read_text())["driver"] == "0.0 (nullgpu)"
+    advised = machine.autotune("advise", run)
     assert advised.code == 5, advised
     assert "cannot be measured on a pretended NVIDIA H100 NVL" in advised.err, advised
