@@ -1,10 +1,13 @@
-"""Approval of a profile, stored beside its report, and comparison of a profile with this machine."""
+"""Approval of a profile, and comparison of a profile with this machine.
+
+The approval is stored beside the profile's report.
+"""
 
 import functools
 import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +40,8 @@ from trainer.data.dataset import read_manifest
 from trainer.errors import BadConfig, TrainerError
 from trainer.health.events import utc_now
 
-_MOST_BYTES = 2**20
-_TOLD_ANYWHERE = (
+_MOST_REVIEW_BYTES = 2**20
+_MACHINE_INDEPENDENT_FIELDS = (
     "model_sha256",
     "dataset_hash",
     "data_filesystem",
@@ -49,7 +52,8 @@ _TOLD_ANYWHERE = (
 """Fingerprint fields that can be checked without the profile's GPU and host."""
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: it is a second base of other classes
+# Without slots, as it is a second base of other classes.
+@dataclass(frozen=True, kw_only=True)
 class Content:
     """The content of a profile's file, whatever its tables, and its approval."""
 
@@ -71,7 +75,9 @@ class ApprovedProfile(StoredProfile, Content):
 def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
     """Read a profile once, with the approval of exactly that content.
 
-    Raise an error if either cannot be used.
+    Raises:
+        BadInput: If the profile is invalid, or its review is corrupt.
+        BadConfig: If its file cannot be read.
     """
     tables = read_profile_tables(profile)
     stored = read_profile(profile, tables)
@@ -88,14 +94,16 @@ def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Conten
     Raises:
         BadInput: If its review is corrupt.
     """
-    recorded, present = tables.get(HASH_KEY), present_sha256(tables, where=str(profile))
+    recorded = tables.get(HASH_KEY)
+    present = present_sha256(tables, where=str(profile))
+    recorded_sha256 = None
+    if isinstance(recorded, str) and is_sha256(recorded):
+        recorded_sha256 = recorded
     return Content(
         intact=recorded == present,
-        recorded_sha256=(
-            recorded if isinstance(recorded, str) and is_sha256(recorded) else None
-        ),
+        recorded_sha256=recorded_sha256,
         file_sha256=profile_sha256(tables),
-        approval=approval_of(_read(review_path(profile, reports)), present),
+        approval=approval_of(_read_review(review_path(profile, reports)), present),
     )
 
 
@@ -104,17 +112,17 @@ def review_path(profile: Path, reports: Path) -> Path:
     return report_directory(profile, reports) / "review.json"
 
 
-def _read(path: Path) -> ApprovalRecord | None:
-    """Return the review.
+def _read_review(path: Path) -> ApprovalRecord | None:
+    """Return the review; None without a file.
 
-    None without a file. Raise ``BadInput`` if the file is corrupt.
+    Raises:
+        BadInput: If the file is corrupt.
     """
     if not os.path.lexists(path):
         return None
     try:
-        return parse_table(
-            ApprovalRecord, read_json(path, max_bytes=_MOST_BYTES), where=str(path)
-        )
+        table = read_json(path, max_bytes=_MOST_REVIEW_BYTES)
+        return parse_table(ApprovalRecord, table, where=str(path))
     except BadConfig as error:
         next_step = (
             "Restore it from a backup; or move it away and approve the profile again."
@@ -132,22 +140,37 @@ def review(
     as_edited: bool = False,
     read: Callable[[Path, Path], Content] = read_with_approval,
 ) -> None:
-    """Store an approval or rejection of a profile's present content, replacing the last one.
+    """Store an approval or rejection of a profile's present content.
 
-    ``read`` reads and validates the profile, which may be one of your own training
-    code.
+    It replaces the last one.
 
-    Raise ``ProfileRejected`` if it is to be approved, was edited since it was written,
-    and ``as_edited`` is not set; ``TrainerError`` or ``AutotuneError`` if the name, the
-    note, the profile or its review cannot be used.
+    Args:
+        profile: Path of the profile.
+        reports: Directory of all reports.
+        decision: The decision on its present content.
+        by: Name of the reviewer.
+        note: Comment of the reviewer.
+        as_edited: True to approve a profile that was edited since it was written.
+        read: Function that reads and validates the profile, which may be one of your
+            own training code.
+
+    Raises:
+        ProfileRejected: If the profile is to be approved, was edited, and ``as_edited``
+            is not set.
+        BadConfig: If the name or the note cannot be used.
+        TrainerError: If the profile cannot be used.
+        AutotuneError: If the profile or its review cannot be used.
     """
-    before = read(profile, reports)
-    present, recorded = before.approval.present_sha256, before.recorded_sha256
-    if decision == "approved" and not before.intact and not as_edited:
-        written = "none" if recorded is None else _short(recorded)
+    content = read(profile, reports)
+    present = content.approval.present_sha256
+    is_approved_edit = decision == "approved" and not content.intact
+    if is_approved_edit and not as_edited:
+        recorded = "none"
+        if content.recorded_sha256 is not None:
+            recorded = _short_hash(content.recorded_sha256)
         raise ProfileRejected(
-            f"{profile} was modified after measurement (recorded hash {written},"
-            f" present hash {_short(present)}): its figures may not hold for its"
+            f"{profile} was modified after measurement (recorded hash {recorded},"
+            f" present hash {_short_hash(present)}): its figures may not hold for its"
             " settings",
             next_step=(
                 f"Check the settings: autotune profile show {shlex.quote(str(profile))}"
@@ -155,23 +178,19 @@ def review(
                 " autotune tune."
             ),
         )
-    edited = decision == "approved" and not before.intact
-    said = {
+    fields = {
+        "profile_sha256": present,
         "decision": decision,
         "by": by.strip(),
         "note": note,
         "time_utc": utc_now(),
-        "as_edited": edited,
+        "as_edited": is_approved_edit,
     }
-    mine = parse_table(
-        ApprovalRecord, {"profile_sha256": present, **said}, where="review"
-    )
+    record = parse_table(ApprovalRecord, fields, where="review")
     # Escaped to ASCII, so that the file cannot contain control sequences for a
     # terminal.
-    write_atomically(
-        review_path(profile, reports),
-        json.dumps(mine.model_dump(mode="json"), indent=2) + "\n",
-    )
+    text = json.dumps(record.model_dump(mode="json"), indent=2)
+    write_atomically(review_path(profile, reports), f"{text}\n")
 
 
 def require_approved(
@@ -182,65 +201,78 @@ def require_approved(
     Raises:
         ProfileRejected: If it is not, or has another hash.
     """
-    found = read_with_approval(profile, reports)
-    reject_unapproved(found, profile, reports, expect_sha256=expect_sha256)
-    return found
+    approved = read_with_approval(profile, reports)
+    reject_unapproved(approved, profile, reports, expect_sha256=expect_sha256)
+    return approved
 
 
 def reject_unapproved(
-    found: Content, profile: Path, reports: Path, *, expect_sha256: str | None = None
+    content: Content, profile: Path, reports: Path, *, expect_sha256: str | None = None
 ) -> None:
-    """Raise ``ProfileRejected`` if a profile's present content is not approved, or has another hash than expected."""
-    state, last, now = (
-        found.approval.state,
-        found.approval.review,
-        _short(found.approval.present_sha256),
-    )
-    approve, at = (
-        command("profile approve", profile),
-        shlex.join(["--reports", str(reports)]),
-    )
-    next_step = f"Review and approve it: {approve} --by NAME {at}"
+    """Raise an error unless a profile's present content is approved.
+
+    Args:
+        content: Content of the profile.
+        profile: Path of the profile.
+        reports: Directory of all reports.
+        expect_sha256: Hash that the file must have; None accepts any.
+
+    Raises:
+        ProfileRejected: If it is not approved, or has another hash.
+    """
+    state = content.approval.state
+    review = content.approval.review
+    present_hash = _short_hash(content.approval.present_sha256)
+    approve = command("profile approve", profile)
+    reports_option = shlex.join(["--reports", str(reports)])
+    next_step = f"Review and approve it: {approve} --by NAME {reports_option}"
     if state == "approved":
-        if expect_sha256 in (None, found.file_sha256):
+        if expect_sha256 is None or expect_sha256 == content.file_sha256:
             return
-        why = (
-            f"does not match this job: its hash is {_short(found.file_sha256)}, the job"
-            " was written for "
+        reason = (
+            "does not match this job: its hash is"
+            f" {_short_hash(content.file_sha256)}, the job was written for"
+            f" {_short_hash(expect_sha256)}"
         )
-        why += _short(expect_sha256)
         next_step = (
             f"Write the job again: {command('train', profile, slurm=True)}; or undo the"
             " change."
         )
-    elif state == "not reviewed" or last is None:
-        why = f"is not approved (hash {now})"
+    elif state == "not reviewed" or review is None:
+        reason = f"is not approved (hash {present_hash})"
     elif state == "rejected":
-        why, next_step = (
-            f"was rejected by {last.by!r} at {last.time_utc}",
-            f"See the reason: {approve} {at}",
-        )
+        reason = f"was rejected by {review.by!r} at {review.time_utc}"
+        next_step = f"See the reason: {approve} {reports_option}"
     else:
-        why = f"was modified since {last.by!r} approved it at {last.time_utc}: "
-        why += f"hash {_short(last.profile_sha256)} then, {now} now"
-    raise ProfileRejected(f"{profile} {why}", next_step=next_step)
+        reason = (
+            f"was modified since {review.by!r} approved it at {review.time_utc}: hash"
+            f" {_short_hash(review.profile_sha256)} then, {present_hash} now"
+        )
+    raise ProfileRejected(f"{profile} {reason}", next_step=next_step)
 
 
-def reject_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None:
-    """Raise ``ProfileRejected``, with all changed settings, if the command line changes an approved profile."""
-    train = approved.profile.train
+def reject_other_settings(approved: ApprovedProfile, requested: TrainConfig) -> None:
+    """Raise an error if the command line changes an approved profile.
+
+    Raises:
+        ProfileRejected: With all changed settings.
+    """
     # As text: in Python 1, 1.0 and True are equal.
     as_text = functools.partial(json.dumps, sort_keys=True)
-    if as_text(train.model_dump(mode="json")) == as_text(asked.model_dump(mode="json")):
+    approved_tables = approved.profile.train.model_dump(mode="json")
+    requested_tables = requested.model_dump(mode="json")
+    if as_text(approved_tables) == as_text(requested_tables):
         return
-    said, would = (flat_table(one.model_dump(mode="json")) for one in (train, asked))
-    other = [key for key in would if as_text(would[key]) != as_text(said.get(key))]
+    approved_settings = flat_table(approved_tables)
+    changes = []
+    for key, value in flat_table(requested_tables).items():
+        approved_value = approved_settings.get(key)
+        if as_text(value) != as_text(approved_value):
+            name = f"train.{key}"
+            changes.append(f"{name!r} = {value!r} instead of {approved_value!r}")
     raise ProfileRejected(
         f"--set would change the approved profile {approved.path}: "
-        + ", ".join(
-            f"{f'train.{key}'!r} = {would[key]!r} instead of {said.get(key)!r}"
-            for key in other
-        ),
+        + ", ".join(changes),
         next_step=(
             "Omit --set; or write the value into the profile and approve it: autotune"
             " profile approve."
@@ -248,7 +280,7 @@ def reject_other_settings(approved: ApprovedProfile, asked: TrainConfig) -> None
     )
 
 
-def _short(sha256: str) -> str:
+def _short_hash(sha256: str) -> str:
     return f"{sha256[:12]}…"
 
 
@@ -259,68 +291,79 @@ def verify(
     monitor: GpuMonitor,
     read_cuda: Callable[[], str | None],
 ) -> Verification:
-    """Compare a profile with this machine, and with the dataset at ``data``, else in AUTOTUNE_DATA or the profile.
+    """Compare a profile with this machine and its dataset.
 
-    ``read_cuda`` returns the CUDA version that torch is built for; it is called only if
-    a GPU is compared.
+    Args:
+        stored: Profile to compare.
+        data: Directory of the dataset; None means AUTOTUNE_DATA, else the profile's.
+        host: Host to read.
+        monitor: GPUs to read.
+        read_cuda: Function that returns the CUDA version that torch is built for; it
+            is called only if a GPU is compared.
     """
-    train, made_on, manifest, no_data = (
-        stored.profile.train,
-        stored.profile.fingerprint,
-        None,
-        "",
-    )
+    train = stored.profile.train
+    made_on = stored.profile.fingerprint
+    manifest = None
+    no_dataset = ""
     try:
         manifest = read_manifest(stored.data_dir(data))
     except TrainerError as error:
-        no_data = error.message
-    on_gpu = made_on.device == "cuda"
-    place = stored.data_here(data) or stored.path.parent
+        no_dataset = error.message
     site = open_device(
-        "auto" if on_gpu else "cpu", place, host, monitor, measures=False
+        "auto" if made_on.device == "cuda" else "cpu",
+        stored.data_here(data) or stored.path.parent,
+        host,
+        monitor,
+        measures=False,
     )
-    missing = [
-        name
-        for name in ("torch", "transformers")
-        if site.versions.setdefault(name, "n/a") == "n/a"
-    ]
+    unknown: dict[str, str] = {}
+    is_elsewhere = made_on.device == "cuda" and site.device == "cpu"
+    if is_elsewhere:
+        reason = site.gpu_absent or "no GPU is in use"
+        for name in Fingerprint.model_fields:
+            if name not in _MACHINE_INDEPENDENT_FIELDS:
+                unknown[name] = f"this is not the profile's machine: {reason}"
+    if is_elsewhere or manifest is None:
+        unknown["data_filesystem"] = no_dataset or "this machine may mount other disks"
+    if manifest is None:
+        unknown["dataset_hash"] = no_dataset
+    for library in ("torch", "transformers"):
+        if site.versions.setdefault(library, "n/a") == "n/a":
+            unknown[library] = "not installed here"
     # On a CPU the CUDA version that torch was built for does not matter.
     cuda = made_on.cuda if site.device == "cpu" else read_cuda()
     here = fingerprint(site, train.model, manifest, cuda)
-    unknown: dict[str, str] = {}
-    if elsewhere := on_gpu and site.device == "cpu":
-        why = (
-            "this is not the profile's machine:"
-            f" {site.gpu_absent or 'no GPU is in use'}"
+    return Verification(
+        checks=(
+            Check(
+                field="content",
+                found="same" if stored.intact else "warning",
+                profile=stored.recorded_sha256 or "n/a",
+                here=stored.approval.present_sha256,
+            ),
+            *_check_repeated_fields(train, made_on),
+            *check_fields(made_on, here, unknown),
         )
-        unknown |= dict.fromkeys(
-            (name for name in Fingerprint.model_fields if name not in _TOLD_ANYWHERE),
-            why,
+    )
+
+
+def _check_repeated_fields(train: TrainConfig, made_on: Fingerprint) -> Iterator[Check]:
+    """Yield an error for each setting that does not match the fingerprint.
+
+    Settings that repeat it must match, or the figures are of something else.
+    """
+    if train.device != made_on.device:
+        yield Check(
+            field="train.device",
+            found="error",
+            profile=made_on.device,
+            here=train.device,
         )
-    if elsewhere or manifest is None:
-        unknown["data_filesystem"] = no_data or "this machine may mount other disks"
-    if manifest is None:
-        unknown["dataset_hash"] = no_data
-    unknown |= dict.fromkeys(missing, "not installed here")
-    recorded, present = stored.recorded_sha256 or "n/a", stored.approval.present_sha256
-    checks = [
-        Check(
-            field="content",
-            found="same" if stored.intact else "warning",
-            profile=recorded,
-            here=present,
+    dataset_hash = train.data.dataset_hash
+    if dataset_hash is not None and dataset_hash != made_on.dataset_hash:
+        yield Check(
+            field="train.data.dataset_hash",
+            found="error",
+            profile=made_on.dataset_hash,
+            here=dataset_hash,
         )
-    ]
-    # Fields of [train] that repeat the fingerprint must match it, or the figures are of
-    # something else.
-    twice: list[tuple[str, str, str]] = [("train.device", made_on.device, train.device)]
-    if train.data.dataset_hash is not None:
-        twice.append(
-            ("train.data.dataset_hash", made_on.dataset_hash, train.data.dataset_hash)
-        )
-    checks += [
-        Check(field=name, found="error", profile=made, here=says)
-        for name, made, says in twice
-        if made != says
-    ]
-    return Verification(checks=(*checks, *check_fields(made_on, here, unknown)))

@@ -1,4 +1,4 @@
-"""``autotune profile``: show and explain a profile, verify it on this machine, approve and export it."""
+"""``autotune profile``: show, explain, verify, approve and export a profile."""
 
 import contextlib
 import json
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autotune.base.tables import printable_line, text_table
-from autotune.base.units import format_count
+from autotune.base.tables import printable_line
 from autotune.console import options as opt
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.profiles.decide.export.table import Export
+    from autotune.profiles.decide.export.table import Target
 
 app = typer.Typer(
     help="Show, verify, approve and export profiles.",
@@ -61,28 +60,25 @@ def show(
                 "KEY and --explain are not for profiles of your own training code",
                 next_step=next_step,
             )
-        found = explanations(stored.profile)
-        chosen = found if key is None else select_explanations(found, key)
+        settings = explanations(stored.profile)
+        if key is not None:
+            settings = select_explanations(settings, key)
+        explore = stored.profile.evidence.explore
         if as_json:
-            print(answer_json(chosen))
-            return
-        print(
-            explanations_text(chosen)
-            if key is None
-            else "\n\n".join(map(explanation_text, chosen))
-        )
-        if key is None and stored.profile.evidence.explore is not None:
-            print(f"\n{exploration_text(stored.profile.evidence.explore)}")
+            print(answer_json(settings))
+        elif key is not None:
+            print("\n\n".join(map(explanation_text, settings)))
+        else:
+            print(explanations_text(settings))
+            if explore is not None:
+                print(f"\n{exploration_text(explore)}")
     elif as_json:
-        print(
-            answer_json(
-                {
-                    **jsonable(stored.profile),
-                    "intact": stored.intact,
-                    "approval": stored.approval.state,
-                }
-            )
-        )
+        answer = {
+            **jsonable(stored.profile),
+            "intact": stored.intact,
+            "approval": stored.approval.state,
+        }
+        print(answer_json(answer))
     elif isinstance(stored, StoredOwn):
         print(own_profile_text(stored.profile, stored.approval, intact=stored.intact))
     else:
@@ -122,23 +118,25 @@ def verify(
     trial_log = read_trials(profile, stored.profile, reports).check
     with contextlib.closing(NvmlMonitor()) as monitor:
         if isinstance(stored, StoredOwn):
-            found = verify_own(stored, SystemHost(), monitor, read_cuda)
+            result = verify_own(stored, SystemHost(), monitor, read_cuda)
         else:
-            found = approval.verify(stored, data, SystemHost(), monitor, read_cuda)
+            result = approval.verify(stored, data, SystemHost(), monitor, read_cuda)
     if as_json:
-        said = {
+        answer = {
             "profile": profile,
             "intact": stored.intact,
             "approval": stored.approval.state,
+            "trial_log": trial_log,
+            "checks": result.checks,
         }
-        print(answer_json({**said, "trial_log": trial_log, "checks": found.checks}))
+        print(answer_json(answer))
     else:
         print(
-            verification_text(found, trial_log, stored.approval, intact=stored.intact)
+            verification_text(result, trial_log, stored.approval, intact=stored.intact)
         )
     if require_approved or stored.approval.state in ("rejected", "voided"):
         approval.reject_unapproved(stored, profile, reports)
-    found.raise_if_bad(str(profile))
+    result.raise_if_bad(str(profile))
 
 
 @app.command("approve")
@@ -169,37 +167,33 @@ def approve(
     """
     from autotune.base.document import answer_json
     from autotune.integrations.store import read_either
-    from autotune.profiles.approval import review as keep
+    from autotune.profiles.approval import review
     from autotune.profiles.sections import review_text
 
     if by is None and (reject or note is not None or as_edited):
         raise UsageError(
             "--reject, --note and --as-edited require --by", next_step="Add --by NAME"
         )
-    decision: Literal["approved", "rejected"] = "rejected" if reject else "approved"
     if by is not None:
-        keep(
+        review(
             profile,
             reports,
-            decision,
+            "rejected" if reject else "approved",
             by=by,
             note=note,
             as_edited=as_edited,
             read=read_either,
         )
-    found = read_either(profile, reports)
+    stored = read_either(profile, reports)
     if as_json:
-        print(
-            answer_json(
-                {
-                    "profile": str(profile),
-                    "intact": found.intact,
-                    "approval": found.approval,
-                }
-            )
-        )
+        answer = {
+            "profile": str(profile),
+            "intact": stored.intact,
+            "approval": stored.approval,
+        }
+        print(answer_json(answer))
     else:
-        print(review_text(str(profile), found.approval, intact=found.intact))
+        print(review_text(str(profile), stored.approval, intact=stored.intact))
 
 
 @app.command("export")
@@ -231,101 +225,63 @@ def export(
     Standard error lists the settings that differ or have no equivalent, and code to add
     to your program.
     """
+    from autotune.integrations.store import is_own
+
+    if is_own(profile):
+        _export_own(profile, to, out, as_json=as_json)
+        return
+
     from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
-    from autotune.integrations.store import is_own, read_own
     from autotune.launch.training_job import default_ranks
     from autotune.memory.estimate import sequence_means
-    from autotune.profiles.decide.export import export_profile, own_export
+    from autotune.profiles.decide.export import export_profile
+    from autotune.profiles.export_text import export_text
     from autotune.profiles.store import read_profile
 
-    own = is_own(profile)
-    if own:
-        arguments, calls = own_export(to, read_own(profile).profile.tuned)
-        answer = answer_json({"arguments": arguments, "calls": calls})
-        said = (
-            "Add to your program:\n"
-            + "".join(f"  {printable_line(call)}\n" for call in calls)
-            if calls
-            else ""
-        )
-    else:
-        stored = read_profile(profile)
-        each, means = (
-            ranks or default_ranks(stored.profile),
-            sequence_means(stored, data),
-        )
-        found = export_profile(
-            stored.profile, means, to, nodes=nodes, ranks_per_node=each
-        )
-        arguments, answer, said = (
-            found.arguments,
-            answer_json(found),
-            "" if as_json else f"{_export_text(found)}\n",
-        )
-    sys.stderr.write(said)
-    text = json.dumps(arguments, indent=2)
-    if own and not arguments:
-        text = f"settings: none are in a file of {to}; all are code for your program"
-    elif out is not None:
+    stored = read_profile(profile)
+    result = export_profile(
+        stored.profile,
+        sequence_means(stored, data),
+        to,
+        nodes=nodes,
+        ranks_per_node=ranks or default_ranks(stored.profile),
+    )
+    answer = answer_json(result)
+    if not as_json:
+        sys.stderr.write(f"{export_text(result)}\n")
+    text = json.dumps(result.arguments, indent=2)
+    if out is not None:
+        remarks = out.with_name(f"{out.stem}.remarks.json")
         write_atomically(out, f"{text}\n")
-        text = f"settings: {out}"
-        if not own:
-            remarks = out.with_name(f"{out.stem}.remarks.json")
-            write_atomically(remarks, f"{answer}\n")
-            text += f"\nremarks:  {remarks}"
+        write_atomically(remarks, f"{answer}\n")
+        text = f"settings: {out}\nremarks:  {remarks}"
     print(answer if as_json else text)
 
 
-def _export_text(export: "Export") -> str:
-    """Format what the settings file cannot express.
+def _export_own(
+    profile: Path, target: "Target", out: Path | None, *, as_json: bool
+) -> None:
+    """Export a profile of your own training code."""
+    from autotune.base.document import answer_json
+    from autotune.base.files import write_atomically
+    from autotune.integrations.store import read_own
+    from autotune.profiles.decide.export import export_own_values
 
-    Settings that mean the same are only counted.
-    """
-    same = sum(
-        one.equivalence == "same" and one.value is not None for one in export.settings
-    )
-    near, batch = (
-        [one for one in export.settings if one.equivalence == "near"],
-        export.batch,
-    )
-    values = [
-        (
-            f"{one.argument} = {json.dumps(one.value)}"
-            if one.value is not None
-            else one.argument
+    arguments, calls = export_own_values(target, read_own(profile).profile.tuned)
+    if calls:
+        sys.stderr.write("Add to your program:\n")
+        for call in calls:
+            sys.stderr.write(f"  {printable_line(call)}\n")
+    text = json.dumps(arguments, indent=2)
+    if not arguments:
+        text = (
+            f"settings: none are in a file of {target}; all are code for your program"
         )
-        for one in near
-    ]
-    differ = [
-        [one.setting, value or "", one.remark]
-        for one, value in zip(near, values, strict=True)
-    ]
-    lost = [
-        [one.setting, one.remark]
-        for one in export.settings
-        if one.equivalence == "none"
-    ]
-    tokens, exported = (
-        format_count(one)
-        for one in (batch.tokens_per_step, batch.exported_tokens_per_step)
-    )
-    parts = [
-        (
-            f"For {export.written_for} on {batch.ranks} GPUs: a step of"
-            f" {batch.sequences_per_step:,} sequences with {tokens} non-padding tokens"
-            f" becomes one of {batch.exported_samples_per_step:,} samples with"
-            f" {exported}, in {batch.gradient_accumulation_steps} micro-batches of"
-            f" {batch.per_device_batch_size} per GPU"
-        ),
-        f"{same} settings mean the same. These differ:",
-        text_table(
-            ("profile", export.written_for.partition(" ")[0], "difference"), differ
-        ),
-        "No equivalent:",
-        text_table(("profile", "instead"), lost),
-        "Add to the calling program:\n"
-        + "\n".join(f"  {printable_line(call)}" for call in export.calls),
-        "\n".join(f"warning: {printable_line(warning)}" for warning in export.warnings),
-    ]
-    return "\n\n".join(parts)
+    elif out is not None:
+        write_atomically(out, f"{text}\n")
+        text = f"settings: {out}"
+    if as_json:
+        print(answer_json({"arguments": arguments, "calls": calls}))
+    else:
+        print(text)

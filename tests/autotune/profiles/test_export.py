@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.corpus.values import SequenceMeans
-from autotune.profiles.decide.export import export_profile, own_export, program
-from autotune.profiles.decide.export.program import exported_batch
+from autotune.profiles.decide.export import batch, export_own_values, export_profile
+from autotune.profiles.decide.export.batch import StepTime, exported_batch
 from testbed.examples.profiles import but, example_profile
 from trainer.config import train_config
 
@@ -174,11 +174,13 @@ def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_become
     ],
 )
 def test_values_of_own_code_become_arguments_or_code(to, arguments, calls):
-    assert own_export(to, {"micro_batch_size": 48, "num_workers": 3, "images": 7}) == (
+    assert export_own_values(
+        to, {"micro_batch_size": 48, "num_workers": 3, "images": 7}
+    ) == (
         arguments,
         calls,
     )
-    written, code = own_export(to, {"gradient_accumulation_steps": 2})
+    written, code = export_own_values(to, {"gradient_accumulation_steps": 2})
     assert [*written.values()] == [2] or code == (
         "Accelerator(gradient_accumulation_steps=2)",
     )
@@ -186,7 +188,8 @@ def test_values_of_own_code_become_arguments_or_code(to, arguments, calls):
 
 @pytest.mark.parametrize("step_s", [0.0, 5e-324])
 def test_a_rate_that_no_machine_has_is_exported_all_the_same(monkeypatch, step_s):
-    monkeypatch.setattr(program, "_step_s", lambda *_: (step_s, "edited"))
+    step_time = StepTime(step_s=step_s, source="edited")
+    monkeypatch.setattr(batch, "_step_time", lambda *_: step_time)
     assert _export().arguments["save_steps"] > 10**9
 
 

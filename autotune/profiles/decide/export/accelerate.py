@@ -1,14 +1,19 @@
-"""Export of a profile to a file for ``accelerate launch --config_file``, and code for the loop around it. Pure."""
+"""Export of a profile to a file for ``accelerate launch --config_file``. Pure.
 
-from autotune.profiles.decide.export import program
+The loop around it is your program's, for which it has code.
+"""
+
+from autotune.profiles.decide.export import program, shared
+from autotune.profiles.decide.export.batch import checkpoint_interval
 from autotune.profiles.decide.export.table import (
     Equivalent,
     ExportedBatch,
     Raw,
-    Scalar,
+    Value,
     row,
 )
 from autotune.profiles.values import Profile
+from trainer.config.train_config import TrainConfig
 
 WRITTEN_FOR = "accelerate 1.15 and transformers 5.23"
 CALLS = {
@@ -34,7 +39,8 @@ CALLS = {
     "step": "if accelerator.sync_gradients: schedule.step()",
     "save_state": "if (step + 1) % {} == 0: accelerator.save_state()",
 }
-_DDP, _PROJECT = "DistributedDataParallelKwargs", "ProjectConfiguration"
+_DDP = "DistributedDataParallelKwargs"
+_PROJECT = "ProjectConfiguration"
 NAMES = {
     **program.PROGRAM_NAMES,
     "global_batch_size": "Accelerator(gradient_accumulation_steps)",
@@ -42,109 +48,144 @@ NAMES = {
     "max_grad_norm": "clip_grad_norm_(max_norm)",
     "seed": "set_seed(seed)",
     "checkpoint.keep_last": f"{_PROJECT}(total_limit)",
-    **program.ddp_names(f"{_DDP}({{}})"),
+    **shared.ddp_names(f"{_DDP}({{}})"),
 }
 
 
 def settings(
     profile: Profile, batch: ExportedBatch, nodes: int
 ) -> tuple[Equivalent, ...]:
-    """Return the settings that its file or the loop expresses, and those that it lacks."""
-    train, ranks, shared = (
-        profile.train,
-        batch.ranks,
-        profile.train.parallel.shard_ranks,
-    )
-    on_gpu, bf16 = train.device == "cuda", train.precision == "bf16"
-    fsdp = train.parallel.strategy == "fsdp2" and on_gpu  # on CPUs, it ignores FSDP
+    """Return the settings that its file or the loop expresses, and those it lacks."""
+    train = profile.train
+    # On CPUs, accelerate ignores FSDP.
+    fsdp = train.parallel.strategy == "fsdp2" and train.device == "cuda"
     dtype = f"DDPCommunicationHookType.{train.parallel.gradient_dtype.upper()}"
-    kind = (
-        "FSDP"
-        if fsdp
-        else "NO"
-        if ranks == 1
-        else "MULTI_GPU"
-        if on_gpu
-        else "MULTI_CPU"
-    )
-    compiled: dict[str, Scalar] = {
-        "dynamo_backend": "INDUCTOR",
-        "dynamo_mode": train.compile_mode,
-        "dynamo_use_regional_compilation": True,
-        "dynamo_use_dynamic": True,  # micro-batches are padded to their longest sample
-    }
-    config: dict[str, Scalar] = {
-        "fsdp_version": 2,
-        "fsdp_reshard_after_forward": True,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_activation_checkpointing": train.activation_checkpointing != "none",
-    }
-    copies: dict[str, Scalar] | None = None
-    if fsdp and shared is not None and ranks % shared == 0:
-        copies = {
-            "parallelism_config_dp_replicate_size": ranks // shared,
-            "parallelism_config_dp_shard_size": shared,
-        }
-    whole = fsdp and shared is not None and copies is None and program.HSDP
-    several = (
-        "pass --machine_rank, --main_process_ip and --main_process_port on each node"
-    )
-    one_process = f"starts one process on CPUs: run mpirun -n {ranks} accelerate launch"
-    said = program.remarks(train, fsdp=fsdp)
     return (
-        *program.unexpressed_rows(train),
+        *shared.unexpressed_rows(train),
         *program.program_rows(train, fsdp=fsdp),
-        *program.shared_rows(profile, batch, NAMES, fsdp=fsdp),
+        *shared.shared_rows(profile, batch, NAMES, fsdp=fsdp),
         row("launch", "compute_environment", "LOCAL_MACHINE"),
+        *_fsdp_rows(train, batch.ranks, fsdp=fsdp),
+        *_process_rows(train, batch.ranks, nodes, fsdp=fsdp),
+        *_compile_rows(train),
+        *shared.hooked_rows(train, _DDP, "comm_hook", dtype, fsdp=fsdp),
+        *_loop_rows(profile, batch, fsdp=fsdp),
+    )
+
+
+def _distributed_type(train: TrainConfig, ranks: int, *, fsdp: bool) -> str:
+    if fsdp:
+        return "FSDP"
+    if ranks == 1:
+        return "NO"
+    return "MULTI_GPU" if train.device == "cuda" else "MULTI_CPU"
+
+
+def _fsdp_rows(train: TrainConfig, ranks: int, *, fsdp: bool) -> tuple[Equivalent, ...]:
+    """Return the parallel strategy, and the settings of FSDP."""
+    remarks = shared.shared_remarks(train, fsdp=fsdp)
+    config: Value = None
+    copies: Value = None
+    one_copy = None
+    if fsdp:
+        config = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": True,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": train.activation_checkpointing != "none",
+        }
+        shard_ranks = train.parallel.shard_ranks
+        if shard_ranks is not None and ranks % shard_ranks == 0:
+            copies = {
+                "parallelism_config_dp_replicate_size": ranks // shard_ranks,
+                "parallelism_config_dp_shard_size": shard_ranks,
+            }
+        elif shard_ranks is not None:
+            one_copy = shared.HSDP
+    return (
         row(
             "parallel.strategy",
             "distributed_type",
-            kind,
-            lost=said["parallel.strategy"],
-            near=said["weights"],
+            _distributed_type(train, ranks, fsdp=fsdp),
+            lost=remarks.strategy,
+            near=remarks.weights,
         ),
         row(
             "layers gathered one at a time",
             "fsdp_config",
-            config if fsdp else None,
-            near=fsdp and "other layers",
+            config,
+            near="other layers" if fsdp else None,
         ),
-        row("parallel.shard_ranks", "parallelism_config", copies, lost=whole),
-        row("device", "use_cpu", not on_gpu),
-        row("precision", "mixed_precision", "bf16" if bf16 else "no"),
-        row("nodes", "num_machines", nodes),
-        row("rank of the node", "machine_rank", 0, near=nodes > 1 and several),
-        row("ranks", "num_processes", ranks, near=kind == "MULTI_CPU" and one_process),
-        row(
-            "compile",
-            "dynamo_config",
-            compiled if train.compiled else None,
-            near=train.compiled and "compiles the rest of the model as well",
-        ),
-        row("compile_mode"),
-        *program.hooked_rows(train, _DDP, "comm_hook", dtype, fsdp=fsdp),
-        *_loop(profile, batch, fsdp=fsdp),
+        row("parallel.shard_ranks", "parallelism_config", copies, lost=one_copy),
     )
 
 
-def _loop(
+def _process_rows(
+    train: TrainConfig, ranks: int, nodes: int, *, fsdp: bool
+) -> tuple[Equivalent, ...]:
+    """Return the device, its precision, and the processes to launch."""
+    several_nodes = None
+    if nodes > 1:
+        several_nodes = (
+            "pass --machine_rank, --main_process_ip and --main_process_port on each"
+            " node"
+        )
+    one_process = None
+    if _distributed_type(train, ranks, fsdp=fsdp) == "MULTI_CPU":
+        one_process = (
+            f"starts one process on CPUs: run mpirun -n {ranks} accelerate launch"
+        )
+    return (
+        row("device", "use_cpu", train.device != "cuda"),
+        row(
+            "precision",
+            "mixed_precision",
+            "bf16" if train.precision == "bf16" else "no",
+        ),
+        row("nodes", "num_machines", nodes),
+        row("rank of the node", "machine_rank", 0, near=several_nodes),
+        row("ranks", "num_processes", ranks, near=one_process),
+    )
+
+
+def _compile_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    config: Value = None
+    whole_model = None
+    if train.compiled:
+        config = {
+            "dynamo_backend": "INDUCTOR",
+            "dynamo_mode": train.compile_mode,
+            "dynamo_use_regional_compilation": True,
+            # Micro-batches are padded to their longest sample.
+            "dynamo_use_dynamic": True,
+        }
+        whole_model = "compiles the rest of the model as well"
+    return (
+        row("compile", "dynamo_config", config, near=whole_model),
+        row("compile_mode"),
+    )
+
+
+def _loop_rows(
     profile: Profile, batch: ExportedBatch, *, fsdp: bool
 ) -> tuple[Equivalent, ...]:
     """Return the settings of the loop, which is your program's."""
-    train, on, interval = (
-        profile.train,
-        profile.train.checkpoint.enabled,
-        profile.train.evaluation.interval_steps,
-    )
-    timeout, (every, how) = (
-        f"timedelta(seconds={train.parallel.timeout_s:g})",
-        program.checkpoint_steps(profile, batch),
-    )
+    train = profile.train
+    saves = train.checkpoint.enabled
+    interval = checkpoint_interval(profile, batch)
+    evaluation = "no evaluation"
+    if train.evaluation.interval_steps:
+        evaluation = (
+            f"your loop evaluates, every {train.evaluation.interval_steps} steps"
+        )
+    only_max_steps = None
+    if train.max_epochs is not None:
+        only_max_steps = "only max_steps ends the loop"
     return (
         row(
             "parallel.timeout_s",
             "InitProcessGroupKwargs(timeout)",
-            Raw(timeout),
+            Raw(f"timedelta(seconds={train.parallel.timeout_s:g})"),
             near="kills the process after it",
         ),
         row(
@@ -156,31 +197,26 @@ def _loop(
             "run directory",
             f"{_PROJECT}(project_dir)",
             f"runs/accelerate-{train.model.name}",
-            near=program.NO_RECORD,
+            near=shared.NO_RECORD,
         ),
         row(
             "checkpoint.enabled",
             f"{_PROJECT}(automatic_checkpoint_naming)",
-            True if on else None,
+            True if saves else None,
         ),
-        row("checkpoint.interval_s", "save_state()", every if on else None, near=how),
         row(
-            "evaluation",
-            lost=(
-                f"your loop evaluates, every {interval} steps"
-                if interval
-                else "no evaluation"
-            ),
+            "checkpoint.interval_s",
+            "save_state()",
+            interval.steps if saves else None,
+            near=interval.remark,
         ),
+        row("evaluation", lost=evaluation),
         row("log_interval_steps", lost="your loop logs"),
         row(
             "log_to", "Accelerator(log_with)", [*train.log_to] if train.log_to else None
         ),
-        row(
-            "max_epochs",
-            lost=train.max_epochs is not None and "only max_steps ends the loop",
-        ),
-        row("stop_after_s", lost=program.remarks(train, fsdp=fsdp)["stop_after_s"]),
+        row("max_epochs", lost=only_max_steps),
+        row("stop_after_s", lost=shared.shared_remarks(train, fsdp=fsdp).stop_after_s),
         row(
             "exact resume with another number of ranks",
             lost="your loop skips the micro-batches trained on",

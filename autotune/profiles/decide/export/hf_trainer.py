@@ -1,25 +1,28 @@
-"""Export of a profile to transformers 5.23's ``TrainingArguments``, and the settings without equivalent. Pure."""
+"""Export of a profile to transformers 5.23's ``TrainingArguments``. Pure."""
 
 import math
 
-from autotune.profiles.decide.export import program
-from autotune.profiles.decide.export.table import Equivalent, ExportedBatch, Scalar, row
+from autotune.profiles.decide.export import shared
+from autotune.profiles.decide.export.batch import checkpoint_interval
+from autotune.profiles.decide.export.table import (
+    Equivalent,
+    ExportedBatch,
+    Value,
+    row,
+)
 from autotune.profiles.values import Profile
+from trainer.config.train_config import TrainConfig
 
 WRITTEN_FOR = "transformers 5.23"
 CALLS: dict[str, str] = {}
 NAMES = {
-    **{
-        one: one
-        for one in (
-            "learning_rate",
-            "weight_decay",
-            "adam_epsilon",
-            "max_grad_norm",
-            "max_steps",
-        )
-    },
-    **{one: one for one in ("warmup_steps", "seed")},
+    "learning_rate": "learning_rate",
+    "weight_decay": "weight_decay",
+    "adam_epsilon": "adam_epsilon",
+    "max_grad_norm": "max_grad_norm",
+    "max_steps": "max_steps",
+    "warmup_steps": "warmup_steps",
+    "seed": "seed",
     "schedule": "lr_scheduler_type",
     "final_learning_rate_share": "lr_scheduler_kwargs",
     "micro_batch_size": "per_device_train_batch_size",
@@ -29,7 +32,7 @@ NAMES = {
     "data.pin_memory": "dataloader_pin_memory",
     "workers persist over epochs": "dataloader_persistent_workers",
     "checkpoint.keep_last": "save_total_limit",
-    **program.ddp_names("ddp_{}"),
+    **shared.ddp_names("ddp_{}"),
 }
 
 
@@ -37,53 +40,73 @@ def settings(
     profile: Profile, batch: ExportedBatch, _nodes: int
 ) -> tuple[Equivalent, ...]:
     """Return the settings that its arguments express, and those that it lacks."""
-    train, saves, interval = (
-        profile.train,
-        profile.train.checkpoint.enabled,
-        profile.train.evaluation.interval_steps,
-    )
-    on_gpu, compiles, parallel = train.device == "cuda", train.compiled, train.parallel
-    fsdp, again = parallel.strategy == "fsdp2", train.activation_checkpointing != "none"
-    bucketed, said = train.layout == "bucketed", program.remarks(train, fsdp=fsdp)
-    every, how = program.checkpoint_steps(profile, batch)
-    config: dict[str, Scalar] = {
-        "version": 2,
-        "reshard_after_forward": True,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "activation_checkpointing": again,
-    }
-    twice = parallel.gradient_as_bucket_view and batch.ranks > 1 and not fsdp
-    hybrid = fsdp and parallel.shard_ranks is not None
+    train = profile.train
+    fsdp = train.parallel.strategy == "fsdp2"
     return (
-        *program.unexpressed_rows(train),
-        *program.shared_rows(profile, batch, NAMES, fsdp=fsdp),
+        *shared.unexpressed_rows(train),
+        *shared.shared_rows(profile, batch, NAMES, fsdp=fsdp),
+        *_step_rows(train, fsdp=fsdp),
+        *_run_rows(profile, batch, fsdp=fsdp),
+        *_parallel_rows(train, batch, fsdp=fsdp),
+    )
+
+
+def _step_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
+    """Return the settings of a step's arithmetic."""
+    on_gpu = train.device == "cuda"
+    takes_tf32 = on_gpu and train.precision == "fp32"
+    # FSDP checkpoints activations itself.
+    has_checkpointing = train.activation_checkpointing != "none" and not fsdp
+    return (
         row("device", "use_cpu", not on_gpu),
         row("precision", "bf16", train.precision == "bf16"),
-        row(
-            "tf32", "tf32", train.tf32 if on_gpu and train.precision == "fp32" else None
-        ),
+        row("tf32", "tf32", train.tf32 if takes_tf32 else None),
         row(
             "compile",
             "torch_compile",
-            compiles,
-            near=compiles and "compiles the whole model at once",
+            train.compiled,
+            near="compiles the whole model at once" if train.compiled else None,
         ),
         row(
             "compile_mode",
             "torch_compile_mode",
-            train.compile_mode if compiles else None,
+            train.compile_mode if train.compiled else None,
         ),
         row(
             "activation_checkpointing",
             "gradient_checkpointing",
-            (again and not fsdp) or None,
-            near=said["activation_checkpointing"],
+            True if has_checkpointing else None,
+            near=shared.shared_remarks(train, fsdp=fsdp).activation_checkpointing,
         ),
+    )
+
+
+def _run_rows(
+    profile: Profile, batch: ExportedBatch, *, fsdp: bool
+) -> tuple[Equivalent, ...]:
+    """Return the settings of data, optimizer, logs, checkpoints and evaluations."""
+    train = profile.train
+    remarks = shared.shared_remarks(train, fsdp=fsdp)
+    sampling = None
+    other_sampling = None
+    if train.layout == "bucketed":
+        sampling = "group_by_length"
+        other_sampling = (
+            "groups samples of similar length within 50 batches: steps are not"
+            " independent draws"
+        )
+    saves = train.checkpoint.enabled
+    interval = checkpoint_interval(profile, batch)
+    evaluation_steps = train.evaluation.interval_steps
+    only_max_steps = None
+    if train.max_epochs is not None:
+        only_max_steps = "only max_steps ends the run"
+    return (
         row(
             "run directory",
             "output_dir",
             f"runs/hf-{train.model.name}",
-            near=program.NO_RECORD,
+            near=shared.NO_RECORD,
         ),
         row(
             "evaluation.max_sequences",
@@ -94,57 +117,79 @@ def settings(
         row(
             "layout",
             "train_sampling_strategy",
-            "group_by_length" if bucketed else None,
-            lost=said["layout"],
-            near=bucketed
-            and "groups samples of similar length within 50 batches: steps are not independent draws",
+            sampling,
+            lost=remarks.layout,
+            near=other_sampling,
         ),
-        *(row(one, one, getattr(train, one)) for one in ("adam_beta1", "adam_beta2")),
+        row("adam_beta1", "adam_beta1", train.adam_beta1),
+        row("adam_beta2", "adam_beta2", train.adam_beta2),
         row("fused AdamW", "optim", "adamw_torch_fused"),
         row("log_interval_steps", "logging_steps", train.logged_steps),
         row("log_to", "report_to", [*train.log_to] if train.log_to else None),
         row("losses that are not finite are logged", "logging_nan_inf_filter", False),
-        row("order of the data", "data_seed", train.seed, near=program.OTHER_ORDER),
+        row("order of the data", "data_seed", train.seed, near=shared.OTHER_ORDER),
         row("checkpoint.enabled", "save_strategy", "steps" if saves else "no"),
-        row("checkpoint.interval_s", "save_steps", every if saves else None, near=how),
+        row(
+            "checkpoint.interval_s",
+            "save_steps",
+            interval.steps if saves else None,
+            near=interval.remark,
+        ),
         row(
             "evaluation.interval_steps",
             "eval_strategy",
-            "no" if interval is None else "steps",
+            "no" if evaluation_steps is None else "steps",
         ),
-        row("steps between evaluations", "eval_steps", interval),
+        row("steps between evaluations", "eval_steps", evaluation_steps),
         row(
             "exact resume with another number of ranks",
             lost="skips as many micro-batches as were trained on",
         ),
-        row(
-            "max_epochs",
-            lost=train.max_epochs is not None and "only max_steps ends the run",
-        ),
-        row("stop_after_s", lost=said["stop_after_s"]),
+        row("max_epochs", lost=only_max_steps),
+        row("stop_after_s", lost=remarks.stop_after_s),
         row(
             "non-padding tokens/s and MFU of every step",
             lost="logs samples/s, padding included",
         ),
+    )
+
+
+def _parallel_rows(
+    train: TrainConfig, batch: ExportedBatch, *, fsdp: bool
+) -> tuple[Equivalent, ...]:
+    parallel = train.parallel
+    remarks = shared.shared_remarks(train, fsdp=fsdp)
+    config: Value = None
+    if fsdp:
+        config = {
+            "version": 2,
+            "reshard_after_forward": True,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "activation_checkpointing": train.activation_checkpointing != "none",
+        }
+    one_copy = None
+    if fsdp and parallel.shard_ranks is not None:
+        one_copy = shared.HSDP
+    stored_twice = None
+    if parallel.gradient_as_bucket_view and batch.ranks > 1 and not fsdp:
+        stored_twice = "stores gradients twice, in DDP's buckets and outside"
+    return (
         row(
             "parallel.strategy",
             "fsdp",
             True if fsdp else None,
-            near=said["weights"],
-            lost=said["parallel.strategy"],
+            near=remarks.weights,
+            lost=remarks.strategy,
         ),
         row(
             "layers gathered one at a time",
             "fsdp_config",
-            config if fsdp else None,
-            near=fsdp and "other layers",
+            config,
+            near="other layers" if fsdp else None,
         ),
-        row("parallel.shard_ranks", lost=hybrid and program.HSDP),
-        row("parallel.gradient_dtype", lost=said["parallel.gradient_dtype"]),
-        row(
-            "parallel.gradient_as_bucket_view",
-            lost=twice and "stores gradients twice, in DDP's buckets and outside",
-        ),
+        row("parallel.shard_ranks", lost=one_copy),
+        row("parallel.gradient_dtype", lost=remarks.gradient_dtype),
+        row("parallel.gradient_as_bucket_view", lost=stored_twice),
         row(
             "parallel.timeout_s",
             "ddp_timeout",

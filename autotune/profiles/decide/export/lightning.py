@@ -1,9 +1,18 @@
-"""Export of a profile to arguments of Lightning 2.6's ``Trainer``, and code for the module around it. Pure."""
+"""Export of a profile to arguments of Lightning 2.6's ``Trainer``. Pure.
+
+For the module around it, it has code.
+"""
 
 import math
 
-from autotune.profiles.decide.export import program
-from autotune.profiles.decide.export.table import Equivalent, ExportedBatch, Raw, row
+from autotune.profiles.decide.export import program, shared
+from autotune.profiles.decide.export.table import (
+    Equivalent,
+    ExportedBatch,
+    Raw,
+    Value,
+    row,
+)
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
@@ -30,62 +39,68 @@ CALLS = {
         "trainer = Trainer(**(arguments | dict({})))  # arguments: those of the file"
     ),
 }
-_SAVE = "ModelCheckpoint"
+_CHECKPOINT = "ModelCheckpoint"
 NAMES = {
     **program.PROGRAM_NAMES,
     "global_batch_size": "accumulate_grad_batches",
     "max_steps": "max_steps",
     "max_grad_norm": "gradient_clip_val",
     "seed": "seed_everything(seed)",
-    "checkpoint.keep_last": f"{_SAVE}(save_top_k)",
-    **program.ddp_names("DDPStrategy({})"),
+    "checkpoint.keep_last": f"{_CHECKPOINT}(save_top_k)",
+    **shared.ddp_names("DDPStrategy({})"),
 }
 
 
 def settings(
     profile: Profile, batch: ExportedBatch, nodes: int
 ) -> tuple[Equivalent, ...]:
-    """Return the settings that its arguments or the module express, and those that it lacks."""
+    """Return the settings that its arguments or the module express.
+
+    Also return those that it lacks.
+    """
     train = profile.train
-    # It rejects FSDP on CPUs.
+    # Lightning rejects FSDP on CPUs.
     fsdp = train.parallel.strategy == "fsdp2" and train.device == "cuda"
-    # Its FSDP clips no norms.
-    names = NAMES | ({"max_grad_norm": "clip_grad_norm_(max_norm)"} if fsdp else {})
+    names = dict(NAMES)
+    if fsdp:
+        # Its FSDP clips no norms.
+        names["max_grad_norm"] = "clip_grad_norm_(max_norm)"
     rows = (
-        *program.unexpressed_rows(train),
+        *shared.unexpressed_rows(train),
         *program.program_rows(train, fsdp=fsdp),
-        *program.shared_rows(profile, batch, names, fsdp=fsdp),
-        *_training(train, batch),
-        *_parallel(train, batch.ranks, nodes, fsdp=fsdp),
+        *shared.shared_rows(profile, batch, names, fsdp=fsdp),
+        *_step_rows(train),
+        *_evaluation_rows(train, batch),
+        *_run_rows(train),
+        *_checkpoint_rows(train),
+        row(
+            "exact resume with another number of ranks",
+            lost="does not restore the position in the data",
+        ),
+        row("non-padding tokens/s and MFU of every step", lost="not logged"),
+        *_parallel_rows(train, batch.ranks, nodes, fsdp=fsdp),
     )
-    alone = batch.ranks == 1 and not fsdp
+    if batch.ranks > 1 or fsdp:
+        return rows
+    # A single process has no DDP.
     return tuple(
-        row(one.setting) if alone and "DDPStrategy(" in (one.argument or "") else one
-        for one in rows
+        row(equivalent.setting) if _is_of_ddp(equivalent) else equivalent
+        for equivalent in rows
     )
 
 
-def _training(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
-    """Return the settings of steps, checkpoints and evaluations, whose intervals count micro-batches there."""
-    compiles, interval, limit = (
-        train.compiled,
-        train.evaluation.interval_steps,
-        train.stop_after_s,
-    )
-    evaluated = math.ceil(
-        train.evaluation.max_sequences / (batch.per_device_batch_size * batch.ranks)
-    )
-    saving, on, steps = (
-        train.checkpoint,
-        train.checkpoint.enabled,
-        batch.gradient_accumulation_steps,
-    )
-    time = Raw(f"timedelta(seconds={saving.interval_s:g})")
-    also = (
-        on
-        and saving.interval_steps is not None
-        and f"not every {saving.interval_steps} steps as well"
-    )
+def _is_of_ddp(equivalent: Equivalent) -> bool:
+    return equivalent.argument is not None and "DDPStrategy(" in equivalent.argument
+
+
+def _step_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of device, arithmetic and the end of training."""
+    max_time: Value = None
+    other_end = None
+    if train.stop_after_s is not None:
+        other_end = "counts from the start of training, and ends it in success"
+        if train.stop_after_s:
+            max_time = {"seconds": math.floor(train.stop_after_s)}
     return (
         row("device", "accelerator", "gpu" if train.device == "cuda" else "cpu"),
         row(
@@ -93,141 +108,169 @@ def _training(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...
             "precision",
             "bf16-mixed" if train.precision == "bf16" else "32-true",
         ),
-        row("compile", "compile(dynamic)", True if compiles else None),
-        row("compile_mode", "compile(mode)", train.compile_mode if compiles else None),
-        row("max_epochs", "max_epochs", train.max_epochs),
+        row("compile", "compile(dynamic)", True if train.compiled else None),
         row(
-            "stop_after_s",
-            "max_time",
-            {"seconds": math.floor(limit)} if limit else None,
-            near=limit is not None
-            and "counts from the start of training, and ends it in success",
+            "compile_mode",
+            "compile(mode)",
+            train.compile_mode if train.compiled else None,
         ),
+        row("max_epochs", "max_epochs", train.max_epochs),
+        row("stop_after_s", "max_time", max_time, near=other_end),
+    )
+
+
+def _evaluation_rows(
+    train: TrainConfig, batch: ExportedBatch
+) -> tuple[Equivalent, ...]:
+    """Return the settings of evaluations, whose intervals count micro-batches there."""
+    interval_steps = train.evaluation.interval_steps
+    interval_micro_batches = interval_steps
+    if interval_steps:
+        interval_micro_batches = interval_steps * batch.gradient_accumulation_steps
+    batch_sequences = batch.per_device_batch_size * batch.ranks
+    evaluated_batches = math.ceil(train.evaluation.max_sequences / batch_sequences)
+    never_final = None
+    other_masks = None
+    if interval_steps is None:
+        never_final = "the final model is not evaluated"
+    else:
+        other_masks = "other masks"
+    return (
         row(
             "evaluation.interval_steps",
             "val_check_interval",
-            interval and interval * steps,
-            near=interval is None and "the final model is not evaluated",
+            interval_micro_batches,
+            near=never_final,
         ),
         row(
             "intervals count over epochs",
             "Trainer(check_val_every_n_epoch)",
-            Raw("None") if interval else None,
+            Raw("None") if interval_steps else None,
         ),
         row(
             "evaluation.max_sequences",
             "limit_val_batches",
-            evaluated if interval else 0,
-            near=interval is not None and "other masks",
+            evaluated_batches if interval_steps else 0,
+            near=other_masks,
         ),
         row("no evaluation before training", "num_sanity_val_steps", 0),
+    )
+
+
+def _run_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of logs and of the run directory."""
+    loggers = None
+    if train.log_to:
+        loggers = "your program passes loggers: Trainer(logger=[...])"
+    return (
         row("log_interval_steps", "log_every_n_steps", train.logged_steps),
-        row(
-            "log_to",
-            lost=bool(train.log_to)
-            and "your program passes loggers: Trainer(logger=[...])",
-        ),
+        row("log_to", lost=loggers),
         row(
             "run directory",
             "default_root_dir",
             f"runs/lightning-{train.model.name}",
-            near=program.NO_RECORD,
+            near=shared.NO_RECORD,
         ),
-        row("checkpoint.enabled", "enable_checkpointing", on),
+    )
+
+
+def _checkpoint_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    checkpoint = train.checkpoint
+    saves = checkpoint.enabled
+    interval = Raw(f"timedelta(seconds={checkpoint.interval_s:g})")
+    by_time_only = None
+    if saves and checkpoint.interval_steps is not None:
+        by_time_only = f"not every {checkpoint.interval_steps} steps as well"
+    return (
+        row("checkpoint.enabled", "enable_checkpointing", saves),
         row(
             "checkpoints by a callback",
             "Trainer(callbacks)",
-            Raw("[checkpoint]") if on else None,
+            Raw("[checkpoint]") if saves else None,
         ),
         row(
             "checkpoint.interval_s",
-            f"{_SAVE}(train_time_interval)",
-            time if on else None,
-            near=also,
+            f"{_CHECKPOINT}(train_time_interval)",
+            interval if saves else None,
+            near=by_time_only,
         ),
         row(
             "the newest checkpoints are kept",
-            f"{_SAVE}(monitor)",
-            "step" if on else None,
+            f"{_CHECKPOINT}(monitor)",
+            "step" if saves else None,
         ),
         row(
             "the newest is the one of the highest step",
-            f"{_SAVE}(mode)",
-            "max" if on else None,
+            f"{_CHECKPOINT}(mode)",
+            "max" if saves else None,
         ),
-        row(
-            "exact resume with another number of ranks",
-            lost="does not restore the position in the data",
-        ),
-        row("non-padding tokens/s and MFU of every step", lost="not logged"),
     )
 
 
-def _parallel(
+def _parallel_rows(
     train: TrainConfig, ranks: int, nodes: int, *, fsdp: bool
 ) -> tuple[Equivalent, ...]:
-    shared, kinds, call = (
-        train.parallel.shard_ranks,
-        Raw("kinds"),
-        "FSDPStrategy" if fsdp else "DDPStrategy",
-    )
-    many, hybrid = (
-        fsdp or ranks > 1,
-        fsdp and shared is not None and ranks % shared == 0,
-    )
-    timeout = f"timedelta(seconds={train.parallel.timeout_s:g})"
-    again, dtype = (
-        fsdp and train.activation_checkpointing != "none",
-        train.parallel.gradient_dtype,
-    )
+    call = "FSDPStrategy" if fsdp else "DDPStrategy"
+    strategy = "auto"
+    fsdp1 = None
+    if fsdp:
+        strategy = "fsdp"
+        fsdp1 = "FSDP1, which with bf16 gathers weights and reduces gradients in bf16"
+    elif ranks > 1:
+        strategy = "ddp"
+    hook = f"default_hooks.{train.parallel.gradient_dtype}_compress_hook"
     return (
         row("ranks", "devices", ranks // nodes),
         row("nodes", "num_nodes", nodes),
         row(
             "parallel.strategy",
             "strategy",
-            "fsdp" if fsdp else "ddp" if many else "auto",
-            near=fsdp
-            and "FSDP1, which with bf16 gathers weights and reduces gradients in bf16",
-            lost=program.remarks(train, fsdp=fsdp)["parallel.strategy"],
+            strategy,
+            near=fsdp1,
+            lost=shared.shared_remarks(train, fsdp=fsdp).strategy,
         ),
         row(
             "arguments of the strategy",
             "Trainer(strategy)",
-            Raw("strategy") if many else None,
+            None if strategy == "auto" else Raw("strategy"),
         ),
+        *_fsdp_rows(train, ranks, call, fsdp=fsdp),
+        *shared.hooked_rows(train, call, "ddp_comm_hook", hook, fsdp=fsdp),
+        row(
+            "parallel.timeout_s",
+            f"{call}(timeout)",
+            Raw(f"timedelta(seconds={train.parallel.timeout_s:g})"),
+            near="kills the process after it",
+        ),
+    )
+
+
+def _fsdp_rows(
+    train: TrainConfig, ranks: int, call: str, *, fsdp: bool
+) -> tuple[Equivalent, ...]:
+    """Return the settings of FSDP: its layers, and its copies of the weights."""
+    checkpoints = fsdp and train.activation_checkpointing != "none"
+    shard_ranks = train.parallel.shard_ranks
+    sharding: Value = None
+    mesh: Value = None
+    one_copy = None
+    if fsdp and shard_ranks is not None:
+        if ranks % shard_ranks == 0:
+            sharding = "HYBRID_SHARD"
+            mesh = Raw((ranks // shard_ranks, shard_ranks))
+        else:
+            one_copy = shared.HSDP
+    return (
         row(
             "layers gathered one at a time",
             f"{call}(auto_wrap_policy)",
-            kinds if fsdp else None,
+            Raw("kinds") if fsdp else None,
         ),
         row(
             "layers that are checkpointed",
             f"{call}(activation_checkpointing_policy)",
-            kinds if again else None,
+            Raw("kinds") if checkpoints else None,
         ),
-        row(
-            "copies of the weights",
-            f"{call}(sharding_strategy)",
-            "HYBRID_SHARD" if hybrid else None,
-        ),
-        row(
-            "parallel.shard_ranks",
-            f"{call}(device_mesh)",
-            Raw((ranks // (shared or 1), shared)) if hybrid else None,
-            lost=fsdp and shared is not None and not hybrid and program.HSDP,
-        ),
-        *program.hooked_rows(
-            train,
-            call,
-            "ddp_comm_hook",
-            f"default_hooks.{dtype}_compress_hook",
-            fsdp=fsdp,
-        ),
-        row(
-            "parallel.timeout_s",
-            f"{call}(timeout)",
-            Raw(timeout),
-            near="kills the process after it",
-        ),
+        row("copies of the weights", f"{call}(sharding_strategy)", sharding),
+        row("parallel.shard_ranks", f"{call}(device_mesh)", mesh, lost=one_copy),
     )

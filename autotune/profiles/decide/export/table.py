@@ -1,4 +1,8 @@
-"""Values of an export: the equivalent of each setting, the file's arguments, and the code that takes the rest. Pure."""
+"""Values of an export. Pure.
+
+They are the equivalent of each setting, the arguments of the file, and the code that
+takes the rest.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -39,9 +43,9 @@ class Equivalent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedBatch:
-    """Optimizer step in both trainers. Here a sequence may hold many samples.
+    """Optimizer step in both trainers.
 
-    There it is one sample.
+    Here a sequence may hold many samples, in the other trainer it is one sample.
     """
 
     ranks: int
@@ -80,12 +84,26 @@ def row(
     argument: str | None = None,
     value: Value = None,
     *,
-    near: str | bool = "",
-    lost: str | bool = "",
+    near: str | None = None,
+    lost: str | None = None,
 ) -> Equivalent:
-    """Return one row of the table; a remark that is false is left out."""
-    equivalence: Equivalence = "none" if lost else "near" if near else "same"
-    remark = str(lost or near or "")
+    """Return one row of the table of settings.
+
+    Args:
+        setting: Dotted key of the setting, or a few words.
+        argument: Its name in the other trainer.
+        value: Its value in the other trainer.
+        near: Difference, if its effect is only similar there.
+        lost: What happens instead, if it is lost there.
+    """
+    equivalence: Equivalence = "same"
+    remark = ""
+    if lost is not None:
+        equivalence = "none"
+        remark = lost
+    elif near is not None:
+        equivalence = "near"
+        remark = near
     return Equivalent(
         setting=setting,
         argument=argument,
@@ -97,35 +115,37 @@ def row(
 
 def file_arguments(settings: Iterable[Equivalent]) -> dict[str, Value]:
     """Return the arguments that the file of settings holds."""
-    written = ((one.argument, one.value) for one in settings if one.value is not None)
     return {
-        argument: value
-        for argument, value in written
-        if argument and "(" not in argument
+        setting.argument: setting.value
+        for setting in settings
+        if setting.argument
+        and setting.value is not None
+        and "(" not in setting.argument
     }
 
 
 def written_calls(
     settings: Iterable[Equivalent], templates: Mapping[str, str]
 ) -> list[str]:
-    """Return the lines of each template, by function, with its arguments for ``{}``.
+    """Return the lines of code that take the settings which the file cannot hold.
 
-    Without any, it is left out.
+    Args:
+        settings: Settings, of which those with ``function(argument)`` are taken.
+        templates: Code by function, with ``{}`` in place of its arguments; it is left
+            out if it has this place but no arguments.
     """
-    taken: dict[str, list[str]] = {}
-    for one in settings:
-        call, bracket, argument = (one.argument or "").rstrip(")").partition("(")
-        if bracket and one.value is not None:
-            taken.setdefault(call, []).append(
-                f"{argument}={one.value!r}" if argument else repr(one.value)
-            )
-    used = {
-        call: text
-        for call, text in templates.items()
-        if call in taken or "{}" not in text
-    }
-    return [
-        line
-        for call, text in used.items()
-        for line in text.replace("{}", ", ".join(taken.get(call, []))).split("\n")
-    ]
+    arguments_of: dict[str, list[str]] = {}
+    for setting in settings:
+        if setting.argument is None or setting.value is None:
+            continue
+        function, bracket, keyword = setting.argument.rstrip(")").partition("(")
+        if bracket:
+            value = repr(setting.value)
+            argument = f"{keyword}={value}" if keyword else value
+            arguments_of.setdefault(function, []).append(argument)
+    lines: list[str] = []
+    for function, template in templates.items():
+        if function in arguments_of or "{}" not in template:
+            arguments = ", ".join(arguments_of.get(function, []))
+            lines += template.replace("{}", arguments).split("\n")
+    return lines

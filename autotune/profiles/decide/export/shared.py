@@ -1,0 +1,401 @@
+"""Settings that all targets take by some name, and those that none takes. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.profiles.decide.export.table import (
+    Equivalent,
+    ExportedBatch,
+    Raw,
+    Scalar,
+    Value,
+    row,
+)
+from autotune.profiles.values import Profile
+from trainer.config.train_config import TrainConfig
+
+NO_RECORD = "without run record, steps and events"
+OTHER_ORDER = "a different permutation of each epoch"
+HSDP = "HSDP: all ranks share one copy of the weights"
+_TORCHS_BUCKET_CAP_MIB = 25
+"""Default of torch: if no size is given, it makes the first bucket smaller, so that it
+is sent early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRemarks:
+    """Remarks that several targets share; None if they do not apply."""
+
+    activation_checkpointing: str | None
+    layout: str | None
+    strategy: str | None
+    gradient_dtype: str | None
+    """Remark of a target without a hook to compress gradients."""
+    stop_after_s: str | None
+    weights: str | None
+
+
+def shared_remarks(train: TrainConfig, *, fsdp: bool) -> SharedRemarks:
+    """Return the remarks that apply to these settings.
+
+    Args:
+        train: Settings to export.
+        fsdp: True if the target trains with FSDP.
+    """
+    recomputes = None
+    if train.activation_checkpointing == "selective":
+        recomputes = "recomputes matmuls as well"
+    layout = None
+    if train.layout == "packed":
+        layout = (
+            "packing would allow cross-document attention: one padded sample per"
+            " sequence"
+        )
+    strategy = None
+    if train.parallel.strategy != "ddp" and not fsdp:
+        strategy = "plain DDP: every rank holds the whole optimizer state"
+    no_early_stop = None
+    if train.stop_after_s is not None:
+        no_early_stop = "does not save and exit before the time limit"
+    weights = None
+    if fsdp and train.precision == "bf16":
+        weights = "with bf16 it gathers weights and reduces gradients in bf16"
+    return SharedRemarks(
+        activation_checkpointing=recomputes,
+        layout=layout,
+        strategy=strategy,
+        gradient_dtype=_gradient_dtype_remark(train, fsdp=fsdp),
+        stop_after_s=no_early_stop,
+        weights=weights,
+    )
+
+
+def _gradient_dtype_remark(train: TrainConfig, *, fsdp: bool) -> str | None:
+    dtype = train.parallel.gradient_dtype
+    if fsdp and train.precision == "bf16":
+        if dtype != "bf16":
+            return "synchronises gradients in bf16, as bf16 is on"
+    elif dtype != "fp32":
+        return "synchronises gradients in fp32: twice the bytes"
+    return None
+
+
+def ddp_names(template: str) -> dict[str, str]:
+    """Return the names of DDP's settings, each in place of ``{}`` in a template."""
+    names = {
+        "parallel.bucket_cap_mib": "bucket_cap_mb",
+        "parallel.static_graph": "static_graph",
+        "every parameter is used": "find_unused_parameters",
+        "no synchronisation of buffers": "broadcast_buffers",
+    }
+    return {setting: template.replace("{}", name) for setting, name in names.items()}
+
+
+def hooked_rows(
+    train: TrainConfig, call: str, hook: str, dtype: str, *, fsdp: bool
+) -> tuple[Equivalent, ...]:
+    """Return the settings of gradients that DDP takes as arguments of a call.
+
+    Args:
+        train: Settings to export.
+        call: Function that takes DDP's arguments.
+        hook: Its argument for the hook that compresses gradients.
+        dtype: Code of the hook.
+        fsdp: True if the target trains with FSDP, which has no hook.
+    """
+    parallel = train.parallel
+    has_hook = parallel.gradient_dtype != "fp32" and not fsdp
+    lost_dtype = shared_remarks(train, fsdp=fsdp).gradient_dtype if fsdp else None
+    return (
+        row(
+            "parallel.gradient_dtype",
+            f"{call}({hook})",
+            Raw(dtype) if has_hook else None,
+            lost=lost_dtype,
+        ),
+        row(
+            "parallel.gradient_as_bucket_view",
+            f"{call}(gradient_as_bucket_view)",
+            None if fsdp else parallel.gradient_as_bucket_view,
+        ),
+    )
+
+
+def shared_rows(
+    profile: Profile, batch: ExportedBatch, names: Mapping[str, str], *, fsdp: bool
+) -> tuple[Equivalent, ...]:
+    """Return the settings with one value and one remark in all targets.
+
+    Args:
+        profile: Profile to export.
+        batch: Its optimizer step.
+        names: Name of each setting in the target; a setting may have none.
+        fsdp: True if the target trains with FSDP.
+    """
+    train = profile.train
+
+    def named(setting: str, value: Value, *, near: str | None = None) -> Equivalent:
+        return row(setting, names.get(setting), value, near=near)
+
+    return (
+        *_batch_rows(train, batch, names),
+        named("learning_rate", train.learning_rate),
+        named("weight_decay", train.weight_decay),
+        named("adam_epsilon", train.adam_epsilon),
+        named("max_steps", train.max_steps),
+        named("max_grad_norm", train.max_grad_norm),
+        *_schedule_rows(train, names),
+        named(
+            "seed",
+            train.seed,
+            near="the same seed gives other initial weights and dropout",
+        ),
+        *_loader_rows(profile, names),
+        named(
+            "checkpoint.keep_last",
+            train.checkpoint.keep_last if train.checkpoint.enabled else None,
+        ),
+        *_ddp_rows(train, names, fsdp=fsdp),
+    )
+
+
+def _batch_rows(
+    train: TrainConfig, batch: ExportedBatch, names: Mapping[str, str]
+) -> tuple[Equivalent, ...]:
+    packed = train.layout == "packed"
+    other_size = batch.per_device_batch_size != train.micro_batch_size
+    other_batch = batch.exported_samples_per_step != batch.sequences_per_step
+    return (
+        row(
+            "micro_batch_size",
+            names.get("micro_batch_size"),
+            batch.per_device_batch_size,
+            near="one sample per sequence" if packed or other_size else None,
+        ),
+        row(
+            "global_batch_size",
+            names.get("global_batch_size"),
+            batch.gradient_accumulation_steps,
+            near="whole micro-batches only" if packed or other_batch else None,
+        ),
+    )
+
+
+def _schedule_rows(
+    train: TrainConfig, names: Mapping[str, str]
+) -> tuple[Equivalent, ...]:
+    schedule = their_schedule(train)
+    warm_up = None
+    if train.warmup_steps > 0:
+        warm_up = "its first step has learning rate 0: the warm-up lags by one step"
+        if train.schedule == "wsd" and train.final_learning_rate_share:
+            warm_up = "its warm-up starts at the final learning rate instead of 0"
+    return (
+        row("schedule", names.get("schedule"), schedule.name),
+        row(
+            "final_learning_rate_share",
+            names.get("final_learning_rate_share"),
+            schedule.arguments or None,
+        ),
+        row(
+            "warmup_steps", names.get("warmup_steps"), train.warmup_steps, near=warm_up
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TheirSchedule:
+    """Schedule of learning rates in transformers."""
+
+    name: str
+    arguments: dict[str, Scalar]
+
+
+def their_schedule(train: TrainConfig) -> TheirSchedule:
+    """Return the schedule with the same learning rates after the warm-up."""
+    share = train.final_learning_rate_share
+    arguments: dict[str, Scalar] = {}
+    if train.schedule == "constant" or (train.schedule == "linear" and share == 1):
+        name = "constant_with_warmup"
+    elif train.schedule == "linear" and share == 0:
+        name = "linear"
+    elif train.schedule == "linear":
+        name = "polynomial"
+        arguments = {"lr_end": share * train.learning_rate, "power": 1.0}
+    elif train.schedule == "cosine" and share == 0:
+        name = "cosine"
+    elif train.schedule == "cosine":
+        name = "cosine_with_min_lr"
+        arguments = {"min_lr_rate": share}
+    else:
+        name = "warmup_stable_decay"
+        falling_steps = max(1, round(train.decay_share * train.max_steps))
+        falls_after = max(train.warmup_steps, train.max_steps - falling_steps)
+        arguments = {
+            "num_decay_steps": train.max_steps - falls_after,
+            "decay_type": "1-sqrt",
+            "min_lr_ratio": share,
+        }
+    return TheirSchedule(name=name, arguments=arguments)
+
+
+def _loader_rows(profile: Profile, names: Mapping[str, str]) -> tuple[Equivalent, ...]:
+    train = profile.train
+    data = train.data
+    has_workers = data.num_workers > 0
+    more_workers = None
+    if profile.evidence.workers is not None:
+        more_workers = "requires more workers"
+    return (
+        row(
+            "data.num_workers",
+            names.get("data.num_workers"),
+            data.num_workers,
+            near=more_workers,
+        ),
+        row(
+            "data.prefetch_factor",
+            names.get("data.prefetch_factor"),
+            data.prefetch_factor if has_workers else None,
+        ),
+        row(
+            "data.pin_memory",
+            names.get("data.pin_memory"),
+            data.pin_memory and train.device == "cuda",
+        ),
+        row(
+            "workers persist over epochs",
+            names.get("workers persist over epochs"),
+            True if has_workers else None,
+        ),
+    )
+
+
+def _ddp_rows(
+    train: TrainConfig, names: Mapping[str, str], *, fsdp: bool
+) -> tuple[Equivalent, ...]:
+    """Return the settings of DDP, which leave an FSDP target at its defaults."""
+    parallel = train.parallel
+    values: dict[str, Scalar] = {
+        "parallel.bucket_cap_mib": None,
+        "parallel.static_graph": None,
+        "every parameter is used": None,
+        "no synchronisation of buffers": None,
+    }
+    if not fsdp:
+        if parallel.bucket_cap_mib != _TORCHS_BUCKET_CAP_MIB:
+            values["parallel.bucket_cap_mib"] = parallel.bucket_cap_mib
+        if parallel.static_graph:
+            values["parallel.static_graph"] = True
+        values["every parameter is used"] = False
+        values["no synchronisation of buffers"] = False
+    return tuple(
+        row(setting, names.get(setting), value) for setting, value in values.items()
+    )
+
+
+def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return settings that no target expresses.
+
+    Each has what happens instead if the profile uses it.
+    """
+    return (
+        row("model"),
+        row("attention_dropout"),
+        row("seq_length_tokens"),
+        row("decay_share"),
+        row("global_batch_tokens"),
+        row("global_batch_samples"),
+        row("checkpoint.interval_steps"),
+        row(
+            "residual_dtype",
+            lost=(
+                "autocast keeps the residual stream in fp32"
+                if train.residual_dtype == "bf16"
+                else None
+            ),
+        ),
+        row(
+            "float8",
+            lost=(
+                "computes linear layers in the precision of the others"
+                if train.float8 != "none"
+                else None
+            ),
+        ),
+        row(
+            "fused_cross_entropy",
+            lost="holds all logits" if train.fused_cross_entropy else None,
+        ),
+        row(
+            "masking_probability",
+            near="set in the collator; masks depend on the order of the batches",
+        ),
+        *_mlm_head_rows(train),
+        row(
+            "attention",
+            lost=(
+                "computes whole padded sequences under a mask"
+                if _has_varlen_attention(train)
+                else None
+            ),
+        ),
+        row(
+            "masks depend on seed, epoch and sample only",
+            lost="masks change with ranks, workers and resuming",
+        ),
+        row("data.dataset_hash", lost="accepts any dataset"),
+        row("data.path", lost="your program passes a dataset in its own format"),
+        row(
+            "data.stage_to",
+            lost="no staging to local disks"
+            if train.data.stage_to is not None
+            else None,
+        ),
+        row(
+            "checkpoint.asynchronous",
+            lost=(
+                "training waits for each checkpoint"
+                if train.checkpoint.enabled and train.checkpoint.asynchronous
+                else None
+            ),
+        ),
+        row(
+            "checkpoint.keep_every_steps",
+            lost=(
+                "older ones are deleted"
+                if train.checkpoint.keep_every_steps is not None
+                else None
+            ),
+        ),
+        row(
+            "health",
+            lost=(
+                "a loss that is not finite, spikes or explodes is neither skipped nor"
+                " rolled back"
+            ),
+        ),
+    )
+
+
+def _mlm_head_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of the MLM head, of which ModernBERT has a sparse one."""
+    if train.mlm_head != "sparse":
+        return row("mlm_head"), row("last_layer")
+    all_positions = "computes all positions"
+    head = row("mlm_head", lost=all_positions)
+    if train.model.config["model_type"] == "modernbert":
+        head = row("mlm_head", near="sparse_prediction")
+    is_sparse_layer = train.last_layer == "sparse"
+    return head, row("last_layer", lost=all_positions if is_sparse_layer else None)
+
+
+def _has_varlen_attention(train: TrainConfig) -> bool:
+    """Return whether attention skips padding in this project's trainer."""
+    if train.attention != "auto":
+        return train.attention in {"varlen", "fa3"}
+    return (
+        train.device == "cuda"
+        and train.precision == "bf16"
+        and train.layout == "packed"
+    )

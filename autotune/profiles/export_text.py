@@ -1,0 +1,63 @@
+"""Text on an export: what its file of settings cannot express."""
+
+import json
+from collections.abc import Iterable
+
+from autotune.base.tables import Row, printable_line, text_table
+from autotune.base.units import format_count
+from autotune.profiles.decide.export.table import Equivalence, Equivalent, Export
+
+
+def export_text(export: Export) -> str:
+    """Format the settings that differ or are lost, and the code to add.
+
+    Settings that mean the same are only counted.
+    """
+    same = [
+        setting
+        for setting in export.settings
+        if setting.equivalence == "same" and setting.value is not None
+    ]
+    differing = [_differing_cells(setting) for setting in _with(export, "near")]
+    lost = [[setting.setting, setting.remark] for setting in _with(export, "none")]
+    library = export.written_for.partition(" ")[0]
+    calls = [f"  {printable_line(call)}" for call in export.calls]
+    warnings = [f"warning: {printable_line(warning)}" for warning in export.warnings]
+    return "\n\n".join(
+        (
+            _batch_sentence(export),
+            f"{len(same)} settings mean the same. These differ:",
+            text_table(("profile", library, "difference"), differing),
+            "No equivalent:",
+            text_table(("profile", "instead"), lost),
+            "\n".join(("Add to the calling program:", *calls)),
+            "\n".join(warnings),
+        )
+    )
+
+
+def _batch_sentence(export: Export) -> str:
+    batch = export.batch
+    return (
+        f"For {export.written_for} on {batch.ranks} GPUs: a step of"
+        f" {batch.sequences_per_step:,} sequences with"
+        f" {format_count(batch.tokens_per_step)} non-padding tokens becomes one of"
+        f" {batch.exported_samples_per_step:,} samples with"
+        f" {format_count(batch.exported_tokens_per_step)}, in"
+        f" {batch.gradient_accumulation_steps} micro-batches of"
+        f" {batch.per_device_batch_size} per GPU"
+    )
+
+
+def _with(export: Export, equivalence: Equivalence) -> Iterable[Equivalent]:
+    """Return the settings with a kind of equivalence."""
+    return (
+        setting for setting in export.settings if setting.equivalence == equivalence
+    )
+
+
+def _differing_cells(setting: Equivalent) -> Row:
+    value = setting.argument or ""
+    if setting.value is not None:
+        value = f"{setting.argument} = {json.dumps(setting.value)}"
+    return [setting.setting, value, setting.remark]
