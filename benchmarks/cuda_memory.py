@@ -138,26 +138,26 @@ def main(arguments: Sequence[str] | None) -> int:
 
 def make_bars(configurations: dict[str, Any]) -> list[Bar]:
     """Compare figures with their bars."""
-    whole = [
+    complete = [
         configuration
         for configuration in configurations.values()
         if configuration.get("largest_micro_batch_size")
     ]
     errors = {
-        True: _errors(whole, compiled=True),
-        False: _errors(whole, compiled=False),
+        True: _errors(complete, compiled=True),
+        False: _errors(complete, compiled=False),
     }
     rows = {
         compiled: [
             _rows_off(configuration)
-            for configuration in whole
+            for configuration in complete
             if configuration["compiled"] is compiled and configuration["predicted_rows"]
         ]
         for compiled in (True, False)
     }
     shares = {compiled: [share for _, share in rows[compiled]] for compiled in rows}
     near = [off <= 1 for off, _ in (*rows[False], *rows[True])]
-    trials = [len(configuration["trials"]) for configuration in whole]
+    trials = [len(configuration["trials"]) for configuration in complete]
     bad = ("error", "crashed", "not_traced")
     broken = sum(
         any(configuration.get(key) for key in bad) or not configuration.get("verified")
@@ -165,7 +165,7 @@ def make_bars(configurations: dict[str, Any]) -> list[Bar]:
     )
     again = [
         configuration["trained"].get("retries")
-        for configuration in whole
+        for configuration in complete
         if "trained" in configuration
     ]
     retries = sum(again) if again and None not in again else None

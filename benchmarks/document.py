@@ -55,7 +55,7 @@ def names_of(root: Path) -> dict[str, Any]:
     """
     h100 = root / pictures.H100
     current = h100.parent / "2026-11-27"
-    check, now = (
+    check, current_check = (
         json.loads((place / gpu.CHECK_NAME).read_text()) for place in (h100, current)
     )
     steps = json.loads((h100 / "steps.json").read_text())
@@ -79,7 +79,7 @@ def names_of(root: Path) -> dict[str, Any]:
         "h100": (
             check["figures"] | {"advice": check["stages"]["advise-bert-120m"]["answer"]}
         ),
-        "h100_now": now["figures"],
+        "h100_now": current_check["figures"],
         "h100_profile": tomllib.loads((h100 / "profiles/bert-120m.toml").read_text()),
         "against": _against,
         "worst_error": _worst_error,

@@ -399,11 +399,11 @@ def open_check(out: Path, site: MeasuredDevice, *, tiny: bool) -> dict[str, Any]
                 next_step="Choose another --out.",
             )
     else:
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        started_utc = datetime.now(UTC).isoformat(timespec="seconds")
         check = {
             "name": site.name,
             "tool_version": autotune.__version__,
-            "started_utc": now,
+            "started_utc": started_utc,
             "made_with": made_with,
         }
     # Of any visit: what stands in for a GPU is told so by its environment.
@@ -651,14 +651,14 @@ def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
     reasons += [] if measured else ["no profile was measured"]
     for path, read in measured:
         try:
-            here = read(path)
+            measured_gpu, measured_driver = read(path)
         except (AutotuneError, TrainerError) as error:
             reasons.append(f"{path.relative_to(out)}: {error.message}")
-        else:
-            reasons += (
-                []
-                if here == (gpu, driver)
-                else [f"{path.relative_to(out)} is of {here[0]}, driver {here[1]}"]
+            continue
+        if (measured_gpu, measured_driver) != (gpu, driver):
+            reasons.append(
+                f"{path.relative_to(out)} is of {measured_gpu},"
+                f" driver {measured_driver}"
             )
     return reasons
 

@@ -391,7 +391,7 @@ def step(
         {"name": name, "per_step": round(count, 1), "seconds": seconds}
         for name, (count, seconds) in kernels.items()
     ]
-    step_s = statistics.median(whole for whole, _ in times)
+    step_s = statistics.median(whole_s for whole_s, _ in times)
     flops = training.work.step_flops(
         batches[0].tokens_N.numpy(), batches[0].predicted_tokens
     )

@@ -110,11 +110,11 @@ class Grid:
 
         It is scaled to single windows.
         """
-        every = [
+        residuals_of_cells = [
             scaled_residuals([math.log(ratio) for ratio in ratios])
             for ratios in self.ratios.values()
         ]
-        return [residual for residuals in every for residual in residuals]
+        return [residual for residuals in residuals_of_cells for residual in residuals]
 
     def may_be_best(self) -> list[Configuration]:
         """Cells that are not surely slower than the fastest."""
@@ -266,13 +266,13 @@ def _read_all(
         window_s=training.request.window_s,
     )
     taken: dict[Configuration, list[float]] = {}
-    here = bench.fingerprint(training.config.model)
+    site = bench.fingerprint(training.config.model)
     with progress(f"grid of {grid.model}") as update:
-        runner = bench.runner(trial_log, here, lambda *_: None, expected_trials=0)
+        runner = bench.runner(trial_log, site, lambda *_: None, expected_trials=0)
         numbers = itertools.count()
         for turn in range(most_rounds):
-            left = request.cells if turn < rounds else grid.may_be_best()
-            others = [cell for cell in left if cell != starting]
+            candidates = request.cells if turn < rounds else grid.may_be_best()
+            others = [cell for cell in candidates if cell != starting]
             for group in groups(others, turn):
                 number = next(numbers)
                 update(turn, most_rounds, f"{len(others)} cells, group {number}")

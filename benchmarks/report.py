@@ -158,7 +158,7 @@ def browsed(directory: Path, trials: int) -> Figures:
     plain = [visit(page, width=width) for width in WIDTHS]
     plain += [visit(page, colours="dark"), visit(page, width=PAPER_PX, media="print")]
     attacked = [visit(hostile, width=width) for width in WIDTHS]
-    every = [*plain, *attacked]
+    page_visits = [*plain, *attacked]
     violations = [
         violation
         for page_file in (page, hostile)
@@ -167,11 +167,13 @@ def browsed(directory: Path, trials: int) -> Figures:
     ]
     return {
         "full_bytes": page.stat().st_size,
-        "visits": len(every),
-        "requests": sum(len(page_visit.requests) for page_visit in every),
-        "console_errors": sum(len(page_visit.console_errors) for page_visit in every),
-        "page_errors": sum(len(page_visit.page_errors) for page_visit in every),
-        "overflow_px": max(page_visit.wider_by_px for page_visit in every),
+        "visits": len(page_visits),
+        "requests": sum(len(page_visit.requests) for page_visit in page_visits),
+        "console_errors": sum(
+            len(page_visit.console_errors) for page_visit in page_visits
+        ),
+        "page_errors": sum(len(page_visit.page_errors) for page_visit in page_visits),
+        "overflow_px": max(page_visit.wider_by_px for page_visit in page_visits),
         "hostile": taken_in(attacked[0]),
         "violations": [
             f"{violation.rule}: {violation.example}"

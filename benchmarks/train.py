@@ -189,9 +189,11 @@ def _interleave(
     rates: dict[str, list[float]] = {contender: [] for contender in contenders}
     for turn in range(turns + 1):
         for contender, trainer in contenders.items():
-            done = trainer.step()
+            completed = trainer.step()
             if turn:
-                rates[contender].append(done.non_padding_tokens / done.seconds)
+                rates[contender].append(
+                    completed.non_padding_tokens / completed.seconds
+                )
         sys.stderr.write(f"{name}: turn {turn} of {turns}\n")
     return rates
 

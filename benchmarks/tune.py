@@ -123,15 +123,26 @@ def main(arguments: Sequence[str] | None) -> int:
 
 def make_bars(replays: dict[str, list[Replay]], overhead: Overhead) -> list[Bar]:
     """Return all bars; of replays, the model with the worst result counts."""
-    every = list(replays.values())
+    replays_of_models = list(replays.values())
     regret = min(
         statistics.fmean(outcome.of_best_share for outcome in outcomes)
-        for outcomes in every
+        for outcomes in replays_of_models
     )
-    least = min(outcome.to_unexplored for outcomes in every for outcome in outcomes)
-    most = max(outcome.trials_share for outcomes in every for outcome in outcomes)
+    least_to_unexplored = min(
+        outcome.to_unexplored for outcomes in replays_of_models for outcome in outcomes
+    )
+    largest_trials_share = max(
+        outcome.trials_share for outcomes in replays_of_models for outcome in outcomes
+    )
     return bars_of(
-        BARS, dict(zip(BARS, (overhead.share, regret, least, most), strict=True))
+        BARS,
+        dict(
+            zip(
+                BARS,
+                (overhead.share, regret, least_to_unexplored, largest_trials_share),
+                strict=True,
+            )
+        ),
     )
 
 
@@ -232,8 +243,8 @@ def _request(grid: Grid) -> ExploreRequest:
     )
     # Global batches of which every micro-batch is useful in full: the recorded rates
     # have it in them already.
-    whole = math.lcm(*(cell.micro_batch_size for cell in grid.ratios))
-    rows = {cell.layout: whole for cell in grid.ratios}
+    multiple = math.lcm(*(cell.micro_batch_size for cell in grid.ratios))
+    rows = {cell.layout: multiple for cell in grid.ratios}
     return ExploreRequest(
         training=training,
         cells=(grid.starting, *(cell for cell in grid.ratios if cell != grid.starting)),
@@ -275,10 +286,10 @@ def measure_overhead(minutes: float) -> Overhead:
             "--json",
         ]
         began_s = time.monotonic()
-        said = run_program(command, timeout_s=3600.0, cwd=place, stderr=None)
+        answer = run_program(command, timeout_s=3600.0, cwd=place, stderr=None)
         seconds = time.monotonic() - began_s
     return Overhead(
-        seconds=seconds, seconds_in_children=json.loads(said)["seconds_in_children"]
+        seconds=seconds, seconds_in_children=json.loads(answer)["seconds_in_children"]
     )
 
 

@@ -141,7 +141,7 @@ def _case(model: SimulatedModel, cluster: SimulatedCluster) -> Case:
 def observed(simulator: Simulator) -> tuple[Load, Network]:
     """Return the load and network that a tuning on two nodes would measure."""
     ranks = simulator.cluster.ranks_per_node
-    most = simulator.most_micro_batch_tokens // ROW_TOKENS
+    max_micro_batch_size = simulator.most_micro_batch_tokens // ROW_TOKENS
 
     within = None
     if ranks > 1:
@@ -159,9 +159,10 @@ def observed(simulator: Simulator) -> tuple[Load, Network]:
     network = Network(
         nodes=2, ranks_per_node=ranks, between=between.link, within=within
     )
-    compute = _compute(simulator, most)
+    compute = _compute(simulator, max_micro_batch_size)
     compute = replace(
-        compute, slowdown_share=_slowdown(simulator, compute, network, most)
+        compute,
+        slowdown_share=_slowdown(simulator, compute, network, max_micro_batch_size),
     )
     rows = GLOBAL_TOKENS // ROW_TOKENS
     return (
@@ -169,13 +170,13 @@ def observed(simulator: Simulator) -> tuple[Load, Network]:
             compute=compute,
             global_batch_size=rows,
             tokens_per_sequence=ROW_TOKENS,
-            max_micro_batch_size=most,
+            max_micro_batch_size=max_micro_batch_size,
         ),
         network,
     )
 
 
-def _compute(simulator: Simulator, most: int) -> RankCompute:
+def _compute(simulator: Simulator, max_micro_batch_size: int) -> RankCompute:
     """From one rank's steps at two sizes of the micro-batch."""
     one_rank = Simulator(
         simulator.model, replace(simulator.cluster, ranks_per_node=1), seed=3
@@ -185,18 +186,24 @@ def _compute(simulator: Simulator, most: int) -> RankCompute:
         recipe = Recipe(nodes=1, global_tokens=rows * ROW_TOKENS, micro_batches=1)
         return [one_rank.step_s(recipe, steps=1, sync=False) for _ in range(STEPS)]
 
-    at_most, fewer = single(most), single(max(1, most // 4))
+    at_most, fewer = (
+        single(max_micro_batch_size),
+        single(max(1, max_micro_batch_size // 4)),
+    )
     # Timed by itself in a step.
     optimizer_step_s = (
         simulator.model.elements / simulator.cluster.update_elements_per_s
     )
     sequence_s = (statistics.fmean(at_most) - statistics.fmean(fewer)) / (
-        most - max(1, most // 4)
+        max_micro_batch_size - max(1, max_micro_batch_size // 4)
     )
     return RankCompute(
         sequence_s=sequence_s,
         micro_batch_s=max(
-            0.0, statistics.fmean(at_most) - optimizer_step_s - most * sequence_s
+            0.0,
+            statistics.fmean(at_most)
+            - optimizer_step_s
+            - max_micro_batch_size * sequence_s,
         ),
         optimizer_step_s=optimizer_step_s,
         gradients=tuple(
@@ -209,17 +216,23 @@ def _compute(simulator: Simulator, most: int) -> RankCompute:
 
 
 def _slowdown(
-    simulator: Simulator, compute: RankCompute, network: Network, most: int
+    simulator: Simulator,
+    compute: RankCompute,
+    network: Network,
+    max_micro_batch_size: int,
 ) -> float:
     """Return the share that compute loses during gradient synchronisation.
 
     It is from steps of two nodes so small that synchronisation fills most of backward.
     """
     sync = GradientSync(gradient_dtype="bf16", bucket_cap_bytes=5 * MIB)
-    backward_s = step_time(compute, most, 1, sync, network).sync_s * 1.2
+    backward_s = step_time(compute, max_micro_batch_size, 1, sync, network).sync_s * 1.2
     rows = max(
         1,
-        min(most, round(backward_s / (1 - compute.forward_share) / compute.sequence_s)),
+        min(
+            max_micro_batch_size,
+            round(backward_s / (1 - compute.forward_share) / compute.sequence_s),
+        ),
     )
     recipe = Recipe(
         nodes=2,
@@ -259,8 +272,8 @@ def _best_rate(simulator: Simulator, nodes: int, steps: int = TRUE_STEPS) -> flo
     rows = GLOBAL_TOKENS // ROW_TOKENS
     if rows < ranks:
         return 0.0
-    most = simulator.most_micro_batch_tokens // ROW_TOKENS
-    least = -(-rows // (ranks * most))
+    max_micro_batch_size = simulator.most_micro_batch_tokens // ROW_TOKENS
+    least = -(-rows // (ranks * max_micro_batch_size))
     rates = []
     for micro_batches in range(least, least + EXTRA_MICRO_BATCHES):
         # Whole rows: the fullest rank decides.

@@ -248,10 +248,10 @@ def prose_of(text: str) -> str:
 
 def sentences(text: str) -> list[str]:
     """Split a text into sentences; paragraphs end one as well."""
-    whole = _ABBREVIATION.sub(r"\1", text)
+    unabbreviated = _ABBREVIATION.sub(r"\1", text)
     return [
         sentence
-        for block in whole.split("\n\n")
+        for block in unabbreviated.split("\n\n")
         for sentence in _SENTENCE_END.split(block)
         if sentence.strip()
     ]

@@ -94,8 +94,10 @@ def visit(
         page.on("request", lambda request: requests.append(request.url))
         page.on(
             "console",
-            lambda said: (
-                console.append(said.text) if said.type in {"error", "warning"} else None
+            lambda message: (
+                console.append(message.text)
+                if message.type in {"error", "warning"}
+                else None
             ),
         )
         page.on("pageerror", lambda error: errors.append(str(error)))

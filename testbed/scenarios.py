@@ -588,8 +588,8 @@ def _simulated_step_s(cap_mib: int, seed: int) -> float:
 
 def _exchanges(gpu: World, cap_mib: int) -> TrainingContext:
     """Buckets of several sizes were measured, and the profile has one of them."""
-    now = tuned(gpu, settings(gpu, parallel__bucket_cap_mib=cap_mib))
-    assert now.profile is not None
+    context = tuned(gpu, settings(gpu, parallel__bucket_cap_mib=cap_mib))
+    assert context.profile is not None
     rows = []
     for cap in (25, 5, 100):
         step_s = _simulated_step_s(cap, seed=0)
@@ -640,17 +640,17 @@ def _exchanges(gpu: World, cap_mib: int) -> TrainingContext:
         windows=3,
         seconds=1.0,
     )
-    return replace(now, profile=but(now.profile, evidence={"network": network}))
+    return replace(context, profile=but(context.profile, evidence={"network": network}))
 
 
 def _of_condition(gpu: World) -> Iterator[Scenario]:
     good = settings(gpu)
-    now = tuned(gpu, good)
+    context = tuned(gpu, good)
     slowed = "GPU 0 was slowed down: hw_thermal in 4 of 9 samples, at up to 91 °C"
     used = "another process used GPU 0: 2 processes in 3 of 9 samples"
     void = (_trial("step", Contaminated(detail=detail)) for detail in (slowed, used))
     hot, shared = (
-        replace(now, trials=(trial, _step_trial(gpu, good, 8))) for trial in void
+        replace(context, trials=(trial, _step_trial(gpu, good, 8))) for trial in void
     )
     yield Scenario("thermal", "a GPU that is too hot", hot, shared)
     yield Scenario("other-gpu-users", "a neighbour on the GPU", shared, hot)
@@ -660,7 +660,7 @@ def _of_condition(gpu: World) -> Iterator[Scenario]:
         "utilisation", what, ran(lazy, good, with_profile=True), ran(gpu, good)
     )
     yield Scenario(
-        "edited", "a profile that was edited", replace(now, intact=False), now
+        "edited", "a profile that was edited", replace(context, intact=False), context
     )
-    unknown = replace(now, missing=(("loader workers", "autotune workers"),))
-    yield Scenario("not-measured", "no sweep of workers", unknown, now)
+    unknown = replace(context, missing=(("loader workers", "autotune workers"),))
+    yield Scenario("not-measured", "no sweep of workers", unknown, context)

@@ -240,7 +240,9 @@ def _compile(
     if version := next(
         (version for version in wanted.symbols.values() if version), None
     ):
-        names = "; ".join(sorted(name for name, its in wanted.symbols.items() if its))
+        names = "; ".join(
+            sorted(name for name, versions in wanted.symbols.items() if versions)
+        )
         script = out / f"{stem}.map"
         script.write_text(f"{version} {{ global: {names}; }};\n")
         command += [f"-Wl,--version-script={script}"]
@@ -276,11 +278,12 @@ def _defined(objects: Iterable[Path]) -> set[str]:
 
 
 def _run(*command: str | Path) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, check=False
     )
-    if done.returncode:
+    if process.returncode:
         raise SystemExit(
-            f"error: {' '.join(map(str, command[:3]))} … failed:\n{done.stderr[-3000:]}"
+            f"error: {' '.join(map(str, command[:3]))} … failed:\n"
+            f"{process.stderr[-3000:]}"
         )
-    return done.stdout
+    return process.stdout

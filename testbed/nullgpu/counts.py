@@ -27,8 +27,8 @@ class Counts(Counter[tuple[str, str]]):
             for number, name in _ENTRY.iter_unpack(path.read_bytes()):
                 if not number:
                     break
-                kind, _, what = name.rstrip(b"\0").decode().partition(":")
-                counts[kind, what] += number
+                kind, _, event = name.rstrip(b"\0").decode().partition(":")
+                counts[kind, event] += number
         return counts
 
     def since(self, before: "Counts") -> "Counts":
@@ -44,12 +44,16 @@ class Counts(Counter[tuple[str, str]]):
     def of(self, kind: str) -> dict[str, int]:
         """Return one kind by name, the most frequent first."""
         return {
-            name: number for (its, name), number in self.most_common() if its == kind
+            name: number
+            for (of_kind, name), number in self.most_common()
+            if of_kind == kind
         }
 
     def total(self, kind: str | None = None) -> int:
         """Return how many there are of one kind."""
-        return sum(number for (its, _), number in self.items() if kind in (None, its))
+        return sum(
+            number for (of_kind, _), number in self.items() if kind in (None, of_kind)
+        )
 
     def kernels(self, text: str) -> int:
         """Return how many launches have a text in their kernel's readable name."""

@@ -112,8 +112,8 @@ class Machine:
 
     def autotune(self, *words: str | Path, timeout_s: float = 300) -> Ended:
         """Run ``autotune``; it measures here although SLURM may be installed."""
-        here = ("--here",) if words[0] in MEASURING else ()
-        return self.run("-m", "autotune", *words, *here, timeout_s=timeout_s)
+        options = ("--here",) if words[0] in MEASURING else ()
+        return self.run("-m", "autotune", *words, *options, timeout_s=timeout_s)
 
     def torchrun(
         self, *words: str | Path, ranks: int | None = None, timeout_s: float = 300

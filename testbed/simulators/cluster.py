@@ -75,8 +75,8 @@ class SimulatedModel:
             self.layers * self.layer_elements
             + self.hidden * (self.hidden + self.vocab_size) * 0.15
         )
-        done = self.hidden * (self.hidden + self.vocab_size) * 0.15 / work
-        ready = [(self.hidden**2, done)]
+        done_share = self.hidden * (self.hidden + self.vocab_size) * 0.15 / work
+        ready = [(self.hidden**2, done_share)]
         small = (
             (self.hidden**2,) * 4
             + (self.hidden * self.intermediate,) * 2
@@ -84,8 +84,8 @@ class SimulatedModel:
         )
         for _ in range(self.layers):
             for elements in small:
-                done += elements / work
-                ready.append((elements, min(done, 1.0)))
+                done_share += elements / work
+                ready.append((elements, min(done_share, 1.0)))
         return [*ready, (self.embedding_elements, 1.0)]
 
 

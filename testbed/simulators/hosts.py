@@ -189,10 +189,10 @@ def _ip(*words: str) -> None:
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
+    if process.returncode:
         raise MachineLacks(
-            f"{' '.join(words)}: {done.stderr.strip()}",
+            f"{' '.join(words)}: {process.stderr.strip()}",
             next_step=(
                 "Network namespaces, veth and tc tbf must be allowed: not in most"
                 " containers."

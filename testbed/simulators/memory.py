@@ -96,16 +96,16 @@ class SimulatedMachine:
         """Run a trial."""
         needed = self._needed(rows)
         if self._random.random() < FAILURE_PROBABILITY:
-            done = Attempt(fits=None, peak_bytes=None)
+            result = Attempt(fits=None, peak_bytes=None)
         elif needed > self.budget_bytes:
-            done = Attempt(fits=False, peak_bytes=None)
+            result = Attempt(fits=False, peak_bytes=None)
         else:
-            done = Attempt(
+            result = Attempt(
                 fits=True,
                 peak_bytes=int(needed * (1 + self._random.gauss(0, PEAK_SIGMA))),
             )
-        self.attempts.append((rows, done))
-        return done
+        self.attempts.append((rows, result))
+        return result
 
     def _needed(self, rows: int) -> int:
         return math.ceil((self._fixed + self._per_row * rows) / self._step) * self._step

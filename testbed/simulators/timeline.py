@@ -290,14 +290,14 @@ class Timeline:
         Each leaves when all ranks have it, behind the one before.
         """
         seconds = self._machine.bucket_s * self._draws.ring_NB[number]
-        there = np.zeros((self._shape[0], 1))
+        arrived = np.zeros((self._shape[0], 1))
         for bucket, slowest in enumerate(ready.max(axis=2)):
-            there = (
-                np.maximum(there, slowest[:, None])
+            arrived = (
+                np.maximum(arrived, slowest[:, None])
                 + self._links * seconds[bucket]
                 + self._latency_s
             )
-        return there
+        return arrived
 
     def _update(self, reduced: Floats, host: Floats) -> tuple[Floats, Floats]:
         updated = np.maximum(reduced, host) + self._update_s

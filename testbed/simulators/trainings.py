@@ -169,11 +169,11 @@ def _finish(commands: Sequence[Sequence[str]]) -> None:
         for command in commands
     ]
     try:
-        said = [process.communicate(timeout=TIMEOUT_S)[0] for process in begun]
+        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in begun]
     finally:
         for process in begun:
             if process.poll() is None:
                 process.kill()
-    for process, words in zip(begun, said, strict=True):
+    for process, words in zip(begun, outputs, strict=True):
         if process.returncode:
             raise RuntimeError(words[-2000:])

@@ -265,7 +265,7 @@ def _exposed(world: World, train: TrainConfig, micro_s: float) -> float:
 
 def memory_terms(world: World, train: TrainConfig, rows: int) -> dict[str, int]:
     share = world.ranks if train.parallel.strategy in ("zero1", "fsdp2") else 1
-    whole = world.ranks if train.parallel.strategy == "fsdp2" else 1
+    weight_shards = world.ranks if train.parallel.strategy == "fsdp2" else 1
     per_row = (
         34
         * 2
@@ -275,8 +275,8 @@ def memory_terms(world: World, train: TrainConfig, rows: int) -> dict[str, int]:
         / (1.0 if train.precision == "fp32" else 1.6)
     )
     return {
-        "parameters": 4 * world.parameters // whole,
-        "gradients": 4 * world.parameters // whole,
+        "parameters": 4 * world.parameters // weight_shards,
+        "gradients": 4 * world.parameters // weight_shards,
         "optimizer": 8 * world.parameters // share,
         "activations: layers": int(rows * per_row),
         "head and loss": int(
@@ -361,10 +361,12 @@ def profile_of(world: World, train: TrainConfig) -> Profile:
     It has a curve, a sweep of DataLoader workers, and the GPU's counters.
     """
     draw = random.Random(0)
-    most = max_micro_batch_size(world, train)
+    largest = max_micro_batch_size(world, train)
     alone = replace(world, nodes=1, ranks_per_node=1, load_s_per_row=0.0)
     curve = []
-    for rows in sorted({most, *(2**power for power in range(10) if 2**power <= most)}):
+    for rows in sorted(
+        {largest, *(2**power for power in range(10) if 2**power <= largest)}
+    ):
         simulated_step = step(
             alone,
             train.model_copy(
@@ -387,15 +389,15 @@ def profile_of(world: World, train: TrainConfig) -> Profile:
             )
         )
     probe = ProbeEvidence(
-        feasible_max=most,
-        infeasible_min=most + 1,
-        feasible_peak_bytes=memory_bytes(world, train, most),
+        feasible_max=largest,
+        infeasible_min=largest + 1,
+        feasible_peak_bytes=memory_bytes(world, train, largest),
         search_trials=2,
         seconds=60.0,
         mean_tokens_per_sequence=fill(world, train) * world.seq_length,
         curve=curve,
         parameters=world.parameters,
-        traced_terms_bytes=memory_terms(world, train, most),
+        traced_terms_bytes=memory_terms(world, train, largest),
         choice="",
         local_ranks=world.ranks_per_node,
     )
