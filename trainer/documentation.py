@@ -1,4 +1,4 @@
-"""Where the pages of the documentation are, for help and error messages."""
+"""Paths of the pages of the documentation, for help and error messages."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ def end_with_parent(
     Args:
         parent_pid: Process id of the parent, read before the fork: the parent may have
             ended since.
-        end_signal: The signal; SIGTERM suits programs with children of their own.
+        end_signal: The signal; SIGTERM suits programs that have children.
     """
     _prctl(_PR_SET_PDEATHSIG, end_signal)
     # If the parent ended before the call above, no signal will come.

@@ -1,7 +1,7 @@
 """Child process: torchrun that ends as the first of its ranks that failed.
 
-torchrun itself returns 1 whatever its ranks return, and prints a traceback of its own
-below the message of the rank. Here the exit code is the rank's, and its message is the
+torchrun itself returns 1 whatever its ranks return, and prints its own traceback below
+the message of the rank. Here the exit code is the rank's, and its message is the
 last word.
 """
 

@@ -1,9 +1,9 @@
 """Trials: measurements in child processes, kept in a log so that none is repeated.
 
-A ``values.Trial`` describes a measurement and has a key; a machine
+A ``values.Trial`` describes a measurement and has a key. A machine
 (``fork_server.ForkServerMachine``, ``multirank.MultirankMachine``) runs it in processes
-that import torch, and returns its outcome; ``contamination_guard`` discards outcomes
-that another program or a fault disturbed; ``runner.TrialRunner`` keeps each outcome in
+that import torch, and returns its outcome. ``contamination_guard`` discards outcomes
+that another program or a fault disturbed. ``runner.TrialRunner`` keeps each outcome in
 the trial log of the profile, and takes it from there the next time. Modules in
 ``decide`` are pure, those in ``jobs`` run in the child processes.
 

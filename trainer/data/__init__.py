@@ -1,9 +1,9 @@
 """The dataset, and micro-batches of it.
 
 From the files on disk to tensors for a model, in this order: ``dataset`` reads
-pre-tokenised samples, ``batch_plan`` assigns them to sequences and ranks as a pure
-function of the seed, ``sampler`` plans the micro-batches of one rank from any position,
-``masking`` chooses the tokens to predict, and ``loader`` reads and masks planned
+pre-tokenised samples, and ``batch_plan`` assigns them to sequences and ranks as a pure
+function of the seed. ``sampler`` plans the micro-batches of one rank from any position,
+and ``masking`` chooses the tokens to predict. ``loader`` reads and masks planned
 micro-batches, in this process or in DataLoader workers. ``global_batch`` computes the
 size of the global batch in sequences.
 

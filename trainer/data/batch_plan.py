@@ -176,7 +176,7 @@ class Segments:
 
     @property
     def sequences(self) -> Int64:
-        """Sequence of each sample; each function states from where it is numbered."""
+        """Sequence of each sample; each function states its first number."""
         return self._line(0)
 
     @property

@@ -1,6 +1,6 @@
 """Enforcement of a memory budget: a step beyond it fails as on a smaller device.
 
-On a GPU, memory beyond the budget is held by a block of its own; on a CPU, the kernel
+On a GPU, memory beyond the budget is held by a separate block; on a CPU, the kernel
 enforces a resource limit. Whether a step fits must not depend on chance, so that the
 CPU's allocators are brought into the same state in every process first.
 """
