@@ -1,9 +1,11 @@
 """Basics that every other package uses.
 
-Units and wording of figures (``units``, ``wording``), values with bounds and their
-statistics (``interval``, ``statistics``), files and child processes (``files``,
-``process``), and documents with their renderers: begin with ``document``, the content
-of a report or of a command's output, then read ``render``, which turns it into text for
-a terminal, Markdown or HTML. ``tables`` and ``svg`` render its tables and charts. Needs
-no GPU and does not import torch; matplotlib is imported when the first chart is drawn.
+It has units and wording of figures (``units``, ``wording``), values with bounds and
+their statistics (``interval``, ``statistics``), files and child processes (``files``,
+``process``), and documents with their renderers.
+
+Begin with ``document``, the content of a report or of a command's output. Then read
+``render``, which turns it into text for a terminal, Markdown or HTML; ``tables`` and
+``svg`` render its tables and charts. Needs no GPU and does not import torch; matplotlib
+is imported when the first chart is drawn.
 """
