@@ -1,5 +1,4 @@
-"""Completion as shells really do it: their own interpreters ask the installed
-program."""
+"""Completion in real shells, which call the installed program."""
 
 import os
 import shutil
@@ -12,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.system
 
 BIN = Path(sys.executable).parent
-IN_BASH = """
+COMPLETE_IN_BASH = """
 eval "$(_AUTOTUNE_COMPLETE=source_bash autotune)"
 complete -p autotune >/dev/null || exit 9
 read -ra COMP_WORDS <<< "$1"
@@ -23,9 +22,9 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-def _ask(command, **variables):
+def output_of(command, **variables):
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"} | variables
-    done = subprocess.run(
+    ended = subprocess.run(
         command,
         capture_output=True,
         text=True,
@@ -33,21 +32,27 @@ def _ask(command, **variables):
         check=False,
         env=environment,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 @pytest.fixture(scope="module")
 def bash():
+    """Return a function that returns what bash offers for a line."""
     if not (BIN / "autotune").exists():
         pytest.skip("autotune is not installed beside this interpreter")
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    return lambda line: _ask(["bash", "--norc", "-c", IN_BASH, "bash", line]).split()
+
+    def complete(line):
+        command = ["bash", "--norc", "-c", COMPLETE_IN_BASH, "bash", line]
+        return output_of(command).split()
+
+    return complete
 
 
 @pytest.mark.parametrize(
-    ("line", "offered"),
+    ("line", "offers"),
     [
         ("autotune es", ["estimate"]),
         ("autotune profile ", ["show", "verify", "approve", "export"]),
@@ -58,47 +63,48 @@ def bash():
         ("autotune tune", ["tune"]),  # and not the command of jobs, tune-between-nodes
     ],
 )
-def test_bash_completes_commands_options_and_values(bash, line, offered):
-    assert bash(line) == offered
+def test_bash_completes_a_line(bash, line, offers):
+    assert bash(line) == offers
 
 
 @pytest.mark.parametrize(
-    ("shell", "named"),
+    ("shell", "registration"),
     [
         ("bash", "complete -o default"),
         ("zsh", "#compdef autotune"),
         ("fish", "complete --command autotune"),
     ],
 )
-def test_shell_script_calls_the_program_by_name(bash, shell, named):
-    script = _ask(["autotune"], _AUTOTUNE_COMPLETE=f"source_{shell}")
-    assert named in script
+def test_shell_script_calls_the_program_by_name(bash, shell, registration):
+    script = output_of(["autotune"], _AUTOTUNE_COMPLETE=f"source_{shell}")
+    assert registration in script
     assert f"_AUTOTUNE_COMPLETE=complete_{shell}" in script
 
 
 def test_installation_adds_to_the_shells_files(bash, tmp_path):
-    told = _ask(
+    output = output_of(
         ["bash", "--norc", "-c", "autotune --install-completion; exit $?"],
         HOME=str(tmp_path),
     )
-    assert "completion installed in" in told
+    assert "completion installed in" in output
     assert "autotune" in (tmp_path / ".bashrc").read_text()
-    assert any(
-        "_autotune_completion" in path.read_text()
-        for path in tmp_path.rglob("*")
-        if path.is_file()
-    )
+    installed = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("_autotune_completion" in text for text in installed)
 
 
 def test_completion_imports_nothing_heavy():
-    asked = {
-        "_AUTOTUNE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "autotune estimate --model b",
-        "COMP_CWORD": "3",
-    }
-    code = (
-        "import sys, autotune.cli\nsys.argv = ['autotune']\nassert autotune.cli.run([])"
-        " == 0\nprint([name for name in ('torch', 'transformers', 'optuna', 'rich') if"
-        " name in sys.modules])"
+    code = """
+import sys
+import autotune.cli
+sys.argv = ["autotune"]
+assert autotune.cli.run([]) == 0
+heavy = {"torch", "transformers", "optuna", "rich"}
+print(sorted(heavy & sys.modules.keys()))
+"""
+    output = output_of(
+        [sys.executable, "-c", code],
+        _AUTOTUNE_COMPLETE="complete_bash",
+        COMP_WORDS="autotune estimate --model b",
+        COMP_CWORD="3",
     )
-    assert _ask([sys.executable, "-c", code], **asked).splitlines()[-1] == "[]"
+    assert output.splitlines()[-1] == "[]"

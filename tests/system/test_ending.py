@@ -1,5 +1,4 @@
-"""How what was started ends, with real torchrun: measurements, trainings, and
-``autotune train``."""
+"""Ends of measurements, trainings and ``autotune train``, with real torchrun."""
 
 import json
 import os
@@ -24,18 +23,19 @@ from trainer.data.dataset import read_manifest
 from trainer.record.run_record import read_exit
 
 pytestmark = pytest.mark.system
-MEASURING = """
+MEASURE = """
 import importlib.metadata, pathlib, sys, time
 from autotune.cluster.torchrun import on_this_node
 from autotune.trials.multirank import MultirankMachine
 from testbed.simulators.hosts import hosts, together
 scratch = pathlib.Path(sys.argv[1])
 if sys.argv[2] == "hosts":
-    with hosts(2, 10**9, name="ending") as found, together(found, scratch) as machine:
+    with hosts(2, 10**9, name="ending") as names, together(names, scratch) as machine:
         machine.start()
         print("started", flush=True)
         time.sleep(600)
-with MultirankMachine(on_this_node(2, importlib.metadata.version("torch")), "cpu", scratch) as machine:
+start = on_this_node(2, importlib.metadata.version("torch"))
+with MultirankMachine(start, "cpu", scratch) as machine:
     machine.start()
     print("started", flush=True)
     time.sleep(600)
@@ -43,26 +43,28 @@ with MultirankMachine(on_this_node(2, importlib.metadata.version("torch")), "cpu
 END_S = 60.0
 
 
-def running(words: str) -> list[str]:
-    lines = (
-        " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])
-    )
-    return [line for line in lines if words in line]
+def running(part: str) -> list[str]:
+    """Return the command lines of processes that contain this part."""
+    command_lines = [
+        " ".join(process.info["cmdline"] or ())
+        for process in psutil.process_iter(["cmdline"])
+    ]
+    return [line for line in command_lines if part in line]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end_signal", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize(
     "where",
     ["here", "here, while ranks start", pytest.param("hosts", marks=pytest.mark.slow)],
 )
-def test_no_process_outlives_a_measurement(tmp_path, where, number):
+def test_no_process_outlives_a_measurement(tmp_path, where, end_signal):
     if where == "hosts":
         try:
             check_namespaces()
         except MachineLacks as error:
             pytest.skip(f"no network namespaces here: {error.message}")
     scratch = str(tmp_path / "scratch")
-    command = [sys.executable, "-c", MEASURING, scratch, where]
+    command = [sys.executable, "-c", MEASURE, scratch, where]
     process = start_child(
         command,
         stdout=subprocess.PIPE,
@@ -74,18 +76,18 @@ def test_no_process_outlives_a_measurement(tmp_path, where, number):
             assert process.poll() is None
     else:
         assert process.stdout.readline() == "started\n"
-        # This one, at least one torchrun, and two ranks.
+        # The command, at least one torchrun, and two ranks.
         assert len(running(scratch)) >= 4
-    process.send_signal(number)
+    process.send_signal(end_signal)
     process.wait(timeout=END_S)
     until(lambda: not running(scratch), "ended", END_S, lambda: str(running(scratch)))
-    # Names of networks are all that SIGKILL leaves: whoever comes next removes them.
+    # Names of networks are all that SIGKILL leaves: the next hosts remove them.
     if where == "hosts":
         with hosts(2, 10**9, name="ending"):
             pass
 
 
-SHORT = {"train.max_steps": 3, "train.warmup_steps": 1}
+SHORT_RUN = {"train.max_steps": 3, "train.warmup_steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_run_is_finished_although_a_rank_dies_last(place, rank):
-    job = place.job(2, SHORT)
+    job = place.job(2, SHORT_RUN)
     process = job.start([{"kind": "kill", "step": -1, "rank": rank}])
     job.end(process, within_s=60)
     assert process.returncode != 0
@@ -105,37 +107,37 @@ def test_run_is_finished_although_a_rank_dies_last(place, rank):
     )
     assert "next: Nothing: the run is finished" in job.told()
     end = read_exit(job.directory)
-    assert (end.exit_code, end.reason, end.steps) == (0, "finished", 3)
+    assert end.exit_code == 0
+    assert end.reason == "finished"
+    assert end.steps == 3
 
 
 def test_hanging_rank_ends_by_the_watchdog(
     place,
 ):
-    job = place.job(2, SHORT | {"train.parallel.timeout_s": 12})
+    job = place.job(2, SHORT_RUN | {"train.parallel.timeout_s": 12})
     process = job.start([{"kind": "hang", "step": -1, "rank": 1}])
     # The process group alone would wait for 72 s, and say nothing.
     job.end(process, within_s=60)
     assert process.returncode != 0
     assert "train: no progress for 12 s after step 3" in job.told()
-    assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (
-        0,
-        "finished",
-    )
+    end = read_exit(job.directory)
+    assert end.exit_code == 0
+    assert end.reason == "finished"
 
 
 @pytest.fixture
-def launch(tmp_path, patterned_dataset) -> list[str]:
-    dataset = read_manifest(patterned_dataset).dataset_hash
+def train_command(tmp_path, patterned_dataset) -> list[str]:
+    dataset_hash = read_manifest(patterned_dataset).dataset_hash
     train = config_of(
-        data=DataSettings(dataset_hash=dataset),
+        data=DataSettings(dataset_hash=dataset_hash),
         micro_batch_size=2,
         global_batch_size=4,
         warmup_steps=2,
         max_steps=100_000,
     )
-    profile = but(example_profile(), fingerprint={"dataset_hash": dataset}).model_copy(
-        update={"train": train}
-    )
+    profile = but(example_profile(), fingerprint={"dataset_hash": dataset_hash})
+    profile = profile.model_copy(update={"train": train})
     (tmp_path / "p.toml").write_text(profile_to_toml(profile))
     return [
         sys.executable,
@@ -151,23 +153,25 @@ def launch(tmp_path, patterned_dataset) -> list[str]:
 
 
 @pytest.mark.slow
-def test_train_command_resumes_after_a_signal(launch, tmp_path):
-    process = start_child(
-        [*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
+def test_train_command_resumes_after_a_signal(train_command, tmp_path):
+    command = [*train_command, "--ranks", "2"]
+    process = start_child(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     record = tmp_path / "run" / "steps.jsonl"
     until(lambda: record.is_file() and record.read_text(), "a step", 90)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
-    assert "launch: the run exited with code 75" in err
-    steps = json.loads((tmp_path / "run" / "exit.json").read_text())["steps"]
-    again = [*launch, "--ranks", "2", "--set", f"train.max_steps={steps + 2}"]
-    done = subprocess.run(
-        again, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert "launch: the run exited with code 75" in stderr
+    exit_file = tmp_path / "run" / "exit.json"
+    steps = json.loads(exit_file.read_text())["steps"]
+    resumed = subprocess.run(
+        [*command, "--set", f"train.max_steps={steps + 2}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    assert (
-        json.loads((tmp_path / "run" / "exit.json").read_text())["steps"] == steps + 2
-    )
-    assert "run: " in done.stdout
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(exit_file.read_text())["steps"] == steps + 2
+    assert "run: " in resumed.stdout

@@ -13,9 +13,8 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("browser")]
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(
-        report_html(report_document(*example_inputs(10, HOSTILE))), encoding="utf-8"
-    )
+    document = report_document(*example_inputs(10, HOSTILE))
+    path.write_text(report_html(document), encoding="utf-8")
     return path
 
 
@@ -23,10 +22,8 @@ def page(tmp_path_factory):
     ("media", "width"),
     [
         ("screen", 360),
-        *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("screen", 1600), ("print", PAPER_PX))
-        ),
+        pytest.param("screen", 1600, marks=pytest.mark.slow),
+        pytest.param("print", PAPER_PX, marks=pytest.mark.slow),
     ],
 )
 def test_hostile_report_stays_plain_text(page, media, width):

@@ -1,5 +1,7 @@
-"""Our loss curve beside that of transformers' own Trainer: the same weights, the same
-batches, the same rates."""
+"""Loss curve of this trainer and of the Trainer of transformers.
+
+Both have the same weights, batches and learning rates.
+"""
 
 from typing import Any
 
@@ -16,16 +18,16 @@ pytestmark = pytest.mark.system
 STEPS = 12
 
 
-def _theirs(
-    training: Any, batches: list[dict[str, torch.Tensor]], config: Any, place: str
+def _losses_of_transformers(
+    training: Any, batches: list[dict[str, torch.Tensor]], config: Any, out: str
 ) -> list[float]:
     losses: list[float] = []
 
-    class Rates(TrainerCallback):
+    class SameRates(TrainerCallback):
         def on_step_begin(
             self, args: Any, state: Any, control: Any, **kwargs: Any
         ) -> None:
-            # Its own warm-up begins with a step at rate 0.
+            # The Trainer's own warm-up begins with a step at rate 0.
             for group in kwargs["optimizer"].param_groups:
                 group["lr"] = learning_rate(config, state.global_step)
 
@@ -37,9 +39,10 @@ def _theirs(
             logs: dict[str, float],
             **kwargs: Any,
         ) -> None:
-            losses.extend([logs["loss"]] if "loss" in logs else [])
+            if "loss" in logs:
+                losses.append(logs["loss"])
 
-    class InOrder(Trainer):
+    class TrainerInOrder(Trainer):
         def get_train_dataloader(self) -> Any:
             return torch.utils.data.DataLoader(
                 self.train_dataset, batch_size=None, shuffle=False
@@ -48,7 +51,7 @@ def _theirs(
     model = BertForMaskedLM(training.module.model.config)
     model.load_state_dict(training.module.model.state_dict())
     arguments = TrainingArguments(
-        output_dir=place,
+        output_dir=out,
         max_steps=STEPS,
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
@@ -62,9 +65,10 @@ def _theirs(
         disable_tqdm=True,
         per_device_train_batch_size=1,
     )
-    InOrder(
-        model=model, args=arguments, train_dataset=batches, callbacks=[Rates()]
-    ).train()
+    transformers_trainer = TrainerInOrder(
+        model=model, args=arguments, train_dataset=batches, callbacks=[SameRates()]
+    )
+    transformers_trainer.train()
     return losses
 
 
@@ -80,21 +84,23 @@ def test_loss_curve_matches_transformers_trainer(patterned_dataset, tmp_path):
         max_grad_norm=1.0,
     )
     training = training_of(config, dataset)
-    ours = micro_batches(dataset, config, steps=STEPS)
-    batches = [
+    batches = micro_batches(dataset, config, steps=STEPS)
+    transformers_batches = [
         {
-            "input_ids": one.wide_ids_BS(),
-            "attention_mask": one.attention_BS(),
-            "labels": one.labels_BS(),
+            "input_ids": batch.wide_ids_BS(),
+            "attention_mask": batch.attention_BS(),
+            "labels": batch.labels_BS(),
         }
-        for one in ours
+        for batch in batches
     ]
-    theirs = _theirs(training, batches, config, str(tmp_path))
-    found = [
+    expected = _losses_of_transformers(
+        training, transformers_batches, config, str(tmp_path)
+    )
+    losses = [
         float(training.step.run([batch], learning_rate(config, step)).loss)
-        for step, batch in enumerate(ours)
+        for step, batch in enumerate(batches)
     ]
-    assert len(theirs) == STEPS
-    # They print four digits.
-    assert found == pytest.approx(theirs, rel=1e-4, abs=6e-5)
-    assert found[-1] < 0.95 * found[0]
+    assert len(expected) == STEPS
+    # The Trainer logs four digits.
+    assert losses == pytest.approx(expected, rel=1e-4, abs=6e-5)
+    assert losses[-1] < 0.95 * losses[0]
