@@ -63,7 +63,10 @@ def fits():
 
 def _sizes_of_lightning(largest: int) -> list[int]:
     """Return the sizes its search tries if at most so many sequences fit."""
-    low, high, size, sizes = 1, None, 2, []
+    low = 1
+    high = None
+    size = 2
+    sizes = []
     while True:
         sizes.append(size)
         low, high = (size, high) if size <= largest else (low, size)

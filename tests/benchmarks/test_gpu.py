@@ -20,7 +20,8 @@ from testbed.examples.profiles import but
 from testbed.examples.run_rows import row_of
 from testbed.examples.tuning import example_profile
 
-NVL, DRIVER = "NVIDIA H100 NVL", "580.82.07"
+NVL = "NVIDIA H100 NVL"
+DRIVER = "580.82.07"
 HANGS = (
     "import os, subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import"
     " time; time.sleep(600)']); "
@@ -62,10 +63,8 @@ def test_finished_phase_is_not_repeated(tmp_path):
         "from pathlib import Path; p = Path('n'); p.write_text(p.read_text() + 'x' if"
         " p.exists() else 'x')"
     )
-    once, again = (
-        stage("once", counts),
-        stage("again", f"{counts}; raise SystemExit(1)"),
-    )
+    once = stage("once", counts)
+    again = stage("again", f"{counts}; raise SystemExit(1)")
     check = {"stages": run(tmp_path, once, again)[1]}
     run(tmp_path, once, again, check=check)
     assert (tmp_path / "n").read_text() == "xxx"
@@ -154,7 +153,8 @@ def test_another_check_is_not_continued(tmp_path, site):
     }
     with pytest.raises(AutotuneError, match="another tiny"):
         gpu.open_check(tmp_path, site, tiny=True)
-    site.gpu.driver, site.versions["torch"] = "581.0", "2.15.0"
+    site.gpu.driver = "581.0"
+    site.versions["torch"] = "2.15.0"
     with pytest.raises(AutotuneError, match="another driver, torch"):
         gpu.open_check(tmp_path, site, tiny=False)
     with pytest.raises(AutotuneError, match="is another dataset"):

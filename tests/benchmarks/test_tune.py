@@ -13,7 +13,8 @@ from benchmarks.grid import GRID, Grid, groups, read_grids
 from benchmarks.tune import Overhead, Replay, make_bars, replay
 
 WORTH = {"bf16": 1.3, "full": 0.75, "bucketed": 0.9, 4: 0.95, 16: 1.05}
-NOISE, ROUNDS = 0.03, 6
+NOISE = 0.03
+ROUNDS = 6
 
 
 def cell(
@@ -38,7 +39,8 @@ CELLS = [
         ("fp32", "bf16"), ("none", "full"), ("packed", "bucketed"), (4, 8, 16)
     )
 ]
-UNEXPLORED, BEST = cell(), cell(precision="bf16", micro_batch_size=16)
+UNEXPLORED = cell()
+BEST = cell(precision="bf16", micro_batch_size=16)
 OVERHEAD = Overhead(seconds=100.0, seconds_in_children=97.0)
 
 

@@ -90,7 +90,8 @@ def _blocks(text: str) -> Iterator[tuple[str, int, list[str]]]:
         if fence is None:
             lines.append(line)
         elif language is None:
-            language, lines = fence[1], []
+            language = fence[1]
+            lines = []
         else:
             yield language, number - len(lines), lines
             language = None
@@ -101,7 +102,8 @@ def _commands(
 ) -> Iterator[Command]:
     position = 0
     while position < len(lines):
-        begins, line = position, lines[position]
+        begins = position
+        line = lines[position]
         position += 1
         typed = line.strip() if language == "sh" else line.removeprefix(_PROMPT)
         if (

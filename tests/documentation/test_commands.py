@@ -75,7 +75,8 @@ def check_named(command: Command) -> None:
 def _check(words: list[str], *, elided: bool) -> None:
     # Variables, before a program.
     words = [*itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words)]
-    program, rest = words[0].rpartition("/")[2], words[1:]
+    program = words[0].rpartition("/")[2]
+    rest = words[1:]
     if program == "autotune":
         _check_autotune(rest, elided=elided)
     elif program == "torchrun":
@@ -130,7 +131,8 @@ def _check_autotune(words: list[str], *, elided: bool) -> None:
 
 def _leaf(words: list[str]) -> tuple[Any, str, list[str]]:
     """Return the command that the words lead to, its whole name, and the words left."""
-    command, path = root(), "autotune"
+    command = root()
+    path = "autotune"
     while (
         words
         and not words[0].startswith("-")
@@ -139,7 +141,8 @@ def _leaf(words: list[str]) -> tuple[Any, str, list[str]]:
         name, *words = words
         if name not in command.commands:
             raise Wrong(f"{path} has no command {name}")
-        command, path = command.commands[name], f"{path} {name}"
+        command = command.commands[name]
+        path = f"{path} {name}"
     return command, path, words
 
 
@@ -151,7 +154,8 @@ def root() -> Any:
 def _check_module(words: list[str]) -> None:
     if words[0] != "-m":
         raise Wrong(f"python {words[0]}: only modules are named")
-    module, rest = words[1], words[2:]
+    module = words[1]
+    rest = words[2:]
     if module == "trainer":
         _parsed(trainer_command_line(), rest)
     elif module == "autotune":

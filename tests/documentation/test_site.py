@@ -47,7 +47,8 @@ def site(tmp_path_factory) -> Path:
 
 
 def test_pages_load_nothing_from_elsewhere(site):
-    pages, styles = list(site.rglob("*.html")), list(site.rglob("*.css"))
+    pages = list(site.rglob("*.html"))
+    styles = list(site.rglob("*.css"))
     assert len(pages) > 20
     assert styles
     loaded: list[str] = []

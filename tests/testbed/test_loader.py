@@ -9,7 +9,8 @@ seeds = st.integers(0, 10**6)
 
 @given(seeds)
 def test_same_seed_gives_same_training(seed: int) -> None:
-    feed, repeated = SimulatedFeed(seed), SimulatedFeed(seed)
+    feed = SimulatedFeed(seed)
+    repeated = SimulatedFeed(seed)
     assert feed.max_workers == repeated.max_workers
     assert [feed.read(count) for count in (None, 0, 1)] == [
         repeated.read(count) for count in (None, 0, 1)

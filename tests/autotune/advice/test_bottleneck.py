@@ -70,7 +70,8 @@ def test_parts_stay_within_bounds(seed):
             )
 
 
-GPU, RANKS = World(), World(ranks_per_node=4)
+GPU = World()
+RANKS = World(ranks_per_node=4)
 
 
 def trained(world, steps=40, **changes):

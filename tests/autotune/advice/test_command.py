@@ -10,7 +10,8 @@ from autotune.profiles.values import profile_to_toml
 from testbed.simulators.worlds import World, profile_of, run_of, settings
 from trainer.record.run_record import RUN_FILE, STEPS_FILE
 
-WORLD, SLOW = World(), World(load_s_per_row=2e-3)
+WORLD = World()
+SLOW = World(load_s_per_row=2e-3)
 pytestmark = pytest.mark.usefixtures("workdir")
 
 
@@ -39,7 +40,8 @@ def write_run(directory: str, **changes) -> str:
 @pytest.fixture(autouse=True)
 def predicted(monkeypatch):
     """Replace tracing; the test fills in the predicted gain of each setting."""
-    gains, asked_settings = {}, []
+    gains = {}
+    asked_settings = []
 
     def predict(train, vocab_size, rates, changes, update):
         asked_settings.append(set(changes))

@@ -140,7 +140,8 @@ def test_broken_record_is_unreadable(run_directory):
 
 
 def test_reads_tuning_from_its_trial_log(tmp_path, run_directory):
-    runs, reports = tmp_path / "runs", tmp_path / "reports"
+    runs = tmp_path / "runs"
+    reports = tmp_path / "reports"
     tuning = reports / "p"
     TrialLog(tuning / "trials", "w").append(record().model_dump(mode="json"))
     with next((tuning / "trials").glob("*.jsonl")).open("a") as file:

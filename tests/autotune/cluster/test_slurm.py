@@ -181,7 +181,8 @@ def test_follow_prints_each_change_once(tmp_path, no_waiting):
 
 
 def test_growing_log_does_not_raise_polling_rate(tmp_path, monkeypatch):
-    log, pauses = tmp_path / "log", []
+    log = tmp_path / "log"
+    pauses = []
 
     def write_on(seconds):
         pauses.append(seconds)

@@ -400,7 +400,8 @@ def test_hostile_names_cannot_steer_the_terminal(workdir, says):
     assert all(c.isprintable() or c == "\n" for c in says("compare", "a", "b"))
 
 
-NVL, NULL = "NVIDIA H100 NVL", "0.0 (nullgpu)"
+NVL = "NVIDIA H100 NVL"
+NULL = "0.0 (nullgpu)"
 
 
 @pytest.mark.parametrize(

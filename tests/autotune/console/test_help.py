@@ -60,7 +60,8 @@ def test_help_fits_80_columns_with_example(says, monkeypatch, path):
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_short_help_names_the_full_one(says, path):
-    short, long = says(*path, "-h"), says(*path, "--help-all")
+    short = says(*path, "-h")
+    long = says(*path, "--help-all")
     shown = re.findall(r"^  (--[a-z-]+)", short, re.MULTILINE)
     assert len(shown) <= SHOWN_OPTIONS
     every = [

@@ -10,9 +10,11 @@ from tests.autotune.network.test_scaling import probed
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 
 SHIPPED = str(Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml")
-PLAN, PREDICT = ["plan", "planned.toml"], ["network", "--predict", "scaled.toml"]
+PLAN = ["plan", "planned.toml"]
+PREDICT = ["network", "--predict", "scaled.toml"]
 NETWORK = ["network", "--data", "corpus"]
-WORKERS, BASELINE = ["workers", "p.toml"], ["baseline", "p.toml"]
+WORKERS = ["workers", "p.toml"]
+BASELINE = ["baseline", "p.toml"]
 
 
 @pytest.fixture(autouse=True)

@@ -151,7 +151,8 @@ def test_mutated_program_is_at_worst_refused(first_program, tmp_path, data):
         st.lists(st.tuples(place, st.integers(0, 255)), min_size=1, max_size=12)
     ):
         mutated[position] = value
-    path, pieces = tmp_path / "mutated", tmp_path / "pieces"
+    path = tmp_path / "mutated"
+    pieces = tmp_path / "pieces"
     path.write_bytes(mutated[: data.draw(st.one_of(st.none(), anywhere))])
     shutil.rmtree(pieces, ignore_errors=True)
     pieces.mkdir()

@@ -45,7 +45,8 @@ def test_position_dependent_constants_become_placeholders(mnemonic, operands, te
 
 
 def test_equal_functions_become_equal_lines(first_program, second_program):
-    first, second = set(functions(first_program)), set(functions(second_program))
+    first = set(functions(first_program))
+    second = set(functions(second_program))
     both = first & second
     # helper and shared, with a global and a call at other addresses in each.
     assert any("call ADDR" in line and "0x1234" in line for line in both)
@@ -87,7 +88,8 @@ def test_rejects_unusable_programs(first_program, compile_c, tmp_path):
     assert "not a linked program" in refusal(
         compile_c("int f(int x) { return x; }", "-c")
     )
-    program, path = first_program.read_bytes(), tmp_path / "file"
+    program = first_program.read_bytes()
+    path = tmp_path / "file"
     subprocess.run(["objcopy", "-R", ".eh_frame", first_program, path], check=True)
     assert ".eh_frame" in refusal(path)
     path.write_bytes(program[:18] + (183).to_bytes(2, "little") + program[20:])

@@ -115,7 +115,8 @@ def test_task_error_comes_back_unchanged(engine, error):
 
 
 def test_draws_tasks_only_as_needed(engine):
-    drawn, waiting = [], []
+    drawn = []
+    waiting = []
 
     def many():
         for task in tasks("drawn", 40):

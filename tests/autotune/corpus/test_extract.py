@@ -35,7 +35,8 @@ def partition(kind, *paths):
 def run(part, directory, max_samples=None):
     """Extract a partition; return its receipt and all samples in its pieces."""
     directory.mkdir()
-    workplace, options = Workplace(path=directory), SourceOptions()
+    workplace = Workplace(path=directory)
+    options = SourceOptions()
     receipt = extract_partition(
         workplace, directory, partition=part, options=options, most=max_samples
     )
@@ -92,7 +93,8 @@ def test_unusable_files_are_rejected_alone(programs, tmp_path):
 
 
 def test_failed_slice_leaves_no_samples(tmp_path):
-    bad, good = tmp_path / "bad.txt.gz", tmp_path / "good.txt"
+    bad = tmp_path / "bad.txt.gz"
+    good = tmp_path / "good.txt"
     bad.write_bytes(
         gzip.compress(os.urandom(50_000).hex(" ").replace(" ", "\n").encode())[:-100]
     )

@@ -21,7 +21,9 @@ from autotune.corpus.workplace import Workplace
 )
 def test_keeps_the_first_of_equal_samples(tmp_path_factory, pieces, buckets):
     workplace = Workplace(path=tmp_path_factory.mktemp("w"))
-    listed, seen, duplicates = [], set(), 0
+    listed = []
+    seen = set()
+    duplicates = 0
     for number, samples in enumerate(pieces):
         directory = workplace.directory(module.EXTRACT, number)
         directory.mkdir(parents=True)

@@ -94,7 +94,8 @@ def small_pieces(monkeypatch):
 
 
 def test_dataset_holds_every_function_once(programs, tmp_path):
-    out, last = tmp_path / "data", {}
+    out = tmp_path / "data"
+    last = {}
 
     @contextmanager
     def recording(title):
@@ -180,7 +181,8 @@ def test_dataset_does_not_depend_on_parallelism(
     assert content(tmp_path / "1") == content(tmp_path / "2")
     request.getfixturevalue("small_pieces")
     run(f"text:{lines}", out=tmp_path / "parts", **options)
-    train, validation = stored(tmp_path / "1"), stored(tmp_path / "1", "validation")
+    train = stored(tmp_path / "1")
+    validation = stored(tmp_path / "1", "validation")
     assert set(train).isdisjoint(validation)
     assert (len(train) + len(validation), len(validation) > 0) == (
         len(set(lines.read_text().splitlines())),
@@ -355,7 +357,8 @@ def test_interrupt_after_publishing_only_cleans_up(lines, tmp_path, overwrite):
 def test_existing_dataset_is_kept(lines, tmp_path):
     run(f"text:{lines}", out=tmp_path / "data")
     path = tmp_path / "data" / "train-tokens-00000.npy"
-    before, messages = path.stat().st_mtime_ns, []
+    before = path.stat().st_mtime_ns
+    messages = []
     manifest, *_ = run(f"text:{lines}", out=tmp_path / "data", messages=messages)
     assert path.stat().st_mtime_ns == before
     assert "already contains this dataset" in messages[0]
@@ -392,7 +395,8 @@ def test_changed_input_is_not_resumed(lines, tmp_path):
 
 
 def test_missing_library_suggests_its_installation(programs, tmp_path, monkeypatch):
-    find, missing = importlib.util.find_spec, ("capstone", "pyarrow")
+    find = importlib.util.find_spec
+    missing = ("capstone", "pyarrow")
     monkeypatch.setattr(
         importlib.util,
         "find_spec",

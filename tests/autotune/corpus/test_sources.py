@@ -131,7 +131,8 @@ def test_byte_order_mark_is_no_text(tmp_path, unit):
 
 @pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
 def test_reads_gzip_like_plain_text(tmp_path, unit):
-    plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+    plain = tmp_path / "a.txt"
+    packed = tmp_path / "a.txt.gz"
     plain.write_text("one\ntwo\n\nthree\n")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     samples = read(packed, "text", unit=unit)
@@ -238,7 +239,8 @@ def test_unusable_column_is_named(path):
     ids=["truncated", "empty", "middle"],
 )
 def test_damaged_parquet_file_is_one_reject(tmp_path, damage):
-    good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
+    good = tmp_path / "good.parquet"
+    bad = tmp_path / "bad.parquet"
     parquet.write_table(
         pyarrow.table({"text": [f"some text {n}" for n in range(200)]}),
         good,

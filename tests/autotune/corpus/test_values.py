@@ -21,7 +21,8 @@ def distribution(lengths):
 
 @given(lengths_lists, sequence_lengths, sequence_lengths)
 def test_means_stay_within_the_stated_error(lengths, seq_length, other_seq_length):
-    data, (short, long) = distribution(lengths), sorted((seq_length, other_seq_length))
+    data = distribution(lengths)
+    short, long = sorted((seq_length, other_seq_length))
     for seq_length_tokens in (short, long):
         truth = sum(min(length, seq_length_tokens) for length in lengths) / len(lengths)
         assert data.mean_tokens(seq_length_tokens) == pytest.approx(

@@ -19,7 +19,8 @@ class OwnCodeBench:
     """A bench on which any function of the module can be probed and swept."""
 
     def __init__(self, bench, folder: Path):
-        self._bench, self._folder = bench, folder
+        self._bench = bench
+        self._folder = folder
 
     def _of(self, **functions):
         names = {role: f"{MODULE}:{name}" for role, name in functions.items() if name}

@@ -93,7 +93,8 @@ def ignores(micro_batch_size):
 
 def critic(micro_batch_size, critic_steps=5):
     """Five small steps, then a large one of another optimizer, in one call."""
-    small, large = step_of(1), step_of(micro_batch_size)
+    small = step_of(1)
+    large = step_of(micro_batch_size)
 
     def step():
         for _ in range(critic_steps):
@@ -106,11 +107,9 @@ def critic(micro_batch_size, critic_steps=5):
 def accumulates(micro_batch_size):
     """An optimizer step in every fourth call, which then has the optimizer's state
     beside the gradients."""
-    weight, batch, calls = (
-        torch.zeros(2048, 512, requires_grad=True),
-        torch.ones(micro_batch_size * 64, 2048),
-        [],
-    )
+    weight = torch.zeros(2048, 512, requires_grad=True)
+    batch = torch.ones(micro_batch_size * 64, 2048)
+    calls = []
     optimizer = torch.optim.AdamW([weight])
 
     def step():

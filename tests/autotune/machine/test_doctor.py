@@ -33,7 +33,8 @@ def test_json_has_every_section(says, tmp_path):
 
 
 def test_reads_everything_through_ports():
-    gpu_model, clock = replace(GPU_FACTS, mig_enabled=True), FakeClock()
+    gpu_model = replace(GPU_FACTS, mig_enabled=True)
+    clock = FakeClock()
     monitor = FakeGpuMonitor([FakeGpu(facts=gpu_model)], clock=clock)
     machine = examine(
         FakeHost(versions={"torch": "2"}),

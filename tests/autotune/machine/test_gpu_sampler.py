@@ -168,7 +168,9 @@ def no_child_left():
 
 def sampled(samples=(SAMPLE,), gpm=(GPM_WINDOW,)):
     """Return the readings of ten ticks 0.1 s apart, and of windows of 0.5 s."""
-    clock, readings, ticks = FakeClock(), [], iter(range(10))
+    clock = FakeClock()
+    readings = []
+    ticks = iter(range(10))
 
     def ended(wait_s):
         clock.sleep(wait_s)

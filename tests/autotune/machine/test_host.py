@@ -110,7 +110,8 @@ def test_reads_plain_figures(tmp_path):
 
 
 def test_tightest_cgroup_v2_level_counts(tmp_path):
-    slice_, job = "sys/fs/cgroup/slice", "sys/fs/cgroup/slice/job"
+    slice_ = "sys/fs/cgroup/slice"
+    job = "sys/fs/cgroup/slice/job"
     files = {
         "proc/self/cgroup": "0::/slice/job\n",
         "proc/self/mountinfo": ROOT_MOUNT + V2_MOUNT,
@@ -142,10 +143,8 @@ def version_1(
         ),
     }
     for level, (limit, used, quota) in levels.items():
-        memory, cpu = (
-            f"sys/fs/cgroup/memory/{level}",
-            f"sys/fs/cgroup/cpu,cpuacct/{level}",
-        )
+        memory = f"sys/fs/cgroup/memory/{level}"
+        cpu = f"sys/fs/cgroup/cpu,cpuacct/{level}"
         files |= {
             f"{memory}/memory.limit_in_bytes": f"{limit}\n",
             f"{memory}/memory.usage_in_bytes": f"{used}\n",

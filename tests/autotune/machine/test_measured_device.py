@@ -18,7 +18,8 @@ from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.data.dataset import read_manifest
 from trainer.record.run_record import code_sha256
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 H200 = GpuFacts(
     uuid="GPU-1",
     index=0,
@@ -42,7 +43,8 @@ def site(gpus: tuple[GpuFacts, ...]) -> MeasuredDevice:
     )
 
 
-NVL, FREE_BYTES = find_gpu_model("h100-nvl-94gb"), H200.total_bytes - 500 * MIB
+NVL = find_gpu_model("h100-nvl-94gb")
+FREE_BYTES = H200.total_bytes - 500 * MIB
 READ = site((H200,))
 SILENT = replace(READ, used_bytes_by_gpu=(None,))
 

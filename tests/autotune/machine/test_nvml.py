@@ -206,7 +206,8 @@ def test_missing_gpus_have_a_reason(make):
 
 def test_scripted_matches_simulated():
     clock = FakeClock()
-    script, simulation = scripted(clock), simulated(clock)
+    script = scripted(clock)
+    simulation = simulated(clock)
     assert script.devices() == simulation.devices() == (GPU_FACTS,)
     assert script.sample("GPU-0") == simulation.sample("GPU-0")
     assert script.compute_processes("GPU-0") == simulation.compute_processes("GPU-0")
@@ -274,10 +275,8 @@ def test_shuts_nvml_down_once():
 
 
 def test_old_driver_uses_old_throttle_name():
-    unknown, reasons = (
-        pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
-        0x20 | 0x4,
-    )
+    unknown = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    reasons = 0x20 | 0x4
     old = simulated(
         nvmlDeviceGetCurrentClocksEventReasons=unknown,
         nvmlDeviceGetCurrentClocksThrottleReasons=reasons,
@@ -342,7 +341,8 @@ def test_counts_only_processes_holding_memory():
 
 @pytest.mark.parametrize("fault", [None, "too short", "refused"])
 def test_frees_all_samples_but_the_last(fault):
-    clock, bindings = FakeClock(), SimulatedNvml()
+    clock = FakeClock()
+    bindings = SimulatedNvml()
     monitor = NvmlMonitor(pynvml=bindings, clock=clock)
     assert "just started" in monitor.gpm("GPU-0").reason
     clock.sleep(0.01 if fault == "too short" else 1)

@@ -41,7 +41,8 @@ def test_fit_recovers_a_link(members, trees):
 
 def test_noise_widens_the_interval():
     fit = fit_link(times(30e-6, 2.5e9, 4, noise=0.05), 4)
-    low, high = fit.bytes_per_s_low, fit.bytes_per_s_high
+    low = fit.bytes_per_s_low
+    high = fit.bytes_per_s_high
     assert low < 2.5e9 < high
     assert [link.bytes_per_s for link in fit.ends] == [low, high]
     assert high / low < 1.2

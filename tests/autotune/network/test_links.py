@@ -8,7 +8,8 @@ import torch
 from autotune.network.jobs import links
 from autotune.network.values import LinksRequest
 
-MESSAGE_S, START_S = 15e-6, 100e-6
+MESSAGE_S = 15e-6
+START_S = 100e-6
 
 
 def two_ranks(device):

@@ -186,7 +186,8 @@ def two_nodes(tmp_path_factory):
 
 
 def test_recovers_links_from_measurements(two_nodes):
-    between, compute = two_nodes.network().between, two_nodes.load().compute
+    between = two_nodes.network().between
+    compute = two_nodes.load().compute
     assert [between.bytes_per_s, between.latency_s] == pytest.approx(
         [LINK.bytes_per_s, LINK.latency_s], rel=1e-3
     )
@@ -287,10 +288,8 @@ def test_default_strategy_has_to_run(tmp_path):
 
 
 def test_one_round_proves_nothing(tmp_path):
-    tuning, repeated = (
-        tuned(tmp_path, Cluster(refusing=("fsdp2",)), budget_s=0.0),
-        Cluster(refusing=("fsdp2",)),
-    )
+    tuning = tuned(tmp_path, Cluster(refusing=("fsdp2",)), budget_s=0.0)
+    repeated = Cluster(refusing=("fsdp2",))
     assert tuning.fastest() == (tuning.tried[0], None)
     assert "only 1 of 3 rounds" in scaling.evidence(tuning).choice
     tuned(tmp_path, repeated, budget_s=0.0)
@@ -300,7 +299,8 @@ def test_one_round_proves_nothing(tmp_path):
 
 
 def test_interrupted_round_is_measured_again(tmp_path, two_nodes, monkeypatch):
-    interrupted, resumed = Cluster(), Cluster()
+    interrupted = Cluster()
+    resumed = Cluster()
     # Of the second round.
     last_trial = len(two_nodes.runner.finished) - len(two_nodes.tried) - 1
     monkeypatch.setattr(
@@ -353,7 +353,8 @@ def test_fast_network_keeps_the_recipe(tmp_path):
 
 def test_evidence_names_useful_nodes(tmp_path):
     tuning = tuned(tmp_path, config=with_global_batch(160), max_micro_batch_size=4)
-    default, evidence = tuning.tried[0], scaling.evidence(tuning)
+    default = tuning.tried[0]
+    evidence = scaling.evidence(tuning)
     assert [
         batch.gradient_accumulation_steps
         for batch in (default.candidate.split, default.figures[0])

@@ -51,7 +51,8 @@ def test_batch_options_hold_the_global_batch(
     assert bool(options) == (global_batch_size >= ranks)
     for split in options:
         assert split.micro_batch_size <= max_micro_batch_size
-        step, micro = split.gradient_accumulation_steps, split.micro_batch_size * ranks
+        step = split.gradient_accumulation_steps
+        micro = split.micro_batch_size * ranks
         assert micro * step >= global_batch_size > micro * (step - 1)
 
 
@@ -206,7 +207,8 @@ def test_all_ranks_are_never_faster_than_alone(
 ):
     over = replace(NETWORK, between=Link(latency_s=2e-5, bytes_per_s=speed))
     plan = spread_of(rate(tokens, share), nodes, load(global_batch_size), over)
-    total, efficiency = plan.tokens_per_s, plan.efficiency.value
+    total = plan.tokens_per_s
+    efficiency = plan.efficiency.value
     assert 0 < efficiency <= 1
     assert total.value == pytest.approx(2 * nodes * tokens * efficiency)
     if share:

@@ -121,7 +121,8 @@ def test_backward_hides_all_but_last_bucket():
 
 
 def test_accumulation_hides_in_last_micro_batch():
-    once, thrice = step(1), step(3)
+    once = step(1)
+    thrice = step(3)
     assert thrice.exposed_s == pytest.approx(once.exposed_s)
     assert thrice.step_s == pytest.approx(once.step_s + 0.6)
 
@@ -180,11 +181,9 @@ def test_compute_slows_down_during_messages():
     st.sampled_from(["ddp", "zero1", "fsdp2"]),
 )
 def test_nothing_beats_the_bound(micro_batch_size, micro_batches, nodes, strategy):
-    rank_compute, sync, over = (
-        compute(),
-        GradientSync(strategy=strategy),
-        network(nodes),
-    )
+    rank_compute = compute()
+    sync = GradientSync(strategy=strategy)
+    over = network(nodes)
     bound_s = micro_batches * rank_compute.forward_backward_s(micro_batch_size)
     if strategy != "fsdp2":
         bound_s = (

@@ -161,7 +161,8 @@ def test_predicts_rate_without_evidence(warm_server):
 
 def test_plan_on_cpu_needs_a_rate(warm_server):
     on_a_cpu = without_evidence(traced())
-    planned, planned_from_rate = answer(on_a_cpu), answer(on_a_cpu, tokens_per_s=1000.0)
+    planned = answer(on_a_cpu)
+    planned_from_rate = answer(on_a_cpu, tokens_per_s=1000.0)
     assert planned.wall_s is None
     assert any("--tokens-per-s" in warning for warning in planned.warnings)
     assert (

@@ -58,7 +58,10 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.tags, self.attributes, self.tables, self.words = [], [], [], []
+        self.tags = []
+        self.attributes = []
+        self.tables = []
+        self.words = []
         self._in_cell = False
         self.feed(text)
 
@@ -92,7 +95,8 @@ class Page(HTMLParser):
 
 def markdown_tables(text):
     """Return every table as rows of cells, with entities decoded."""
-    tables, open_table = [], None
+    tables = []
+    open_table = None
     for line in text.splitlines():
         if not line.startswith("| "):
             open_table = None

@@ -190,10 +190,8 @@ def test_edited_profile_voids_approval(workdir, says, state, recorded, intact):
     says(*APPROVE)
     _change(workdir / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     text = (workdir / "p.toml").read_text()
-    recorded_hash, present_hash = (
-        tomllib.loads(text)["content_sha256"],
-        present_sha256(tomllib.loads(text), where="p.toml"),
-    )
+    recorded_hash = tomllib.loads(text)["content_sha256"]
+    present_hash = present_sha256(tomllib.loads(text), where="p.toml")
     line = {
         "none": "",
         "zeros": f'content_sha256 = "{"0" * 64}"',

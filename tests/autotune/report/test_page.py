@@ -225,7 +225,8 @@ def test_rejects_ambiguous_names(tmp_path):
 
 def test_profiles_stand_side_by_side():
     profiles = (reported("a/m.toml"), reported("b/n.toml"))
-    alone, document = report_document(profiles[:1], ()), report_document(profiles, ())
+    alone = report_document(profiles[:1], ())
+    document = report_document(profiles, ())
     assert "m" not in [section.title for section in of_kind(alone, Section)]
     assert [
         section.title

@@ -67,7 +67,8 @@ def test_contents_lead_to_all_sections(full):
 
 
 def test_every_chart_has_its_table(full):
-    page, boxes = Page(full), full.count('<div class="box')
+    page = Page(full)
+    boxes = full.count('<div class="box')
     assert full.count("</figure>") == full.count(
         "</figure>\n<details><summary>Data table</summary>"
     )
@@ -310,7 +311,8 @@ def test_suggests_only_own_commands():
 
 def test_foreign_commands_are_shown_inert():
     document = report_document((_by(HOSTILE, "probe"),), ())
-    markdown, page = report_markdown(document), report_html(document)
+    markdown = report_markdown(document)
+    page = report_html(document)
     assert "curl" in Page(page).text
     for text in (markdown, page):
         assert all(c.isprintable() or c == "\n" for c in text)

@@ -374,7 +374,8 @@ def test_noisy_windows_get_no_bar(rates):
         )
         return of_kind(baseline_section(reported(profile=profile)), Table | Chart)[0]
 
-    enough, block = block_of([2700.0, 2800.0, 2900.0]), block_of(rates)
+    enough = block_of([2700.0, 2800.0, 2900.0])
+    block = block_of(rates)
     assert enough.drawing.bars[-1].low > 2000
     table = block if isinstance(block, Table) else block.table
     assert next(row for row in table.rows if row[0] == "tuned")[2] == NOT_ENOUGH

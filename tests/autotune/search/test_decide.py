@@ -48,19 +48,15 @@ def posterior_of_single_windows(seen):
     cells = [window.cell for window in seen]
     y = np.array([window.log_ratio for window in seen])
     wider = np.diag([decide.SHORT_NOISE**2 if window.short else 1.0 for window in seen])
-    candidates, scales = (
-        [],
-        (decide.EFFECT_SIGMAS, decide.PAIR_SHARES, decide.NOISE_SIGMAS),
-    )
+    candidates = []
+    scales = (decide.EFFECT_SIGMAS, decide.PAIR_SHARES, decide.NOISE_SIGMAS)
     level = decide.LEVEL_VARIANCE + decide.CELL_SIGMA**2 * np.eye(len(CELLS))
     for effect, pair, noise in itertools.product(*scales):
         prior = level + effect**2 * (singles + pair * pairs)
         among = prior[np.ix_(cells, cells)] + noise**2 * wider
         across = prior[:, cells]
-        mean, taken = (
-            across @ np.linalg.solve(among, y),
-            across @ np.linalg.solve(among, across.T),
-        )
+        mean = across @ np.linalg.solve(among, y)
+        taken = across @ np.linalg.solve(among, across.T)
         likely = (
             -0.5 * y @ np.linalg.solve(among, y) - 0.5 * np.linalg.slogdet(among)[1]
         )
@@ -114,7 +110,8 @@ def test_effects_add_up_for_unread_cells():
         )
 
     seen = random.Random(0).sample(range(len(CELLS)), 10)
-    rates, learnt_posterior = [rate(cell) for cell in CELLS], learnt(rate, seen)
+    rates = [rate(cell) for cell in CELLS]
+    learnt_posterior = learnt(rate, seen)
     errors = [
         abs(learnt_posterior.mean[n] - rates[n])
         for n in range(len(CELLS))
@@ -219,7 +216,8 @@ def test_space_has_every_combination_once(
     sizes = {}
     for cell in cells:
         sizes.setdefault(cell.kind, []).append(cell.micro_batch_size)
-        whole, size = global_batch_size[cell.layout], cell.micro_batch_size
+        whole = global_batch_size[cell.layout]
+        size = cell.micro_batch_size
         split = split_global_batch(whole, size, ranks)
         assert split.micro_batch_size == size
         assert (

@@ -290,7 +290,8 @@ def trials_until_found(directory, rate, predicted, seed):
         }
         return answers.setdefault(kind, NO_LIMIT | {"step_s": steps})
 
-    answers, best = {}, max(worth(rate, cell) for cell in FEW)
+    answers = {}
+    best = max(worth(rate, cell) for cell in FEW)
     search = exploring(
         directory,
         rate,
@@ -310,7 +311,8 @@ def test_predicted_speeds_save_trials(tmp_path):
     for name, seed in itertools.product(
         ("padded in bf16", "large micro-batches alone"), range(2)
     ):
-        rate, rng = LANDSCAPES[name], random.Random(seed)
+        rate = LANDSCAPES[name]
+        rng = random.Random(seed)
         near = {cell: worth(rate, cell) * math.exp(rng.gauss(0, 0.1)) for cell in FEW}
         wrong = dict(zip(FEW, rng.sample(list(near.values()), len(FEW)), strict=True))
         for kind, predicted in {"none": {}, "wrong": wrong, "near": near}.items():
@@ -517,10 +519,8 @@ def test_resumes_after_any_window(tmp_path, windows):
 
 
 def test_crashed_configuration_has_another_chance(tmp_path):
-    rate, failing = (
-        LANDSCAPES["padded in bf16"],
-        fails(lambda knobs: knobs.layout == "padded"),
-    )
+    rate = LANDSCAPES["padded in bf16"]
+    failing = fails(lambda knobs: knobs.layout == "padded")
     first = evidence(*explored(tmp_path, rate, failing=failing))
     search, confirmed = explored(tmp_path, rate, failing=failing)
     assert {knobs_of(trial).layout for trial in search.runner.machine.trials} == {

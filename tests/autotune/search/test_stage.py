@@ -46,8 +46,10 @@ def more_rows_win(knobs):
 
 class Workbench:
     def __init__(self, directory, data, machine):
-        self.machine, self.bench = machine, bench_on(machine, data)
-        self.place, self.data = directory, data
+        self.machine = machine
+        self.bench = bench_on(machine, data)
+        self.place = directory
+        self.data = data
         self.path = directory / "p" / "tiny-cpu.toml"
         probe_models(self.bench, [probe_request(directory, data)], directory / "p")
         machine.trials.clear()
@@ -100,7 +102,8 @@ def make(monkeypatch, tmp_path, patterned_dataset):
 def test_faster_settings_are_written(make):
     work = make()
     stored, evidence = work.explored()
-    train, probe_evidence = stored.profile.train, stored.profile.evidence
+    train = stored.profile.train
+    probe_evidence = stored.profile.evidence
     assert evidence.adopted
     assert (train.precision, train.layout, train.activation_checkpointing) == (
         "bf16",
@@ -127,7 +130,8 @@ def test_global_batch_stays_the_same(make):
     work = make(additive({"padded": 3.0}))
     stored, exploration = work.explored()
     assert exploration.chosen.layout == "padded"
-    before, after = work.before.profile, stored.profile
+    before = work.before.profile
+    after = stored.profile
     assert after.constraints == before.constraints
     mean = after.evidence.probe.mean_tokens_per_sequence
     assert after.train.global_batch_size == global_batch_size_of(
@@ -346,7 +350,8 @@ def test_profile_is_the_first_cell(make):
 
 
 def test_predicts_largest_micro_batch_by_kind(make, monkeypatch):
-    work, traces = make(), []
+    work = make()
+    traces = []
 
     def simulate(trial):
         traces.append(

@@ -29,7 +29,10 @@ from trainer.errors import BadConfig
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 H100 = "NVIDIA H100 80GB HBM3"
-LAYERS, HIDDEN, ROWS, WIDTH = 4, 256, 8, 128
+LAYERS = 4
+HIDDEN = 256
+ROWS = 8
+WIDTH = 128
 
 
 def config(**changes):
@@ -65,7 +68,8 @@ def _launches(work):
 
 def test_traced_step_counts_matmuls():
     work = work_of(last_layer="dense", mlm_head="dense", compile=False)
-    tokens, layer_elements = ROWS * WIDTH, 4 * HIDDEN**2 + 2 * HIDDEN * 4 * HIDDEN
+    tokens = ROWS * WIDTH
+    layer_elements = 4 * HIDDEN**2 + 2 * HIDDEN * 4 * HIDDEN
     head = HIDDEN**2 + HIDDEN * 1024  # the table has whole tiles
     matmuls = [
         (kernel, count) for kernel, count in work.kernels if kernel.kind == "matmul"
@@ -90,7 +94,8 @@ def test_traced_step_counts_matmuls():
 
 
 def test_compiled_layers_launch_fewer_kernels():
-    eager, compiled = work_of(compile=False), work_of()
+    eager = work_of(compile=False)
+    compiled = work_of()
     assert counted(eager)["matmul"] == counted(compiled)["matmul"]
     assert _launches(compiled) < _launches(eager)
     moving = ("copy", "math", "norm", "softmax", "random")
@@ -111,7 +116,8 @@ def test_bias_gradients_cost_the_same_cast(monkeypatch):
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_float8_matmuls_are_faster(torchao, recipe):
-    plain, float8 = work_of(compile=True), work_of(compile=True, float8=recipe)
+    plain = work_of(compile=True)
+    float8 = work_of(compile=True, float8=recipe)
     bf16, fp8 = (
         {kernel: count for kernel, count in work.kernels if kernel.kind == "matmul"}
         for work in (plain, float8)
@@ -149,7 +155,8 @@ def test_parts_add_up_to_the_step():
 
 
 def test_kernels_around_float8_take_longer():
-    work, rates = work_of(), data_sheet_rates(H100)
+    work = work_of()
+    rates = data_sheet_rates(H100)
     plain, narrow = (
         predict_speed(work, rates, config(compile=True, float8=recipe)).parts_s
         for recipe in ("none", "tensorwise")
@@ -240,7 +247,8 @@ def test_fa3_is_faster_where_it_runs():
 
 def test_recovers_matmul_rates():
     rng = np.random.default_rng(0)
-    flops, moved = rng.uniform(1e9, 1e12, 40), rng.uniform(1e6, 1e9, 40)
+    flops = rng.uniform(1e9, 1e12, 40)
+    moved = rng.uniform(1e6, 1e9, 40)
     rates = fit_matmul_rates(flops, moved, flops / 5e14 + moved / 4e12 + 7e-6)
     assert (rates.flops_per_s, rates.bytes_per_s, rates.fixed_s) == pytest.approx(
         (5e14, 4e12, 7e-6)
@@ -249,7 +257,8 @@ def test_recovers_matmul_rates():
 
 def test_noise_gives_no_negative_rates():
     rng = np.random.default_rng(0)
-    flops, moved = rng.uniform(1e9, 1e12, 40), rng.uniform(1e6, 1e9, 40)
+    flops = rng.uniform(1e9, 1e12, 40)
+    moved = rng.uniform(1e6, 1e9, 40)
     # Noise that asks for a negative term gets none.
     assert fit_matmul_rates(flops, moved, flops / 5e14 - 1e-7).fixed_s == 0.0
 

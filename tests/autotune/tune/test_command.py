@@ -108,7 +108,8 @@ def test_options_reach_the_request(tuning, call):
         "7min",
     ]
     call(*words)
-    request, probe = tuning.request, tuning.request.probes[1]
+    request = tuning.request
+    probe = tuning.request.probes[1]
     assert request.models == ["bert-mini", "bert-small"]
     assert (request.device, request.minutes, request.nodes, request.window_s) == (
         "cpu",

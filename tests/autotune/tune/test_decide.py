@@ -28,7 +28,8 @@ def stages_of(*names, model="a", **values):
 
 @given(st.lists(NAMED, min_size=1, max_size=10), st.floats(0, 7200))
 def test_shares_fit_in_the_budget(names, budget_s):
-    stages, remaining_s = stages_of(*names), budget_s
+    stages = stages_of(*names)
+    remaining_s = budget_s
     for stage in stages:
         share = share_s(stages, stage, remaining_s)
         stage.seconds = USUAL_S[stage.name] if share is None else share

@@ -19,10 +19,8 @@ def view():
 
 def keeps_up(rate):
     trial = Trial(job="training", measured={"cached": False}, timeout_s=1.0)
-    outcome, label = (
-        Measured(figures=TRAINING_FIGURES | {"tokens_per_s": rate}),
-        "1 loader workers, round 1",
-    )
+    outcome = Measured(figures=TRAINING_FIGURES | {"tokens_per_s": rate})
+    label = "1 loader workers, round 1"
     return FinishedTrial(
         trial=trial, outcome=outcome, seconds=1.0, label=label, from_trial_log=False
     )
@@ -46,7 +44,8 @@ def test_prints_lines_without_a_terminal(view, capsys):
     with view.open():
         view.begin(probe)
         view.trial_finished(keeps_up(9000.0))
-        probe.status, probe.summary = "done", "66 sequences fit"
+        probe.status = "done"
+        probe.summary = "66 sequences fit"
         view.end(probe)
     assert capsys.readouterr().err == "tune 1/2: probe m: 66 sequences fit\n"
     view.begin(workers)
@@ -81,7 +80,8 @@ def test_table_ends_with_the_tuning(view, monkeypatch, capsys):
         with view.show("probe m") as update:
             update(3, 12, "8 rows")
         view.clock.sleep(30.0)
-        probe.status, probe.summary = "done", "66 sequences fit"
+        probe.status = "done"
+        probe.summary = "66 sequences fit"
         view.end(probe)
     shown = capsys.readouterr().err
     assert "tune: 1 of 2 phases, 30 s elapsed, about 9 min 30 s left" in shown

@@ -36,7 +36,8 @@ TOOK_S = {
     "network": 20.0,
     "baseline": 10.0,
 }
-SERVER_S, RANKS_S = 120.0, 15.0
+SERVER_S = 120.0
+RANKS_S = 15.0
 UNPROBED = frozenset({"estimate", "probe", "explore"})
 
 
@@ -253,7 +254,8 @@ def test_continues_from_profiles_without_probing(stages):
 def test_measures_network_of_several_ranks(
     stages, monkeypatch, ranks, nodes, job_nodes, measured
 ):
-    stages.local_ranks, stages.nodes = ranks, None
+    stages.local_ranks = ranks
+    stages.nodes = None
     monkeypatch.setattr(pipeline, "nodes_here", lambda: job_nodes)
     stages.run(nodes=nodes)
     assert (("network", "a") in stages.calls, stages.nodes) == (
@@ -400,10 +402,8 @@ def test_phase_gets_its_least_time(stages):
 def test_next_steps_depend_on_nodes(tmp_path):
     path = tmp_path / "my profile.toml"
     path.write_text(profile_to_toml(example_profile()))
-    steps_of_one_node, steps_of_four_nodes = (
-        pipeline.next_steps([path], nodes=1),
-        pipeline.next_steps([path], nodes=4),
-    )
+    steps_of_one_node = pipeline.next_steps([path], nodes=1)
+    steps_of_four_nodes = pipeline.next_steps([path], nodes=4)
     assert (steps_of_one_node[0], steps_of_one_node[-1]) == (
         f"autotune advise '{path}'",
         f"autotune train '{path}'",
