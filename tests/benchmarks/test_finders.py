@@ -110,7 +110,7 @@ def test_tool_finds_a_size_that_fits(fits, library, find, sizes_of):
 
 def test_answer_without_a_fit_is_marked():
     pytest.importorskip("lightning")
-    # The model fits, and two rows need some 100 MiB.
+    # The model fits, and two sequences need some 100 MiB.
     wide = {
         "model": {
             "name": "wide",
@@ -121,7 +121,7 @@ def test_answer_without_a_fit_is_marked():
     result = find_with_lightning(
         replace(TINY, config=config, memory_budget_bytes=24 * 2**20), 0.0
     )
-    # One row it has not tried.
+    # It has not tried one sequence.
     assert (result.rows, result.trials, result.refused) == (1, 1, 1)
     assert result.note == "nothing that it tried fitted"
 

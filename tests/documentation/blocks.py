@@ -20,7 +20,7 @@ _ASSIGNMENT = re.compile(r"([a-z_]+)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One line that somebody types, with what the page shows that it prints."""
+    """A command to type, with the output that the page shows."""
 
     page: Path
     line: int
@@ -34,7 +34,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """As a shell would split it; brackets around what may be left out are gone."""
+        """Words as a shell splits them, without brackets around optional ones."""
         text = (
             re.sub(r"\[([^\]]*)\]", r"\1", self.text)
             if " [" in self.text

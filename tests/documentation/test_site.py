@@ -53,7 +53,7 @@ def test_pages_load_nothing_from_elsewhere(site):
     assert styles
     loaded: list[str] = []
     reader = HTMLParser()
-    # A page loads everything by itself but the links, which somebody follows.
+    # A page loads everything itself, except links, which a reader follows.
     reader.handle_starttag = lambda tag, attributes: loaded.extend(
         value or ""
         for key, value in attributes

@@ -81,7 +81,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
 
 
 def substituted(page: str, command: Command) -> tuple[str, frozenset[int]]:
-    """Return what is typed instead of a command, and the substitutions it used."""
+    """Return the command to type instead, and the numbers of substitutions used."""
     text = command.text.partition("  #")[0].strip()
     used = set()
     for number, (pattern, by, _) in enumerate(SUBSTITUTIONS[page]):
@@ -217,7 +217,7 @@ def test_own_data_becomes_a_training(directory):
 
 
 def fill(page: Path, work: Path) -> None:
-    """Write a page with what its commands print."""
+    """Write the output of its commands into a page."""
     shell = Shell(work)
     lines = page.read_text().splitlines()
     outputs = []

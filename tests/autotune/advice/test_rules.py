@@ -18,7 +18,7 @@ CONFIDENCES = {0.95, 0.96, 0.98}
 """Of bounds that tell noise, of a ratio of two that decide, and of bounds that
 decide."""
 READINGS = {"gradient noise scale"}
-"""Figures whose bounds are the middle half of what was read."""
+"""Figures whose bounds are the middle half of their measurements."""
 MEASURED = StepPart(cause="data loading", share=0.2, low=0.18, high=0.22)
 GPU = World()
 TOLERANCE = 0.1

@@ -135,7 +135,7 @@ def test_reads_encoding_behind_a_personality():
     section = (
         struct.pack("<I", len(common)) + common + struct.pack("<I", len(entry)) + entry
     )
-    # Relative to the place of the address itself.
+    # Relative to the position of the address itself.
     assert list(function_ranges(section, 0x1000)) == [
         (0x1000 + len(common) + 12 + 0x100, 0x20)
     ]

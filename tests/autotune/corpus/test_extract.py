@@ -165,8 +165,8 @@ def test_process_killed_once_costs_nothing(tmp_path, monkeypatch, victim):
 
 
 def test_killed_process_leaves_no_child_writing(tmp_path):
-    # Opening a pipe that nobody writes to blocks; the child would read on once somebody
-    # does.
+    # Opening a pipe without a writer blocks; the child would read on as soon as it has
+    # one.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with contextlib.closing(extract._Process()) as process:
@@ -286,7 +286,7 @@ def test_excess_rejects_are_only_counted(tmp_path):
 
 
 def test_child_ends_with_its_process(tmp_path):
-    # Opening a pipe that nobody writes to blocks for ever.
+    # Opening a pipe without a writer blocks for ever.
     endless = tmp_path / "endless"
     os.mkfifo(endless)
     command = [sys.executable, "-c", extract._BOOT, json.dumps(sys.path)]

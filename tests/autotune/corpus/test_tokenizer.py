@@ -311,7 +311,7 @@ proteins = (
 lines = "".join(json.dumps(protein) + "\\n" for protein in proteins).encode()
 count = learnable_texts(mixed_texts(lines), _DISTINCT_BYTES)
 learn_bpe(islice(mixed_texts(lines), count), vocab_size=1024)
-# Not getrusage's peak, which a process inherits from whoever started it.
+# Not getrusage's peak, which a process inherits from its parent.
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(json.dumps([count, int(status["VmHWM"].split()[0])]))
 """

@@ -151,7 +151,7 @@ def test_inspects_lengths_of_a_dataset(tmp_path):
     narrow, wide = inspection.rows
     assert narrow.cut_samples == pytest.approx(0.4)
     assert wide.cut_samples == pytest.approx(0.1)
-    # 60 of 32 tokens make 30 rows of 64; the other 40 fill a row each.
+    # 60 of 32 tokens make 30 sequences of 64; the other 40 fill a sequence each.
     assert narrow.packed_efficiency == 1.0
     assert narrow.padded_waste == pytest.approx(1 - (60 * 32 + 40 * 64) / 6400)
     assert narrow.packing_gain == pytest.approx(100 / 70)

@@ -63,7 +63,7 @@ SILENT = replace(READ, used_bytes_by_gpu=(None,))
             NVL,
             94 * 10**9,
         ),  # what is sold as 94 GB is asked for as that
-        # All that a card has may be asked for.
+        # You may request all usable memory of a GPU.
         (READ, int(93.5 * GIB), NVL, NVL.usable_bytes),
         # If used memory cannot be read, the default is what a process sees of the GPU.
         (SILENT, None, None, find_gpu_model("h200").usable_bytes - RESERVE_BYTES),
@@ -265,7 +265,7 @@ def looked_at(data_dir, *links: list[str] | None):
 @pytest.mark.parametrize(
     ("links", "linked"),
     [
-        ((None,), None),  # one GPU has nobody to be linked with
+        ((None,), None),  # one GPU has no peer
         ((["GPU-1", "GPU-2"], ["GPU-2"], []), True),
         ((["GPU-1"], ["GPU-2"], []), False),
         ((None, None, None), None),

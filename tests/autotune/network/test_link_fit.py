@@ -137,7 +137,7 @@ def test_measures_compute_lost_to_a_message():
 
 
 def test_message_outlasting_all_matmuls_is_measured():
-    # A message that outlasts all products is told by those that ran beside it; beside
-    # which nothing ran, by nothing.
+    # A message that outlasts all matmuls is judged by those that ran beside it, and one
+    # beside which nothing ran is not judged.
     assert lost_share([50e-6, 100e-6], 1e-3, 40e-6) == pytest.approx(0.2)
     assert lost_share([], 1e-3, 40e-6) == lost_share([50e-6], 0.0, 40e-6) == 0

@@ -320,7 +320,7 @@ def test_interrupted_round_is_measured_again(tmp_path, two_nodes, monkeypatch):
 
 
 def test_empty_sequences_are_no_tokens(tmp_path):
-    # 33 rows on 4 ranks: 9 micro-batches of one row have 36 places, 5 of two have 40.
+    # 33 sequences on 4 ranks: 9 micro-batches of one hold 36, and 5 of two hold 40.
     tuning = tuned(
         tmp_path,
         Cluster(nodes=4),
@@ -334,8 +334,8 @@ def test_empty_sequences_are_no_tokens(tmp_path):
 
 
 def test_keeps_the_probed_micro_batch(tmp_path):
-    # 10 rows on 2 ranks, at most 4 in a micro-batch: two of 3. With up to 8 it would be
-    # one of 5.
+    # 10 sequences on 2 ranks, at most 4 in a micro-batch: two of 3. With up to 8 it
+    # would be one of 5.
     tuning = tuned(tmp_path, config=with_global_batch(10))
     default = tuning.default()
     assert tuning.micro_batch_size(default) == 4
@@ -359,7 +359,7 @@ def test_evidence_names_useful_nodes(tmp_path):
         batch.gradient_accumulation_steps
         for batch in (default.candidate.split, default.figures[0])
     ] == [20, 4]
-    # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
+    # 20 micro-batches of 4; only the last one hides gradient synchronisation.
     assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
     assert evidence.useful_nodes >= 1
     assert [(row.nodes, row.measured) for row in evidence.scaling][:2] == [

@@ -234,5 +234,5 @@ def test_names_useful_nodes_if_not_all_are(global_batch_size, useful, shown):
         useful is not None
     )
     assert (plan.useful_nodes, set(plan.efficiency_by_nodes)) == (useful, shown)
-    # A faster rank waits longer for the same exchange.
+    # A faster rank waits longer for the same gradient synchronisation.
     assert plan.efficiency.value < slower.efficiency.value

@@ -61,8 +61,8 @@ def network(tmp_path_factory):
 
 def test_measured_profile_gives_measured_rate(no_trace):
     planned = answer(traced())
-    # Windows of 99 to 101 slot tokens/s of the worker sweep, of rows of which 100 of
-    # 512 places hold tokens.
+    # The worker sweep's windows of 99 to 101 tokens/s include padding: 100 of 512
+    # positions hold tokens.
     rate = planned.rank_tokens_per_s
     assert (rate.value, rate.basis) == (
         pytest.approx(100 * 100 / 512, rel=1e-3),

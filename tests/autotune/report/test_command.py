@@ -212,7 +212,7 @@ def test_edited_profile_voids_approval(workdir, says, state, recorded, intact):
     (workdir / "p.toml").write_text(f"{before}# read twice\n")
     assert state() == "approved"  # what is undone, and a comment, void nothing
     (workdir / "p.toml").write_text(edited)
-    # One who recomputes the hash is not told from autotune.
+    # A recomputed hash cannot be told from one that autotune wrote.
     says(*APPROVE, code=0 if intact else 6)
 
 

@@ -53,8 +53,7 @@ def taken(search, confirmed):
 
 
 def only_in_bf16(knobs):
-    """Compiling wins where products are bf16, and costs elsewhere; packing matters as
-    well."""
+    """Return a rate at which compiling wins with bf16 matmuls only; packing matters."""
     together = {
         (True, "bf16"): 1.8,
         (True, "fp32"): 0.8,
@@ -71,8 +70,10 @@ def only_in_bf16(knobs):
 
 
 def small_is_fast(knobs):
-    """Caches hold a few rows, more of them with checkpointing; beyond that each
-    doubling costs."""
+    """Return a rate that falls with each doubling beyond what the caches hold.
+
+    With checkpointing they hold more sequences.
+    """
     holds = 16 if knobs.activation_checkpointing == "full" else 4
     over = 0.85 ** max(0.0, math.log2(knobs.micro_batch_size / holds))
     kind = 0.7 if knobs.activation_checkpointing == "full" else 1.0
@@ -152,7 +153,7 @@ def test_verifies_with_interleaved_windows(tmp_path):
 
 
 CLOSE = additive({"bf16": 1.3, "padded": 1.02, "full": 0.98})
-"""Layouts and recomputing matter less than the noise."""
+"""Layouts and activation checkpointing matter less than the noise."""
 
 
 def test_finalists_drop_out_for_good(tmp_path):
@@ -571,7 +572,7 @@ def test_equal_loss_allows_another_precision(tmp_path):
     assert kept.configurations == len(FEW)
     assert kept.trials == len(search.known.tried) - 1 == len(kept.rows) - 1
     assert kept.windows == len(search.runner.finished)
-    # Those of the loss are of no row.
+    # Windows of the loss check belong to no row.
     assert sum(row.windows for row in kept.rows) == kept.windows - 2
     assert kept.seconds == pytest.approx(search.runner.seconds, abs=0.001)
     assert (kept.ratio_low, kept.ratio_high) == (

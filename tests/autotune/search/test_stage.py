@@ -137,7 +137,7 @@ def test_global_batch_stays_the_same(make):
     assert after.train.global_batch_size == global_batch_size_of(
         before.constraints.global_batch_tokens, mean
     )
-    # As padded rows hold less.
+    # Padded sequences hold fewer tokens.
     assert after.train.global_batch_size > before.train.global_batch_size
 
 
@@ -163,7 +163,7 @@ def test_settings_must_be_faster_after_probing(make):
             (PROBED_ROWS, None),
             "is faster, but was rejected: one sequence of",
         ),
-        # With headroom 32 rows, so that two micro-batches of 17 are chosen.
+        # With headroom 32 fit, so that two micro-batches of 17 are chosen.
         (
             (more_rows_win, PROBED_ROWS, "fp32"),
             (17, PROBED_ROWS),
@@ -367,7 +367,7 @@ def test_predicts_largest_micro_batch_by_kind(make, monkeypatch):
     assert traces == []  # not before a cell is proposed
     plain = request.cells[0].kind
     assert request.predict(plain) == {"max": 32}
-    assert set(traces) == {("none", False)}  # 300 MB and 20 MB for each row, in 1 GB
+    assert set(traces) == {("none", False)}  # 300 MB and 20 MB a sequence, in 1 GB
     monkeypatch.setattr(
         stage, "known_rates", lambda name: data_sheet_rates("NVIDIA H100 80GB HBM3")
     )

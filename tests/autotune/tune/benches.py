@@ -27,7 +27,10 @@ def bench_on(machine: FakeMachine, data: Path, **changes) -> Session:
 
 
 def machine_for(rate: Rate, clock: FakeClock, **options) -> FakeMachine:
-    """Windows read what a rate says; steps take 300 MB and 20 MB for each row."""
+    """Return a machine whose windows follow a rate.
+
+    Its steps take 300 MB, and 20 MB for each sequence.
+    """
     windows = machine_of(rate, clock, **options)
 
     def simulate(trial: Trial) -> Outcome:

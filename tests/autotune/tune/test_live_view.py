@@ -54,7 +54,7 @@ def test_prints_lines_without_a_terminal(view, capsys):
     view.trial_finished(keeps_up(4000.0))
     view.end(workers)
     assert "tune: workers m:  12 % 1 loader workers, round 2" in capsys.readouterr().err
-    view.trial_finished(keeps_up(9500.0))  # after the last one trials are nobody's
+    view.trial_finished(keeps_up(9500.0))  # trials after the last phase belong to none
     with view.show("late") as update:
         update(1, 2, "x")
     assert (workers.done, workers.expected, workers.note) == (

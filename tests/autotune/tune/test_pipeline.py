@@ -130,7 +130,7 @@ class Stages:
         self.nodes = nodes
         name = stored.profile.train.model.name
         self.does("network", name, request)
-        # With the exchange that was chosen.
+        # With the chosen gradient synchronisation.
         chosen = but(stored.profile, train={"micro_batch_size": 1})
         stored.path.write_text(profile_to_toml(chosen))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
