@@ -20,6 +20,7 @@ ACCEPTED_SKIPS = (
     "needs an NVIDIA GPU",
     "this machine has the driver's library",
     "root may",
+    "no package index answers",
 )
 
 # Started first, so that two files at a time end together.
