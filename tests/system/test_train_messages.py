@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.datasets import write_dataset
-from trainer.data.dataset import read_manifest
+from testbed.datasets import write_dataset, write_profile_for
 
 AUTOTUNE = Path(sys.executable).with_name("autotune")
-PROFILE = Path(__file__).parents[2] / "profiles/bert-mini-cpu.toml"
 SETTINGS = {
     "max_steps": 400,
     "warmup_steps": 1,
@@ -28,12 +26,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
 def train_command(data: Path, run: Path, *more: str) -> list[str]:
-    profile = run.parent / "profile.toml"
-    of_data = f'dataset_hash = "{read_manifest(data).dataset_hash}"'
-    tuned = re.sub(
-        r'^dataset_hash = "\w+"', of_data, PROFILE.read_text(), flags=re.MULTILINE
-    )
-    profile.write_text(tuned)
+    profile = write_profile_for(data, run.parent / "profile.toml")
     words = [str(AUTOTUNE), "train", str(profile), "--data", str(data)]
     words += ["--out", str(run)]
     for name, value in SETTINGS.items():
