@@ -1,9 +1,8 @@
-"""What ``test_ranks`` runs under torchrun: optimizer steps of several configurations,
-one after the other.
+"""Optimizer steps of several configurations; ``test_ranks`` runs them under torchrun.
 
 ``rank_job.py REQUEST.json``: ``cases`` by name (changes of the configuration, ``wide``
-for fp64, ``steps``), ``data``, ``device`` and ``out``, where rank 0 saves of each case
-what ``run`` returns.
+for fp64, ``steps``), ``data``, ``device`` and ``out``, where rank 0 saves the result of
+each case.
 """
 
 import functools
@@ -35,9 +34,9 @@ def main() -> None:
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     for name, case in request["cases"].items():
         print(name, flush=True)
-        found = run(case, dataset, ranks, Path(request["out"]))
+        result = run(case, dataset, ranks, Path(request["out"]))
         if ranks.leads:
-            torch.save(found, Path(request["out"]) / f"{name}.pt")
+            torch.save(result, Path(request["out"]) / f"{name}.pt")
     leave_ranks(together=True)
 
 
@@ -45,22 +44,24 @@ def run(
     case: dict, dataset: TokenDataset, ranks: Ranks, out: Path
 ) -> dict[str, object]:
     config = config_of(**case["config"])
-    trainer.build.build_model = (
-        (lambda *known: build_model(*known).double())
-        if case.get("wide")
-        else build_model
-    )
+    trainer.build.build_model = build_model
+    if case.get("wide"):
+        trainer.build.build_model = lambda *arguments: build_model(*arguments).double()
     training = build_training(
         config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
     )
     gradients: dict[str, torch.Tensor] = {}
-    # ZeRO's optimizer has hooks of its own kind, so gradients are taken where they are
-    # clipped.
     update = training.step._update
-    training.step._update = lambda *known: (
-        gradients or gradients.update(_gradients(training)) or update(*known)
-    )
-    losses, norms = [], []
+
+    def keep_gradients_and_update(*arguments):
+        gradients.update(_gradients(training))
+        return update(*arguments)
+
+    # ZeRO's optimizer has hooks of its own kind, so gradients are taken when they are
+    # clipped, in the first step.
+    training.step._update = keep_gradients_and_update
+    losses = []
+    norms = []
     plan = make_plan(config, len(dataset), ranks.world_size)
     plans = micro_batch_plans(dataset, config, plan, ranks.rank)
     loader = make_loader(MicroBatchSource(dataset, config, plan), config, plans)
@@ -71,8 +72,9 @@ def run(
         norms.append(float(result.grad_norm))
         training.step._update = update
     validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
-    row = evaluate(training.module, validation, config, ranks, step=1)
-    if directory := case.get("export"):
+    evaluation = evaluate(training.module, validation, config, ranks, step=1)
+    directory = case.get("export")
+    if directory:
         export_model(
             training.module,
             dataset_dir=dataset.directory,
@@ -81,6 +83,9 @@ def run(
             directory=out / directory,
             leads=ranks.leads,
         )
+    partial = None
+    if result.partial is not None:
+        partial = (float(result.partial.square), result.partial.share)
     return {
         "losses": losses,
         "norms": norms,
@@ -89,21 +94,21 @@ def run(
             name: _whole(parameter.detach())
             for name, parameter in training.module.named_parameters()
         },
-        "evaluation": (row.loss, row.masked_accuracy, row.predicted_tokens, row.rows),
-        "partial": (
-            None
-            if result.partial is None
-            else (float(result.partial.square), result.partial.share)
+        "evaluation": (
+            evaluation.loss,
+            evaluation.masked_accuracy,
+            evaluation.predicted_tokens,
+            evaluation.rows,
         ),
-        "share_of_state": _state_numbers(training),
+        "partial": partial,
+        "share_of_state": _state_elements(training),
     }
 
 
 def _gradients(training: Training) -> dict[str, torch.Tensor]:
-    named = training.module.named_parameters()
     return {
         name: _whole(parameter.grad).clone()
-        for name, parameter in named
+        for name, parameter in training.module.named_parameters()
         if parameter.grad is not None
     }
 
@@ -112,18 +117,18 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
 
 
-def _state_numbers(training: Training) -> int:
-    states = getattr(training.optimizer, "optim", training.optimizer).state.values()
-    tensors = [
-        value
-        for state in states
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    ]
-    return sum(
-        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel()
-        for tensor in tensors
-    )
+def _state_elements(training: Training) -> int:
+    """Return the number of elements of the optimizer's state on this rank."""
+    # ZeRO's optimizer wraps that of this rank's share.
+    optimizer = getattr(training.optimizer, "optim", training.optimizer)
+    elements = 0
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, DTensor):
+                elements += value.to_local().numel()
+            elif isinstance(value, torch.Tensor):
+                elements += value.numel()
+    return elements
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""A SLURM cluster on this host: its own keys, daemons, ports and directory, ended and
-removed without a trace.
+"""A SLURM cluster on this host, which is ended and removed without a trace.
 
-    python -m tests.system.slurm.lab        # prints the environment to use it with; Ctrl-C ends it
+It has its own keys, daemons, ports and directory; a SLURM or MUNGE that already runs on
+this host is not touched. It runs as root or not, without systemd, control groups or a
+network. Node names do not resolve, as on some clusters.
 
-Nothing of a SLURM or MUNGE that runs here already is touched. As root or not; without
-systemd, control groups or a network. Node names do not resolve, as on some clusters.
+``python -m tests.system.slurm.lab`` starts one and prints the environment to use it
+with; Ctrl-C ends it.
 """
 
 import contextlib
@@ -28,13 +29,13 @@ PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "scontrol")
 NODES = ("lab1", "lab2")
 PARTITION = "short"
 DEAD_AFTER_S = 6
-"""A node that does not answer for so long is down (the default is 300)."""
+"""Time after which a node that does not answer is down (the default is 300)."""
 _END_TIMEOUT_S = 20.0
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def missing() -> str | None:
-    """What keeps a cluster from being started here; None if nothing does."""
+    """Return what a cluster lacks to be started here; None if it lacks nothing."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
     if absent:
         return f"not installed: {', '.join(absent)} (Debian: slurm-wlm, munge)"
@@ -48,18 +49,17 @@ def missing() -> str | None:
 
 
 class Lab:
-    """A running cluster in a ``place`` with a short path, as sockets lie in it."""
+    """A running cluster in a directory with a short path, as sockets lie in it."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        others = ("SLURM", "SBATCH", "MUNGE")
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(others)
+            if not name.startswith(("SLURM", "SBATCH", "MUNGE"))
         }
         self.environment = inherited | {
-            "SLURM_CONF": str(place / "slurm.conf"),
+            "SLURM_CONF": str(directory / "slurm.conf"),
             "PATH": _PATH,
         }
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -67,9 +67,9 @@ class Lab:
     def start(self) -> None:
         """Start everything, and wait until the nodes are idle."""
         for name in ("state", "spool", "log"):
-            (self.place / name).mkdir()
-        (self.place / "slurm.conf").write_text(_configuration(self.place))
-        key = self.place / "munge.key"
+            (self.directory / name).mkdir()
+        (self.directory / "slurm.conf").write_text(_configuration(self.directory))
+        key = self.directory / "munge.key"
         subprocess.run(
             ["mungekey", "--create", "--force", f"--keyfile={key}"],
             env=self.environment,
@@ -80,13 +80,13 @@ class Lab:
             "munged",
             "--foreground",
             "--force",
-            f"--socket={self.place / 'munge.socket'}",
+            f"--socket={self.directory / 'munge.socket'}",
             f"--key-file={key}",
-            f"--pid-file={self.place / 'munged.pid'}",
-            f"--seed-file={self.place / 'munged.seed'}",
-            f"--log-file={self.place / 'log' / 'munged.log'}",
+            f"--pid-file={self.directory / 'munged.pid'}",
+            f"--seed-file={self.directory / 'munged.seed'}",
+            f"--log-file={self.directory / 'log' / 'munged.log'}",
         )
-        until((self.place / "munge.socket").exists, "munged")
+        until((self.directory / "munge.socket").exists, "munged")
         self._start("slurmctld", "-D")
         for node in NODES:
             self.start_node(node)
@@ -96,11 +96,12 @@ class Lab:
         self._start("slurmd", "-D", "-N", node, name=node)
 
     def kill_node(self, node: str) -> None:
-        """The node dies: its slurmd and everything that it started."""
+        """Kill a node: its slurmd and everything that it started."""
         daemon = self.daemons.pop(node)
-        daemon.kill()  # first: alive, it would tell of its steps' end
+        # First, as it would report the end of its steps.
+        daemon.kill()
         daemon.wait()
-        _kill(self._steps(node))
+        _kill(self._step_pids(node))
 
     def ask(self, *command: str) -> str:
         return subprocess.run(
@@ -138,7 +139,7 @@ class Lab:
     def logs(self) -> str:
         return "\n".join(
             f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}"
-            for path in self.place.glob("log/*")
+            for path in self.directory.glob("log/*")
         )
 
     def stop(self) -> None:
@@ -146,7 +147,9 @@ class Lab:
             self.ask("scancel", "--state=PENDING", f"--partition={PARTITION}")
             self.ask("scancel", "--signal=KILL", "--full", f"--partition={PARTITION}")
             self.ask("scancel", f"--partition={PARTITION}")
-        left = [pid for node in NODES for pid in self._steps(node)]
+        step_pids = []
+        for node in NODES:
+            step_pids += self._step_pids(node)
         for daemon in reversed(self.daemons.values()):
             daemon.terminate()
         for daemon in self.daemons.values():
@@ -155,17 +158,17 @@ class Lab:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        _kill(left)
+        _kill(step_pids)
 
     def _start(self, program: str, *arguments: str, name: str | None = None) -> None:
-        with (self.place / "log" / f"{name or program}.out").open("ab") as log:
+        with (self.directory / "log" / f"{name or program}.out").open("ab") as log:
             self.daemons[name or program] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", program, *arguments],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self.place,
+                cwd=self.directory,
                 start_new_session=True,  # a terminal's Ctrl-C is not for them
                 # Nodes have all processors, though a test that runs beside others has
                 # one.
@@ -183,33 +186,35 @@ class Lab:
             str(len(NODES)),
         ]
 
-    def _steps(self, node: str) -> list[int]:
-        """Processes of this lab's jobs on a node; before them what watches over them,
-        and would tell of their end."""
-        ours = {
+    def _step_pids(self, node: str) -> list[int]:
+        """Return the processes of this lab's jobs on a node, their daemons first.
+
+        A daemon would report the end of its step.
+        """
+        environment_of_steps = {
             "SLURM_CONF": self.environment["SLURM_CONF"],
             "SLURMD_NODENAME": node,
-        }.items()
-        found = [
-            one
-            for one in psutil.process_iter(["environ"])
-            if ours <= (one.info["environ"] or {}).items()
+        }
+        steps = [
+            process
+            for process in psutil.process_iter(["environ"])
+            if environment_of_steps.items() <= (process.info["environ"] or {}).items()
         ]
-        watching: list[int] = []
-        for one in found:
+        daemon_pids: list[int] = []
+        for step in steps:
             with contextlib.suppress(psutil.Error):
-                parent = one.parent()
+                parent = step.parent()
                 if parent is not None and parent.name().startswith("slurmstepd"):
-                    watching.append(parent.pid)
-        return [*dict.fromkeys(watching), *(one.pid for one in found)]
+                    daemon_pids.append(parent.pid)
+        return [*dict.fromkeys(daemon_pids), *(step.pid for step in steps)]
 
 
 @contextlib.contextmanager
 def running_lab() -> Iterator[Lab]:
     with tempfile.TemporaryDirectory(
         prefix="lab-", dir="/tmp", ignore_cleanup_errors=True
-    ) as place:
-        lab = Lab(Path(place))
+    ) as directory:
+        lab = Lab(Path(directory))
         try:
             lab.start()
             yield lab
@@ -217,29 +222,30 @@ def running_lab() -> Iterator[Lab]:
             lab.stop()
 
 
-def _configuration(place: Path) -> str:
-    host, user = socket.gethostname(), pwd.getpwuid(os.getuid()).pw_name
-    ports = _free_ports(1 + len(NODES))
+def _configuration(directory: Path) -> str:
+    host = socket.gethostname()
+    user = pwd.getpwuid(os.getuid()).pw_name
+    controller_port, *node_ports = _free_ports(1 + len(NODES))
     nodes = "\n".join(
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
         f" CPUs={os.cpu_count()} RealMemory=100000 State=UNKNOWN"
-        for node, port in zip(NODES, ports[1:], strict=True)
+        for node, port in zip(NODES, node_ports, strict=True)
     )
     return f"""\
 ClusterName=lab{secrets.token_hex(2)}
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
+SlurmctldPort={controller_port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CryptoType=crypto/munge
-AuthInfo=socket={place}/munge.socket,cred_expire=5
-StateSaveLocation={place}/state
-SlurmdSpoolDir={place}/spool/%n
-SlurmctldPidFile={place}/slurmctld.pid
-SlurmdPidFile={place}/slurmd-%n.pid
-SlurmctldLogFile={place}/log/slurmctld.log
-SlurmdLogFile={place}/log/slurmd-%n.log
+AuthInfo=socket={directory}/munge.socket,cred_expire=5
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool/%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+SlurmctldLogFile={directory}/log/slurmctld.log
+SlurmdLogFile={directory}/log/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
 TaskPluginParam=cores
@@ -265,9 +271,12 @@ PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=60 State=UP
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        ports = []
+        for bound_socket in sockets:
+            bound_socket.bind(("127.0.0.1", 0))
+            _, port = bound_socket.getsockname()
+            ports.append(port)
+        return ports
 
 
 def _kill(pids: list[int]) -> None:
