@@ -5,22 +5,23 @@ from hypothesis import strategies as st
 
 from autotune.errors import BadInput
 from autotune.memory.values import CurvePoint
-from autotune.profiles.decide import batch_split
 from autotune.profiles.decide.batch_split import (
     choose_micro_batch,
     curve_sizes,
     global_batch_size_of,
     knee_interval,
     split_global_batch,
+    with_headroom,
 )
 
 
-def _curve(speeds: dict[int, float]) -> list[CurvePoint]:
+def curve_of(rates: dict[int, float]) -> list[CurvePoint]:
+    """Return the curve with these rates by micro-batch size."""
     return [
         CurvePoint(
-            micro_batch_size=rows, padded_tokens_per_s=speed, step_s=1.0, timed_steps=4
+            micro_batch_size=size, padded_tokens_per_s=rate, step_s=1.0, timed_steps=4
         )
-        for rows, speed in speeds.items()
+        for size, rate in rates.items()
     ]
 
 
@@ -30,7 +31,7 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
 
 
 @pytest.mark.parametrize(
-    ("speeds", "limit", "global_batch_size", "ranks", "chosen", "reason"),
+    ("rates", "feasible_max", "global_batch_size", "ranks", "chosen", "reason"),
     [
         (
             KNEE,
@@ -63,7 +64,8 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
                 " largest that fits"
             ),
         ),
-        (LEVEL, 9, 65, 1, 5, ""),  # empty rows of the last micro-batch count
+        # Empty sequences of the last micro-batch count.
+        (LEVEL, 9, 65, 1, 5, ""),
         ({1: 10.0, 8: 90.0, 9: 100.0}, 9, 65, 1, 9, ""),
         (
             {1: 20.0, 64: 90.0, 128: 100.0, 417: 100.0},
@@ -75,11 +77,14 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
         ),
     ],
 )
-def test_the_micro_batch_that_is_chosen_says_why(
-    speeds, limit, global_batch_size, ranks, chosen, reason
+def test_chosen_micro_batch_has_its_reason(
+    rates, feasible_max, global_batch_size, ranks, chosen, reason
 ):
     choice = choose_micro_batch(
-        _curve(speeds), limit, global_batch_size=global_batch_size, ranks=ranks
+        curve_of(rates),
+        feasible_max,
+        global_batch_size=global_batch_size,
+        ranks=ranks,
     )
     assert choice.micro_batch_size == chosen
     assert choice.reason.endswith(reason)
@@ -90,80 +95,92 @@ def test_the_micro_batch_that_is_chosen_says_why(
     st.integers(1, 500),
     st.integers(1, 8),
 )
-def test_the_smallest_split_is_chosen_that_none_is_predicted_to_beat_by_two_per_cent(
-    speeds, global_batch_size, ranks
-):
-    curve, limit = _curve(speeds), max(speeds)
-    points = sorted(speeds)
-    seconds = [rows / speeds[rows] for rows in points]
+def test_chooses_the_smallest_split_within_two_percent(rates, global_batch_size, ranks):
+    sizes = sorted(rates)
+    seconds = [size / rates[size] for size in sizes]
+    candidates = range(1, sizes[-1] + 1)
 
-    def step_s(rows):
-        split = split_global_batch(max(global_batch_size, ranks), rows, ranks)
-        return split.gradient_accumulation_steps * np.interp(
-            split.micro_batch_size, points, seconds
-        )
+    def step_s(size):
+        split = split_global_batch(max(global_batch_size, ranks), size, ranks)
+        micro_batch_s = np.interp(split.micro_batch_size, sizes, seconds)
+        return split.gradient_accumulation_steps * micro_batch_s
 
-    asked = {
-        "global_batch_size": global_batch_size,
-        "ranks": ranks,
-        "sizes": range(1, limit + 1),
-    }
-    chosen = choose_micro_batch(curve, limit, **asked).micro_batch_size
-    least = min(step_s(rows) for rows in range(1, limit + 1))
-    assert step_s(chosen) * 0.98 <= least * (1 + 1e-9)
-    assert all(step_s(rows) * 0.98 >= least * (1 - 1e-9) for rows in range(1, chosen))
-
-
-@given(
-    st.integers(1, 5000), st.floats(0, 0.9), st.integers(1, 10**8), st.floats(1, 512)
-)
-def test_headroom_asks_for_no_more_than_fits_nor_for_nothing_the_curve_ascends_to_it_and_the_batch_is_met_to_half_a_row(
-    feasible_max, headroom, tokens, per_row
-):
-    limit = batch_split.with_headroom(feasible_max, headroom)
-    assert 1 <= limit <= feasible_max
-    rows = curve_sizes(limit)
-    assert rows == sorted(set(rows))
-    assert rows[-1] == limit
-    met = global_batch_size_of(tokens, per_row)
-    assert met == 1 or abs(met * per_row - tokens) <= per_row / 2 + 1e-6
-
-
-@given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 64))
-def test_no_row_of_a_global_batch_is_lost_none_exceeds_the_micro_batch_and_the_nearest_even_batches_are_named(
-    rows, micro_batch, ranks
-):
-    dealing = split_global_batch(97, 16, 4)
-    assert (
-        dealing.gradient_accumulation_steps,
-        dealing.micro_batch_size,
-        dealing.empty_sequences,
-    ) == (2, 13, 7)
-    assert dealing.without_empty == (96, 104)
-    assert split_global_batch(128, 16, 4).without_empty == ()
-    if rows < ranks:
-        with pytest.raises(BadInput, match="is too small for"):
-            split_global_batch(rows, micro_batch, ranks)
-        return
-    dealing = split_global_batch(rows, micro_batch, ranks)
-    assert dealing.micro_batch_size <= micro_batch
-    assert (
-        dealing.gradient_accumulation_steps * dealing.micro_batch_size * ranks
-        - dealing.empty_sequences
-        == rows
+    chosen = choose_micro_batch(
+        curve_of(rates),
+        sizes[-1],
+        global_batch_size=global_batch_size,
+        ranks=ranks,
+        sizes=candidates,
+    ).micro_batch_size
+    shortest_s = min(step_s(size) for size in candidates)
+    assert step_s(chosen) * 0.98 <= shortest_s * (1 + 1e-9)
+    assert all(
+        step_s(size) * 0.98 >= shortest_s * (1 - 1e-9) for size in range(1, chosen)
     )
-    for near in dealing.without_empty:
-        assert near % (dealing.gradient_accumulation_steps * ranks) == 0
 
 
-def _noisy(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
-    curve = _curve({rows: (low * high) ** 0.5 for rows, (low, high) in bounds.items()})
-    names = ("padded_tokens_per_s_low", "padded_tokens_per_s_high")
+@given(st.integers(1, 5000), st.floats(0, 0.9))
+def test_headroom_leaves_a_size_that_fits(feasible_max, headroom_share):
+    assert 1 <= with_headroom(feasible_max, headroom_share) <= feasible_max
+
+
+@given(st.integers(1, 5000))
+def test_curve_ascends_to_the_largest_size(largest_size):
+    sizes = curve_sizes(largest_size)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == largest_size
+
+
+@given(st.integers(1, 10**8), st.floats(1, 512))
+def test_global_batch_is_met_to_half_a_sequence(tokens, tokens_per_sequence):
+    sequences = global_batch_size_of(tokens, tokens_per_sequence)
+    difference = abs(sequences * tokens_per_sequence - tokens)
+    assert sequences == 1 or difference <= tokens_per_sequence / 2 + 1e-6
+
+
+def test_split_counts_empty_sequences():
+    split = split_global_batch(97, 16, 4)
+    assert split.gradient_accumulation_steps == 2
+    assert split.micro_batch_size == 13
+    assert split.empty_sequences == 7
+    assert split.without_empty == (96, 104)
+
+
+def test_even_split_has_no_better_batch():
+    assert split_global_batch(128, 16, 4).without_empty == ()
+
+
+@given(st.integers(1, 64), st.integers(1, 600), st.integers(1, 64))
+def test_rejects_fewer_sequences_than_ranks(missing, micro_batch_size, ranks):
+    global_batch_size = ranks - missing
+    with pytest.raises(BadInput, match="is too small for"):
+        split_global_batch(global_batch_size, micro_batch_size, ranks)
+
+
+@given(st.integers(0, 5000), st.integers(1, 600), st.integers(1, 64))
+def test_split_keeps_every_sequence(more, micro_batch_size, ranks):
+    global_batch_size = ranks + more
+    split = split_global_batch(global_batch_size, micro_batch_size, ranks)
+    assert split.micro_batch_size <= micro_batch_size
+    micro_batches = split.gradient_accumulation_steps * ranks
+    positions = micro_batches * split.micro_batch_size
+    assert positions - split.empty_sequences == global_batch_size
+    for batch_without_empty in split.without_empty:
+        assert batch_without_empty % micro_batches == 0
+
+
+def noisy_curve(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
+    """Return the curve with these bounds of rates by micro-batch size."""
     return [
-        point.model_copy(
-            update=dict(zip(names, bounds[point.micro_batch_size], strict=True))
+        CurvePoint(
+            micro_batch_size=size,
+            padded_tokens_per_s=(low * high) ** 0.5,
+            padded_tokens_per_s_low=low,
+            padded_tokens_per_s_high=high,
+            step_s=1.0,
+            timed_steps=4,
         )
-        for point in curve
+        for size, (low, high) in bounds.items()
     ]
 
 
@@ -171,11 +188,12 @@ def _noisy(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
     ("curve", "knee"),
     [
         # Noise hides it.
-        (_noisy({1: (40, 60), 2: (90, 99), 4: (97, 101), 8: (99, 100)}), (2, 8)),
-        (_noisy({1: (50, 51), 2: (99.5, 99.9), 4: (100, 100.4)}), (2, 2)),
-        (_curve({1: 50.0, 2: 100.0}), None),  # without a spread there is no interval
+        (noisy_curve({1: (40, 60), 2: (90, 99), 4: (97, 101), 8: (99, 100)}), (2, 8)),
+        (noisy_curve({1: (50, 51), 2: (99.5, 99.9), 4: (100, 100.4)}), (2, 2)),
+        # Without a spread there is no interval.
+        (curve_of({1: 50.0, 2: 100.0}), None),
         ([], None),
     ],
 )
-def test_the_knee_lies_between_two_sizes_as_far_as_noise_tells(curve, knee):
+def test_knee_interval_contains_noise(curve, knee):
     assert knee_interval(curve) == knee

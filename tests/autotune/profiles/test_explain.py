@@ -13,46 +13,56 @@ from testbed.examples.tuning import example_profile as tuned_profile
 from trainer.config.train_config import DataSettings, ParallelSettings, TrainConfig
 
 
-def _of(profile, key):
-    (found,) = select_explanations(explanations(profile), key)
-    return found
+def explain(profile, key):
+    """Return the explanation of a profile's setting."""
+    (explanation,) = select_explanations(explanations(profile), key)
+    return explanation
 
 
-def _asked(key, evidence=None, **train):
-    """The explanation of a setting of the example with other settings and evidence."""
-    return _of(but(example_profile(), train=train, evidence=evidence or {}), key)
+def explain_example(key, evidence=None, **train):
+    """Return an explanation of the example with other settings and evidence."""
+    return explain(but(example_profile(), train=train, evidence=evidence or {}), key)
 
 
-def test_every_setting_is_explained_once_and_the_models_config_is_one():
-    keys = [one.key for one in explanations(example_profile())]
+def test_explains_every_setting_once():
+    keys = [explanation.key for explanation in explanations(example_profile())]
     assert len(keys) == len(set(keys))
+    # The model's config is one setting.
     assert "model.config" in keys
     assert set(TrainConfig.model_fields) == {key.partition(".")[0] for key in keys}
+
+
+def test_nothing_is_measured_without_evidence():
     bare = example_profile().model_copy(update={"evidence": Evidence()})
-    assert not [one for one in explanations(bare) if one.origin == "measured"]
+    origins = {explanation.origin for explanation in explanations(bare)}
+    assert "measured" not in origins
 
 
-def test_what_was_measured_has_its_figures_and_what_was_rejected():
-    rows, workers = _asked("micro_batch_size"), _asked("data.num_workers")
-    assert (rows.origin, rows.because, workers.origin) == (
-        "measured",
-        "because",
-        "measured",
+def test_micro_batch_has_figures_of_the_probe():
+    explanation = explain_example("micro_batch_size")
+    assert explanation.origin == "measured"
+    assert explanation.because == "because"
+    assert explanation.evidence[0].value == 900.0
+    assert explanation.evidence[0].n == 4
+    assert explanation.rejected == (
+        "1: 55.6% of the rate at 2",
+        "3: out of memory",
     )
-    assert (rows.evidence[0].value, rows.evidence[0].n) == (900.0, 4)
-    assert rows.rejected == ("1: 55.6% of the rate at 2", "3: out of memory")
-    assert (
-        workers.evidence[0].low,
-        workers.evidence[0].high,
-        workers.evidence[0].n,
-    ) == (0.985, 0.995, 3)
-    assert workers.rejected == (
+
+
+def test_workers_have_figures_of_the_sweep():
+    explanation = explain_example("data.num_workers")
+    assert explanation.origin == "measured"
+    assert explanation.evidence[0].low == 0.985
+    assert explanation.evidence[0].high == 0.995
+    assert explanation.evidence[0].n == 3
+    assert explanation.rejected == (
         "0 workers: 50.0% of the rate with cached batches, too few",
         "0 is slow",
     )
 
 
-def test_what_a_joint_search_found_has_its_proof():
+def test_joint_search_has_its_figures():
     joint = JointChoice(
         trials=5,
         num_workers=1,
@@ -63,19 +73,16 @@ def test_what_a_joint_search_found_has_its_proof():
         ratio_high=1.3,
         adopted=True,
     )
-    evidence = {
-        "workers": (
-            example_profile().evidence.workers.model_copy(update={"joint": joint})
-        )
-    }
-    found = _asked("data.prefetch_factor", evidence)
-    assert (found.origin, found.evidence[-1].low, found.evidence[-1].n) == (
-        "measured",
-        1.1,
-        5,
+    workers = example_profile().evidence.workers.model_copy(update={"joint": joint})
+    evidence = {"workers": workers}
+    explanation = explain_example("data.prefetch_factor", evidence)
+    assert explanation.origin == "measured"
+    assert explanation.evidence[-1].low == 1.1
+    assert explanation.evidence[-1].n == 5
+    assert explanation.because.startswith(
+        "found to be faster by a joint search over workers"
     )
-    assert found.because.startswith("found to be faster by a joint search over workers")
-    assert _asked("data.pin_memory", evidence).origin == "changed"
+    assert explain_example("data.pin_memory", evidence).origin == "changed"
 
 
 @pytest.mark.parametrize(
@@ -101,65 +108,82 @@ def test_what_a_joint_search_found_has_its_proof():
         ({}, "precision", "default", "all figures were measured with it"),
     ],
 )
-def test_what_no_figure_supports_was_changed_asked_for_or_is_a_default(
-    train, key, origin, words
-):
-    found = _asked(key, **train)
-    assert found.origin == origin
-    assert words in found.because
+def test_origin_of_a_setting(train, key, origin, words):
+    explanation = explain_example(key, **train)
+    assert explanation.origin == origin
+    assert words in explanation.because
 
 
-def test_the_exchange_is_explained_by_the_ways_that_were_tried():
+def test_gradient_sync_has_measured_configurations():
     profile = tuned_profile("d")
-    found = _of(profile, "parallel.gradient_dtype")
-    assert (found.origin, found.because) == (
-        "measured",
-        profile.evidence.network.choice,
+    explanation = explain(profile, "parallel.gradient_dtype")
+    assert explanation.origin == "measured"
+    assert explanation.because == profile.evidence.network.choice
+    assert explanation.rejected == (
+        (
+            "ddp, fp32, 25 MiB buckets, 4 accumulation steps: 560,000 non-padding"
+            " tokens/s, the default"
+        ),
     )
-    default = (
-        "ddp, fp32, 25 MiB buckets, 4 accumulation steps: 560,000 non-padding tokens/s,"
-        " the default"
-    )
-    assert found.rejected == (default,)
-    profile = but(profile, train={"parallel": ParallelSettings(bucket_cap_mib=7)})
-    assert _of(profile, "parallel.bucket_cap_mib").origin == "changed"
 
 
-def test_a_group_and_the_prefix_of_the_table_are_keys_too_an_unknown_one_suggests_the_nearest_and_each_has_a_meaning():
+def test_unmeasured_gradient_sync_was_changed():
+    parallel = ParallelSettings(bucket_cap_mib=7)
+    profile = but(tuned_profile("d"), train={"parallel": parallel})
+    assert explain(profile, "parallel.bucket_cap_mib").origin == "changed"
+
+
+def test_meaning_is_the_schemas():
     assert (
         meaning_of("data.num_workers")
         == "DataLoader workers per GPU; 0 loads data in the training process."
     )
-    assert meaning_of("model.config.rope.theta") is None
-    found = explanations(example_profile())
-    assert (
-        select_explanations(found, "train.max_steps")[0].meaning
-        == "Optimizer steps of the run."
+    assert explain(example_profile(), "max_steps").meaning == (
+        "Optimizer steps of the run."
     )
-    assert {
-        one.key.partition(".")[0] for one in select_explanations(found, "data")
-    } == {"data"}
-    for key in ("data.loader_workrs", "num_workers"):
-        with pytest.raises(BadInput) as refused:
-            select_explanations(found, key)
-        assert "data.num_workers" in refused.value.next_step
-    meanings = [one.meaning for one in found if one.meaning]
+    assert meaning_of("model.config.rope.theta") is None
+
+
+def test_meanings_have_one_line():
+    meanings = [
+        explanation.meaning
+        for explanation in explanations(example_profile())
+        if explanation.meaning
+    ]
     assert len(meanings) > 50
     assert "\n" not in "".join(meanings)
 
 
+def test_selects_a_key_with_its_table():
+    (explanation,) = select_explanations(
+        explanations(example_profile()), "train.max_steps"
+    )
+    assert explanation.key == "max_steps"
+
+
+def test_selects_a_group():
+    group = select_explanations(explanations(example_profile()), "data")
+    tables = {explanation.key.partition(".")[0] for explanation in group}
+    assert tables == {"data"}
+
+
+@pytest.mark.parametrize("key", ["data.loader_workrs", "num_workers"])
+def test_unknown_key_suggests_the_nearest(key):
+    with pytest.raises(BadInput) as caught:
+        select_explanations(explanations(example_profile()), key)
+    assert "data.num_workers" in caught.value.next_step
+
+
 def explored(*, adopted=False, **train):
-    """The example, in which compiled layers were tried, and taken where that is
-    said."""
+    """Return the example, in which compiled layers were tried and maybe adopted."""
     profile = tuned_profile("d")
-    found = profile.evidence.explore
+    explore = profile.evidence.explore
     if adopted:
-        chosen = found.candidate.model_copy(update={"micro_batch_size": 32})
-        rows = [row for row in found.rows if row.settings != found.candidate]
-        rows.append(
-            rows[0].model_copy(update={"settings": chosen, "ratio_to_starting": 1.3})
-        )
-        found = found.model_copy(
+        chosen = explore.candidate.model_copy(update={"micro_batch_size": 32})
+        rows = [row for row in explore.rows if row.settings != explore.candidate]
+        adopted_row = {"settings": chosen, "ratio_to_starting": 1.3}
+        rows.append(rows[0].model_copy(update=adopted_row))
+        explore = explore.model_copy(
             update={
                 "adopted": True,
                 "chosen": chosen,
@@ -172,25 +196,28 @@ def explored(*, adopted=False, **train):
             }
         )
         train = {"compile": True, "micro_batch_size": 32} | train
-    return but(profile, train=train, evidence={"explore": found, "network": None})
+    return but(profile, train=train, evidence={"explore": explore, "network": None})
 
 
-def test_what_was_taken_has_its_proof():
-    found = _of(explored(adopted=True), "compile")
-    assert (found.value, found.origin) == (True, "measured")
-    assert found.because == "joint search of the step's settings: verified to be faster"
-    (proof,) = found.evidence
-    assert (proof.value, proof.low, proof.high, proof.confidence) == (
-        1.3,
-        1.2,
-        1.4,
-        0.98,
+def test_adopted_setting_has_its_ratio():
+    explanation = explain(explored(adopted=True), "compile")
+    assert explanation.value is True
+    assert explanation.origin == "measured"
+    assert (
+        explanation.because
+        == "joint search of the step's settings: verified to be faster"
     )
-    assert proof.known == "measured"
-    names = [
-        figure.name
-        for figure in _of(explored(adopted=True), "micro_batch_size").evidence
-    ]
+    (ratio,) = explanation.evidence
+    assert ratio.value == 1.3
+    assert ratio.low == 1.2
+    assert ratio.high == 1.4
+    assert ratio.confidence == 0.98
+    assert ratio.known == "measured"
+
+
+def test_adopted_micro_batch_also_has_the_probes_figures():
+    evidence = explain(explored(adopted=True), "micro_batch_size").evidence
+    names = [figure.name for figure in evidence]
     assert "largest that fits" in names
     assert (
         names[0]
@@ -199,7 +226,7 @@ def test_what_was_taken_has_its_proof():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "ratio", "by"),
+    ("key", "value", "ratio", "configuration"),
     [
         (
             "activation_checkpointing",
@@ -210,43 +237,53 @@ def test_what_was_taken_has_its_proof():
         ("layout", "packed", "bucketed: at best 0.910", "64 bucketed sequences, bf16"),
     ],
 )
-def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default(
-    key, value, ratio, by
-):
-    found = _of(explored(), key)
-    assert (found.value, found.origin) == (value, "measured")
-    assert "was not verified to be faster" in found.because
-    assert found.rejected == (f"{ratio} times the starting configuration, with {by}",)
+def test_setting_kept_by_a_search_is_measured(key, value, ratio, configuration):
+    explanation = explain(explored(), key)
+    assert explanation.value == value
+    assert explanation.origin == "measured"
+    assert "was not verified to be faster" in explanation.because
+    assert explanation.rejected == (
+        f"{ratio} times the starting configuration, with {configuration}",
+    )
 
 
 @pytest.mark.parametrize(
-    ("key", "left", "changed"),
-    [("micro_batch_size", "64", 8), ("compile", "false", False)],
+    ("key", "starting"), [("micro_batch_size", "64"), ("compile", "false")]
 )
-def test_the_value_that_was_left_is_named_as_the_unexplored_one_and_a_later_change_is_said(
-    key, left, changed
-):
-    found = _of(explored(adopted=True), key)
-    assert found.origin == "measured"
+def test_starting_value_is_named_as_rejected(key, starting):
+    explanation = explain(explored(adopted=True), key)
+    assert explanation.origin == "measured"
     words = "no configuration with it was faster than the starting one, which has it"
-    assert found.rejected[0] == f"{left}: {words}"
-    found = _of(explored(adopted=True, **{key: changed}), key)
-    assert found.origin == "changed"
-    assert "was chosen; joint search" in found.because
+    assert explanation.rejected[0] == f"{starting}: {words}"
 
 
-def test_what_was_not_explored_not_taken_or_did_not_run_is_explained_as_such():
-    assert _of(explored(), "precision").origin == "requested"
-    assert _of(explored(), "micro_batch_size").because.endswith(
-        explored().evidence.probe.choice
-    )
-    assert _of(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
-    # An exchange that dealt the global batch again says so.
-    profile, network = (
-        explored(adopted=True, micro_batch_size=16),
-        tuned_profile("d").evidence.network,
-    )
+@pytest.mark.parametrize(
+    ("key", "changed"), [("micro_batch_size", 8), ("compile", False)]
+)
+def test_later_change_of_an_adopted_setting(key, changed):
+    explanation = explain(explored(adopted=True, **{key: changed}), key)
+    assert explanation.origin == "changed"
+    assert "was chosen; joint search" in explanation.because
+
+
+def test_unexplored_setting_was_requested():
+    assert explain(explored(), "precision").origin == "requested"
+
+
+def test_micro_batch_not_adopted_is_the_probes():
+    explanation = explain(explored(), "micro_batch_size")
+    assert explanation.because.endswith(explored().evidence.probe.choice)
+
+
+def test_setting_that_did_not_run_has_its_outcome():
+    assert explain(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
+
+
+def test_gradient_sync_that_split_the_batch_says_so():
+    network = tuned_profile("d").evidence.network
     row = network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})
     network = network.model_copy(update={"gradient_syncs": [row]})
+    profile = explored(adopted=True, micro_batch_size=16)
     profile = but(profile, evidence={"network": network})
-    assert "split of the global batch by" in _of(profile, "micro_batch_size").because
+    explanation = explain(profile, "micro_batch_size")
+    assert "split of the global batch by" in explanation.because

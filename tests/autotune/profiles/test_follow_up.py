@@ -7,25 +7,31 @@ from testbed.examples.profiles import but, example_profile
 
 
 def again(train=None, **others):
+    """Return the probe command of the example with other settings."""
     profile = but(example_profile(), train=train or {})
     return probe_again(profile.train, profile, **others)
 
 
-def test_options_at_their_defaults_are_left_out_flags_and_lists_are_spelled_and_a_probe_is_told_what_it_lacks():
-    options = {
-        "max_micro_batch_size": 16_384,
-        "seq_length": 512,
-        "memory": None,
-        "accumulate": False,
-    }
+def test_command_leaves_out_defaults():
+    options = {"max_micro_batch_size": 16_384, "seq_length": 512, "memory": None}
+    assert command("probe", **options) == "autotune probe"
+
+
+def test_command_repeats_options_of_lists():
     assert (
-        command("probe", model=["a", "b"], **options)
+        command("probe", model=["a", "b"], accumulate=False)
         == "autotune probe --model a --model b --no-accumulate"
     )
+
+
+def test_command_quotes_arguments():
     assert (
         command("train", "my p.toml", slurm=True)
         == "autotune train 'my p.toml' --slurm"
     )
+
+
+def test_probe_command_repeats_a_profiles_settings():
     assert (
         again({"layout": "packed"}, model="tiny.json", out="p.toml")
         == "autotune probe --model tiny.json --data DIR --device cpu --memory 1GiB"
@@ -45,21 +51,30 @@ def test_options_at_their_defaults_are_left_out_flags_and_lists_are_spelled_and_
         ({"device": "cuda"}, "--device cuda"),
     ],
 )
-def test_what_a_profile_has_otherwise_is_probed_so(train, option):
+def test_probe_command_has_settings_other_than_defaults(train, option):
     assert option in again(train)
 
 
-def test_a_change_replaces_the_setting_and_paths_are_quoted_and_names_of_strangers_are_no_part_of_the_command():
+def test_other_options_replace_settings():
     assert "--precision bf16" in again(precision="bf16")
+
+
+def test_probe_command_without_profile_has_no_limits():
     assert "--memory" not in probe_again(example_profile().train, None)
+
+
+def test_probe_command_quotes_paths():
     expected = (
         "autotune probe --model CONFIG.json --data DIR --out 'my profiles/p.toml'"
     )
     assert probe_command(example_profile(), "my profiles/p.toml") == expected
-    train = {
-        "model": example_profile().train.model.model_copy(update={"name": "x; reboot"})
-    }
-    hostile, path = but(example_profile(), train=train), "p; reboot.toml"
-    for said in (probe_command(hostile, path), again(train, out=path)):
-        assert path in shlex.split(said)
-        assert "x; reboot" not in said
+
+
+def test_probe_command_omits_a_foreign_models_name():
+    model = example_profile().train.model.model_copy(update={"name": "x; reboot"})
+    train = {"model": model}
+    path = "p; reboot.toml"
+    hostile = but(example_profile(), train=train)
+    for text in (probe_command(hostile, path), again(train, out=path)):
+        assert path in shlex.split(text)
+        assert "x; reboot" not in text

@@ -1,4 +1,3 @@
-import contextlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,68 +30,24 @@ EXAMPLE = example_profile()
 
 
 def probed_again(**train):
-    probed = but(
-        EXAMPLE,
-        train={"data": EXAMPLE.train.data.model_copy(update={"num_workers": 0})}
-        | train,
-    )
-    return probed.model_copy(
-        update={"evidence": Evidence(probe=EXAMPLE.evidence.probe)}
-    )
-
-
-@pytest.fixture
-def path(workdir):
-    return workdir / "p.toml"
-
-
-def test_a_repeated_probe_keeps_the_loader_of_the_same_settings_as_it_was_counted_or_adopted_jointly(
-    path,
-):
-    kept = store.keep_workers(probed_again(), path)
-    assert (kept.train.data.num_workers, kept.evidence.workers) == (
-        1,
-        EXAMPLE.evidence.workers,
-    )
-    assert store.write_profile(path, kept) is None
-    swept = add_workers(EXAMPLE, swept_to(3, adopted=True), RUNNER)
-    path.write_text(profile_to_toml(swept))
-    assert store.keep_workers(probed_again(), path).train.data == swept.train.data
-
-
-def test_another_micro_batch_loses_the_worker_count_and_keeps_the_old_profile_or_what_else_was_there(
-    path,
-):
-    new = store.keep_workers(probed_again(micro_batch_size=1), path)
-    assert new.evidence.workers is None
-    assert store.read_profile(store.write_profile(path, new)).profile == EXAMPLE
-    assert store.read_profile(path).profile == new
-    path.write_text("mine = 1\n")
-    assert store.write_profile(path, EXAMPLE).read_text() == "mine = 1\n"
-    assert store.read_profile(path).profile == EXAMPLE
-
-
-def test_a_micro_batch_beyond_what_was_shown_to_fit_and_rates_of_a_pretended_gpu_are_refused(
-    path,
-):
-    text = path.read_text()
-    path.write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 3"))
-    with pytest.raises(ProfileRejected, match="exceeds 2, the largest"):
-        store.require_local_probe(store.read_profile(path))
-    path.write_text(
-        text.replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"')
-    )
-    with pytest.raises(
-        MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"
-    ):
-        store.read_profile(path)
+    """Return the example as another probe would write it, with other settings."""
+    data = EXAMPLE.train.data.model_copy(update={"num_workers": 0})
+    profile = but(EXAMPLE, train={"data": data} | train)
+    evidence = Evidence(probe=EXAMPLE.evidence.probe)
+    return profile.model_copy(update={"evidence": evidence})
 
 
 def swept_to(chosen, *, adopted=None):
-    joint = (
-        None
-        if adopted is None
-        else JointChoice(
+    """Return the evidence of a sweep.
+
+    Args:
+        chosen: Its number of workers.
+        adopted: True if a joint search found something faster, False if not, None if
+            there was none.
+    """
+    joint = None
+    if adopted is not None:
+        joint = JointChoice(
             trials=12,
             num_workers=5,
             prefetch_factor=8,
@@ -100,33 +55,89 @@ def swept_to(chosen, *, adopted=None):
             ratio_to_workers_alone=1.2,
             adopted=adopted,
         )
-    )
-    return EXAMPLE.evidence.workers.model_copy(
-        update={"chosen": chosen, "joint": joint}
-    )
+    workers = EXAMPLE.evidence.workers
+    return workers.model_copy(update={"chosen": chosen, "joint": joint})
+
+
+@pytest.fixture
+def path(workdir):
+    return workdir / "p.toml"
+
+
+def test_repeated_probe_keeps_measured_workers(path):
+    kept = store.keep_workers(probed_again(), path)
+    assert kept.train.data.num_workers == 1
+    assert kept.evidence.workers == EXAMPLE.evidence.workers
+    # The same profile is not kept a second time.
+    assert store.write_profile(path, kept) is None
+
+
+def test_repeated_probe_keeps_adopted_loader_settings(path):
+    swept = add_workers(EXAMPLE, swept_to(3, adopted=True), RUNNER)
+    path.write_text(profile_to_toml(swept))
+    assert store.keep_workers(probed_again(), path).train.data == swept.train.data
+
+
+def test_other_micro_batch_loses_measured_workers(path):
+    profile = store.keep_workers(probed_again(micro_batch_size=1), path)
+    assert profile.evidence.workers is None
+
+
+def test_writing_keeps_a_different_profile(path):
+    profile = probed_again(micro_batch_size=1)
+    kept = store.write_profile(path, profile)
+    assert store.read_profile(kept).profile == EXAMPLE
+    assert store.read_profile(path).profile == profile
+
+
+def test_writing_keeps_an_unreadable_file(path):
+    path.write_text("mine = 1\n")
+    assert store.write_profile(path, EXAMPLE).read_text() == "mine = 1\n"
+    assert store.read_profile(path).profile == EXAMPLE
+
+
+def test_rejects_micro_batch_not_verified_to_fit(path):
+    text = path.read_text()
+    path.write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 3"))
+    with pytest.raises(ProfileRejected, match="exceeds 2, the largest"):
+        store.require_local_probe(store.read_profile(path))
+
+
+def test_rejects_rates_of_a_pretended_gpu(path):
+    driver = '[fingerprint]\ndriver = "0.0 (nullgpu)"'
+    path.write_text(path.read_text().replace("[fingerprint]", driver))
+    with pytest.raises(
+        MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"
+    ):
+        store.read_profile(path)
 
 
 @pytest.mark.parametrize(
-    ("adopted", "loader"),
-    [(None, (3, 2, True)), (True, (5, 8, False)), (False, (3, 2, True))],
+    ("adopted", "settings"),
+    [
+        (None, {"num_workers": 3, "prefetch_factor": 2, "pin_memory": True}),
+        (True, {"num_workers": 5, "prefetch_factor": 8, "pin_memory": False}),
+        (False, {"num_workers": 3, "prefetch_factor": 2, "pin_memory": True}),
+    ],
+    ids=["no joint search", "adopted", "not adopted"],
 )
-def test_a_sweep_writes_its_count_or_what_was_adopted_jointly_and_its_evidence_and_is_named_once(
-    adopted, loader
-):
-    found = swept_to(3, adopted=adopted)
-    profile = add_workers(add_workers(EXAMPLE, swept_to(2), RUNNER), found, RUNNER)
-    names = ("num_workers", "prefetch_factor", "pin_memory")
-    assert profile.train.data == EXAMPLE.train.data.model_copy(
-        update=dict(zip(names, loader, strict=True))
-    )
-    assert (profile.evidence.workers, profile.evidence.probe) == (
-        found,
-        EXAMPLE.evidence.probe,
-    )
+def test_sweep_writes_its_loader_settings(adopted, settings):
+    workers = swept_to(3, adopted=adopted)
+    profile = add_workers(EXAMPLE, workers, RUNNER)
+    assert profile.train.data == EXAMPLE.train.data.model_copy(update=settings)
+    assert profile.evidence.workers == workers
+    assert profile.evidence.probe == EXAMPLE.evidence.probe
+
+
+def test_repeated_sweep_is_named_once():
+    profile = add_workers(EXAMPLE, swept_to(2), RUNNER)
+    profile = add_workers(profile, swept_to(3), RUNNER)
+    assert profile.train.data.num_workers == 3
+    assert profile.evidence.workers == swept_to(3)
     assert profile.provenance.commands == ["probe", "workers"]
 
 
-WORTH = BaselineEvidence(
+BASELINE = BaselineEvidence(
     rows=[RecipeRow(name="tuned", tokens_per_s=[9.0], speedup=1.0, outcome="ran")],
     local_ranks=1,
     window_s=2.0,
@@ -135,64 +146,85 @@ WORTH = BaselineEvidence(
 )
 
 
-@pytest.mark.parametrize(("chosen", "kept"), [(1, WORTH), (2, None)])
-def test_what_settings_are_worth_changes_nothing_about_them_and_goes_with_them(
-    chosen, kept
-):
-    worth = store.add_evidence(EXAMPLE, "baseline", WORTH, RUNNER)
-    assert (worth.train, worth.evidence.baseline) == (EXAMPLE.train, WORTH)
-    assert worth.provenance.commands == ["probe", "baseline"]
-    changed = add_workers(worth, swept_to(chosen), RUNNER)
-    assert changed.evidence.baseline == kept
-    assert changed.provenance.commands == [
-        "probe",
-        *(["baseline"] if kept else []),
-        "workers",
-    ]
+@pytest.fixture
+def compared():
+    """Return the example with the evidence of a baseline."""
+    return store.add_evidence(EXAMPLE, "baseline", BASELINE, RUNNER)
 
 
-def test_of_two_profiles_of_one_name_each_has_its_own_trials_and_names_them_by_hash_and_time(
-    tmp_path,
-):
+def test_baseline_changes_no_settings(compared):
+    assert compared.train == EXAMPLE.train
+    assert compared.evidence.baseline == BASELINE
+    assert compared.provenance.commands == ["probe", "baseline"]
+
+
+def test_baseline_is_kept_with_its_settings(compared):
+    profile = add_workers(compared, swept_to(1), RUNNER)
+    assert profile.evidence.baseline == BASELINE
+    assert profile.provenance.commands == ["probe", "baseline", "workers"]
+
+
+def test_baseline_is_dropped_with_its_settings(compared):
+    profile = add_workers(compared, swept_to(2), RUNNER)
+    assert profile.evidence.baseline is None
+    assert profile.provenance.commands == ["probe", "workers"]
+
+
+def test_profile_without_trial_log_has_no_trials(tmp_path):
     trials = store.read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
-    finished, corrupt, check = trials.finished, trials.corrupt_lines, trials.check
-    assert (finished, corrupt, check.found) == ((), 0, "no trials")
-    trial_log, newest = (
-        TrialLog(tmp_path / "p" / "trials", "w"),
-        "2026-01-02T00:00:00+00:00",
-    )
-    mine = (*example_records(), record(time_utc=newest, key="newest"))
-    for one in (
-        *mine,
-        record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00"),
-    ):
-        trial_log.append(one.model_dump(mode="json"))
-    found = add_workers(
-        EXAMPLE, swept_to(3), SimpleNamespace(trial_log=trial_log)
-    ).provenance
-    assert found.trial_log_until_utc == newest
-    kept = [
-        one for one in read_trial_records(trial_log.directory)[0] if one.site == "here"
-    ]
-    assert (len(kept), found.trial_log_sha256) == (len(mine), trial_log_sha256(kept))
+    assert trials.finished == ()
+    assert trials.corrupt_lines == 0
+    assert trials.check.found == "no trials"
+
+
+NEWEST_UTC = "2026-01-02T00:00:00+00:00"
+OWN = (*example_records(), record(time_utc=NEWEST_UTC, key="newest"))
+OTHER = record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")
+
+
+@pytest.fixture
+def trial_log(tmp_path):
+    """Return a trial log with trials of two profiles of one name."""
+    trial_log = TrialLog(tmp_path / "p" / "trials", "w")
+    for trial in (*OWN, OTHER):
+        trial_log.append(trial.model_dump(mode="json"))
+    return trial_log
+
+
+def test_provenance_covers_own_trials(trial_log):
+    runner = SimpleNamespace(trial_log=trial_log)
+    provenance = add_workers(EXAMPLE, swept_to(3), runner).provenance
+    records, _ = read_trial_records(trial_log.directory)
+    own = [record for record in records if record.site == "here"]
+    assert len(own) == len(OWN)
+    assert provenance.trial_log_sha256 == trial_log_sha256(own)
+    assert provenance.trial_log_until_utc == NEWEST_UTC
+
+
+@pytest.mark.parametrize(
+    ("path", "dataset_hash", "own", "others"),
+    [("a/p.toml", "d", len(OWN), 1), ("b/p.toml", "e", 1, len(OWN))],
+)
+def test_profiles_of_one_name_have_their_own_trials(
+    tmp_path, trial_log, path, dataset_hash, own, others
+):
     trial_log.append({"no": "trial"})
-    other = but(EXAMPLE, fingerprint={"dataset_hash": "e"})
-    for place, profile, expected in (
-        ("a", EXAMPLE, (len(mine), 1, 1)),
-        ("b", other, (1, 1, len(mine))),
-    ):
-        trials = store.read_trials(tmp_path / place / "p.toml", profile, tmp_path)
-        counts = (len(trials.finished), trials.corrupt_lines, trials.check.others)
-        assert counts == expected
+    profile = but(EXAMPLE, fingerprint={"dataset_hash": dataset_hash})
+    trials = store.read_trials(tmp_path / path, profile, tmp_path)
+    assert len(trials.finished) == own
+    assert trials.corrupt_lines == 1
+    assert trials.check.others == others
 
 
 HOST = FakeHost(versions={"torch": "2.13.0", "transformers": "5.23.0"})
 
 
 @pytest.fixture
-def of_gpu(tmp_path, monkeypatch, patterned_dataset):
-    """A function that writes a profile made with this GPU and CUDA 13.0, and holds it
-    against another machine."""
+def verify_on(tmp_path, monkeypatch, patterned_dataset):
+    """Return a function that verifies a profile on a machine with these GPUs.
+
+    The profile was made on an H200 and CUDA 13.0.
+    """
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     manifest = read_manifest(patterned_dataset)
     site = open_device(
@@ -200,13 +232,12 @@ def of_gpu(tmp_path, monkeypatch, patterned_dataset):
     )
     made_on = fingerprint(site, EXAMPLE.train.model, manifest, "13.0")
     data = EXAMPLE.train.data.model_copy(update={"dataset_hash": manifest.dataset_hash})
+    profile = but(EXAMPLE, train={"data": data, "device": "cuda"})
+    profile = profile.model_copy(update={"fingerprint": made_on})
     path = tmp_path / "p.toml"
-    made = but(EXAMPLE, train={"data": data, "device": "cuda"}).model_copy(
-        update={"fingerprint": made_on}
-    )
-    path.write_text(profile_to_toml(made))
+    path.write_text(profile_to_toml(profile))
 
-    def check(*gpus, cuda="13.0"):
+    def verify_with(*gpus, cuda="13.0"):
         monitor = FakeGpuMonitor([FakeGpu(facts=gpu) for gpu in gpus])
         return verify(
             read_with_approval(path, tmp_path / "reports"),
@@ -216,40 +247,56 @@ def of_gpu(tmp_path, monkeypatch, patterned_dataset):
             lambda: cuda,
         )
 
-    return check
+    return verify_with
+
+
+def differences(verification):
+    return [
+        (check.found, check.field)
+        for check in verification.checks
+        if check.found != "same"
+    ]
+
+
+def test_accepts_the_same_gpu(verify_on):
+    verification = verify_on(H200)
+    assert differences(verification) == []
+    verification.raise_if_bad("p.toml")
 
 
 @pytest.mark.parametrize(
-    ("changes", "cuda", "found", "field"),
+    ("changes", "field"),
     [
-        ({}, "13.0", "same", None),
-        ({"name": "NVIDIA H100 NVL"}, "13.0", "error", "gpu_name"),
-        ({"total_bytes": 2**30}, "13.0", "error", "gpu_total_bytes"),
-        ({"mig_enabled": True}, "13.0", "error", "gpu_mig"),
-        ({}, "12.8", "warning", "cuda"),
-        ({"driver": "570.0"}, "13.0", "warning", "driver"),
-        ({"power_cap_w": 500.0}, "13.0", "warning", "gpu_power_cap_w"),
+        ({"name": "NVIDIA H100 NVL"}, "gpu_name"),
+        ({"total_bytes": 2**30}, "gpu_total_bytes"),
+        ({"mig_enabled": True}, "gpu_mig"),
     ],
 )
-def test_a_gpu_that_the_figures_are_not_of_is_rejected_and_less_is_told(
-    of_gpu, changes, cuda, found, field
-):
-    verified = of_gpu(replace(H200, **changes), cuda=cuda)
-    assert [
-        (one.found, one.field) for one in verified.checks if one.found != "same"
-    ] == [(found, field)] * bool(field)
-    with (
-        pytest.raises(ProfileRejected, match=field)
-        if found == "error"
-        else contextlib.nullcontext()
-    ):
-        verified.raise_if_bad("p.toml")
+def test_rejects_another_gpu(verify_on, changes, field):
+    verification = verify_on(replace(H200, **changes))
+    assert differences(verification) == [("error", field)]
+    with pytest.raises(ProfileRejected, match=field):
+        verification.raise_if_bad("p.toml")
 
 
-def test_without_a_gpu_the_machine_is_not_checkable_and_the_rest_is(of_gpu):
-    found = of_gpu()
-    unknown = {check.field for check in found.with_result("unknown")}
-    assert {
+@pytest.mark.parametrize(
+    ("changes", "cuda", "field"),
+    [
+        ({}, "12.8", "cuda"),
+        ({"driver": "570.0"}, "13.0", "driver"),
+        ({"power_cap_w": 500.0}, "13.0", "gpu_power_cap_w"),
+    ],
+)
+def test_warns_of_another_state_of_the_gpu(verify_on, changes, cuda, field):
+    verification = verify_on(replace(H200, **changes), cuda=cuda)
+    assert differences(verification) == [("warning", field)]
+    verification.raise_if_bad("p.toml")
+
+
+def test_machine_without_gpu_is_not_checkable(verify_on):
+    verification = verify_on()
+    unknown = {check.field for check in verification.with_result("unknown")}
+    assert unknown >= {
         "device",
         "gpu_name",
         "driver",
@@ -257,25 +304,24 @@ def test_without_a_gpu_the_machine_is_not_checkable_and_the_rest_is(of_gpu):
         "cpu_model",
         "ram_total_bytes",
         "data_filesystem",
-    } <= unknown
-    assert {"model_sha256", "dataset_hash", "torch", "content"} <= {
-        check.field for check in found.with_result("same")
     }
+    same = {check.field for check in verification.with_result("same")}
+    assert same >= {"model_sha256", "dataset_hash", "torch", "content"}
     with pytest.raises(NotCheckable, match="gpu_name"):
-        found.raise_if_bad("p.toml")
+        verification.raise_if_bad("p.toml")
 
 
-def test_the_same_content_is_approved_wherever_it_lies(path):
+def test_approval_belongs_to_the_content(path):
     review(path, path.parent, "approved", by="reviewer", note=None)
-    other = path.parent / "other" / "p.toml"
-    other.parent.mkdir()
-    other.write_text(path.read_text())
-    assert require_approved(other, path.parent).approval.state == "approved"
+    copy = path.parent / "other" / "p.toml"
+    copy.parent.mkdir()
+    copy.write_text(path.read_text())
+    assert require_approved(copy, path.parent).approval.state == "approved"
 
 
-def test_a_review_that_cannot_be_read_is_no_absent_one(path):
-    kept = review_path(path, path.parent)
-    kept.parent.mkdir()
-    kept.symlink_to(kept)
+def test_rejects_unreadable_review(path):
+    review_file = review_path(path, path.parent)
+    review_file.parent.mkdir()
+    review_file.symlink_to(review_file)
     with pytest.raises(BadInput, match="cannot read"):
         read_with_approval(path, path.parent)

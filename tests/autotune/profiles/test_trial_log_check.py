@@ -14,32 +14,34 @@ from testbed.examples.trials import example_records, record
 EXAMPLE = example_records()
 
 
-def _resting_on(records, **changes):
-    said = {
+def resting_on(records, **changes):
+    """Return the example profile with the hash and time of these trials."""
+    provenance = {
         "trial_log_sha256": trial_log_sha256(records),
-        "trial_log_until_utc": max(one.time_utc for one in records),
+        "trial_log_until_utc": max(record.time_utc for record in records),
     }
-    return but(example_profile(), provenance=said | changes)
+    return but(example_profile(), provenance=provenance | changes)
 
 
-def _with_probe(profile, **figures):
-    return but(
-        profile, evidence={"probe": profile.evidence.probe.model_copy(update=figures)}
-    )
+def with_probe(profile, **figures):
+    probe = profile.evidence.probe.model_copy(update=figures)
+    return but(profile, evidence={"probe": probe})
 
 
-MINE, OLD = record(), record("step", old=True)
+OWN = record()
+OLD = record("step", old=True)
 OF_GPU = FINGERPRINT.model_copy(update={"device": "cuda", "gpu_name": "H100"})
 KNOWN_OLD = record(old=True, config={"data": {"dataset_hash": "d"}})
-SHORT, LONG = (record(config={"seq_length_tokens": tokens}) for tokens in (128, 512))
-UNSAID = record("links", outcome={"kind": "crashed", "detail": ""})
+SHORT = record(config={"seq_length_tokens": 128})
+LONG = record(config={"seq_length_tokens": 512})
+WITHOUT_LENGTH = record("links", outcome={"kind": "crashed", "detail": ""})
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "of", "seq_length_tokens"),
+    ("own", "others", "made_on", "seq_length_tokens"),
     [
         *(
-            ([MINE], [record(site="there", **where)], FINGERPRINT, None)
+            ([OWN], [record(site="there", **where)], FINGERPRINT, None)
             for where in (
                 {"model_sha256": "other"},
                 {"dataset_hash": "other"},
@@ -48,14 +50,14 @@ UNSAID = record("links", outcome={"kind": "crashed", "detail": ""})
             )
         ),
         (
-            [MINE, record(site="there", torch="2.14.0"), record(allotted_cpus=1)],
+            [OWN, record(site="there", torch="2.14.0"), record(allotted_cpus=1)],
             [],
             FINGERPRINT,
             None,
         ),
         # Sequences of another length are another tuning.
-        ([LONG, UNSAID], [SHORT], FINGERPRINT, 512),
-        ([LONG, SHORT, UNSAID], [], FINGERPRINT, None),
+        ([LONG, WITHOUT_LENGTH], [SHORT], FINGERPRINT, 512),
+        ([LONG, SHORT, WITHOUT_LENGTH], [], FINGERPRINT, None),
         # A GPU's steps may be replayed on a processor.
         (
             [record(gpu_name="H100", gpu_count=2), record(site="cpu", cpu_model="Any")],
@@ -82,69 +84,74 @@ UNSAID = record("links", outcome={"kind": "crashed", "detail": ""})
         ),
     ],
 )
-def test_trials_of_this_model_dataset_and_device_are_the_profiles(
-    mine, others, of, seq_length_tokens
+def test_own_trials_have_the_profiles_fingerprint(
+    own, others, made_on, seq_length_tokens
 ):
-    assert own_records([*mine, *others], of, seq_length_tokens) == tuple(mine)
+    assert own_records([*own, *others], made_on, seq_length_tokens) == tuple(own)
 
 
-@given(
-    st.permutations(EXAMPLE),
-    st.integers(0, len(EXAMPLE) - 1),
-    st.sampled_from(["lost", "changed", "twice"]),
-)
-def test_a_trial_that_was_lost_changed_or_put_in_shows_and_the_order_does_not(
-    records, index, how
-):
+@given(st.permutations(EXAMPLE))
+def test_hash_does_not_depend_on_order(records):
     assert trial_log_sha256(records) == trial_log_sha256(EXAMPLE)
-    one = EXAMPLE[index]
+
+
+@given(st.integers(0, len(EXAMPLE) - 1), st.sampled_from(["lost", "changed", "twice"]))
+def test_changed_trial_log_differs(index, change):
+    trial = EXAMPLE[index]
     instead = {
         "lost": (),
-        "changed": (one.model_copy(update={"seconds": 2.0}),),
-        "twice": (one, one),
-    }[how]
-    assert (
-        check_trial_log(
-            _resting_on(EXAMPLE), (*EXAMPLE[:index], *instead, *EXAMPLE[index + 1 :])
-        ).found
-        == "differs"
-    )
+        "changed": (trial.model_copy(update={"seconds": 2.0}),),
+        "twice": (trial, trial),
+    }[change]
+    records = (*EXAMPLE[:index], *instead, *EXAMPLE[index + 1 :])
+    assert check_trial_log(resting_on(EXAMPLE), records).found == "differs"
 
 
-def test_trials_of_later_and_of_others_change_nothing_and_alone_say_nothing():
-    later, other = (
-        record(time_utc="2026-01-02T00:00:00+00:00"),
-        record(site="there", dataset_hash="e"),
-    )
-    found = check_trial_log(_resting_on(EXAMPLE), (*EXAMPLE, other, later))
-    assert (found.found, found.trials, found.added, found.others) == (
-        "same",
-        len(EXAMPLE),
-        1,
-        1,
-    )
-    assert found.unfounded == ()
-    unknown = check_trial_log(_resting_on(EXAMPLE, trial_log_until_utc=None), EXAMPLE)
-    assert (unknown.found, unknown.unfounded) == ("not recomputable", ())
-    for records in ((), (other,)):
-        found = check_trial_log(_resting_on(EXAMPLE), records)
-        assert (found.found, found.trials, found.others, found.unfounded) == (
-            "no trials",
-            0,
-            len(records),
-            (),
-        )
+LATER = record(time_utc="2026-01-02T00:00:00+00:00")
+OTHER = record(site="there", dataset_hash="e")
 
 
-def test_a_figure_that_no_trial_gave_is_named_whatever_hash_the_profile_has():
-    profile = _resting_on(EXAMPLE)
-    for figures, named in (
+def test_later_trials_change_nothing():
+    check = check_trial_log(resting_on(EXAMPLE), (*EXAMPLE, OTHER, LATER))
+    assert check.found == "same"
+    assert check.trials == len(EXAMPLE)
+    assert check.added == 1
+    assert check.others == 1
+    assert check.unfounded == ()
+
+
+def test_profile_without_time_is_not_recomputable():
+    check = check_trial_log(resting_on(EXAMPLE, trial_log_until_utc=None), EXAMPLE)
+    assert check.found == "not recomputable"
+    assert check.unfounded == ()
+
+
+@pytest.mark.parametrize("records", [(), (OTHER,)], ids=["none", "another profile's"])
+def test_trial_log_without_own_trials_says_nothing(records):
+    check = check_trial_log(resting_on(EXAMPLE), records)
+    assert check.found == "no trials"
+    assert check.trials == 0
+    assert check.others == len(records)
+    assert check.unfounded == ()
+
+
+@pytest.mark.parametrize(
+    ("figures", "unfounded"),
+    [
         ({"feasible_max": 64}, "evidence.probe.feasible_max = 64 with its peak"),
         ({"feasible_peak_bytes": 1}, "evidence.probe.feasible_max = 2 with its peak"),
         ({"infeasible_min": 65}, "evidence.probe.infeasible_min = 65"),
-    ):
-        found = check_trial_log(_with_probe(profile, **figures), EXAMPLE)
-        assert (found.found, found.unfounded) == ("same", (named,))
+    ],
+)
+def test_names_unfounded_memory_figure(figures, unfounded):
+    profile = with_probe(resting_on(EXAMPLE), **figures)
+    check = check_trial_log(profile, EXAMPLE)
+    assert check.found == "same"
+    assert check.unfounded == (unfounded,)
+
+
+def test_names_unfounded_rates():
+    profile = resting_on(EXAMPLE)
     curve = [
         point.model_copy(update={"padded_tokens_per_s": 901.0})
         for point in profile.evidence.probe.curve[1:]
@@ -157,7 +164,7 @@ def test_a_figure_that_no_trial_gave_is_named_whatever_hash_the_profile_has():
     workers = workers.model_copy(
         update={"rows": rows, "cached_padded_tokens_per_s": [103.0]}
     )
-    edited = but(_with_probe(profile, curve=curve), evidence={"workers": workers})
+    edited = but(with_probe(profile, curve=curve), evidence={"workers": workers})
     assert check_trial_log(edited, EXAMPLE).unfounded == (
         "evidence.probe.curve at micro-batch size 2",
         "evidence.workers.cached_padded_tokens_per_s",
@@ -165,29 +172,36 @@ def test_a_figure_that_no_trial_gave_is_named_whatever_hash_the_profile_has():
     )
 
 
-def _with_figures(index, figures):
-    outcome = {
-        "kind": "measured",
-        "figures": EXAMPLE[index].outcome["figures"] | figures,
-    }
-    return EXAMPLE[index].model_copy(update={"outcome": outcome})
+def with_figures(record, figures):
+    outcome = {"kind": "measured", "figures": record.outcome["figures"] | figures}
+    return record.model_copy(update={"outcome": outcome})
 
 
-def test_a_record_with_hostile_figures_is_no_trial_and_hostile_speeds_are_no_figures():
-    for figures in (
-        {"step_s": ["x"]},
-        {"padded_tokens_per_step": "x"},
-        {"peak_bytes": []},
-    ):
-        assert TrialRecord.of(_with_figures(2, figures).model_dump(mode="json")) is None
-    assert TrialRecord.of(EXAMPLE[2].model_dump(mode="json")) == EXAMPLE[2]
-    for step_s in ([], [0]):
-        hostile = (*EXAMPLE[:2], _with_figures(2, {"step_s": step_s}), *EXAMPLE[3:])
-        unfounded = check_trial_log(_resting_on(EXAMPLE), hostile).unfounded
-        assert unfounded == ("evidence.probe.curve at micro-batch size 1",)
+STEP = EXAMPLE[2]
 
 
-CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
+@pytest.mark.parametrize(
+    "figures",
+    [{"step_s": ["x"]}, {"padded_tokens_per_step": "x"}, {"peak_bytes": []}],
+)
+def test_record_with_hostile_figures_is_no_trial(figures):
+    assert TrialRecord.of(STEP.model_dump(mode="json")) == STEP
+    hostile = with_figures(STEP, figures).model_dump(mode="json")
+    assert TrialRecord.of(hostile) is None
+
+
+@pytest.mark.parametrize("step_s", [[], [0]])
+def test_step_without_time_gives_no_rate(step_s):
+    records = (*EXAMPLE[:2], with_figures(STEP, {"step_s": step_s}), *EXAMPLE[3:])
+    unfounded = check_trial_log(resting_on(EXAMPLE), records).unfounded
+    assert unfounded == ("evidence.probe.curve at micro-batch size 1",)
+
+
+def found_by(comparison):
+    return [check.found for check in comparison]
+
+
+ON_GPU = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
 
 
 @pytest.mark.parametrize(
@@ -198,32 +212,25 @@ CARD = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
         ({"model_sha256": "other"}, "error", "error"),
         ({"torch": "2.14.0"}, "warning", "warning"),
         ({"python": "3.12.0"}, "info", "info"),
-        ({"gpu_total_bytes": 99}, "error", None),  # less memory, and more
+        # Less memory, then more.
+        ({"gpu_total_bytes": 99}, "error", None),
         ({"gpu_total_bytes": 101}, "info", None),
-        # Where a step is replayed the GPU does not matter; CPU and disk must be the
-        # same.
+        # If a step is replayed the GPU does not matter; CPU and disk must be the same.
         ({"device": "cuda"}, "error", None),
         ({"cpu_model": "Another CPU"}, "warning", "error"),
         ({"data_filesystem": "lustre"}, "warning", "error"),
     ],
 )
-def test_a_difference_weighs_what_it_does_to_the_figures(change, severity, replayed):
-    other = CARD.model_copy(update=change)
-    assert [check.found for check in compare_fingerprints(CARD, other)] == [
-        severity
-    ] * (severity is not None)
-    assert [
-        check.found for check in compare_fingerprints(CARD, other, replayed=True)
-    ] == [replayed] * (replayed is not None)
+def test_severity_of_a_difference(change, severity, replayed):
+    other = ON_GPU.model_copy(update=change)
+    expected = [] if severity is None else [severity]
+    assert found_by(compare_fingerprints(ON_GPU, other)) == expected
+    expected = [] if replayed is None else [replayed]
+    assert found_by(compare_fingerprints(ON_GPU, other, replayed=True)) == expected
 
 
-@pytest.mark.parametrize(
-    ("replayed", "worst"), [(False, "dataset_hash"), (True, "cpu_model")]
-)
-def test_the_worst_comes_first_and_where_a_step_is_replayed_nothing_of_a_gpu_matters(
-    replayed, worst
-):
-    gpu_model = {
+def test_gpu_does_not_matter_to_a_replayed_step():
+    gpu_fields = {
         "gpu_name": "NVIDIA H200",
         "gpu_count": 8,
         "gpu_total_bytes": 2**37,
@@ -233,14 +240,14 @@ def test_the_worst_comes_first_and_where_a_step_is_replayed_nothing_of_a_gpu_mat
         "cuda": "13.0",
         "device": "cuda",
     }
-    assert (
-        compare_fingerprints(
-            FINGERPRINT.model_copy(update=gpu_model), FINGERPRINT, replayed=True
-        )
-        == ()
-    )
+    profile = FINGERPRINT.model_copy(update=gpu_fields)
+    assert compare_fingerprints(profile, FINGERPRINT, replayed=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("replayed", "worst"), [(False, "dataset_hash"), (True, "cpu_model")]
+)
+def test_most_severe_difference_comes_first(replayed, worst):
     other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", worst: "x"})
-    assert [
-        check.field
-        for check in compare_fingerprints(FINGERPRINT, other, replayed=replayed)
-    ] == [worst, "torch", "python"]
+    checks = compare_fingerprints(FINGERPRINT, other, replayed=replayed)
+    assert [check.field for check in checks] == [worst, "torch", "python"]
