@@ -1,1 +1,9 @@
-"""Data-parallel trainer for masked language models, configured by tuned profiles."""
+"""Data-parallel trainer for masked language models, configured by tuned profiles.
+
+``python -m trainer PROFILE`` trains one model on one GPU or CPU; under torchrun it uses
+one rank per GPU. It needs a profile and a pre-tokenised dataset, both of which autotune
+makes, and runs without autotune.
+
+Begin reading in ``__main__``, which checks the input and joins the ranks; ``loop`` then
+tells a run from its first to its last step, with the parts that ``build`` makes.
+"""

@@ -118,9 +118,9 @@ class _Run:
         self._evaluated_s = 0.0
 
         dataset = open_dataset(resolved)
-        remarks, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
+        events, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
         if why_not_compiled is not None:
-            remarks.append(_not_compiled(why_not_compiled))
+            events.append(_not_compiled(why_not_compiled))
         self._dataset = dataset
         self._validation = TokenDataset(
             dataset.directory, dataset.manifest, "validation"
@@ -135,8 +135,8 @@ class _Run:
             dataset.manifest.special_ids,
             ranks,
         )
-        remarks += self._check_weight_copies()
-        remarks += self._check_run_directory()
+        events += self._check_weight_copies()
+        events += self._check_run_directory()
 
         header = describe_run(
             resolved,
@@ -159,7 +159,7 @@ class _Run:
             writer.directory,
             header,
             writer.attempt,
-            remarks.append,
+            events.append,
         )
         writer.start(header, show, boards)
         self._checkpoints = CheckpointManager(
@@ -173,7 +173,7 @@ class _Run:
         )
         self._loader = MicroBatchLoader(dataset, self._config, plan, ranks)
         self._controller = HealthController(self._config, ranks, writer.append)
-        for event in (*start.events, *remarks):
+        for event in (*start.events, *events):
             writer.append(event)
         self._budget = TimeBudget(
             self._config.stop_after_s,
@@ -356,8 +356,8 @@ class _Run:
         words = hash_words(
             self._config.seed, self._loader.position.steps, self._ranks.rank
         )
-        # torch takes seeds of 63 bits.
-        torch.manual_seed(int(words[0] >> np.uint64(1)))
+        seed = words[0] >> np.uint64(1)  # fits a signed integer
+        torch.manual_seed(int(seed))
 
     def _requests(self, *, evaluation_due: bool) -> list[float]:
         """Return this rank's requests to exit or save, to be summed over ranks.

@@ -1,4 +1,4 @@
-"""The dataset that tests of the trainer learn from."""
+"""Dataset that tests of the trainer learn from."""
 
 import pytest
 

@@ -1,5 +1,7 @@
-"""What tests hold the trainer's fast ways against: plain ones, and models small enough
-for a CPU."""
+"""Plain implementations that tests compare the trainer's fast ones with.
+
+And models small enough for a CPU.
+"""
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from trainer.distributed.ranks import DeviceEvent, join_ranks
 from trainer.distributed.step import StepResult
 
 Learned = tuple[float, dict[str, torch.Tensor]]
+"""Loss and gradients, by name, of one step."""
 FAMILIES = ("bert", "roberta", "modernbert")
 _SMALL = {"hidden_size": 32, "num_attention_heads": 2}
 SHAPES = {
@@ -84,37 +87,45 @@ def attend_within_edges(
     window_size,
     shortest=0,
 ):
-    """Varlen attention under a mask, which compiles whatever the number of documents
-    is."""
+    """Varlen attention under a mask.
+
+    Its graph does not depend on the number of documents.
+    """
     if not torch.compiler.is_compiling():
-        for edges, tensor, most in (
-            (query_edges, query_THE, max_query_length),
-            (key_edges, key_THE, max_key_length),
-        ):
-            assert (int(edges[0]), int(edges[-1])) == (0, len(tensor))
-            assert (
-                shortest <= int(edges.diff().min()) <= int(edges.diff().max()) <= most
-            )
-    asks, tells = (
-        torch.searchsorted(
-            edges, torch.arange(len(tensor), dtype=edges.dtype), right=True
-        )
-        for edges, tensor in ((query_edges, query_THE), (key_edges, key_THE))
-    )
-    allowed = asks[:, None] == tells
-    if 0 <= window_size[0] < max_key_length:  # all places ask
-        place = torch.arange(len(key_THE))
-        allowed = allowed & ((place[:, None] - place).abs() <= window_size[0])
-    query, key, value = (
-        tensor.transpose(0, 1) for tensor in (query_THE, key_THE, value_THE)
-    )
+        _check_edges(query_edges, len(query_THE), shortest, max_query_length)
+        _check_edges(key_edges, len(key_THE), shortest, max_key_length)
+    query_documents = _document_of_each_token(query_edges, len(query_THE))
+    key_documents = _document_of_each_token(key_edges, len(key_THE))
+    allowed = query_documents[:, None] == key_documents
+    reach = window_size[0]
+    if 0 <= reach < max_key_length:  # then every token has a query
+        positions = torch.arange(len(key_THE))
+        distances = (positions[:, None] - positions).abs()
+        allowed = allowed & (distances <= reach)
     return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=allowed, scale=scale
+        query_THE.transpose(0, 1),
+        key_THE.transpose(0, 1),
+        value_THE.transpose(0, 1),
+        attn_mask=allowed,
+        scale=scale,
     ).transpose(0, 1)
 
 
+def _check_edges(edges, tokens, shortest, longest) -> None:
+    """Assert that edges split so many tokens into documents of possible lengths."""
+    assert (int(edges[0]), int(edges[-1])) == (0, tokens)
+    lengths = edges.diff()
+    assert shortest <= int(lengths.min()) <= int(lengths.max()) <= longest
+
+
+def _document_of_each_token(edges, tokens) -> torch.Tensor:
+    return torch.searchsorted(
+        edges, torch.arange(tokens, dtype=edges.dtype), right=True
+    )
+
+
 def config_of(family: str = "bert", **changes) -> TrainConfig:
-    """A tiny model of an architecture, without dropout."""
+    """Settings of a tiny model of an architecture, without dropout."""
     settings = {
         "model": ModelSettings(name="m", config=SHAPES[family]),
         "seq_length_tokens": 64,
@@ -127,7 +138,7 @@ def config_of(family: str = "bert", **changes) -> TrainConfig:
 
 
 def training_of(config: TrainConfig, dataset: TokenDataset) -> Training:
-    """Ready to train, alone."""
+    """Build a training on a single rank."""
     ranks = join_ranks(config, environment={})
     return build_training(
         config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
@@ -137,13 +148,11 @@ def training_of(config: TrainConfig, dataset: TokenDataset) -> Training:
 def micro_batches(
     dataset: TokenDataset, config: TrainConfig, steps: int = 1
 ) -> list[MicroBatch]:
-    """Those of the first optimizer steps."""
+    """Return the micro-batches of the first optimizer steps."""
     plan = make_plan(config, len(dataset), world_size=1)
     source = MicroBatchSource(dataset, config, plan)
-    return [
-        source.__getitems__(one)
-        for one in micro_batch_plans(dataset, config, plan, 0, steps=steps)
-    ]
+    plans = micro_batch_plans(dataset, config, plan, 0, steps=steps)
+    return [source.__getitems__(micro_batch_plan) for micro_batch_plan in plans]
 
 
 def result_of(
@@ -156,56 +165,44 @@ def result_of(
     computed_s=0.0,
     departed_s=None,
 ) -> StepResult:
-    """What a step was that nobody took."""
-    began, computed = DeviceEvent(0.0), DeviceEvent(computed_s)
-    departed = None if departed_s is None else DeviceEvent(departed_s)
-    loss, norm, sums = (
-        torch.tensor(numbers, dtype=torch.float64) for numbers in (loss, norm, sums)
-    )
+    """Make up the result of a step."""
+    began = DeviceEvent(0.0)
+    computed = DeviceEvent(computed_s)
     return StepResult(
-        loss=loss,
-        grad_norm=norm,
+        loss=torch.tensor(loss, dtype=torch.float64),
+        grad_norm=torch.tensor(norm, dtype=torch.float64),
         applied=torch.tensor(applied),
-        sums=sums,
+        sums=torch.tensor(sums, dtype=torch.float64),
         partial=partial,
         began=began,
         count_requested=began,
         count_received=began,
-        departed=departed,
+        departed=None if departed_s is None else DeviceEvent(departed_s),
         reduced=computed,
         updated=computed,
     )
 
 
 def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
-    """Loss and gradients of one step, as the optimizer gets them."""
-    seen: dict[str, torch.Tensor] = {}
+    """Take a step; return its loss and the gradients as the optimizer gets them."""
+    gradients: dict[str, torch.Tensor] = {}
 
-    def look(*_):
-        named, divisor = (
-            training.module.named_parameters(),
-            unwrap_optimizer(training.optimizer).grad_scale,
-        )
-        seen.update(
-            {
-                name: parameter.grad / divisor
-                for name, parameter in named
-                if parameter.grad is not None
-            }
-        )
+    def keep_gradients(*_):
+        divisor = unwrap_optimizer(training.optimizer).grad_scale
+        for name, parameter in training.module.named_parameters():
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad / divisor
 
-    handle = training.optimizer.register_step_pre_hook(look)
+    handle = training.optimizer.register_step_pre_hook(keep_gradients)
     result = training.step.run(batches, 0.0)
     handle.remove()
-    return float(result.loss), seen
+    return float(result.loss), gradients
 
 
 def state_of_training(training: Training) -> dict[str, torch.Tensor]:
-    """Weights and the optimizer's state, by name, as they are now."""
-    return {
-        one.name: one.local.clone()
-        for one in tensor_shards(training, join_ranks(config_of(), environment={}))
-    }
+    """Copy the weights and the optimizer's state, by name."""
+    ranks = join_ranks(config_of(), environment={})
+    return {shard.name: shard.local.clone() for shard in tensor_shards(training, ranks)}
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -215,28 +212,27 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 def norm_of(gradients: dict[str, torch.Tensor]) -> float:
-    return (
-        sum(float((gradient.double() ** 2).sum()) for gradient in gradients.values())
-        ** 0.5
-    )
+    squares = [float((gradient.double() ** 2).sum()) for gradient in gradients.values()]
+    return sum(squares) ** 0.5
 
 
 def learned(config: TrainConfig, dataset: TokenDataset) -> Learned:
-    """Loss and gradients of the first step of a training."""
+    """Return the loss and gradients of a training's first step."""
     return gradients_of(training_of(config, dataset), micro_batches(dataset, config))
 
 
-def check_alike(one: Learned, other: Learned, *, loss=1e-6, gradient=1e-6) -> None:
+def check_alike(first: Learned, second: Learned, *, loss=1e-6, gradient=1e-6) -> None:
     """Assert that losses and gradients differ by less than such shares."""
-    assert one[0] == pytest.approx(other[0], rel=loss)
-    assert relative_distance(other[1], one[1]) < gradient
+    first_loss, first_gradients = first
+    second_loss, second_gradients = second
+    assert first_loss == pytest.approx(second_loss, rel=loss)
+    assert relative_distance(second_gradients, first_gradients) < gradient
 
 
 def relative_distance(
     first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
 ) -> float:
-    """L2 distance of two whole gradients over the norm of the first."""
+    """Return the L2 distance of two whole gradients over the norm of the first."""
     assert first.keys() == second.keys()
-    return norm_of({name: first[name] - second[name] for name in first}) / norm_of(
-        first
-    )
+    difference = {name: first[name] - second[name] for name in first}
+    return norm_of(difference) / norm_of(first)

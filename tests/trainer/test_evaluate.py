@@ -17,85 +17,103 @@ from trainer.evaluate import evaluate
 from trainer.model.attention import VARLEN_NAME
 
 
-@pytest.fixture
-def split(tmp_path) -> TokenDataset:
-    samples = [
-        [5 + (start + step) % 60 for step in range(10 + start % 30)]
-        for start in range(90)
+def ascending_samples(count, shortest, lengths):
+    """Samples in which each token is one above the one before it."""
+    return [
+        [5 + (start + step) % 60 for step in range(shortest + start % lengths)]
+        for start in range(count)
     ]
-    return TokenDataset.open(
-        write_dataset(tmp_path / "d", samples, vocab_size=128, validation=samples[:50])
+
+
+@pytest.fixture
+def dataset_with_validation(tmp_path) -> TokenDataset:
+    samples = ascending_samples(90, shortest=10, lengths=30)
+    directory = write_dataset(
+        tmp_path / "d", samples, vocab_size=128, validation=samples[:50]
     )
+    return TokenDataset.open(directory)
 
 
-def _evaluated(dataset: TokenDataset, **changes):
+def _evaluate(dataset: TokenDataset, **changes):
     config = config_of(**changes)
     training = training_of(config, dataset)
     validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
-    return training, evaluate(
-        training.module, validation, config, join_ranks(config, environment={}), step=7
-    )
+    ranks = join_ranks(config, environment={})
+    return training, evaluate(training.module, validation, config, ranks, step=7)
 
 
-def test_every_layout_and_micro_batch_finds_the_same_loss_and_accuracy_in_as_many_rows_as_asked_for(
-    split,
-):
-    _, padded = _evaluated(split, layout="padded")
-    assert (padded.rows, padded.step) == (50, 7)
-    assert (
-        _evaluated(
-            split, layout="padded", evaluation=EvaluationSettings(max_sequences=20)
-        )[1].rows
-        == 20
-    )
-    for changes in (
+@pytest.mark.parametrize(
+    "changes",
+    [
         {"layout": "packed"},
         {"layout": "bucketed"},
         {"layout": "padded", "micro_batch_size": 3},
-    ):
-        _, found = _evaluated(split, **changes)
-        assert found.loss == pytest.approx(padded.loss, rel=1e-6)
-        assert found.masked_accuracy == pytest.approx(padded.masked_accuracy)
-        assert found.predicted_tokens == padded.predicted_tokens
+    ],
+    ids=["packed", "bucketed", "small micro-batches"],
+)
+def test_loss_is_independent_of_layout(dataset_with_validation, changes):
+    _, padded = _evaluate(dataset_with_validation, layout="padded")
+    assert (padded.rows, padded.step) == (50, 7)
+    _, other = _evaluate(dataset_with_validation, **changes)
+    assert other.loss == pytest.approx(padded.loss, rel=1e-6)
+    assert other.masked_accuracy == pytest.approx(padded.masked_accuracy)
+    assert other.predicted_tokens == padded.predicted_tokens
 
 
-def test_it_is_the_same_again_and_leaves_the_model_in_training_without_gradients(split):
-    training, found = _evaluated(split)
-    _, again = _evaluated(split)
-    assert (again.loss, again.masked_accuracy) == (found.loss, found.masked_accuracy)
+def test_evaluates_at_most_max_sequences(dataset_with_validation):
+    _, row = _evaluate(
+        dataset_with_validation,
+        layout="padded",
+        evaluation=EvaluationSettings(max_sequences=20),
+    )
+    assert row.rows == 20
+
+
+def test_evaluation_is_repeatable(dataset_with_validation):
+    _, row = _evaluate(dataset_with_validation)
+    _, again = _evaluate(dataset_with_validation)
+    assert (again.loss, again.masked_accuracy) == (row.loss, row.masked_accuracy)
+
+
+def test_untrained_model_predicts_all_tokens_alike(dataset_with_validation):
+    _, row = _evaluate(dataset_with_validation)
+    assert row.perplexity == pytest.approx(math.exp(row.loss))
+    # All tokens are equally likely.
+    assert row.loss == pytest.approx(math.log(128), rel=0.1)
+
+
+def test_evaluation_leaves_the_model_in_training_mode(dataset_with_validation):
+    training, _ = _evaluate(dataset_with_validation)
     assert training.module.training
     assert all(parameter.grad is None for parameter in training.module.parameters())
-    assert found.perplexity == pytest.approx(math.exp(found.loss))
-    # As of words that are all as likely.
-    assert found.loss == pytest.approx(math.log(128), rel=0.1)
 
 
-def test_a_compiled_model_is_evaluated_without_compiling_more(split):
+def test_evaluation_of_a_compiled_model_compiles_nothing(dataset_with_validation):
     torch._dynamo.reset()
     counter = GraphCounter()
     counter.stepped()
-    _, plain = _evaluated(split)
-    _, found = _evaluated(split, compile=True)
+    _, eager = _evaluate(dataset_with_validation)
+    _, compiled = _evaluate(dataset_with_validation, compile=True)
     assert counter.recompilations == 0
-    assert found.loss == pytest.approx(plain.loss, rel=1e-6)
+    assert compiled.loss == pytest.approx(eager.loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
-def test_no_sample_is_missed_where_lanes_end_one_by_one(micro_batch_size, tmp_path):
-    samples = [
-        [5 + (start + step) % 60 for step in range(4 + start % 50)]
-        for start in range(4200)
-    ]
-    split = TokenDataset.open(
+def test_no_sample_is_missed_at_the_end_of_lanes(micro_batch_size, tmp_path):
+    samples = ascending_samples(4200, shortest=4, lengths=50)
+    dataset = TokenDataset.open(
         write_dataset(tmp_path / "d", samples[:8], vocab_size=128, validation=samples)
     )
-    few = EvaluationSettings(max_sequences=100_000)
-    _, whole = _evaluated(split, evaluation=few, micro_batch_size=64)
-    _, found = _evaluated(split, evaluation=few, micro_batch_size=micro_batch_size)
-    assert (found.rows, found.predicted_tokens) == (whole.rows, whole.predicted_tokens)
+    all_sequences = EvaluationSettings(max_sequences=100_000)
+    _, expected = _evaluate(dataset, evaluation=all_sequences, micro_batch_size=64)
+    _, row = _evaluate(
+        dataset, evaluation=all_sequences, micro_batch_size=micro_batch_size
+    )
+    assert row.rows == expected.rows
+    assert row.predicted_tokens == expected.predicted_tokens
 
 
-def export_of(training, dataset, directory, *, leads=True):
+def _export(training, dataset, directory, *, leads=True):
     export_model(
         training.module,
         dataset_dir=dataset.directory,
@@ -106,64 +124,68 @@ def export_of(training, dataset, directory, *, leads=True):
     )
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "eurobert"])
+def test_only_rank_0_exports_the_model(family, dataset, tmp_path):
+    training = training_of(config_of(family), dataset)
+    _export(training, dataset, tmp_path / "model")
+    _export(training, dataset, tmp_path / "other", leads=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "eurobert"])
-def test_an_exported_model_gives_the_same_logits_in_transformers(
-    family, precision, dataset, tmp_path
-):
+def test_exported_model_has_the_same_logits(family, precision, dataset, tmp_path):
     config = config_of(family, precision=precision)
     training = training_of(config, dataset)
     for batch in micro_batches(dataset, config, steps=3):
         training.step.run([batch], 1e-2)
     # As a model trained on a GPU is.
     training.module.model.config._attn_implementation = VARLEN_NAME
-    export_of(training, dataset, tmp_path / "model")
-    export_of(training, dataset, tmp_path / "other", leads=False)
-    # Only the rank that leads writes.
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    _export(training, dataset, tmp_path / "model")
     assert VARLEN_NAME not in (tmp_path / "model" / "config.json").read_text()
     loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     texts = tokenizer(
         ["w5 w6 w7 [MASK] w9", "w20 w21 [MASK]"], padding=True, return_tensors="pt"
     )
+    inputs = {name: texts[name] for name in ("input_ids", "attention_mask")}
     training.module.model.config._attn_implementation = "sdpa"
     training.module.eval()
     exact = training_of(config_of(family), dataset).module.eval()
     exact.load_state_dict(training.module.state_dict())
-    inputs = {name: texts[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         logits = loaded(**inputs).logits
         assert torch.equal(logits, exact.model(**inputs).logits)
         with training.module.autocast("cpu"):
-            torch.testing.assert_close(
-                training.module.model(**inputs).logits.float(),
-                logits,
-                rtol=0.05,
-                atol=0.05,
-            )
+            trained_logits = training.module.model(**inputs).logits
+    torch.testing.assert_close(trained_logits.float(), logits, rtol=0.05, atol=0.05)
     # It learned that each word follows the one before it.
-    assert 5 <= int(loaded(**inputs).logits[0, 4].argmax()) < 65
+    assert 5 <= int(logits[0, 4].argmax()) < 65
 
 
-def test_a_disk_that_refuses_the_model_is_told_and_what_killed_and_failed_exports_leave_is_removed(
-    dataset, tmp_path, monkeypatch
-):
-    left, model = tmp_path / "r" / ".model.0a0b0c0d.partial", tmp_path / "r" / "model"
-    left.mkdir(parents=True)
-    (left / "model.safetensors").write_bytes(b"half")
-    training = training_of(config_of(), dataset)
-    export_of(training, dataset, model)
+def test_export_removes_what_a_killed_export_left(dataset, tmp_path):
+    model = tmp_path / "r" / "model"
+    partial = tmp_path / "r" / ".model.0a0b0c0d.partial"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(b"half")
+    _export(training_of(config_of(), dataset), dataset, model)
     assert list(model.parent.iterdir()) == [model]
+
+
+def test_failed_export_keeps_the_earlier_model(dataset, tmp_path, monkeypatch):
+    model = tmp_path / "r" / "model"
+    model.parent.mkdir()
+    training = training_of(config_of(), dataset)
+    _export(training, dataset, model)
     before = (model / "model.safetensors").read_bytes()
 
-    def refuse(directory, **_):
+    def fill_the_disk(directory, **_):
         (directory / "model.safetensors").write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(training.module.model, "save_pretrained", refuse)
-    with pytest.raises(BadConfig, match="No space left on device") as caught:
-        export_of(training, dataset, model)
-    assert "only exports" in caught.value.next_step
+    monkeypatch.setattr(training.module.model, "save_pretrained", fill_the_disk)
+    with pytest.raises(BadConfig, match="No space left on device") as raised:
+        _export(training, dataset, model)
+    assert "only exports" in raised.value.next_step
     assert list(model.parent.iterdir()) == [model]
     assert (model / "model.safetensors").read_bytes() == before

@@ -7,50 +7,48 @@ import pytest
 
 from trainer.files import DISK_BLOCK_BYTES, CorruptFile, check_file, write_file
 
+BLOCK = DISK_BLOCK_BYTES
+MIB = 2**20
 
-def aligned(size, shift=0):
-    room = np.random.default_rng(0).integers(
-        0, 256, size + 2 * DISK_BLOCK_BYTES, dtype=np.uint8
-    )
-    begin = -room.ctypes.data % DISK_BLOCK_BYTES + shift
-    return room[begin : begin + size]
+
+def content_of(size, offset=0):
+    """Random bytes that begin at an offset from a block of the disk."""
+    memory = np.random.default_rng(0).integers(0, 256, size + 2 * BLOCK, dtype=np.uint8)
+    begin = -memory.ctypes.data % BLOCK + offset
+    return memory[begin : begin + size]
 
 
 @pytest.mark.parametrize(
-    "size", [0, 1, 4096, 3 * 4096, 16 * 2**20, 16 * 2**20 + 4096, 32 * 2**20 + 5]
+    "size", [0, 1, BLOCK, 3 * BLOCK, 16 * MIB, 16 * MIB + BLOCK, 32 * MIB + 5]
 )
-@pytest.mark.parametrize("shift", [0, 1])
-def test_what_is_written_past_the_page_cache_is_what_was_to_be_written(
-    tmp_path, size, shift
-):
-    content = aligned(size, shift)
+@pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "unaligned"])
+def test_writes_content_with_its_checksum(tmp_path, size, offset):
+    content = content_of(size, offset)
     entry = write_file(tmp_path / "file", content.data)
     assert (tmp_path / "file").read_bytes() == content.tobytes()
     assert (entry.bytes, entry.crc32) == (size, zlib.crc32(content.tobytes()))
 
 
 @pytest.mark.parametrize(
-    "refused",
-    [1, 2],
-    ids=["a file system that has nothing but a page cache", "in the middle"],
+    "failing_call", [1, 2], ids=["a file system without direct I/O", "in the middle"]
 )
-def test_a_refusal_to_write_past_the_page_cache_leaves_the_rest_to_it(
-    tmp_path, monkeypatch, refused
-):
-    content, calls, write = aligned(48 * 2**20), [], os.write
+def test_falls_back_to_the_page_cache(tmp_path, monkeypatch, failing_call):
+    content = content_of(48 * MIB)
+    calls = []
+    write = os.write
 
-    def refuse_one(fd, chunk):
+    def fail_once(fd, chunk):
         calls.append(len(chunk))
-        if len(calls) == refused:
+        if len(calls) == failing_call:
             raise OSError(errno.EINVAL, "Invalid argument")
         return write(fd, chunk)
 
-    monkeypatch.setattr(os, "write", refuse_one)
+    monkeypatch.setattr(os, "write", fail_once)
     write_file(tmp_path / "file", content.data)
     assert (tmp_path / "file").read_bytes() == content.tobytes()
 
 
-def test_a_directory_in_place_of_a_file_that_was_written_is_named(tmp_path):
+def test_check_rejects_directory(tmp_path):
     entry = write_file(tmp_path / "file", memoryview(b"what was written"))
     (tmp_path / "file").unlink()
     (tmp_path / "file").mkdir()

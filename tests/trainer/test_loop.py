@@ -40,28 +40,29 @@ from trainer.loop import train
 from trainer.model.masked_lm import MaskedLM
 from trainer.record.run_record import Run, RunExit, StartClock, read_run
 
-_RATES = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-DROPOUT = ModelSettings(name="m", config=SHAPES["bert"] | _RATES)
-
-
-class _Asked(Watchdog):
-    """A watch to which a signal comes after so many steps."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__(timeout_s=math.inf)
-        self._after = after
-
-    @property
-    def first_signal(self):
-        return signal.SIGTERM.value if self.step >= self._after else None
-
-
+DROPOUT = ModelSettings(
+    name="m",
+    config=SHAPES["bert"]
+    | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+)
 CHECKPOINTS = Path("r") / CHECKPOINTS_DIRECTORY
 
 
+class _SignalledAfter(Watchdog):
+    """Watchdog that receives SIGTERM after so many steps."""
+
+    def __init__(self, steps: float) -> None:
+        super().__init__(timeout_s=math.inf)
+        self._signal_after = steps
+
+    @property
+    def first_signal(self):
+        return signal.SIGTERM.value if self.step >= self._signal_after else None
+
+
 @pytest.fixture(autouse=True)
-def here(patterned_dataset, tmp_path, monkeypatch):
-    """Trainings of a dataset "data" in a directory of their own."""
+def working_directory(patterned_dataset, tmp_path, monkeypatch):
+    """Run each test in its own directory, with a dataset "data"."""
     monkeypatch.chdir(tmp_path)
     Path("data").symlink_to(patterned_dataset)
 
@@ -70,12 +71,12 @@ def _train(
     out="r",
     *,
     source="data",
-    asked_after=math.inf,
+    signal_after=math.inf,
     resume="auto",
     clock=None,
     **changes,
 ) -> tuple[Run, RunExit]:
-    """A run, or the rest of it, as a process of its own would train it."""
+    """Train a run, or the rest of it, as a separate process would."""
     config = config_of(**changes)
     resolved = resolved_of(config, Path(source))
     writer, start = choose_run(Path(out), resume, resolved, {})
@@ -86,7 +87,7 @@ def _train(
             writer,
             lambda row: None,
             start=start,
-            watchdog=_Asked(asked_after),
+            watchdog=_SignalledAfter(signal_after),
             clock=clock,
         )
     finally:
@@ -95,31 +96,17 @@ def _train(
 
 
 def _run(out="r", **changes) -> Run:
-    return _train(out, **changes)[0]
-
-
-def test_libraries_take_their_workspaces_before_there_is_a_model(monkeypatch):
-    """Workspaces that are allocated within a step would split the memory of its
-    activations."""
-    order = []
-    for name in ("open_libraries", "build_training"):
-        real = getattr(loop, name)
-        monkeypatch.setattr(
-            loop,
-            name,
-            lambda *given, name=name, real=real: order.append(name) or real(*given),
-        )
-    _run(max_steps=1)
-    assert order == ["open_libraries", "build_training"]
+    run, _ = _train(out, **changes)
+    return run
 
 
 def _weights(out: str) -> dict[str, torch.Tensor]:
     return load_file(Path(out) / "model" / "model.safetensors")
 
 
-def _learned(run: Run) -> list[tuple]:
-    """What rows say of the learning, and nothing of time."""
-    told = (
+def _learning_of(run: Run) -> list[tuple]:
+    """Return the metrics of a run's rows that do not depend on time."""
+    names = (
         "step",
         "loss",
         "grad_norm",
@@ -127,23 +114,48 @@ def _learned(run: Run) -> list[tuple]:
         "gradient_noise_scale_tokens",
         "skipped_steps",
     )
-    return [tuple(getattr(row, name) for name in told) for row in run.steps]
+    return [tuple(getattr(row, name) for name in names) for row in run.steps]
 
 
-def _check_same(one: str, other: str = "plain", *, after: int = 0) -> None:
-    """Two runs, from a step on, have learned the same to the last bit."""
-    assert _learned(read_run(Path(one))) == _learned(read_run(Path(other)))[after:]
-    first, second = _weights(one), _weights(other)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+def _check_same(out: str, other: str = "plain", *, after: int = 0) -> None:
+    """Assert that two runs, from a step on, learned the same to the last bit."""
+    learning = _learning_of(read_run(Path(out)))
+    assert learning == _learning_of(read_run(Path(other)))[after:]
+    weights = _weights(out)
+    other_weights = _weights(other)
+    assert weights.keys() == other_weights.keys()
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
 def _events(run: Run, kind: str) -> list[EventRow]:
     return [event for event in run.events if event.kind == kind]
 
 
+def _varied_samples(count: int) -> list[list[int]]:
+    """Samples of various lengths, in which each token is one above the last."""
+    return [
+        [5 + (start + step) % 60 for step in range(4 + start % 50)]
+        for start in range(count)
+    ]
+
+
+def test_libraries_take_workspaces_before_the_model_exists(monkeypatch):
+    """Workspaces allocated within a step would split the memory of activations."""
+    calls = []
+    for name in ("open_libraries", "build_training"):
+        real = getattr(loop, name)
+
+        def call_and_note(*arguments, name=name, real=real):
+            calls.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(loop, name, call_and_note)
+    _run(max_steps=1)
+    assert calls == ["open_libraries", "build_training"]
+
+
 @pytest.mark.parametrize("interval", [3, 100])
-def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval):
+def test_last_steps_are_logged_when_the_data_ends(interval):
     samples = [[5 + (start + step) % 60 for step in range(20)] for start in range(100)]
     source = write_dataset(Path("d"), samples, vocab_size=128, validation=samples[:9])
     run = _run(
@@ -153,7 +165,7 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval)
         max_steps=1000,
         log_interval_steps=interval,
     )
-    assert run.steps[-1].step == 13  # of 8 rows, the last of them half empty
+    assert run.steps[-1].step == 13  # of 8 sequences, the last one half empty
     assert run.evaluations[-1].step == 13
     assert Path("r/model/config.json").is_file()
 
@@ -161,55 +173,47 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model": DROPOUT},
-        {"model": DROPOUT, "data": DataSettings(num_workers=2)},
-        {
-            "model": DROPOUT,
-            "micro_batch_size": 3,
-            "layout": "bucketed",
-            "precision": "bf16",
-        },
-        {
-            "model": DROPOUT,
-            "micro_batch_size": 4,
-            "schedule": "cosine",
-            "warmup_steps": 2,
-        },
+        pytest.param({}, id="plain"),
+        pytest.param({"data": DataSettings(num_workers=2)}, id="workers"),
+        pytest.param(
+            {"micro_batch_size": 3, "layout": "bucketed", "precision": "bf16"},
+            id="bucketed",
+        ),
+        pytest.param(
+            {"micro_batch_size": 4, "schedule": "cosine", "warmup_steps": 2},
+            id="accumulated",
+        ),
     ],
-    ids=["plain", "workers", "bucketed", "accumulated"],
 )
-def test_a_run_that_is_interrupted_and_one_that_forks_off_end_with_the_same_weights_bit_by_bit(
-    changes,
-):
-    changes = {"max_steps": 7, **changes}
-    _run("plain", **changes)
-    for asked_after, steps in ((2, 3), (4, 5)):
-        _, ending = _train(asked_after=asked_after, **changes)
-        assert (ending.exit_code, ending.steps, ending.checkpoint) == (
-            75,
-            steps,
-            f"step-{steps:09d}",
-        )
+def test_interrupted_run_ends_with_the_same_weights(changes):
+    settings = {"max_steps": 7, "model": DROPOUT, **changes}
+    _run("plain", **settings)
+    for signal_after, steps in ((2, 3), (4, 5)):
+        _, ending = _train(signal_after=signal_after, **settings)
+        checkpoint = f"step-{steps:09d}"
+        assert ending.exit_code == 75
+        assert ending.steps == steps
+        assert ending.checkpoint == checkpoint
         assert (
             ending.reason
             == "SIGTERM on rank 0; run the same command again to resume from"
-            f" {ending.checkpoint}"
+            f" {checkpoint}"
         )
-    run, ending = _train(**changes)
+    run, ending = _train(**settings)
     assert (ending.exit_code, ending.steps) == (0, 7)
     _check_same("r")
-    assert (run.header.attempt, run.header.resumed_from, run.header.resumed_step) == (
-        3,
-        "step-000000005",
-        5,
-    )
+    assert run.header.attempt == 3
+    assert run.header.resumed_from == "step-000000005"
+    assert run.header.resumed_step == 5
     assert len(_events(run, "stopped")) == len(_events(run, "resumed")) == 2
+
+    # Another run that starts from one of its checkpoints.
     origin = str((CHECKPOINTS / "step-000000005").absolute())
-    assert _run("fork", resume=origin, **changes).header.resumed_from == origin
+    assert _run("fork", resume=origin, **settings).header.resumed_from == origin
     _check_same("fork", after=5)
 
 
-def test_weights_that_every_micro_batch_casts_are_told_with_the_reason(monkeypatch):
+def test_reports_weights_cast_in_every_micro_batch(monkeypatch):
     monkeypatch.setattr(
         "trainer.model.masked_lm.verify_working_copies", lambda _: "for a reason"
     )
@@ -220,7 +224,7 @@ def test_weights_that_every_micro_batch_casts_are_told_with_the_reason(monkeypat
     )
 
 
-def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before():
+def test_longer_run_resumes_to_the_same_weights():
     settings = {"schedule": "constant", "warmup_steps": 2, "model": DROPOUT}
     _run(max_steps=4, **settings)
     for name in ("r", "plain"):
@@ -228,19 +232,17 @@ def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before():
     _check_same("r")
 
 
-def test_an_interrupted_run_sees_every_sample_of_its_epochs_once_and_no_epoch_is_begun_again():
-    samples = [
-        [5 + (start + step) % 60 for step in range(4 + start % 50)]
-        for start in range(300)
-    ]
+def test_interrupted_run_sees_every_sample_once():
+    samples = _varied_samples(300)
     settings = {
         "source": write_dataset(Path("d"), samples, vocab_size=128),
         "max_epochs": 1,
         "max_steps": 500,
     }
     plain = _run("plain", **settings)
-    for asked_after in (6, math.inf, math.inf):
-        run, ending = _train(asked_after=asked_after, **settings)
+    _train(signal_after=6, **settings)
+    _train(**settings)
+    run, ending = _train(**settings)  # must not begin the epoch again
     assert sum(row.non_padding_tokens for row in run.steps) == sum(
         len(sample) + 2 for sample in samples
     )
@@ -249,7 +251,7 @@ def test_an_interrupted_run_sees_every_sample_of_its_epochs_once_and_no_epoch_is
     _check_same("r")
 
 
-def test_a_run_stops_in_time_saves_and_goes_on_when_it_is_started_again():
+def test_run_stops_before_its_time_limit():
     settings = {"model": DROPOUT, "max_steps": 10_000}
     # The process began 20 s ago, so that 4 s are left.
     clock = StartClock(time.time() - 20)
@@ -258,7 +260,7 @@ def test_a_run_stops_in_time_saves_and_goes_on_when_it_is_started_again():
     assert "train.stop_after_s" in ending.reason
     assert 20 < clock.total_s() < 24
     assert ending.checkpoint == f"step-{ending.steps:09d}"
-    run, later = _train(asked_after=ending.steps + 1, **settings)
+    run, later = _train(signal_after=ending.steps + 1, **settings)
     assert later.steps == ending.steps + 2
     assert run.startup is not None
     assert run.startup.total_s == pytest.approx(
@@ -276,7 +278,7 @@ def full_disk(monkeypatch):
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_disk_that_takes_no_checkpoint_ends_no_training():
+def test_training_continues_when_saves_fail():
     run, ending = _train(max_steps=4, checkpoint=CheckpointSettings(interval_steps=2))
     assert (ending.exit_code, ending.checkpoint, len(run.steps)) == (0, None, 4)
     assert {(event.kind, event.step) for event in run.events} == {
@@ -287,9 +289,9 @@ def test_a_disk_that_takes_no_checkpoint_ends_no_training():
 
 @pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_run_that_leaves_without_a_checkpoint_says_so(enabled):
+def test_exit_without_a_checkpoint_is_reported(enabled):
     run, ending = _train(
-        asked_after=2,
+        signal_after=2,
         max_steps=5,
         checkpoint=CheckpointSettings(enabled=enabled, interval_steps=1),
     )
@@ -300,45 +302,45 @@ def test_a_run_that_leaves_without_a_checkpoint_says_so(enabled):
     assert list_checkpoints(CHECKPOINTS) == []
 
 
-def test_saves_by_the_clock_happen_while_training_goes_on():
-    saved = _events(
-        _run(
-            max_steps=12, checkpoint=CheckpointSettings(interval_s=1e-6, keep_last=20)
-        ),
-        "saved",
+def test_saves_by_time_while_training_continues():
+    run = _run(
+        max_steps=12, checkpoint=CheckpointSettings(interval_s=1e-6, keep_last=20)
     )
+    saved = _events(run, "saved")
     assert 2 <= len(saved) <= 12
     assert len(list_checkpoints(CHECKPOINTS)) == len(saved)
 
 
-def test_another_dataset_than_the_checkpoints_is_refused():
+def test_rejects_another_dataset_on_resume():
     _run(max_steps=1)
+    other = write_dataset(Path("other"), [[5, 6, 7]] * 50, vocab_size=128)
     with pytest.raises(BadConfig, match="does not match checkpoint"):
-        _run(
-            source=write_dataset(Path("other"), [[5, 6, 7]] * 50, vocab_size=128),
-            max_steps=2,
-        )
+        _run(source=other, max_steps=2)
 
 
-class _Trouble:
-    """Makes the losses of some forward passes too high, counted over the steps that
-    were tried, from 1."""
+class _BadSteps:
+    """Multiplies the losses of some steps, counted over all that are tried, from 1."""
 
     def __init__(self, monkeypatch, steps, factor=100.0) -> None:
-        self.tried, self.ends, self.learning_rates = 0, [], []
-        run, forward = TrainStep.run, MaskedLM.forward
+        self.tried = 0
+        self.ends = []
+        """Position after each step that was tried."""
+        self.learning_rates = []
+        run = TrainStep.run
+        forward = MaskedLM.forward
 
-        def counted(step, batches, lr, **options):
+        def run_and_note(step, batches, lr, **options):
             self.tried += 1
             self.ends.append(batches[-1].after)
             self.learning_rates.append(lr)
             return run(step, batches, lr, **options)
 
-        def raised(module, batch):
-            return forward(module, batch) * (factor if self.tried in steps else 1.0)
+        def forward_with_factor(module, batch):
+            loss = forward(module, batch)
+            return loss * (factor if self.tried in steps else 1.0)
 
-        monkeypatch.setattr(TrainStep, "run", counted)
-        monkeypatch.setattr(MaskedLM, "forward", raised)
+        monkeypatch.setattr(TrainStep, "run", run_and_note)
+        monkeypatch.setattr(MaskedLM, "forward", forward_with_factor)
 
 
 def _health(**changes) -> HealthSettings:
@@ -351,123 +353,135 @@ ROLLING_BACK = {
 }
 
 
-def test_a_spike_is_undone_its_data_left_out_and_the_learning_rate_eased(monkeypatch):
-    trouble = _Trouble(monkeypatch, {20})
-    settings = {"max_steps": 22, "warmup_steps": 0, **ROLLING_BACK}
-    run, ending = _train(**settings)
+ROLLBACK_SETTINGS = {"max_steps": 22, "warmup_steps": 0, **ROLLING_BACK}
+
+
+def test_rolls_back_after_a_spike(monkeypatch):
+    _BadSteps(monkeypatch, {20})
+    run, ending = _train(**ROLLBACK_SETTINGS)
     assert (ending.exit_code, ending.steps) == (0, 22)
+    assert [row.step for row in run.steps] == list(range(1, 23))
     (spike,) = _events(run, "spike")
     assert (spike.step, spike.action, spike.level) == (20, "rollback", "error")
-    (told,) = _events(run, "rolled_back")
-    expected = {
+    (rolled_back,) = _events(run, "rolled_back")
+    assert rolled_back.values == {
         "from_step": 20,
         "to_step": 18,
         "first_row_left_out": 144,
         "first_row_after": 160,
         "rollbacks": 1,
+        "learning_rate_share": 0.5,
     }
-    assert told.values == expected | {"learning_rate_share": 0.5}
-    assert trouble.tried == 24
-    assert [end.rows for end in trouble.ends] == [8 * number for number in range(1, 25)]
-    config = config_of(**settings)
-    assert trouble.learning_rates[19] == learning_rate(config, 19)
-    assert trouble.learning_rates[20] == pytest.approx(0.5 * learning_rate(config, 18))
-    assert trouble.learning_rates[21] == pytest.approx(0.55 * learning_rate(config, 19))
-    assert [row.step for row in run.steps] == list(range(1, 23))
+
+
+def test_rollback_skips_the_data_since_the_checkpoint(monkeypatch):
+    bad_steps = _BadSteps(monkeypatch, {20})
+    _run(**ROLLBACK_SETTINGS)
+    assert bad_steps.tried == 24
+    assert [position.rows for position in bad_steps.ends] == [
+        8 * number for number in range(1, 25)
+    ]
+
+
+def test_rollback_eases_the_learning_rate(monkeypatch):
+    bad_steps = _BadSteps(monkeypatch, {20})
+    _run(**ROLLBACK_SETTINGS)
+    config = config_of(**ROLLBACK_SETTINGS)
+    before, after, next_one = bad_steps.learning_rates[19:22]
+    assert before == learning_rate(config, 19)
+    assert after == pytest.approx(0.5 * learning_rate(config, 18))
+    assert next_one == pytest.approx(0.55 * learning_rate(config, 19))
+
+
+def test_rollback_saves_the_restored_state(monkeypatch):
+    _BadSteps(monkeypatch, {20})
+    _run(**ROLLBACK_SETTINGS)
     names = [path.name for path in list_checkpoints(CHECKPOINTS)]
     assert names[:2] == ["step-000000022-rollback-1", "step-000000018-rollback-1"]
-    before, after = (
-        CHECKPOINTS / name for name in ("step-000000018", "step-000000018-rollback-1")
-    )
-    first, second = (
-        (path / "rank-00000.safetensors").read_bytes() for path in (before, after)
-    )
-    assert first == second
-    assert (
-        read_checkpoint(after).state.position.rows
-        == read_checkpoint(before).state.position.rows + 16
-    )
-    assert read_checkpoint(after).state.good
+    before = CHECKPOINTS / "step-000000018"
+    after = CHECKPOINTS / "step-000000018-rollback-1"
+    weights = "rank-00000.safetensors"
+    assert (before / weights).read_bytes() == (after / weights).read_bytes()
+    state_before = read_checkpoint(before).state
+    state_after = read_checkpoint(after).state
+    assert state_after.position.rows == state_before.position.rows + 16
+    assert state_after.good
 
 
 @pytest.mark.parametrize("max_rollbacks", [0, 2])
 @pytest.mark.parametrize(
     "late", [False, True], ids=["at once", "in the last two steps"]
 )
-def test_training_gives_up_when_rolling_back_does_not_help(
-    monkeypatch, max_rollbacks, late
-):
+def test_gives_up_when_rolling_back_does_not_help(monkeypatch, max_rollbacks, late):
     if late:
         read_late(monkeypatch)
-    trouble = _Trouble(monkeypatch, set(range(7, 100)), factor=math.nan)
+    bad_steps = _BadSteps(monkeypatch, set(range(7, 100)), factor=math.nan)
     settings = {
         "max_steps": 8 if late else 50,
         "health": _health(on_non_finite="rollback", max_rollbacks=max_rollbacks),
         "checkpoint": CheckpointSettings(interval_steps=6),
     }
-    with pytest.raises(TrainingFailed, match="training gives up") as caught:
+    with pytest.raises(TrainingFailed, match="training gives up") as raised:
         _run(**settings)
-    assert "train.learning_rate" in caught.value.next_step
-    # Read late, it gets to the end each time before it knows.
-    assert trouble.tried == (8 + 2 * max_rollbacks if late else 7 + max_rollbacks)
+    assert "train.learning_rate" in raised.value.next_step
+    expected_tries = 7 + max_rollbacks
+    if late:  # the run gets to its end each time before it knows
+        expected_tries = 8 + 2 * max_rollbacks
+    assert bad_steps.tried == expected_tries
     run = read_run(Path("r"))
     assert len(_events(run, "rolled_back")) == max_rollbacks
     assert _events(run, "non_finite")[-1].action == "give_up"
     assert not Path("r/model").exists()
     for path in list_checkpoints(CHECKPOINTS):
-        assert all(
-            value.isfinite().all()
-            for value in load_file(path / "rank-00000.safetensors").values()
-        )
+        tensors = load_file(path / "rank-00000.safetensors")
+        assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-def test_a_skipped_step_is_counted_and_named_with_its_samples_by_a_run_that_went_on(
-    monkeypatch,
-):
+def test_resumed_run_counts_skipped_steps(monkeypatch):
     settings = {
         "max_steps": 22,
         "health": _health(on_spike="skip"),
         "micro_batch_size": 4,
     }
     with monkeypatch.context() as patch:
-        _Trouble(patch, {5}, factor=math.nan)
-        _train(asked_after=18, **settings)
-    _Trouble(monkeypatch, {1})
+        _BadSteps(patch, {5}, factor=math.nan)
+        _train(signal_after=18, **settings)
+    _BadSteps(monkeypatch, {1})
     run = _run(**settings)
     assert [run.steps[step].skipped_steps for step in (3, 18, -1)] == [0, 1, 2]
-    (spike,) = _events(run, "spike")  # what is usual was saved with the run
+    # The checkpoint has the losses of earlier steps that this one is compared with.
+    (spike,) = _events(run, "spike")
     assert (spike.step, spike.action) == (20, "skip")
-    dataset, config = TokenDataset.open(Path("data")), config_of(**settings)
-    plans = list(
-        micro_batch_plans(
-            dataset, config, make_plan(config, len(dataset), 1), 0, steps=20
-        )
-    )
-    assert spike.samples == sorted(
-        sample for plan in plans[38:40] for sample in plan.segments.samples.tolist()
-    )
+    assert spike.samples == _samples_of_step(20, **settings)
 
 
-def test_a_step_that_is_not_finite_is_left_out_by_default_and_its_checkpoint_is_not_one_to_return_to(
-    monkeypatch,
-):
-    _Trouble(monkeypatch, {3}, factor=math.nan)
-    run, ending = _train(
-        max_steps=6, checkpoint=CheckpointSettings(interval_steps=1, keep_last=9)
-    )
+def _samples_of_step(step: int, **changes) -> list[int]:
+    """Return the samples of a step of two micro-batches, sorted."""
+    dataset = TokenDataset.open(Path("data"))
+    config = config_of(**changes)
+    plan = make_plan(config, len(dataset), 1)
+    plans = list(micro_batch_plans(dataset, config, plan, 0, steps=step))
+    samples = []
+    for micro_batch_plan in plans[-2:]:
+        samples += micro_batch_plan.segments.samples.tolist()
+    return sorted(samples)
+
+
+def test_skips_non_finite_step_by_default(monkeypatch):
+    _BadSteps(monkeypatch, {3}, factor=math.nan)
+    run, ending = _train(max_steps=6)
     assert ending.exit_code == 0
-    assert [row.loss is None for row in run.steps] == [
-        False,
-        False,
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert [row.step for row in run.steps if row.loss is None] == [3]
+    assert len(run.steps) == 6
     assert run.steps[-1].skipped_steps == 1
     assert all(value.isfinite().all() for value in _weights("r").values())
     (event,) = _events(run, "non_finite")
     assert (event.values["loss"], event.action) == ("nan", "skip")
+
+
+def test_checkpoint_of_a_non_finite_step_is_not_good(monkeypatch):
+    _BadSteps(monkeypatch, {3}, factor=math.nan)
+    _run(max_steps=6, checkpoint=CheckpointSettings(interval_steps=1, keep_last=9))
     good = {
         path.name: read_checkpoint(path).state.good
         for path in list_checkpoints(CHECKPOINTS)
@@ -476,28 +490,25 @@ def test_a_step_that_is_not_finite_is_left_out_by_default_and_its_checkpoint_is_
 
 
 @pytest.mark.parametrize(("step", "workers"), [(19, 0), (20, 1)])
-def test_a_spike_in_the_last_two_steps_is_undone_before_the_run_ends(
-    monkeypatch, step, workers
-):
+def test_undoes_spike_in_the_last_two_steps(monkeypatch, step, workers):
     read_late(monkeypatch)
-    trouble = _Trouble(monkeypatch, {step})
+    bad_steps = _BadSteps(monkeypatch, {step})
     run, ending = _train(
         data=DataSettings(num_workers=workers), max_steps=20, **ROLLING_BACK
     )
     assert (ending.exit_code, ending.steps, ending.reason) == (0, 20, "finished")
     assert ending.checkpoint == "step-000000020-rollback-1"
-    (told,) = _events(run, "rolled_back")
-    assert (told.values["from_step"], told.values["to_step"]) == (20, 18)
-    assert trouble.tried == 22
+    (rolled_back,) = _events(run, "rolled_back")
+    assert rolled_back.values["from_step"] == 20
+    assert rolled_back.values["to_step"] == 18
+    assert bad_steps.tried == 22
     assert [row.step for row in run.steps] == list(range(1, 21))
 
 
-def test_a_spike_that_is_known_only_when_a_run_is_asked_to_leave_is_undone_and_saved_so(
-    monkeypatch,
-):
+def test_undoes_spike_found_on_exit(monkeypatch):
     read_late(monkeypatch)
-    _Trouble(monkeypatch, {21})
-    run, ending = _train(asked_after=19, max_steps=30, **ROLLING_BACK)
+    _BadSteps(monkeypatch, {21})
+    run, ending = _train(signal_after=19, max_steps=30, **ROLLING_BACK)
     assert (ending.exit_code, ending.steps, ending.checkpoint) == (
         75,
         18,
@@ -507,10 +518,10 @@ def test_a_spike_that_is_known_only_when_a_run_is_asked_to_leave_is_undone_and_s
     assert [event.kind for event in run.events if event.kind in kinds] == kinds
 
 
-def test_a_run_whose_numbers_are_read_late_learns_the_same(monkeypatch):
+def test_reading_metrics_late_changes_no_weights(monkeypatch):
     _run("plain", max_steps=7, model=DROPOUT)
     read_late(monkeypatch)
-    _, ending = _train("late", max_steps=7, model=DROPOUT, asked_after=1)
+    _, ending = _train("late", max_steps=7, model=DROPOUT, signal_after=1)
     assert (ending.exit_code, ending.steps) == (75, 4)  # two steps later than otherwise
     _run("late", max_steps=7, model=DROPOUT)
     _check_same("late")

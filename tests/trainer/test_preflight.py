@@ -37,39 +37,48 @@ FACTS = GPU | {
 @pytest.mark.parametrize(
     "name", ["configuration", "code", "dataset", "torch", "transformers", "python"]
 )
-def test_what_would_make_training_silently_wrong_is_refused_and_what_makes_it_slow_said_with_the_ranks(
-    name,
-):
-    with pytest.raises(BadConfig) as caught:
+def test_rejects_ranks_that_differ(name):
+    with pytest.raises(BadConfig) as raised:
         preflight.compare_ranks([FACTS, FACTS | {name: "z" * 64}, FACTS])
     assert (
-        caught.value.message
+        raised.value.message
         == f"ranks differ in their {name}: {FACTS[name]} on ranks 0, 2; {'z' * 24} on"
         " rank 1"
     )
-    assert caught.value.next_step
-    for slow in ("device", "device_memory_bytes", "allotted_cpus"):
-        (remark,) = preflight.compare_ranks([FACTS] * 6 + [FACTS | {slow: "1"}])
-        assert (
-            f"{FACTS[slow][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; every"
-            " step" in remark.message
-        )
+    assert raised.value.next_step
 
 
-def test_samples_that_two_ranks_got_are_refused_with_both_named():
+@pytest.mark.parametrize("name", ["device", "device_memory_bytes", "allotted_cpus"])
+def test_warns_of_ranks_that_are_slower(name):
+    (warning,) = preflight.compare_ranks([FACTS] * 6 + [FACTS | {name: "1"}])
+    assert (
+        f"{FACTS[name][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; every step"
+        in warning.message
+    )
+
+
+def test_accepts_ranks_without_shared_samples():
     check_no_shared_samples([])
     check_no_shared_samples(
         [np.array([1, 2]), np.array([], dtype=np.int64), np.array([3, 4])]
     )
-    with pytest.raises(BadConfig, match="ranks 1 and 2 received 2 samples in common"):
-        check_no_shared_samples(
-            [np.array([9]), np.array([1, 2, 3]), np.array([3, 4, 2])]
-        )
-    with pytest.raises(BadConfig, match="a rank received a sample twice"):
-        check_no_shared_samples([np.array([9]), np.array([1, 1])])
 
 
-MEMORY = {"gpu_total_bytes": 80 * 2**30}
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([[9], [1, 2, 3], [3, 4, 2]], "ranks 1 and 2 received 2 samples in common"),
+        ([[9], [1, 1]], "a rank received a sample twice"),
+    ],
+    ids=["two ranks", "one rank"],
+)
+def test_rejects_shared_samples(samples, message):
+    with pytest.raises(BadConfig, match=message):
+        check_no_shared_samples([np.array(numbers) for numbers in samples])
+
+
+GIB = 2**30
+MEMORY = {"gpu_total_bytes": 80 * GIB}
 TUNED = {
     "device": "cuda",
     "gpu_name": "NVIDIA A100",
@@ -78,28 +87,30 @@ TUNED = {
 }
 
 
-def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
+def test_rejects_gpu_with_less_memory():
+    smaller = GPU | {"device_memory_bytes": str(40 * GIB)}
     with pytest.raises(
         ProfileMismatch, match="of 80 GiB; this one has only 40 GiB"
-    ) as caught:
-        preflight.compare_profile(
-            MEMORY, GPU | {"device_memory_bytes": str(40 * 2**30)}
-        )
-    assert caught.value.exit_code == 6
-    assert "autotune tune" in caught.value.next_step
+    ) as raised:
+        preflight.compare_profile(MEMORY, smaller)
+    assert raised.value.exit_code == 6
+    assert "autotune tune" in raised.value.next_step
 
 
 @pytest.mark.parametrize(
-    ("fingerprint", "here", "told"),
+    ("fingerprint", "facts"),
     [
-        *(
-            (MEMORY, {"device_memory_bytes": str(size)}, "")
-            for size in (80 * 2**30, round(78.1 * 2**30), 141 * 2**30)
+        pytest.param(MEMORY, {"device_memory_bytes": str(80 * GIB)}, id="memory"),
+        pytest.param(
+            MEMORY,
+            {"device_memory_bytes": str(round(78.1 * GIB))},
+            id="memory as torch reports it",
         ),
-        ({}, {}, ""),
-        (TUNED, {}, ""),
-        # Strange values are not believed.
-        (
+        pytest.param(MEMORY, {"device_memory_bytes": str(141 * GIB)}, id="more memory"),
+        pytest.param(MEMORY, {"device_memory_bytes": "None"}, id="unknown memory"),
+        pytest.param({}, {}, id="no fingerprint"),
+        pytest.param(TUNED, {}, id="same machine"),
+        pytest.param(
             {
                 "gpu_total_bytes": "80",
                 "gpu_name": 5,
@@ -107,29 +118,35 @@ def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
                 "allotted_cpus": "8",
             },
             {},
-            "",
+            id="values of other types",
         ),
-        (MEMORY, {"device_memory_bytes": "None"}, ""),
-        (
-            TUNED | {"gpu_name": "NVIDIA H100"},
-            {},
-            "gpu name NVIDIA H100; this rank has NVIDIA A100",
-        ),
-        (TUNED | {"torch": "2.9.1"}, {}, "torch 2.9.1; this rank has 2.10.0"),
-        (TUNED | {"allotted_cpus": 16}, {}, "16 available CPU cores; this rank has 8"),
-        (TUNED | {"device": "cpu"}, {}, "tuned for a CPU, but this rank has a GPU"),
     ],
 )
-def test_another_machine_than_the_profile_was_tuned_on_is_said_and_one_like_it_passes(
-    fingerprint, here, told
-):
-    remarks = preflight.compare_profile(fingerprint, GPU | here)
-    assert len(remarks) == bool(told)
-    assert all(told in remark.message and remark.next_step for remark in remarks)
+def test_accepts_the_machine_of_the_profile(fingerprint, facts):
+    assert preflight.compare_profile(fingerprint, GPU | facts) == []
 
 
 @pytest.mark.parametrize(
-    ("quota", "older_quota_us", "unbound", "slurm", "expected"),
+    ("changes", "message"),
+    [
+        (
+            {"gpu_name": "NVIDIA H100"},
+            "gpu name NVIDIA H100; this rank has NVIDIA A100",
+        ),
+        ({"torch": "2.9.1"}, "torch 2.9.1; this rank has 2.10.0"),
+        ({"allotted_cpus": 16}, "16 available CPU cores; this rank has 8"),
+        ({"device": "cpu"}, "tuned for a CPU, but this rank has a GPU"),
+    ],
+    ids=["GPU", "torch", "CPUs", "device"],
+)
+def test_warns_of_another_machine(changes, message):
+    (warning,) = preflight.compare_profile(TUNED | changes, GPU)
+    assert message in warning.message
+    assert warning.next_step
+
+
+@pytest.mark.parametrize(
+    ("quota_v2", "quota_v1_us", "unbound_cpus", "slurm_cpus", "expected"),
     [
         ("max 100000", "", None, "", 64),
         ("800000 100000", "", None, "", 8),
@@ -146,92 +163,106 @@ def test_another_machine_than_the_profile_was_tuned_on_is_said_and_one_like_it_p
         ("", "", 128, "12", 12),
     ],
 )
-def test_the_least_of_affinity_before_binding_quota_of_a_control_group_and_slurms_word_counts(
-    monkeypatch, tmp_path, quota, older_quota_us, unbound, slurm, expected
+def test_allotted_cpus_are_the_least_limit(
+    monkeypatch, tmp_path, quota_v2, quota_v1_us, unbound_cpus, slurm_cpus, expected
 ):
     monkeypatch.setattr(
         "trainer.preflight.os.sched_getaffinity", lambda _: set(range(64))
     )
-    group = re.search(
+    match = re.search(
         r"^0::/?(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE
     )
-    if quota and group is None:
-        pytest.skip("no unified control groups here")
-    own = tmp_path / (group[1] if group else "")
-    for place, content in (
-        (own / "cpu.max", quota),
-        (tmp_path / "cpu" / "cpu.cfs_quota_us", f"{older_quota_us}\n"),
-        (tmp_path / "cpu" / "cpu.cfs_period_us", "100000\n"),
+    if quota_v2 and match is None:
+        pytest.skip("no unified control groups on this machine")
+    group = tmp_path / (match[1] if match else "")
+    older_group = tmp_path / "cpu"
+    for file, content in (
+        (group / "cpu.max", quota_v2),
+        (older_group / "cpu.cfs_quota_us", f"{quota_v1_us}\n"),
+        (older_group / "cpu.cfs_period_us", "100000\n"),
     ):
-        place.parent.mkdir(exist_ok=True, parents=True)
-        place.write_text(content)
-    assert (
-        preflight.allotted_cpus(unbound, {"SLURM_CPUS_PER_TASK": slurm}, tmp_path)
-        == expected
-    )
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_text(content)
+    environment = {"SLURM_CPUS_PER_TASK": slurm_cpus}
+    assert preflight.allotted_cpus(unbound_cpus, environment, tmp_path) == expected
 
 
-def test_facts_survive_their_way_between_ranks_and_count_the_processors_of_before_binding(
-    monkeypatch,
-):
-    assert preflight.check_ranks(resolved_of(CONFIG), "ä" * 64, RANKS) == (
-        [],
-        (platform.node(),),
-    )
+def test_single_rank_passes_without_warnings():
+    warnings, hosts = preflight.check_ranks(resolved_of(CONFIG), "ä" * 64, RANKS)
+    assert warnings == []
+    assert hosts == (platform.node(),)
+
+
+def test_facts_count_cpus_before_binding(monkeypatch):
     monkeypatch.setattr("trainer.preflight.allotted_cpus", lambda unbound: unbound)
     bound = replace(RANKS, cpus_before_binding=128)
     facts = preflight.facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=bound)
-    assert (
-        facts["allotted_cpus"],
-        facts["device_memory_bytes"],
-        len(facts["code"]),
-    ) == ("128", "None", 64)
+    assert facts["allotted_cpus"] == "128"
+    assert facts["device_memory_bytes"] == "None"
+    assert len(facts["code"]) == 64
 
 
-def test_room_for_two_checkpoints_is_asked_for_before_the_first_step_and_said_of_those_to_keep(
-    tmp_path, monkeypatch
-):
+@pytest.fixture
+def free_150_mib(monkeypatch):
     monkeypatch.setattr(
         "trainer.preflight.shutil.disk_usage", lambda _: SimpleNamespace(free=150 * MIB)
     )
-    assert (
-        preflight.check_room(tmp_path, 75 * MIB, RANKS, existing=0, keep_last=1) == []
+
+
+@pytest.mark.usefixtures("free_150_mib")
+@pytest.mark.parametrize(
+    ("checkpoint_mib", "existing", "keep_last"), [(75, 0, 1), (150, 1, 1), (50, 0, 2)]
+)
+def test_accepts_enough_room(tmp_path, checkpoint_mib, existing, keep_last):
+    warnings = preflight.check_room(
+        tmp_path, checkpoint_mib * MIB, RANKS, existing=existing, keep_last=keep_last
     )
+    assert warnings == []
+
+
+@pytest.mark.usefixtures("free_150_mib")
+def test_new_run_requires_room_for_two_checkpoints(tmp_path):
     with pytest.raises(
         BadConfig, match="has 150 MiB free; 2 checkpoints require 152 MiB"
-    ) as caught:
+    ) as raised:
         preflight.check_room(tmp_path, 76 * MIB, RANKS, existing=0)
-    assert "train.checkpoint.enabled=false" in caught.value.next_step
-    assert (
-        preflight.check_room(tmp_path, 150 * MIB, RANKS, existing=1, keep_last=1) == []
+    assert "train.checkpoint.enabled=false" in raised.value.next_step
+
+
+@pytest.mark.usefixtures("free_150_mib")
+@pytest.mark.parametrize("existing", [1, 2, 5])
+def test_resumed_run_without_room_is_warned(tmp_path, existing):
+    (warning,) = preflight.check_room(tmp_path, 151 * MIB, RANKS, existing=existing)
+    assert "the next save will fail" in warning.next_step
+
+
+@pytest.mark.usefixtures("free_150_mib")
+def test_warns_if_not_all_checkpoints_fit(tmp_path):
+    (warning,) = preflight.check_room(
+        tmp_path, 51 * MIB, RANKS, existing=0, keep_last=2
     )
-    for there in (1, 2, 5):  # a run that can go on does so, with a word
-        (remark,) = preflight.check_room(tmp_path, 151 * MIB, RANKS, existing=there)
-        assert "the next save will fail" in remark.next_step
-    assert (
-        preflight.check_room(tmp_path, 50 * MIB, RANKS, existing=0, keep_last=2) == []
-    )
-    (remark,) = preflight.check_room(tmp_path, 51 * MIB, RANKS, existing=0, keep_last=2)
     assert (
         "has 150 MiB free; keeping 2 checkpoints while writing the next requires"
-        " 153 MiB" in remark.message
+        " 153 MiB" in warning.message
     )
-    assert "keep_last" in remark.next_step
+    assert "keep_last" in warning.next_step
 
 
-def _some_elsewhere(misses, leads=True):
-    """The first of some, of which those after it may not see its files; or one that is
-    not the first."""
+TOKEN_OF_RANK_0 = "0a0b"
+
+
+def _ranks(misses, *, leads=True):
+    """Several ranks, of which the others see the file of rank 0 or miss it (1.0)."""
     return SimpleNamespace(
         leads=leads,
-        broadcast_object=lambda text: text if leads else "0a0b",
+        broadcast_object=lambda token: token if leads else TOKEN_OF_RANK_0,
         all_reduce_sum=lambda *values: list(values),
         all_gather_float=lambda value: [value, *misses] if leads else [*misses, value],
     )
 
 
 @pytest.mark.parametrize(
-    ("misses", "leads", "shown"),
+    ("misses", "leads", "named"),
     [
         ((1.0,), True, "rank 1"),
         ((0.0, 1.0, 1.0), True, "ranks 2, 3"),
@@ -239,45 +270,48 @@ def _some_elsewhere(misses, leads=True):
         ((1.0,) * 6, True, "ranks 1, 2, 3, 4 and 2 more"),
     ],
 )
-def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_and_else_said(
-    tmp_path, misses, leads, shown
-):
-    ranks = _some_elsewhere(misses, leads)
+def test_names_ranks_that_miss_the_directory(tmp_path, misses, leads, named):
+    ranks = _ranks(misses, leads=leads)
     with pytest.raises(
-        BadConfig, match=f"not found on {shown}, but all ranks write"
-    ) as caught:
+        BadConfig, match=f"not found on {named}, but all ranks write"
+    ) as raised:
         preflight.check_shared(tmp_path, ranks, needed=True)
-    (remark,) = preflight.check_shared(tmp_path, ranks, needed=False)
+    (warning,) = preflight.check_shared(tmp_path, ranks, needed=False)
     assert (
-        f"not found on {shown}: they cannot record their exit in exit.json"
-        in remark.message
+        f"not found on {named}: they cannot record their exit in exit.json"
+        in warning.message
     )
-    assert remark.next_step == caught.value.next_step
-    assert "--out" in remark.next_step
+    assert warning.next_step == raised.value.next_step
+    assert "--out" in warning.next_step
     assert list(tmp_path.iterdir()) == []
-    for seen in (RANKS, _some_elsewhere((0.0, 0.0))):
-        assert [
-            preflight.check_shared(tmp_path, seen, needed=needed)
-            for needed in (True, False)
-        ] == [[], []]
-    assert list(tmp_path.iterdir()) == []
-    if not leads:  # and it sees the first one's file
-        (tmp_path / ".seen-by-all-ranks.0a0b").touch()
-        assert preflight.check_shared(tmp_path, ranks, needed=True) == []
 
 
-def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
-    def none(*_):
+@pytest.mark.parametrize("needed", [True, False])
+@pytest.mark.parametrize(
+    "ranks", [RANKS, _ranks((0.0, 0.0))], ids=["one rank", "several ranks"]
+)
+def test_accepts_shared_directory(tmp_path, ranks, needed):
+    assert preflight.check_shared(tmp_path, ranks, needed=needed) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_rank_sees_the_file_of_rank_0(tmp_path):
+    (tmp_path / f".seen-by-all-ranks.{TOKEN_OF_RANK_0}").touch()
+    ranks = _ranks((0.0,), leads=False)
+    assert preflight.check_shared(tmp_path, ranks, needed=True) == []
+
+
+def test_warns_of_file_system_without_locks(tmp_path, monkeypatch):
+    def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.files.fcntl.flock", none)
+        patch.setattr("trainer.files.fcntl.flock", no_locks)
         writer = RunWriter(tmp_path / "r", active=True)
-    (remark,) = preflight.check_directory(writer, CONFIG, 1, 0, RANKS)
-    assert "has no locks" in remark.message
-    assert (
-        preflight.check_directory(
-            RunWriter(tmp_path / "r", active=True), CONFIG, 1, 0, RANKS
-        )
-        == []
-    )
+    (warning,) = preflight.check_directory(writer, CONFIG, 1, 0, RANKS)
+    assert "has no locks" in warning.message
+
+
+def test_file_system_with_locks_has_no_warning(tmp_path):
+    writer = RunWriter(tmp_path / "r", active=True)
+    assert preflight.check_directory(writer, CONFIG, 1, 0, RANKS) == []

@@ -28,42 +28,51 @@ from trainer.data.global_batch import make_plan
 from trainer.errors import BadConfig, ProfileMismatch, printable
 
 
-@given(rows=st.integers(1, 500), micro=st.integers(1, 64), world=st.integers(1, 9))
-def test_the_global_batch_is_kept_and_no_micro_batch_exceeds_what_fits(
-    rows, micro, world
+@given(
+    global_batch_size=st.integers(1, 500),
+    micro_batch_size=st.integers(1, 64),
+    world_size=st.integers(1, 9),
+)
+def test_batch_split_keeps_the_global_batch(
+    global_batch_size, micro_batch_size, world_size
 ):
-    config = config_of(micro_batch_size=micro, global_batch_size=rows)
-    plan = make_plan(config, 1000, world)
-    assert plan.sequences_per_micro_batch <= micro
-    assert (
-        plan.sequences_per_micro_batch
-        * gradient_accumulation_steps(config, world)
-        * world
-        >= rows
+    config = config_of(
+        micro_batch_size=micro_batch_size, global_batch_size=global_batch_size
     )
+    plan = make_plan(config, 1000, world_size)
+    micro_batches = gradient_accumulation_steps(config, world_size) * world_size
+    assert plan.sequences_per_micro_batch <= micro_batch_size
+    assert plan.sequences_per_micro_batch * micro_batches >= global_batch_size
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "possible", "impossible"),
+    ("kind", "key", "value"),
     [
-        (
-            ParallelSettings,
-            "timeout_s",
-            (1.0, 600.0, 7 * 86400.0),
-            (0.0, 0.9, math.inf, math.nan, 1e10),
-        ),
-        (CheckpointSettings, "interval_s", (1e-6,), (0.0, -1.0, math.inf, math.nan)),
+        *((ParallelSettings, "timeout_s", value) for value in (1.0, 600.0, 604800.0)),
+        (CheckpointSettings, "interval_s", 1e-6),
     ],
 )
-def test_times_that_no_clock_can_wait_for_are_refused_with_their_key(
-    kind, key, possible, impossible
-):
-    for value in possible:
-        assert getattr(parse_table(kind, {key: value}, where="p.toml"), key) == value
-    for value in impossible:
-        with pytest.raises(BadConfig) as caught:
-            parse_table(kind, {key: value}, where="p.toml")
-        assert f"{key} = {value}" in caught.value.message
+def test_accepts_possible_time(kind, key, value):
+    assert getattr(parse_table(kind, {key: value}, where="p.toml"), key) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        *(
+            (ParallelSettings, "timeout_s", value)
+            for value in (0.0, 0.9, math.inf, math.nan, 1e10)
+        ),
+        *(
+            (CheckpointSettings, "interval_s", value)
+            for value in (0.0, -1.0, math.inf, math.nan)
+        ),
+    ],
+)
+def test_rejects_impossible_time(kind, key, value):
+    with pytest.raises(BadConfig) as raised:
+        parse_table(kind, {key: value}, where="p.toml")
+    assert f"{key} = {value}" in raised.value.message
 
 
 PROFILE = """
@@ -88,16 +97,12 @@ def profile(tmp_path) -> Path:
     return path
 
 
-def test_the_command_line_comes_before_the_profile_and_the_profile_before_the_default(
-    profile,
-):
+def test_names_the_source_of_each_value(profile):
     resolved = resolve(
         profile, assignments=["train.micro_batch_size=7"], environment={}
     )
-    assert (
-        resolved.config.micro_batch_size,
-        resolved.sources["train.micro_batch_size"],
-    ) == (7, "command line")
+    assert resolved.config.micro_batch_size == 7
+    assert resolved.sources["train.micro_batch_size"] == "command line"
     assert resolved.sources["train.learning_rate"] == "profile"
     assert resolved.sources["train.max_steps"] == "default"
     assert {
@@ -115,7 +120,7 @@ def test_the_command_line_comes_before_the_profile_and_the_profile_before_the_de
         (None, {}, None, "profile"),
     ],
 )
-def test_the_dataset_is_named_by_command_line_then_environment_then_profile(
+def test_command_line_names_the_dataset_before_environment(
     profile, data, environment, expected, source
 ):
     resolved = resolve(profile, data=data, environment=environment)
@@ -126,54 +131,55 @@ def test_the_dataset_is_named_by_command_line_then_environment_then_profile(
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [("weight_decay", "0", 0.0), ("precision", "bf16", "bf16")],
+    ids=["integer for a float", "bare word"],
 )
-def test_an_integer_is_a_float_where_one_is_asked_for_and_a_bare_word_is_a_string(
-    profile, key, text, value
-):
-    found = getattr(
-        resolve(profile, assignments=[f"train.{key}={text}"], environment={}).config,
-        key,
-    )
-    assert (found, type(found)) == (value, type(value))
+def test_assignment_takes_the_type_of_its_setting(profile, key, text, value):
+    resolved = resolve(profile, assignments=[f"train.{key}={text}"], environment={})
+    assigned = getattr(resolved.config, key)
+    assert (assigned, type(assigned)) == (value, type(value))
 
 
 @pytest.mark.parametrize(
     ("assignment", "next_step"),
     [
-        (text, "train.max_steps=30")
-        for text in ("max_steps=3", "train.max_steps", "=3", "train=3")
-    ]
-    + [("train.max_step=3", "'max_steps'"), ("train.seed.x=3", "Check the key")],
+        ("max_steps=3", "train.max_steps=30"),
+        ("train.max_steps", "train.max_steps=30"),
+        ("=3", "train.max_steps=30"),
+        ("train=3", "train.max_steps=30"),
+        ("train.max_step=3", "'max_steps'"),
+        ("train.seed.x=3", "Check the key"),
+    ],
 )
-def test_an_assignment_of_another_form_or_key_is_refused_with_an_example_or_the_nearest(
-    profile, assignment, next_step
-):
-    with pytest.raises(BadConfig) as caught:
+def test_rejects_bad_assignment(profile, assignment, next_step):
+    with pytest.raises(BadConfig) as raised:
         resolve(profile, assignments=["train.seed=1", assignment], environment={})
-    assert next_step in caught.value.next_step
+    assert next_step in raised.value.next_step
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "why"),
+    ("old", "new", "message"),
     [
         ("schema_version = 2", "schema_version = 99", "schema version 99"),
         ("../data", "/data", "relative to the profile"),
-        *(
-            (
-                "[train.data]",
-                f"[evidence.workers]\nseconds = {number}\n[train.data]",
-                r"evidence\.workers\.seconds",
-            )
-            for number in ("inf", "nan")
+        (
+            "[train.data]",
+            "[evidence.workers]\nseconds = inf\n[train.data]",
+            r"evidence\.workers\.seconds",
+        ),
+        (
+            "[train.data]",
+            "[evidence.workers]\nseconds = nan\n[train.data]",
+            r"evidence\.workers\.seconds",
         ),
         ("[train", "[other", r"no \[train\] table"),
     ],
+    ids=["schema version", "absolute path", "infinite", "NaN", "no table"],
 )
-def test_a_profile_of_another_kind_is_refused(profile, old, new, why):
+def test_rejects_unusable_profile(profile, old, new, message):
     profile.write_text(PROFILE.replace(old, new))
-    with pytest.raises(BadConfig, match=why) as refused:
+    with pytest.raises(BadConfig, match=message) as raised:
         resolve(profile, environment={})
-    assert refused.value.next_step
+    assert raised.value.next_step
 
 
 @pytest.mark.parametrize(
@@ -194,35 +200,39 @@ def test_a_profile_of_another_kind_is_refused(profile, old, new, why):
         (["train.precision=fp16"], "fp16 is not supported"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused_in_words(
-    profile, assignments, message
-):
-    with pytest.raises(BadConfig, match=message) as caught:
+def test_rejects_settings_that_conflict(profile, assignments, message):
+    with pytest.raises(BadConfig, match=message) as raised:
         resolve(profile, assignments=assignments, data=Path("d"), environment={})
-    assert "Value error" not in caught.value.message
-    assert "''" not in caught.value.next_step
+    assert "Value error" not in raised.value.message  # pydantic's words
+    assert "''" not in raised.value.next_step
 
 
-def test_a_profile_is_known_by_what_it_says_and_one_that_says_something_else_is_refused(
-    profile,
-):
+def test_profile_hash_ignores_assignments(profile):
     plain = resolve(profile, environment={"AUTOTUNE_DATA": "d"})
-    said = plain.profile_sha256
     changed = resolve(
-        profile, assignments=["train.max_steps=7"], data=Path("d"), expect_sha256=said
+        profile,
+        assignments=["train.max_steps=7"],
+        data=Path("d"),
+        expect_sha256=plain.profile_sha256,
     )
-    assert changed.profile_sha256 == said  # what the command line adds is no part of it
+    assert changed.profile_sha256 == plain.profile_sha256
     assert changed.config_sha256 != plain.config_sha256
-    profile.write_text(f"# a comment says nothing\n{PROFILE}")
-    resolve(profile, data=Path("d"), expect_sha256=said)
+
+
+def test_profile_hash_ignores_comments(profile):
+    sha256 = resolve(profile, data=Path("d")).profile_sha256
+    profile.write_text(f"# a comment\n{PROFILE}")
+    resolve(profile, data=Path("d"), expect_sha256=sha256)
+
+
+def test_rejects_modified_profile(profile):
+    sha256 = resolve(profile, data=Path("d")).profile_sha256
     profile.write_text(PROFILE.replace("0.001", "0.002"))
-    with pytest.raises(ProfileMismatch, match=f"expected {said[:12]}"):
-        resolve(profile, data=Path("d"), expect_sha256=said)
+    with pytest.raises(ProfileMismatch, match=f"expected {sha256[:12]}"):
+        resolve(profile, data=Path("d"), expect_sha256=sha256)
 
 
-def test_the_trainer_refuses_it_before_it_writes_or_computes_anything(
-    profile, tmp_path
-):
+def test_trainer_rejects_modified_profile_before_it_writes(profile, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -232,45 +242,47 @@ def test_the_trainer_refuses_it_before_it_writes_or_computes_anything(
         "d",
         "--out",
         tmp_path / "run",
+        "--expect-profile-sha256",
+        "0" * 64,
     ]
-    command += ["--expect-profile-sha256", "0" * 64]
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=60
     )
-    assert done.returncode == 6
-    assert "was modified" in done.stderr
-    assert "  next: " in done.stderr
+    assert process.returncode == 6
+    assert "was modified" in process.stderr
+    assert "  next: " in process.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_prints_only_settings_that_differ_with_their_source_and_the_file_of_all(
-    profile, capsys
-):
-    assigned = [
+def test_prints_settings_that_differ_from_defaults(profile, capsys):
+    assignments = [
         "train.seed=3",
         "train.max_steps=1000",
         "train.model.config.hidden_size=64",
     ]
-    _print_settings(resolve(profile, assignments=assigned, data=Path("d")), Path("r"))
+    _print_settings(
+        resolve(profile, assignments=assignments, data=Path("d")), Path("r")
+    )
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "train: settings that differ from the defaults; r has all of them"
-    shown = ("seed = 3", "data.path = d", "model.config.hidden_size = 64")
-    assert {f"  train.{one}  (command line)" for one in shown} <= set(lines)
+    assert {
+        "  train.seed = 3  (command line)",
+        "  train.data.path = d  (command line)",
+        "  train.model.config.hidden_size = 64  (command line)",
+    } <= set(lines)
     assert not any(
         "max_steps" in line or "(default)" in line or "model.config =" in line
         for line in lines
     )
 
 
-def test_what_steers_a_terminal_is_written_out_and_lines_stay_also_in_errors_that_quote_a_strangers_file():
+def test_escapes_control_characters():
     assert (
         printable("a\x1b[2Jb\r\x07\nc\u202ed\tä") == "a\\x1b[2Jb\\r\\x07\nc\\u202ed\\tä"
     )
     error = BadConfig("unknown key 'x\x1b]0;'", next_step="remove 'x\x1b]0;'")
-    assert (error.message, error.next_step) == (
-        "unknown key 'x\\x1b]0;'",
-        "remove 'x\\x1b]0;'",
-    )
+    assert error.message == "unknown key 'x\\x1b]0;'"
+    assert error.next_step == "remove 'x\\x1b]0;'"
 
 
 class Inner(StrictTable):
@@ -280,7 +292,7 @@ class Inner(StrictTable):
 class Outer(StrictTable):
     inner: Inner = Inner()
     others: list[Inner] = Field(default_factory=list)
-    rows: Annotated[int, Field(gt=0)] = 1
+    batch_size: Annotated[int, Field(gt=0)] = 1
 
 
 @pytest.mark.parametrize(
@@ -289,23 +301,20 @@ class Outer(StrictTable):
         ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
         ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
         ({"zzz": 1}, "zzz", "closest of 3 known keys"),
-        ({"rows": -3}, "rows = -3", "Correct 'rows'"),
-        (
-            {"rows": "3"},
-            "rows = '3'",
-            "Correct 'rows'",
-        ),  # nothing is converted silently
+        ({"batch_size": -3}, "batch_size = -3", "Correct 'batch_size'"),
+        # Nothing is converted silently.
+        ({"batch_size": "3"}, "batch_size = '3'", "Correct 'batch_size'"),
     ],
 )
-def test_a_wrong_key_or_value_is_named_with_what_to_do(value, message, next_step):
-    with pytest.raises(BadConfig) as caught:
+def test_names_wrong_key_with_next_step(value, message, next_step):
+    with pytest.raises(BadConfig) as raised:
         parse_table(Outer, value, where="p.toml")
-    assert message in caught.value.message
-    assert next_step in caught.value.next_step
+    assert message in raised.value.message
+    assert next_step in raised.value.next_step
 
 
 @pytest.mark.parametrize(
-    ("read", "content", "why"),
+    ("read", "content", "message"),
     [
         (read_toml, b"a = 1\n" * 200_000, "limit of 1,048,576 bytes"),
         (read_json, b"[" * 40 + b"]" * 40, "32 nested levels"),
@@ -317,9 +326,9 @@ def test_a_wrong_key_or_value_is_named_with_what_to_do(value, message, next_step
     ],
     ids=["large", "deep", "deepest", "no JSON", "dotted", "no TOML", "no text"],
 )
-def test_a_file_that_is_no_such_file_is_refused(tmp_path, read, content, why):
+def test_rejects_invalid_file(tmp_path, read, content, message):
     (tmp_path / "f").write_bytes(content)
-    with pytest.raises(BadConfig, match=why):
+    with pytest.raises(BadConfig, match=message):
         read(tmp_path / "f")
 
 
@@ -331,15 +340,13 @@ def test_a_file_that_is_no_such_file_is_refused(tmp_path, read, content, why):
         ("none/bert-mini-cpu.toml", "Write one."),
     ],
 )
-def test_a_file_that_is_missing_is_asked_for_by_a_name_that_is_close_or_as_the_caller_knows(
-    tmp_path, name, next_step
-):
+def test_suggests_file_for_missing_one(tmp_path, name, next_step):
     (tmp_path / "bert-mini-cpu.toml").touch()
-    with pytest.raises(BadConfig) as refused:
+    with pytest.raises(BadConfig) as raised:
         read_toml(tmp_path / name, if_missing="Write one.")
-    assert refused.value.next_step == next_step.format(tmp_path)
+    assert raised.value.next_step == next_step.format(tmp_path)
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text()))
-def test_canonical_json_does_not_depend_on_the_order_of_keys(value):
+def test_canonical_json_ignores_the_order_of_keys(value):
     assert canonical_json(value) == canonical_json(dict(reversed(value.items())))

@@ -1,5 +1,3 @@
-"""Progress on something that is no terminal: few lines, with the time that is left."""
-
 import os
 import subprocess
 import sys
@@ -12,32 +10,34 @@ from trainer.record.progress import progress
 
 @pytest.fixture
 def lines_of(capsys, monkeypatch):
-    """A function that gives what is written when updates of (second, done) of 100
-    come."""
+    """Function that returns the lines written for updates of (second, done) of 100."""
 
     def run(updates, budget_s=None):
         clock = {"now": 0.0}
         monkeypatch.setattr(module.time, "monotonic", lambda: clock["now"])
         with progress("work", budget_s=budget_s) as update:
-            for clock["now"], done in updates:
+            for second, done in updates:
+                clock["now"] = second
                 update(done, 100, "note")
-        return [
-            line.removeprefix("work: ") for line in capsys.readouterr().err.splitlines()
-        ]
+        lines = capsys.readouterr().err.splitlines()
+        return [line.removeprefix("work: ") for line in lines]
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("updates", "budget_s", "told"),
+    ("updates", "budget_s", "expected"),
     [
-        (
+        pytest.param(
             [(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)],
             None,
             ["  0 % note", " 50 % note, 0:00:05 left", "100 % note"],
+            id="every few seconds",
         ),
-        ([(0, 20), (5, 20)], None, [" 20 % note"] * 2),
-        (
+        pytest.param(
+            [(0, 20), (5, 20)], None, [" 20 % note"] * 2, id="without progress"
+        ),
+        pytest.param(
             [(0, 0), (5, 1), (10, 2), (30, 3)],
             20,
             [
@@ -46,26 +46,19 @@ def lines_of(capsys, monkeypatch):
                 "  2 % note, 0:00:10 left",
                 "  3 % note, over the time limit; finishing the minimum",
             ],
+            id="never longer than the budget",
         ),
     ],
-    ids=[
-        "every few seconds and at the end",
-        "no time left while nothing moves",
-        "never longer than the budget",
-    ],
 )
-def test_a_line_is_written_now_and_then(lines_of, updates, budget_s, told):
-    assert lines_of(updates, budget_s) == told
+def test_writes_lines_without_a_terminal(lines_of, updates, budget_s, expected):
+    assert lines_of(updates, budget_s) == expected
 
 
-def test_the_time_left_follows_the_rate_of_the_last_minute(lines_of):
-    fast_then_slow = [
-        (0, 0),
-        (5, 50),
-        *((5 * step, 49 + step) for step in range(2, 20)),
-    ]
+def test_time_left_follows_the_last_minute(lines_of):
+    slow = [(5 * step, 49 + step) for step in range(2, 20)]
+    lines = lines_of([(0, 0), (5, 50), *slow])
     # One in five seconds, and 32 to go.
-    assert lines_of(fast_then_slow)[-1] == " 68 % note, 0:02:40 left"
+    assert lines[-1] == " 68 % note, 0:02:40 left"
 
 
 PROGRAM = """
@@ -83,13 +76,13 @@ sys.exit(9)
 
 
 @pytest.mark.parametrize("how", ["forgive", "do not"])
-def test_readers_that_are_gone_end_no_program_that_forgives_them(how):
+def test_program_survives_closed_streams_only_if_ignored(how):
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, how],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # So that what is left in a buffer fails to be flushed, too.
+        # Buffered, so that the flush at the exit fails too.
         env=os.environ | {"PYTHONUNBUFFERED": ""},
     )
     process.stdout.close()

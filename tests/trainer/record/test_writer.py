@@ -37,7 +37,7 @@ from trainer.record.writer import RunWriter
 
 @pytest.fixture
 def begin(tmp_path):
-    """Starts of one run, each when the one before it is gone."""
+    """Function that starts a run again, after the start before it has ended."""
     writers = []
 
     def start(**changes) -> RunWriter:
@@ -53,42 +53,47 @@ def begin(tmp_path):
 ROWS = [row_of(1), row_of(2, loss=None), evaluation_of(2), event_of(2)]
 
 
-@pytest.mark.parametrize("active", [True, False], ids=["the first rank", "another"])
-def test_a_run_is_read_back_as_it_was_written_and_shown_and_other_ranks_write_only_its_end(
-    tmp_path, active
-):
-    directory, shown = tmp_path / "r", []
-    writer = RunWriter(directory, active=active)
-    writer.start(
-        header_of(),
-        shown.append,
-        open_boards(None, directory, header_of(), 1, pytest.fail) if active else (),
-    )
+def test_reads_back_what_was_written(tmp_path):
+    directory = tmp_path / "r"
+    shown = []
+    writer = RunWriter(directory, active=True)
+    opened = open_boards(None, directory, header_of(), 1, pytest.fail)
+    writer.start(header_of(), shown.append, opened)
     writer.started(startup_of())
     for row in ROWS:
         writer.append(row)
     writer.close()
-    assert shown == ([header_of(), *ROWS] if active else [])
-    assert directory.exists() == active
-    directory.mkdir(exist_ok=True)
-    writer.finish(end_of(75, checkpoint="step-000000002"))
-    assert run_record.read_exit(directory) == end_of(75, checkpoint="step-000000002")
-    if active:
-        run = run_record.read_run(directory)
-        assert (run.header, run.steps) == (
-            header_of(),
-            (row_of(1), row_of(2, loss=None)),
-        )
-        assert (run.evaluations, run.events, run.startup) == (
-            (evaluation_of(2),),
-            (event_of(2),),
-            startup_of(),
-        )
-        assert run.end == run_record.read_exit(directory)
-        assert list((directory / run_record.TENSORBOARD_DIRECTORY).iterdir())
+    assert shown == [header_of(), *ROWS]
+    end = end_of(75, checkpoint="step-000000002")
+    writer.finish(end)
+    run = run_record.read_run(directory)
+    assert run.header == header_of()
+    assert run.steps == (row_of(1), row_of(2, loss=None))
+    assert run.evaluations == (evaluation_of(2),)
+    assert run.events == (event_of(2),)
+    assert run.startup == startup_of()
+    assert run.end == run_record.read_exit(directory) == end
+    assert list((directory / run_record.TENSORBOARD_DIRECTORY).iterdir())
 
 
-def test_a_later_start_hides_what_tensorboard_drew(tmp_path, monkeypatch):
+def test_other_ranks_write_only_their_exit(tmp_path):
+    directory = tmp_path / "r"
+    shown = []
+    writer = RunWriter(directory, active=False)
+    writer.start(header_of(), shown.append)
+    writer.started(startup_of())
+    for row in ROWS:
+        writer.append(row)
+    writer.close()
+    assert shown == []
+    assert not directory.exists()
+    directory.mkdir()
+    end = end_of(75, checkpoint="step-000000002")
+    writer.finish(end)
+    assert run_record.read_exit(directory) == end
+
+
+def test_tensorboard_hides_points_of_earlier_starts(tmp_path, monkeypatch):
     import torch.utils.tensorboard
 
     monkeypatch.setattr(
@@ -103,48 +108,54 @@ def test_a_later_start_hides_what_tensorboard_drew(tmp_path, monkeypatch):
     assert [board._writer for board in opened] == [None, 6]
 
 
-def test_a_start_that_goes_on_cuts_torn_tails_and_replaces_rows_of_steps_that_are_taken_again(
-    begin, tmp_path
-):
+def test_repeated_steps_replace_earlier_rows(begin, tmp_path):
     first = begin()
     for step in (1, 2, 3, 4):
-        for row in (
-            row_of(step, loss=1.0),
-            evaluation_of(step, loss=1.0),
-            event_of(step),
-        ):
-            first.append(row)
-    for name in ("steps", "evaluations", "events"):
-        with (tmp_path / "r" / f"{name}.jsonl").open("a") as file:
-            file.write('{"step": 5, "ä')
-    assert [row.step for row in run_record.read_run(tmp_path / "r").steps] == [
-        1,
-        2,
-        3,
-        4,
-    ]
+        first.append(row_of(step, loss=1.0))
+        first.append(evaluation_of(step, loss=1.0))
+        first.append(event_of(step))
     second = begin()
-    for row in (row_of(3, loss=2.0), evaluation_of(2, loss=2.0), event_of(3)):
-        second.append(row)
+    second.append(row_of(3, loss=2.0))
+    second.append(evaluation_of(2, loss=2.0))
+    second.append(event_of(3))
     run = run_record.read_run(tmp_path / "r")
     assert [(row.step, row.loss) for row in run.steps] == [(1, 1.0), (2, 1.0), (3, 2.0)]
     assert [(row.step, row.loss) for row in run.evaluations] == [(1, 1.0), (2, 2.0)]
     assert [row.step for row in run.events] == [1, 2, 3, 4, 3]
 
 
-def test_every_start_puts_what_the_one_before_wrote_aside(begin, tmp_path):
+def test_torn_last_lines_are_ignored_then_cut(begin, tmp_path):
+    first = begin()
+    for step in (1, 2):
+        first.append(row_of(step))
+        first.append(evaluation_of(step))
+        first.append(event_of(step))
+    for name in ("steps", "evaluations", "events"):
+        with (tmp_path / "r" / f"{name}.jsonl").open("a") as file:
+            file.write('{"step": 5, "ä')
+    run = run_record.read_run(tmp_path / "r")
+    assert [row.step for row in run.steps] == [1, 2]
+    second = begin()
+    second.append(row_of(3))
+    second.append(evaluation_of(3))
+    second.append(event_of(3))
+    run = run_record.read_run(tmp_path / "r")
+    for rows in (run.steps, run.evaluations, run.events):
+        assert [row.step for row in rows] == [1, 2, 3]
+
+
+def test_start_sets_the_earlier_one_aside(begin, tmp_path):
     first = begin()
     first.started(startup_of())
     first.finish(end_of(75))
-    again = {"resumed_from": "step-000000002", "resumed_step": 2, "job": "slurm-1"}
-    second = begin(**again)
+    resumed = {"resumed_from": "step-000000002", "resumed_step": 2, "job": "slurm-1"}
+    second = begin(**resumed)
     run = run_record.read_run(tmp_path / "r")
-    assert (run.header, run.startup, run.end) == (
-        header_of(attempt=2, **again),
-        None,
-        None,
-    )
-    assert [first.attempt, second.attempt, begin().attempt] == [1, 2, 3]
+    assert run.header == header_of(attempt=2, **resumed)
+    assert run.startup is None
+    assert run.end is None
+    third = begin()
+    assert [first.attempt, second.attempt, third.attempt] == [1, 2, 3]
     earlier = tmp_path / "r" / run_record.EARLIER_DIRECTORY
     assert {path.name for path in earlier.iterdir()} == {"1", "2"}
     assert {path.name for path in (earlier / "1").iterdir()} == {
@@ -156,83 +167,85 @@ def test_every_start_puts_what_the_one_before_wrote_aside(begin, tmp_path):
     assert run_record.read_run(earlier / "2").header.attempt == 2
 
 
-def test_a_start_that_dies_before_its_header_leaves_a_run_that_is_written_into_only_to_go_on(
-    begin, tmp_path
-):
+def test_rejects_directory_that_contains_a_run(begin, tmp_path):
     leave(begin())
     with pytest.raises(BadConfig, match="already contains a run"):
         RunWriter(tmp_path / "r", active=True)
+
+
+def test_start_without_header_keeps_the_last_one(begin, tmp_path):
+    leave(begin())
     leave(RunWriter(tmp_path / "r", active=True, again=True))
     assert run_record.read_run(tmp_path / "r").header.attempt == 1
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 3
 
 
-def test_a_first_start_that_ends_before_its_header_is_put_aside_too_and_hides_no_origin(
-    tmp_path,
-):
+def test_first_header_skips_start_without_one(tmp_path):
+    directory = tmp_path / "r"
     for attempt, origin in ((1, None), (2, "/other/checkpoint"), (3, "step-000000002")):
-        writer = RunWriter(tmp_path / "r", active=True, again=True)
-        assert (writer.attempt, run_record.read_exit(tmp_path / "r")) == (attempt, None)
-        if origin:
+        writer = RunWriter(directory, active=True, again=True)
+        assert writer.attempt == attempt
+        assert run_record.read_exit(directory) is None
+        if origin is not None:
             writer.start(header_of(resumed_from=origin))
         writer.finish(end_of(75))
         leave(writer)
-    earlier = tmp_path / "r" / run_record.EARLIER_DIRECTORY
-    assert [
-        {path.name for path in (earlier / start).iterdir()} for start in ("1", "2")
-    ] == [{"exit.json"}, {"exit.json", "run.json"}]
-    assert (
-        run_record.read_first_header(tmp_path / "r").resumed_from == "/other/checkpoint"
-    )
+    earlier = directory / run_record.EARLIER_DIRECTORY
+    assert {path.name for path in (earlier / "1").iterdir()} == {"exit.json"}
+    assert {path.name for path in (earlier / "2").iterdir()} == {
+        "exit.json",
+        "run.json",
+    }
+    assert run_record.read_first_header(directory).resumed_from == "/other/checkpoint"
 
 
-def test_rows_that_cannot_be_written_wait_which_is_said_once_and_follow_whole_and_in_order(
-    tmp_path, monkeypatch
-):
-    shown, write = [], os.write
-    writer = RunWriter(tmp_path / "r", active=True)
+def test_rows_wait_while_the_disk_is_full(tmp_path, monkeypatch):
+    directory = tmp_path / "r"
+    shown = []
+    write = os.write
+    writer = RunWriter(directory, active=True)
     writer.start(header_of(), shown.append)
     writer.append(row_of(1))
 
-    def fills_up(fd, content):
+    def fill_up(fd, content):
         if len(content) > 20:
             return write(fd, content[:20])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for step in (2, 4):  # and again when it happens again
+    for step in (2, 4):  # the disk fills up twice
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", fills_up)
+            patch.setattr(os, "write", fill_up)
             writer.append(row_of(step))
             writer.append(event_of(step))
             assert writer.write_error == "No space left on device"
-            assert run_record.read_run(tmp_path / "r").steps[-1] == row_of(step - 1)
-            assert (tmp_path / "r" / "steps.jsonl").read_bytes().endswith(b"}\n")
+            assert run_record.read_run(directory).steps[-1] == row_of(step - 1)
+            assert (directory / "steps.jsonl").read_bytes().endswith(b"}\n")
         writer.append(row_of(step + 1))
         assert writer.write_error is None
-    run = run_record.read_run(tmp_path / "r")
-    assert (run.steps, run.events) == (
-        tuple(map(row_of, range(1, 6))),
-        (event_of(2), event_of(4)),
-    )
-    told = [row for row in shown if getattr(row, "kind", "") == "record_waits"]
-    assert [row.step for row in told] == [2, 4]
-    assert "No space left on device" in told[0].message
+    run = run_record.read_run(directory)
+    assert run.steps == tuple(row_of(step) for step in range(1, 6))
+    assert run.events == (event_of(2), event_of(4))
+    warnings = [row for row in shown if getattr(row, "kind", "") == "record_waits"]
+    assert [warning.step for warning in warnings] == [2, 4]  # once each time
+    assert "No space left on device" in warnings[0].message
+
+
+def test_rejects_directory_without_a_run(tmp_path):
+    with pytest.raises(BadConfig, match="not a run"):
+        run_record.read_run(tmp_path)
 
 
 @pytest.mark.parametrize("version", [2, 9])
-def test_what_is_no_run_or_another_version_is_refused(begin, tmp_path, version):
-    with pytest.raises(BadConfig, match="not a run"):
-        run_record.read_run(tmp_path)
+def test_rejects_other_schema_version(begin, tmp_path, version):
     begin()
     path = tmp_path / "r" / "run.json"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"schema_version": version})
-    )
+    header = json.loads(path.read_text())
+    path.write_text(json.dumps(header | {"schema_version": version}))
     with pytest.raises(BadConfig):
         run_record.read_run(tmp_path / "r")
 
 
-def test_a_second_start_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch):
+def test_rejects_second_start_meanwhile(tmp_path, monkeypatch):
     monkeypatch.setattr(run_writer, "_LOCK_TIMEOUT_S", 0.2)
     holder = RunWriter(tmp_path / "r", active=True)
     with pytest.raises(BadConfig, match="another process is using"):
@@ -241,26 +254,24 @@ def test_a_second_start_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 1
 
 
-def test_every_second_until_the_first_step_belongs_to_one_phase(monkeypatch):
-    moment = [1000.0]
-    monkeypatch.setattr(time, "time", lambda: moment[0])
+def test_every_second_of_startup_belongs_to_a_phase(monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now_s)
     monkeypatch.setattr(time, "monotonic", lambda: 500.0)
     clock = run_record.StartClock(began_s=990.0)
-    steps = (
+    for phase, seconds in (
         ("import", 0),
         ("staging", 2),
         ("build", 1),
         ("first_batch", 1),
         ("build", 2),
         ("first_step", 4),
-    )
-    for phase, seconds in steps:
-        moment[0] += seconds
+    ):
+        now_s += seconds
         clock.ended(phase)
-    moment[0] += 50
-    assert {
-        name: value for name, value in clock.startup().model_dump().items() if value
-    } == {
+    now_s += 50
+    startup = clock.startup().model_dump()
+    assert {name: seconds for name, seconds in startup.items() if seconds} == {
         "import_s": 10,
         "staging_s": 2,
         "build_s": 3,
@@ -268,7 +279,8 @@ def test_every_second_until_the_first_step_belongs_to_one_phase(monkeypatch):
         "first_step_s": 4,
         "total_s": 20,
     }
-    assert (clock.total_s(), clock.monotonic_start_s) == (70, 490)
+    assert clock.total_s() == 70
+    assert clock.monotonic_start_s == 490
 
 
 @pytest.fixture
@@ -278,84 +290,114 @@ def data(tmp_path):
     )
 
 
-def test_a_dataset_is_held_against_the_profile_and_has_samples(tmp_path, data):
-    found = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
-    assert (
-        len(
-            open_dataset(
-                resolved_of(config_of(data=DataSettings(dataset_hash=found)), data)
-            )
-        )
-        == 40
-    )
-    other = config_of(data=DataSettings(dataset_hash="0" * len(found)))
+def test_opens_dataset_of_the_profile(data):
+    dataset_hash = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
+    config = config_of(data=DataSettings(dataset_hash=dataset_hash))
+    assert len(open_dataset(resolved_of(config, data))) == 40
+
+
+def test_rejects_dataset_that_does_not_match_the_profile(data):
+    dataset_hash = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
+    config = config_of(data=DataSettings(dataset_hash="0" * len(dataset_hash)))
     with pytest.raises(
-        BadConfig, match=f"its hash is {found[:12]}…, not 000000000000"
-    ) as refused:
-        open_dataset(resolved_of(other, data))
-    assert "--data" in refused.value.next_step
+        BadConfig, match=f"its hash is {dataset_hash[:12]}…, not 000000000000"
+    ) as raised:
+        open_dataset(resolved_of(config, data))
+    assert "--data" in raised.value.next_step
+
+
+def test_rejects_empty_dataset(tmp_path):
     empty = write_dataset(tmp_path / "empty", [], vocab_size=128)
     with pytest.raises(BadConfig, match="is empty"):
         open_dataset(resolved_of(config_of(), empty))
 
 
-def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(
-    tmp_path, data, monkeypatch
-):
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
+@pytest.fixture
+def describe(data):
+    """Function that returns the header of a run, and what it describes."""
     config = config_of(attention_dropout=0.25)
     resolved = resolved_of(config, data)
     dataset = open_dataset(resolved)
-    training, plan = training_of(config, dataset), make_plan(config, len(dataset), 1)
-    path = write_checkpoint(tmp_path / "checkpoints", 7)
-    start = Start(checkpoint=path, manifest=read_checkpoint(path))
-    others = {"hosts": ["here"], "ranks": join_ranks(config, environment={})}
-    header = describe_run(resolved, dataset, plan, training, start=start, **others)
-    assert (header.resumed_step, header.resumed_from, header.job) == (
-        7,
-        "step-000000007",
-        "slurm-17",
+    training = training_of(config, dataset)
+    plan = make_plan(config, len(dataset), 1)
+
+    def run(start):
+        header = describe_run(
+            resolved,
+            dataset,
+            plan,
+            training,
+            start=start,
+            hosts=["node1"],
+            ranks=join_ranks(config, environment={}),
+        )
+        return header, SimpleNamespace(
+            resolved=resolved, dataset=dataset, training=training, plan=plan
+        )
+
+    return run
+
+
+def test_header_describes_the_run(describe):
+    header, described = describe(Start())
+    assert header.config_sha256 == described.resolved.config_sha256
+    assert header.dataset_hash == described.dataset.manifest.dataset_hash
+    assert header.global_batch_size == described.plan.global_batch_size
+    assert (
+        header.gradient_accumulation_steps == described.plan.gradient_accumulation_steps
     )
-    assert (header.config_sha256, header.dataset_hash) == (
-        resolved.config_sha256,
-        dataset.manifest.dataset_hash,
-    )
-    assert (header.global_batch_size, header.gradient_accumulation_steps) == (
-        plan.global_batch_size,
-        plan.gradient_accumulation_steps,
-    )
-    assert header.parameters == sum(one.numel() for one in training.module.parameters())
+    parameters = described.training.module.parameters()
+    assert header.parameters == sum(parameter.numel() for parameter in parameters)
     assert any("0.25" in change for change in header.recipe_changes)
-    assert (header.versions["torch"], header.versions["python"]) == (
-        torch.__version__,
-        platform.python_version(),
-    )
-    # Of a CPU nobody knows it.
-    assert (header.hosts, header.peak_flops_per_s) == (["here"], None)
-    fresh = describe_run(resolved, dataset, plan, training, start=Start(), **others)
-    assert (fresh.resumed_from, fresh.resumed_step) == (None, 0)
+    assert header.versions["torch"] == torch.__version__
+    assert header.versions["python"] == platform.python_version()
+    assert header.hosts == ["node1"]
+    assert header.peak_flops_per_s is None  # unknown for a CPU
+
+
+def test_header_names_the_checkpoint_of_a_resume(describe, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    path = write_checkpoint(tmp_path / "checkpoints", 7)
+    header, _ = describe(Start(checkpoint=path, manifest=read_checkpoint(path)))
+    assert header.resumed_step == 7
+    assert header.resumed_from == "step-000000007"
+    assert header.job == "slurm-17"
+
+
+def test_header_of_a_start_from_scratch(describe):
+    header, _ = describe(Start())
+    assert (header.resumed_from, header.resumed_step) == (None, 0)
+
+
+GPU_RANK = SimpleNamespace(device=torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("version", ["580.95.05", "0.0 (nullgpu)", None])
-def test_the_driver_of_a_gpu_is_as_nvml_says_it(monkeypatch, version):
-    def answer():
+def test_gpu_driver_version_comes_from_nvml(monkeypatch, version):
+    def driver_version():
         if version is None:
             raise LookupError
         return version
 
     nvml = SimpleNamespace(
-        NVMLError=LookupError, nvmlInit=lambda: None, nvmlSystemGetDriverVersion=answer
+        NVMLError=LookupError,
+        nvmlInit=lambda: None,
+        nvmlSystemGetDriverVersion=driver_version,
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert (
-        gpu_driver_version(SimpleNamespace(device=torch.device("cuda", 0))) == version
-    )
-    assert gpu_driver_version(SimpleNamespace(device=torch.device("cpu"))) is None
+    assert gpu_driver_version(GPU_RANK) == version
+
+
+def test_gpu_driver_version_is_unknown_without_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu_driver_version(SimpleNamespace(device=torch.device("cuda", 0))) is None
+    assert gpu_driver_version(GPU_RANK) is None
 
 
-def test_the_code_of_a_run_is_all_of_the_trainers(tmp_path):
+def test_cpu_has_no_driver_version():
+    assert gpu_driver_version(SimpleNamespace(device=torch.device("cpu"))) is None
+
+
+def test_code_hash_covers_the_whole_trainer(tmp_path):
     package = tmp_path / "trainer"
     shutil.copytree(Path(trainer.__file__).parent, package)
     assert run_record.code_sha256(package) == run_record.code_sha256()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -45,7 +46,7 @@ def local(tmp_path):
 
 @pytest.fixture
 def root(local):
-    """The user's own directory there, left open to others by somebody."""
+    """The user's own directory there, which others may write to."""
     root = local / f"autotune-{os.getuid()}"
     root.mkdir()
     root.chmod(0o777)
@@ -54,56 +55,67 @@ def root(local):
 
 @contextlib.contextmanager
 def held(path):
-    """Have a lock, which not even another file of this process gets then."""
+    """Hold a lock."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def test_the_copy_is_the_source_private_and_measured_and_is_not_copied_again(
-    source, local, root
-):
-    first = stage(source, local)
-    assert content(first.directory) == content(source)
-    assert first.directory == root / first.dataset_hash[:16]
-    assert {path.stat().st_mode & 0o777 for path in (root, first.directory)} == {0o700}
-    assert None not in (
-        first.copied,
-        first.source_s_per_sample,
-        first.local_s_per_sample,
-    )
-    before = {path: path.stat().st_mtime_ns for path in first.directory.iterdir()}
+def modified_ns(directory):
+    return {path: path.stat().st_mtime_ns for path in directory.iterdir()}
+
+
+def test_copies_the_dataset(source, local, root):
+    staged = stage(source, local)
+    assert content(staged.directory) == content(source)
+    assert staged.directory == root / staged.dataset_hash[:16]
+    assert staged.copied is not None
+    assert staged.source_s_per_sample is not None
+    assert staged.local_s_per_sample is not None
+
+
+def test_copy_is_private(source, local, root):
+    staged = stage(source, local)
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert staged.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_reuses_an_intact_copy(source, local):
+    before = modified_ns(stage(source, local).directory)
     again = stage(source, local)
-    assert (again.copied, again.break_even_epochs) == (None, None)
-    assert {
-        path: path.stat().st_mtime_ns for path in again.directory.iterdir()
-    } == before
+    assert again.copied is None
+    assert again.break_even_epochs is None
+    assert modified_ns(again.directory) == before
+
+
+def cut_end(path):
+    os.truncate(path, path.stat().st_size - 2)
+
+
+def overwrite(path):
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+def empty_table(path):
+    path.write_text("{}")
+
+
+def change_manifest(path):
+    path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1'))
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        (
-            "train-tokens-00001.npy",
-            lambda path: os.truncate(path, path.stat().st_size - 2),
-        ),
-        (
-            "train-tokens-00001.npy",
-            lambda path: path.write_bytes(b"x" * path.stat().st_size),
-        ),
-        ("validation-offsets-00000.npy", lambda path: path.unlink()),
-        ("manifest.json", lambda path: path.write_text("{}")),
-        (
-            "manifest.json",
-            lambda path: path.write_text(
-                path.read_text().replace('"rejected": 0', '"rejected": 1')
-            ),
-        ),
-        ("tokenizer.json", lambda path: path.write_text("{}")),
+        pytest.param("train-tokens-00001.npy", cut_end, id="shorter"),
+        pytest.param("train-tokens-00001.npy", overwrite, id="header"),
+        pytest.param("validation-offsets-00000.npy", Path.unlink, id="missing"),
+        pytest.param("manifest.json", empty_table, id="manifest"),
+        pytest.param("manifest.json", change_manifest, id="other"),
+        pytest.param("tokenizer.json", empty_table, id="tokenizer"),
     ],
-    ids=["shorter", "header", "missing", "manifest", "other", "tokenizer"],
 )
-def test_a_damaged_copy_is_replaced(source, local, name, damage):
+def test_replaces_a_damaged_copy(source, local, name, damage):
     directory = stage(source, local).directory
     damage(directory / name)
     assert stage(source, local).copied is not None
@@ -111,7 +123,7 @@ def test_a_damaged_copy_is_replaced(source, local, name, damage):
     assert list(directory.parent.glob(".partial*")) == []
 
 
-def _rank(source, local, pipe):
+def _stage_and_report(source, local, pipe):
     staged = stage(source, local, timeout_s=30)
     pipe.send((str(staged.directory), staged.copied is not None))
 
@@ -124,173 +136,185 @@ def _copy_and_stall(source, local, pipe):
     stage(source, local, update=stall)
 
 
-def test_when_the_one_that_copies_is_killed_one_that_waits_removes_the_half_and_copies(
-    source, local
-):
+def test_waiting_rank_copies_if_the_first_is_killed(source, local):
     context = multiprocessing.get_context("spawn")
 
     def start(work):
-        ours, theirs = context.Pipe()
+        pipe, child_pipe = context.Pipe()
         process = context.Process(
-            target=work, args=(source, local, theirs), daemon=True
+            target=work, args=(source, local, child_pipe), daemon=True
         )
         process.start()
-        return process, ours
+        return process, pipe
 
-    leader, pipe = start(_copy_and_stall)
+    copying, pipe = start(_copy_and_stall)
     assert pipe.recv() == "copying"
-    waiting = [start(_rank)[1] for _ in range(3)]
+    waiting = []
+    for _ in range(3):
+        _, waiting_pipe = start(_stage_and_report)
+        waiting.append(waiting_pipe)
     assert not any(pipe.poll(1.5) for pipe in waiting)
-    leader.kill()
-    directories, copied = zip(*[pipe.recv() for pipe in waiting], strict=True)
-    assert set(directories) == {str(stage(source, local).directory)}
-    assert sum(copied) == 1
-    assert content(stage(source, local).directory) == content(source)
+    copying.kill()
+    reports = [pipe.recv() for pipe in waiting]
+    staged = stage(source, local).directory
+    assert {directory for directory, _ in reports} == {str(staged)}
+    assert sum(has_copied for _, has_copied in reports) == 1
+    assert content(staged) == content(source)
     assert list(local.rglob(".partial*")) == []
 
 
-@pytest.mark.parametrize("kind", ["link", "file", "another user's", "no disk"])
-def test_a_place_that_cannot_be_used_is_said_at_once_and_not_touched(
-    source, local, root, tmp_path, kind
-):
-    trap = tmp_path / "trap"
-    trap.mkdir(mode=0o755)
-    if kind == "another user's":
-        if os.geteuid() != 0:
-            pytest.skip("only root may give a directory away")
-        os.chown(root, 12345, 12345)
-    else:
-        root.rmdir()
-        {
-            "link": lambda: root.symlink_to(trap),
-            "file": root.touch,
-            "no disk": local.rmdir,
-        }[kind]()
-    with pytest.raises(
-        BadConfig,
-        match="is not a directory that you own" if kind != "no disk" else "not found",
-    ):
+@pytest.fixture
+def other_directory(tmp_path):
+    """Directory that staging must not touch."""
+    directory = tmp_path / "other"
+    directory.mkdir(mode=0o755)
+    yield directory
+    assert list(directory.iterdir()) == []
+    assert directory.stat().st_mode & 0o777 == 0o755
+
+
+def test_rejects_link_as_user_directory(source, local, root, other_directory):
+    root.rmdir()
+    root.symlink_to(other_directory)
+    with pytest.raises(BadConfig, match="is not a directory that you own"):
         stage(source, local)
-    assert list(trap.iterdir()) == []
-    assert trap.stat().st_mode & 0o777 == 0o755
 
 
-def test_copying_clears_what_killed_copies_left_and_nothing_else(source, local, root):
-    mine, free, busy = (
-        stage(source, local).dataset_hash[:16],
-        "0123456789abcdef",
-        "fedcba9876543210",
-    )
+def test_rejects_file_as_user_directory(source, local, root):
+    root.rmdir()
+    root.touch()
+    with pytest.raises(BadConfig, match="is not a directory that you own"):
+        stage(source, local)
+
+
+def test_rejects_directory_of_another_user(source, local, root):
+    if os.geteuid() != 0:
+        pytest.skip("only root may give a directory away")
+    os.chown(root, 12345, 12345)
+    with pytest.raises(BadConfig, match="is not a directory that you own"):
+        stage(source, local)
+
+
+def test_rejects_missing_local_disk(source, local):
+    local.rmdir()
+    with pytest.raises(BadConfig, match="not found"):
+        stage(source, local)
+
+
+def test_clears_only_what_killed_copies_left(source, local, root):
+    own = stage(source, local).dataset_hash[:16]
+    unlocked = "0123456789abcdef"
+    locked = "fedcba9876543210"
     kept = {
-        f".partial-{busy}-00000003",
+        f".partial-{locked}-00000003",
         ".partial-of-somebody",
-        f".partial-{free}-short",
+        f".partial-{unlocked}-short",
         "another",
     }
-    for name in (f".partial-{mine}-00000001", f".partial-{free}-00000002", *kept):
+    for name in (f".partial-{own}-00000001", f".partial-{unlocked}-00000002", *kept):
         (root / name).mkdir()
         (root / name / "file").write_text("x")
-    (root / mine / "manifest.json").unlink()
-    with held(root / f"{busy}.lock"):
+    (root / own / "manifest.json").unlink()
+    with held(root / f"{locked}.lock"):
         stage(source, local)
-    assert {path.name for path in root.iterdir()} == kept | {
-        f"{name}.lock" for name in (mine, free, busy)
-    } | {mine}
+    locks = {f"{name}.lock" for name in (own, unlocked, locked)}
+    assert {path.name for path in root.iterdir()} == kept | locks | {own}
 
 
-def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local):
+def test_reports_a_lock_held_too_long(source, local):
     staged = stage(source, local).directory
-    lock, said = (
-        staged.with_name(f"{staged.name}.lock"),
-        r"another process is still copying .* after 0\.2 s",
-    )
-    with held(lock), pytest.raises(BadConfig, match=said):
+    lock = staged.with_name(f"{staged.name}.lock")
+    message = r"another process is still copying .* after 0\.2 s"
+    with held(lock), pytest.raises(BadConfig, match=message):
         stage(source, local, timeout_s=0.2)
     assert lock.exists()
 
 
+def report_disk(monkeypatch, *, free_inodes=2**40):
+    """Let the disk report 1 TiB of free space and so many inodes."""
+    disk = SimpleNamespace(
+        f_bavail=2**40, f_frsize=1, f_favail=free_inodes, f_files=100
+    )
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+
+
+def test_rejects_disk_with_too_little_room(source, local, monkeypatch):
+    report_disk(monkeypatch)
+    monkeypatch.setattr(staging, "SPARE_BYTES", 2**60)
+    with pytest.raises(
+        BadConfig, match="MiB free; the dataset requires 1 MiB"
+    ) as raised:
+        stage(source, local)
+    assert raised.value.next_step.startswith("Free ")
+    assert list(local.rglob(".partial*")) == []
+
+
+def test_rejects_disk_with_too_few_inodes(source, local, monkeypatch):
+    report_disk(monkeypatch, free_inodes=3)
+    with pytest.raises(
+        BadConfig, match="has inodes for 3 more files; the dataset has 10"
+    ) as raised:
+        stage(source, local)
+    assert raised.value.next_step.startswith("Remove 15 files")
+    assert list(local.rglob(".partial*")) == []
+
+
 @pytest.mark.parametrize(
-    ("spare_bytes", "files", "number", "said", "next_step"),
+    ("number", "message", "next_step"),
     [
-        (2**60, 2**40, 0, r"MiB free; the dataset requires 1 MiB", "Free "),
+        # There is room again after the copy failed.
         (
-            staging.SPARE_BYTES,
-            3,
-            0,
-            "has inodes for 3 more files; the dataset has 10",
-            "Remove 15 files",
-        ),
-        # While it copies; who filled the disk is gone.
-        (
-            2**20,
-            2**40,
             errno.ENOSPC,
             r"MiB free; the dataset requires 1 MiB",
             "There is space again",
         ),
+        (errno.EDQUOT, r"the dataset \(1 MiB\) exceeds your quota", "Remove files"),
         (
-            2**20,
-            2**40,
-            errno.EDQUOT,
-            r"the dataset \(1 MiB\) exceeds your quota",
-            "Remove files there",
-        ),
-        (
-            2**20,
-            2**40,
             errno.EROFS,
             r"cannot write to .*local: Read-only file system",
             "Free disk space, check",
         ),
     ],
+    ids=["disk full", "quota", "read-only"],
 )
-def test_what_the_disk_refuses_is_said_with_what_is_needed_and_missing(
-    source, local, monkeypatch, spare_bytes, files, number, said, next_step
-):
-    disk = SimpleNamespace(f_bavail=2**40, f_frsize=1, f_favail=files, f_files=100)
-    monkeypatch.setattr(os, "statvfs", lambda _: disk)
-    monkeypatch.setattr(staging, "SPARE_BYTES", spare_bytes)
-    if number:
-        monkeypatch.setattr(
-            staging,
-            "copy_files",
-            Mock(side_effect=OSError(number, os.strerror(number))),
-        )
-    with pytest.raises(BadConfig, match=said) as caught:
+def test_explains_write_error(source, local, monkeypatch, number, message, next_step):
+    report_disk(monkeypatch)
+    monkeypatch.setattr(staging, "SPARE_BYTES", 2**20)
+    monkeypatch.setattr(
+        staging, "copy_files", Mock(side_effect=OSError(number, os.strerror(number)))
+    )
+    with pytest.raises(BadConfig, match=message) as raised:
         stage(source, local)
-    assert caught.value.next_step.startswith(next_step)
+    assert raised.value.next_step.startswith(next_step)
     assert list(local.rglob(".partial*")) == []
+
+
+def change_one_token(path):
+    raw = bytearray(path.read_bytes())
+    raw[300] = 7
+    path.write_bytes(raw)
 
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        lambda path: os.truncate(path, path.stat().st_size - 2),
-        lambda path: path.write_bytes(
-            path.read_bytes()[:300] + b"\x07" + path.read_bytes()[301:]
-        ),
-    ],
+    [cut_end, change_one_token],
     ids=["cannot be read at random", "hash"],
 )
-def test_every_process_of_a_node_names_the_damaged_file_and_nothing_is_published(
-    source, local, damage
-):
+def test_every_rank_reports_a_damaged_source(source, local, damage):
     damage(source / "train-tokens-00001.npy")
     for _ in range(2):
         with pytest.raises(
             BadConfig, match=r"source/train-tokens-00001\.npy"
-        ) as caught:
+        ) as raised:
             stage(source, local)
-        assert f"autotune data verify {source}" in caught.value.next_step
+        assert f"autotune data verify {source}" in raised.value.next_step
         assert list(local.rglob("*.npy")) == []
 
 
 @pytest.mark.parametrize(
     ("source_s", "epochs"), [(0.011, pytest.approx(2.0)), (0.001, None)]
 )
-def test_break_even_is_the_time_of_copying_over_the_time_saved_in_an_epoch(
-    source_s, epochs
-):
+def test_break_even_is_copy_time_over_saved_time(source_s, epochs):
     staged = Staged(
         directory=None,
         dataset_hash="",
@@ -302,20 +326,25 @@ def test_break_even_is_the_time_of_copying_over_the_time_saved_in_an_epoch(
     assert staged.break_even_epochs == epochs
 
 
-def test_the_trainer_stages_what_its_profile_asks_for(source, local):
-    environment, config = (
-        {"LOCAL_DISK": str(local)},
-        config_of(data=DataSettings(stage_to="$LOCAL_DISK/below")),
-    )
-    plain, resolved = resolved_of(config_of(), source), resolved_of(config, source)
-    assert stage_data(plain, environment) is plain
+def test_trainer_stages_to_the_configured_directory(source, local):
+    config = config_of(data=DataSettings(stage_to="$LOCAL_DISK/below"))
+    resolved = resolved_of(config, source)
     (local / "below").mkdir()
-    staged = stage_data(resolved, environment)
+    staged = stage_data(resolved, {"LOCAL_DISK": str(local)})
     assert staged.data_dir.parent.parent == local / "below"
     assert content(staged.data_dir) == content(source)
     assert staged.config == resolved.config
+
+
+def test_trainer_stages_nothing_by_default(source):
+    resolved = resolved_of(config_of(), source)
+    assert stage_data(resolved, {}) is resolved
+
+
+def test_rejects_unset_variable_in_stage_to(source):
+    config = config_of(data=DataSettings(stage_to="$LOCAL_DISK/below"))
     with pytest.raises(BadConfig, match=r"\$LOCAL_DISK"):
-        stage_data(resolved, {})
+        stage_data(resolved_of(config, source), {})
 
 
 INTERRUPTED = """\
@@ -325,35 +354,40 @@ stopped = threading.Event()
 kill = threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGINT))
 kill.daemon = True
 kill.start()
+work = lambda item: stopped.is_set() or item
 try:
     for _ in range(100_000):
-        in_threads(lambda item: stopped.is_set() or item, range(50), 4, stop=stopped.set)
+        in_threads(work, range(50), 4, stop=stopped.set)
         stopped.clear()
 except KeyboardInterrupt:
     sys.exit(7)
 """
 
 
-def test_results_come_in_the_order_of_the_items_whoever_was_first():
+def test_results_have_the_order_of_items():
     def slow_first(item: int) -> int:
         time.sleep(0.02 if item == 0 else 0)
         return item * item
 
     stopped: list[bool] = []
     squares = in_threads(slow_first, range(20), 4, stop=lambda: stopped.append(True))
-    assert (squares, stopped) == ([item * item for item in range(20)], [])
+    assert squares == [item * item for item in range(20)]
+    assert stopped == []
     assert in_threads(slow_first, [], 4) == []
 
 
-def test_several_work_at_once_and_no_more_than_asked_for():
+def test_uses_the_requested_number_of_threads():
     barrier = threading.Barrier(3, timeout=30)
-    names = in_threads(
-        lambda _: (barrier.wait(), threading.current_thread().name)[1], range(9), 3
-    )
+
+    def wait_for_others(_) -> str:
+        barrier.wait()
+        return threading.current_thread().name
+
+    names = in_threads(wait_for_others, range(9), 3)
     assert len(set(names)) == 3
 
 
-def test_the_first_error_is_raised_others_are_asked_to_stop_and_nothing_more_is_begun():
+def test_first_error_stops_all_threads():
     stop = threading.Event()
     begun: list[int] = []
 
@@ -366,96 +400,95 @@ def test_the_first_error_is_raised_others_are_asked_to_stop_and_nothing_more_is_
     with pytest.raises(ValueError, match="one"):
         in_threads(work, range(100), 2, stop=stop.set)
     assert set(begun) <= {0, 1, 2}
-    assert not [
-        one
-        for one in threading.enumerate()
-        if one.name.startswith("ThreadPoolExecutor")
-    ]
-
-
-@pytest.mark.parametrize("moment_s", [0.1, 0.2, 0.3])
-def test_ctrl_c_at_any_moment_ends_it(moment_s):
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", INTERRUPTED, str(moment_s)], timeout=60, check=False
-        ).returncode
-        == 7
+    assert not any(
+        thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()
     )
 
 
-def copy(source, local, change=lambda: None, update=lambda done, total, note: None):
-    """Copy, and change the source once all is listed and the first bytes are copied."""
+@pytest.mark.parametrize("moment_s", [0.1, 0.2, 0.3])
+def test_ctrl_c_ends_threads_at_any_moment(moment_s):
+    command = [sys.executable, "-c", INTERRUPTED, str(moment_s)]
+    process = subprocess.run(command, timeout=60, check=False)
+    assert process.returncode == 7
+
+
+def copy(source, local, *, change=lambda: None, update=lambda done, total, note: None):
+    """Copy the dataset; ``change`` is called once its files are listed."""
     manifest = read_manifest(source)
     files = dataset_files(source, manifest)
     change()
     return copy_files(files, source, local, manifest, update)
 
 
-def test_all_files_of_both_splits_and_the_notes_beside_them_are_copied_and_counted(
-    source, local
-):
+def test_copies_all_files_of_a_dataset_only(source, local):
     (source / "rejects.jsonl").write_text("{}\n")
     (source / "prepared.json").write_text("{}\n")
-    (source / "of-somebody-else").write_text("no part of the dataset")
-    told = []
-    figures = copy(
-        source, local, update=lambda done, total, note: told.append((done, total, note))
-    )
-    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
-    assert told[-1][:2] == (figures.size_bytes, figures.size_bytes)
-    assert told[-1][2].endswith(" MiB/s")
-    (source / "of-somebody-else").unlink()
+    other = source / "other"
+    other.write_text("no part of the dataset")
+    figures = copy(source, local)
+    other.unlink()
     assert content(local) == content(source)
     assert figures.size_bytes == sum(len(file) for file in content(source).values())
     assert min(figures.read_s, figures.write_s, figures.seconds) > 0
 
 
+def test_copy_reports_progress_in_bytes(source, local):
+    updates = []
+    figures = copy(
+        source,
+        local,
+        update=lambda done, total, note: updates.append((done, total, note)),
+    )
+    copied_bytes = [done for done, _, _ in updates]
+    assert copied_bytes == sorted(copied_bytes)
+    done, total, note = updates[-1]
+    assert done == total == figures.size_bytes
+    assert note.endswith(" MiB/s")
+
+
 @pytest.mark.parametrize(
     "name", ["train-tokens-00002.npy", "validation-offsets-00000.npy", "tokenizer.json"]
 )
-def test_a_file_that_is_not_what_the_manifest_says_is_named(source, local, name):
+def test_names_file_with_another_hash(source, local, name):
     raw = bytearray((source / name).read_bytes())
     raw[-1] ^= 1
     (source / name).write_bytes(raw)
-    with pytest.raises(BadConfig, match=rf"source/{name}: its SHA-256 is") as caught:
+    with pytest.raises(BadConfig, match=rf"source/{name}: its SHA-256 is") as raised:
         copy(source, local)
-    assert caught.value.next_step.endswith(f"autotune data verify {source}")
+    assert raised.value.next_step.endswith(f"autotune data verify {source}")
+
+
+def append_line(path):
+    path.write_text(path.read_text() + "{}\n")
+
+
+def empty(path):
+    path.write_text("")
+
+
+def move_and_link(path):
+    path.symlink_to(path.rename(path.parent.parent / "outside"))
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
-        (
-            "rejects.jsonl",
-            lambda path: path.write_text(path.read_text() + "{}\n"),
-            "became longer",
-        ),
-        ("rejects.jsonl", lambda path: path.write_text(""), "became shorter"),
-        ("rejects.jsonl", lambda path: path.unlink(), "No such file"),
-        (
-            "manifest.json",
-            lambda path: path.write_text(
-                path.read_text().replace('"rejected": 0', '"rejected": 1')
-            ),
-            "changed while it was copied",
-        ),
-        (
-            "tokenizer.json",
-            lambda path: path.symlink_to(path.rename(path.parent.parent / "outside")),
-            "Too many levels of symbolic links",
-        ),
+        ("rejects.jsonl", append_line, "became longer"),
+        ("rejects.jsonl", empty, "became shorter"),
+        ("rejects.jsonl", Path.unlink, "No such file"),
+        ("manifest.json", change_manifest, "changed while it was copied"),
+        ("tokenizer.json", move_and_link, "Too many levels of symbolic links"),
     ],
+    ids=["longer", "shorter", "missing", "other manifest", "link"],
 )
-def test_a_source_that_changes_while_it_is_copied_is_noticed(
-    source, local, name, change, said
-):
+def test_notices_source_that_changes_meanwhile(source, local, name, change, message):
     (source / "rejects.jsonl").write_text("{}\n" * 20)
-    with pytest.raises(BadConfig, match=rf"source/{name}: {said}"):
-        copy(source, local, lambda: change(source / name))
+    with pytest.raises(BadConfig, match=rf"source/{name}: {message}"):
+        copy(source, local, change=lambda: change(source / name))
 
 
 @pytest.mark.parametrize(
-    ("put", "said"),
+    ("replace", "message"),
     [
         (lambda path: None, "No such file"),
         (
@@ -464,25 +497,23 @@ def test_a_source_that_changes_while_it_is_copied_is_noticed(
         ),
         (os.mkfifo, "is not a regular file"),
     ],
+    ids=["missing", "link", "pipe"],
 )
-def test_what_is_not_a_file_is_not_read(source, local, put, said):
+def test_rejects_what_is_not_a_file(source, local, replace, message):
     offsets = source / "train-offsets-00000.npy"
     offsets.rename(source.parent / "outside")
-    put(offsets)
-    with pytest.raises(BadConfig, match=rf"train-offsets-00000\.npy: {said}"):
+    replace(offsets)
+    with pytest.raises(BadConfig, match=rf"train-offsets-00000\.npy: {message}"):
         copy(source, local)
     assert list(local.iterdir()) == []
 
 
-def test_the_time_of_a_sample_is_measured_where_there_is_one_without_changing_anything(
-    source, tmp_path
-):
+def test_measuring_a_dataset_changes_nothing(source):
     before = content(source)
     assert seconds_per_sample(source) > 0
     assert content(source) == before
-    assert (
-        seconds_per_sample(
-            write_dataset(tmp_path / "empty", [], shards=0, validation=[[7]])
-        )
-        is None
-    )
+
+
+def test_time_per_sample_is_unknown_without_samples(tmp_path):
+    dataset = write_dataset(tmp_path / "empty", [], shards=0, validation=[[7]])
+    assert seconds_per_sample(dataset) is None
