@@ -1,5 +1,4 @@
-"""Trainings under torchrun that are there to be disturbed, and what they come to when
-nobody does."""
+"""Trainings under torchrun, to be disturbed and compared with undisturbed ones."""
 
 import itertools
 import json
@@ -42,7 +41,7 @@ JOB = Path(__file__).with_name("train_job.py")
 STEPS = 36
 PACE_S = 0.02
 END_S = 120.0
-"""No job takes so long."""
+"""Longest time of a job."""
 # Several buckets of gradients, accumulation, dropout, more than one epoch.
 PROFILE = f"""\
 schema_version = 2
@@ -70,10 +69,10 @@ hidden_dropout_prob = 0.1
 attention_probs_dropout_prob = 0.1
 """
 LOCAL_DISK = "LOCAL_DISK"
-"""Names the environment variable of a place to stage data to."""
+"""Environment variable that names a directory to stage data to."""
 NO_DROPOUT = {
-    f"train.model.config.{name}_dropout_prob": 0.0
-    for name in ("hidden", "attention_probs")
+    "train.model.config.hidden_dropout_prob": 0.0,
+    "train.model.config.attention_probs_dropout_prob": 0.0,
 }
 
 Settings = Mapping[str, object]
@@ -81,7 +80,7 @@ StepSamples = dict[int, list[tuple[int, int]]]
 
 
 class Workplace:
-    """A dataset, a profile, and the jobs that use them, in a ``place`` of its own."""
+    """A dataset, a profile, and the jobs that use them, in a directory of its own."""
 
     def __init__(
         self,
@@ -122,8 +121,10 @@ class Workplace:
         )
 
     def undisturbed(self, ranks: int = 2, settings: Settings | None = None) -> "Job":
-        """One that came to its end; made once, however many loops ask for it at the
-        same time."""
+        """Return a job that ran to its end.
+
+        It is run once, even if several loops need it at the same time.
+        """
         key = json.dumps([ranks, settings or {}])
         with self._locks[key]:
             if key not in self._undisturbed:
@@ -135,7 +136,7 @@ class Workplace:
 
 @dataclass(kw_only=True)
 class Job:
-    """One run, however often it is started."""
+    """One run, which may be started several times."""
 
     place: Workplace
     directory: Path
@@ -143,7 +144,7 @@ class Job:
     settings: dict[str, object]
     starts: int = 0
     notes: list[Path] = field(default_factory=list)
-    """Of each start, what its ranks wrote down."""
+    """Directory of each start, with the notes of its ranks."""
     corrupt: list[tuple[str, str]] = field(default_factory=list)
     """Checkpoints that were corrupted on purpose, and those before them."""
 
@@ -169,9 +170,9 @@ class Job:
         request = json.dumps(
             {"faults": list(faults), "pace_s": pace_s, "notes": str(notes)}
         )
-        sets = [
-            f"--set={key}={json.dumps(value)}"
-            for key, value in (self.settings | dict(settings or {})).items()
+        all_settings = self.settings | dict(settings or {})
+        set_options = [
+            f"--set={key}={json.dumps(value)}" for key, value in all_settings.items()
         ]
         command = [
             str(self.place.python),
@@ -185,10 +186,10 @@ class Job:
             str(self.place.data),
             "--out",
             str(self.directory),
-            *sets,
+            *set_options,
         ]
-        # Threads that wait by spinning would make a step a hundred times slower when
-        # somebody else uses a core.
+        # Threads that wait by spinning would make a step a hundred times slower if
+        # another program uses a core.
         environment = os.environ | {
             "OMP_WAIT_POLICY": "PASSIVE",
             "OMP_NUM_THREADS": "1",
@@ -199,14 +200,20 @@ class Job:
             LOCAL_DISK: str(self.place.local_disk),
         }
         with self.log.open("ab") as log:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             return start_child(
-                command, start_new_session=True, env=environment, **streams
+                command,
+                start_new_session=True,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def end(self, process: "subprocess.Popen[bytes]", within_s: float = END_S) -> None:
-        """Wait until it and all that names its run, such as loaders of a killed rank,
-        are gone."""
+        """Wait until no process of the run is left.
+
+        Loaders of a killed rank may outlive torchrun.
+        """
         try:
             process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -222,13 +229,16 @@ class Job:
         )
 
     def _processes(self) -> list[psutil.Process]:
+        """Return the processes that name this run on their command lines."""
         alive = [
-            one
-            for one in psutil.process_iter(["cmdline", "status"])
-            if one.info["status"] != psutil.STATUS_ZOMBIE
+            process
+            for process in psutil.process_iter(["cmdline", "status"])
+            if process.info["status"] != psutil.STATUS_ZOMBIE
         ]
         return [
-            one for one in alive if str(self.directory) in (one.info["cmdline"] or ())
+            process
+            for process in alive
+            if str(self.directory) in (process.info["cmdline"] or ())
         ]
 
     def finish(self, faults: Sequence[dict[str, Any]] = ()) -> Run:
@@ -236,35 +246,32 @@ class Job:
         self.end(process)
         assert process.returncode == 0, self.told()
         record = self.record()
-        assert (record.end.exit_code, record.end.reason, record.end.steps) == (
-            0,
-            "finished",
-            STEPS,
-        )
+        assert record.end.exit_code == 0
+        assert record.end.reason == "finished"
+        assert record.end.steps == STEPS
         return record
 
     def leave(
         self, process: "subprocess.Popen[bytes]", within_s: float = END_S
     ) -> RunExit:
-        """Wait until it has left before its end; how it says it did."""
+        """Wait until it has exited before its end; return its account of that."""
         self.end(process, within_s)
         assert process.returncode != 0
-        left = read_exit(self.directory)
-        assert left is not None, self.told()
-        return left
+        run_exit = read_exit(self.directory)
+        assert run_exit is not None, self.told()
+        return run_exit
 
     def record(self) -> Run:
         return read_run(self.directory)
 
     def told(self) -> str:
-        return (
-            f"{self.log}:\n{self.log.read_text(errors='replace')[-4000:]}"
-            if self.log.exists()
-            else ""
-        )
+        """Return the end of the log, for messages."""
+        if not self.log.exists():
+            return ""
+        return f"{self.log}:\n{self.log.read_text(errors='replace')[-4000:]}"
 
     def steps_written(self) -> int:
-        """Lines of the record so far, those of steps that are taken again included."""
+        """Return the number of steps in the record, with those that were repeated."""
         file = self.directory / STEPS_FILE
         return file.read_bytes().count(b"\n") if file.exists() else 0
 
@@ -275,23 +282,24 @@ class Job:
         *,
         settings: Settings | None = None,
     ) -> "subprocess.Popen[bytes]":
-        """Start, and wait until this start has taken so many steps."""
+        """Start, and wait until this start has taken this number of steps."""
         before = self.steps_written()
         process = self.start(faults, settings=settings)
         self.wait_until(process, lambda: self.steps_written() >= before + steps)
         return process
 
     def wait_until(
-        self, process: "subprocess.Popen[bytes]", come: Callable[[], object]
+        self, process: "subprocess.Popen[bytes]", is_true: Callable[[], object]
     ) -> None:
+        """Wait for something that must happen before the process ends."""
         deadline_s = time.monotonic() + END_S
-        while not come():
+        while not is_true():
             assert process.poll() is None, (
                 f"ended with {process.returncode}; {self.told()}"
             )
             if time.monotonic() > deadline_s:
                 kill_tree(process)
-                raise AssertionError(f"nothing came; {self.told()}")
+                raise AssertionError(f"not within {END_S:g} s; {self.told()}")
             time.sleep(0.01)
 
     def events(self) -> list[EventRow]:
@@ -314,27 +322,19 @@ class Job:
             read_checkpoint(path)
 
     def samples(self) -> StepSamples:
-        """Epoch and number of all samples of every step, over all ranks, in order; a
-        step that was taken again counts as it was taken last.
+        """Return epoch and number of all samples of every step, over all ranks.
+
+        Steps and samples are sorted. Of a step that was repeated, the last time counts.
         """
-        found: StepSamples = {}
+        samples: StepSamples = {}
         for notes in self.notes:
-            joined: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+            of_start: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
             for file in notes.glob("samples-*.jsonl"):
-                of_rank: StepSamples = {}
-                for line in file.read_bytes().split(b"\n")[:-1]:
-                    step, pairs = json.loads(line)
-                    of_rank = {
-                        known: of_rank[known] for known in of_rank if known < step
-                    }
-                    of_rank[step] = [(epoch, sample) for epoch, sample in pairs]
-                for step, pairs in of_rank.items():
-                    joined[step] += pairs
-            first = min(joined, default=STEPS + 1)
-            found = {
-                step: pairs for step, pairs in found.items() if step < first
-            } | joined
-        return {step: sorted(pairs) for step, pairs in sorted(found.items())}
+                for step, pairs in _samples_of_rank(file).items():
+                    of_start[step] += pairs
+            samples = _steps_before(samples, min(of_start, default=STEPS + 1))
+            samples |= of_start
+        return {step: sorted(pairs) for step, pairs in sorted(samples.items())}
 
     def weights_sha256(self) -> list[str]:
         return [
@@ -342,25 +342,45 @@ class Job:
         ]
 
 
+def _samples_of_rank(file: Path) -> StepSamples:
+    """Read the samples that one rank noted in one start."""
+    samples: StepSamples = {}
+    for line in file.read_bytes().split(b"\n")[:-1]:
+        step, pairs = json.loads(line)
+        # A rollback repeats steps.
+        samples = _steps_before(samples, step)
+        samples[step] = [(epoch, sample) for epoch, sample in pairs]
+    return samples
+
+
+def _steps_before(samples: StepSamples, end_step: int) -> StepSamples:
+    return {step: pairs for step, pairs in samples.items() if step < end_step}
+
+
 def check_the_same(job: Job, expected: Job) -> None:
-    """That a run came to the end that another came to, bit for bit, and each step is in
-    its record once."""
-    found, whole = job.record(), expected.record()
-    assert [row.step for row in found.steps] == list(range(1, STEPS + 1))
-    of_a_step = attrgetter(
+    """Check that a run ended as another, bit for bit, with each step recorded once."""
+    record = job.record()
+    expected_record = expected.record()
+    assert [row.step for row in record.steps] == list(range(1, STEPS + 1))
+    step_figures = attrgetter(
         "loss", "grad_norm", "learning_rate", "non_padding_tokens", "skipped_steps"
     )
-    for row, other in zip(found.steps, whole.steps, strict=True):
-        assert of_a_step(row) == of_a_step(other), f"step {row.step}; {job.told()}"
-    of_the_end = attrgetter("step", "loss", "masked_accuracy")
-    assert of_the_end(found.evaluations[-1]) == of_the_end(whole.evaluations[-1])
+    for row, expected_row in zip(record.steps, expected_record.steps, strict=True):
+        assert step_figures(row) == step_figures(expected_row), (
+            f"step {row.step}; {job.told()}"
+        )
+    final_figures = attrgetter("step", "loss", "masked_accuracy")
+    assert final_figures(record.evaluations[-1]) == final_figures(
+        expected_record.evaluations[-1]
+    )
     assert job.model == expected.model
     assert job.samples() == expected.samples()
     assert list(job.checkpoints.glob(".step-*")) == []
-    resumed = [event for event in found.events if event.kind == "resumed"]
+    resumptions = [event for event in record.events if event.kind == "resumed"]
+    # A corrupt checkpoint is reported before the one that is used instead.
     passed_over = [
-        (one.message.split()[1], after.message.split()[2])
-        for one, after in itertools.pairwise(resumed)
-        if one.level == "error"
+        (event.message.split()[1], following.message.split()[2])
+        for event, following in itertools.pairwise(resumptions)
+        if event.level == "error"
     ]
     assert passed_over == job.corrupt

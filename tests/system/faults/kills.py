@@ -23,15 +23,16 @@ def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
 
 
 def until(
-    true: Callable[[], object],
-    what: str,
+    is_true: Callable[[], object],
+    event: str,
     timeout_s: float = 60.0,
     tell: Callable[[], str] = lambda: "",
 ) -> None:
+    """Wait for an event; fail after the timeout, with what ``tell`` returns."""
     deadline_s = time.monotonic() + timeout_s
-    while not true():
+    while not is_true():
         if time.monotonic() > deadline_s:
-            raise AssertionError(f"{what}: not within {timeout_s:g} s\n{tell()}")
+            raise AssertionError(f"{event}: not within {timeout_s:g} s\n{tell()}")
         time.sleep(0.05)
 
 
@@ -43,34 +44,34 @@ def children_of(pid: int) -> list[psutil.Process]:
 
 
 def kill_tree(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a command and all that it has started, whatever sessions those are in, and
-    see that they are gone."""
+    """Kill a command and all that it has started, in any session; wait for the end."""
     try:
         launcher = psutil.Process(process.pid)
-        launcher.suspend()  # so that it neither notices nor starts more
+        # Suspended, it neither notices the kills nor starts more processes.
+        launcher.suspend()
         tree = [*children_of(process.pid), launcher]
     except psutil.NoSuchProcess:
         tree = []
-    for one in tree:
+    for member in tree:
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
+            member.kill()
     process.wait(60)
     _, alive = psutil.wait_procs(tree, timeout=30)
     assert not alive, f"left behind: {alive}"
 
 
 @contextlib.contextmanager
-def small_disk(place: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of its own, of so many bytes."""
-    place.mkdir(parents=True, exist_ok=True)
+def small_disk(directory: Path, size_bytes: int) -> Iterator[Path]:
+    """Mount a file system of this size on a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(place)],
+        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(directory)],
         check=True,
     )
     try:
-        yield place
+        yield directory
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
 def resize(disk: Path, size_bytes: int) -> None:

@@ -1,8 +1,11 @@
-"""Jobs in a real SLURM cluster of two nodes on this host, submitted from outside any
-allocation."""
+"""Jobs in a real SLURM cluster of two nodes on this host.
+
+They are submitted from outside any allocation.
+"""
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +25,7 @@ from autotune.cluster.torchrun import (
     read_addresses,
     resolve_own_name,
 )
+from autotune.trials.trial_log import read_trial_log
 from testbed.datasets import write_dataset
 from tests.system.faults.kills import until
 from tests.system.slurm.lab import NODES, Lab, missing, running_lab
@@ -56,12 +60,13 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    if (reason := missing()) is not None:
+    reason = missing()
+    if reason is not None:
         if os.environ.get("CI"):
             pytest.fail(f"CI must be able to start a SLURM cluster: {reason}")
         pytest.skip(reason)
-    with running_lab() as started:
-        yield started
+    with running_lab() as lab:
+        yield lab
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +77,7 @@ def no_job_is_left_behind(lab) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory, patterned_dataset) -> Path:
-    """Where everything is submitted from, with a site file for jobs of two
-    processors."""
+    """Return the directory of submissions, with a site file for jobs of two CPUs."""
     directory = tmp_path_factory.mktemp("slurm")
     shutil.copytree(patterned_dataset, directory / "data")
     (directory / "tiny").mkdir()
@@ -88,7 +92,7 @@ def work(tmp_path_factory, patterned_dataset) -> Path:
 @pytest.fixture(scope="module")
 def autotune(lab, work) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+        ended = subprocess.run(
             [sys.executable, "-m", "autotune", *arguments],
             cwd=work,
             env=lab.environment,
@@ -97,9 +101,10 @@ def autotune(lab, work) -> Callable[..., subprocess.CompletedProcess[str]]:
             check=False,
             timeout=300,
         )
-        assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{lab.logs()}"
-        assert "Traceback" not in done.stderr
-        return done
+        output = f"{ended.stdout}\n{ended.stderr}\n{lab.logs()}"
+        assert ended.returncode == code, output
+        assert "Traceback" not in ended.stderr
+        return ended
 
     return run
 
@@ -114,13 +119,12 @@ def profile(probed, work) -> Path:
     return work / "profiles" / "tiny-cpu.toml"
 
 
-def submitted(autotune, *arguments: str) -> dict:
-    return json.loads(
-        autotune("train", "profiles/tiny-cpu.toml", *arguments, "--json").stdout
-    )
+def submit_training(autotune, *arguments: str) -> dict:
+    ended = autotune("train", "profiles/tiny-cpu.toml", *arguments, "--json")
+    return json.loads(ended.stdout)
 
 
-def started(lab: Lab, work: Path, name: str, steps: int = 1) -> None:
+def wait_for_steps(lab: Lab, work: Path, name: str, steps: int = 1) -> None:
     record = work / "runs" / name / "steps.jsonl"
     until(
         lambda: record.is_file() and record.read_text().count("\n") >= steps,
@@ -135,7 +139,7 @@ def log_of(work: Path, name: str, job: str) -> str:
 
 
 def site_with(work: Path, name: str, *lines: str) -> str:
-    """A site whose commands go through lines of shell."""
+    """Write a site file whose commands go through lines of shell; return its name."""
     wrapper = work / f"{name}.sh"
     wrapper.write_text("\n".join(["#!/bin/sh", *lines, 'exec "$@"', ""]))
     wrapper.chmod(0o755)
@@ -153,28 +157,30 @@ def logs_of(work: Path, name: str) -> str:
 
 
 def test_probe_job_writes_the_profile(probed, profile, work, autotune):
-    told = json.loads(probed.stdout)
-    assert told["exit_code"] == 0
-    assert f"job {told['job']}: running on lab" in probed.stderr
+    answer = json.loads(probed.stdout)
+    assert answer["exit_code"] == 0
+    assert f"job {answer['job']}: running on lab" in probed.stderr
     text = profile.read_text()
-    assert f'slurm_job_id = "{told["job"]}"' in text
+    assert f'slurm_job_id = "{answer["job"]}"' in text
     assert "feasible_max = 8" in text
     assert "bert" in text
-    tunings = json.loads(autotune("status", "--json").stdout)["tunings"]
-    assert [Path(one["directory"]).name for one in tunings] == ["tiny-cpu"]
-    assert tunings[0]["trials"] >= 1
+    [tuning] = json.loads(autotune("status", "--json").stdout)["tunings"]
+    assert Path(tuning["directory"]).name == "tiny-cpu"
+    assert tuning["trials"] >= 1
 
 
 @pytest.fixture(scope="module")
 def tuned(autotune, work, probed) -> subprocess.CompletedProcess[str]:
-    """A tuning of one node, and of the network of two, as in a container: no program of
-    SLURM's is there."""
+    """Tune on one node, and the network of two.
+
+    As in a container, the jobs have none of SLURM's programs.
+    """
     inside = work / "inside"
     inside.mkdir()
     for program in ("bash", "sh", "env"):
         (inside / program).symlink_to(shutil.which(program))
     contained = site_with(work, "contained", f"export PATH={inside}")
-    asked = [
+    options = [
         *PROBE[1:],
         "--time-limit",
         "2min",
@@ -185,17 +191,17 @@ def tuned(autotune, work, probed) -> subprocess.CompletedProcess[str]:
         "--out",
         "tuned",
     ]
-    asked += ["--reports", "tuned/reports"]
-    asked[asked.index("--trial-timeout") + 1] = "120s"
+    options += ["--reports", "tuned/reports"]
+    options[options.index("--trial-timeout") + 1] = "120s"
     return autotune(
-        "tune", *asked, "--nodes", "2", "--slurm", contained, "--wait", "--json"
+        "tune", *options, "--nodes", "2", "--slurm", contained, "--wait", "--json"
     )
 
 
 def test_tuning_submits_the_network_as_second_job(tuned, work):
-    told = json.loads(tuned.stdout)
-    assert told["exit_code"] == 0
-    (second,) = told["then"]
+    answer = json.loads(tuned.stdout)
+    assert answer["exit_code"] == 0
+    (second,) = answer["then"]
     assert f"job {second['job']}: running on lab[1-2]" in tuned.stderr
     profile = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
     assert profile["evidence"]["probe"]["feasible_max"] == 8
@@ -209,33 +215,27 @@ def test_tuning_submits_the_network_as_second_job(tuned, work):
     report = (work / "tuned" / "reports" / "tiny-cpu" / "report.md").read_text()
     assert "# Tuning report" in report
     assert "2 nodes" in report
-    found = profile["evidence"]["network"]
-    assert (found["nodes"], found["ranks_per_node"]) == (2, 1)
-    (link,) = found["links"]
+    network = profile["evidence"]["network"]
+    assert network["nodes"] == 2
+    assert network["ranks_per_node"] == 1
+    (link,) = network["links"]
     assert link["scope"] == "between nodes"
     assert link["bytes_per_s"] > 1e6
-    assert {row["outcome"] for row in found["gradient_syncs"]} == {"completed"}
-    assert {row["strategy"] for row in found["gradient_syncs"]} >= {
-        "ddp",
-        "zero1",
-        "fsdp2",
-    }
-    assert found["scaling"][0]["nodes"] == 1
-    assert not any(row["measured"] for row in found["scaling"])
+    gradient_syncs = network["gradient_syncs"]
+    assert {sync["outcome"] for sync in gradient_syncs} == {"completed"}
+    assert {sync["strategy"] for sync in gradient_syncs} >= {"ddp", "zero1", "fsdp2"}
+    assert network["scaling"][0]["nodes"] == 1
+    assert not any(row["measured"] for row in network["scaling"])
 
 
 def test_scaling_is_predicted_here_but_measured_by_jobs(tuned, work, autotune):
-    line = (
-        "network --nodes 1,2,4 --predict tuned/tiny-cpu.toml --json --trial-timeout"
-        " 120s"
-    )
-    asked = line.split()
-    predicted = json.loads(autotune(*asked).stdout)
+    options = ["--predict", "tuned/tiny-cpu.toml", "--json", "--trial-timeout", "120s"]
+    predicted = json.loads(autotune("network", "--nodes", "1,2,4", *options).stdout)
     assert [row["nodes"] for row in predicted["rows"]] == [1, 2, 4]
-    asked[2] = "1,2"
-    told = json.loads(autotune(*asked, "--ranks", "1", "--slurm", "--wait").stdout)
-    assert told["exit_code"] == 0
-    log = (work / told["log"]).read_text()
+    job = ["--ranks", "1", "--slurm", "--wait"]
+    answer = json.loads(autotune("network", "--nodes", "1,2", *options, *job).stdout)
+    assert answer["exit_code"] == 0
+    log = (work / answer["log"]).read_text()
     rows = json.loads(log[log.index("{\n  ") :])["rows"]
     assert [(row["nodes"], row["measured"]) for row in rows] == [
         (1, False),
@@ -243,40 +243,36 @@ def test_scaling_is_predicted_here_but_measured_by_jobs(tuned, work, autotune):
         (1, True),
         (2, True),
     ]
-    kept = json.loads(
-        (work / "reports" / "tiny-cpu" / "scaling-predicted.json").read_text()
-    )
-    assert [row["measured"] for row in kept["rows"]] == [False, False]
+    prediction_file = work / "reports" / "tiny-cpu" / "scaling-predicted.json"
+    kept_rows = json.loads(prediction_file.read_text())["rows"]
+    assert [row["measured"] for row in kept_rows] == [False, False]
 
 
 def test_login_node_passes_on_slurms_errors(autotune, lab, work):
     assert "--slurm" in autotune(*PROBE, code=5).stderr
     (work / "wrong.toml").write_text('[slurm]\npartition = "nowhere"\n')
-    refused = autotune(*PROBE, "--slurm", "wrong.toml", code=5).stderr
-    assert "invalid partition specified: nowhere" in refused
-    assert "sbatch reports/jobs/probe-tiny-" in refused
+    error = autotune(*PROBE, "--slurm", "wrong.toml", code=5).stderr
+    assert "invalid partition specified: nowhere" in error
+    assert "sbatch reports/jobs/probe-tiny-" in error
 
 
 @pytest.fixture(scope="module")
 def preempted(lab, work, autotune, profile) -> dict:
-    """A run on two nodes that was told to leave after some steps; the port that follows
-    from its job was taken."""
-    number = int(
-        lab.ask("scontrol", "show", "config").partition("NEXT_JOB_ID")[2].split()[1]
-    )
-    with socket.socket() as stranger:
-        stranger.bind(
-            (
-                own_address(None, read_addresses(), resolve_own_name()),
-                derived_ports(number)[0],
-            )
-        )
-        stranger.listen()
-        told = submitted(
+    """Preempt a run on two nodes after some steps; return its finished job.
+
+    The port that follows from its job is in use.
+    """
+    config = lab.ask("scontrol", "show", "config")
+    number = int(re.search(r"NEXT_JOB_ID\s*=\s*(\d+)", config)[1])
+    address = own_address(None, read_addresses(), resolve_own_name())
+    with socket.socket() as other_program:
+        other_program.bind((address, derived_ports(number)[0]))
+        other_program.listen()
+        submission = submit_training(
             autotune, "--nodes", "2", "--out", "runs/two", *SETTINGS, "--slurm"
         )
-        assert told["jobs"] == [str(number)]
-        started(lab, work, "two")
+        assert submission["jobs"] == [str(number)]
+        wait_for_steps(lab, work, "two")
         lab.ask("scancel", "--signal=TERM", str(number))
         job = lab.wait_for(
             str(number), "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", timeout_s=90
@@ -288,11 +284,13 @@ def preempted(lab, work, autotune, profile) -> dict:
 def test_preempted_job_requeues_itself_until_finished(preempted, work, autotune):
     assert preempted["Restarts"] == "1"
     run = work / "runs" / "two"
-    first = json.loads((run / "earlier" / "1" / "exit.json").read_text())
-    last = json.loads((run / "exit.json").read_text())
-    assert (first["exit_code"], first["requeue"]) == (75, True)
-    assert 0 < first["steps"] < STEPS
-    assert (last["exit_code"], last["steps"]) == (0, STEPS)
+    first_exit = json.loads((run / "earlier" / "1" / "exit.json").read_text())
+    assert first_exit["exit_code"] == 75
+    assert first_exit["requeue"] is True
+    assert 0 < first_exit["steps"] < STEPS
+    last_exit = json.loads((run / "exit.json").read_text())
+    assert last_exit["exit_code"] == 0
+    assert last_exit["steps"] == STEPS
     steps = [
         json.loads(line)["step"]
         for line in (run / "steps.jsonl").read_text().splitlines()
@@ -303,21 +301,19 @@ def test_preempted_job_requeues_itself_until_finished(preempted, work, autotune)
     for node in NODES:
         assert log.count(f"preflight: {node}: {CPUS} CPU") == 2  # before each start
         assert (run / "logs" / f"{preempted['JobId']}-{node}.log").is_file()
-    taken, following, *_ = derived_ports(int(preempted["JobId"]))
-    assert f"port {taken} of lab1 is in use; using {following}" in log
-    (told,) = json.loads(autotune("status", "runs/two", "--json").stdout)["runs"]
-    assert (told["state"], told["step"], told["checkpoint"]) == (
-        "finished",
-        STEPS,
-        f"step-{STEPS:09}",
-    )
+    used_port, next_port, *_ = derived_ports(int(preempted["JobId"]))
+    assert f"port {used_port} of lab1 is in use; using {next_port}" in log
+    (status,) = json.loads(autotune("status", "runs/two", "--json").stdout)["runs"]
+    assert status["state"] == "finished"
+    assert status["step"] == STEPS
+    assert status["checkpoint"] == f"step-{STEPS:09}"
 
 
 def test_chained_job_ends_at_once_after_the_run(preempted, lab, work, autotune):
     (work / "chained.toml").write_text(
         (work / "site.toml").read_text() + "requeue = false\n"
     )
-    told = submitted(
+    submission = submit_training(
         autotune,
         "--out",
         "runs/two",
@@ -327,7 +323,7 @@ def test_chained_job_ends_at_once_after_the_run(preempted, lab, work, autotune):
         "--chain",
         "2",
     )
-    first, second = told["jobs"]
+    first, second = submission["jobs"]
     assert lab.job(second)["Reason"] == "Dependency"
     lab.ask("scancel", first)
     assert lab.wait_for(second, "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
@@ -337,28 +333,28 @@ def test_chained_job_ends_at_once_after_the_run(preempted, lab, work, autotune):
 
 
 def test_cancelled_job_saves_without_requeue(lab, work, autotune, profile):
-    long = [*SETTINGS[2:], "--set", "train.max_steps=1000000"]
-    (number,) = submitted(autotune, "--out", "runs/cancelled", *long, "--slurm")["jobs"]
-    started(lab, work, "cancelled")
+    settings = [*SETTINGS[2:], "--set", "train.max_steps=1000000"]
+    submission = submit_training(
+        autotune, "--out", "runs/cancelled", *settings, "--slurm"
+    )
+    (number,) = submission["jobs"]
+    wait_for_steps(lab, work, "cancelled")
     lab.ask("scancel", number)
     lab.wait_for(number, "CANCELLED")
     until(lambda: not lab.ask("squeue", "--noheader"), "no job", 30)
     job = lab.job(number)
-    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), logs_of(
-        work, "cancelled"
-    )
-    assert (
-        json.loads((work / "runs" / "cancelled" / "exit.json").read_text())["exit_code"]
-        == 75
-    )
+    assert job["JobState"] == "CANCELLED", logs_of(work, "cancelled")
+    assert job["Restarts"] == "0", logs_of(work, "cancelled")
+    run_exit = json.loads((work / "runs" / "cancelled" / "exit.json").read_text())
+    assert run_exit["exit_code"] == 75
 
 
-def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
-    """Submit a script whose preflight must refuse it; what the log says."""
-    (work / "runs" / "refused" / "logs").mkdir(parents=True, exist_ok=True)
-    (work / "refused.sbatch").write_text(script)
+def log_of_rejected(lab: Lab, work: Path, script: str) -> str:
+    """Submit a script that its preflight must reject; return the log."""
+    (work / "runs" / "rejected" / "logs").mkdir(parents=True, exist_ok=True)
+    (work / "rejected.sbatch").write_text(script)
     number = subprocess.run(
-        ["sbatch", "--parsable", "refused.sbatch"],
+        ["sbatch", "--parsable", "rejected.sbatch"],
         cwd=work,
         env=lab.environment,
         capture_output=True,
@@ -366,9 +362,10 @@ def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
         check=True,
     ).stdout.strip()
     job = lab.wait_for(number, "COMPLETED", "FAILED")
-    log = log_of(work, "refused", number)
-    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "6:0"), log
-    assert not (work / "runs" / "refused" / "run.json").exists()
+    log = log_of(work, "rejected", number)
+    assert job["JobState"] == "FAILED", log
+    assert job["ExitCode"] == "6:0", log
+    assert not (work / "runs" / "rejected" / "run.json").exists()
     return log
 
 
@@ -377,7 +374,7 @@ def script_of(autotune, *arguments: str) -> str:
         "train",
         "profiles/tiny-cpu.toml",
         "--out",
-        "runs/refused",
+        "runs/rejected",
         "--nodes",
         "2",
     ]
@@ -389,15 +386,15 @@ def test_preflight_rejects_steps_without_their_cpus(lab, work, autotune, profile
     if CPUS < 2:
         pytest.skip("needs two processors")
     script = script_of(autotune)
-    kept = f" --cpus-per-task={CPUS} --export"
-    assert script.count(kept) == 1
-    log = refused_by_preflight(lab, work, script.replace(kept, " --export"))
+    option = f" --cpus-per-task={CPUS} --export"
+    assert script.count(option) == 1
+    log = log_of_rejected(lab, work, script.replace(option, " --export"))
     assert f"lab1: allotted_cpus is 1, expected {CPUS}" in log
     assert "Pass --cpus-per-task to srun in the script" in log
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "log_parts"),
     [
         (
             "export PYTHONPATH={}",
@@ -412,21 +409,20 @@ def test_preflight_rejects_steps_without_their_cpus(lab, work, autotune, profile
     ids=["code", "data"],
 )
 def test_preflight_names_a_node_that_differs(
-    lab, work, autotune, profile, tmp_path, line, said
+    lab, work, autotune, profile, tmp_path, line, log_parts
 ):
     shutil.copytree(Path(trainer.__file__).parent, tmp_path / "trainer")
     with (tmp_path / "trainer" / "words.py").open("w") as file:
         file.write("# another version\n")
     write_dataset(tmp_path / "elsewhere" / "data", [[5, 6, 7, 8]] * 20, vocab_size=128)
     (tmp_path / "elsewhere" / "profiles").symlink_to(work / "profiles")
-    place = tmp_path if line.startswith("export") else tmp_path / "elsewhere"
-    site = site_with(
-        work,
-        "unlike",
-        f'if [ "$SLURMD_NODENAME" = lab2 ]; then {line.format(place)}; fi',
+    directory = tmp_path if line.startswith("export") else tmp_path / "elsewhere"
+    only_on_lab2 = (
+        f'if [ "$SLURMD_NODENAME" = lab2 ]; then {line.format(directory)}; fi'
     )
-    log = refused_by_preflight(lab, work, script_of(autotune, "--slurm", site))
-    assert [words for words in said if words not in log] == []
+    site = site_with(work, "unlike", only_on_lab2)
+    log = log_of_rejected(lab, work, script_of(autotune, "--slurm", site))
+    assert [part for part in log_parts if part not in log] == []
 
 
 def test_profile_edited_while_queued_does_not_train(lab, work, autotune, profile):
@@ -435,15 +431,17 @@ def test_profile_edited_while_queued_does_not_train(lab, work, autotune, profile
     approved = profile.read_text()
     try:
         profile.write_text(approved.replace("seed = 0", "seed = 1", 1))
-        log = refused_by_preflight(lab, work, script)
+        log = log_of_rejected(lab, work, script)
     finally:
         profile.write_text(approved)
     assert "was modified since 'reviewer' approved" in log
 
 
-def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
-    """A probe that is followed, as soon as its step has begun, in which it takes its
-    time; and its job."""
+def start_waiting_probe(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
+    """Start a probe that waits for its job, which has begun and sleeps.
+
+    Return the command's process and the number of the job.
+    """
     site = site_with(work, "late", "echo begun", "sleep 10")
     process = start_child(
         [
@@ -464,51 +462,49 @@ def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
         text=True,
     )
     assert process.stderr is not None
-    told = next((line for line in process.stderr if ": running on lab" in line), None)
-    assert told is not None, lab.logs()
-    number = told.split()[1].rstrip(":")
+    running_line = next(
+        (line for line in process.stderr if ": running on lab" in line), None
+    )
+    assert running_line is not None, lab.logs()
+    number = running_line.split()[1].rstrip(":")
     log = work / "reports" / "jobs" / f"probe-tiny-{number}.log"
     until(lambda: log.is_file() and log.read_text(), "a log", tell=lab.logs)
     return process, number
 
 
 def test_ctrl_c_leaves_the_job_running(lab, work, profile):
-    process, number = waiting(lab, work)
+    process, number = start_waiting_probe(lab, work)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert f"stopped waiting; job {number} continues" in err
-    assert f"scancel {number}" in err
+    assert f"stopped waiting; job {number} continues" in stderr
+    assert f"scancel {number}" in stderr
     assert lab.job(number)["JobState"] == "RUNNING"
     lab.ask("scancel", number)
     lab.wait_for(number, "CANCELLED")
 
 
 def test_same_command_resumes_after_a_node_failed(lab, work, autotune, profile):
-    process, number = waiting(lab, work)
+    process, number = start_waiting_probe(lab, work)
     node = lab.job(number)["NodeList"]
     lab.kill_node(node)
     try:
-        _, err = process.communicate(timeout=90)
+        _, stderr = process.communicate(timeout=90)
     finally:
         lab.start_node(node)
-    assert process.returncode == 75, err
-    assert f"job {number} lost {node}: the node failed" in err
-    assert "Run the same command again" in err
-    again = autotune(
+    assert process.returncode == 75, stderr
+    assert f"job {number} lost {node}: the node failed" in stderr
+    assert "Run the same command again" in stderr
+    resumed = autotune(
         *PROBE, "--max-micro-batch-size", "64", "--slurm", "--wait", "--json"
     )
-    assert json.loads(again.stdout)["exit_code"] == 0
-    lines = [
-        line
-        for file in work.glob("reports/tiny-cpu/trials/*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
-    trials = [json.loads(line)["record"] for line in lines]
+    assert json.loads(resumed.stdout)["exit_code"] == 0
+    trials, corrupt_lines = read_trial_log(work / "reports" / "tiny-cpu" / "trials")
+    assert corrupt_lines == 0
     measured = [
-        (one["site"], one["key"])
-        for one in trials
-        if one.get("outcome", {}).get("kind") == "measured"
+        (trial["site"], trial["key"])
+        for trial in trials
+        if trial.get("outcome", {}).get("kind") == "measured"
     ]
-    # What was there was not measured again.
+    # No trial that was measured before was measured again.
     assert len(measured) == len(set(measured)) > 1
