@@ -15,21 +15,22 @@ TARGETS = ("hf-trainer", "accelerate", "lightning")
 UNMEASURED = {"probe": None, "workers": None}
 
 
-def _hold(non_padding_tokens, samples):
+def means_of(non_padding_tokens, samples):
     return SequenceMeans(
         non_padding_tokens=non_padding_tokens, samples=samples, source="told"
     )
 
 
-def _export(hold=None, ranks=1, evidence=None, to="hf-trainer", **changes):
+def export_example(means=None, ranks=1, evidence=None, to="hf-trainer", **changes):
+    """Return an export of the example with other settings."""
     profile = but(example_profile(), train=changes, evidence=evidence or {})
-    return export_profile(
-        profile, hold or _hold(500.0, 2.0), to, nodes=1, ranks_per_node=ranks
-    )
+    means = means or means_of(500.0, 2.0)
+    return export_profile(profile, means, to, nodes=1, ranks_per_node=ranks)
 
 
-def _told(export, setting):
-    return next(one for one in export.settings if one.setting == setting)
+def exported_setting(export, name):
+    (setting,) = (row for row in export.settings if row.setting == name)
+    return setting
 
 
 @pytest.mark.parametrize("to", TARGETS)
@@ -47,15 +48,15 @@ def _told(export, setting):
         },
     ],
 )
-def test_every_setting_is_told_once_and_what_differs_says_how(changes, to):
-    export = _export(ranks=2, to=to, **changes)
-    told = [one.setting for one in export.settings]
-    assert len(told) == len(set(told))
+def test_exports_every_setting_once(changes, to):
+    export = export_example(ranks=2, to=to, **changes)
+    names = [row.setting for row in export.settings]
+    assert len(names) == len(set(names))
     for key in train_config.dotted(example_profile().train.model_dump(mode="json")):
-        assert key in told or key.partition(".")[0] in told, key
-    written = [one.argument for one in export.settings if one.argument is not None]
-    assert len(written) == len(set(written))
-    assert all(one.equivalence == "same" or one.remark for one in export.settings)
+        assert key in names or key.partition(".")[0] in names, key
+    arguments = [row.argument for row in export.settings if row.argument is not None]
+    assert len(arguments) == len(set(arguments))
+    assert all(row.equivalence == "same" or row.remark for row in export.settings)
 
 
 @pytest.mark.parametrize(
@@ -74,19 +75,17 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes, to):
             "parallel.gradient_dtype",
             "none",
         ),
-        (
-            FSDP,
-            "parallel.gradient_dtype",
-            "none",
-        ),  # fp32 is meant, and bf16 imposes itself
+        # fp32 is meant, and bf16 imposes itself.
+        (FSDP, "parallel.gradient_dtype", "none"),
         (FSDP, "parallel.shard_ranks", "none"),
         ({"max_epochs": 3}, "max_epochs", "none"),
         ({"attention": "varlen"}, "attention", "none"),
         ({"activation_checkpointing": "full"}, "activation_checkpointing", "same"),
     ],
 )
-def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence):
-    assert _told(_export(**changes), setting).equivalence == equivalence
+def test_equivalence_of_a_setting(changes, setting, equivalence):
+    export = export_example(**changes)
+    assert exported_setting(export, setting).equivalence == equivalence
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,8 @@ def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence
             "eval_steps",
             50,
         ),
-        ({}, "ddp_bucket_cap_mb", None),  # torch's own size stays unnamed
+        # Torch's own size stays unnamed.
+        ({}, "ddp_bucket_cap_mb", None),
         (
             {"parallel": train_config.ParallelSettings(bucket_cap_mib=100)},
             "ddp_bucket_cap_mb",
@@ -130,21 +130,30 @@ def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence
         ),
     ],
 )
-def test_arguments_are_written_only_if_they_say_something(changes, argument, value):
-    assert _export(**changes).arguments.get(argument) == value
+def test_omits_arguments_without_effect(changes, argument, value):
+    assert export_example(**changes).arguments.get(argument) == value
 
 
-def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_becomes_steps_by_the_measured_rate():
-    assert "sparse_prediction=True" in _export(model=MODERNBERT).calls[0]
-    assert "attention_probs_dropout_prob=0.1" in _export(attention_dropout=0.1).calls[0]
-    export = _export(
+def test_model_call_has_the_sparse_head():
+    export = export_example(model=MODERNBERT)
+    assert "sparse_prediction=True" in export.calls[0]
+
+
+def test_model_call_has_attention_dropout():
+    export = export_example(attention_dropout=0.1)
+    assert "attention_probs_dropout_prob=0.1" in export.calls[0]
+
+
+def test_checkpoint_interval_becomes_steps():
+    export = export_example(
         checkpoint=train_config.CheckpointSettings(interval_s=60.0),
         global_batch_size=100,
     )
-    # The sweep's 100 slots/s, 33.5 of 512 of them real.
+    # The sweep's 100 tokens/s including padding, 33.5 of 512 of them non-padding.
     step_s = export.batch.tokens_per_step / (100 * 33.5 / 512)
     assert export.arguments["save_steps"] == max(1, int(60 / step_s))
-    assert _told(export, "checkpoint.interval_s").remark.startswith("steps of")
+    remark = exported_setting(export, "checkpoint.interval_s").remark
+    assert remark.startswith("steps of")
 
 
 @pytest.mark.parametrize(
@@ -173,84 +182,87 @@ def test_the_call_says_what_is_no_argument_and_a_save_interval_in_seconds_become
         ),
     ],
 )
-def test_values_of_own_code_become_arguments_or_code(to, arguments, calls):
-    assert export_own_values(
-        to, {"micro_batch_size": 48, "num_workers": 3, "images": 7}
-    ) == (
-        arguments,
-        calls,
-    )
-    written, code = export_own_values(to, {"gradient_accumulation_steps": 2})
-    assert [*written.values()] == [2] or code == (
-        "Accelerator(gradient_accumulation_steps=2)",
-    )
+def test_own_values_become_arguments_or_code(to, arguments, calls):
+    tuned = {"micro_batch_size": 48, "num_workers": 3, "images": 7}
+    assert export_own_values(to, tuned) == (arguments, calls)
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_own_accumulation_is_an_argument_or_code(to):
+    arguments, calls = export_own_values(to, {"gradient_accumulation_steps": 2})
+    call = "Accelerator(gradient_accumulation_steps=2)"
+    assert list(arguments.values()) == [2] or calls == (call,)
 
 
 @pytest.mark.parametrize("step_s", [0.0, 5e-324])
-def test_a_rate_that_no_machine_has_is_exported_all_the_same(monkeypatch, step_s):
+def test_impossible_rate_is_exported(monkeypatch, step_s):
     step_time = StepTime(step_s=step_s, source="edited")
     monkeypatch.setattr(batch, "_step_time", lambda *_: step_time)
-    assert _export().arguments["save_steps"] > 10**9
+    assert export_example().arguments["save_steps"] > 10**9
 
 
-def test_packed_rows_become_as_many_samples_as_hold_the_same_tokens():
-    export = _export(
-        _hold(510.0, 2.5), 2, layout="packed", micro_batch_size=8, global_batch_size=32
+def test_packed_sequences_become_samples_of_the_same_tokens():
+    export = export_example(
+        means_of(510.0, 2.5),
+        ranks=2,
+        layout="packed",
+        micro_batch_size=8,
+        global_batch_size=32,
     )
-    batch = export.batch
-    assert (batch.per_device_batch_size, batch.gradient_accumulation_steps) == (8, 5)
-    assert (batch.exported_samples_per_step, batch.tokens_per_step) == (80, 32 * 510)
-    assert batch.exported_tokens_per_step == 80 * 510 / 2.5
+    assert export.batch.per_device_batch_size == 8
+    assert export.batch.gradient_accumulation_steps == 5
+    assert export.batch.exported_samples_per_step == 80
+    assert export.batch.tokens_per_step == 32 * 510
+    assert export.batch.exported_tokens_per_step == 80 * 510 / 2.5
     assert any(
         "packed sequences are not" in warning and "holds 2.50 on" in warning
         for warning in export.warnings
     )
 
 
-def test_a_batch_in_tokens_or_samples_decides_and_without_a_dataset_a_packed_row_counts_as_one_sample():
-    for said, rows in (
-        ({"global_batch_tokens": 10_000}, 20),
-        ({"global_batch_samples": 30}, 15),
-    ):
-        assert (
-            _export(
-                layout="packed", global_batch_size=1, **said
-            ).batch.sequences_per_step
-            == rows
-        )
-    export = _export(
-        _hold(500.0, None), layout="packed", micro_batch_size=4, global_batch_size=16
+@pytest.mark.parametrize(
+    ("global_batch", "sequences"),
+    [({"global_batch_tokens": 10_000}, 20), ({"global_batch_samples": 30}, 15)],
+)
+def test_global_batch_in_another_unit_decides(global_batch, sequences):
+    export = export_example(layout="packed", global_batch_size=1, **global_batch)
+    assert export.batch.sequences_per_step == sequences
+
+
+def test_packed_sequence_of_unknown_samples_counts_as_one():
+    export = export_example(
+        means_of(500.0, None), layout="packed", micro_batch_size=4, global_batch_size=16
     )
-    assert (
-        export.batch.exported_samples_per_step,
-        export.batch.gradient_accumulation_steps,
-    ) == (16, 4)
-    assert export.batch.exported_tokens_per_step is None  # no figure is made up
+    assert export.batch.exported_samples_per_step == 16
+    assert export.batch.gradient_accumulation_steps == 4
+    # No figure is made up.
+    assert export.batch.exported_tokens_per_step is None
     assert any("--data" in warning for warning in export.warnings)
 
 
 @given(
-    rows=st.integers(1, 5000),
-    micro=st.integers(1, 300),
+    sequences=st.integers(1, 5000),
+    micro_batch_size=st.integers(1, 300),
     ranks=st.integers(1, 64),
     samples=st.floats(1.0, 30.0),
 )
-def test_no_micro_batch_is_larger_than_what_fits_and_the_step_is_as_near_as_whole_ones_allow(
-    rows, micro, ranks, samples
+def test_exported_step_is_nearest_of_what_fits(
+    sequences, micro_batch_size, ranks, samples
 ):
     profile = but(
         example_profile(),
         train={
             "layout": "packed",
-            "micro_batch_size": micro,
-            "global_batch_size": rows,
+            "micro_batch_size": micro_batch_size,
+            "global_batch_size": sequences,
         },
     )
-    batch = exported_batch(profile, _hold(100.0, samples), ranks)
-    each, steps = batch.per_device_batch_size, batch.gradient_accumulation_steps
-    assert 1 <= each <= micro
-    assert batch.exported_samples_per_step == each * steps * ranks
-    meant = max(1, round(rows * samples))
-    assert abs(batch.exported_samples_per_step - meant) <= max(
-        steps * ranks / 2, steps * ranks - meant
+    exported = exported_batch(profile, means_of(100.0, samples), ranks)
+    size = exported.per_device_batch_size
+    micro_batches = exported.gradient_accumulation_steps * ranks
+    assert 1 <= size <= micro_batch_size
+    assert exported.exported_samples_per_step == size * micro_batches
+    wanted = max(1, round(sequences * samples))
+    assert abs(exported.exported_samples_per_step - wanted) <= max(
+        micro_batches / 2, micro_batches - wanted
     )

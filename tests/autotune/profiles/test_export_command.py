@@ -1,5 +1,7 @@
-"""Exports are loaded by the real libraries, in processes of their own: this one never
-imports them."""
+"""Exports are loaded by the real libraries, in child processes.
+
+This process never imports them.
+"""
 
 import json
 import subprocess
@@ -61,26 +63,34 @@ from transformers import HfArgumentParser, TrainingArguments, get_scheduler
 # This machine need not have the GPU that settings are for.
 theirs.is_torch_bf16_gpu_available = theirs.is_torch_tf32_available = lambda: True
 theirs.enable_tf32 = lambda on: None
-found = {}
+results = {}
 for path in map(Path, sys.argv[1:]):
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(path))
         TrainingArguments(**json.loads(path.read_text()))
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=arguments.learning_rate)
     schedule = get_scheduler(
-        arguments.lr_scheduler_type, optimizer, arguments.get_warmup_steps(arguments.max_steps), arguments.max_steps,
+        arguments.lr_scheduler_type,
+        optimizer,
+        arguments.get_warmup_steps(arguments.max_steps),
+        arguments.max_steps,
         arguments.lr_scheduler_kwargs,
     )
     rates = []
     for _ in range(arguments.max_steps):
         rates.append(schedule.get_last_lr()[0])
         optimizer.step(); schedule.step()
-    found[path.stem] = {
-        "arguments": json.loads(arguments.to_json_string()), "rates": rates,
-        "warnings": [str(one.message) for one in told if issubclass(one.category, FutureWarning)],
+    results[path.stem] = {
+        "arguments": json.loads(arguments.to_json_string()),
+        "rates": rates,
+        "warnings": [
+            str(warning.message) for warning in caught
+            if issubclass(warning.category, FutureWarning)
+        ],
     }
-print(json.dumps(found))
+print(json.dumps(results))
 """
 
 # Runs the code of each export in its order, with stand-ins for the dataset and its
@@ -91,7 +101,11 @@ import inspect, json, shutil, sys, types
 from datetime import timedelta
 from pathlib import Path
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate import (
+    Accelerator,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+)
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState
 from accelerate.utils import DDPCommunicationHookType, ProjectConfiguration, set_seed
@@ -102,30 +116,40 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForMaskedLM, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
-CONFIG = dict(model_type="bert", hidden_size=8, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
-tokenizer, texts, dataset = (lambda *_, **__: None), [], [0] * 8
+CONFIG = {
+    "model_type": "bert",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 64,
+}
+texts = []
+dataset = [0] * 8
+tokenizer = lambda *_, **__: None
 DataCollatorForLanguageModeling = lambda tokenizer, mlm, mlm_probability: None
 wrapped = types.SimpleNamespace(clip_grad_norm_=lambda max_norm: None)
 self = types.SimpleNamespace(trainer=types.SimpleNamespace(model=wrapped))
-found = {}
+results = {}
 for path in sys.argv[1:]:
     arguments = json.loads(Path(path).read_text())
+    remarks = json.loads(Path(path).with_suffix(".remarks.json").read_text())
     names = dict(globals())
-    for call in json.loads(Path(path).with_suffix(".remarks.json").read_text())["calls"]:
+    for call in remarks["calls"]:
         if "trainer = " not in call or arguments["accelerator"] == "cpu":
             exec(call, names)
-    said = {"groups": [len(group["params"]) for group in names["optimizer"].param_groups]}
+    groups = names["optimizer"].param_groups
+    result = {"groups": [len(group["params"]) for group in groups]}
     if "trainer" in names:
-        said |= {"strategy": type(names["trainer"].strategy).__name__}
+        result["strategy"] = type(names["trainer"].strategy).__name__
     if "distributed_type" in arguments:
-        said |= load_config_from_file(path).to_dict()
-        said |= {"backend": names["accelerator"].state.dynamo_plugin.backend.value}
+        result |= load_config_from_file(path).to_dict()
+        result["backend"] = names["accelerator"].state.dynamo_plugin.backend.value
         AcceleratorState._reset_state(True)
         shutil.rmtree("runs")
     else:
         assert set(arguments) <= set(inspect.signature(Trainer.__init__).parameters)
-    found[path] = said
-print(json.dumps(found))
+    results[path] = result
+print(json.dumps(results))
 """
 LAUNCHED = {
     "alone": {},
@@ -140,131 +164,120 @@ LAUNCHED = {
 }
 
 
+def export_to(target, profile, *options):
+    """Export a profile, which must succeed."""
+    command = ["profile", "export", str(profile), "--to", target, *options]
+    assert run(command) == 0
+
+
+def run_python(directory, *arguments):
+    """Run Python in a directory; return the JSON value of its last line."""
+    process = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=directory,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="module")
-def read(tmp_path_factory):
-    """What transformers makes of exports of every profile that is shipped, and of
-    variants; each with its profile."""
-    place = tmp_path_factory.mktemp("exports")
+def loaded(tmp_path_factory):
+    """Return what transformers loads from exports, with their profiles.
+
+    The profiles are all that are shipped, and variants of the example.
+    """
+    directory = tmp_path_factory.mktemp("exports")
     profiles = {path.stem: path for path in SHIPPED}
     for name, changes in VARIANTS.items():
-        profiles[name] = place / f"{name}.toml"
-        profile = but(
-            example_profile(), train={"max_steps": 40, "warmup_steps": 5, **changes}
-        )
-        profiles[name].write_text(profile_to_toml(profile))
-    files = [str(place / f"{name}.json") for name in profiles]
-    for path, file in zip(profiles.values(), files, strict=True):
-        assert (
-            run(
-                [
-                    "profile",
-                    "export",
-                    str(path),
-                    "--to",
-                    "hf-trainer",
-                    "--out",
-                    file,
-                    "--nodes",
-                    "2",
-                ]
-            )
-            == 0
-        )
-    command = [sys.executable, "-c", READ, *files]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=place, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+        train = {"max_steps": 40, "warmup_steps": 5, **changes}
+        profiles[name] = directory / f"{name}.toml"
+        profiles[name].write_text(profile_to_toml(but(example_profile(), train=train)))
+    files = []
+    for name, path in profiles.items():
+        files.append(str(directory / f"{name}.json"))
+        export_to("hf-trainer", path, "--out", files[-1], "--nodes", "2")
+    results = run_python(directory, "-c", READ, *files)
     return {
-        name: found[name] | {"profile": read_profile(path).profile}
+        name: results[name] | {"profile": read_profile(path).profile}
         for name, path in profiles.items()
     }
 
 
-@pytest.mark.parametrize("name", [*(path.stem for path in SHIPPED), *VARIANTS])
-def test_transformers_takes_every_value_and_learns_at_the_same_rates_after_the_warm_up(
-    read, name
-):
-    found, profile = read[name]["arguments"], read[name]["profile"]
+EXPORTED = [*(path.stem for path in SHIPPED), *VARIANTS]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_transformers_takes_every_value(loaded, name):
+    arguments = loaded[name]["arguments"]
+    profile = loaded[name]["profile"]
     train = profile.train
-    assert (found["max_steps"], found["bf16"]) == (
-        train.max_steps,
-        train.precision == "bf16",
+    assert arguments["max_steps"] == train.max_steps
+    assert arguments["bf16"] == (train.precision == "bf16")
+    assert arguments["dataloader_num_workers"] == train.data.num_workers
+    assert arguments["torch_compile"] == train.compiled
+    samples_per_rank = (
+        arguments["per_device_train_batch_size"]
+        * arguments["gradient_accumulation_steps"]
     )
-    assert (found["dataloader_num_workers"], found["torch_compile"]) == (
-        train.data.num_workers,
-        train.compiled,
-    )
-    batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
-    # A step has at least as many samples as rows.
-    assert batch * 2 * profile.local_ranks >= train.global_batch_size
-    first = train.warmup_steps
+    # A step has at least as many samples as sequences.
+    assert samples_per_rank * 2 * profile.local_ranks >= train.global_batch_size
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_transformers_has_our_learning_rates_after_warm_up(loaded, name):
+    train = loaded[name]["profile"].train
     ours = [learning_rate(train, step) for step in range(train.max_steps)]
-    assert read[name]["rates"][first:] == pytest.approx(
+    first = train.warmup_steps
+    assert loaded[name]["rates"][first:] == pytest.approx(
         ours[first:], rel=1e-9, abs=1e-15
     )
 
 
-def test_fsdp_arrives_whole_and_only_checkpointing_uses_a_name_that_will_go(read):
-    found = read["fsdp2"]["arguments"]
-    assert found["fsdp"] is True
-    assert found["fsdp_config"]["version"] == 2
-    assert found["fsdp_config"]["activation_checkpointing"] is True
-    assert found["gradient_checkpointing"] is False
-    assert any(
-        "gradient_checkpointing" in text for text in read["bucketed"]["warnings"]
-    )
-    assert [name for name, found in read.items() if found["warnings"]] == ["bucketed"]
+def test_transformers_takes_all_of_fsdp(loaded):
+    arguments = loaded["fsdp2"]["arguments"]
+    assert arguments["fsdp"] is True
+    assert arguments["fsdp_config"]["version"] == 2
+    assert arguments["fsdp_config"]["activation_checkpointing"] is True
+    assert arguments["gradient_checkpointing"] is False
+
+
+def test_only_checkpointing_has_a_deprecated_name(loaded):
+    warnings = loaded["bucketed"]["warnings"]
+    assert any("gradient_checkpointing" in warning for warning in warnings)
+    warned = [name for name, result in loaded.items() if result["warnings"]]
+    assert warned == ["bucketed"]
 
 
 @pytest.fixture
 def packed(workdir):
-    """The profile, of packed rows."""
-    profile = but(
-        example_profile(),
-        train={"layout": "packed", "seq_length_tokens": 64, "global_batch_size": 32},
-    )
+    """Write a profile of packed sequences."""
+    train = {"layout": "packed", "seq_length_tokens": 64, "global_batch_size": 32}
+    profile = but(example_profile(), train=train)
     (workdir / "p.toml").write_text(profile_to_toml(profile))
 
 
-def test_samples_of_packed_rows_are_counted_in_the_dataset(
-    packed, capsys, patterned_dataset
-):
-    assert (
-        run(
-            [
-                "profile",
-                "export",
-                "p.toml",
-                "--to",
-                "hf-trainer",
-                "--data",
-                str(patterned_dataset),
-                "--json",
-            ]
-        )
-        == 0
-    )
+def test_counts_samples_of_packed_sequences(packed, capsys, patterned_dataset):
+    data = ("--data", str(patterned_dataset))
+    export_to("hf-trainer", "p.toml", *data, "--json")
     out, err = capsys.readouterr()
     assert err == ""
     batch = json.loads(out)["batch"]
-    # 24.5 tokens and two special ones, in rows of 64.
+    # 24.5 tokens and two special ones, in sequences of 64.
     assert 2 < batch["samples_per_sequence"] < 3
-    meant = 32 * batch["samples_per_sequence"]
-    assert (
-        abs(batch["exported_samples_per_step"] - meant)
-        <= 0.5 * batch["gradient_accumulation_steps"] + 0.5
-    )
+    wanted = 32 * batch["samples_per_sequence"]
+    difference = abs(batch["exported_samples_per_step"] - wanted)
+    assert difference <= 0.5 * batch["gradient_accumulation_steps"] + 0.5
     assert batch["exported_tokens_per_step"] == pytest.approx(
         batch["tokens_per_step"], rel=0.3
     )
 
 
-def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(
-    packed, workdir, says, capsys
-):
-    assert run(["profile", "export", "p.toml", "--to", "hf-trainer"]) == 0
+def test_export_prints_settings_with_remarks_on_stderr(packed, capsys):
+    export_to("hf-trainer", "p.toml")
     out, err = capsys.readouterr()
     assert json.loads(out)["per_device_train_batch_size"] == 2
     for words in (
@@ -274,80 +287,68 @@ def test_settings_are_printed_or_written_and_all_else_is_said_beside_them(
         "--data",
     ):
         assert words in err
+
+
+def test_export_writes_settings_with_remarks(packed, workdir, says, capsys):
+    export_to("hf-trainer", "p.toml")
+    printed = json.loads(capsys.readouterr().out)
     export = ("profile", "export", "p.toml", "--to", "hf-trainer")
     assert "hf/settings.remarks.json" in says(*export, "--out", "hf/settings.json")
+    settings = json.loads((workdir / "hf/settings.json").read_text())
     remarks = json.loads((workdir / "hf/settings.remarks.json").read_text())
-    assert (
-        remarks["arguments"]
-        == json.loads((workdir / "hf/settings.json").read_text())
-        == json.loads(out)
-    )
-    assert {
-        one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"
-    } >= {"layout", "mlm_head"}
-    assert "hf-trainer" in says(
-        "profile", "export", "p.toml", "--to", "axolotl", code=2
-    )
+    assert remarks["arguments"] == settings == printed
+    lost = {
+        setting["setting"]
+        for setting in remarks["settings"]
+        if setting["equivalence"] == "none"
+    }
+    assert lost >= {"layout", "mlm_head"}
 
 
-def test_accelerate_and_lightning_take_the_file_and_the_calls_and_accelerate_launches_them(
-    workdir,
-):
+def test_rejects_unknown_target(packed, says):
+    export = ("profile", "export", "p.toml", "--to", "axolotl")
+    assert "hf-trainer" in says(*export, code=2)
+
+
+def test_libraries_run_exported_calls(workdir):
     files = []
     for name, changes in LAUNCHED.items():
-        changed = {"evaluation": EvaluationSettings(interval_steps=9), **changes}
-        (workdir / f"{name}.toml").write_text(
-            profile_to_toml(but(example_profile(), train=changed))
-        )
-        for to, ranks in (
-            ("accelerate", 1 + 3 * ("device" in changes)),
-            ("lightning", 1 if name == "alone" else 4),
-        ):
-            files.append(f"{to}-{name}.json")
-            export = [
-                "profile",
-                "export",
-                f"{name}.toml",
-                "--to",
-                to,
-                "--out",
-                files[-1],
-                "--ranks",
-                str(ranks),
-            ]
-            assert run(export) == 0
+        train = {"evaluation": EvaluationSettings(interval_steps=9), **changes}
+        profile = workdir / f"{name}.toml"
+        profile.write_text(profile_to_toml(but(example_profile(), train=train)))
+        ranks_by_target = {
+            "accelerate": 4 if "device" in changes else 1,
+            "lightning": 1 if name == "alone" else 4,
+        }
+        for target, ranks in ranks_by_target.items():
+            file = f"{target}-{name}.json"
+            export_to(target, profile, "--out", file, "--ranks", str(ranks))
+            files.append(file)
     (workdir / "run.py").write_text(RUN)
-    launch = [
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        "accelerate-compile.json",
+    results = run_python(workdir, "run.py", *files)
+    assert all(0 not in result["groups"] for result in results.values())
+    types = [
+        results[f"accelerate-{name}.json"]["distributed_type"] for name in LAUNCHED
     ]
-    found, launched = (
-        json.loads(
-            subprocess.run(
-                [sys.executable, *options],
-                stdout=subprocess.PIPE,
-                text=True,
-                timeout=300,
-                cwd=workdir,
-                check=True,
-            ).stdout.splitlines()[-1]
-        )
-        for options in (
-            ["run.py", *files],
-            [*launch, "run.py", "accelerate-compile.json"],
-        )
-    )
-    assert launched["accelerate-compile.json"]["backend"] == "INDUCTOR"
-    assert all(0 not in one["groups"] for one in found.values())
-    kinds = [found[f"accelerate-{name}.json"]["distributed_type"] for name in LAUNCHED]
-    assert kinds == ["NO", "NO", "FSDP", "MULTI_GPU"]
-    assert (
-        found["accelerate-fsdp2.json"]["parallelism_config"][
-            "parallelism_config_dp_replicate_size"
-        ]
-        == 2
-    )
-    strategies = [found[f"lightning-{name}.json"].get("strategy") for name in LAUNCHED]
+    assert types == ["NO", "NO", "FSDP", "MULTI_GPU"]
+    parallelism = results["accelerate-fsdp2.json"]["parallelism_config"]
+    assert parallelism["parallelism_config_dp_replicate_size"] == 2
+    strategies = [
+        results[f"lightning-{name}.json"].get("strategy") for name in LAUNCHED
+    ]
     assert strategies == ["SingleDeviceStrategy", "DDPStrategy", None, None]
+
+
+def test_accelerate_launches_exported_calls(workdir):
+    train = {
+        "evaluation": EvaluationSettings(interval_steps=9),
+        **LAUNCHED["compile"],
+    }
+    profile = workdir / "compile.toml"
+    profile.write_text(profile_to_toml(but(example_profile(), train=train)))
+    file = "accelerate-compile.json"
+    export_to("accelerate", profile, "--out", file, "--ranks", "1")
+    (workdir / "run.py").write_text(RUN)
+    launch = ("-m", "accelerate.commands.launch", "--config_file", file)
+    results = run_python(workdir, *launch, "run.py", file)
+    assert results[file]["backend"] == "INDUCTOR"
