@@ -1,10 +1,8 @@
-"""Ways to end a training before its end, and what corrupt checkpoints and full disks do
-to it.
+"""Interruptions of a training, and effects of corrupt checkpoints and full disks.
 
-An interruption starts a job, strikes, and sees that it left as it should.
-
-A job that is started again afterwards goes on; what it comes to in the end,
-``tests.system.faults.train`` compares.
+An interruption starts a job, strikes, and checks that the job exits as it should. A job
+that is started again afterwards resumes; ``tests.system.faults.train`` compares its end
+with that of an undisturbed one.
 """
 
 import os
@@ -42,27 +40,33 @@ from trainer.health.watchdog import REQUEUE, SIGNALS
 from trainer.record.run_record import RunExit
 
 Interruption = Callable[[Job, random.Random], bool]
-"""Returns whether it struck: a kill at any moment may come too late."""
+"""Function that returns whether it struck: a kill at any moment may come too late."""
 
-FEWEST_STEPS, MOST_STEPS = 2, 3
-"""A start is struck after so many: with a checkpoint every 2, so that there is
-something to go on from."""
+FEWEST_STEPS = 2
+MOST_STEPS = 3
+"""Steps of a start before it is struck: with a checkpoint every 2, so that there is one
+to resume from."""
 TIMEOUT_S = 8.0
-LEAVES_WITHIN_S = 45.0
+EXITS_WITHIN_S = 45.0
 NEEDED_S = 10.0
-"""For a few slow steps, a save, and leaving."""
+"""Time for a few slow steps, a save, and the exit."""
 CHECKPOINTS_THAT_FIT = 3.5
-"""Two are kept, and the next is written before one is removed."""
+"""Size of a small disk: two checkpoints are kept, and the next is written before one is
+removed."""
 
 
 def kill_all(job: Job, rng: random.Random) -> bool:
-    """SIGKILL everything, half of the times during training, else at any moment from
-    the start on."""
-    startup_s = job.place.undisturbed(job.ranks).record().startup.total_s
+    """SIGKILL everything at a random moment.
+
+    Half of the times it lies in the training, else anywhere from the start on.
+    """
+    startup_s = job.workplace.undisturbed(job.ranks).record().startup.total_s
     if rng.random() < 0.5:
-        process, longest_s = job.start_and_take(1), STEPS * PACE_S
+        process = job.start_and_take(1)
+        longest_s = STEPS * PACE_S
     else:
-        process, longest_s = job.start(), startup_s + 3
+        process = job.start()
+        longest_s = startup_s + 3
     deadline_s = time.monotonic() + rng.uniform(0, longest_s)
     while time.monotonic() < deadline_s and process.poll() is None:
         time.sleep(0.002)
@@ -74,64 +78,68 @@ def kill_all(job: Job, rng: random.Random) -> bool:
 
 
 def signal_rank(job: Job, rng: random.Random) -> bool:
-    number, rank = rng.choice(SIGNALS), rng.randrange(job.ranks)
-    process = _started(job, rng)
-    job.rank_processes(process)[rank].send_signal(number)
-    _check_saved(job, process, f"{signal.Signals(number).name} on rank {rank};")
+    rank_signal = rng.choice(SIGNALS)
+    rank = rng.randrange(job.ranks)
+    process = _start_and_take_few(job, rng)
+    job.rank_processes(process)[rank].send_signal(rank_signal)
+    _check_saved(job, process, f"{signal.Signals(rank_signal).name} on rank {rank};")
     return True
 
 
-def end_torchrun(job: Job, rng: random.Random, number: signal.Signals) -> bool:
+def end_torchrun(job: Job, rng: random.Random, end_signal: signal.Signals) -> bool:
     """SIGTERM to torchrun, which passes it on to every rank.
 
-    Or SIGKILL to torchrun alone: ranks that nobody waits for any more must not train
-    on, and save before they leave.
+    Or SIGKILL to torchrun alone: ranks without it must not train on, and save before
+    they exit.
     """
-    process = _started(job, rng)
-    process.send_signal(number)
+    process = _start_and_take_few(job, rng)
+    process.send_signal(end_signal)
     _check_saved(job, process, r"SIGTERM on (rank \d+|\d+ ranks);")
     return True
 
 
-signal_torchrun, kill_torchrun = (
-    partial(end_torchrun, number=number) for number in (signal.SIGTERM, signal.SIGKILL)
-)
+signal_torchrun = partial(end_torchrun, end_signal=signal.SIGTERM)
+kill_torchrun = partial(end_torchrun, end_signal=signal.SIGKILL)
 
 
 def signal_twice(job: Job, rng: random.Random) -> bool:
-    """A signal while a rank hangs, and another one, as nothing comes of it; to that
-    rank, or to all."""
-    hung, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)
+    """Signal twice while a rank hangs, as the first has no effect.
+
+    The signals go to that rank, or to all.
+    """
+    hung_rank = rng.randrange(job.ranks)
+    steps = rng.randint(FEWEST_STEPS, MOST_STEPS)
     process = job.start_and_take(
-        steps, [{"kind": "hang", "step": steps + 1, "rank": hung}]
+        steps, [{"kind": "hang", "step": steps + 1, "rank": hung_rank}]
     )
     time.sleep(0.5)
-    there = set(list_checkpoints(job.checkpoints))
+    checkpoints_before = set(list_checkpoints(job.checkpoints))
     ranks = job.rank_processes(process)
-    signalled = [ranks[hung]] if rng.random() < 0.5 else list(ranks.values())
-    for one in signalled:
-        one.terminate()
+    signalled = [ranks[hung_rank]] if rng.random() < 0.5 else list(ranks.values())
+    for rank_process in signalled:
+        rank_process.terminate()
     time.sleep(1.3)
-    for one in signalled:
-        one.terminate()
+    for rank_process in signalled:
+        rank_process.terminate()
     _, alive = psutil.wait_procs(signalled, timeout=3)
     assert not alive, alive
-    left = job.leave(process, LEAVES_WITHIN_S)
-    assert (left.exit_code, left.requeue) == (REQUEUE, True)
-    assert "second signal, SIGTERM: exited without saving" in left.reason
-    assert there <= set(list_checkpoints(job.checkpoints))
+    run_exit = job.leave(process, EXITS_WITHIN_S)
+    assert (run_exit.exit_code, run_exit.requeue) == (REQUEUE, True)
+    assert "second signal, SIGTERM: exited without saving" in run_exit.reason
+    assert checkpoints_before <= set(list_checkpoints(job.checkpoints))
     job.check_checkpoints()
     return True
 
 
 def hang(job: Job, rng: random.Random) -> bool:
-    rank, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)
+    rank = rng.randrange(job.ranks)
+    steps = rng.randint(FEWEST_STEPS, MOST_STEPS)
     settings = {"train.parallel.timeout_s": TIMEOUT_S}
     process = job.start_and_take(
         steps, [{"kind": "hang", "step": steps + 1, "rank": rank}], settings=settings
     )
-    left = job.leave(process, TIMEOUT_S + LEAVES_WITHIN_S)
-    assert (left.exit_code, left.requeue) == (REQUEUE, True)
+    run_exit = job.leave(process, TIMEOUT_S + EXITS_WITHIN_S)
+    assert (run_exit.exit_code, run_exit.requeue) == (REQUEUE, True)
     assert "hang_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
     return True
 
@@ -139,28 +147,28 @@ def hang(job: Job, rng: random.Random) -> bool:
 def fail_on_rank(
     job: Job, rng: random.Random, kind: str, code: int, reason: str
 ) -> bool:
-    """One rank dies, comes upon a bug, or lacks something before all have met: the run
-    says with what and why."""
+    """Let one rank die, meet a bug, or lack something before all have joined.
+
+    The exit of the run has the code and the reason.
+    """
     early = kind == "no_local_disk"
     rank = rng.randrange(int(early), job.ranks)
     step = 0 if early else 1 + rng.randint(FEWEST_STEPS, MOST_STEPS)
     settings = {"train.data.stage_to": f"${LOCAL_DISK}"} if early else {}
     process = job.start([{"kind": kind, "step": step, "rank": rank}], settings=settings)
-    left = job.leave(process, LEAVES_WITHIN_S if early else END_S)
-    assert (left.exit_code, left.requeue) == (code, code == REQUEUE), left
+    run_exit = job.leave(process, EXITS_WITHIN_S if early else END_S)
+    assert (run_exit.exit_code, run_exit.requeue) == (code, code == REQUEUE), run_exit
     # A rank that waits for a GPU may get torchrun's SIGTERM before NCCL reports the
     # lost connection.
-    ended = (
+    killed_by_torchrun = (
         kind == "kill"
         and job.settings.get("train.device") == "cuda"
-        and "killed before the step" in left.reason
+        and "killed before the step" in run_exit.reason
     )
-    assert ended or reason.format(rank=rank) in left.reason, left
+    assert killed_by_torchrun or reason.format(rank=rank) in run_exit.reason, run_exit
     if kind == "raise":
-        assert (
-            "raise_here"
-            in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
-        )
+        traceback_file = job.directory / f"rank-{rank:05d}.traceback.txt"
+        assert "raise_here" in traceback_file.read_text()
     return True
 
 
@@ -179,8 +187,10 @@ fail_before_it_begins = partial(
 
 
 def damage(job: Job, rng: random.Random) -> bool:
-    """SIGKILL everything, and cut one file of the newest checkpoint short: a start goes
-    on from the one before."""
+    """SIGKILL everything, and cut one file of the newest checkpoint short.
+
+    The next start resumes from the checkpoint before.
+    """
     process = job.start_and_take(rng.randint(FEWEST_STEPS, MOST_STEPS))
     job.wait_until(process, lambda: len(list_checkpoints(job.checkpoints)) > 1)
     kill_tree(process)
@@ -194,55 +204,60 @@ def damage(job: Job, rng: random.Random) -> bool:
 
 def run_out_of_time(job: Job, rng: random.Random) -> bool:
     """``train.stop_after_s`` ends before the training does."""
-    startup_s = job.place.undisturbed(job.ranks).record().startup.total_s
+    startup_s = job.workplace.undisturbed(job.ranks).record().startup.total_s
     stop_after_s = round(2 * startup_s + NEEDED_S + rng.uniform(1, 4), 1)
     # Steps alone take as long, however fast it starts.
     process = job.start(
         pace_s=stop_after_s / STEPS, settings={"train.stop_after_s": stop_after_s}
     )
-    left = _check_saved(job, process, ".*train.stop_after_s")
+    run_exit = _check_saved(job, process, ".*train.stop_after_s")
     if job.record().startup.total_s > stop_after_s - NEEDED_S:
         return False  # the machine was so busy that starting took all the time
-    assert left.seconds < stop_after_s, left
+    assert run_exit.seconds < stop_after_s, run_exit
     return True
 
 
-def _started(job: Job, rng: random.Random) -> "subprocess.Popen[bytes]":
-    """A start that has taken a few steps, and is somewhere in the next."""
+def _start_and_take_few(job: Job, rng: random.Random) -> "subprocess.Popen[bytes]":
+    """Start, and wait for a few steps and a part of the next."""
     process = job.start_and_take(rng.randint(FEWEST_STEPS, MOST_STEPS))
     time.sleep(rng.uniform(0, 2 * PACE_S))
     return process
 
 
 def _check_saved(job: Job, process: "subprocess.Popen[bytes]", reason: str) -> RunExit:
-    """That it leaves for this reason and nothing is lost: what was saved is the last
-    step of the record."""
-    left = job.leave(process)
-    assert re.match(reason, left.reason), left
-    assert (left.exit_code, left.requeue) == (REQUEUE, True)
+    """Check that a job exits for this reason, and that its last step was saved."""
+    run_exit = job.leave(process)
+    assert re.match(reason, run_exit.reason), run_exit
+    assert (run_exit.exit_code, run_exit.requeue) == (REQUEUE, True)
     newest = list_checkpoints(job.checkpoints)[0]
-    assert left.checkpoint == newest.name
-    assert left.steps == step_of(newest.name) == job.record().steps[-1].step
+    assert run_exit.checkpoint == newest.name
+    assert run_exit.steps == step_of(newest.name) == job.record().steps[-1].step
     assert job.events()[-1].kind == "stopped"
     job.check_checkpoints()
-    return left
+    return run_exit
 
 
-def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:
-    """Cut the newest checkpoint short at so many places, over all of its files; each
-    time the one before is used."""
+def truncate(workplace: Workplace, points: int, seed: int) -> dict[str, Any]:
+    """Cut the newest checkpoint short at many positions, in all of its files.
+
+    Each time the checkpoint before is used.
+    """
     checkpoints = Path(
-        shutil.copytree(place.undisturbed().checkpoints, place.place / "truncated")
+        shutil.copytree(
+            workplace.undisturbed().checkpoints, workplace.directory / "truncated"
+        )
     )
     newest, before = list_checkpoints(checkpoints)[:2]
     rng = random.Random(seed)
     sizes = {file: file.stat().st_size for file in sorted(newest.iterdir())}
-    cuts = [(file, size) for file, whole in sizes.items() for size in (0, 1, whole - 1)]
-    others = [rng.choice(list(sizes)) for _ in range(points - len(cuts))]
-    cuts += [(file, rng.randrange(sizes[file])) for file in others]
-    for file, size in cuts:
+    cuts = []
+    for file, size_bytes in sizes.items():
+        cuts += [(file, 0), (file, 1), (file, size_bytes - 1)]
+    other_files = [rng.choice(list(sizes)) for _ in range(points - len(cuts))]
+    cuts += [(file, rng.randrange(sizes[file])) for file in other_files]
+    for file, cut_bytes in cuts:
         content = file.read_bytes()
-        os.truncate(file, size)
+        os.truncate(file, cut_bytes)
         _check_passed_over(checkpoints, newest, before)
         file.write_bytes(content)
     for file in sizes:
@@ -255,43 +270,44 @@ def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:
 
 
 def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
-    found, corrupt = newest_checkpoint(checkpoints)
+    (used_path, *_), corrupt = newest_checkpoint(checkpoints)
     assert [path for path, _ in corrupt] == [newest]
-    assert found[0] == before
+    assert used_path == before
 
 
-def fill(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
-    """Fill the disk that checkpoints go to while training, and free it again; needs
-    root.
+def fill(workplace: Workplace, *, points: int, seed: int) -> dict[str, Any]:
+    """Fill the disk of the checkpoints while training, and free it again; needs root.
 
-    In turn as rank 0 writes alone, as all ranks write a share, and as the record lies
-    on that disk, too, and must wait. A disk that does not hold two checkpoints is
-    refused before the first step.
+    In turn, rank 0 writes alone, all ranks write a share, and the record lies on that
+    disk too and must wait. A disk that does not hold two checkpoints is rejected before
+    the first step.
     """
     for point in range(points):
-        settings: dict[str, object] = (
-            {"train.parallel.strategy": "zero1"} if point % 3 == 1 else {}
-        )
-        expected = place.undisturbed(2, settings)
-        job = place.job(2, settings | {"train.checkpoint.interval_steps": 4})
+        settings: dict[str, object] = {}
+        if point % 3 == 1:
+            settings["train.parallel.strategy"] = "zero1"
+        expected = workplace.undisturbed(2, settings)
+        job = workplace.job(2, settings | {"train.checkpoint.interval_steps": 4})
         directory = job.directory if point % 3 == 2 else job.checkpoints
         with small_disk(
             directory, round(CHECKPOINTS_THAT_FIT * _checkpoint_bytes(expected))
         ) as disk:
             _fill_and_free(job, disk)
             check_the_same(job, expected)
-    job = place.job(ranks=1)
-    with small_disk(job.directory, round(1.5 * _checkpoint_bytes(place.undisturbed()))):
-        left = job.leave(job.start())
-        assert left.exit_code == BadConfig.exit_code
-        assert "2 checkpoints require" in left.reason
+    job = workplace.job(ranks=1)
+    with small_disk(
+        job.directory, round(1.5 * _checkpoint_bytes(workplace.undisturbed()))
+    ):
+        run_exit = job.leave(job.start())
+        assert run_exit.exit_code == BadConfig.exit_code
+        assert "2 checkpoints require" in run_exit.reason
         assert job.steps_written() == 0
     return {"faults": points + 1, "runs": points + 1}
 
 
 def _fill_and_free(job: Job, disk: Path) -> None:
     process = job.start(pace_s=0.08)
-    job.wait_until(process, lambda: _count(job, "saved") >= 2)
+    job.wait_until(process, lambda: _count_events(job, "saved") >= 2)
     filler = disk / "filler"
     fill_up(filler)
     job.wait_until(
@@ -301,21 +317,20 @@ def _fill_and_free(job: Job, disk: Path) -> None:
     newest = list_checkpoints(job.checkpoints)[0]
     read_checkpoint(newest)
     filler.unlink()
-    saved = _count(job, "saved")
-    job.wait_until(process, lambda: _count(job, "saved") > saved)
+    saved = _count_events(job, "saved")
+    job.wait_until(process, lambda: _count_events(job, "saved") > saved)
     job.end(process)
     assert process.returncode == 0, job.told()
-    failed = next(event for event in job.events() if event.kind == "save_failed")
-    assert failed.level == "error"
-    assert (
-        "No space left on device" in failed.message
-        or "could not write its file" in failed.message
+    failure = next(event for event in job.events() if event.kind == "save_failed")
+    assert failure.level == "error"
+    assert re.search(
+        "No space left on device|could not write its file", failure.message
     )
-    assert f"the newest checkpoint is still {newest.name}" in failed.message
+    assert f"the newest checkpoint is still {newest.name}" in failure.message
     job.check_checkpoints()
 
 
-def _count(job: Job, kind: str) -> int:
+def _count_events(job: Job, kind: str) -> int:
     return sum(event.kind == kind for event in job.events())
 
 

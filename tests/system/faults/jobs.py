@@ -84,13 +84,13 @@ class Workplace:
 
     def __init__(
         self,
-        place: Path,
+        directory: Path,
         *,
         python: Path = Path(sys.executable),
         variables: Mapping[str, str] | None = None,
         settings: Settings | None = None,
     ) -> None:
-        self.place = place
+        self.directory = directory
         self.python = python
         self.variables = dict(variables or {})
         self._settings = dict(settings or {})
@@ -101,20 +101,20 @@ class Workplace:
             for start, length in starts
         ]
         self.data = write_dataset(
-            place / "data", samples[100:], vocab_size=128, validation=samples[:100]
+            directory / "data", samples[100:], vocab_size=128, validation=samples[:100]
         )
-        self.local_disk = place / "local"
+        self.local_disk = directory / "local"
         self.local_disk.mkdir()
-        self.profile = place / "profile.toml"
+        self.profile = directory / "profile.toml"
         self.profile.write_text(PROFILE)
         self._undisturbed: dict[str, Job] = {}
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._numbers = itertools.count(1)
 
     def job(self, ranks: int = 2, settings: Settings | None = None) -> "Job":
-        directory = self.place / f"run-{next(self._numbers)}"
+        directory = self.directory / f"run-{next(self._numbers)}"
         return Job(
-            place=self,
+            workplace=self,
             directory=directory,
             ranks=ranks,
             settings=self._settings | dict(settings or {}),
@@ -138,7 +138,7 @@ class Workplace:
 class Job:
     """One run, which may be started several times."""
 
-    place: Workplace
+    workplace: Workplace
     directory: Path
     ranks: int
     settings: dict[str, object]
@@ -175,15 +175,15 @@ class Job:
             f"--set={key}={json.dumps(value)}" for key, value in all_settings.items()
         ]
         command = [
-            str(self.place.python),
+            str(self.workplace.python),
             "-m",
             "torch.distributed.run",
             "--standalone",
             f"--nproc-per-node={self.ranks}",
             str(JOB),
-            str(self.place.profile),
+            str(self.workplace.profile),
             "--data",
-            str(self.place.data),
+            str(self.workplace.data),
             "--out",
             str(self.directory),
             *set_options,
@@ -195,9 +195,9 @@ class Job:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
         }
-        environment |= self.place.variables | {
+        environment |= self.workplace.variables | {
             "FAULTS_REQUEST": request,
-            LOCAL_DISK: str(self.place.local_disk),
+            LOCAL_DISK: str(self.workplace.local_disk),
         }
         with self.log.open("ab") as log:
             return start_child(
