@@ -1,9 +1,8 @@
-"""``python -m tests.system.faults --out FILE``: every fault loop in full, its figures
-as JSON.
+"""``python -m tests.system.faults --out FILE`` runs every fault loop in full.
 
-``--only training`` runs the loops of training alone, and leaves the figures of the
-others as they are in FILE; so do ``data``, ``files``, ``tuning``, and the name of a
-loop.
+It writes their figures as JSON. ``--only training`` runs the loops of training alone,
+and keeps the figures of the others in FILE; so do ``data``, ``files``, ``tuning``, and
+the name of a loop.
 """
 
 import argparse
@@ -32,13 +31,13 @@ from tests.system.faults.train import Loop
 from tests.system.faults.tune import kill_tune
 
 POINTS = 20
-ASKED = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 LOOPS = (
     Loop("prepare SIGKILL, 2 workers", kill_prepare, POINTS),
     Loop("prepare SIGKILL, 1 worker", partial(kill_prepare, workers=1), POINTS),
     Loop(
         "prepare SIGINT and SIGTERM, 2 workers",
-        partial(kill_prepare, kill=partial(kill_command, signals=ASKED)),
+        partial(kill_prepare, kill=partial(kill_command, signals=INTERRUPTS)),
         POINTS,
     ),
     Loop(
@@ -64,7 +63,7 @@ LOOPS = (
 
 
 def main() -> int:
-    """Run the loops; an assertion fails where a fault was not survived."""
+    """Run the loops; an assertion fails if a fault was not survived."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.system.faults", description="Run the fault loops in full."
     )
@@ -82,26 +81,24 @@ def main() -> int:
         help="loops of this kind or name; what FILE has of others stays",
     )
     options = parser.parse_args()
-    figures: dict[str, Any] = (
-        json.loads(options.out.read_text())
-        if options.only and options.out.is_file()
-        else {}
-    )
+    figures: dict[str, Any] = {}
+    if options.only and options.out.is_file():
+        figures = json.loads(options.out.read_text())
     figures |= {
         "python": platform.python_version(),
         "points": options.points,
         "seed": options.seed,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen = [
+    selected = [
         loop
         for loop in LOOPS
         if not options.only or {loop.kind, loop.name} & set(options.only)
     ]
     with tempfile.TemporaryDirectory(prefix="faults-") as trainings:
-        # One, as loops of training share the undisturbed runs.
+        # Loops of training share a workplace, and so its undisturbed runs.
         workplace = Workplace(Path(trainings))
-        for number, loop in enumerate(chosen):
+        for number, loop in enumerate(selected):
             if loop.needs_mount and not may_mount():
                 sys.stderr.write(f"{loop.name}: left out, as it needs root to mount\n")
                 continue
@@ -109,18 +106,16 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="faults-") as directory:
                 place = workplace if loop.kind == "training" else Path(directory)
                 points = max(1, round(loop.in_full * options.points / POINTS))
-                found = loop.told | loop.run(
+                loop_figures = loop.description | loop.run(
                     place, points=points, seed=options.seed + number
                 )
-            found["seconds"] = round(time.monotonic() - started_s, 1)
-            sys.stderr.write(f"{loop.name}: {json.dumps(found)}\n")
-            table = (
-                figures.setdefault(loop.kind, {})
-                if loop.kind in ("training", "tuning")
-                else figures
-            )
-            table[loop.name] = found
-            # After every loop: one that fails must not cost what the others found.
+            loop_figures["seconds"] = round(time.monotonic() - started_s, 1)
+            sys.stderr.write(f"{loop.name}: {json.dumps(loop_figures)}\n")
+            table = figures
+            if loop.kind in ("training", "tuning"):
+                table = figures.setdefault(loop.kind, {})
+            table[loop.name] = loop_figures
+            # After every loop: one that fails must not cost the figures of the others.
             options.out.write_text(readable_json(figures))
     return 0
 

@@ -1,5 +1,7 @@
-"""Raw data, the same every time, and the commands that make and copy datasets of it:
-killed, and started again."""
+"""Commands that make and copy datasets, killed and started again; and their raw data.
+
+The raw data are the same every time.
+"""
 
 import contextlib
 import json
@@ -21,10 +23,10 @@ from testbed.programs import run_program
 from tests.system.faults.kills import children_of, start
 
 Kill = Callable[[list[str], int, random.Random, float], int]
-"""Start a command again and again and kill at most so many times; the last start
-succeeds. Returns the kills.
+"""Function that starts a command repeatedly and kills it, until a start succeeds.
 
-The last argument is how long an undisturbed run takes.
+Its arguments are the command, the most kills, a random generator and the time of an
+undisturbed run; it returns the number of kills.
 """
 
 
@@ -92,7 +94,7 @@ def kill_command(
     *,
     signals: Sequence[int] = (signal.SIGKILL,),
 ) -> int:
-    """Kill it at random moments; nothing that it has started may outlive it."""
+    """Kill a command at random moments; nothing that it started may outlive it."""
     for kills in range(points):
         # Starting the workers takes as long again; moments lie in all of it.
         deadline_s = time.monotonic() + rng.uniform(0, usual_s + 4)
@@ -116,8 +118,10 @@ def kill_command(
 def kill_processes(
     command: list[str], points: int, rng: random.Random, usual_s: float
 ) -> int:
-    """Kill random processes that it has started, while it lives on; it may end with an
-    error that says why."""
+    """Kill random processes that a command has started, but not the command.
+
+    It may end with an error that gives the reason.
+    """
     kills = 0
     while True:
         process = start_child(
@@ -126,21 +130,21 @@ def kill_processes(
         while process.poll() is None:
             time.sleep(rng.uniform(0, usual_s / 2))
             with contextlib.suppress(psutil.NoSuchProcess):
-                # Python's own resource tracker does no work, and complains of itself
-                # when it is killed.
+                # Python's own resource tracker does no work, and prints an error when
+                # it is killed.
                 victims = [
-                    c
-                    for c in children_of(process.pid)
-                    if "resource_tracker" not in " ".join(c.cmdline())
+                    child
+                    for child in children_of(process.pid)
+                    if "resource_tracker" not in " ".join(child.cmdline())
                 ]
                 if kills < points and victims:
                     rng.choice(victims).kill()
                     kills += 1
-        _, told = process.communicate()
-        assert "Traceback" not in told, told
+        _, stderr = process.communicate()
+        assert "Traceback" not in stderr, stderr
         if process.returncode == 0:
             return kills
-        assert "next: " in told, told
+        assert "next: " in stderr, stderr
 
 
 def kill_prepare(
@@ -152,13 +156,16 @@ def kill_prepare(
     workers: int = 2,
     lines: int = 4000,
 ) -> dict[str, Any]:
-    """Kill so many times, and compare what it comes to with an undisturbed run of one
-    worker."""
+    """Kill preparations; compare their datasets with that of an undisturbed one.
+
+    The undisturbed one has one worker.
+    """
     raw = write_raw(place / "raw", lines=lines)
     _, undisturbed_s = _finish(prepare_command(raw, place / "whole", 1))
     expected = content(place / "whole")
     rng = random.Random(seed)
-    kills = attempts = 0
+    kills = 0
+    attempts = 0
     while kills < points:
         out = place / f"data-{attempts}"
         kills += kill(
@@ -168,20 +175,20 @@ def kill_prepare(
             undisturbed_s,
         )
         attempts += 1
-        found = content(out)
-        assert found == expected, sorted(
-            name for name in expected if found.get(name) != expected[name]
+        files = content(out)
+        assert files == expected, sorted(
+            name for name in expected if files.get(name) != expected[name]
         )
         assert list(place.glob(f".{out.name}.*")) == []
         assert attempts < 10 * points, "the moments all lie behind its end"
     return {"kills": kills, "datasets": attempts, "byte_identical": attempts}
 
 
-def make_dataset(place: Path, mib: int) -> Path:
-    """A dataset of about so many MiB, in several shards."""
+def make_dataset(directory: Path, mib: int) -> Path:
+    """Write a dataset of about this size, in several shards."""
     rng = np.random.default_rng(0)
     samples = [rng.integers(5, 500, 4096).tolist() for _ in range(mib * 128)]
-    return write_dataset(place, samples, shards=8)
+    return write_dataset(directory, samples, shards=8)
 
 
 def stage_command(source: Path, local: Path) -> list[str]:
@@ -203,17 +210,18 @@ def partials(local: Path) -> list[Path]:
 
 
 def wait_for_copy(
-    local: Path, process: "subprocess.Popen[bytes]", left: Collection[Path] = ()
+    local: Path, process: "subprocess.Popen[bytes]", earlier: Collection[Path] = ()
 ) -> None:
-    """Wait until a process has a copy at work, besides what others left, or has
-    ended."""
-    while process.poll() is None and set(partials(local)) <= set(left):
+    """Wait until a process copies, or has ended.
+
+    ``earlier`` are partial copies of earlier processes.
+    """
+    while process.poll() is None and set(partials(local)) <= set(earlier):
         time.sleep(0.001)
 
 
 def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, Any]:
-    """Kill it at so many moments; the copy must be whole after each next run, and never
-    half there in between.
+    """Kill staging; each next run must complete the copy, and no partial one is used.
 
     Every other kill, on average, is at a moment of the copy itself; the rest are
     anywhere from start to end.
@@ -221,33 +229,35 @@ def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, 
     source = make_dataset(place / "source", mib)
     expected = content(source)
     (place / "undisturbed").mkdir()
-    told, undisturbed_s = _finish(stage_command(source, place / "undisturbed"))
+    answer, undisturbed_s = _finish(stage_command(source, place / "undisturbed"))
+    copying_s = answer["copied"]["seconds"]
     rng = random.Random(seed)
-    kills = attempts = 0
-    halves: set[Path] = set()
+    kills = 0
+    attempts = 0
+    partial_copies: set[Path] = set()
     while kills < points:
         local = place / f"local-{attempts}"
         local.mkdir()
         for _ in range(min(4, points - kills)):
-            left = partials(local)
+            earlier = partials(local)
             process = start(stage_command(source, local))
             if rng.random() < 0.5 and not _published(local):
-                wait_for_copy(local, process, left)
-                time.sleep(rng.uniform(0, told["copied"]["seconds"]))
+                wait_for_copy(local, process, earlier)
+                time.sleep(rng.uniform(0, copying_s))
             else:
                 time.sleep(rng.uniform(0, undisturbed_s))
-            killed = process.poll() is None
+            was_running = process.poll() is None
             process.kill()
             process.wait(60)
-            kills += killed
-            halves.update(partials(local))
-            assert all(
-                content(published) == expected for published in _published(local)
-            )
-            if not killed:
+            kills += was_running
+            partial_copies.update(partials(local))
+            for published in _published(local):
+                assert content(published) == expected
+            if not was_running:
                 break
         attempts += 1
-        copied = Path(_finish(stage_command(source, local))[0]["directory"])
+        answer, _ = _finish(stage_command(source, local))
+        copied = Path(answer["directory"])
         assert _published(local) == [copied]
         assert content(copied) == expected
         assert partials(local) == []
@@ -256,14 +266,15 @@ def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, 
         "kills": kills,
         "copies": attempts,
         "byte_identical": attempts,
-        "kills_that_left_half_a_copy": len(halves),
+        "kills_that_left_half_a_copy": len(partial_copies),
     }
 
 
 def _finish(command: list[str]) -> tuple[dict[str, Any], float]:
-    """Let a command come to its end; what it says, and how long it took."""
+    """Run a command to its end; return its answer and its time in seconds."""
     started_s = time.monotonic()
-    return json.loads(run_program(command)), time.monotonic() - started_s
+    answer = json.loads(run_program(command))
+    return answer, time.monotonic() - started_s
 
 
 def _published(local: Path) -> list[Path]:

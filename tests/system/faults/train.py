@@ -1,8 +1,10 @@
-"""The trainer under torchrun, interrupted in every way, moved to other ranks, and
-started again until its end; and what it makes of a loss on one rank that is not finite,
-or far too high.
+"""Fault loops of training: interruptions, other ranks, and bad losses on one rank.
+
+The trainer runs under torchrun and is started again until its end, which is compared
+with that of an undisturbed run.
 """
 
+import itertools
 import math
 import random
 import time
@@ -26,20 +28,22 @@ from tests.system.faults.kills import kill_tree
 from trainer.errors import TrainingFailed
 from trainer.health.events import EventRow
 from trainer.health.watchdog import REQUEUE
+from trainer.record.run_record import Run
 
-PRESSED = {"train.checkpoint.interval_s": 0.05}
-"""Hardly a moment without a save under way."""
-PRESSED_WITH_LOADERS = PRESSED | {"train.data.num_workers": 1}
+SAVING_OFTEN = {"train.checkpoint.interval_s": 0.05}
+"""Nearly always a save is under way."""
+SAVING_OFTEN_WITH_LOADERS = SAVING_OFTEN | {"train.data.num_workers": 1}
 MOVED = NO_DROPOUT | {"train.evaluation.interval_steps": 10}
 """A save that follows an evaluation at once is a case of its own under fsdp2, which has
 then gathered its weights."""
 ROUNDING = 1e-4
 """Sums of fp32 numbers in another order, through all steps."""
-FURTHEST = "largest_relative_difference_of_loss"
-SPIKE_AT = 21
-"""Late enough for a window of losses to hold it against."""
-PATIENCE, MOST_ROLLBACKS = 3, 2
-EASED = 0.5
+SPIKE_STEP = 21
+"""Late enough for a window of losses to compare it with."""
+PATIENCE_STEPS = 3
+MOST_ROLLBACKS = 2
+LEARNING_RATE_FACTOR = 0.5
+"""Factor of the learning rate after a rollback."""
 
 
 def interrupt(
@@ -52,22 +56,24 @@ def interrupt(
     settings: Settings | None = None,
     most_of_a_run: int = 5,
 ) -> dict[str, Any]:
-    """Interrupt runs at so many moments; each must come to the end that an undisturbed
-    run comes to, bit for bit.
+    """Interrupt runs; each must end as an undisturbed run, bit for bit.
 
-    ``interruptions`` take turns, ``most_of_a_run`` of them before a run is let to its
-    end. What it comes to must not depend on ``settings``.
+    ``interruptions`` take turns, ``most_of_a_run`` of them before a run may end. Its
+    end must not depend on ``settings``.
     """
     expected = place.undisturbed(ranks)
     rng = random.Random(seed)
-    struck = runs = halves = 0
+    struck = 0
+    runs = 0
+    partial_checkpoints = 0
     while struck < points:
         job = place.job(ranks, settings)
         for _ in range(min(most_of_a_run, points - struck)):
-            hit = interruptions[struck % len(interruptions)](job, rng)
-            struck += hit
-            halves += any(job.checkpoints.glob(".step-*.partial"))
-            if not hit:
+            interruption = interruptions[struck % len(interruptions)]
+            has_struck = interruption(job, rng)
+            struck += has_struck
+            partial_checkpoints += any(job.checkpoints.glob(".step-*.partial"))
+            if not has_struck:
                 break
         job.finish()
         check_the_same(job, expected)
@@ -77,16 +83,18 @@ def interrupt(
         "faults": struck,
         "runs": runs,
         "bit_identical": runs,
-        "faults_that_left_half_a_checkpoint": halves,
+        "faults_that_left_half_a_checkpoint": partial_checkpoints,
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
+    """A part of a run, with its ranks and strategy."""
+
     ranks: int = 2
     strategy: str = "ddp"
     killed: bool = False
-    """It ends by SIGKILL, otherwise by SIGTERM; the last stage is let to its end."""
+    """True if it ends by SIGKILL, else by SIGTERM; the last stage runs to its end."""
 
 
 RANKS = (Stage(ranks=2), Stage(ranks=3, killed=True), Stage(ranks=1))
@@ -106,20 +114,21 @@ BOTH = (
 def move(
     place: Workplace, stages: Sequence[Stage], seed: int, points: int = 1
 ) -> dict[str, Any]:
-    """Go through all stages so many times; data and losses must be those of an
-    undisturbed run of two ranks."""
+    """Run through all stages.
+
+    Data and losses must be those of an undisturbed run of two ranks.
+    """
     expected = place.undisturbed(2, MOVED)
-    whole = expected.record()
-    furthest = 0.0
+    expected_record = expected.record()
+    largest_difference = 0.0
     for point in range(points):
         rng = random.Random(seed + point)
         job = place.job(2, MOVED)
         steps = STEPS // len(stages)
-        for stage in stages[:-1]:
-            job.ranks, job.settings["train.parallel.strategy"] = (
-                stage.ranks,
-                stage.strategy,
-            )
+        *interrupted_stages, last_stage = stages
+        for stage in interrupted_stages:
+            job.ranks = stage.ranks
+            job.settings["train.parallel.strategy"] = stage.strategy
             process = job.start_and_take(rng.randint(steps // 2, steps - 2))
             if stage.killed:
                 kill_tree(process)
@@ -127,129 +136,126 @@ def move(
             else:
                 process.terminate()
                 assert job.leave(process).exit_code == REQUEUE
-        job.ranks, job.settings["train.parallel.strategy"] = (
-            stages[-1].ranks,
-            stages[-1].strategy,
-        )
-        found = job.finish()
-        assert found.header.world_size == stages[-1].ranks
+        job.ranks = last_stage.ranks
+        job.settings["train.parallel.strategy"] = last_stage.strategy
+        record = job.finish()
+        assert record.header.world_size == last_stage.ranks
         assert job.samples() == expected.samples()
-        assert [row.step for row in found.steps] == list(range(1, STEPS + 1))
-        pairs = list(
-            zip(
-                [row.loss for row in found.steps],
-                [row.loss for row in whole.steps],
-                strict=True,
-            )
-        )
-        pairs.append((found.evaluations[-1].loss, whole.evaluations[-1].loss))
-        for loss, other in pairs:
-            assert loss == pytest.approx(other, rel=ROUNDING)
-        furthest = max(
-            furthest,
-            *(abs(loss / other - 1) for loss, other in pairs if loss and other),
-        )
-    return {"faults": points * (len(stages) - 1), "runs": points, FURTHEST: furthest}
+        assert [row.step for row in record.steps] == list(range(1, STEPS + 1))
+        for loss, expected_loss in zip(
+            _losses(record), _losses(expected_record), strict=True
+        ):
+            assert loss == pytest.approx(expected_loss, rel=ROUNDING)
+            if loss and expected_loss:
+                difference = abs(loss / expected_loss - 1)
+                largest_difference = max(largest_difference, difference)
+    return {
+        "faults": points * (len(stages) - 1),
+        "runs": points,
+        "largest_relative_difference_of_loss": largest_difference,
+    }
+
+
+def _losses(record: Run) -> list[float | None]:
+    """Return the losses of all steps, and of the last evaluation."""
+    return [*(row.loss for row in record.steps), record.evaluations[-1].loss]
 
 
 def leave_out(
     place: Workplace, points: int, seed: int, *, told_late_steps: int = 0
 ) -> dict[str, Any]:
-    """A NaN in one step of one rank, and a spike in another: all ranks leave both steps
-    out, and training goes on.
+    """Inject a NaN and a spike in two steps, each on one rank; all ranks skip both.
 
-    On a GPU the numbers of a step arrive steps later, and so does the number of those
-    left out.
+    On a GPU the figures of a step arrive ``told_late_steps`` later, and so does the
+    number of skipped steps.
     """
     rng = random.Random(seed)
     for _ in range(points):
-        nan = rng.choice([step for step in range(2, STEPS - 1) if step != SPIKE_AT])
-        steps = {"non_finite": nan, "spike": SPIKE_AT}
-        job = _spiked(place, "skip")
-        faults = [("nan", nan), ("spike", SPIKE_AT)]
+        nan_step = rng.choice(
+            [step for step in range(2, STEPS - 1) if step != SPIKE_STEP]
+        )
+        bad_steps = (nan_step, SPIKE_STEP)
+        job = _job_with_spikes(place, "skip")
         record = job.finish(
             [
-                {"kind": kind, "step": step, "rank": rng.randrange(2)}
-                for kind, step in faults
+                {"kind": "nan", "step": nan_step, "rank": rng.randrange(2)},
+                {"kind": "spike", "step": SPIKE_STEP, "rank": rng.randrange(2)},
             ]
         )
-        for kind, step in steps.items():
-            _check_told(job, record.events, kind, step, "skip")
+        for kind, step in (("non_finite", nan_step), ("spike", SPIKE_STEP)):
+            _check_event(job, record.events, kind, step, "skip")
             assert sum(event.kind == kind for event in record.events) == 1
-        assert [row.step for row in record.steps if row.loss is None] == [nan]
+        assert [row.step for row in record.steps if row.loss is None] == [nan_step]
         for row in record.steps:
-            late, at_once = (
-                sum(step + by <= row.step for step in steps.values())
-                for by in (told_late_steps, 0)
-            )
-            assert late <= row.skipped_steps <= at_once
+            skipped = sum(step <= row.step for step in bad_steps)
+            reported = sum(step + told_late_steps <= row.step for step in bad_steps)
+            assert reported <= row.skipped_steps <= skipped
         _check_ranks_agree(job)
     return {"faults": 2 * points, "runs": points}
 
 
 def not_finite_for_ever(place: Workplace, points: int, seed: int) -> dict[str, Any]:
-    """NaN from some step on: training rolls back, gives up, and is not tried again
-    under the same settings."""
+    """Inject NaN from some step on: training rolls back, then gives up.
+
+    It does not start again under the same settings.
+    """
     rng = random.Random(seed)
     settings = {
-        "train.health.patience_steps": PATIENCE,
+        "train.health.patience_steps": PATIENCE_STEPS,
         "train.health.max_rollbacks": MOST_ROLLBACKS,
     }
     for _ in range(points):
-        job, step = place.job(2, settings), rng.randint(6, 12)
-        left = job.leave(
-            job.start(
-                [{"kind": "nan_for_ever", "step": step, "rank": rng.randrange(2)}]
-            )
-        )
-        assert (left.exit_code, left.requeue) == (TrainingFailed.exit_code, False)
-        assert "training gives up" in left.reason
-        assert (
-            sum(event.kind == "rolled_back" for event in job.events()) == MOST_ROLLBACKS
-        )
-        written = job.steps_written()
-        assert job.leave(job.start()) == left
-        assert "gave up before with the same settings" in job.log.read_text(
-            errors="replace"
-        )
-        assert job.steps_written() == written
+        job = place.job(2, settings)
+        step = rng.randint(6, 12)
+        fault = {"kind": "nan_for_ever", "step": step, "rank": rng.randrange(2)}
+        run_exit = job.leave(job.start([fault]))
+        assert run_exit.exit_code == TrainingFailed.exit_code
+        assert not run_exit.requeue
+        assert "training gives up" in run_exit.reason
+        rollbacks = sum(event.kind == "rolled_back" for event in job.events())
+        assert rollbacks == MOST_ROLLBACKS
+        steps_written = job.steps_written()
+        assert job.leave(job.start()) == run_exit
+        log = job.log.read_text(errors="replace")
+        assert "gave up before with the same settings" in log
+        assert job.steps_written() == steps_written
     return {"faults": points, "runs": points}
 
 
 def take(place: Workplace, points: int, seed: int) -> dict[str, Any]:
-    """A loss that is 20 times too high on one rank, which is only to be told."""
+    """Inject a loss that is 20 times too high on one rank, which is only reported."""
     rng = random.Random(seed)
     for _ in range(points):
-        job = _spiked(place, "warn")
-        record = job.finish(
-            [{"kind": "spike", "step": SPIKE_AT, "rank": rng.randrange(2)}]
-        )
-        _check_told(job, record.events, "spike", SPIKE_AT, "warn")
+        job = _job_with_spikes(place, "warn")
+        fault = {"kind": "spike", "step": SPIKE_STEP, "rank": rng.randrange(2)}
+        record = job.finish([fault])
+        _check_event(job, record.events, "spike", SPIKE_STEP, "warn")
         assert record.steps[-1].skipped_steps == 0
         _check_ranks_agree(job)
     return {"faults": points, "runs": points}
 
 
-def _check_told(
+def _check_event(
     job: Job, events: tuple[EventRow, ...], kind: str, step: int, action: str
 ) -> None:
-    event = next(one for one in events if one.kind == kind)
+    event = next(event for event in events if event.kind == kind)
     assert (event.step, event.action, event.level) == (step, action, "warning")
     assert event.samples == sorted({sample for _, sample in job.samples()[step]})
 
 
 def roll_back(place: Workplace, points: int, seed: int) -> dict[str, Any]:
-    """Roll back after a spike; so many times be killed soon after, and start again: it
-    is still rolled back, and ends as if it had not been killed.
+    """Roll back after a spike; kill soon after, and start again.
+
+    The run is still rolled back, and ends as if it had not been killed.
     """
     rng = random.Random(seed)
-    fault = {"kind": "spike", "step": SPIKE_AT, "rank": rng.randrange(2)}
-    expected = _spiked(place, "rollback")
+    fault = {"kind": "spike", "step": SPIKE_STEP, "rank": rng.randrange(2)}
+    expected = _job_with_spikes(place, "rollback")
     expected.finish([fault])
     _check_ranks_agree(expected)
     _check_rollback(expected, place)
     for _ in range(points):
-        job = _spiked(place, "rollback")
+        job = _job_with_spikes(place, "rollback")
         process = job.start([fault])
         job.wait_until(
             process, lambda job=job: any(job.checkpoints.glob("step-*-rollback-1"))
@@ -263,65 +269,78 @@ def roll_back(place: Workplace, points: int, seed: int) -> dict[str, Any]:
     return {"faults": 1 + 2 * points, "runs": 1 + points}
 
 
-def _spiked(place: Workplace, policy: str) -> Job:
+def _job_with_spikes(place: Workplace, policy: str) -> Job:
     return place.job(
         2, {"train.health.on_spike": policy, "train.health.window_steps": 16}
     )
 
 
 def _check_rollback(job: Job, place: Workplace) -> None:
-    """That it left out the data since the checkpoint, and no more, and eased the
-    learning rate."""
-    record, whole = job.record(), place.undisturbed()
-    (event,) = (one for one in record.events if one.kind == "rolled_back")
-    back, rows = int(event.values["to_step"]), record.header.global_batch_size
+    """Check that the data since the checkpoint was left out, and no more.
+
+    The learning rate must be lower afterwards.
+    """
+    record = job.record()
+    undisturbed = place.undisturbed()
+    (event,) = [event for event in record.events if event.kind == "rolled_back"]
+    to_step = int(event.values["to_step"])
+    global_batch_size = record.header.global_batch_size
     # A GPU's losses are read a step later.
-    seen = SPIKE_AT + (job.settings.get("train.device") == "cuda")
-    assert SPIKE_AT - 2 <= back < SPIKE_AT
-    told = {
-        "from_step": seen,
-        "first_row_left_out": back * rows,
-        "first_row_after": seen * rows,
+    from_step = SPIKE_STEP + (job.settings.get("train.device") == "cuda")
+    assert SPIKE_STEP - 2 <= to_step < SPIKE_STEP
+    expected_values = {
+        "from_step": from_step,
+        "first_row_left_out": to_step * global_batch_size,
+        "first_row_after": from_step * global_batch_size,
+        "rollbacks": 1,
     }
-    assert event.values.items() >= (told | {"rollbacks": 1}).items()
-    undone = seen - back
-    found, known = job.samples(), whole.samples()
-    assert sorted(found) == list(range(1, STEPS + 1))
-    for step, samples in found.items():
-        if step <= STEPS - undone:
-            assert samples == known[step if step <= back else step + undone], step
-    left_out = {pair for step in range(back + 1, seen + 1) for pair in known[step]}
-    assert left_out.isdisjoint(pair for samples in found.values() for pair in samples)
-    rates = [rows_of.steps[back].learning_rate for rows_of in (record, whole.record())]
-    assert math.isclose(rates[0], EASED * rates[1])
+    assert event.values.items() >= expected_values.items()
+
+    undone_steps = from_step - to_step
+    samples = job.samples()
+    expected_samples = undisturbed.samples()
+    assert sorted(samples) == list(range(1, STEPS + 1))
+    for step in range(1, STEPS - undone_steps + 1):
+        expected_step = step if step <= to_step else step + undone_steps
+        assert samples[step] == expected_samples[expected_step], step
+    trained = set(itertools.chain.from_iterable(samples.values()))
+    for step in range(to_step + 1, from_step + 1):
+        assert trained.isdisjoint(expected_samples[step])
+
+    learning_rate = record.steps[to_step].learning_rate
+    undisturbed_rate = undisturbed.record().steps[to_step].learning_rate
+    assert math.isclose(learning_rate, LEARNING_RATE_FACTOR * undisturbed_rate)
     assert any(job.checkpoints.glob("step-*-rollback-1"))
 
 
 def _check_ranks_agree(job: Job) -> None:
-    """All ranks have the same weights in the end, and these are numbers."""
-    weights = job.weights_sha256()
-    assert (len(weights), len(set(weights))) == (job.ranks, 1)
+    """Check that all ranks have the same, finite weights in the end."""
+    hashes = job.weights_sha256()
+    assert len(hashes) == job.ranks
+    assert len(set(hashes)) == 1
     assert math.isfinite(job.record().evaluations[-1].loss)
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A fault loop: what is injected, what is then held, and the points of a whole
-    soak."""
+    """A fault loop, which injects faults and checks what holds."""
 
     name: str
     run: Callable[..., dict[str, Any]]
-    """What it does in a place: so many ``points``, by a ``seed``; returns its
-    figures."""
+    """Function of a workplace, ``points`` and a ``seed`` that returns figures."""
     in_full: int
+    """Points of a whole soak."""
     injected: str = ""
     held: str = ""
     kind: str = "data"
     needs_mount: bool = False
 
     @property
-    def told(self) -> dict[str, Any]:
-        return {"injected": self.injected, "held": self.held} if self.injected else {}
+    def description(self) -> dict[str, Any]:
+        """Return what is injected and what holds, for the figures."""
+        if not self.injected:
+            return {}
+        return {"injected": self.injected, "held": self.held}
 
 
 def _interrupted(
@@ -340,7 +359,7 @@ _training = partial(Loop, kind="training")
 LOOPS = (
     _training(
         "SIGKILL, 1 rank",
-        _interrupted(by.kill_all, ranks=1, settings=PRESSED),
+        _interrupted(by.kill_all, ranks=1, settings=SAVING_OFTEN),
         10,
         _KILLED.format(""),
         SAME_END,
@@ -348,7 +367,7 @@ LOOPS = (
     *(
         _training(
             f"SIGKILL, {ranks} ranks",
-            _interrupted(by.kill_all, ranks=ranks, settings=PRESSED_WITH_LOADERS),
+            _interrupted(by.kill_all, ranks=ranks, settings=SAVING_OFTEN_WITH_LOADERS),
             10,
             _KILLED.format(", with loader processes"),
             SAME_END,

@@ -1,5 +1,4 @@
-"""What the fault loops run under torchrun: the trainer, with faults where
-``FAULTS_REQUEST`` asks for them.
+"""The trainer with faults, as ``FAULTS_REQUEST`` requests them, under torchrun.
 
 The request is JSON: ``faults``, a list of ``{"kind", "step", "rank"}`` whose steps
 count those of this start from 1 (0: before all ranks have met; -1: when a rank's own
@@ -30,7 +29,7 @@ def raise_here() -> None:
     raise ValueError("broken on purpose")
 
 
-DEEDS = {
+ACTIONS = {
     "hang": hang_here,
     "raise": raise_here,
     "kill": lambda: os.kill(os.getpid(), 9),
@@ -50,32 +49,32 @@ class Disturbed:
         from trainer.distributed.step import TrainStep
 
         self._run = TrainStep.run
-        TrainStep.run = lambda *known, **more: self._step(*known, **more)  # noqa: PLW0108 - it binds the step
+        TrainStep.run = lambda *args, **kwargs: self._step(*args, **kwargs)  # noqa: PLW0108 - it binds the step
 
-    def _step(self, step, *known, **more):
+    def _step(self, step, *args, **kwargs):
         self._taken += 1
         self.module = step._shared.module
         time.sleep(self._pace_s)
         self.do(self._taken)
         factor = 1.0
         for fault in self._faults:
-            lasting = fault["kind"] == "nan_for_ever" and fault["step"] < self._taken
-            if fault["kind"] in FACTORS and (fault["step"] == self._taken or lasting):
+            lasts = fault["kind"] == "nan_for_ever" and fault["step"] < self._taken
+            if fault["kind"] in FACTORS and (fault["step"] == self._taken or lasts):
                 factor = FACTORS[fault["kind"]]
         if factor == 1:
-            return self._run(step, *known, **more)
+            return self._run(step, *args, **kwargs)
         hook = self.module.register_forward_hook(
-            lambda module, taken, loss: loss * factor
+            lambda module, inputs, loss: loss * factor
         )
         try:
-            return self._run(step, *known, **more)
+            return self._run(step, *args, **kwargs)
         finally:
             hook.remove()
 
     def do(self, step: int) -> None:
         for fault in self._faults:
-            if fault["step"] == step and fault["kind"] in DEEDS:
-                DEEDS[fault["kind"]]()
+            if fault["step"] == step and fault["kind"] in ACTIONS:
+                ACTIONS[fault["kind"]]()
 
     def weights_sha256(self) -> str:
         from torch.distributed.tensor import DTensor
@@ -87,20 +86,21 @@ class Disturbed:
         return digest.hexdigest()
 
 
-def write_samples_down(place: Path) -> None:
-    """One line a step: its number, and epoch and number of every sample."""
+def note_samples(file: Path) -> None:
+    """Write a line for each step: its number, and epoch and number of every sample."""
     from trainer.data.loader import MicroBatchLoader
     from trainer.health.controller import HealthController
 
-    next_step, add = MicroBatchLoader.next_step, HealthController.add
+    next_step = MicroBatchLoader.next_step
+    add = HealthController.add
     pairs: list[list[int]] = []
 
-    def next_step_and_noted(loader, take):
+    def next_step_and_note(loader, take):
         loader._upcoming, plans = itertools.tee(loader._upcoming)
 
         def take_and_note(batches, count):
-            taken = take(batches, count)
-            for plan in itertools.islice(plans, len(taken)):
+            taken_batches = take(batches, count)
+            for plan in itertools.islice(plans, len(taken_batches)):
                 pairs.extend(
                     zip(
                         plan.segments.epochs.tolist(),
@@ -108,48 +108,48 @@ def write_samples_down(place: Path) -> None:
                         strict=True,
                     )
                 )
-            return taken
+            return taken_batches
 
         return next_step(loader, take_and_note)
 
     def add_and_write(controller, step, result, samples):
-        with place.open("a") as file:
-            file.write(json.dumps([step, pairs]) + "\n")
+        with file.open("a") as notes:
+            notes.write(json.dumps([step, pairs]) + "\n")
         pairs.clear()
         add(controller, step, result, samples)
 
-    MicroBatchLoader.next_step = next_step_and_noted
+    MicroBatchLoader.next_step = next_step_and_note
     HealthController.add = add_and_write
 
 
 def main() -> int:
     request = json.loads(os.environ["FAULTS_REQUEST"])
-    rank, notes = int(os.environ["RANK"]), Path(request["notes"])
-    if any(
-        fault["kind"] == "no_local_disk" and fault["rank"] == rank
-        for fault in request["faults"]
-    ):
-        del os.environ["LOCAL_DISK"]
+    rank = int(os.environ["RANK"])
+    notes = Path(request["notes"])
+    for fault in request["faults"]:
+        if fault["kind"] == "no_local_disk" and fault["rank"] == rank:
+            os.environ.pop("LOCAL_DISK", None)
     disturbed = Disturbed(request, rank)
     job = trainer.__main__._Job
-    prepare, leave_together = job.prepare, job._leave_together
+    prepare = job.prepare
+    leave_together = job._leave_together
 
     def prepare_and_install(job) -> None:
-        # After the trainer's own imports, so that a start takes the course that it
-        # always takes.
+        # After the trainer's own imports, so that a start is as usual.
         prepare(job)
         disturbed.install()
-        write_samples_down(notes / f"samples-{rank}.jsonl")
+        note_samples(notes / f"samples-{rank}.jsonl")
 
-    def disturb_and_leave(*known):
+    def disturb_and_leave(*args):
         disturbed.do(-1)
-        return leave_together(*known)
+        return leave_together(*args)
 
-    job.prepare, job._leave_together = prepare_and_install, disturb_and_leave
-    code = trainer.__main__.main()
+    job.prepare = prepare_and_install
+    job._leave_together = disturb_and_leave
+    exit_code = trainer.__main__.main()
     if disturbed.module is not None:
         (notes / f"weights-{rank}.txt").write_text(disturbed.weights_sha256())
-    return code
+    return exit_code
 
 
 if __name__ == "__main__":
