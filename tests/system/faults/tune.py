@@ -1,8 +1,8 @@
 """``autotune tune``, killed in each of its stages and started again.
 
-Each stage gets the least of the time, whatever the moment of a kill, so that what is
-decided follows from the trial log alone: in the end the same command on a copy of that
-trial log has to come to the same without one trial.
+Each stage gets the least time, whatever the moment of a kill, so that all decisions
+follow from the trial log alone: in the end the same command on a copy of that trial log
+must decide the same without a single trial.
 """
 
 import contextlib
@@ -43,10 +43,10 @@ TINY = {
 }
 STAGES = ("probe", "explore", "workers", "baseline", "report")
 LONGEST_PAUSE_S = 3.0
-"""After a stage began, until the kill."""
+"""Longest time from the start of a stage to the kill."""
 ROOT = Path(__file__).parents[3]
 GONE_WITHIN_S = 30.0
-REPEATED = ("measured", "out_of_memory")
+FINAL_OUTCOMES = ("measured", "out_of_memory")
 """Outcomes that need no second trial."""
 COMMAND_LINE = """
 import sys
@@ -54,24 +54,29 @@ from autotune import cli
 from autotune.tune.values import BUDGET_WEIGHTS
 from autotune.tune import pipeline as tune
 tune.least_s = lambda *_: 0.0
-tune.share_s = lambda stages, stage, left_s: 6.0 if stage.name in BUDGET_WEIGHTS else None
+def share_s(stages, stage, left_s):
+    return 6.0 if stage.name in BUDGET_WEIGHTS else None
+tune.share_s = share_s
 sys.exit(cli.run(sys.argv[1:]))
 """
 """Each stage has six seconds, however long others took, so that replays decide
 alike."""
-_BEFORE = dict(zip(STAGES, ("estimate", *STAGES), strict=False))
+STAGE_BEFORE = dict(zip(STAGES, ("estimate", *STAGES), strict=False))
 
 
 class TunePlace:
-    """Where a tuning runs, and what was seen of it."""
+    """Directory of a tuning, and observations of its files."""
 
     def __init__(self, directory: Path, temporary: Path) -> None:
-        """Make a directory of what it tunes; ``temporary`` has few letters, as sockets
-        of loader workers lie there."""
+        """Write a model and a dataset to tune.
+
+        The path of ``temporary`` must be short, as sockets of DataLoader workers lie
+        there.
+        """
         self.directory = directory
         self.profile = directory / "profiles" / "tiny-cpu.toml"
         self.report = directory / "reports" / "tiny-cpu"
-        self.told = directory / "stderr"
+        self.stderr = directory / "stderr"
         self.files_read = 0
         self._read: dict[Path, int] = {}
         inherited = {
@@ -79,7 +84,7 @@ class TunePlace:
             for name, value in os.environ.items()
             if not name.startswith(("SLURM", "AUTOTUNE"))
         }
-        # Few threads, as others compute on the same cores.
+        # Few threads, as other programs compute on the same cores.
         self._environment = inherited | {
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(temporary),
@@ -88,10 +93,8 @@ class TunePlace:
         directory.mkdir()
         (directory / "tiny.json").write_text(json.dumps(TINY))
         rng = np.random.default_rng(0)
-        starts, lengths = (
-            rng.integers(5, 400, 400).tolist(),
-            rng.integers(8, 60, 400).tolist(),
-        )
+        starts = rng.integers(5, 400, 400).tolist()
+        lengths = rng.integers(8, 60, 400).tolist()
         samples = [
             list(range(start, start + length))
             for start, length in zip(starts, lengths, strict=True)
@@ -126,26 +129,28 @@ class TunePlace:
             "--here",
             "--json",
         ]
-        with self.told.open("wb") as told:
+        with self.stderr.open("wb") as stderr:
             return start_child(
                 command,
                 cwd=self.directory,
                 env=self._environment,
                 stdout=stdout,
-                stderr=told,
+                stderr=stderr,
                 start_new_session=True,
             )
 
     def finish(self) -> dict[str, Any]:
         process = self.start(subprocess.PIPE)
-        out, _ = process.communicate(timeout=900)
-        assert process.returncode == 0, self.told.read_text()
-        answer: dict[str, Any] = json.loads(out)
+        output, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, self.stderr.read_text()
+        answer: dict[str, Any] = json.loads(output)
         return answer
 
     def check_files(self) -> None:
-        """That profile and report are whole, or absent; each is read once after it was
-        written."""
+        """Check that profile and report are intact or absent.
+
+        Each is read once after it was written.
+        """
         report = self.report / "report.html"
         for path in (
             self.profile,
@@ -156,38 +161,38 @@ class TunePlace:
             with contextlib.suppress(FileNotFoundError):
                 written_ns = path.stat().st_mtime_ns
                 if self._read.get(path) != written_ns:
-                    _check_whole(path)
+                    _check_intact(path)
                     self._read[path] = written_ns
                     self.files_read += 1
 
     def has_ended(self, stage: str) -> bool:
-        """Whether a stage of the last start is over, by what it told."""
-        told = self.told.read_text(errors="replace")
-        return re.search(f"^tune .*: {stage} ", told, re.MULTILINE) is not None
+        """Return whether the last start has reported the end of a stage."""
+        stderr = self.stderr.read_text(errors="replace")
+        return re.search(f"^tune .*: {stage} ", stderr, re.MULTILINE) is not None
 
     def trials(self) -> list[dict[str, Any]]:
-        return read_trial_log(self.report / "trials")[0]
+        records, _ = read_trial_log(self.report / "trials")
+        return records
 
 
-def _check_whole(path: Path) -> None:
+def _check_intact(path: Path) -> None:
     text = path.read_text()
     if path.suffix == ".toml":
-        assert profile_from_tables(tomllib.loads(text), where=str(path))[1], (
-            f"{path} has not the hash it says"
-        )
+        _, has_its_hash = profile_from_tables(tomllib.loads(text), where=str(path))
+        assert has_its_hash, f"{path} does not match its hash"
     elif path.suffix == ".json":
         json.loads(text)
+    elif path.suffix == ".md":
+        assert text.endswith("\n"), f"{path} is cut"
     else:
-        assert text.endswith("\n" if path.suffix == ".md" else "</html>\n"), (
-            f"{path} is cut"
-        )
+        assert text.endswith("</html>\n"), f"{path} is cut"
 
 
 def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
-    """Kill tunings at so many moments, each in several of its stages; then finish and
-    replay them."""
+    """Kill tunings, each in several of its stages; then finish and replay them."""
     rng = random.Random(seed)
-    figures, runs = Counter[str](), 0
+    figures = Counter[str]()
+    runs = 0
     while figures["faults"] < points:
         chosen = rng.sample(STAGES, min(len(STAGES), points - figures["faults"]))
         in_order = [stage for stage in STAGES if stage in chosen]
@@ -202,43 +207,50 @@ def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
 def _kill_one(
     directory: Path, temporary: Path, stages: Sequence[str], rng: random.Random
 ) -> Counter[str]:
-    """Kill one tuning in each of these stages, in turn its whole process group and the
-    process alone."""
+    """Kill one tuning in each of these stages.
+
+    In turn, its whole process group and the process alone are killed.
+    """
     directory.mkdir()
     place = TunePlace(directory / "killed", temporary)
-    kills = starts = 0
+    kills = 0
+    starts = 0
     while kills < len(stages):
         starts += 1
-        kills += _kill(
-            place, stages[kills], rng.uniform(0, LONGEST_PAUSE_S), group=kills % 2 == 0
-        )
+        pause_s = rng.uniform(0, LONGEST_PAUSE_S)
+        kills += _kill(place, stages[kills], pause_s, group=kills % 2 == 0)
         assert starts < 4 * len(stages) + 4, "the moments all lie behind its end"
     answer = place.finish()
     place.check_files()
-    assert [one["status"] for one in answer["stages"] if one["name"] in STAGES] == [
-        "done"
-    ] * len(STAGES), answer
-    steps = [
-        one
-        for one in place.trials()
-        if one["job"] == "step" and one["outcome"]["kind"] in REPEATED
+    statuses = [
+        stage["status"] for stage in answer["stages"] if stage["name"] in STAGES
     ]
-    repeated = [
-        key for key, count in Counter(one["key"] for one in steps).items() if count > 1
-    ]
+    assert statuses == ["done"] * len(STAGES), answer
+    finished_steps = Counter(
+        trial["key"]
+        for trial in place.trials()
+        if trial["job"] == "step" and trial["outcome"]["kind"] in FINAL_OUTCOMES
+    )
+    repeated = [key for key, count in finished_steps.items() if count > 1]
     assert not repeated, f"ran twice: {repeated}"
     replayed = _replay(place, TunePlace(directory / "replayed", temporary))
-    trials = {"trials": len(place.trials()), "trials_replayed": replayed}
     return Counter(
-        {"faults": kills, "files_read_while_it_ran": place.files_read} | trials
+        {
+            "faults": kills,
+            "files_read_while_it_ran": place.files_read,
+            "trials": len(place.trials()),
+            "trials_replayed": replayed,
+        }
     )
 
 
 def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
-    """Start it, and kill it so long after a stage began; False if it was over
-    before."""
+    """Start a tuning, and kill it a while after a stage began.
+
+    Return False if it ended before.
+    """
     process = place.start()
-    while process.poll() is None and not place.has_ended(_BEFORE[stage]):
+    while process.poll() is None and not place.has_ended(STAGE_BEFORE[stage]):
         place.check_files()
         time.sleep(0.02)
     children: set[psutil.Process] = set()
@@ -252,29 +264,32 @@ def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
         children.update(children_of(process.pid))
         time.sleep(0.02)
     children.update(children_of(process.pid))
-    struck = process.poll() is None
-    if struck and group:
+    is_running = process.poll() is None
+    if is_running and group:
         os.killpg(process.pid, signal.SIGKILL)
-    elif struck:
+    elif is_running:
         process.kill()
     process.wait(60)
-    assert struck or process.returncode == 0, place.told.read_text()
+    assert is_running or process.returncode == 0, place.stderr.read_text()
     _, alive = psutil.wait_procs(children, timeout=GONE_WITHIN_S)
     assert not alive, f"left behind: {alive}"
     place.check_files()
-    return struck
+    return is_running
 
 
-def _replay(place: TunePlace, again: TunePlace) -> int:
-    """The same command where there is nothing but the trial log: it decides the same,
-    and runs no trial."""
-    shutil.copytree(place.report / "trials", again.report / "trials")
-    again.finish()
-    before, after = place.trials(), again.trials()
-    new = [one["label"] for one in after[len(before) :]]
-    assert not new, f"measured again: {new}"
-    decided = attrgetter("train", "constraints", "evidence")
-    assert decided(read_profile(place.profile).profile) == decided(
-        read_profile(again.profile).profile
-    )
-    return len(after)
+def _replay(place: TunePlace, replay: TunePlace) -> int:
+    """Run the same command with nothing but the trial log.
+
+    It must decide the same, and run no trial. Return the number of trials in the log.
+    """
+    shutil.copytree(place.report / "trials", replay.report / "trials")
+    replay.finish()
+    trials = place.trials()
+    replayed_trials = replay.trials()
+    new_labels = [trial["label"] for trial in replayed_trials[len(trials) :]]
+    assert not new_labels, f"measured again: {new_labels}"
+    decisions = attrgetter("train", "constraints", "evidence")
+    profile = read_profile(place.profile).profile
+    replayed_profile = read_profile(replay.profile).profile
+    assert decisions(profile) == decisions(replayed_profile)
+    return len(replayed_trials)
