@@ -70,8 +70,14 @@ FILES = {
     "text": "text.txt",
     "whole_run": "../originals/run",
 }
-"""What the commands' arguments below stand for."""
-READ = {
+"""Path of each name in the commands below."""
+NAMES_OF_KINDS = {
+    "dataset": "data",
+    "trial log": "reports",
+    "model config": "config",
+}
+"""Name in ``FILES`` of kinds that are called otherwise."""
+COMMANDS = {
     "profile": [
         "profile show {profile}",
         "profile show {profile} --explain",
@@ -126,8 +132,8 @@ SHARES = {
     "model config": 1,
     "tokenizer": 1,
 }
-"""How often each kind is read. A model's configuration takes seconds, as a process
-loads torch for it."""
+"""Weight of each kind of file. A model's configuration is rare, as it takes seconds: a
+process loads torch for it."""
 
 
 def write_originals(place: Path) -> None:
@@ -141,15 +147,17 @@ def write_originals(place: Path) -> None:
     )
     run_program([sys.executable, "-m", *prepare.split()], cwd=ROOT)
     tuned = PROFILE.read_text(encoding="utf-8")
-    of_another = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
-    tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
+    tuned_hash = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
+    tuned = tuned.replace(tuned_hash, read_manifest(place / "data").dataset_hash)
     (place / "profile.toml").write_text(tuned, encoding="utf-8")
     shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
-    few = (
+    settings = (
         "--set train.max_steps=4 --set train.evaluation.interval_steps=2 --set"
         " train.seq_length_tokens=32"
     )
-    train = f"trainer {place}/profile.toml --data {place}/data --out {place}/run {few}"
+    train = (
+        f"trainer {place}/profile.toml --data {place}/data --out {place}/run {settings}"
+    )
     run_program([sys.executable, "-m", *train.split()], cwd=ROOT)
     shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
     (place / "site.toml").write_text(
@@ -162,17 +170,16 @@ def write_originals(place: Path) -> None:
 
 def targets(place: Path, kind: str) -> list[Path]:
     """Return the files of a kind, relative to the place."""
-    under = (
-        place
-        / FILES[
-            {"dataset": "data", "trial log": "reports", "model config": "config"}.get(
-                kind, kind
-            )
-        ]
-    )
-    files = [path for path in (under, *sorted(under.rglob("*"))) if path.is_file()]
-    written = {"report.html", "report.md", "report.json"}  # which no command reads
-    return [path.relative_to(place) for path in files if path.name not in written]
+    name = NAMES_OF_KINDS.get(kind, kind)
+    root = place / FILES[name]
+    files = [path for path in (root, *sorted(root.rglob("*"))) if path.is_file()]
+    # No command reads a report.
+    reports = {"report.html", "report.md", "report.json"}
+    return [path.relative_to(place) for path in files if path.name not in reports]
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
@@ -184,11 +191,10 @@ def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
             if suffix == ".json":
                 return json.dumps(_changed(json.loads(content), draw)).encode()
             if suffix == ".toml":
-                return tomlkit.dumps(
-                    _without_none(
-                        _changed(tomlkit.parse(content.decode()).unwrap(), draw)
-                    )
-                ).encode()
+                tables = tomlkit.parse(content.decode()).unwrap()
+                # TOML has no null.
+                changed = _without_none(_changed(tables, draw))
+                return tomlkit.dumps(changed).encode()
             if suffix == ".jsonl":
                 return _changed_line(content, draw)
             if suffix == ".npy":
@@ -199,57 +205,55 @@ def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
 def _changed(value: Any, draw: random.Random) -> Any:
     changed = copy.deepcopy(value)
     for _ in range(draw.choice([1, 1, 1, 2, 4])):
-        places = list(_places(changed))
-        if not places:
+        positions = list(_positions(changed))
+        if not positions:
             return draw.choice(VALUES)
-        holder, key = draw.choice(places)
-        deed = draw.choice(
+        holder, key = draw.choice(positions)
+        action = draw.choice(
             ["replace", "replace", "remove", "swap", "scale", "rename", "repeat"]
         )
-        if deed == "remove":
+        if action == "remove":
             del holder[key]
-        elif deed == "swap":
-            other, beside = draw.choice(places)
-            holder[key], other[beside] = (
-                copy.deepcopy(other[beside]),
-                copy.deepcopy(holder[key]),
-            )
-        elif deed == "scale" and isinstance(holder[key], int | float):
-            holder[key] = holder[key] * draw.choice(
-                [-1, 0, 2, 1000, 10**12]
-            ) + draw.choice([0, 1, -1])
-        elif deed == "rename" and isinstance(holder, dict):
-            holder[draw.choice(["", "x", f"{key}s", "a.b"])] = holder.pop(key)
-        elif deed == "repeat" and isinstance(holder, list):
+        elif action == "swap":
+            other_holder, other_key = draw.choice(positions)
+            other_value = copy.deepcopy(other_holder[other_key])
+            value = copy.deepcopy(holder[key])
+            holder[key] = other_value
+            other_holder[other_key] = value
+        elif action == "scale" and isinstance(holder[key], int | float):
+            factor = draw.choice([-1, 0, 2, 1000, 10**12])
+            offset = draw.choice([0, 1, -1])
+            holder[key] = holder[key] * factor + offset
+        elif action == "rename" and isinstance(holder, dict):
+            value = holder.pop(key)
+            holder[draw.choice(["", "x", f"{key}s", "a.b"])] = value
+        elif action == "repeat" and isinstance(holder, list):
             holder.extend(copy.deepcopy([holder[key]] * draw.choice([1, 50])))
         else:
             holder[key] = copy.deepcopy(draw.choice(VALUES))
     return changed
 
 
-def _places(value: Any) -> Any:
-    inside = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, one in inside:
+def _positions(value: Any) -> Any:
+    """Yield each position in nested tables and lists: its holder and its key."""
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
         yield value, key
-        yield from _places(one)
+        yield from _positions(item)
 
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            key: _without_none(one) for key, one in value.items() if one is not None
+            key: _without_none(item) for key, item in value.items() if item is not None
         }
-    return (
-        [_without_none(one) for one in value if one is not None]
-        if isinstance(value, list)
-        else value
-    )
+    if isinstance(value, list):
+        return [_without_none(item) for item in value if item is not None]
+    return value
 
 
 def _changed_line(content: bytes, draw: random.Random) -> bytes:
@@ -265,7 +269,7 @@ def _changed_line(content: bytes, draw: random.Random) -> bytes:
 
 def _changed_array(content: bytes, draw: random.Random) -> bytes:
     array = np.load(io.BytesIO(content)).copy()
-    deeds: list[Callable[[], Any]] = [
+    actions: list[Callable[[], Any]] = [
         lambda: array.astype(draw.choice(["float64", "int64", "uint8", ">u4"])),
         lambda: array[: draw.randrange(len(array) + 1)],
         lambda: np.sort(array)[::-1],
@@ -273,13 +277,14 @@ def _changed_array(content: bytes, draw: random.Random) -> bytes:
         lambda: np.concatenate([array, array]),
         lambda: array * 0 - 1,
     ]
-    written = io.BytesIO()
-    np.save(written, draw.choice(deeds)())
-    return written.getvalue()
+    action = draw.choice(actions)
+    file = io.BytesIO()
+    np.save(file, action())
+    return file.getvalue()
 
 
 def _changed_bytes(content: bytes, draw: random.Random) -> bytes:
-    at = draw.randrange(len(content) + 1)
+    position = draw.randrange(len(content) + 1)
     lines = content.splitlines(keepends=True)
     draw.shuffle(lines)
     flipped = bytearray(content)
@@ -287,15 +292,13 @@ def _changed_bytes(content: bytes, draw: random.Random) -> bytes:
         flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     number = str(draw.choice([-1, 2**64, "1e999"])).encode()
     inserted = [
-        content[:at] + one + content[at:]
-        for one in (b"\xff\xfe\x80", b"\0" * 100, number)
+        content[:position] + insertion + content[position:]
+        for insertion in (b"\xff\xfe\x80", b"\0" * 100, number)
     ]
     nested = [b"[" * 5000, b'{"a":' * 5000 + b"1"]
-    shuffled, recoded = (
-        b"".join(lines),
-        content.decode(errors="replace").encode("utf-16"),
-    )
-    whole = [
+    shuffled = b"".join(lines)
+    recoded = content.decode(errors="replace").encode("utf-16")
+    replaced = [
         b"",
         bytes(flipped),
         shuffled,
@@ -303,15 +306,17 @@ def _changed_bytes(content: bytes, draw: random.Random) -> bytes:
         draw.randbytes(draw.randrange(2000)),
         recoded,
     ]
-    return draw.choice([content[:at], content[at:], *inserted, *nested, *whole])
+    cut = [content[:position], content[position:]]
+    return draw.choice([*cut, *inserted, *nested, *replaced])
 
 
 def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
-    """Read so many mutated files with the commands, and count how they ended."""
+    """Read mutated files with the commands, and count their exit codes."""
     originals = place / "originals"
     write_originals(originals)
     draw = random.Random(seed)
-    ends, kinds = collections.Counter[int](), collections.Counter[str]()
+    cases_by_exit_code = collections.Counter[int]()
+    cases_by_kind = collections.Counter[str]()
     tracebacks: list[str] = []
     work = place / "work"
     for number in range(points):
@@ -327,38 +332,41 @@ def mutate_files(place: Path, points: int, seed: int) -> dict[str, Any]:
             # The manifest names the SHA-256 of the changed file instead of the original
             # one's.
             manifest = work / "data" / "manifest.json"
-            before, after = (
-                hashlib.sha256((of / target).read_bytes()).hexdigest()
-                for of in (originals, work)
-            )
+            original_hash = _sha256(originals / target)
+            mutated_hash = _sha256(work / target)
             manifest.write_bytes(
-                manifest.read_bytes().replace(before.encode(), after.encode())
+                manifest.read_bytes().replace(
+                    original_hash.encode(), mutated_hash.encode()
+                )
             )
-        command = draw.choice(READ[kind])
+        command = draw.choice(COMMANDS[kind])
         arguments = command.format(
             other=PROFILE, **{name: work / path for name, path in FILES.items()}
         ).split()
         try:
             with (
                 contextlib.redirect_stdout(io.StringIO()),
-                contextlib.redirect_stderr(io.StringIO()) as said,
+                contextlib.redirect_stderr(io.StringIO()) as stderr,
             ):
                 code = run(arguments)
-            why = said.getvalue()
+            errors = stderr.getvalue()
         except Exception:  # noqa: BLE001 - the very thing that must not happen
-            code, why = EXIT_BUG, traceback.format_exc()
-        ends[code] += 1
-        kinds[kind] += 1
-        if "Traceback" in why or code == EXIT_BUG:
+            code = EXIT_BUG
+            errors = traceback.format_exc()
+        cases_by_exit_code[code] += 1
+        cases_by_kind[kind] += 1
+        if "Traceback" in errors or code == EXIT_BUG:
             tracebacks.append(
                 f"case {number} of seed {seed}: {target}: autotune"
-                f" {' '.join(arguments)}\n{why}"
+                f" {' '.join(arguments)}\n{errors}"
             )
     return {
         "cases": points,
         "seed": seed,
-        "by_kind": dict(sorted(kinds.items())),
-        "by_exit_code": {str(code): ends[code] for code in sorted(ends)},
+        "by_kind": dict(sorted(cases_by_kind.items())),
+        "by_exit_code": {
+            str(code): cases for code, cases in sorted(cases_by_exit_code.items())
+        },
         "tracebacks": len(tracebacks),
         "first_tracebacks": tracebacks[:9],
     }
