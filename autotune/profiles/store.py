@@ -223,6 +223,7 @@ def keep_workers(profile: Profile, path: Path) -> Profile:
         name: getattr(old.train.data, name) for name in tagged(DataSettings, Tag.LOADER)
     }
     train = with_data(profile.train, settings)
+    # Workers that suffice for one step may not for a faster one.
     if old.fingerprint != profile.fingerprint or train != old.train:
         return profile
     return updated(profile, train, "workers", {"workers": old.evidence.workers})
@@ -252,6 +253,7 @@ def _has_content(path: Path, profile: Profile) -> bool:
     old = _readable_profile(path)
     if old is None:
         return False
+    # The provenance has the time of writing, which always differs.
     return old.model_copy(update={"provenance": profile.provenance}) == profile
 
 

@@ -179,6 +179,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             self.runner.require_measured(f"the window '{label}'", outcome)
 
         outcomes = self.measurement.measure_round(round_number, trials, require_figures)
+        # Every other round runs backwards; the figures come in the given order.
         return [
             self.figures.of(outcome)
             for _, outcome in sorted(outcomes.items())
@@ -222,6 +223,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             return False
         except WorkersDied as died:
             largest_tried = max(self.counts, default=0)
+            # As many ran before, so a lower limit would not help.
             if max(count or 0 for count in counts) <= largest_tried:
                 raise Undecided(
                     f"DataLoader workers died although as many ran before: {died}",

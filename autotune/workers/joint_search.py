@@ -214,6 +214,7 @@ def study_of(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # A fixed seed, so that the same trial log gives the same search.
     study = optuna.create_study(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=0)
     )

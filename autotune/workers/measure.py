@@ -86,6 +86,7 @@ def training_windows(
         prefetch_factor=config.data.prefetch_factor,
         requested_workers=request.max_workers,
     )
+    # The device number tells file systems of one type apart.
     filesystem = bench.site.host.disks[0].filesystem_type
     storage = f"{filesystem}:{request.data.stat().st_dev}"
     return TrainingWindows(

@@ -193,6 +193,7 @@ def _explain_explored(profile: Profile, key: str, value: object) -> Explanation 
     probe = profile.evidence.probe
     if explore is None or key not in KNOBS:
         return None
+    # The starting configuration has the probe's choice, and network tuning runs later.
     if key == "micro_batch_size" and (not explore.adopted or _is_split(profile)):
         return None
     rows_by_value: dict[object, list[ExploredRow]] = {}
@@ -235,6 +236,7 @@ def _best_with(
     shown = str(value).lower() if isinstance(value, bool) else value
     all_ratios = {row.settings.name: row.ratio_to_starting for row in rows}
     if any(row.settings == starting for row in rows):
+        # The others were compared with it, so it has no ratio of its own.
         all_ratios[starting.name] = 1.0
     ratios = {name: ratio for name, ratio in all_ratios.items() if ratio is not None}
     if not ratios:
@@ -290,6 +292,7 @@ def _explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     origin: Origin = profile.fingerprint.bytes_known
     chosen = size
     if probe.curve:
+        # Chosen again from the curve, as the setting may have been edited since.
         origin = "measured"
         chosen = choose_micro_batch(
             probe.curve,
@@ -452,6 +455,7 @@ def _explain_loader(
                 n=joint.trials,
             )
         )
+    # Settings may have been edited since the sweep.
     is_kept = getattr(profile.train.data, name) == expected
     if not is_kept:
         because = f"{expected} was measured to be the best choice: {because}"

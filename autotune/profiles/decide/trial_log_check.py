@@ -103,6 +103,7 @@ def _trial_log_state(
     """
     if not own:
         return "no trials"
+    # Profiles of older versions do not record up to when trials count.
     if profile.provenance.trial_log_until_utc is None:
         return "not recomputable"
     if trial_log_sha256(covered) == profile.provenance.trial_log_sha256:
@@ -127,6 +128,7 @@ def _unfounded_by_steps(
         if record.job == "step"
         and record.measured.get("memory_budget_bytes") == budget_bytes
     ]
+    # The largest size and its peak must be of one trial.
     largest_steps = _steps(limited, probe.feasible_max)
     if probe.feasible_peak_bytes not in [step.peak_bytes for step in largest_steps]:
         yield f"evidence.probe.feasible_max = {probe.feasible_max} with its peak"

@@ -119,7 +119,7 @@ def test_verify_compares_with_the_trial_log(trial_log, says):
     assert words in says(*VERIFY)
 
 
-def test_edit_with_a_new_hash_shows_in_the_trial_log(trial_log, workdir, says):
+def test_edit_with_new_hash_shows_in_trial_log(trial_log, workdir, says):
     path = workdir / "p.toml"
     profile = read_profile(path).profile
     probe = profile.evidence.probe.model_copy(update={"feasible_max": 64})

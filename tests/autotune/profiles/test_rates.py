@@ -66,7 +66,7 @@ def test_rate_of_workers_is_of_the_profiles_count(num_workers, measured):
     assert rate.value == pytest.approx(NON_PADDING_SHARE * mean)
 
 
-def test_rate_of_other_ranks_is_of_the_scaling_curve():
+def test_rate_of_other_ranks_is_of_scaling_curve():
     profile = add_evidence(probe=True, network=True)
     assert expected_rate(profile, 2).read_from == "steps"
     assert expected_rate(profile, 4).known == "measured"

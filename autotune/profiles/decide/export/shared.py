@@ -187,6 +187,7 @@ def _schedule_rows(
     schedule = their_schedule(train)
     warm_up = None
     if train.warmup_steps > 0:
+        # With n steps of warm-up it has the share 0/n, in this project's trainer 1/n.
         warm_up = "its first step has learning rate 0: the warm-up lags by one step"
         if train.schedule == "wsd" and train.final_learning_rate_share:
             warm_up = "its warm-up starts at the final learning rate instead of 0"
@@ -287,6 +288,8 @@ def _ddp_rows(
             values["parallel.bucket_cap_mib"] = parallel.bucket_cap_mib
         if parallel.static_graph:
             values["parallel.static_graph"] = True
+        # Always written: transformers looks for unused parameters by default, and DDP
+        # sends buffers by default.
         values["every parameter is used"] = False
         values["no synchronisation of buffers"] = False
     return tuple(
