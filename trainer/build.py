@@ -23,7 +23,8 @@ from trainer.config.resolve import missing_for_compile
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
 from trainer.distributed.optimizer import make_optimizer
-from trainer.distributed.ranks import ParallelModule, Ranks, parallelise
+from trainer.distributed.parallel import ParallelModule, parallelise
+from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig
 from trainer.model.attention import (

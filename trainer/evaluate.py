@@ -16,7 +16,8 @@ from trainer.data.loader import (
     make_loader,
     micro_batch_plans,
 )
-from trainer.distributed.ranks import Ranks, reshard_weights
+from trainer.distributed.parallel import reshard_weights
+from trainer.distributed.ranks import Ranks
 from trainer.model.masked_lm import MaskedLM
 from trainer.record.run_record import EvaluationRow
 

@@ -14,6 +14,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from trainer.build import GraphCounter, build_training
+from trainer.checkpoint.export import export_model
 from trainer.checkpoint.format import (
     CHECKPOINTS_DIRECTORY,
     TrainingState,
@@ -21,7 +22,7 @@ from trainer.checkpoint.format import (
 )
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.checkpoint.resume import Start
-from trainer.checkpoint.tensors import export_model, make_state
+from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.resolve import ResolvedConfig, with_compile
 from trainer.data.batch_plan import hash_words
 from trainer.data.dataset import TokenDataset
@@ -33,7 +34,8 @@ from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
 from trainer.health.controller import HealthController, HealthDecision, encode_requests
 from trainer.health.events import Action, Diagnosis, EventRow, new_event
-from trainer.health.watchdog import REQUEUE, TimeBudget, Watchdog, slurm_left_s
+from trainer.health.time_budget import TimeBudget, slurm_left_s
+from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.preflight import check_directory, check_ranks, describe_run, open_dataset
 from trainer.record.boards import open_boards
 from trainer.record.meter import Meter
@@ -258,7 +260,9 @@ class _Run:
         self._phase_ended("first_batch")
         self._loader.check_first_step()
 
-        make_state(self._training)  # before any activation, against fragmentation
+        make_optimizer_state(
+            self._training
+        )  # before any activation, against fragmentation
         module = self._training.module
         module.expect_documents(first_batches[0])
         overflows = module.overflows
@@ -435,10 +439,10 @@ class _Run:
 
     def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
         """Restore the last good checkpoint, and skip the data since then."""
-        path, manifest = self._checkpoints.newest_good()
-        good = manifest.state
+        checkpoint = self._checkpoints.newest_good()
+        good = checkpoint.manifest.state
         resume_position = self._loader.job_position()
-        self._checkpoints.restore(path, manifest)
+        self._checkpoints.restore(checkpoint.path, checkpoint.manifest)
         self._controller.roll_back(good.health, at_step=at_step, to_step=good.step)
         undone_step = self._finished_steps
         self._finished_steps = good.step
@@ -448,7 +452,7 @@ class _Run:
         health = self._controller.health
         learning_rate_share = health.learning_rate_share(good.step)
         message = (
-            f"rolled back from step {undone_step} to {path.name}; sequences"
+            f"rolled back from step {undone_step} to {checkpoint.path.name}; sequences"
             f" {good.position.rows:,} to {resume_position.rows:,} are skipped, and the"
             f" learning rate is {learning_rate_share:.3g} of its schedule for now"
         )

@@ -39,7 +39,7 @@ from autotune.workers.values import SweepRequest
 from trainer.config.tables import canonical_sha256
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import Manifest, read_manifest
-from trainer.health.watchdog import slurm_left_s
+from trainer.health.time_budget import slurm_left_s
 from trainer.record.progress import Update, progress
 
 _SITE_VARIABLES = (

@@ -28,15 +28,9 @@ from trainer.data.loader import (
     micro_batch_plans,
 )
 from trainer.data.sampler import MicroBatchPlan
+from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import (
-    DeviceEvent,
-    Ranks,
-    join_ranks,
-    leave_ranks,
-    mark,
-    open_libraries,
-)
+from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks, open_libraries
 from trainer.distributed.step import StepResult
 
 CACHED_BATCHES = 32

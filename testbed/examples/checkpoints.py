@@ -1,5 +1,4 @@
-"""What tests of checkpoints and of going on share: checkpoints and runs made by hand,
-without training."""
+"""Checkpoints and runs written without training, for tests of what reads them."""
 
 import contextlib
 import os
@@ -33,10 +32,10 @@ def state_of(step: int = 5, **changes) -> format.TrainingState:
     return format.TrainingState(**values | changes)
 
 
-def entries(
+def tensor_entries(
     rank: int = 0, begin: int = 0, end: int = 4
 ) -> dict[str, format.TensorEntry]:
-    """A tensor of four rows, of which a rank has some."""
+    """Describe a tensor of shape (4, 64), of which a rank writes one part."""
     part = format.Part(file=f"rank-{rank:05d}.safetensors", begin=begin, end=end)
     return {"weights.a": format.TensorEntry(dtype="F32", shape=[4, 64], parts=[part])}
 
@@ -49,12 +48,12 @@ def write_checkpoint(
     content: bytes = CONTENT,
     **changes,
 ) -> Path:
-    """A whole one, as a single rank writes it."""
+    """Write an intact checkpoint as a single rank does, and return its path."""
     name = format.checkpoint_name(step, rollbacks)
     writer = format.CheckpointWriter(
         root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0
     )
-    writer.write(memoryview(content), entries(), state_of(step, **changes))
+    writer.write(memoryview(content), tensor_entries(), state_of(step, **changes))
     return root / name
 
 
@@ -93,7 +92,7 @@ def header_of(config: TrainConfig | None = None, **changes) -> RunHeader:
     return RunHeader(**values | changes)
 
 
-def end_of(exit_code: int = 0, **changes) -> RunExit:
+def exit_of(exit_code: int = 0, **changes) -> RunExit:
     values = {
         "exit_code": exit_code,
         "reason": "finished",
@@ -107,41 +106,55 @@ def end_of(exit_code: int = 0, **changes) -> RunExit:
 
 
 def write_run(
-    directory: Path, config: TrainConfig, steps=(5, 10), *, job="", end=None, good=True
+    directory: Path,
+    config: TrainConfig,
+    steps=(5, 10),
+    *,
+    job: str = "",
+    run_exit: RunExit | None = None,
+    good: bool = True,
 ) -> Path:
-    """A run with checkpoints, whose process is gone."""
+    """Write a run with checkpoints, whose process has ended, and return its path.
+
+    ``run_exit`` is how it ended; None if it was killed. If it is not ``good``, only its
+    first checkpoint is.
+    """
     writer = RunWriter(directory, active=True)
     writer.start(header_of(config, job=job))
     for step in steps:
-        table = config.model_dump(mode="json")
         write_checkpoint(
             directory / format.CHECKPOINTS_DIRECTORY,
             step,
-            config=table,
+            config=config.model_dump(mode="json"),
             good=good or step == min(steps),
         )
-    if end is not None:
-        writer.finish(end)
-    leave(writer)
+    if run_exit is not None:
+        writer.finish(run_exit)
+    release_run(writer)
     return directory
 
 
-def leave(writer: RunWriter) -> None:
-    """Let go of the run, as a process that ends does."""
-    lock, writer.lock = writer.lock, None
+def release_run(writer: RunWriter) -> None:
+    """Release the lock of a run, as a process that ends does."""
+    lock = writer.lock
+    writer.lock = None
     if lock is not None:
         with contextlib.suppress(OSError):
             os.close(lock)
 
 
-def refusing(name: str, number: int, method: str = "open") -> Callable[..., object]:
-    """In place of a method of ``Path``: a file system that fails as soon as one of this
-    name is read."""
-    plain = getattr(Path, method)
+def failing_method(
+    name: str, error_number: int, method: str = "open"
+) -> Callable[..., object]:
+    """Return a method of ``Path`` that fails on files with the given name.
 
-    def read_or_fail(path: Path, *arguments, **options):
+    It replaces ``method``, as on a file system that is unreachable.
+    """
+    original = getattr(Path, method)
+
+    def fail_or_call(path: Path, *arguments, **options):
         if path.name == name:
-            raise OSError(number, os.strerror(number))
-        return plain(path, *arguments, **options)
+            raise OSError(error_number, os.strerror(error_number))
+        return original(path, *arguments, **options)
 
-    return read_or_fail
+    return fail_or_call

@@ -1,4 +1,4 @@
-"""Rows of a run record."""
+"""Lines of a run record, and the events in it, as tests need them."""
 
 from trainer.health.events import EventRow
 from trainer.record.run_record import EvaluationRow, StartUp, StepRow
@@ -64,4 +64,5 @@ def event_of(step: int) -> EventRow:
 
 
 def startup_of() -> StartUp:
+    """Return startup times of which every phase took half a second."""
     return StartUp(**dict.fromkeys(StartUp.model_fields, 0.5))

@@ -46,7 +46,7 @@ from autotune.trials.values import (
     Trial,
 )
 from autotune.workers.values import WorkersEvidence, WorkersRow
-from testbed.examples.checkpoints import end_of, header_of
+from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.run_rows import evaluation_of, row_of, startup_of
 from trainer.config.train_config import (
     DataSettings,
@@ -644,7 +644,7 @@ def example_run(
         peak_flops_per_s=PEAK_FLOPS,
         versions={"torch": f"2.13.0{note}"},
     )
-    end = end_of(reason=f"finished{note}", steps=steps, seconds=1250.0)
+    end = exit_of(reason=f"finished{note}", steps=steps, seconds=1250.0)
     told = {
         "evaluations": (evaluation_of(steps),),
         "events": events,

@@ -230,7 +230,7 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
     import torch
 
     from trainer.build import build_training
-    from trainer.checkpoint.tensors import make_state
+    from trainer.checkpoint.tensors import make_optimizer_state
     from trainer.data.dataset import TokenDataset
     from trainer.data.global_batch import make_plan
     from trainer.data.loader import MicroBatchSource, micro_batch_plans
@@ -250,7 +250,7 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
         )
         plan = make_plan(config, len(dataset), world_size=1)
         source = MicroBatchSource(dataset, config, plan)
-        make_state(training)
+        make_optimizer_state(training)
         plans = list(micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS))
         first = source.__getitems__(plans[0])
         training.module.expect_documents(first)

@@ -193,7 +193,8 @@ def main(profile: str, data: str, *assignments: str) -> None:
     from trainer.data.dataset import TokenDataset
     from trainer.data.global_batch import make_plan
     from trainer.data.loader import micro_batch_plans
-    from trainer.distributed.ranks import join_ranks, to_host
+    from trainer.distributed.device_events import to_host
+    from trainer.distributed.ranks import join_ranks
     from trainer.loop import train
     from trainer.record import meter
     from trainer.record.writer import RunWriter

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 import trainer.build
 from tests.trainer.oracles import config_of
 from trainer.build import Training, build_training
-from trainer.checkpoint.tensors import export_model
+from trainer.checkpoint.export import export_model
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans

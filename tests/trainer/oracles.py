@@ -13,8 +13,9 @@ from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import MicroBatch, MicroBatchSource, micro_batch_plans
+from trainer.distributed.device_events import DeviceEvent
 from trainer.distributed.optimizer import unwrap_optimizer
-from trainer.distributed.ranks import DeviceEvent, join_ranks
+from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import StepResult
 
 Learned = tuple[float, dict[str, torch.Tensor]]

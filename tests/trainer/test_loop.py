@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from testbed.datasets import write_dataset
-from testbed.examples.checkpoints import leave, resolved_of
+from testbed.examples.checkpoints import release_run, resolved_of
 from tests.trainer.health.test_controller import read_late
 from tests.trainer.oracles import SHAPES, config_of
 from trainer import loop
@@ -91,7 +91,7 @@ def _train(
             clock=clock,
         )
     finally:
-        leave(writer)
+        release_run(writer)
     return read_run(Path(out)), ending
 
 

@@ -1,1 +1,12 @@
-"""Checkpoints: file format, tensors, asynchronous writing, and resuming."""
+"""Checkpoints: what is in them, how they are written, and how a run resumes.
+
+``format`` defines the files on disk and writes, checks, finds and removes them, without
+torch. ``tensors`` copies the training state to host memory and back, under any parallel
+strategy. ``manager`` saves in the background at the right steps, and is what the
+training loop uses: begin there. ``resume`` chooses the run directory and the checkpoint
+to start from, without torch. ``export`` writes the trained model for transformers.
+
+This package exports no names, as ``manager``, ``tensors`` and ``export`` import torch;
+import ``manager.CheckpointManager``, ``resume.choose_run``, ``format.read_checkpoint``
+and ``export.export_model`` from their modules.
+"""

@@ -2,11 +2,13 @@
 
 No torch here, and no pickle anywhere.
 
-RUN/checkpoints/
-  latest                        name of the newest checkpoint, for you and your scripts
-  step-000000500/               named after the optimizer step; ends with `-rollback-K` after K rollbacks of the run
-    rank-00000.safetensors      tensors, or parts of tensors, that this rank writes
-    manifest.json               written last: size and CRC-32 of each file, location of tensor parts, training state
+    RUN/checkpoints/
+      latest                      name of the newest checkpoint, for you and scripts
+      step-000000500/             named after the optimizer step; ends with
+                                  `-rollback-K` after K rollbacks of the run
+        rank-00000.safetensors    tensors, or parts of tensors, that this rank writes
+        manifest.json             written last: size and CRC-32 of each file, location
+                                  of tensor parts, training state
 
 A checkpoint is written into a hidden directory, synced, and renamed, so every visible
 one was complete. Sizes and checksums detect corruption. If several ranks write, each
@@ -38,12 +40,13 @@ from trainer.files import (
 )
 from trainer.health.events import utc_now
 
-CHECKPOINTS_DIRECTORY, MANIFEST_FILE = "checkpoints", "manifest.json"
+CHECKPOINTS_DIRECTORY = "checkpoints"
+MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
 _FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors")
 _HASH_KEY = "content_sha256"
 _POLL_S = 0.05
-Found = tuple[Path, "CheckpointManifest"]
+"""Interval at which the first writer looks for files of others, in seconds."""
 
 
 class BadCheckpoint(Exception):
@@ -51,7 +54,10 @@ class BadCheckpoint(Exception):
 
 
 class Part(StrictTable):
-    """Part of a tensor in one file: ``begin`` to ``end`` (exclusive) of its first dimension, or all of a scalar."""
+    """Part of a tensor in one file.
+
+    It spans ``begin`` to ``end`` (exclusive) of the first dimension; all of a scalar.
+    """
 
     file: str
     begin: int
@@ -68,7 +74,11 @@ class TensorEntry(StrictTable):
 
 
 class TrainingState(StrictTable):
-    """Training state without tensors, learning rate and dropout, which follows from seed, position and rank."""
+    """Training state besides tensors.
+
+    Learning rate and dropout are not saved, as they follow from step, seed, position
+    and rank.
+    """
 
     step: int
     """Number of optimizer steps taken."""
@@ -106,30 +116,28 @@ def manifest_text(manifest: CheckpointManifest) -> str:
 
 
 def parse_manifest(table: object, where: str) -> CheckpointManifest:
-    """Validate a manifest's JSON value.
+    """Validate a manifest's JSON value, called ``where`` in messages.
 
     Raises:
-        BadCheckpoint: If it was changed, ``BadConfig`` if it is invalid.
+        BadCheckpoint: If it was changed.
+        BadConfig: If it is invalid.
     """
     if not isinstance(table, dict):
         raise BadCheckpoint(f"{where} is not a JSON object")
     content = {key: value for key, value in table.items() if key != _HASH_KEY}
     try:
-        as_written = table.get(_HASH_KEY) == canonical_sha256(content)
+        is_as_written = table.get(_HASH_KEY) == canonical_sha256(content)
     except ValueError:  # NaN, or half a character, which is never written
-        as_written = False
-    if not as_written:
+        is_as_written = False
+    if not is_as_written:
         raise BadCheckpoint(f"{where} was modified: its hash does not match")
     manifest = parse_table(CheckpointManifest, content, where=where)
     names = {file.name for file in manifest.files}
     if not all(_FILE_NAME.fullmatch(name) for name in names):
         raise BadCheckpoint(f"{where} refers to files in other directories")
-    if any(
-        part.file not in names
-        for entry in manifest.tensors.values()
-        for part in entry.parts
-    ):
-        raise BadCheckpoint(f"{where} does not list all of its files")
+    for entry in manifest.tensors.values():
+        if any(part.file not in names for part in entry.parts):
+            raise BadCheckpoint(f"{where} does not list all of its files")
     return manifest
 
 
@@ -146,19 +154,39 @@ def checkpoint_name(step: int, rollbacks: int) -> str:
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """List published checkpoints, newest first: those after a rollback are newer than all from before it."""
-    found = []
+    """List published checkpoints, newest first.
+
+    Those after a rollback are newer than all from before it.
+    """
+    ages: dict[Path, tuple[int, int]] = {}
     with contextlib.suppress(FileNotFoundError):
         for path in root.iterdir():
             match = _NAME.fullmatch(path.name)
             if match and path.is_dir() and not path.is_symlink():
-                found.append(((int(match[2] or 0), int(match[1])), path))
-    return [path for _, path in sorted(found, reverse=True)]
+                step, rollbacks = match.groups(default="0")
+                ages[path] = (int(rollbacks), int(step))
+    return sorted(ages, key=lambda path: (ages[path], path), reverse=True)
 
 
 def step_of(name: str) -> int:
     """Return the optimizer step in a checkpoint's name."""
     return int(name.split("-")[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCheckpoint:
+    """Intact checkpoint on disk."""
+
+    path: Path
+    manifest: CheckpointManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorruptCheckpoint:
+    """Checkpoint on disk that cannot be used."""
+
+    path: Path
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +215,14 @@ class CheckpointWriter:
 
     @property
     def _partial(self) -> Path:
+        """Hidden directory in which the checkpoint is written."""
         return (
             self.root
             / f".{self.name}.attempt-{self.attempt}.save-{self.number}.partial"
         )
 
-    def _of_rank(self, rank: int, ending: str) -> Path:
-        return self._partial / f"rank-{rank:05d}.{ending}"
+    def _file_of(self, rank: int, suffix: str) -> Path:
+        return self._partial / f"rank-{rank:05d}.{suffix}"
 
     def write(
         self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState
@@ -202,53 +231,55 @@ class CheckpointWriter:
 
         On the first writer, also write the manifest and publish the checkpoint.
 
-        Raises ``OSError`` if writing fails here or on another rank, ``TimeoutError`` if
-        another rank's share is late.
+        Raises:
+            OSError: If writing fails here or on another rank.
+            TimeoutError: If another rank's share is late.
         """
+        is_first = self.rank == self.writers[0]
         try:
-            if self.rank == self.writers[0]:
-                # Files of earlier saves of this start: a rank may have continued to
-                # write after rank 0 gave up.
-                for partial in self.root.glob(
-                    f".step-*.attempt-{self.attempt}.save-*.partial"
-                ):
-                    if partial != self._partial:
-                        shutil.rmtree(partial, ignore_errors=True)
+            if is_first:
+                self._remove_earlier_saves()
             self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
             entry = write_file(
-                self._of_rank(self.rank, "safetensors"),
+                self._file_of(self.rank, "safetensors"),
                 content,
                 progressed=self.progressed,
             )
             share = _Share(file=entry, tensors=tensors)
-            if self.rank != self.writers[0]:
+            if is_first:
+                other_shares = [self._wait_for(rank) for rank in self.writers[1:]]
+                self._publish([share, *other_shares], state)
+            else:
                 write_atomically(
-                    self._of_rank(self.rank, "json"), share.model_dump_json()
+                    self._file_of(self.rank, "json"), share.model_dump_json()
                 )
-                return
-            self._publish(
-                [share, *(self._wait_for(rank) for rank in self.writers[1:])], state
-            )
         except OSError as error:
             self.give_up(error)
             raise
 
+    def _remove_earlier_saves(self) -> None:
+        """Remove files of earlier saves of this start.
+
+        A rank may have continued to write after rank 0 gave up.
+        """
+        for partial in self.root.glob(f".step-*.attempt-{self.attempt}.save-*.partial"):
+            if partial != self._partial:
+                shutil.rmtree(partial, ignore_errors=True)
+
     def _publish(self, shares: Sequence[_Share], state: TrainingState) -> None:
-        tensors: dict[str, TensorEntry] = {}
-        for name, entry in (item for share in shares for item in share.tensors.items()):
-            parts = [*(tensors[name].parts if name in tensors else []), *entry.parts]
-            tensors[name] = entry.model_copy(
-                update={"parts": sorted(parts, key=lambda part: part.begin)}
-            )
-        files, now = [one.file for one in shares], utc_now()
+        """Write the manifest and rename the directory to the checkpoint's name."""
         manifest = CheckpointManifest(
-            schema_version=2, written_utc=now, state=state, files=files, tensors=tensors
+            schema_version=2,
+            written_utc=utc_now(),
+            state=state,
+            files=[share.file for share in shares],
+            tensors=_join_tensors(shares),
         )
         write_file(
             self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode())
         )
         for rank in self.writers[1:]:
-            self._of_rank(rank, "json").unlink()
+            self._file_of(rank, "json").unlink()
         sync(self._partial)
         final = self.root / self.name
         if final.exists():  # corrupt, as the step was repeated
@@ -259,24 +290,30 @@ class CheckpointWriter:
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _wait_for(self, rank: int) -> _Share:
-        share, failed, file = (
-            self._of_rank(rank, ending) for ending in ("json", "failed", "safetensors")
-        )
-        grown_s, size = time.monotonic(), -1
+        """Wait for another rank's share, for as long as its file grows.
+
+        Raises:
+            OSError: If that rank left a failure note.
+            TimeoutError: If its file does not grow for ``timeout_s``.
+        """
+        share = self._file_of(rank, "json")
+        failure_note = self._file_of(rank, "failed")
+        file = self._file_of(rank, "safetensors")
+        size_bytes = -1
+        last_growth_s = time.monotonic()
         while not share.is_file():
-            if failed.is_symlink():
-                number = errno.EIO
-                with contextlib.suppress(OSError, ValueError):
-                    number = int(failed.readlink().name)
-                raise OSError(number, f"rank {rank} could not write its file")
-            now_s, now_size = (
-                time.monotonic(),
-                file.stat().st_size if file.is_file() else -1,
-            )
-            if now_size != size:
-                grown_s, size = now_s, now_size
+            if failure_note.is_symlink():
+                raise OSError(
+                    _read_failure_note(failure_note),
+                    f"rank {rank} could not write its file",
+                )
+            now_s = time.monotonic()
+            new_size_bytes = file.stat().st_size if file.is_file() else -1
+            if new_size_bytes != size_bytes:
+                last_growth_s = now_s
+                size_bytes = new_size_bytes
                 self.progressed()
-            if now_s - grown_s > self.timeout_s:
+            if now_s - last_growth_s > self.timeout_s:
                 raise TimeoutError(
                     f"rank {rank} has not written its file within {self.timeout_s:g} s"
                 )
@@ -291,24 +328,44 @@ class CheckpointWriter:
         with contextlib.suppress(OSError):
             if self.rank == self.writers[0]:
                 shutil.rmtree(self._partial, ignore_errors=True)
-            else:
-                self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._of_rank(self.rank, "safetensors").unlink(missing_ok=True)
-                number = (
-                    error.errno
-                    if isinstance(error, OSError) and error.errno
-                    else errno.EIO
-                )
-                # An empty file can be created on a full disk.
-                self._of_rank(self.rank, "failed").symlink_to(str(number))
+                return
+            self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file_of(self.rank, "safetensors").unlink(missing_ok=True)
+            error_number = errno.EIO
+            if isinstance(error, OSError) and error.errno:
+                error_number = error.errno
+            # The note is a symbolic link, as one can be created on a full disk.
+            self._file_of(self.rank, "failed").symlink_to(str(error_number))
+
+
+def _join_tensors(shares: Sequence[_Share]) -> dict[str, TensorEntry]:
+    """Return the entry of every tensor, with its parts from all shares in order."""
+    tensors: dict[str, TensorEntry] = {}
+    for share in shares:
+        for name, entry in share.tensors.items():
+            parts = list(entry.parts)
+            if name in tensors:
+                parts = [*tensors[name].parts, *parts]
+            parts.sort(key=lambda part: part.begin)
+            tensors[name] = entry.model_copy(update={"parts": parts})
+    return tensors
+
+
+def _read_failure_note(note: Path) -> int:
+    """Return the error number that a writer left; EIO if it cannot be read."""
+    try:
+        return int(note.readlink().name)
+    except (OSError, ValueError):
+        return errno.EIO
 
 
 def read_checkpoint(directory: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest and verify size and checksum of all its files.
 
-    Raise ``BadCheckpoint`` if a file is missing or was changed, ``DiskTrouble`` if the
-    file system fails, so that the checkpoint may be intact, ``BadConfig`` if this user
-    is not allowed to read it.
+    Raises:
+        BadCheckpoint: If a file is missing or was changed.
+        DiskTrouble: If the file system fails, so that the checkpoint may be intact.
+        BadConfig: If this user is not allowed to read it.
     """
     manifest = _read_manifest(directory)
     try:
@@ -332,56 +389,68 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
 
 
 def _unreadable(directory: Path, error: OSError) -> Exception:
-    """Return the exception for a read error: a checkpoint is corrupt only if a file is missing or not a plain file."""
+    """Return the exception for a read error.
+
+    A checkpoint is corrupt only if a file is missing or not a plain file.
+    """
     message = f"cannot read {directory}: {error.strerror or error}"
-    if (
-        isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        or error.errno == errno.ELOOP
-    ):
+    is_missing = isinstance(
+        error, FileNotFoundError | NotADirectoryError | IsADirectoryError
+    )
+    if is_missing or error.errno == errno.ELOOP:
         return BadCheckpoint(message)
     if isinstance(error, PermissionError):
         return BadConfig(message, next_step="Make it readable for this user.")
-    next_step = (
-        "Run the same command again once the file system is available: it resumes from"
-        " that checkpoint."
+    return DiskTrouble(
+        message,
+        next_step=(
+            "Run the same command again once the file system is available: it resumes"
+            " from that checkpoint."
+        ),
     )
-    return DiskTrouble(message, next_step=next_step)
 
 
 def newest_checkpoint(
     root: Path, *, good: bool = False
-) -> tuple[Found | None, list[tuple[Path, str]]]:
-    """Return the newest intact checkpoint, or good one, or None.
+) -> tuple[StoredCheckpoint | None, list[CorruptCheckpoint]]:
+    """Find the newest intact checkpoint.
 
-    And the newer corrupt ones, each with the reason.
+    Args:
+        root: Directory of a run's checkpoints.
+        good: Whether to find the newest good one instead.
+
+    Returns:
+        The checkpoint, None if there is none, and the corrupt ones that are newer.
     """
-    corrupt: list[tuple[Path, str]] = []
+    corrupt: list[CorruptCheckpoint] = []
     for path in list_checkpoints(root):
         try:
             manifest = read_checkpoint(path)
         except BadCheckpoint as error:
-            corrupt.append((path, str(error)))
+            corrupt.append(CorruptCheckpoint(path=path, reason=str(error)))
             continue
         if manifest.state.good or not good:
-            return (path, manifest), corrupt
+            return StoredCheckpoint(path=path, manifest=manifest), corrupt
     return None, corrupt
 
 
 def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[str]:
     """Remove old checkpoints, but never the newest good one.
 
-    Return the names of those removed.
+    Returns:
+        The names of those removed.
 
-    Raises ``DiskTrouble`` or ``BadConfig`` if a manifest cannot be read, ``OSError`` if
-    a checkpoint cannot be renamed.
+    Raises:
+        DiskTrouble: If a manifest cannot be read, as the file system fails.
+        BadConfig: If this user is not allowed to read a manifest.
+        OSError: If a checkpoint cannot be renamed.
     """
     checkpoints = list_checkpoints(root)
     kept = set(checkpoints[:keep_last])
-    kept.update(
-        path
-        for path in checkpoints
-        if keep_every_steps and step_of(path.name) % keep_every_steps == 0
-    )
+    if keep_every_steps:
+        kept.update(
+            path for path in checkpoints if step_of(path.name) % keep_every_steps == 0
+        )
     for path in checkpoints:
         with contextlib.suppress(BadCheckpoint):
             if _read_manifest(path).state.good:

@@ -38,7 +38,8 @@ from trainer.data.sampler import (
     SequenceSampler,
     join_positions,
 )
-from trainer.distributed.ranks import DeviceEvent, Ranks
+from trainer.distributed.device_events import DeviceEvent
+from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 from trainer.health.watchdog import ignore_signals
 

@@ -17,22 +17,24 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
+from trainer.distributed.device_events import DeviceEvent, mark, to_device
 from trainer.distributed.optimizer import unwrap_optimizer
-from trainer.distributed.ranks import (
-    DeviceEvent,
-    ParallelModule,
-    Ranks,
-    mark,
-    to_device,
-)
+from trainer.distributed.parallel import ParallelModule
+from trainer.distributed.ranks import Ranks
 from trainer.health.monitor import NO_LIMITS, Limits
 
-_LARGEST = float(torch.finfo(torch.float32).max)
+_LARGEST_FP32 = float(torch.finfo(torch.float32).max)
+_CLIPPING_EPSILON = 1e-6
+"""Addition to the norm, as in torch's clipping: a norm just below the limit is cut
+too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialGradient:
-    """Gradient of a part of the step's tokens, for estimating the gradient noise scale."""
+    """Gradient of a part of the step's tokens.
+
+    The gradient noise scale is estimated from it.
+    """
 
     square: torch.Tensor
     """Squared L2 norm of the part's mean gradient, shape ()."""
@@ -59,6 +61,7 @@ class StepResult:
     """Gradient of a part of the step; None if the step has only one part, or with
     fsdp2."""
     began: DeviceEvent
+    """Event at which the step began."""
     count_requested: DeviceEvent
     """Event before the device waits for the number of predicted tokens of all ranks."""
     count_received: DeviceEvent
@@ -70,6 +73,17 @@ class StepResult:
     reduced: DeviceEvent
     """Event at which this rank had the fully reduced gradient."""
     updated: DeviceEvent
+    """Event after the update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Backward:
+    """Result of the forward and backward passes; fields are as in ``StepResult``."""
+
+    loss: torch.Tensor
+    partial: PartialGradient | None
+    count_requested: DeviceEvent
+    count_received: DeviceEvent
 
 
 class TrainStep:
@@ -77,50 +91,53 @@ class TrainStep:
 
     def __init__(
         self,
-        shared: ParallelModule,
+        parallel_module: ParallelModule,
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
         ranks: Ranks,
         *,
         weights_changed: Callable[[], None],
     ) -> None:
-        self._shared, self._optimizer, self._config, self._ranks = (
-            shared,
-            optimizer,
-            config,
-            ranks,
-        )
+        self._module = parallel_module.module
+        self._traffic = parallel_module.traffic
+        self._synchronise = parallel_module.synchronise
+        self._optimizer = optimizer
+        self._config = config
+        self._ranks = ranks
         self._weights_changed = weights_changed
         self.parameters = [
             parameter
-            for parameter in shared.module.parameters()
+            for parameter in self._module.parameters()
             if parameter.requires_grad
         ]
         # With gradient accumulation, gradients outlive the next forward. Allocated in
         # each backward, they would fragment up to 5 % of GPU memory.
-        accumulates = (
+        self.keeps_gradients = (
             config.device == "cuda"
             and gradient_accumulation_steps(config, ranks.world_size) > 1
+            and config.parallel.strategy != "fsdp2"
         )
-        self.keeps_gradients = accumulates and config.parallel.strategy != "fsdp2"
-        if self.keeps_gradients and shared.traffic is None:
+        if self.keeps_gradients and self._traffic is None:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
         # DDP learns a static graph in the first step, where every backward must
         # synchronise; the sum is the same.
-        self._learning = config.parallel.static_graph and shared.traffic is not None
+        self._learns_graph = config.parallel.static_graph and self._traffic is not None
         self.progressed: Callable[[], None] = lambda: None
         """Callback before each micro-batch."""
 
     def rehearse(self, batch: MicroBatch) -> None:
-        """Run a forward and backward without an update, to compile layers and order DDP's buckets alike on resume."""
+        """Run a forward and backward without an update.
+
+        This compiles layers, and orders DDP's buckets alike on resume.
+        """
         batch = batch.to(self._ranks.device)
-        with self._shared.synchronise(True):
-            self._shared.module(batch).backward()
+        with self._synchronise(True):
+            self._module(batch).backward()
         self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)
-        if self._shared.traffic is not None:
-            self._shared.traffic.take()
-        self._learning = False
+        if self._traffic is not None:
+            self._traffic.take()
+        self._learns_graph = False
 
     def run(
         self,
@@ -134,41 +151,47 @@ class TrainStep:
         """Take one optimizer step.
 
         The loss of every token has the same weight: each rank divides by the number of
-        predicted tokens of all ranks and micro-batches, which stays on the device. With
-        ``measure_partial``, a single rank also measures the gradient of its first
-        micro-batch; under DDP, each rank always measures its own gradient. ``values``
-        are summed over ranks, together with the number of tokens.
+        predicted tokens of all ranks and micro-batches, which stays on the device.
+
+        Args:
+            micro_batches: This rank's part of the global batch.
+            lr: Learning rate.
+            measure_partial: Whether a single rank also measures the gradient of its
+                first micro-batch; under DDP, each rank always measures its own.
+            limits: Limits above which the update is skipped.
+            values: Numbers to sum over ranks, together with the number of tokens.
         """
         device = self._ranks.device
         began = mark(device)
         batches = [batch.to(device) for batch in micro_batches]
         own_tokens = sum(batch.predicted_tokens for batch in batches)
         sums = to_device([float(own_tokens), *values], device)
-        loss, partial, count_requested, count_received = self._forward_and_backward(
+        backward = self._forward_and_backward(
             batches, own_tokens, sums, measure_partial=measure_partial
         )
         reduced = mark(device)
+        partial = backward.partial
         departed = None
-        if self._shared.traffic is not None:
-            square, departed = self._shared.traffic.take()
-            if self._learning and len(batches) > 1:
+        if self._traffic is not None:
+            square, departed = self._traffic.take()
+            if self._learns_graph and len(batches) > 1:
                 # With several reductions, norm and waiting time are unknown.
                 departed = None
             else:
                 partial = PartialGradient(
                     square=square, share=1 / self._ranks.world_size
                 )
-        self._learning = False
-        grad_norm, applied = self._update(lr, loss, limits)
+        self._learns_graph = False
+        grad_norm, applied = self._update(lr, backward.loss, limits)
         return StepResult(
-            loss=loss,
+            loss=backward.loss,
             grad_norm=grad_norm,
             applied=applied,
             sums=sums[1:],
             partial=partial,
             began=began,
-            count_requested=count_requested,
-            count_received=count_received,
+            count_requested=backward.count_requested,
+            count_received=backward.count_received,
             departed=departed,
             reduced=reduced,
             updated=mark(device),
@@ -181,50 +204,56 @@ class TrainStep:
         sums: torch.Tensor,
         *,
         measure_partial: bool,
-    ) -> tuple[torch.Tensor, PartialGradient | None, DeviceEvent, DeviceEvent]:
+    ) -> _Backward:
         """Accumulate the gradients of all micro-batches and ranks.
 
         During the first forward, ``sums[0]`` becomes the number of predicted tokens of
-        all ranks. Returns the mean loss over all ranks, shape (), the first part's
-        gradient, and the events before and after the wait for that number.
+        all ranks.
         """
-        summed = self._ranks.all_reduce_async(sums)
+        wait_for_sums = self._ranks.all_reduce_async(sums)
         loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
         partial: PartialGradient | None = None
         for number, batch in enumerate(batches):
             self.progressed()
-            last = number == len(batches) - 1
-            with self._shared.synchronise(last or self._learning):
-                loss = self._shared.module(batch)
-                if number == 0:
+            is_first = number == 0
+            is_last = number == len(batches) - 1
+            with self._synchronise(is_last or self._learns_graph):
+                loss = self._module(batch)
+                if is_first:
                     count_requested = mark(sums.device)
-                    summed()
+                    wait_for_sums()
                     count_received = mark(sums.device)
                     weight = 1 / sums[0].clamp(min=1)
                 loss_sum += loss.detach()
-                if last:
+                if is_last:
                     loss_sum *= weight
                     # While the gradients are computed.
-                    all_summed = self._ranks.all_reduce_async(loss_sum)
+                    wait_for_loss = self._ranks.all_reduce_async(loss_sum)
                 # DDP averages over ranks, but the loss is already divided by the
                 # predicted tokens of all ranks.
                 (loss * (weight * self._ranks.world_size)).backward()
-            share = batch.predicted_tokens / max(1, own_tokens)
-            if (
-                measure_partial
-                and number == 0
-                and not last
-                and self._ranks.world_size == 1
-                and share
-            ):
-                # Until here it is the part's contribution to the mean over the whole
-                # step.
-                partial = PartialGradient(
-                    square=(gradient_norm(self.parameters) / share).square(),
-                    share=share,
-                )
-        all_summed()
-        return loss_sum, partial, count_requested, count_received
+            is_single_part = is_last or self._ranks.world_size > 1
+            if measure_partial and is_first and not is_single_part:
+                partial = self._partial_gradient(batch, own_tokens)
+        wait_for_loss()
+        return _Backward(
+            loss=loss_sum,
+            partial=partial,
+            count_requested=count_requested,
+            count_received=count_received,
+        )
+
+    def _partial_gradient(
+        self, batch: MicroBatch, own_tokens: int
+    ) -> PartialGradient | None:
+        """Return the gradient of the only micro-batch so far; None without a token."""
+        share = batch.predicted_tokens / max(1, own_tokens)
+        if not share:
+            return None
+        # So far, the gradient is the part's contribution to the mean over the whole
+        # step.
+        norm = gradient_norm(self.parameters) / share
+        return PartialGradient(square=norm.square(), share=share)
 
     def _update(
         self, lr: float, loss: torch.Tensor, limits: Limits
@@ -234,23 +263,25 @@ class TrainStep:
         Return the norm before clipping, and whether the update was applied.
         """
         norm = gradient_norm(self.parameters)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         # No number that is not finite is below these.
-        fine = (loss <= min(limits.loss, _LARGEST)) & (
-            norm <= min(limits.grad_norm, _LARGEST)
-        )
+        max_loss = min(limits.loss, _LARGEST_FP32)
+        max_norm = min(limits.grad_norm, _LARGEST_FP32)
+        is_healthy = (loss <= max_loss) & (norm <= max_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        # As torch clips: a norm just below the limit is cut too.
-        divisor = ((norm + 1e-6) / self._config.max_grad_norm).clamp(min=1)
+        max_grad_norm = self._config.max_grad_norm
+        divisor = ((norm + _CLIPPING_EPSILON) / max_grad_norm).clamp(min=1)
         # Fused optimizers divide gradients by the first, and skip the update if the
         # second is 1, as for loss scaling.
-        own: Any = unwrap_optimizer(self._optimizer)
-        own.grad_scale, own.found_inf = divisor.float(), (~fine).float()
+        adamw: Any = unwrap_optimizer(self._optimizer)
+        adamw.grad_scale = divisor.float()
+        adamw.found_inf = (~is_healthy).float()
         self._optimizer.step()
         self._weights_changed()
         self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)
-        return norm, fine
+        return norm, is_healthy
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
@@ -262,8 +293,8 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         parameter.grad for parameter in parameters if parameter.grad is not None
     ]
     if gradients[0].device.type == "cpu":
-        # torch's norm of a million numbers on a CPU is off by 1e-4; row by row it is
-        # exact to rounding.
+        # torch's norm of a million numbers on a CPU is off by 1e-4; along the last
+        # dimension first, it is exact to rounding.
         gradients = [
             torch.linalg.vector_norm(gradient, dim=-1) for gradient in gradients
         ]

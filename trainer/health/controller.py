@@ -1,8 +1,9 @@
-"""Health checks of every step after its numbers have reached the host, and agreement of all ranks on stops and saves.
+"""Health checks of every step, and agreement of all ranks on stops and saves.
 
-All ranks read the same numbers of the same step at the same point of their loop, so
-they decide alike. Their requests are summed in the same all-reduce as the number of
-tokens, which every step needs anyway.
+A step is checked once its numbers have reached the host. All ranks read the same
+numbers of the same step at the same point of their loop, so they decide alike. Their
+requests are summed in the same all-reduce as the number of tokens, which every step
+needs anyway.
 """
 
 import signal
@@ -16,43 +17,12 @@ import numpy.typing as npt
 import torch
 
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
-from trainer.distributed.ranks import DeviceEvent, Ranks, mark, to_host
+from trainer.distributed.device_events import DeviceEvent, mark, to_host
+from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
 from trainer.health.events import Action, Diagnosis, EventRow
 from trainer.health.monitor import HealthMonitor
 from trainer.health.watchdog import SIGNALS
-
-
-def encode_requests(
-    *, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool
-) -> list[float]:
-    """Return a rank's requests as numbers to be summed over ranks."""
-    signalled = signal_number is not None
-    return [
-        float(signalled),
-        float(signalled and rank),
-        float(signal_number or 0),
-        time_is_over,
-        save_is_due,
-    ]
-
-
-def decode_requests(told: Sequence[float]) -> tuple[str | None, bool]:
-    """Decode the sums over all ranks of ``encode_requests``: return the reason to save and exit, if any, and whether to save."""
-    count, ranks, numbers, time_is_over, save_is_due = (round(one) for one in told)
-    reason = (
-        "the time limit (train.stop_after_s, or the SLURM job's) is near"
-        if time_is_over
-        else None
-    )
-    if count:
-        number, rest = divmod(numbers, count)
-        name = (
-            signal.Signals(number).name if not rest and number in SIGNALS else "signals"
-        )
-        reason = f"{name} on rank {ranks}" if count == 1 else f"{name} on {count} ranks"
-    return reason, bool(save_is_due)
-
 
 _STEPS_BEHIND = {"cpu": 0, "cuda": 2}
 """Number of steps before a step's numbers are read, so that a GPU has work while they
@@ -60,6 +30,42 @@ are copied to the host."""
 _MICRO_BATCHES_READ_TOGETHER = {"cpu": 1, "cuda": 8}
 """Micro-batches whose steps are read at once, so that the host waits rarely but still
 reacts within seconds."""
+_SEVERITY = list(Action)
+"""Actions from the mildest to the strongest."""
+
+
+def encode_requests(
+    *, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool
+) -> list[float]:
+    """Return a rank's requests as numbers to be summed over ranks."""
+    if signal_number is None:
+        return [0.0, 0.0, 0.0, time_is_over, save_is_due]
+    return [1.0, float(rank), float(signal_number), time_is_over, save_is_due]
+
+
+def decode_requests(sums: Sequence[float]) -> tuple[str | None, bool]:
+    """Decode the sums of ``encode_requests`` over all ranks.
+
+    Return the reason to save and exit, if any, and whether to save.
+    """
+    signalled_ranks, rank_sum, signal_sum, ranks_out_of_time, ranks_with_save_due = (
+        round(number) for number in sums
+    )
+    reason = None
+    if signalled_ranks:
+        # The mean is the signal if all ranks received the same one; if not, it may
+        # still be the number of some signal.
+        number, remainder = divmod(signal_sum, signalled_ranks)
+        name = "signals"
+        if not remainder and number in SIGNALS:
+            name = signal.Signals(number).name
+        if signalled_ranks == 1:
+            reason = f"{name} on rank {rank_sum}"
+        else:
+            reason = f"{name} on {signalled_ranks} ranks"
+    elif ranks_out_of_time:
+        reason = "the time limit (train.stop_after_s, or the SLURM job's) is near"
+    return reason, bool(ranks_with_save_due)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +84,23 @@ class HealthDecision:
     @property
     def trouble(self) -> Diagnosis | None:
         """Finding that requires a rollback or giving up, if any."""
-        asks = self.worst is not None and self.worst.action in (
-            Action.ROLL_BACK,
-            Action.GIVE_UP,
-        )
-        return self.worst if asks else None
+        if self.worst is None:
+            return None
+        if self.worst.action in (Action.ROLL_BACK, Action.GIVE_UP):
+            return self.worst
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PendingStep:
+    """Submitted step whose numbers are on their way to the host."""
+
+    step: int
+    numbers: torch.Tensor
+    """Loss, gradient norm, whether the update was applied, and sums over ranks."""
+    copied: DeviceEvent
+    samples: npt.NDArray[np.int64]
+    """Indices of this rank's samples."""
 
 
 class HealthController:
@@ -94,14 +112,17 @@ class HealthController:
         ranks: Ranks,
         report_event: Callable[[EventRow], None],
     ) -> None:
-        self._config, self._ranks, self._tell_event = config, ranks, report_event
-        self._in_flight: deque[tuple[int, torch.Tensor, DeviceEvent]] = deque()
-        self._samples: dict[int, npt.NDArray[np.int64]] = {}
+        self._config = config
+        self._ranks = ranks
+        self._report_event = report_event
+        self._pending: deque[_PendingStep] = deque()
         self.health = HealthMonitor(config.health, config.max_grad_norm)
         self.skipped_steps = 0
-        in_step = gradient_accumulation_steps(config, ranks.world_size)
-        self._together = max(
-            1, _MICRO_BATCHES_READ_TOGETHER[ranks.device.type] // in_step
+        device_type = ranks.device.type
+        micro_batches = gradient_accumulation_steps(config, ranks.world_size)
+        self._steps_behind = _STEPS_BEHIND[device_type]
+        self._steps_read_together = max(
+            1, _MICRO_BATCHES_READ_TOGETHER[device_type] // micro_batches
         )
 
     def add(
@@ -111,58 +132,78 @@ class HealthController:
 
         ``samples`` are indices of this rank's samples.
         """
-        fixed = (
-            one.reshape(1) for one in (result.loss, result.grad_norm, result.applied)
+        single_numbers = [
+            number.reshape(1)
+            for number in (result.loss, result.grad_norm, result.applied)
+        ]
+        # In fp64, as the sums are.
+        numbers = to_host(torch.cat([*single_numbers, result.sums]))
+        self._pending.append(
+            _PendingStep(
+                step=step,
+                numbers=numbers,
+                copied=mark(self._ranks.device),
+                samples=samples,
+            )
         )
-        numbers = to_host(torch.cat([*fixed, result.sums]))  # in fp64, as the sums
-        self._in_flight.append((step, numbers, mark(self._ranks.device)))
-        self._samples[step] = samples
 
     def check(self, *, wait_for_all: bool = False) -> HealthDecision:
-        """Check the steps whose numbers have arrived and return the verdict.
+        """Check the steps whose numbers have arrived and return the decision.
 
         ``wait_for_all`` waits for all steps.
         """
-        found: list[tuple[int, Diagnosis]] = []
+        worst: Diagnosis | None = None
+        at_step = 0
         stop_reason: str | None = None
         save_requested_at: int | None = None
-        left = 0 if wait_for_all else _STEPS_BEHIND[self._ranks.device.type]
-        ready = len(self._in_flight) - left
-        ready = 0 if ready < self._together and not wait_for_all else ready
-        if ready > 0:
-            self._in_flight[ready - 1][2].wait()
-        for _ in range(ready):
-            step, numbers, _copied = self._in_flight.popleft()
-            loss, grad_norm, applied, *told = numbers.tolist()
+        for pending in self._take_arrived(wait_for_all=wait_for_all):
+            step = pending.step
+            loss, grad_norm, applied, *sums = pending.numbers.tolist()
             self.skipped_steps += not applied
             findings = self.health.check(
                 step, loss=loss, grad_norm=grad_norm, applied=bool(applied)
             )
-            own = self._samples.pop(step)
-            # All ranks reach the same decision at the same step, so all of them come
-            # here.
-            samples = (
-                sorted(np.concatenate(self._ranks.all_gather_object(own)).tolist())
-                if findings
-                else []
-            )
-            for one in findings:
-                self._tell_event(one.event(step, samples))
-            found += [(step, one) for one in findings]
-            reason, save_is_due = decode_requests(told)
-            stop_reason, save_requested_at = (
-                stop_reason or reason,
-                step if save_is_due else save_requested_at,
-            )
-        at_step, worst = max(
-            found, key=lambda one: list(Action).index(one[1].action), default=(0, None)
-        )
+            self._report(findings, pending)
+            for finding in findings:
+                if worst is None or _is_stronger(finding, worst):
+                    worst = finding
+                    at_step = step
+            reason, save_is_due = decode_requests(sums)
+            if stop_reason is None:
+                stop_reason = reason
+            if save_is_due:
+                save_requested_at = step
         return HealthDecision(
             worst=worst,
             at_step=at_step,
             stop_reason=stop_reason,
             save_requested_at=save_requested_at,
         )
+
+    def _take_arrived(self, *, wait_for_all: bool) -> list[_PendingStep]:
+        """Take the steps to check now, after waiting for their numbers.
+
+        None if they are too few to be worth a wait, unless ``wait_for_all``.
+        """
+        count = len(self._pending)
+        if not wait_for_all:
+            count -= self._steps_behind
+            if count < self._steps_read_together:
+                return []
+        arrived = [self._pending.popleft() for _ in range(count)]
+        if arrived:
+            arrived[-1].copied.wait()
+        return arrived
+
+    def _report(self, findings: Sequence[Diagnosis], pending: _PendingStep) -> None:
+        """Report findings with the samples of all ranks."""
+        if not findings:
+            return
+        # All ranks have the same findings at the same step, so all of them gather.
+        by_rank = self._ranks.all_gather_object(pending.samples)
+        samples = sorted(np.concatenate(by_rank).tolist())
+        for finding in findings:
+            self._report_event(finding.event(pending.step, samples))
 
     def restore(self, saved: Mapping[str, Any], skipped_steps: int) -> None:
         """Restore the state from a checkpoint."""
@@ -178,6 +219,9 @@ class HealthController:
 
         See ``HealthMonitor.roll_back``.
         """
-        self._in_flight.clear()
-        self._samples.clear()
+        self._pending.clear()
         self.health.roll_back(saved, at_step=at_step, to_step=to_step)
+
+
+def _is_stronger(finding: Diagnosis, other: Diagnosis) -> bool:
+    return _SEVERITY.index(finding.action) > _SEVERITY.index(other.action)

@@ -1,4 +1,7 @@
-"""Events of a run, such as saves and failures, with known causes, actions and next steps. No torch here."""
+"""Events of a run, such as saves and failures, with causes, actions and next steps.
+
+No torch here.
+"""
 
 import datetime
 import enum
@@ -47,23 +50,24 @@ def new_event(
 
     ``more`` are other fields of the row. Non-finite numbers become text.
     """
-    numbers = (values or {}).items()
-    shown = {
-        name: str(one) if isinstance(one, float) and not math.isfinite(one) else one
-        for name, one in numbers
-    }
+    shown_values: dict[str, float | int | str] = {}
+    for name, value in (values or {}).items():
+        is_shown_as_text = isinstance(value, float) and not math.isfinite(value)
+        shown_values[name] = str(value) if is_shown_as_text else value
     return EventRow(
-        step=step, utc=utc_now(), kind=kind, message=message, values=shown, **more
+        step=step,
+        utc=utc_now(),
+        kind=kind,
+        message=message,
+        values=shown_values,
+        **more,
     )
 
 
 def utc_now() -> str:
     """Return the current UTC time in ISO 8601, to the second."""
-    return (
-        datetime.datetime.now(datetime.UTC)
-        .isoformat(timespec="seconds")
-        .replace("+00:00", "Z")
-    )
+    now = datetime.datetime.now(datetime.UTC)
+    return now.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 class Kind(enum.StrEnum):
@@ -100,45 +104,49 @@ class Diagnosis:
     @property
     def next_step(self) -> str:
         """Next step for this kind of finding."""
-        return ADVICE[self.kind][1]
+        return ADVICE[self.kind].next_step
 
     def event(self, step: int, samples: Sequence[int] = ()) -> EventRow:
         """Return the event for the run record."""
-        level = (
-            "error" if self.action in (Action.ROLL_BACK, Action.GIVE_UP) else "warning"
-        )
-        causes, next_step = ADVICE[self.kind]
-        told = {
-            "level": level,
-            "action": self.action.value,
-            "samples": list(samples),
-            "causes": list(causes),
-        }
+        is_severe = self.action in (Action.ROLL_BACK, Action.GIVE_UP)
+        advice = ADVICE[self.kind]
         return new_event(
             step,
             self.kind.value,
             self.message,
             values=self.values,
-            next_step=next_step,
-            **told,
+            level="error" if is_severe else "warning",
+            action=self.action.value,
+            causes=list(advice.causes),
+            next_step=advice.next_step,
+            samples=list(samples),
         )
 
 
-ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
-    Kind.NON_FINITE: (
-        (
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Explanation of a kind of finding."""
+
+    causes: tuple[str, ...]
+    """Likely causes, most likely first."""
+    next_step: str
+
+
+ADVICE: Mapping[Kind, Advice] = {
+    Kind.NON_FINITE: Advice(
+        causes=(
             "the learning rate is too high, and weights or activations overflowed",
             "an overflow in low precision, or in gradients synchronised in 16 bits",
             "a hardware fault, if it happens once and in no other run",
         ),
-        (
+        next_step=(
             "If it happens again, lower train.learning_rate or increase"
             " train.warmup_steps; try train.precision = 'fp32' and"
             " train.parallel.gradient_dtype = 'fp32' to rule out an overflow."
         ),
     ),
-    Kind.SPIKE: (
-        (
+    Kind.SPIKE: Advice(
+        causes=(
             "the learning rate is too high for this phase of training",
             "a batch of unusual data: broken text, another language, long repetitions",
             (
@@ -146,63 +154,63 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
                 " them faster"
             ),
         ),
-        (
+        next_step=(
             "If spikes are frequent or the loss does not recover, lower"
             " train.learning_rate, increase train.warmup_steps or set train.adam_beta2"
             " to 0.98; set train.health.on_spike to skip such batches ('skip') or to"
             " undo them ('rollback')."
         ),
     ),
-    Kind.EXPLOSION: (
-        (
+    Kind.EXPLOSION: Advice(
+        causes=(
             "the learning rate is too high, or the warm-up too short",
             "a batch of unusual data",
             "train.max_grad_norm is far below ordinary gradient norms",
         ),
-        (
+        next_step=(
             "Increase train.warmup_steps or lower train.learning_rate; raise"
             " train.max_grad_norm if ordinary norms are far above it. Set"
             " train.health.on_explosion to skip such batches ('skip') or to undo them"
             " ('rollback')."
         ),
     ),
-    Kind.PLATEAU: (
-        (
+    Kind.PLATEAU: Advice(
+        causes=(
             "the learning rate is too high to improve further, or already decayed",
             "the capacity of the model, or the data, is exhausted",
             "early in a run: only token frequencies are learned so far, which passes",
         ),
-        (
+        next_step=(
             "Check the validation loss (train.evaluation.interval_steps). If it is flat"
             " as well, decay the learning rate (train.schedule, train.max_steps),"
             " change train.learning_rate, or stop here."
         ),
     ),
-    Kind.RISE: (
-        (
+    Kind.RISE: Advice(
+        causes=(
             "the learning rate is too high, and training diverges slowly",
             "the data changed: another source, harder or longer samples",
         ),
-        (
+        next_step=(
             "Resume from a checkpoint before the rise with a lower train.learning_rate;"
             " train.health.on_spike = 'rollback' does so automatically if the rise is"
             " sudden."
         ),
     ),
-    Kind.STARVED: (
-        (
+    Kind.STARVED: Advice(
+        causes=(
             "too few DataLoader workers for the speed of the GPU",
             "slow storage, such as a shared file system under load",
             "other jobs use the CPU cores of that node",
         ),
-        (
+        next_step=(
             "Find the number of DataLoader workers (train.data.num_workers): autotune"
             " workers PROFILE; on shared storage, stage the dataset on each node's"
             " local disk: --set train.data.stage_to='$TMPDIR'"
         ),
     ),
-    Kind.STRAGGLER: (
-        (
+    Kind.STRAGGLER: Advice(
+        causes=(
             "that GPU is throttled by heat or a power cap",
             "other processes use that GPU or the CPU cores of its node",
             "that GPU is a slower model than the others",
@@ -212,11 +220,11 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
                 " sequences"
             ),
         ),
-        (
+        next_step=(
             "Run nvidia-smi -q -d PERFORMANCE on that rank's node; if it stays slow,"
             " exclude the node (SLURM: --exclude=NODE). If the slow rank varies, try"
             " train.layout = 'packed'."
         ),
     ),
 }
-"""Likely causes, most likely first, and next step, by kind of finding."""
+"""Advice by kind of finding."""

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from trainer.data.loader import DataWait, MicroBatch
-from trainer.distributed.ranks import DeviceEvent, Ranks, mark, to_device, to_host
+from trainer.distributed.device_events import DeviceEvent, mark, to_device, to_host
+from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
 from trainer.health.events import Action, Diagnosis, Kind
 from trainer.model.flops import ModelWork

@@ -18,7 +18,8 @@ from autotune.integrations.values import LOOP_STEPS, OwnLoaderRequest
 from autotune.trials.jobs import footprint
 from autotune.workers.job import Consumer, ReplayedStep, drain, timed_window
 from trainer.data.loader import DataWait
-from trainer.distributed.ranks import DeviceEvent, Ranks, mark
+from trainer.distributed.device_events import DeviceEvent, mark
+from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 
 CACHED_BATCHES = 8

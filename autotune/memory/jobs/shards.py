@@ -18,7 +18,7 @@ from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
 from trainer.build import Training
 from trainer.config.train_config import TrainConfig
-from trainer.distributed.ranks import TORCHS_BUCKET_CAP_MIB
+from trainer.distributed.parallel import TORCHS_BUCKET_CAP_MIB
 
 Part = list[nn.Parameter]
 _COMPUTING, _GATHERING, _SENDING = 0, 1, 2

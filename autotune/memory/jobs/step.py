@@ -10,18 +10,13 @@ from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.memory.values import StepRequest
 from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
 from trainer.build import Training, build_training
-from trainer.checkpoint.tensors import make_state
+from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.loader import MicroBatch
+from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import (
-    DeviceEvent,
-    Ranks,
-    join_ranks,
-    leave_ranks,
-    mark,
-    reshard_weights,
-)
+from trainer.distributed.parallel import reshard_weights
+from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks
 
 PREPARED = 4
 """Steps whose micro-batches are made in advance and reused in rotation: a GPU must not
@@ -82,7 +77,7 @@ def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, f
     pinned = config.device == "cuda" and config.data.pin_memory
     ready = [_batches(asked, ranks, pinned=pinned) for _ in range(min(steps, PREPARED))]
     # As a training begins.
-    make_state(training)
+    make_optimizer_state(training)
     training.step.rehearse(ready[0][0])
     spans: list[tuple[DeviceEvent, DeviceEvent]] = []
     for number in range(steps):

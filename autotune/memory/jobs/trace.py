@@ -22,11 +22,12 @@ from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.memory.values import Term, Trace, TraceRequest
 from autotune.speed.values import StepWork
 from trainer.build import Training, build_training
-from trainer.checkpoint.tensors import make_state
+from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import SpecialIds
 from trainer.data.loader import MicroBatch
-from trainer.distributed.ranks import DTYPES, Ranks
+from trainer.distributed.parallel import DTYPES
+from trainer.distributed.ranks import Ranks
 from trainer.model.encoder import model_head
 from trainer.model.flops import attended_pairs
 from trainer.model.loss import cross_entropy_in_place
@@ -95,7 +96,7 @@ def trace_steps(
         _tell_phases(training, parameters, tape, inside)
         shared = _shared(training, config, ranks, tape, inside, bf16=rules.bf16)
         tape.owner = Term.OPTIMIZER
-        make_state(training)
+        make_optimizer_state(training)
 
         def batches(count: int) -> list[MicroBatch]:
             tape.owner = Term.INPUTS

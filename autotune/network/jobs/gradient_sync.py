@@ -15,12 +15,13 @@ from autotune.network.values import GradientSyncRequest
 from autotune.trials.jobs.footprint import Memory
 from autotune.workers.job import batches_of
 from trainer.build import build_training
-from trainer.checkpoint.tensors import make_state
+from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
+from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import DeviceEvent, Ranks, mark, open_libraries
+from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.distributed.step import StepResult
 
 WARM_UP_STEPS = 2
@@ -58,7 +59,7 @@ def run(
         traffic.synchronise = False
     batches = batches_of(dataset, config, ranks)
     each = gradient_accumulation_steps(config, ranks.world_size)
-    make_state(training)
+    make_optimizer_state(training)
     first = next(batches)
     training.module.expect_documents(first)
     training.step.rehearse(first)

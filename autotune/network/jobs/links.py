@@ -21,7 +21,8 @@ import torch.distributed as dist
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
 from autotune.network.decide.link_fit import LEAST_REPEATS, lost_share, nccl_transport
 from autotune.network.values import MIB, LinksRequest
-from trainer.distributed.ranks import DeviceEvent, Ranks, mark
+from trainer.distributed.device_events import DeviceEvent, mark
+from trainer.distributed.ranks import Ranks
 
 IN_A_ROW = {"cuda": 50, "cpu": 5}
 """Messages that are timed together, so that their launch (0.1 ms on a host) is

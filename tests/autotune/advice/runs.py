@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.profiles.values import Evidence
-from testbed.examples.checkpoints import end_of, header_of
+from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.run_rows import row_of
 from testbed.examples.tuning import example_profile
 from trainer.record.run_record import Run
@@ -30,7 +30,7 @@ def run_of(rates, *, ranks=2, **header) -> Run:
         evaluations=(),
         events=(),
         startup=None,
-        end=end_of(),
+        end=exit_of(),
     )
 
 

@@ -10,7 +10,7 @@ from autotune.memory.estimate import assumed_contents, contents_of
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import TrialLog
-from testbed.examples.checkpoints import end_of, header_of
+from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.trials import record
 from testbed.fakes import FakeHost
@@ -111,7 +111,7 @@ def run_directory(tmp_path) -> Path:
 def test_state_follows_from_record_and_job(run_directory, code, jobs, state):
     if code is not None:
         (run_directory / "exit.json").write_text(
-            end_of(code, reason="so it is").model_dump_json()
+            exit_of(code, reason="so it is").model_dump_json()
         )
     status = run_status(run_directory, jobs)
     assert (status.state, status.max_steps, status.job) == (

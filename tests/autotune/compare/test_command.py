@@ -7,7 +7,7 @@ import pytest
 from autotune.cli import run
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import TrialLog
-from testbed.examples.checkpoints import end_of, header_of, leave
+from testbed.examples.checkpoints import exit_of, header_of, release_run
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.run_rows import row_of
 from testbed.examples.trials import TRAINING_FIGURES, record
@@ -44,8 +44,8 @@ def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **cha
                 **figures,
             )
         )
-    writer.finish(end_of(steps=steps))
-    leave(writer)
+    writer.finish(exit_of(steps=steps))
+    release_run(writer)
     return name
 
 

@@ -8,9 +8,9 @@ from autotune.launch.run_end import (
     run_end_of,
 )
 from testbed.examples.checkpoints import (
-    end_of,
+    exit_of,
     header_of,
-    leave,
+    release_run,
     resolved_of,
     write_checkpoint,
 )
@@ -23,7 +23,7 @@ CONFIG = config_of(max_steps=1000)
 
 
 def write_exit(directory, code: int) -> str:
-    text = end_of(
+    text = exit_of(
         code, reason=f"because of {code}", steps=7, checkpoint="step-000000007"
     ).model_dump_json()
     (directory / "exit.json").write_text(text)
@@ -97,8 +97,8 @@ def lose(run, steps: int, checkpoint: str) -> Ended:
     writer, _ = choose_run(run, AUTO, resolved_of(CONFIG), {})
     assert read_exit(run) is None
     writer.start(header_of(CONFIG, attempt=writer.attempt))
-    writer.finish(end_of(75, steps=steps, checkpoint=checkpoint))
-    leave(writer)
+    writer.finish(exit_of(75, steps=steps, checkpoint=checkpoint))
+    release_run(writer)
     return ended(run)
 
 
@@ -124,8 +124,8 @@ def test_starts_without_a_record_count_as_fruitless(tmp_path):
         writer, _ = choose_run(tmp_path / "r", AUTO, resolved_of(CONFIG), {})
         assert (writer.attempt, read_exit(tmp_path / "r")) == (number, None)
         # TERM, or ranks that never met: there is no run.json.
-        writer.finish(end_of(75, steps=0))
-        leave(writer)
+        writer.finish(exit_of(75, steps=0))
+        release_run(writer)
         codes.append(ended(tmp_path / "r").code)
     assert codes == [75] * (MOST_FRUITLESS_STARTS - 1) + [76]
     assert not list((tmp_path / "r").rglob("run.json"))

@@ -101,7 +101,7 @@ def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
     monkeypatch.setattr(
         step, "build_training", lambda *_: SimpleNamespace(step=device, work=work)
     )
-    monkeypatch.setattr(step, "make_state", lambda _: None)
+    monkeypatch.setattr(step, "make_optimizer_state", lambda _: None)
     monkeypatch.setattr(step, "_evaluate", lambda *_: None)
     monkeypatch.setattr(step, "_batches", lambda *_, **__: made.append(1) or [batch])
     batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.base.document import Document, Section, SideBySide
 from autotune.report.values import ReportedProfile, ReportedRun
-from testbed.examples.checkpoints import end_of, header_of
+from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.profiles import example_profile
 from testbed.examples.run_rows import row_of
 from trainer.record.run_record import Run
@@ -31,7 +31,7 @@ def reported_run(events=(), steps=STEPS, profile_path=None, name="run", **change
         evaluations=(),
         events=tuple(events),
         startup=None,
-        end=end_of(),
+        end=exit_of(),
     )
     matched = None if profile_path is None else "the profile's hash"
     return ReportedRun(run=run, profile_path=profile_path, matched_by=matched)

@@ -270,9 +270,9 @@ def truncate(workplace: Workplace, points: int, seed: int) -> dict[str, Any]:
 
 
 def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
-    (used_path, *_), corrupt = newest_checkpoint(checkpoints)
-    assert [path for path, _ in corrupt] == [newest]
-    assert used_path == before
+    used, corrupt = newest_checkpoint(checkpoints)
+    assert [checkpoint.path for checkpoint in corrupt] == [newest]
+    assert used.path == before
 
 
 def fill(workplace: Workplace, *, points: int, seed: int) -> dict[str, Any]:

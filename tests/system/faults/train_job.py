@@ -53,7 +53,7 @@ class Disturbed:
 
     def _step(self, step, *args, **kwargs):
         self._taken += 1
-        self.module = step._shared.module
+        self.module = step._module
         time.sleep(self._pace_s)
         self.do(self._taken)
         factor = 1.0

@@ -24,17 +24,26 @@ def training(dataset):
 
 
 @pytest.fixture
-def told():
+def events():
+    """Events that managers have reported."""
     return []
 
 
 @pytest.fixture
-def manager_of(training, tmp_path, told):
+def root(tmp_path):
+    """Directory of the checkpoints of a manager."""
+    return tmp_path / format.CHECKPOINTS_DIRECTORY
+
+
+@pytest.fixture
+def manager_of(training, tmp_path, events):
+    """Return a function that makes managers with given settings."""
+
     def make(directory=tmp_path, **settings) -> CheckpointManager:
         config = config_of(checkpoint=CheckpointSettings(**settings))
         ranks = join_ranks(config, environment={})
         return CheckpointManager(
-            directory, config, training, ranks, attempt=1, report_event=told.append
+            directory, config, training, ranks, attempt=1, report_event=events.append
         )
 
     return make
@@ -45,21 +54,20 @@ def save(manager, step, **changes):
 
 
 @pytest.fixture
-def save_on_bad_disk(monkeypatch):
-    """Save to a disk that fails in the given way, and wait for it."""
+def fail_to_save(monkeypatch):
+    """Return a function that saves to a disk which fails, and waits for it."""
 
-    def save_there(manager, step, number=errno.ENOSPC):
+    def save_on_bad_disk(manager, step, error_number=errno.ENOSPC):
+        error = OSError(error_number, os.strerror(error_number))
         with monkeypatch.context() as patch:
-            patch.setattr(
-                os, "fsync", Mock(side_effect=OSError(number, os.strerror(number)))
-            )
+            patch.setattr(os, "fsync", Mock(side_effect=error))
             save(manager, step)
 
-    return save_there
+    return save_on_bad_disk
 
 
 @pytest.mark.parametrize(
-    ("settings", "due"),
+    ("settings", "due_steps"),
     [
         ({}, []),
         ({"interval_steps": 3}, [3, 6, 9]),
@@ -67,32 +75,29 @@ def save_on_bad_disk(monkeypatch):
         ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
     ],
 )
-def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(
-    manager_of, settings, due
-):
+def test_save_is_due_at_multiples_of_its_intervals(manager_of, settings, due_steps):
     manager = manager_of(**settings)
-    assert [step for step in range(1, 10) if manager.is_due(step, None)] == due
+    assert [step for step in range(1, 10) if manager.is_due(step, None)] == due_steps
 
 
-def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_save(
-    manager_of,
-):
+def test_requested_save_is_due_once(manager_of):
     manager = manager_of()
-    assert manager.is_due(5, asked_at=4)
+    assert manager.is_due(5, requested_at=4)
     save(manager, 5)
-    assert [manager.is_due(asked + 1, asked_at=asked) for asked in (4, 5, 6)] == [
-        False,
-        False,
-        True,
-    ]
+    assert not manager.is_due(5, requested_at=4)
+    assert not manager.is_due(6, requested_at=5)
+    assert manager.is_due(7, requested_at=6)
 
 
-def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(
-    manager_of, monkeypatch
-):
+@pytest.fixture
+def clock(monkeypatch):
     clock = SimpleNamespace(now_s=1000.0)
     clock.monotonic = clock.perf_counter = lambda: clock.now_s
     monkeypatch.setattr("trainer.checkpoint.manager.time", clock)
+    return clock
+
+
+def test_save_is_due_after_its_interval(manager_of, clock):
     manager = manager_of(interval_s=60.0)
     clock.now_s += 59
     assert not manager.is_due_by_time()
@@ -100,221 +105,269 @@ def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(
     assert manager.is_due_by_time()
     save(manager, 5)
     assert not manager.is_due_by_time()
-    disabled = manager_of(interval_s=60.0, enabled=False)
     clock.now_s += 60
     assert manager.is_due_by_time()
-    assert not disabled.is_due_by_time()
 
 
-def test_a_save_takes_as_long_as_the_last_one_that_did_not_fail_or_as_a_guess(
-    manager_of, training, told, save_on_bad_disk
+def test_disabled_save_is_never_due_by_time(manager_of, clock):
+    manager = manager_of(interval_s=60.0, enabled=False)
+    clock.now_s += 120
+    assert not manager.is_due_by_time()
+
+
+def test_duration_is_that_of_the_last_successful_save(
+    manager_of, training, events, fail_to_save
 ):
-    assert manager_of(enabled=False).save_s == 0
     manager = manager_of()
-    expected_s = 1 + state_bytes(training) / 100e6
+    expected_s = 1 + state_bytes(training) / 100e6  # an estimate before the first
     for step in (1, 3):
         assert manager.save_s == pytest.approx(expected_s)
-        save_on_bad_disk(manager, step)
-        assert told[-1].kind == "save_failed"
+        fail_to_save(manager, step)
+        assert events[-1].kind == "save_failed"
         assert manager.save_s == pytest.approx(expected_s)
         save(manager, step + 1)
-        expected_s = told[-1].values["seconds"]
+        expected_s = events[-1].values["seconds"]
 
 
-def test_the_state_is_weights_and_two_numbers_for_each_that_is_trained(training):
-    weights = sum(one.numel() for one in training.module.parameters())
+def test_disabled_saves_take_no_time(manager_of):
+    assert manager_of(enabled=False).save_s == 0
+
+
+def test_state_has_three_values_per_trained_weight(training):
+    parameters = list(training.module.parameters())
+    weights = sum(parameter.numel() for parameter in parameters)
     assert state_bytes(training) == 3 * 4 * weights
-    next(training.module.parameters()).requires_grad_(False)
-    frozen = next(training.module.parameters()).numel()
-    assert state_bytes(training) == 4 * (3 * weights - 2 * frozen)
+    parameters[0].requires_grad_(False)
+    frozen_weights = parameters[0].numel()
+    assert state_bytes(training) == 4 * (3 * weights - 2 * frozen_weights)
 
 
-def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_lowest_priority(
-    manager_of, told
-):
-    manager, priority = manager_of(keep_last=1), os.getpriority(os.PRIO_PROCESS, 0)
+def test_finished_saves_become_events(manager_of, events):
+    manager = manager_of(keep_last=1)
     for step in (1, 2):
         manager.save(state_of(step), rollbacks=0)
-    assert manager.at_step == 2
+    assert manager.last_state_step == 2
     manager.wait()
-    assert [event.kind for event in told] == ["saved", "saved"]
-    assert told[1].message == "saved step-000000002; removed step-000000001"
+    assert [event.kind for event in events] == ["saved", "saved"]
+    assert events[1].message == "saved step-000000002; removed step-000000001"
+
+
+def test_only_the_writing_thread_has_low_priority(manager_of):
+    manager = manager_of()
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    manager.save(state_of(1), rollbacks=0)
+    manager.wait()
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 
 
 @pytest.mark.parametrize(
-    ("broken", "error", "why"),
+    ("failing", "error", "reason"),
     [
-        (
+        pytest.param(
             "os.fsync",
             OSError(errno.ENOSPC, "No space left on device"),
             "No space left on device",
+            id="full disk",
         ),
-        (
+        pytest.param(
             "trainer.checkpoint.format.CheckpointWriter.write",
             BadConfig("the share of rank 1 is not a table", next_step=""),
             "BadConfig: the share of rank 1 is not a table",
+            id="invalid share of another rank",
         ),
-        (
+        pytest.param(
             "trainer.checkpoint.manager.HostCopy",
             MemoryError("cannot allocate 12 GiB\nand more"),
             "host memory is too small for a copy of the state: cannot allocate 12 GiB",
+            id="too little host memory",
         ),
     ],
 )
-def test_a_save_that_fails_is_told_and_training_goes_on_to_the_next(
-    manager_of, told, monkeypatch, broken, error, why
+def test_training_continues_after_a_failed_save(
+    manager_of, events, monkeypatch, failing, error, reason
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(broken, Mock(side_effect=error))
+        patch.setattr(failing, Mock(side_effect=error))
         manager = manager_of()
         manager.save(state_of(1), rollbacks=0)
         manager.wait()
     assert not manager.has_saved(1)
     save(manager, 2)
-    assert [(event.kind, event.level) for event in told] == [
+    assert [(event.kind, event.level) for event in events] == [
         ("save_failed", "error"),
         ("saved", "info"),
     ]
-    assert f"{why}; no checkpoint exists yet; training continues" in told[0].message
+    message = events[0].message
+    assert f"{reason}; no checkpoint exists yet; training continues" in message
     assert manager.has_saved(2)
 
 
-def test_a_rollback_returns_to_the_newest_whole_good_one(manager_of, told, tmp_path):
-    root = tmp_path / format.CHECKPOINTS_DIRECTORY
-    manager = manager_of()
+def test_rollback_needs_a_good_checkpoint(manager_of):
     with pytest.raises(TrainingFailed, match="no good checkpoint exists"):
-        manager.newest_good()
+        manager_of().newest_good()
+
+
+def test_rollback_returns_to_the_newest_good_checkpoint(manager_of, events, root):
     write_checkpoint(root, 1)
     good = write_checkpoint(root, 2)
     corrupt = write_checkpoint(root, 3)
     write_checkpoint(root, 4, good=False)
     (corrupt / "rank-00000.safetensors").write_bytes(b"")
-    path, manifest = manager.newest_good()
-    assert (path, manifest.state.step) == (good, 2)
-    assert [(event.kind, "step-000000003" in event.message) for event in told] == [
-        ("corrupt", True)
-    ]
+    checkpoint = manager_of().newest_good()
+    assert (checkpoint.path, checkpoint.manifest.state.step) == (good, 2)
+    (event,) = events
+    assert event.kind == "corrupt"
+    assert "step-000000003" in event.message
 
 
-def test_what_was_saved_comes_back_and_another_runs_checkpoint_is_not_the_newest_of_this_one(
-    manager_of, training, tmp_path
-):
-    own, other = manager_of(tmp_path / "a"), manager_of(tmp_path / "b")
-    own.save(state_of(4), rollbacks=0)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_saved_state_is_restored(manager_of, training, tmp_path, is_own):
+    saver = manager_of(tmp_path / "a")
+    saver.save(state_of(4), rollbacks=0)
     weight = next(training.module.parameters())
-    before = weight.detach().clone()
-    good = own.newest_good()
-    assert (own.owns(good[0]), other.owns(good[0])) == (True, False)
-    for manager, newest in ((own, "step-000000004"), (other, None)):
-        with torch.no_grad():
-            weight.zero_()
-        manager.at_step = None
-        manager.restore(*good)
-        assert torch.equal(weight, before)
-        assert (manager.newest, manager.at_step, manager.has_saved(4)) == (
-            newest,
-            4,
-            manager is own,
-        )
+    saved_weight = weight.detach().clone()
+    checkpoint = saver.newest_good()
+
+    # A checkpoint of another run is not the newest of this one.
+    restorer = saver if is_own else manager_of(tmp_path / "b")
+    assert restorer.owns(checkpoint.path) == is_own
+    with torch.no_grad():
+        weight.zero_()
+    restorer.last_state_step = None
+    restorer.restore(checkpoint.path, checkpoint.manifest)
+    assert torch.equal(weight, saved_weight)
+    assert restorer.last_state_step == 4
+    assert restorer.newest == ("step-000000004" if is_own else None)
+    assert restorer.has_saved(4) == is_own
 
 
-@pytest.mark.parametrize(
-    ("number", "left"),
-    [(errno.ENOSPC, [4, 2]), (errno.EDQUOT, [4, 2]), (errno.EIO, [4, 3, 2, 1])],
-)
-def test_a_full_disk_costs_all_but_the_newest_and_the_newest_good_one_and_another_fault_costs_none(
-    manager_of, told, tmp_path, save_on_bad_disk, number, left
-):
+@pytest.fixture
+def four_saves(manager_of):
+    """A manager that has saved after steps 1 to 4, of which the first two are good."""
     manager = manager_of(keep_last=5)
     for step in (1, 2, 3, 4):
         save(manager, step, good=step < 3)
-    save_on_bad_disk(manager, 5, number)
-    assert [
-        format.step_of(path.name)
-        for path in format.list_checkpoints(tmp_path / format.CHECKPOINTS_DIRECTORY)
-    ] == left
-    assert (told[-1].kind, manager.newest) == ("save_failed", "step-000000004")
-    assert "the newest checkpoint is still step-000000004" in told[-1].message
-    assert told[-1].message.endswith("; removed step-000000003, step-000000001") == (
-        left == [4, 2]
-    )
+    return manager
 
 
-def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told(
-    manager_of, told, monkeypatch
+def steps_in(root):
+    return [format.step_of(path.name) for path in format.list_checkpoints(root)]
+
+
+@pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_removes_older_checkpoints(
+    four_saves, events, root, fail_to_save, error_number
 ):
+    fail_to_save(four_saves, 5, error_number)
+    # The newest, and the newest good one.
+    assert steps_in(root) == [4, 2]
+    assert (events[-1].kind, four_saves.newest) == ("save_failed", "step-000000004")
+    message = events[-1].message
+    assert "the newest checkpoint is still step-000000004" in message
+    assert message.endswith("; removed step-000000003, step-000000001")
+
+
+def test_other_disk_faults_remove_no_checkpoint(four_saves, events, root, fail_to_save):
+    fail_to_save(four_saves, 5, errno.EIO)
+    assert steps_in(root) == [4, 3, 2, 1]
+    assert (events[-1].kind, four_saves.newest) == ("save_failed", "step-000000004")
+    message = events[-1].message
+    assert "the newest checkpoint is still step-000000004" in message
+    assert "removed" not in message
+
+
+def test_save_succeeds_if_older_ones_cannot_be_removed(manager_of, events, monkeypatch):
     manager = manager_of(keep_last=1)
     save(manager, 1)
-    refuse = Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted"))
-    monkeypatch.setattr("trainer.checkpoint.format.prune", refuse)
+    error = PermissionError(errno.EPERM, "Operation not permitted")
+    monkeypatch.setattr("trainer.checkpoint.format.prune", Mock(side_effect=error))
     save(manager, 2)
-    assert [event.kind for event in told] == ["saved", "not_removed", "saved"]
-    assert (told[1].level, "Operation not permitted" in told[1].message) == (
-        "warning",
-        True,
-    )
+    assert [event.kind for event in events] == ["saved", "not_removed", "saved"]
+    assert events[1].level == "warning"
+    assert "Operation not permitted" in events[1].message
     assert manager.newest == "step-000000002"
 
 
-def test_a_save_holds_the_moment_of_the_call_while_training_goes_on_and_the_next_one_waits_for_it(
-    manager_of, training, tmp_path, told, monkeypatch
+@pytest.fixture
+def delayed_write(monkeypatch):
+    """Delay writing until the event that is returned is set."""
+    may_write = threading.Event()
+    write = format.CheckpointWriter.write
+
+    def wait_and_write(*arguments):
+        assert may_write.wait(30)
+        write(*arguments)
+
+    monkeypatch.setattr(format.CheckpointWriter, "write", wait_and_write)
+    return may_write
+
+
+def test_save_holds_the_state_at_its_call(
+    manager_of, training, root, events, delayed_write
 ):
-    manager, root = manager_of(), tmp_path / format.CHECKPOINTS_DIRECTORY
-    written, write = threading.Event(), format.CheckpointWriter.write
-    monkeypatch.setattr(
-        format.CheckpointWriter,
-        "write",
-        lambda *arguments: written.wait(30) and write(*arguments),
-    )
-    before = {
-        name: value.detach().clone()
-        for name, value in training.module.named_parameters()
+    manager = manager_of()
+    weights = {
+        f"weights.{name}": parameter.detach().clone()
+        for name, parameter in training.module.named_parameters()
     }
     manager.save(state_of(3), rollbacks=0)
-    manager.report_finished()
-    assert manager.busy
-    assert (told, format.list_checkpoints(root)) == ([], [])
     with torch.no_grad():
         for parameter in training.module.parameters():
             parameter.fill_(2.0)
-    threading.Timer(0.2, written.set).start()
+    delayed_write.set()
+    manager.wait()
+    (path,) = format.list_checkpoints(root)
+    assert format.read_checkpoint(path).state == state_of(3)
+    saved = load_file(path / "rank-00000.safetensors")
+    assert {name for name in saved if name.startswith("weights.")} == weights.keys()
+    assert all(torch.equal(saved[name], value) for name, value in weights.items())
+    values = events[0].values
+    assert values["size_bytes"] == (path / "rank-00000.safetensors").stat().st_size
+    assert values["stall_s"] < values["seconds"]
+
+
+def test_save_waits_for_the_one_before(
+    manager_of, training, root, events, delayed_write
+):
+    manager = manager_of()
+    manager.save(state_of(3), rollbacks=0)
+    manager.report_finished()
+    assert manager.busy
+    assert (events, format.list_checkpoints(root)) == ([], [])
+    with torch.no_grad():
+        for parameter in training.module.parameters():
+            parameter.fill_(2.0)
+    threading.Timer(0.2, delayed_write.set).start()
     manager.save(state_of(4), rollbacks=1, wait=True)
     assert not manager.busy
     newest, older = format.list_checkpoints(root)
     assert (newest.name, older.name) == ("step-000000004-rollback-1", "step-000000003")
-    assert format.read_checkpoint(older).state == state_of(3)
-    assert (
-        told[0].values["size_bytes"]
-        == (older / "rank-00000.safetensors").stat().st_size
-    )
-    assert told[0].values["stall_s"] < told[0].values["seconds"]
-    first, second = (
-        load_file(path / "rank-00000.safetensors") for path in (older, newest)
-    )
-    assert {name for name in first if name.startswith("weights.")} == {
-        f"weights.{name}" for name in before
-    }
-    assert all(
-        torch.equal(first[f"weights.{name}"], value) for name, value in before.items()
-    )
-    assert all(bool((second[f"weights.{name}"] == 2).all()) for name in before)
+    saved = load_file(newest / "rank-00000.safetensors")
+    for name, _ in training.module.named_parameters():
+        assert bool((saved[f"weights.{name}"] == 2).all())
 
 
-@pytest.mark.parametrize("options", [{"asynchronous": False}, {}])
-def test_a_save_that_is_waited_for_has_ended_on_return_and_takes_the_room_that_was_taken_before(
-    manager_of, training, tmp_path, told, monkeypatch, options
-):
-    manager = manager_of(**options)
-    manager._room.join()
+@pytest.fixture(params=[{"asynchronous": False}, {}], ids=["synchronous", "waited for"])
+def saved_manager(request, manager_of, monkeypatch):
+    """A manager after a save that training has waited for."""
+    manager = manager_of(**request.param)
+    manager._allocation.join()
+    # The save uses the copy that was allocated before.
     monkeypatch.setattr("trainer.checkpoint.manager.HostCopy", None)
-    manager.save(state_of(0), rollbacks=0, wait=not options)
-    assert told[0].values["stall_s"] == told[0].values["seconds"]
-    (path,) = format.list_checkpoints(tmp_path / format.CHECKPOINTS_DIRECTORY)
-    # Before the first step it has the optimizer's state, too.
-    names = {
-        one.name
-        for one in tensor_shards(training, join_ranks(config_of(), environment={}))
-    }
+    manager.save(state_of(0), rollbacks=0, wait=not request.param)
+    return manager
+
+
+@pytest.mark.usefixtures("saved_manager")
+def test_synchronous_save_stalls_for_its_duration(events, root):
+    assert events[0].values["stall_s"] == events[0].values["seconds"]
+    assert steps_in(root) == [0]
+
+
+@pytest.mark.usefixtures("saved_manager")
+def test_save_before_the_first_step_has_optimizer_state(training, root):
+    ranks = join_ranks(config_of(), environment={})
+    names = {shard.name for shard in tensor_shards(training, ranks)}
     assert any(name.startswith("exp_avg_sq.") for name in names)
+    (path,) = format.list_checkpoints(root)
     assert format.read_checkpoint(path).tensors.keys() == names

@@ -17,7 +17,7 @@ from trainer.checkpoint.format import CheckpointWriter, checkpoint_name, read_ch
 from trainer.checkpoint.tensors import (
     HostCopy,
     TensorShard,
-    make_state,
+    make_optimizer_state,
     restore,
     tensor_shards,
 )
@@ -44,74 +44,77 @@ def trained(dataset, batches, config=CONFIG):
     return training
 
 
-def written(training, root, parts=1):
-    """A checkpoint of a training; with more than one part, as so many ranks would share
-    it out."""
-    held, name = tensor_shards(training, RANKS), checkpoint_name(5, 0)
-    for rank in reversed(range(parts)):
-        kept = [own for one in held for own in share(one, rank, parts)]
-        copy = HostCopy(kept, f"rank-{rank:05d}.safetensors", pinned=False)
-        copy.take(kept)
+def save(training, root, ranks=1):
+    """Save a training, divided as that many ranks would; return path and manifest."""
+    shards = tensor_shards(training, RANKS)
+    name = checkpoint_name(5, 0)
+    for rank in reversed(range(ranks)):
+        own_shards = [part_of(shard, rank, ranks) for shard in shards]
+        own_shards = [shard for shard in own_shards if shard is not None]
+        copy = HostCopy(own_shards, f"rank-{rank:05d}.safetensors", pinned=False)
+        copy.take(own_shards)
         writer = CheckpointWriter(
-            root, name, attempt=1, rank=rank, writers=range(parts), timeout_s=1.0
+            root, name, attempt=1, rank=rank, writers=range(ranks), timeout_s=1.0
         )
         writer.write(copy.content, copy.tensors, state_of(5))
     return root / name, read_checkpoint(root / name)
 
 
-def share(one, rank, parts):
-    if parts == 1 or not one.shape:
-        return [one] if rank == 0 else []
-    rows = -(-one.shape[0] // parts)
-    return [
-        replace(
-            one,
-            local=one.local[rank * rows : (rank + 1) * rows],
-            begin=min(one.shape[0], rank * rows),
-        )
-    ]
-
-
-def test_the_file_is_one_that_safetensors_reads_and_holds_everything(
-    dataset, batches, tmp_path
-):
-    training = trained(dataset, batches[:2])
-    path, manifest = written(training, tmp_path)
-    read = load_file(path / FILE)
-    assert same(read, state_of_training(training))
-    assert read.keys() == manifest.tensors.keys()
-    names = [name for name, _ in training.module.named_parameters()]
-    assert read.keys() >= {
-        f"{kind}.{name}"
-        for kind in ("weights", "step", "exp_avg", "exp_avg_sq")
-        for name in names
-    }
-    assert float(read[f"step.{names[0]}"]) == 2.0
-
-
-@pytest.mark.parametrize(
-    ("steps", "parts", "precision"), [(2, 1, "bf16"), (2, 3, "fp32"), (0, 1, "fp32")]
-)
-def test_a_restored_training_goes_on_bit_by_bit_as_the_one_that_was_saved(
-    dataset, batches, tmp_path, steps, parts, precision
-):
-    training, saved = (
-        trained(dataset, batches[:steps], config_of(precision=precision))
-        for _ in range(2)
+def part_of(shard, rank, ranks):
+    """Return a rank's part of a tensor; None if it has none."""
+    if ranks == 1 or not shard.shape:
+        return shard if rank == 0 else None
+    size = shard.shape[0]
+    part_size = -(-size // ranks)
+    return replace(
+        shard,
+        local=shard.local[rank * part_size : (rank + 1) * part_size],
+        begin=min(size, rank * part_size),
     )
-    make_state(saved)  # which changes nothing, also before the first step
-    other = trained(dataset, batches[:3], config_of(seed=7, precision=precision))
-    assert not same(state_of_training(other), state_of_training(saved))
-    restore(other, *written(saved, tmp_path, parts), RANKS)
-    assert same(state_of_training(other), state_of_training(saved))
-    for batch in batches[steps:]:
-        first, second = (one.step.run([batch], 1e-3) for one in (training, other))
-        assert (first.loss, first.grad_norm) == (second.loss, second.grad_norm)
-    assert same(state_of_training(other), state_of_training(training))
+
+
+def test_safetensors_reads_the_file(dataset, batches, tmp_path):
+    training = trained(dataset, batches[:2])
+    path, manifest = save(training, tmp_path)
+    tensors = load_file(path / FILE)
+    assert same(tensors, state_of_training(training))
+    assert tensors.keys() == manifest.tensors.keys()
+
+
+def test_checkpoint_holds_weights_and_optimizer_state(dataset, batches, tmp_path):
+    training = trained(dataset, batches[:2])
+    path, _ = save(training, tmp_path)
+    tensors = load_file(path / FILE)
+    names = [name for name, _ in training.module.named_parameters()]
+    for kind in ("weights", "step", "exp_avg", "exp_avg_sq"):
+        assert tensors.keys() >= {f"{kind}.{name}" for name in names}
+    assert float(tensors[f"step.{names[0]}"]) == 2.0
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("steps", "ranks", "precision"), [(2, 1, "bf16"), (2, 3, "fp32"), (0, 1, "fp32")]
+)
+def test_restored_training_continues_bit_by_bit(
+    dataset, batches, tmp_path, steps, ranks, precision
+):
+    config = config_of(precision=precision)
+    uninterrupted = trained(dataset, batches[:steps], config)
+    saved = trained(dataset, batches[:steps], config)
+    make_optimizer_state(saved)  # which changes nothing, also before the first step
+    restored = trained(dataset, batches[:3], config_of(seed=7, precision=precision))
+    assert not same(state_of_training(restored), state_of_training(saved))
+    path, manifest = save(saved, tmp_path, ranks)
+    restore(restored, path, manifest, RANKS)
+    assert same(state_of_training(restored), state_of_training(saved))
+    for batch in batches[steps:]:
+        expected = uninterrupted.step.run([batch], 1e-3)
+        result = restored.step.run([batch], 1e-3)
+        assert (result.loss, result.grad_norm) == (expected.loss, expected.grad_norm)
+    assert same(state_of_training(restored), state_of_training(uninterrupted))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
     [
         (
             {"intermediate_size": 96},
@@ -123,94 +126,92 @@ def test_a_restored_training_goes_on_bit_by_bit_as_the_one_that_was_saved(
         ({"num_hidden_layers": 3}, r"weights\.\S*layer\.2\.\S* is missing"),
     ],
 )
-def test_a_checkpoint_of_another_model_is_refused_with_the_tensor_that_differs(
-    dataset, batches, tmp_path, change, said
+def test_rejects_checkpoint_of_another_model(
+    dataset, batches, tmp_path, change, message
 ):
-    path, manifest = written(trained(dataset, batches[:1]), tmp_path)
-    other = training_of(
-        config_of(model=ModelSettings(name="m", config=SHAPES["bert"] | change)),
-        dataset,
-    )
+    path, manifest = save(trained(dataset, batches[:1]), tmp_path)
+    model = ModelSettings(name="m", config=SHAPES["bert"] | change)
+    other = training_of(config_of(model=model), dataset)
     before = {name: value.clone() for name, value in other.module.named_parameters()}
-    with pytest.raises(BadConfig, match=said):
+    with pytest.raises(BadConfig, match=message):
         restore(other, path, manifest, RANKS)
     assert same(before, dict(other.module.named_parameters()))
 
 
-def test_a_checkpoint_that_lacks_rows_of_a_tensor_is_refused(
-    dataset, batches, tmp_path
-):
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(slice(0, 1), id="first part"),
+        pytest.param(slice(1, 2), id="second part"),
+        pytest.param(slice(0, 0), id="no part"),
+    ],
+)
+def test_rejects_checkpoint_without_a_part(dataset, batches, tmp_path, kept):
     training = trained(dataset, batches[:1])
-    path, manifest = written(training, tmp_path, parts=2)
-    name = next(
+    path, manifest = save(training, tmp_path, ranks=2)
+    matrices = [
         name for name, entry in manifest.tensors.items() if len(entry.shape) == 2
-    )
-    for parts in (
-        manifest.tensors[name].parts[:1],
-        manifest.tensors[name].parts[1:],
-        [],
-    ):
-        lacking = manifest.tensors | {
-            name: manifest.tensors[name].model_copy(update={"parts": parts})
-        }
-        with pytest.raises(BadConfig, match=f"lacks a part of {name}"):
-            restore(
-                training, path, manifest.model_copy(update={"tensors": lacking}), RANKS
-            )
-
-
-def test_weights_that_are_tied_are_kept_once_and_stay_tied(dataset, batches, tmp_path):
-    training, other = (
-        trained(dataset, batches[:1]),
-        training_of(config_of(seed=7), dataset),
-    )
-    restore(other, *written(training, tmp_path), RANKS)
-    for one in (training, other):
-        assert (
-            one.module.model.get_output_embeddings().weight
-            is one.module.model.get_input_embeddings().weight
-        )
-    held = [
-        one for one in tensor_shards(training, RANKS) if one.name.startswith("weights.")
     ]
-    assert [one.shape for one in held].count(
-        tuple(training.module.model.get_input_embeddings().weight.shape)
-    ) == 1
-    assert len({one.local.data_ptr() for one in held}) == len(held)
+    name = matrices[0]
+    entry = manifest.tensors[name]
+    incomplete_entry = entry.model_copy(update={"parts": entry.parts[kept]})
+    incomplete = manifest.model_copy(
+        update={"tensors": manifest.tensors | {name: incomplete_entry}}
+    )
+    with pytest.raises(BadConfig, match=f"lacks a part of {name}"):
+        restore(training, path, incomplete, RANKS)
 
 
-def test_frozen_parameters_are_kept_without_an_optimizers_state(
-    dataset, batches, tmp_path
-):
-    def frozen(seed):
+def test_tied_weights_stay_tied(dataset, batches, tmp_path):
+    training = trained(dataset, batches[:1])
+    restored = training_of(config_of(seed=7), dataset)
+    path, manifest = save(training, tmp_path)
+    restore(restored, path, manifest, RANKS)
+    for model in (training.module.model, restored.module.model):
+        embeddings = model.get_input_embeddings()
+        assert model.get_output_embeddings().weight is embeddings.weight
+
+
+def test_tied_weights_are_saved_once(dataset, batches):
+    training = trained(dataset, batches[:1])
+    weights = [
+        shard
+        for shard in tensor_shards(training, RANKS)
+        if shard.name.startswith("weights.")
+    ]
+    embeddings_shape = tuple(training.module.model.get_input_embeddings().weight.shape)
+    assert [shard.shape for shard in weights].count(embeddings_shape) == 1
+    assert len({shard.local.data_ptr() for shard in weights}) == len(weights)
+
+
+def test_frozen_parameters_have_no_optimizer_state(dataset, batches, tmp_path):
+    def with_frozen_positions(seed):
         training = training_of(config_of(seed=seed), dataset)
         training.module.model.get_submodule(
             "bert.embeddings.position_embeddings"
         ).requires_grad_(False)
         optimizer = make_optimizer(training.module, CONFIG, RANKS)
-        return replace(
-            training,
-            optimizer=optimizer,
-            step=TrainStep(
-                training.parallel_module,
-                optimizer,
-                CONFIG,
-                RANKS,
-                weights_changed=lambda: None,
-            ),
+        step = TrainStep(
+            training.parallel_module,
+            optimizer,
+            CONFIG,
+            RANKS,
+            weights_changed=lambda: None,
         )
+        return replace(training, optimizer=optimizer, step=step)
 
-    training, other = frozen(0), frozen(7)
+    training = with_frozen_positions(seed=0)
     training.step.run([batches[0]], 1e-3)
-    path, manifest = written(training, tmp_path)
+    path, manifest = save(training, tmp_path)
     name = "model.bert.embeddings.position_embeddings.weight"
     assert f"weights.{name}" in manifest.tensors
     assert f"exp_avg.{name}" not in manifest.tensors
-    restore(other, path, manifest, RANKS)
-    assert same(state_of_training(other), state_of_training(training))
+    restored = with_frozen_positions(seed=7)
+    restore(restored, path, manifest, RANKS)
+    assert same(state_of_training(restored), state_of_training(training))
 
 
-def test_tensors_of_all_widths_lie_where_their_numbers_may():
+def test_tensors_of_all_dtypes_are_aligned():
     values = [
         torch.ones(3, dtype=torch.uint8),
         torch.full((3, 1), 2.5),
@@ -220,14 +221,19 @@ def test_tensors_of_all_widths_lie_where_their_numbers_may():
         torch.tensor([True]),
         torch.full((1,), 9.0, dtype=torch.float64),
     ]
-    whole = {"begin": 0, "saved_here": True, "shared": True}
-    held = [
-        TensorShard(name=str(n), local=one, shape=tuple(one.shape), **whole)
-        for n, one in enumerate(values)
+    shards = [
+        TensorShard(
+            name=str(number),
+            local=value,
+            shape=tuple(value.shape),
+            begin=0,
+            saved_here=True,
+            shared=True,
+        )
+        for number, value in enumerate(values)
     ]
-    copy = HostCopy(held, FILE, pinned=False)
-    copy.take(held)
-    read = load(bytes(copy.content))
-    assert all(
-        torch.equal(read[str(number)], value) for number, value in enumerate(values)
-    )
+    copy = HostCopy(shards, FILE, pinned=False)
+    copy.take(shards)
+    tensors = load(bytes(copy.content))
+    for number, value in enumerate(values):
+        assert torch.equal(tensors[str(number)], value)

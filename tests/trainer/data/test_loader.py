@@ -25,7 +25,8 @@ from trainer.data.loader import (
     micro_batch_plans,
 )
 from trainer.data.masking import IGNORED_LABEL
-from trainer.distributed.ranks import DeviceEvent, join_ranks
+from trainer.distributed.device_events import DeviceEvent
+from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig
 
 LAYOUTS = ("padded", "dynamic", "bucketed", "packed")

@@ -10,82 +10,97 @@ from hypothesis import strategies as st
 
 from tests.trainer.oracles import config_of, result_of
 from trainer.config.train_config import HealthSettings
-from trainer.health import controller
+from trainer.health import controller as controller_module
 from trainer.health.controller import HealthController, decode_requests, encode_requests
 from trainer.health.events import Action
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def summed(*told):
-    return [sum(numbers) for numbers in zip(*told, strict=True)]
+def sum_over_ranks(requests):
+    return [sum(numbers) for numbers in zip(*requests, strict=True)]
 
 
-def said(rank, signal_number=None, *, over=False, save=False):
+def request(rank, signal_number=None, *, over=False, save=False):
     return encode_requests(
         rank=rank, signal_number=signal_number, time_is_over=over, save_is_due=save
     )
 
 
+NO_REQUEST = request(0)
+
+
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("requests", "reason"),
     [
-        ([said(0), said(1)], None),
-        ([said(0), said(3, signal.SIGUSR1)], "SIGUSR1 on rank 3"),
-        ([said(0, signal.SIGTERM)], "SIGTERM on rank 0"),
-        ([said(0, signal.SIGTERM, over=True), said(1)], "SIGTERM on rank 0"),
-        ([said(rank, signal.SIGUSR2) for rank in range(1024)], "SIGUSR2 on 1024 ranks"),
-        ([said(0, signal.SIGTERM), said(1, signal.SIGUSR2)], "signals on 2 ranks"),
-        # Not SIGSEGV, in between.
-        ([said(0, signal.SIGUSR1), said(1, signal.SIGUSR2)], "signals on 2 ranks"),
+        pytest.param([NO_REQUEST, request(1)], None, id="none"),
+        pytest.param(
+            [NO_REQUEST, request(3, signal.SIGUSR1)],
+            "SIGUSR1 on rank 3",
+            id="one rank",
+        ),
+        pytest.param(
+            [request(0, signal.SIGTERM)], "SIGTERM on rank 0", id="single rank"
+        ),
+        pytest.param(
+            [request(0, signal.SIGTERM, over=True), request(1)],
+            "SIGTERM on rank 0",
+            id="signal and time limit",
+        ),
+        pytest.param(
+            [request(rank, signal.SIGUSR2) for rank in range(1024)],
+            "SIGUSR2 on 1024 ranks",
+            id="all ranks",
+        ),
+        pytest.param(
+            [request(0, signal.SIGTERM), request(1, signal.SIGUSR2)],
+            "signals on 2 ranks",
+            id="different signals",
+        ),
+        pytest.param(
+            [request(0, signal.SIGUSR1), request(1, signal.SIGUSR2)],
+            "signals on 2 ranks",
+            id="different signals with SIGSEGV in between",
+        ),
     ],
 )
-def test_signals_are_named_with_their_rank_or_number_and_explain_more_than_the_time(
-    told, reason
-):
-    assert decode_requests(summed(*told)) == (reason, False)
+def test_reason_names_signals_and_ranks(requests, reason):
+    assert decode_requests(sum_over_ranks(requests)) == (reason, False)
 
 
-@given(
-    st.lists(
-        st.tuples(st.none() | st.sampled_from(SIGNALS), st.booleans(), st.booleans()),
-        min_size=1,
-    )
+REQUESTS = st.lists(
+    st.tuples(st.none() | st.sampled_from(SIGNALS), st.booleans(), st.booleans()),
+    min_size=1,
 )
-def test_training_stops_and_saves_exactly_when_some_rank_says_so(ranks):
-    told = (
-        said(rank, number, over=over, save=due)
-        for rank, (number, over, due) in enumerate(ranks)
-    )
-    stop_reason, save_is_due = decode_requests(summed(*told))
-    assert (stop_reason is not None) == any(
-        number is not None or over for number, over, _ in ranks
-    )
-    assert save_is_due == any(due for _, _, due in ranks)
 
 
-QUIET = said(0)
+@given(requests=REQUESTS)
+def test_training_stops_or_saves_if_any_rank_requests_it(requests):
+    encoded = [
+        request(rank, signal_number, over=over, save=save)
+        for rank, (signal_number, over, save) in enumerate(requests)
+    ]
+    stop_reason, save_is_due = decode_requests(sum_over_ranks(encoded))
+    must_stop = any(number is not None or over for number, over, _ in requests)
+    assert (stop_reason is not None) == must_stop
+    assert save_is_due == any(save for _, _, save in requests)
 
 
-def add(controller, step, *numbers, samples=(1,), told=QUIET, **changes):
-    controller.add(step, result_of(*numbers, sums=told, **changes), np.array(samples))
-
-
-def read_late(monkeypatch):
-    """Let numbers be read as late on a CPU as on a GPU."""
-    monkeypatch.setitem(
-        controller._STEPS_BEHIND, "cpu", controller._STEPS_BEHIND["cuda"]
-    )
+def add(controller, step, *numbers, samples=(1,), requests=NO_REQUEST, **changes):
+    """Add a step of which ``numbers`` are the loss and the gradient norm."""
+    result = result_of(*numbers, sums=requests, **changes)
+    controller.add(step, result, np.array(samples))
 
 
 @pytest.fixture
 def events():
+    """Events that a controller has reported."""
     return []
 
 
 @pytest.fixture
 def ranks():
-    """The first of two, whose other has samples 90 and 91."""
+    """The first of two ranks; the other one has samples 90 and 91."""
     gather = Mock(side_effect=lambda own: [own, np.array([91, 90])])
     return Mock(
         rank=0, world_size=2, device=torch.device("cpu"), all_gather_object=gather
@@ -94,6 +109,8 @@ def ranks():
 
 @pytest.fixture
 def controller_of(events, ranks):
+    """Return a function that makes controllers with given settings of health."""
+
     def make(**health) -> HealthController:
         config = config_of(
             health=HealthSettings(window_steps=16, **health), max_grad_norm=1.0
@@ -104,95 +121,106 @@ def controller_of(events, ranks):
 
 
 @pytest.fixture
-def ordinary(controller_of, events, ranks):
-    """A function that makes one to which twenty ordinary steps cost no message, and led
-    to nothing."""
+def experienced_controller(controller_of):
+    """Return a function that makes controllers that have seen 20 ordinary steps."""
 
     def make(**health) -> HealthController:
         controller = controller_of(**health)
         for step in range(1, 21):
             add(controller, step, 2.0 + 0.01 * (step % 5))
             assert controller.check().worst is None
-        assert (events, ranks.gather.call_count) == ([], 0)
         return controller
 
     return make
 
 
-def test_numbers_are_those_of_the_moment_and_read_once_in_double_precision(
-    controller_of, events
-):
-    controller, result = (
-        controller_of(),
-        result_of(math.nan, 1 + 2**-50, applied=False, sums=QUIET),
-    )
+def test_ordinary_steps_cost_no_message(experienced_controller, events, ranks):
+    experienced_controller()
+    assert events == []
+    assert ranks.all_gather_object.call_count == 0
+
+
+def test_numbers_are_copied_in_double_precision(controller_of):
+    controller = controller_of()
+    result = result_of(math.nan, 1 + 2**-50, applied=False, sums=NO_REQUEST)
     controller.add(1, result, np.array([1]))
-    result.grad_norm.zero_()
+    result.grad_norm.zero_()  # as the next step does
     assert controller.check().worst.values["grad_norm"] == 1 + 2**-50
+
+
+def test_step_is_checked_once(controller_of, events):
+    controller = controller_of()
+    add(controller, 1, math.nan, applied=False)
+    assert controller.check().worst is not None
     assert controller.check(wait_for_all=True).worst is None
     assert len(events) == 1
 
 
-def test_on_a_gpu_numbers_are_read_two_steps_later_and_the_last_ones_when_they_are_asked_for(
-    controller_of, monkeypatch
-):
-    read_late(monkeypatch)
-    controller, read = controller_of(on_non_finite="skip"), []
+@pytest.fixture
+def late_controller(controller_of, monkeypatch):
+    """A controller that reads numbers as late as on a GPU.
+
+    It has got four steps that are not finite.
+    """
+    steps_behind = controller_module._STEPS_BEHIND
+    monkeypatch.setitem(steps_behind, "cpu", steps_behind["cuda"])
+    controller = controller_of(on_non_finite="skip")
+    checked_steps = []
     for step in range(1, 5):
         add(controller, step, math.nan, applied=False)
-        read.append(controller.check().at_step)
-    assert read == [0, 0, 1, 2]
-    assert (controller.check(wait_for_all=True).at_step, controller.skipped_steps) == (
-        3,
-        4,
-    )
+        checked_steps.append(controller.check().at_step)
+    return controller, checked_steps
+
+
+def test_gpu_numbers_are_read_two_steps_later(late_controller):
+    _, checked_steps = late_controller
+    assert checked_steps == [0, 0, 1, 2]
+
+
+def test_last_steps_are_checked_on_request(late_controller):
+    controller, _ = late_controller
+    assert controller.check(wait_for_all=True).at_step == 3
+    assert controller.skipped_steps == 4
     assert controller.check(wait_for_all=True).at_step == 0
 
 
-def test_an_event_names_the_samples_of_all_ranks_in_that_step(ordinary, events):
-    controller = ordinary()
+def test_event_names_the_samples_of_all_ranks(experienced_controller, events):
+    controller = experienced_controller()
     add(controller, 21, 50.0, samples=[7, 5])
     add(controller, 22, samples=[6])
-    verdict = controller.check()
-    assert (verdict.worst.action, verdict.at_step, verdict.trouble) == (
-        Action.WARN,
-        21,
-        None,
-    )
+    decision = controller.check()
+    assert (decision.worst.action, decision.at_step) == (Action.WARN, 21)
+    assert decision.trouble is None
     (event,) = events
-    assert (event.kind, event.action, event.level, event.step) == (
-        "spike",
-        "warn",
-        "warning",
-        21,
-    )
-    assert (event.samples, event.values["loss"]) == ([5, 7, 90, 91], 50.0)
+    assert (event.kind, event.action, event.level) == ("spike", "warn", "warning")
+    assert (event.step, event.samples) == (21, [5, 7, 90, 91])
+    assert event.values["loss"] == 50.0
     assert event.causes
     assert event.next_step
 
 
-def test_the_strongest_of_several_steps_rules(ordinary):
-    controller = ordinary(on_spike="rollback", on_non_finite="skip")
-    # The first of them.
+def test_first_of_the_strongest_findings_decides(experienced_controller):
+    controller = experienced_controller(on_spike="rollback", on_non_finite="skip")
     for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan), (24, 60.0)):
         add(controller, step, loss, applied=False)
-    verdict = controller.check()
-    assert (verdict.trouble.action, verdict.at_step) == (Action.ROLL_BACK, 22)
-    assert "the loss of step 22 is 50" in verdict.trouble.message
-    assert verdict.trouble.next_step
+    decision = controller.check()
+    assert (decision.trouble.action, decision.at_step) == (Action.ROLL_BACK, 22)
+    assert "the loss of step 22 is 50" in decision.trouble.message
+    assert decision.trouble.next_step
 
 
-def test_what_ranks_told_is_read_with_the_step(controller_of):
+def test_requests_are_read_with_their_step(controller_of):
     controller = controller_of()
-    for step, told in enumerate(
-        (QUIET, said(0, save=True), said(0, signal.SIGTERM)), start=1
-    ):
-        add(controller, step, told=told)
-    verdict = controller.check()
-    assert (verdict.worst, verdict.stop_reason, verdict.save_requested_at) == (
-        None,
-        "SIGTERM on rank 0",
-        2,
-    )
-    add(controller, 4, told=said(0, over=True))
+    add(controller, 1)
+    add(controller, 2, requests=request(0, save=True))
+    add(controller, 3, requests=request(0, signal.SIGTERM))
+    decision = controller.check()
+    assert decision.worst is None
+    assert decision.stop_reason == "SIGTERM on rank 0"
+    assert decision.save_requested_at == 2
+
+
+def test_time_limit_is_a_reason_to_stop(controller_of):
+    controller = controller_of()
+    add(controller, 4, requests=request(0, over=True))
     assert "time limit" in controller.check().stop_reason

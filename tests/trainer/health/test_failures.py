@@ -9,7 +9,7 @@ from trainer.failure_notes import publish_failure, read_failure
 from trainer.health.failures import explain, out_of_memory
 
 MIB = 2**20
-OUTRIGHT = [
+CLEAR_MESSAGES = [
     "CUDA out of memory. Tried to allocate 20.00 MiB",
     "CUDA error: out of memory",
     "Triton Error [CUDA]: out of memory",
@@ -25,14 +25,16 @@ OUTRIGHT = [
     "could not create a memory object",
     "could not create a primitive",
 ]
-PERHAPS = [
+VAGUE_MESSAGES = [
     f"{library} error: {library.upper()}_STATUS_{status}"
     for library in ("CUBLAS", "cuDNN")
     for status in ("EXECUTION_FAILED", "INTERNAL_ERROR", "NOT_INITIALIZED")
 ]
 
 
-def cuda_with(monkeypatch, free_bytes):
+def pretend_cuda(monkeypatch, free_bytes):
+    """Pretend a GPU with so much free memory; None if CUDA has ended."""
+
     def mem_get_info():
         if free_bytes is None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -45,7 +47,7 @@ def cuda_with(monkeypatch, free_bytes):
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        *((RuntimeError(text), text) for text in OUTRIGHT),
+        *((RuntimeError(message), message) for message in CLEAR_MESSAGES),
         (MemoryError(), "MemoryError"),
         (
             torch.OutOfMemoryError("the allocator had to retry"),
@@ -60,18 +62,30 @@ def cuda_with(monkeypatch, free_bytes):
         ),
     ],
 )
-def test_out_of_memory_is_told_by_the_line_that_says_so(error, line):
+def test_out_of_memory_is_recognised_by_its_line(error, line):
     assert out_of_memory(error) == line
 
 
-@pytest.mark.parametrize("text", PERHAPS)
-def test_a_librarys_vague_failure_is_out_of_memory_only_on_a_gpu_that_is_nearly_full(
-    text, monkeypatch
+@pytest.mark.parametrize("message", VAGUE_MESSAGES)
+def test_vague_error_without_cuda_is_another_fault(message):
+    assert out_of_memory(RuntimeError(message)) is None
+
+
+@pytest.mark.parametrize("message", VAGUE_MESSAGES)
+@pytest.mark.parametrize(
+    ("free_bytes", "is_out_of_memory"),
+    [
+        pytest.param(511 * MIB, True, id="nearly full"),
+        pytest.param(512 * MIB, False, id="not full"),
+        pytest.param(None, False, id="CUDA has ended"),
+    ],
+)
+def test_vague_error_on_a_full_gpu_is_out_of_memory(
+    message, free_bytes, is_out_of_memory, monkeypatch
 ):
-    assert out_of_memory(RuntimeError(text)) is None  # without CUDA
-    for free_bytes, expected in ((511 * MIB, text), (512 * MIB, None), (None, None)):
-        cuda_with(monkeypatch, free_bytes)
-        assert out_of_memory(RuntimeError(text)) == expected
+    pretend_cuda(monkeypatch, free_bytes)
+    line = out_of_memory(RuntimeError(message))
+    assert line == (message if is_out_of_memory else None)
 
 
 @pytest.mark.parametrize(
@@ -87,105 +101,125 @@ def test_a_librarys_vague_failure_is_out_of_memory_only_on_a_gpu_that_is_nearly_
     ],
     ids=str,
 )
-def test_everything_else_is_none_even_on_a_full_gpu(error, monkeypatch):
-    cuda_with(monkeypatch, 0)
+def test_other_errors_are_not_out_of_memory(error, monkeypatch):
+    pretend_cuda(monkeypatch, 0)
     assert out_of_memory(error) is None
 
 
-def nccl(code, last=""):
+def nccl_error(code, last_error=""):
     return DistBackendError(
         f"NCCL error in: NCCLUtils.cpp:92, text, NCCL version 2.30.7\n{code}\nLast"
-        f" error:\n{last}"
+        f" error:\n{last_error}"
     )
 
 
 @pytest.mark.parametrize(
-    ("error", "lost_at_first", "lost_later"),
+    ("error", "lost_before_rehearsal", "lost_later"),
     [
-        (nccl("ncclUnhandledCudaError: Call to CUDA function failed."), False, False),
-        (nccl("ncclInternalError: Internal check failed."), False, False),
-        (
-            nccl(
+        pytest.param(
+            nccl_error("ncclUnhandledCudaError: Call to CUDA function failed."),
+            False,
+            False,
+            id="fault of this GPU",
+        ),
+        pytest.param(
+            nccl_error("ncclInternalError: Internal check failed."),
+            False,
+            False,
+            id="fault of NCCL",
+        ),
+        pytest.param(
+            nccl_error(
                 "ncclSystemError: System call failed.",
                 "Error: failed to extend /dev/shm/nccl-x",
             ),
             False,
             True,
+            id="too little shared memory",
         ),
-        (
-            nccl(
+        pytest.param(
+            nccl_error(
                 "ncclSystemError: System call failed.",
                 "Call to recv failed : Connection reset by peer",
             ),
             True,
             True,
+            id="connection reset",
         ),
-        (
-            nccl(
+        pytest.param(
+            nccl_error(
                 "ncclInternalError: Internal check failed.",
                 "Connection closed by remote peer",
             ),
             True,
             True,
+            id="connection closed",
         ),
-        (
-            nccl("ncclRemoteError: A call failed possibly due to a network error"),
+        pytest.param(
+            nccl_error(
+                "ncclRemoteError: A call failed possibly due to a network error"
+            ),
             True,
             True,
+            id="network error",
         ),
-        (
+        pytest.param(
             RuntimeError(
                 "[gloo/transport/tcp/pair.cc:547] Connection closed by peer"
                 " [127.0.0.1]:3333"
             ),
             True,
             True,
+            id="gloo",
         ),
-        (DistStoreError("wait timeout after 60000ms"), True, True),
-        (RuntimeError("shapes differ"), False, False),
+        pytest.param(
+            DistStoreError("wait timeout after 60000ms"), True, True, id="store"
+        ),
+        pytest.param(RuntimeError("shapes differ"), False, False, id="other error"),
     ],
 )
-def test_ranks_are_lost_only_if_an_error_says_so(error, lost_at_first, lost_later):
-    assert (is_lost_rank_error(error, rehearsed=False), is_lost_rank_error(error)) == (
-        lost_at_first,
-        lost_later,
-    )
+def test_lost_ranks_are_recognised(error, lost_before_rehearsal, lost_later):
+    assert is_lost_rank_error(error, rehearsed=False) == lost_before_rehearsal
+    assert is_lost_rank_error(error) == lost_later
+
+
+CUBLAS_OUT_OF_MEMORY = CLEAR_MESSAGES[3]
 
 
 @pytest.mark.parametrize(
-    ("error", "lost", "code", "reason", "advice"),
+    ("error", "lost", "exit_code", "reason", "advice"),
     [
         *(
-            (
-                RuntimeError(OUTRIGHT[3]),
+            pytest.param(
+                RuntimeError(CUBLAS_OUT_OF_MEMORY),
                 lost,
                 4,
-                rf"out of memory: {re.escape(OUTRIGHT[3])}$",
+                rf"out of memory: {re.escape(CUBLAS_OUT_OF_MEMORY)}$",
                 "autotune probe",
+                id=f"out of memory, lost={lost}",
             )
             for lost in (False, True)
         ),
-        (
-            nccl("ncclUnhandledCudaError: Call to CUDA function failed."),
+        pytest.param(
+            nccl_error("ncclUnhandledCudaError: Call to CUDA function failed."),
             False,
             70,
             r"NCCL failed: .*\(ncclUnhandledCudaError\)$",
             "NCCL_DEBUG=INFO",
+            id="NCCL",
         ),
     ],
 )
-def test_training_that_a_library_ends_has_a_code_a_reason_and_advice(
-    error, lost, code, reason, advice
-):
-    found, said, next_step = explain(error, lost=lost)
-    assert found == code
-    assert re.match(reason, said, re.DOTALL)
+def test_error_of_a_library_is_explained(error, lost, exit_code, reason, advice):
+    explained_exit_code, explained_reason, next_step = explain(error, lost=lost)
+    assert explained_exit_code == exit_code
+    assert re.match(reason, explained_reason, re.DOTALL)
     assert advice in next_step
 
 
 @pytest.fixture
 def torchrun():
-    """A store such as torchrun's agent keeps, and what it tells its ranks of it."""
+    """A store such as torchrun's agent has, as environment variables for its ranks."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield {
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -196,27 +230,25 @@ def torchrun():
     del store
 
 
-def test_word_that_a_rank_left_is_read_by_others_of_the_same_start(torchrun):
+def test_failure_note_is_read_by_other_ranks(torchrun):
     assert read_failure(torchrun) is None
-    for word in ((3, "rank 1: no such dataset: “ä”"), (5, "rank 2: no GPU")):
-        publish_failure(torchrun, *word)
-        assert read_failure(torchrun) == word
+    for note in ((3, "rank 1: no such dataset: “ä”"), (5, "rank 2: no GPU")):
+        publish_failure(torchrun, *note)
+        assert read_failure(torchrun) == note
+
+
+def test_failure_note_is_not_read_by_other_starts(torchrun):
+    publish_failure(torchrun, 5, "rank 2: no GPU")
     assert read_failure(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}) is None
-    assert (
-        read_failure(
-            {key: value for key, value in torchrun.items() if "RESTART" not in key}
-        )
-        is None
-    )
+    del torchrun["TORCHELASTIC_RESTART_COUNT"]
+    assert read_failure(torchrun) is None
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("TORCHELASTIC_USE_AGENT_STORE", "False"), ("MASTER_PORT", "x")]
 )
-def test_where_no_torchrun_keeps_a_store_nothing_is_left_and_nothing_read(
-    torchrun, key, value
-):
+def test_no_failure_note_without_a_store(torchrun, key, value):
     for environment in (torchrun | {key: value}, {}):
-        publish_failure(environment, 3, "to nobody")
+        publish_failure(environment, 3, "for nobody")
         assert read_failure(environment) is None
     assert read_failure(torchrun) is None

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from testbed.examples.checkpoints import header_of, leave
+from testbed.examples.checkpoints import header_of, release_run
 from testbed.examples.run_rows import evaluation_of, row_of
 from trainer.config.tables import parse_table
 from trainer.config.train_config import TrainConfig
@@ -103,7 +103,7 @@ def test_logger_gets_numbers_of_all_starts(tmp_path, monkeypatch, name, logged):
         for row in rows:
             writer.append(row)
         writer.close()
-        leave(writer)
+        release_run(writer)
     if name == "wandb":
         library.teardown()  # ends its child process
     assert failures == []

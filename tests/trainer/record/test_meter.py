@@ -14,7 +14,7 @@ from tests.trainer.oracles import config_of, micro_batches, result_of, training_
 from trainer.distributed.ranks import Ranks, join_ranks
 from trainer.distributed.step import PartialGradient
 from trainer.health.events import Action, Kind
-from trainer.health.monitor import (
+from trainer.health.robust_statistics import (
     centre_and_scatter,
     level_and_scatter,
     median_and_error,

@@ -14,9 +14,9 @@ import torch
 import trainer
 from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import (
-    end_of,
+    exit_of,
     header_of,
-    leave,
+    release_run,
     resolved_of,
     write_checkpoint,
 )
@@ -42,7 +42,7 @@ def begin(tmp_path):
 
     def start(**changes) -> RunWriter:
         if writers:
-            leave(writers[-1])
+            release_run(writers[-1])
         writers.append(RunWriter(tmp_path / "r", active=True, again=True))
         writers[-1].start(header_of(**changes))
         return writers[-1]
@@ -64,7 +64,7 @@ def test_reads_back_what_was_written(tmp_path):
         writer.append(row)
     writer.close()
     assert shown == [header_of(), *ROWS]
-    end = end_of(75, checkpoint="step-000000002")
+    end = exit_of(75, checkpoint="step-000000002")
     writer.finish(end)
     run = run_record.read_run(directory)
     assert run.header == header_of()
@@ -88,7 +88,7 @@ def test_other_ranks_write_only_their_exit(tmp_path):
     assert shown == []
     assert not directory.exists()
     directory.mkdir()
-    end = end_of(75, checkpoint="step-000000002")
+    end = exit_of(75, checkpoint="step-000000002")
     writer.finish(end)
     assert run_record.read_exit(directory) == end
 
@@ -147,7 +147,7 @@ def test_torn_last_lines_are_ignored_then_cut(begin, tmp_path):
 def test_start_sets_the_earlier_one_aside(begin, tmp_path):
     first = begin()
     first.started(startup_of())
-    first.finish(end_of(75))
+    first.finish(exit_of(75))
     resumed = {"resumed_from": "step-000000002", "resumed_step": 2, "job": "slurm-1"}
     second = begin(**resumed)
     run = run_record.read_run(tmp_path / "r")
@@ -163,19 +163,19 @@ def test_start_sets_the_earlier_one_aside(begin, tmp_path):
         "run.json",
         "startup.json",
     }
-    assert run_record.read_run(earlier / "1").end == end_of(75)
+    assert run_record.read_run(earlier / "1").end == exit_of(75)
     assert run_record.read_run(earlier / "2").header.attempt == 2
 
 
 def test_rejects_directory_that_contains_a_run(begin, tmp_path):
-    leave(begin())
+    release_run(begin())
     with pytest.raises(BadConfig, match="already contains a run"):
         RunWriter(tmp_path / "r", active=True)
 
 
 def test_start_without_header_keeps_the_last_one(begin, tmp_path):
-    leave(begin())
-    leave(RunWriter(tmp_path / "r", active=True, again=True))
+    release_run(begin())
+    release_run(RunWriter(tmp_path / "r", active=True, again=True))
     assert run_record.read_run(tmp_path / "r").header.attempt == 1
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 3
 
@@ -188,8 +188,8 @@ def test_first_header_skips_start_without_one(tmp_path):
         assert run_record.read_exit(directory) is None
         if origin is not None:
             writer.start(header_of(resumed_from=origin))
-        writer.finish(end_of(75))
-        leave(writer)
+        writer.finish(exit_of(75))
+        release_run(writer)
     earlier = directory / run_record.EARLIER_DIRECTORY
     assert {path.name for path in (earlier / "1").iterdir()} == {"exit.json"}
     assert {path.name for path in (earlier / "2").iterdir()} == {
@@ -250,7 +250,7 @@ def test_rejects_second_start_meanwhile(tmp_path, monkeypatch):
     holder = RunWriter(tmp_path / "r", active=True)
     with pytest.raises(BadConfig, match="another process is using"):
         RunWriter(tmp_path / "r", active=True, again=True)
-    leave(holder)
+    release_run(holder)
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 1
 
 

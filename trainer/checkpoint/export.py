@@ -1,0 +1,117 @@
+"""Export of a trained model and its tokenizer in transformers' format."""
+
+import secrets
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+)
+from transformers import PreTrainedTokenizerFast
+
+from trainer.data.dataset import TOKENIZER_NAME, SpecialIds
+from trainer.errors import BadConfig
+from trainer.files import sync
+from trainer.model.masked_lm import MaskedLM
+
+
+def export_model(
+    module: MaskedLM,
+    *,
+    dataset_dir: Path,
+    special_ids: SpecialIds,
+    seq_length_tokens: int,
+    directory: Path,
+    leads: bool,
+) -> None:
+    """Write the model and its tokenizer in transformers' format.
+
+    The directory appears complete or not at all. All ranks must call it, as each may
+    hold a shard of the weights; rank 0 (``leads``) writes.
+
+    Raises:
+        BadConfig: If the libraries cannot write, for example on a full disk.
+    """
+    # Gathered on the host of rank 0, under transformers' names.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(module.model, options=options)
+    weights = {
+        name: value for name, value in state.items() if isinstance(value, torch.Tensor)
+    }
+    if not leads:
+        return
+    # Those of a start that was killed.
+    for leftover in directory.parent.glob(f".{directory.name}.*.partial"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir(mode=0o700, parents=True)
+        tokenizer = _tokenizer(dataset_dir, special_ids, seq_length_tokens)
+        _write(module, weights, tokenizer, partial)
+        replaced = directory.with_name(
+            f".{directory.name}.{secrets.token_hex(4)}.replaced"
+        )
+        if directory.exists():  # a finished run that was continued
+            directory.rename(replaced)
+        partial.rename(directory)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    sync(directory.parent)
+
+
+def _write(
+    module: MaskedLM,
+    weights: dict[str, torch.Tensor],
+    tokenizer: PreTrainedTokenizerFast,
+    partial: Path,
+) -> None:
+    """Write model and tokenizer into a directory, and sync its files."""
+    try:
+        module.model.save_pretrained(partial, state_dict=weights)
+        tokenizer.save_pretrained(str(partial))
+    except Exception as error:
+        # The libraries raise no narrower exception than Exception itself for system
+        # errors.
+        if not isinstance(error, SafetensorError) and type(error) is not Exception:
+            raise
+        raise BadConfig(
+            f"cannot write the model to {partial.parent}: {error}",
+            next_step=(
+                "Free disk space and run the same command again: it only exports."
+            ),
+        ) from error
+    for path in partial.iterdir():
+        sync(path)
+    sync(partial)
+
+
+def _tokenizer(
+    dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int
+) -> PreTrainedTokenizerFast:
+    """Return the dataset's tokenizer.
+
+    It adds the same special tokens as training.
+    """
+    tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
+    names = {
+        role: tokenizer.id_to_token(getattr(special_ids, role))
+        for role in ("pad", "unk", "cls", "sep", "mask")
+    }
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{names['cls']} $A {names['sep']}",
+        special_tokens=[
+            (names["cls"], special_ids.cls),
+            (names["sep"], special_ids.sep),
+        ],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=seq_length_tokens,
+        **{f"{role}_token": name for role, name in names.items()},
+    )

@@ -1,0 +1,96 @@
+"""Time budget of a run: when to stop so that a save still fits. No torch here."""
+
+import contextlib
+import math
+import re
+import shutil
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping
+
+_RESERVED_STEPS = 4
+"""Steps for which time is reserved, as their numbers are read some steps later."""
+_RESERVED_SAVES = 1.5
+"""Saves for which time is reserved, as one may take longer than the last."""
+_RESERVED_FOR_EXIT_S = 2.0
+_SQUEUE_TIMEOUT_S = 10
+
+
+class TimeBudget:
+    """Time limit of the run, and the time needed to save and exit.
+
+    The latter is estimated from past steps and evaluations.
+    """
+
+    def __init__(
+        self,
+        stop_after_s: float | None,
+        started_s: float,
+        slurm_left_s: float | None = None,
+    ) -> None:
+        """Start a budget.
+
+        Args:
+            stop_after_s: Time limit of the run; None without one.
+            started_s: Time of the monotonic clock from which it counts.
+            slurm_left_s: Time until the SLURM job ends; None without one.
+        """
+        self._end_s = math.inf
+        if stop_after_s is not None:
+            self._end_s = started_s + stop_after_s
+        if slurm_left_s is not None:
+            self._end_s = min(self._end_s, time.monotonic() + slurm_left_s)
+        self.step_s: deque[float] = deque(maxlen=20)
+        """Durations of the last steps, in seconds, without evaluations."""
+        self.evaluation_s = 0.0
+
+    def is_over(self, *, save_s: float, evaluation_due: bool) -> bool:
+        """Return whether to stop now.
+
+        Otherwise too little time would be left for a save, and for an evaluation if one
+        is due.
+        """
+        reserve_s = (
+            _RESERVED_STEPS * max(self.step_s, default=0.0)
+            + _RESERVED_SAVES * save_s
+            + _RESERVED_FOR_EXIT_S
+        )
+        evaluation_s = self.evaluation_s if evaluation_due else 0.0
+        return time.monotonic() + reserve_s + evaluation_s >= self._end_s
+
+
+def slurm_left_s(environment: Mapping[str, str]) -> float | None:
+    """Return the seconds until the end of this process's SLURM job.
+
+    None without a job or a time limit.
+    """
+    with contextlib.suppress(ValueError):
+        return float(environment.get("SLURM_JOB_END_TIME", "")) - time.time()
+    # Older versions of SLURM do not set the end in the environment.
+    job = environment.get("SLURM_JOB_ID", "")
+    squeue = shutil.which("squeue")
+    if not job.isdecimal() or squeue is None:
+        return None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        process = subprocess.run(
+            [squeue, "--noheader", "--job", job, "--format", "%L"],
+            capture_output=True,
+            text=True,
+            timeout=_SQUEUE_TIMEOUT_S,
+            check=False,
+        )
+        return parse_slurm_time_s(process.stdout.strip())
+    return None
+
+
+def parse_slurm_time_s(text: str) -> float | None:
+    """Parse SLURM's ``[days-][[hours:]minutes:]seconds`` into seconds.
+
+    None for ``UNLIMITED`` and the like.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
