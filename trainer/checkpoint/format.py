@@ -280,6 +280,7 @@ class CheckpointWriter:
         )
         for rank in self.writers[1:]:
             self._file_of(rank, "json").unlink()
+        # Synced before it gets its name, so that every visible checkpoint is complete.
         sync(self._partial)
         final = self.root / self.name
         if final.exists():  # corrupt, as the step was repeated
@@ -452,6 +453,7 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
             path for path in checkpoints if step_of(path.name) % keep_every_steps == 0
         )
     for path in checkpoints:
+        # Only the manifest is read, not the large files that it describes.
         with contextlib.suppress(BadCheckpoint):
             if _read_manifest(path).state.good:
                 kept.add(path)

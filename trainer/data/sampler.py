@@ -30,6 +30,7 @@ class Position(StrictTable):
     Valid for any number of ranks and workers.
     """
 
+    # The names of the fields are keys of checkpoints.
     steps: int
     """Optimizer steps begun."""
     rows: int

@@ -223,8 +223,8 @@ def test_corrupt_checkpoints_are_skipped_with_a_reason(tmp_path, three_checkpoin
     oldest, middle, newest = three_checkpoints
     (newest / FIRST_SHARE).write_bytes(CONTENT[:-1])
     (middle / "manifest.json").unlink()
-    found, corrupt = newest_checkpoint(tmp_path)
-    assert (found.path, found.manifest.state.step) == (oldest, 1)
+    intact, corrupt = newest_checkpoint(tmp_path)
+    assert (intact.path, intact.manifest.state.step) == (oldest, 1)
     assert [checkpoint.path for checkpoint in corrupt] == [newest, middle]
     assert "1,023 bytes, expected 1,024" in corrupt[0].reason
 

@@ -20,182 +20,197 @@ from trainer.health.monitor import NO_LIMITS, Limits
 CONFIG = oracles.config_of(micro_batch_size=4)
 
 
-@pytest.mark.parametrize("accumulation", [2, 3, 8])
+@pytest.mark.parametrize("accumulation_steps", [2, 3, 8])
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_accumulated_gradients_are_those_of_one_large_batch(
-    dataset, accumulation, layout
+    dataset, accumulation_steps, layout
 ):
-    parts = oracles.learned(
-        oracles.config_of(layout=layout, micro_batch_size=-(-8 // accumulation)),
-        dataset,
+    whole = oracles.config_of(layout=layout)
+    accumulated = oracles.config_of(
+        layout=layout, micro_batch_size=-(-8 // accumulation_steps)
     )
     oracles.check_alike(
-        parts, oracles.learned(oracles.config_of(layout=layout), dataset)
+        oracles.learned(accumulated, dataset), oracles.learned(whole, dataset)
     )
 
 
-def test_the_gradient_is_cut_to_its_largest_norm_and_the_norm_before_is_reported(
-    dataset,
-):
-    norm = oracles.norm_of(oracles.learned(oracles.config_of(), dataset)[1])
+def test_gradient_is_clipped_to_its_largest_norm(dataset):
+    _, gradients = oracles.learned(oracles.config_of(), dataset)
+    norm = oracles.norm_of(gradients)
     config = oracles.config_of(max_grad_norm=norm / 4)
-    assert oracles.norm_of(oracles.learned(config, dataset)[1]) == pytest.approx(
-        norm / 4, rel=1e-5
-    )
-    result = oracles.training_of(config, dataset).step.run(
-        oracles.micro_batches(dataset, config), 0.0
-    )
+    _, clipped = oracles.learned(config, dataset)
+    assert oracles.norm_of(clipped) == pytest.approx(norm / 4, rel=1e-5)
+
+
+def test_norm_before_clipping_is_reported(dataset):
+    _, gradients = oracles.learned(oracles.config_of(), dataset)
+    norm = oracles.norm_of(gradients)
+    config = oracles.config_of(max_grad_norm=norm / 4)
+    training = oracles.training_of(config, dataset)
+    result = training.step.run(oracles.micro_batches(dataset, config), 0.0)
     assert float(result.grad_norm) == pytest.approx(norm, rel=1e-6)
 
 
-def test_the_norm_of_a_large_gradient_is_exact_to_rounding():
-    parameter = torch.nn.Parameter(torch.zeros(20_000, 256))
-    parameter.grad = torch.randn(
-        20_000, 256, generator=torch.Generator().manual_seed(0)
-    )
-    assert float(gradient_norm([parameter])) == pytest.approx(
-        float(parameter.grad.double().norm()), rel=1e-6
-    )
+def test_norm_of_a_large_gradient_is_exact():
+    parameter = nn.Parameter(torch.zeros(20_000, 256))
+    generator = torch.Generator().manual_seed(0)
+    parameter.grad = torch.randn(20_000, 256, generator=generator)
+    expected = float(parameter.grad.double().norm())
+    assert float(gradient_norm([parameter])) == pytest.approx(expected, rel=1e-6)
 
 
-def test_part_of_the_gradient_is_measured_where_there_are_parts_and_somebody_asks(
-    dataset,
-):
+@pytest.fixture
+def two_part_training(dataset):
+    """A training and the micro-batches of its first step."""
     config = oracles.config_of(micro_batch_size=2)
-    training, batches = (
-        oracles.training_of(config, dataset),
-        oracles.micro_batches(dataset, config),
-    )
-    assert training.step.run(batches, 0.0).partial is None
+    training = oracles.training_of(config, dataset)
+    return training, oracles.micro_batches(dataset, config)
+
+
+def test_partial_gradient_is_that_of_the_first_part(two_part_training):
+    training, batches = two_part_training
     partial = training.step.run(batches, 0.0, measure_partial=True).partial
-    assert partial.share == pytest.approx(
-        batches[0].predicted_tokens / sum(one.predicted_tokens for one in batches)
-    )
-    _, alone = oracles.gradients_of(training, batches[:1])
-    assert float(partial.square) == pytest.approx(oracles.norm_of(alone) ** 2, rel=1e-5)
+    tokens = sum(batch.predicted_tokens for batch in batches)
+    assert partial.share == pytest.approx(batches[0].predicted_tokens / tokens)
+    _, gradients = oracles.gradients_of(training, batches[:1])
+    expected = oracles.norm_of(gradients) ** 2
+    assert float(partial.square) == pytest.approx(expected, rel=1e-5)
+
+
+def test_partial_gradient_needs_a_request_and_parts(two_part_training):
+    training, batches = two_part_training
+    assert training.step.run(batches, 0.0).partial is None
     assert training.step.run(batches[:1], 0.0, measure_partial=True).partial is None
 
 
 @pytest.fixture
-def rig(dataset):
-    """A training of two micro-batches a step that has taken a step, and the batches of
-    the next."""
+def started_training(dataset):
+    """A training that has taken a step, and the micro-batches of the next one."""
     training = oracles.training_of(CONFIG, dataset)
     batches = oracles.micro_batches(dataset, CONFIG, steps=2)
     training.step.run(batches[:2], 1e-3)
     return training, batches[2:]
 
 
-def _broken(training, what):
-    """Let the second micro-batch's loss, or the gradient of one weight, be no
-    number."""
-    if what == "loss":
-        factors = iter([1.0, math.nan])
-        return training.module.register_forward_hook(
-            lambda module, inputs, loss: loss * next(factors)
-        )
+def _make_loss_nan(training):
+    """Make the loss of the second micro-batch NaN."""
+    factors = iter([1.0, math.nan])
+    return training.module.register_forward_hook(
+        lambda module, inputs, loss: loss * next(factors)
+    )
+
+
+def _make_gradient_infinite(training):
+    """Make a part of the gradient of one weight infinite."""
     weight = list(training.module.parameters())[3]
     return weight.register_hook(
         lambda gradient: gradient.index_fill(0, torch.tensor([0]), math.inf)
     )
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_step_whose_numbers_are_not_finite_changes_neither_weights_nor_the_optimizer(
-    rig, what
+@pytest.mark.parametrize(
+    ("break_step", "loss_is_finite"),
+    [(_make_loss_nan, False), (_make_gradient_infinite, True)],
+)
+def test_step_that_is_not_finite_is_skipped(
+    started_training, break_step, loss_is_finite
 ):
-    training, batches = rig
+    training, batches = started_training
     before = oracles.state_of_training(training)
-    handle = _broken(training, what)
+    handle = break_step(training)
     result = training.step.run(batches, 1e-3)
     handle.remove()
     assert not result.applied
-    assert math.isfinite(float(result.loss)) == (what == "gradient")
+    assert math.isfinite(float(result.loss)) == loss_is_finite
     assert not math.isfinite(float(result.grad_norm))
     assert oracles.same(before, oracles.state_of_training(training))
     assert all(parameter.grad is None for parameter in training.module.parameters())
+    # The next step is taken.
     assert training.step.run(batches, 1e-3, limits=NO_LIMITS).applied
     assert not oracles.same(before, oracles.state_of_training(training))
 
 
-@pytest.mark.parametrize("which", ["loss", "grad_norm"])
-def test_a_step_above_a_limit_is_left_out_and_one_at_the_limit_is_taken(rig, which):
-    training, batches = rig
+@pytest.mark.parametrize("metric", ["loss", "grad_norm"])
+def test_step_above_a_limit_is_skipped(started_training, metric):
+    training, batches = started_training
     before = oracles.state_of_training(training)
 
-    def taken(limit):
-        limits = Limits(**{"loss": math.inf, "grad_norm": math.inf} | {which: limit})
+    def run_with_limit(limit):
+        limits = Limits(**{metric: limit})
         return training.step.run(batches, 1e-3, limits=limits)
 
-    result = taken(0.0)
-    number = float(getattr(result, which))
-    below = math.nextafter(number, 0) if which == "loss" else number * (1 - 1e-6)
+    result = run_with_limit(0.0)
     assert not result.applied
-    assert not taken(below).applied
+    value = float(getattr(result, metric))
+    # The norm is in fp32.
+    below = math.nextafter(value, 0) if metric == "loss" else value * (1 - 1e-6)
+    assert not run_with_limit(below).applied
     assert oracles.same(before, oracles.state_of_training(training))
-    assert taken(number).applied
+    assert run_with_limit(value).applied
 
 
-def test_each_micro_batch_is_a_sign_of_life_and_what_ranks_tell_comes_back_added_up(
-    rig,
-):
-    training, batches = rig
-    seen = []
-    training.step.progressed = lambda: seen.append(1)
+def test_every_micro_batch_reports_progress(started_training):
+    training, batches = started_training
+    calls = []
+    training.step.progressed = lambda: calls.append(True)
+    training.step.run(batches, 1e-3)
+    assert len(calls) == 2
+
+
+def test_values_are_summed_in_double_precision(started_training):
+    training, batches = started_training
     assert training.step.run(batches, 1e-3).sums.tolist() == []
-    assert len(seen) == 2
     sums = training.step.run(batches, 1e-3, values=[1.0, 0.0, 15.0]).sums
     assert (sums.tolist(), sums.dtype) == ([1.0, 0.0, 15.0], torch.float64)
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_a_rehearsal_leaves_no_trace(dataset, family):
+def test_rehearsal_changes_nothing(dataset, family):
     config = oracles.config_of(family)
-    training, plain = (
-        oracles.training_of(config, dataset),
-        oracles.training_of(config, dataset),
-    )
+    rehearsed = oracles.training_of(config, dataset)
+    plain = oracles.training_of(config, dataset)
     batches = oracles.micro_batches(dataset, config, steps=2)
-    training.step.rehearse(batches[1])
-    assert all(
-        map(torch.equal, training.module.parameters(), plain.module.parameters())
-    )
-    assert all(parameter.grad is None for parameter in training.module.parameters())
-    assert not training.optimizer.state
+    rehearsed.step.rehearse(batches[1])
+    parameters = list(rehearsed.module.parameters())
+    assert all(map(torch.equal, parameters, plain.module.parameters()))
+    assert all(parameter.grad is None for parameter in parameters)
+    assert not rehearsed.optimizer.state
     for batch in batches:
-        first, second = (one.step.run([batch], 1e-3) for one in (training, plain))
-        assert torch.equal(first.loss, second.loss)
+        result = rehearsed.step.run([batch], 1e-3)
+        assert torch.equal(result.loss, plain.step.run([batch], 1e-3).loss)
     assert oracles.same(
-        oracles.state_of_training(plain), oracles.state_of_training(training)
+        oracles.state_of_training(plain), oracles.state_of_training(rehearsed)
     )
 
 
 @given(
     schedule=st.sampled_from(["constant", "linear", "cosine", "wsd"]),
-    warmup=st.integers(0, 50),
-    steps=st.integers(1, 200),
-    final=st.floats(0, 1),
-    share=st.floats(0.01, 1),
+    warmup_steps=st.integers(0, 50),
+    max_steps=st.integers(1, 200),
+    final_share=st.floats(0, 1),
+    decay_share=st.floats(0.01, 1),
 )
-def test_the_learning_rate_rises_to_its_peak_and_falls_without_leaving_bounds(
-    schedule, warmup, steps, final, share
+def test_learning_rate_rises_then_falls(
+    schedule, warmup_steps, max_steps, final_share, decay_share
 ):
     config = oracles.config_of(
         schedule=schedule,
-        warmup_steps=warmup,
-        max_steps=steps,
+        warmup_steps=warmup_steps,
+        max_steps=max_steps,
         learning_rate=1.0,
-        final_learning_rate_share=final,
-        decay_share=share,
+        final_learning_rate_share=final_share,
+        decay_share=decay_share,
     )
-    rates = [learning_rate(config, step) for step in range(steps)]
+    rates = [learning_rate(config, step) for step in range(max_steps)]
     assert all(0 < rate <= 1 + 1e-12 for rate in rates)
-    up, down = rates[:warmup], rates[warmup:]
-    assert up == sorted(up)
-    assert down == sorted(down, reverse=True)
-    assert warmup >= steps or max(rates) == pytest.approx(1.0)
-    if schedule != "constant" and warmup < steps:
-        assert learning_rate(config, steps) == pytest.approx(final)
+    rising = rates[:warmup_steps]
+    falling = rates[warmup_steps:]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    if warmup_steps < max_steps:
+        assert max(rates) == pytest.approx(1.0)
+        if schedule != "constant":
+            assert learning_rate(config, max_steps) == pytest.approx(final_share)
 
 
 @pytest.mark.parametrize(
@@ -220,158 +235,150 @@ def test_each_schedule_has_its_shape(schedule, step, rate):
     assert learning_rate(config, step) == pytest.approx(rate, abs=1e-4)
 
 
+def parameter_names(module):
+    """Return the name of every parameter, by its identity."""
+    return {id(parameter): name for name, parameter in module.named_parameters()}
+
+
 @pytest.mark.parametrize("family", oracles.FAMILIES)
-def test_weight_decay_falls_on_what_transformers_lets_decay_by_a_fused_optimizer(
-    family, dataset
-):
-    config = oracles.config_of(family, adam_beta2=0.98, adam_epsilon=1e-6)
+def test_weight_decay_is_that_of_transformers(family, dataset):
+    config = oracles.config_of(family)
     training = oracles.training_of(config, dataset)
-    groups = training.optimizer.param_groups
-    names = {
-        id(parameter): name
-        for name, parameter in training.module.model.named_parameters()
-    }
-    decayed, plain = (
-        {names[id(parameter)] for parameter in group["params"]} for group in groups
-    )
-    assert decayed == set(
-        Trainer.get_decay_parameter_names(None, training.module.model)
-    ) & set(names.values())
-    assert decayed | plain == set(names.values())
-    assert [group["weight_decay"] for group in groups] == [config.weight_decay, 0.0]
-    norms = [
-        module
-        for module in training.module.model.modules()
-        if isinstance(module, nn.LayerNorm)
-    ]
-    assert {names[id(norm.weight)] for norm in norms} <= plain
-    assert [(group["fused"], group["betas"], group["eps"]) for group in groups] == [
-        (True, (0.9, 0.98), 1e-6)
-    ] * 2
+    model = training.module.model
+    names = parameter_names(model)
+    decayed_group, other_group = training.optimizer.param_groups
+    decayed = {names[id(parameter)] for parameter in decayed_group["params"]}
+    others = {names[id(parameter)] for parameter in other_group["params"]}
+    expected = set(Trainer.get_decay_parameter_names(None, model))
+    assert decayed == expected & set(names.values())
+    assert decayed | others == set(names.values())
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    assert {names[id(norm.weight)] for norm in norms} <= others
+    assert decayed_group["weight_decay"] == config.weight_decay
+    assert other_group["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("family", oracles.FAMILIES)
+def test_optimizer_is_fused_with_configured_settings(family, dataset):
+    config = oracles.config_of(family, adam_beta2=0.98, adam_epsilon=1e-6)
+    groups = oracles.training_of(config, dataset).optimizer.param_groups
+    assert len(groups) == 2
+    for group in groups:
+        assert group["fused"]
+        assert (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-6)
 
 
 def _losses_by_token(
     dataset: TokenDataset, family: str, layout: str
 ) -> dict[tuple[int, int], float]:
-    """The loss of every predicted token of the first epoch, by its sample and its place
-    there."""
+    """Return the loss of every predicted token of the first epoch.
+
+    The key is its sample and its position in the sample.
+    """
     config = oracles.config_of(
         family, layout=layout, micro_batch_size=50, global_batch_size=50, max_epochs=1
     )
     module = oracles.training_of(config, dataset).module
     plan = make_plan(config, len(dataset), world_size=1)
     source = MicroBatchSource(dataset, config, plan)
-    found: dict[tuple[int, int], float] = {}
-    for one in micro_batch_plans(dataset, config, plan, 0, steps=10):
-        batch = source.__getitems__(one)
+    losses_by_token: dict[tuple[int, int], float] = {}
+    for micro_batch_plan in micro_batch_plans(dataset, config, plan, 0, steps=10):
+        batch = source.__getitems__(micro_batch_plan)
         with torch.no_grad():
             logits_KV, labels_K = module._predict(batch)
-        losses = functional.cross_entropy(logits_KV, labels_K, reduction="none")[
-            : batch.predicted_tokens
-        ]
-        number = torch.searchsorted(batch.starts_N, batch.predicted_P, right=True) - 1
-        places = (batch.predicted_P - batch.starts_N[number]).tolist()
-        samples = one.segments.samples[number.numpy()].tolist()
-        found |= dict(
-            zip(zip(samples, places, strict=True), losses.tolist(), strict=True)
-        )
-    return found
+        losses_K = functional.cross_entropy(logits_KV, labels_K, reduction="none")
+        losses = losses_K[: batch.predicted_tokens].tolist()
+        number_P = torch.searchsorted(batch.starts_N, batch.predicted_P, right=True) - 1
+        positions = (batch.predicted_P - batch.starts_N[number_P]).tolist()
+        samples = micro_batch_plan.segments.samples[number_P.numpy()].tolist()
+        tokens = zip(samples, positions, strict=True)
+        losses_by_token.update(zip(tokens, losses, strict=True))
+    return losses_by_token
 
 
 @pytest.mark.parametrize("family", oracles.FAMILIES)
-def test_packed_and_bucketed_rows_give_each_token_the_loss_of_padded_rows(
-    family, dataset
-):
+def test_every_layout_gives_each_token_the_same_loss(family, dataset):
     padded = _losses_by_token(dataset, family, "padded")
     assert len({sample for sample, _ in padded}) > 350
     for layout in ("packed", "bucketed"):
-        found = _losses_by_token(dataset, family, layout)
-        assert found.keys() == padded.keys()
-        assert max(abs(found[token] - padded[token]) for token in padded) <= 1e-5
+        losses = _losses_by_token(dataset, family, layout)
+        assert losses.keys() == padded.keys()
+        for token, loss in losses.items():
+            assert abs(loss - padded[token]) <= 1e-5
 
 
 @pytest.mark.parametrize("family", oracles.FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_a_head_on_the_places_to_predict_has_the_loss_and_gradient_of_one_on_all(
-    family, layout, dataset
-):
-    whole = oracles.learned(
-        oracles.config_of(family, layout=layout, mlm_head="dense", last_layer="dense"),
-        dataset,
+def test_sparse_head_has_the_gradient_of_a_dense_one(family, layout, dataset):
+    dense_config = oracles.config_of(
+        family, layout=layout, mlm_head="dense", last_layer="dense"
     )
+    dense = oracles.learned(dense_config, dataset)
     for last_layer in ("dense", "sparse"):
         config = oracles.config_of(
             family, layout=layout, mlm_head="sparse", last_layer=last_layer
         )
         training = oracles.training_of(config, dataset)
         assert training.module.has_sparse_last_layer == (last_layer == "sparse")
-        oracles.check_alike(
-            oracles.gradients_of(training, oracles.micro_batches(dataset, config)),
-            whole,
-        )
+        batches = oracles.micro_batches(dataset, config)
+        oracles.check_alike(oracles.gradients_of(training, batches), dense)
 
 
 @pytest.mark.parametrize(
     ("slots", "sequence_slots", "overflows"), [(192, 64, 0), (16, 4, 1)]
 )
-def test_a_head_of_fixed_slots_drops_nothing_and_counts_micro_batches_that_need_more(
+def test_head_with_fixed_slots_drops_no_token(
     slots, sequence_slots, overflows, dataset
 ):
-    fixed = oracles.training_of(oracles.config_of(), dataset)
-    fixed.module._slots, fixed.module._sequence_slots = slots, sequence_slots
-    batches = oracles.micro_batches(dataset, oracles.config_of())
+    config = oracles.config_of()
+    training = oracles.training_of(config, dataset)
+    training.module._slots = slots
+    training.module._sequence_slots = sequence_slots
+    batches = oracles.micro_batches(dataset, config)
     assert 16 < batches[0].predicted_tokens <= 192
     oracles.check_alike(
-        oracles.gradients_of(fixed, batches),
-        oracles.learned(oracles.config_of(), dataset),
+        oracles.gradients_of(training, batches), oracles.learned(config, dataset)
     )
-    assert fixed.module.overflows == overflows
+    assert training.module.overflows == overflows
 
 
 @pytest.mark.parametrize(
-    ("places", "probability"), [(64, 0.15), (4096, 0.15), (94_208, 0.3), (64, 0.99)]
+    ("positions", "probability"), [(64, 0.15), (4096, 0.15), (94_208, 0.3), (64, 0.99)]
 )
-def test_head_slots_are_whole_tiles_six_sigmas_above_the_mean_and_never_more_than_places(
-    places, probability
-):
-    slots = head_slots(places, probability)
+def test_head_slots_are_six_sigmas_above_the_mean(positions, probability):
+    slots = head_slots(positions, probability)
     assert slots % 64 == 0
-    mean, sigma = (
-        places * probability,
-        (places * probability * (1 - probability)) ** 0.5,
-    )
-    assert (
-        min(places, mean + 6 * sigma)
-        <= slots
-        <= max(64, min(places, mean + 6 * sigma + 64))
-    )
+    mean = positions * probability
+    sigma = math.sqrt(mean * (1 - probability))
+    likely_most = mean + 6 * sigma
+    assert slots >= min(positions, likely_most)
+    assert slots <= max(64, min(positions, likely_most + 64))
 
 
-def test_a_micro_batch_with_nothing_to_predict_weighs_nothing(dataset):
+def test_micro_batch_without_predicted_tokens_has_no_gradient(dataset):
     config = oracles.config_of(masking_probability=1e-6)
-    assert oracles.micro_batches(dataset, config)[0].predicted_tokens == 0
+    (batch,) = oracles.micro_batches(dataset, config)
+    assert batch.predicted_tokens == 0
     loss, gradients = oracles.learned(config, dataset)
     assert loss == 0
     assert all(not gradient.any() for gradient in gradients.values())
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
-def test_hits_and_loss_of_training_and_evaluation_are_those_of_the_library(
-    family, dataset
-):
+def test_loss_and_accuracy_are_those_of_transformers(family, dataset):
     config = oracles.config_of(family, layout="padded")
     training = oracles.training_of(config, dataset)
     (batch,) = oracles.micro_batches(dataset, config)
-    labels = batch.labels_BS()
+    labels_BS = batch.labels_BS()
     with torch.no_grad():
-        inputs = {
-            "input_ids": batch.wide_ids_BS(),
-            "attention_mask": batch.attention_BS(),
-        }
-        expected = training.module.model(**inputs, labels=labels)
-        loss, hits = training.module.evaluate(batch)
-    assert int(hits) == int(
-        (expected.logits.argmax(-1) == labels)[labels != IGNORED_LABEL].sum()
-    )
-    for one in (loss / batch.predicted_tokens, training.step.run([batch], 1e-3).loss):
-        assert float(one) == pytest.approx(float(expected.loss), rel=1e-5)
+        expected = training.module.model(
+            input_ids=batch.wide_ids_BS(),
+            attention_mask=batch.attention_BS(),
+            labels=labels_BS,
+        )
+        loss_sum, hits = training.module.evaluate(batch)
+    is_hit_BS = expected.logits.argmax(-1) == labels_BS
+    assert int(hits) == int(is_hit_BS[labels_BS != IGNORED_LABEL].sum())
+    expected_loss = pytest.approx(float(expected.loss), rel=1e-5)
+    assert float(loss_sum / batch.predicted_tokens) == expected_loss
+    assert float(training.step.run([batch], 1e-3).loss) == expected_loss

@@ -156,14 +156,19 @@ def test_step_is_checked_once(controller_of, events):
     assert len(events) == 1
 
 
+def read_late(monkeypatch):
+    """Let numbers be read as late on a CPU as on a GPU."""
+    steps_behind = controller_module._STEPS_BEHIND
+    monkeypatch.setitem(steps_behind, "cpu", steps_behind["cuda"])
+
+
 @pytest.fixture
 def late_controller(controller_of, monkeypatch):
     """A controller that reads numbers as late as on a GPU.
 
     It has got four steps that are not finite.
     """
-    steps_behind = controller_module._STEPS_BEHIND
-    monkeypatch.setitem(steps_behind, "cpu", steps_behind["cuda"])
+    read_late(monkeypatch)
     controller = controller_of(on_non_finite="skip")
     checked_steps = []
     for step in range(1, 5):

@@ -247,13 +247,13 @@ def test_findings_after_usual_steps(changes, steps, findings, message):
     findings_by_step = []
     for number, step in enumerate(steps, start=101):
         if step.applied is None:
-            found = check_as_device(monitor, number, step.loss, step.norm)
+            of_step = check_as_device(monitor, number, step.loss, step.norm)
         else:
-            found = check(monitor, number, step.loss, step.norm, applied=step.applied)
-        findings_by_step.append(found)
+            of_step = check(monitor, number, step.loss, step.norm, applied=step.applied)
+        findings_by_step.append(of_step)
     shown = [
-        " ".join(f"{finding.kind}:{finding.action}" for finding in found)
-        for found in findings_by_step
+        " ".join(f"{finding.kind}:{finding.action}" for finding in of_step)
+        for of_step in findings_by_step
     ]
     assert shown == findings
     assert message in findings_by_step[-1][-1].message
