@@ -38,7 +38,7 @@ WITHOUT: dict[str, tuple[str, Any]] = {
         lambda *_: None,
     ),
     "token types without look-up": (
-        "trainer.model.masked_lm._first_row",
+        "trainer.model.masked_lm._expand_first_vector",
         lambda part, ids: type(part).forward(part, ids),
     ),
 }

@@ -1,4 +1,6 @@
-"""Masked-LM loss of a micro-batch: encoder, MLM head at the positions to predict, cross-entropy.
+"""Masked-LM loss of a micro-batch.
+
+Encoder, MLM head at the positions to predict, and cross-entropy.
 
 Shapes: B sequences, S positions of a sequence, T = B * S, D hidden, P tokens to
 predict, K slots of the head, V ids.
@@ -6,7 +8,7 @@ predict, K slots of the head, V ids.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,7 +29,7 @@ from trainer.model.attention import (
     sequence_queries,
 )
 from trainer.model.encoder import head_inputs, model_head, model_layers, window_tokens
-from trainer.model.families import FAMILIES
+from trainer.model.families import FAMILIES, LayerLayout
 from trainer.model.loss import (
     cross_entropy,
     cross_entropy_in_place,
@@ -38,10 +40,16 @@ from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
 
 EVALUATION_CHUNK_POSITIONS = 4096
 """Positions whose logits are computed at once in evaluation if training holds none."""
+_SEGMENTS_MULTIPLE = 64
+"""Multiple to which the number of segments is rounded, so that few shapes occur."""
+_DEVIATIONS = 6
+"""Standard deviations by which the number of segments exceeds the expected one."""
 
 
 class MaskedLM(nn.Module):
-    """A transformers encoder with its loss: the module that is wrapped, compiled and sharded.
+    """A transformers encoder with its loss.
+
+    This is the module that is wrapped, compiled and sharded.
 
     The sparse MLM head computes only the positions to predict, 15 % of all, with the
     loss and gradients of the dense head. If shapes must not change (compiled layers,
@@ -61,81 +69,85 @@ class MaskedLM(nn.Module):
         self.layers = () if attention.kind == "row" else model_layers(model)
         """Layers of the encoder, to compile and shard one at a time; empty if it cannot
         be packed."""
-        self._masked_head = config.mlm_head == "sparse"
-        self._bf16 = config.precision == "bf16"
-        self._dtype = torch.bfloat16 if self._bf16 else model.dtype
-        self.residual_dtype = (
-            torch.bfloat16
-            if self._bf16 and config.residual_dtype == "bf16"
-            else torch.float32
-        )
-        self._window_tokens = window_tokens(model.config)
-        self._packed = config.layout == "packed"
-        self._segments: int | None = None
-        """Segments of varlen attention that micro-batches hardly exceed, from the
-        documents of one."""
-        self.loss: Callable[..., torch.Tensor] = cross_entropy
-        if config.compiled:
-            self.loss = cross_entropy_in_place(
-                functools.partial(torch.compile, dynamic=False)
-            )
-        self._replays_graphs = (
-            config.compiled and config.compile_mode == "reduce-overhead"
-        )
-        self.fused_loss: Callable[..., torch.Tensor] | None = None
-        """Loss from hidden states, weight, labels and bias of the head's last layer,
-        without logits."""
-        if config.fused_cross_entropy:
-            _check_fused(config, model)
-            self.fused_loss = liger_cross_entropy
-        static = config.compiled or config.device == "cuda"
-        places = config.micro_batch_size * config.seq_length_tokens
-        self._slots = head_slots(places, config.masking_probability) if static else None
-        self._sequence_slots = (
-            head_slots(config.seq_length_tokens, config.masking_probability)
-            if static
-            else None
-        )
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
         """Context manager in which encoder and head are computed, by the type of
         device."""
-        kinds = getattr(model.config, "layer_types", None) or ("full_attention",)
-        wanted = config.mlm_head == "sparse" and config.last_layer == "sparse"
-        layout = FAMILIES.get(model.config.model_type)
-        self.has_sparse_last_layer = (
-            wanted
-            and attention.kind != "row"
-            and layout is not None
-            and kinds[-1] == "full_attention"
-        )
-        """True if the last layer is computed at the positions to predict only."""
-        if self.has_sparse_last_layer and layout is not None:
-            make_sparse_layer(self.layers[-1], layout)
         self.working_copies: precision.WorkingCopies | None = None
         """Weights in bf16; None if autocast or fsdp2 casts them."""
         self.no_copies_reason: str | None = None
         """Reason why autocast casts weights in every micro-batch; None otherwise."""
-        if self._bf16:
-            # The last layer's queries have another input than its keys.
-            last = (
-                [self.layers[-1].get_submodule("attention.self.query")]
-                if self.has_sparse_last_layer and layout == "bert"
-                else ()
-            )
-            self._compute_in_bf16(config, alone=last)
+        self._has_sparse_head = config.mlm_head == "sparse"
+        self._is_packed = config.layout == "packed"
+        self._window_tokens = window_tokens(model.config)
+        self._segments: int | None = None
+        """Segments of varlen attention that micro-batches hardly exceed, from the
+        documents of one."""
+        self._replays_graphs = (
+            config.compiled and config.compile_mode == "reduce-overhead"
+        )
+        self._is_bf16 = config.precision == "bf16"
+        self._dtype = torch.bfloat16 if self._is_bf16 else model.dtype
+        self.residual_dtype = torch.float32
+        if self._is_bf16 and config.residual_dtype == "bf16":
+            self.residual_dtype = torch.bfloat16
+
+        self._choose_loss(config)
+        self._fix_slots(config)
+        layout = FAMILIES.get(model.config.model_type)
+        self.has_sparse_last_layer = layout is not None and self._can_narrow(config)
+        """True if the last layer is computed at the positions to predict only."""
+        if self.has_sparse_last_layer and layout is not None:
+            make_sparse_layer(self.layers[-1], layout)
+        if self._is_bf16:
+            self._compute_in_bf16(config, layout)
         if config.float8 != "none":
             precision.check_float8(
                 config, model.device, copies=self.working_copies is not None
             )
             precision.use_float8(self.layers, config.float8)
-        for name, part in model.named_modules():
-            if layout is not None and name.endswith("token_type_embeddings"):
-                part.forward = functools.partial(_first_row, part)
+        if layout is not None:
+            self._skip_token_type_lookups()
 
-    def _compute_in_bf16(self, config: TrainConfig, alone: Sequence[nn.Module]) -> None:
-        # Gathers weights in bf16, those of layer norms too.
-        sharded = config.parallel.strategy == "fsdp2"
-        if sharded or self.residual_dtype == torch.bfloat16:
+    def _choose_loss(self, config: TrainConfig) -> None:
+        self.loss: Callable[..., torch.Tensor] = cross_entropy
+        if config.compiled:
+            self.loss = cross_entropy_in_place(
+                functools.partial(torch.compile, dynamic=False)
+            )
+        self.fused_loss: Callable[..., torch.Tensor] | None = None
+        """Loss from hidden states, weight, labels and bias of the head's last layer,
+        without logits."""
+        if config.fused_cross_entropy:
+            _check_fused(config, self.model)
+            self.fused_loss = liger_cross_entropy
+
+    def _fix_slots(self, config: TrainConfig) -> None:
+        """Set the fixed numbers of slots; None if shapes may change."""
+        self._slots: int | None = None
+        """Slots of the head for a micro-batch."""
+        self._sequence_slots: int | None = None
+        """Slots of the sparse last layer for each sequence."""
+        if config.compiled or config.device == "cuda":
+            positions = config.micro_batch_size * config.seq_length_tokens
+            self._slots = head_slots(positions, config.masking_probability)
+            self._sequence_slots = head_slots(
+                config.seq_length_tokens, config.masking_probability
+            )
+
+    def _can_narrow(self, config: TrainConfig) -> bool:
+        """Return True if the last layer of this configuration may be sparse."""
+        kinds = getattr(self.model.config, "layer_types", None) or ("full_attention",)
+        return (
+            config.mlm_head == "sparse"
+            and config.last_layer == "sparse"
+            and self.attention.kind != "row"
+            and kinds[-1] == "full_attention"
+        )
+
+    def _compute_in_bf16(self, config: TrainConfig, layout: LayerLayout | None) -> None:
+        # fsdp2 gathers weights in bf16 itself, those of layer norms too.
+        is_sharded = config.parallel.strategy == "fsdp2"
+        if is_sharded or self.residual_dtype == torch.bfloat16:
             precision.set_residual_dtype(self.model, self.residual_dtype)
         if self.residual_dtype == torch.bfloat16:
             # Embeddings may end without a layer norm.
@@ -144,13 +156,20 @@ class MaskedLM(nn.Module):
             )
         if config.compiled:
             precision.keep_norms_in_bf16(self.layers, self.residual_dtype)
-        if not sharded:
-            self.no_copies_reason = verify_working_copies(self.model.config)
-            self.working_copies = (
-                precision.WorkingCopies(self.model, alone)
-                if self.no_copies_reason is None
-                else None
-            )
+        if is_sharded:
+            return
+        self.no_copies_reason = verify_working_copies(self.model.config)
+        if self.no_copies_reason is None:
+            alone: list[nn.Module] = []
+            if self.has_sparse_last_layer and layout == "bert":
+                # The last layer's queries have another input than its keys.
+                alone = [self.layers[-1].get_submodule("attention.self.query")]
+            self.working_copies = precision.WorkingCopies(self.model, alone)
+
+    def _skip_token_type_lookups(self) -> None:
+        for name, part in self.model.named_modules():
+            if name.endswith("token_type_embeddings"):
+                part.forward = functools.partial(_expand_first_vector, part)
 
     def weights_changed(self) -> None:
         """Cast the weights again; call this after every change of them."""
@@ -159,13 +178,18 @@ class MaskedLM(nn.Module):
 
     def _autocast(self, device_type: str) -> torch.autocast:
         # torch.autocast rejects the meta device, which computes nothing.
-        on = self._bf16 and device_type != "meta"
+        is_enabled = self._is_bf16 and device_type != "meta"
         return torch.autocast(
-            device_type if on else "cpu", dtype=torch.bfloat16, enabled=on
+            device_type if is_enabled else "cpu",
+            dtype=torch.bfloat16,
+            enabled=is_enabled,
         )
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the summed cross-entropy of predicted tokens in nats, fp32, shape (), for a batch on the device."""
+        """Return the summed cross-entropy of predicted tokens in nats.
+
+        fp32, shape (), for a batch on the device.
+        """
         if self._replays_graphs:
             # The results of earlier micro-batches may be overwritten.
             torch.compiler.cudagraph_mark_step_begin()
@@ -173,27 +197,35 @@ class MaskedLM(nn.Module):
             logits_KV, labels_K = self._predict(batch)
             return self.loss(logits_KV, labels_K)
         hidden_KD, labels_K = self._hidden(batch)
-        of_layer = precision.compute_weights(self._decoder)
-        weight_VD, bias_V = (
-            None if one is None else one.to(self._dtype) for one in of_layer
-        )
+        weight_VD, bias_V = precision.compute_weights(self._decoder)
+        weight_VD = weight_VD.to(self._dtype)
+        if bias_V is not None:
+            bias_V = bias_V.to(self._dtype)
         return self.fused_loss(hidden_KD.to(self._dtype), weight_VD, labels_K, bias_V)
 
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the summed cross-entropy, as ``forward``, and hits, int64, shapes (), for a batch on the device."""
+        """Return the summed cross-entropy, as ``forward``, and the number of hits.
+
+        Hits are int64; both have shape (), for a batch on the device.
+        """
         if self.fused_loss is None:
             return _loss_and_hits(*self._predict(batch))
         # All logits at once would take the memory that training saves.
-        parts = zip(
-            *(one.split(EVALUATION_CHUNK_POSITIONS) for one in self._hidden(batch)),
+        hidden_KD, labels_K = self._hidden(batch)
+        chunks = zip(
+            hidden_KD.split(EVALUATION_CHUNK_POSITIONS),
+            labels_K.split(EVALUATION_CHUNK_POSITIONS),
             strict=True,
         )
+        losses: list[torch.Tensor] = []
+        hits: list[torch.Tensor] = []
         with self.autocast(batch.ids_BS.device.type):
-            found = [
-                _loss_and_hits(self._decoder(hidden_KD), labels_K)
-                for hidden_KD, labels_K in parts
-            ]
-        losses, hits = zip(*found, strict=True)
+            for chunk_hidden_KD, chunk_labels_K in chunks:
+                loss, chunk_hits = _loss_and_hits(
+                    self._decoder(chunk_hidden_KD), chunk_labels_K
+                )
+                losses.append(loss)
+                hits.append(chunk_hits)
         return torch.stack(losses).sum(), torch.stack(hits).sum()
 
     @property
@@ -202,6 +234,8 @@ class MaskedLM(nn.Module):
 
     def _hidden(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the input of the head's last layer, shape (K, D), and labels."""
+        # The last layer passes its input on, so the logits of the model are hidden
+        # states.
         vars(self._decoder)["forward"] = nn.Identity().forward
         try:
             return self._predict(batch)
@@ -210,9 +244,9 @@ class MaskedLM(nn.Module):
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits and labels, of the head's slots or of all positions."""
-        segments = (
-            self._enough_segments(batch) if self.attention.uses_document_edges else 0
-        )
+        segments = 0
+        if self.attention.uses_document_edges:
+            segments = self._enough_segments(batch)
         with self.autocast(batch.ids_BS.device.type):
             inputs = encoder_inputs(
                 batch,
@@ -223,9 +257,10 @@ class MaskedLM(nn.Module):
                 window_tokens=self._window_tokens,
                 segments=segments,
             )
-            if not self._masked_head:
+            if not self._has_sparse_head:
                 return self._all_logits(inputs), batch.labels_BS().flatten()
-            begins_N, fixed = batch.starts_N[:0], self._slots
+            begins_N = batch.starts_N[:0]
+            fixed_slots = self._slots
             if (
                 self.has_sparse_last_layer
                 and self.attention.kind == "fa3"
@@ -233,11 +268,10 @@ class MaskedLM(nn.Module):
             ):
                 # Each segment needs a query, as the backward pass hangs on empty ones.
                 begins_N = inputs.edges[:-1]
-                fixed = (
-                    fixed and fixed + -(-segments // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
-                )
-            slots = _enough(fixed, batch.predicted_tokens + len(begins_N))
-            self.overflows += fixed is not None and slots > fixed
+                if fixed_slots is not None:
+                    fixed_slots += _round_up(segments, SLOTS_MULTIPLE)
+            slots = _enough(fixed_slots, batch.predicted_tokens + len(begins_N))
+            self.overflows += fixed_slots is not None and slots > fixed_slots
             position_K, labels_K = _slots(
                 batch, slots, begins_N, ascending=self.attention.uses_document_edges
             )
@@ -248,89 +282,117 @@ class MaskedLM(nn.Module):
     ) -> torch.Tensor:
         if self.attention.kind == "row":
             return self._all_logits(inputs).index_select(0, position_K)
-        asked: dict[str, LastLayerQueries] = {}
-        if self.has_sparse_last_layer and self.attention.uses_document_edges:
-            asked["asked"] = document_queries(
-                inputs, batch, position_K, self.attention.kind
+        if not self.has_sparse_last_layer:
+            with head_inputs(self.model, position_K):
+                return self._all_logits(inputs)
+        queries: LastLayerQueries
+        if self.attention.uses_document_edges:
+            queries = document_queries(inputs, batch, position_K, self.attention.kind)
+        else:
+            sequence_slots = _enough(
+                self._sequence_slots, batch.most_predicted_in_sequence
             )
-        elif self.has_sparse_last_layer:
-            slots = _enough(self._sequence_slots, batch.most_predicted_in_sequence)
-            asked["asked"] = sequence_queries(
-                inputs, batch, position_K, sequence_slots=slots, dtype=self._dtype
+            queries = sequence_queries(
+                inputs,
+                batch,
+                position_K,
+                sequence_slots=sequence_slots,
+                dtype=self._dtype,
             )
-        with head_inputs(
-            self.model, None if self.has_sparse_last_layer else position_K
-        ):
-            return self._all_logits(inputs, **asked)
-
-    def expect_documents(self, batch: MicroBatch) -> None:
-        """Reserve segments for micro-batches that are packed as unevenly as ``batch``, which is on the CPU."""
-        rows, width = batch.ids_BS.shape
-        by_sequence = torch.bincount(batch.starts_N // width, minlength=rows).float()
-        self._segments = self._most_segments(
-            batch, float(by_sequence.std(correction=0))
-        )
-
-    def _most_segments(self, batch: MicroBatch, deviation: float) -> int:
-        documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
-        if not self._packed:
-            return 2 * rows  # each sequence has a document, and maybe padding
-        # At least half the mean per sequence; six standard deviations are added for the
-        # sum.
-        most = documents + 6 * max(deviation, documents / rows / 2) * math.sqrt(rows)
-        return -(-round(most) // 64) * 64 + rows
-
-    def _enough_segments(self, batch: MicroBatch) -> int:
-        documents, rows = len(batch.starts_N), batch.ids_BS.shape[0]
-        if self._segments is None:
-            self._segments = self._most_segments(batch, 0.0)
-        segments = _enough(self._segments, documents + rows)
-        self.overflows += segments > self._segments
-        return segments
+        return self._all_logits(inputs, queries)
 
     def _all_logits(
-        self, inputs: EncoderInputs, **asked: LastLayerQueries
+        self, inputs: EncoderInputs, queries: LastLayerQueries | None = None
     ) -> torch.Tensor:
-        logits: torch.Tensor = self.model(**inputs.arguments, **asked).logits
+        """Return the logits of all positions that the head gets, shape (K, V)."""
+        arguments = inputs.arguments
+        if queries is not None:
+            arguments = arguments | {"last_layer_queries": queries}
+        logits: torch.Tensor = self.model(**arguments).logits
         return logits.flatten(0, 1)
+
+    def expect_documents(self, batch: MicroBatch) -> None:
+        """Reserve segments for micro-batches that are packed as unevenly as ``batch``.
+
+        ``batch`` is on the CPU.
+        """
+        sequences, width = batch.ids_BS.shape
+        documents_B = torch.bincount(batch.starts_N // width, minlength=sequences)
+        deviation = float(documents_B.float().std(correction=0))
+        self._segments = self._max_segments(batch, deviation)
+
+    def _max_segments(self, batch: MicroBatch, deviation: float) -> int:
+        """Return a number of segments that micro-batches like ``batch`` hardly exceed.
+
+        ``deviation`` is that of the documents of a sequence.
+        """
+        documents = len(batch.starts_N)
+        sequences = batch.ids_BS.shape[0]
+        if not self._is_packed:
+            return 2 * sequences  # each sequence has a document, and maybe padding
+        # One batch may be packed evenly by chance, so the deviation is taken to be at
+        # least half the mean. That of the sum grows with the root of the sequences.
+        deviation = max(deviation, documents / sequences / 2)
+        max_documents = documents + _DEVIATIONS * deviation * math.sqrt(sequences)
+        # Each sequence may have padding besides.
+        return _round_up(round(max_documents), _SEGMENTS_MULTIPLE) + sequences
+
+    def _enough_segments(self, batch: MicroBatch) -> int:
+        if self._segments is None:
+            self._segments = self._max_segments(batch, 0.0)
+        segments = _enough(self._segments, len(batch.starts_N) + batch.ids_BS.shape[0])
+        self.overflows += segments > self._segments
+        return segments
 
 
 def _loss_and_hits(
     logits_KV: torch.Tensor, labels_K: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return (
-        cross_entropy(logits_KV, labels_K),
-        (logits_KV.argmax(dim=1) == labels_K).sum(),
-    )
+    loss = cross_entropy(logits_KV, labels_K)
+    hits = (logits_KV.argmax(dim=1) == labels_K).sum()
+    return loss, hits
 
 
-def _first_row(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Return an embedding's first row for every id, as all are 0.
+def _expand_first_vector(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Return an embedding's first vector for every id, as all are 0.
 
     The backward pass of a look-up would sort them.
     """
-    row: torch.Tensor = embedding.weight[0]  # type: ignore[index]
-    return row.expand(*ids.shape, -1)
+    vector_D: torch.Tensor = embedding.weight[0]  # type: ignore[index]
+    return vector_D.expand(*ids.shape, -1)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _enough(slots: int | None, needed: int) -> int:
-    """Return a multiple of the fixed number of slots.
-
-    Without one, the number needed.
-    """
-    return (
-        max(1, needed) if slots is None else slots * max(1, math.ceil(needed / slots))
-    )
+    """Return a multiple of the fixed number of slots; the needed number without one."""
+    if slots is None:
+        return max(1, needed)
+    return slots * max(1, math.ceil(needed / slots))
 
 
 def _slots(
     batch: MicroBatch, slots: int, begins_N: torch.Tensor, *, ascending: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return positions and labels, shapes (K,): those to predict, then unused slots, or both sorted by position."""
-    places, unused = batch.ids_BS.numel(), slots - batch.predicted_tokens
-    # At the given positions, and spread evenly over the sequences.
+    """Return the positions and labels of the head's slots, shapes (K,).
+
+    Args:
+        batch: The micro-batch.
+        slots: Number of slots.
+        begins_N: Positions at which some of the unused slots must be.
+        ascending: True to sort slots by position; else those to predict come first,
+            then unused ones.
+    """
+    unused = slots - batch.predicted_tokens
+    # The others are spread evenly over the sequences.
     spread = torch.linspace(
-        0, places - 1, unused - len(begins_N), dtype=torch.int64, device=begins_N.device
+        0,
+        batch.ids_BS.numel() - 1,
+        unused - len(begins_N),
+        dtype=torch.int64,
+        device=begins_N.device,
     )
     position_K = torch.cat(
         [batch.predicted_P.to(torch.int64), begins_N.to(torch.int64), spread]
@@ -345,39 +407,48 @@ def _slots(
 
 
 def _check_fused(config: TrainConfig, model: PreTrainedModel) -> None:
-    """Raise ``BadConfig`` if the head's last layer and the loss cannot be computed in one function."""
-    decoder = model.get_output_embeddings()
-    ids = (model.config.vocab_size,)
-    biases = [
-        one
-        for part in model_head(model)
-        for one in part.parameters()
-        if one.shape == ids
-    ]
-    last = isinstance(decoder, nn.Linear) and all(one is decoder.bias for one in biases)
+    """Check that the head's last layer and the loss can be computed in one function.
+
+    Raises:
+        BadConfig: If they cannot, or Liger Kernel is not installed.
+    """
     precision.require(
         "fused_cross_entropy=false",
         "liger_kernel",
         "liger",
         (
-            (config.device == "cuda", "requires a GPU", ""),
-            (
-                config.mlm_head == "sparse",
-                "requires a sparse MLM head",
-                "mlm_head=sparse",
+            precision.Condition(
+                is_fulfilled=config.device == "cuda", reason="requires a GPU"
             ),
-            (
-                config.parallel.strategy != "fsdp2",
-                "cannot be used with fsdp2",
-                "parallel.strategy=zero1",
+            precision.Condition(
+                is_fulfilled=config.mlm_head == "sparse",
+                reason="requires a sparse MLM head",
+                setting="mlm_head=sparse",
             ),
-            (
-                last,
-                (
+            precision.Condition(
+                is_fulfilled=config.parallel.strategy != "fsdp2",
+                reason="cannot be used with fsdp2",
+                setting="parallel.strategy=zero1",
+            ),
+            precision.Condition(
+                is_fulfilled=_ends_in_linear_layer(model),
+                reason=(
                     f"cannot be used with {model.config.model_type!r}, whose head does"
                     " not end in a linear layer"
                 ),
-                "",
             ),
         ),
     )
+
+
+def _ends_in_linear_layer(model: PreTrainedModel) -> bool:
+    """Return True if a linear layer makes the logits, and nothing is added to them."""
+    decoder = model.get_output_embeddings()
+    if not isinstance(decoder, nn.Linear):
+        return False
+    for part in model_head(model):
+        for parameter in part.parameters():
+            is_bias = parameter.shape == (model.config.vocab_size,)
+            if is_bias and parameter is not decoder.bias:
+                return False
+    return True

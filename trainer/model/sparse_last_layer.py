@@ -23,13 +23,11 @@ from torch.nn.attention.varlen import varlen_attn
 from trainer.model.families import LayerLayout
 from trainer.model.precision import project
 
-_UNSPLIT: dict[str, Any] = (
-    {"num_splits": 1}
-    if "num_splits" in inspect.signature(varlen_attn).parameters
-    else {}
-)
+_UNSPLIT: dict[str, Any] = {}
 """Keeps FlashAttention 3 from splitting keys of long sequences, with fp32 results of
 each part; not in torch 2.11."""
+if "num_splits" in inspect.signature(varlen_attn).parameters:
+    _UNSPLIT["num_splits"] = 1
 
 
 def attend_documents(
@@ -46,22 +44,30 @@ def attend_documents(
 ) -> torch.Tensor:
     """Return attention within each document; shape (T, H, E).
 
-    Edges, shape (N + 1,), int32, are the starts of each document's queries, or keys and
-    values, and the last one's end; no document has more than ``max_query_length`` and
-    ``max_key_length`` of them. ``window_tokens`` is the reach of attention to either side,
-    None for the whole document; ``scale`` None means E ** -0.5.
+    Args:
+        query_THE: Queries of all documents.
+        key_UHE: Keys of all documents.
+        value_UHE: Values of all documents.
+        query_edges: Start of each document's queries, and the last one's end, shape
+            (N + 1,), int32.
+        key_edges: The same for its keys and values.
+        max_query_length: Upper bound of the queries of a document.
+        max_key_length: Upper bound of the keys of a document.
+        window_tokens: Reach of attention to either side; None for the whole document.
+        scale: Factor of the scores; None means E ** -0.5.
     """
     # Without a window torch >= 2.14 chooses cuDNN on Hopper and Blackwell, whose
-    # backward takes a dense workspace of N x max_query_length x H x E x 4 bytes: 35 GB for
-    # 946 packed sequences of BERT-large. A window that no document exceeds has no
+    # backward takes a dense workspace of N x max_query_length x H x E x 4 bytes: 35 GB
+    # for 946 packed sequences of BERT-large. A window that no document exceeds has no
     # effect in FlashAttention, but cuDNN does not support it. FlashAttention 3 compares
     # it with queries too, and else moves it by the difference of queries and keys.
-    reach = (
-        max(max_query_length, max_key_length)
-        if window_tokens is None
-        else window_tokens
-    )
-    named = scale is not None and not math.isclose(scale, query_THE.shape[-1] ** -0.5)
+    reach = window_tokens
+    if reach is None:
+        reach = max(max_query_length, max_key_length)
+    default_scale = query_THE.shape[-1] ** -0.5
+    if scale is not None and math.isclose(scale, default_scale):
+        scale = None
+    is_fa3 = current_flash_attention_impl() == "FA3"
     attended = varlen_attn(
         query_THE,
         key_UHE,
@@ -71,8 +77,8 @@ def attend_documents(
         max_query_length,
         max_key_length,
         window_size=(reach, reach),
-        scale=scale if named else None,
-        **(_UNSPLIT if current_flash_attention_impl() == "FA3" else {}),
+        scale=scale,
+        **(_UNSPLIT if is_fa3 else {}),
     )
     assert isinstance(attended, torch.Tensor)
     return attended
@@ -98,14 +104,12 @@ class SequenceQueries:
         *,
         dropout: float,
     ) -> torch.Tensor:
-        """Return attention of the query positions over their documents.
-
-        Shape (K, H, E).
-        """
-        rows, _, slots, _ = self.mask_BRS.shape
-        spread = query_KHE.new_zeros((rows * slots + 1, *query_KHE.shape[1:]))
-        query_BRHE = spread.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(
-            0, (rows, slots)
+        """Return attention of the query positions over their documents; (K, H, E)."""
+        sequences, _, slots, _ = self.mask_BRS.shape
+        # One more slot takes the queries of unused slots of the head.
+        empty = query_KHE.new_zeros((sequences * slots + 1, *query_KHE.shape[1:]))
+        query_BRHE = empty.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(
+            0, (sequences, slots)
         )
         attended_BHRE = functional.scaled_dot_product_attention(
             query_BRHE.transpose(1, 2),
@@ -141,10 +145,7 @@ class DocumentQueries:
         *,
         dropout: float,
     ) -> torch.Tensor:
-        """Return attention of the query positions over their documents.
-
-        Shape (K, H, E).
-        """
+        """Return attention of the query positions over their documents; (K, H, E)."""
         assert not dropout, "varlen does not support dropout"
         return attend_documents(
             query_KHE,
@@ -161,24 +162,30 @@ LastLayerQueries = SequenceQueries | DocumentQueries
 
 
 def make_sparse_layer(layer: nn.Module, layout: LayerLayout) -> None:
-    """Let a full-attention layer compute query positions only, if its forward gets them as ``asked``."""
-    answer = _bert_answer if layout == "bert" else _modernbert_answer
+    """Let a full-attention layer compute query positions only.
+
+    It does if its forward gets them as ``last_layer_queries``.
+    """
+    compute = _compute_bert_layer if layout == "bert" else _compute_modernbert_layer
     # On the instance: names of parameters and what transformers saves stay as they are.
-    layer.forward = functools.partial(_forward, layer, answer)
+    layer.forward = functools.partial(_forward, layer, compute)
 
 
 def _forward(
     layer: Any,
-    answer: Callable[..., torch.Tensor],
+    compute: Callable[..., torch.Tensor],
     hidden_BSD: torch.Tensor,
     *others: Any,
-    asked: LastLayerQueries | None = None,
+    last_layer_queries: LastLayerQueries | None = None,
     **more: Any,
 ) -> Any:
-    if asked is None:
+    if last_layer_queries is None:
         return type(layer).forward(layer, hidden_BSD, *others, **more)
-    narrow = functools.partial(
-        answer, layer, asked, position_embeddings=more.get("position_embeddings")
+    compute_queries = functools.partial(
+        compute,
+        layer,
+        last_layer_queries,
+        position_embeddings=more.get("position_embeddings"),
     )
     # transformers checkpoints activations in the forward that is replaced here; earlier
     # ones did in ``__call__``.
@@ -187,68 +194,72 @@ def _forward(
         and layer.training
         and type(layer).__call__ is nn.Module.__call__
     ):
-        return layer._gradient_checkpointing_func(narrow, hidden_BSD)
-    return narrow(hidden_BSD)
+        return layer._gradient_checkpointing_func(compute_queries, hidden_BSD)
+    return compute_queries(hidden_BSD)
 
 
-def _bert_answer(
+def _compute_bert_layer(
     layer: Any,
-    asked: LastLayerQueries,
+    queries: LastLayerQueries,
     hidden_BSD: torch.Tensor,
     *,
     position_embeddings: None,  # BERT adds its positions to the embeddings
 ) -> torch.Tensor:
+    """Return the layer's result at the query positions, shape (1, K, D)."""
     attention = layer.attention.self
-    heads = (-1, attention.attention_head_size)
-    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
-    attended_KHE = asked.attend(
-        attention.query(asked_KD).unflatten(-1, heads),
-        attention.key(hidden_BSD).unflatten(-1, heads),
-        attention.value(hidden_BSD).unflatten(-1, heads),
+    head_shape = (-1, attention.attention_head_size)
+    hidden_KD = hidden_BSD.flatten(0, 1).index_select(0, queries.position_K)
+    attended_KHE = queries.attend(
+        attention.query(hidden_KD).unflatten(-1, head_shape),
+        attention.key(hidden_BSD).unflatten(-1, head_shape),
+        attention.value(hidden_BSD).unflatten(-1, head_shape),
         dropout=attention.dropout.p if layer.training else 0.0,
     )
-    answered_KD = layer.attention.output(attended_KHE.flatten(1, 2), asked_KD)
-    fed_KD: torch.Tensor = layer.feed_forward_chunk(answered_KD)
-    return fed_KD.unsqueeze(0)
+    attention_KD = layer.attention.output(attended_KHE.flatten(1, 2), hidden_KD)
+    result_KD: torch.Tensor = layer.feed_forward_chunk(attention_KD)
+    return result_KD.unsqueeze(0)
 
 
-def _modernbert_answer(
+def _compute_modernbert_layer(
     layer: Any,
-    asked: LastLayerQueries,
+    queries: LastLayerQueries,
     hidden_BSD: torch.Tensor,
     *,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
+    """Return the layer's result at the query positions, shape (1, K, D)."""
     attention = layer.attn
-    heads, hidden = (-1, attention.head_dim), hidden_BSD.shape[-1]
+    head_shape = (-1, attention.head_dim)
+    hidden_size = hidden_BSD.shape[-1]
     normed_BSD = layer.attn_norm(hidden_BSD)
-    asked_normed_KD = normed_BSD.flatten(0, 1).index_select(0, asked.position_K)
-    query_KD = project(attention.Wqkv, asked_normed_KD, slice(hidden))
-    key_BSD, value_BSD = project(attention.Wqkv, normed_BSD, slice(hidden, None)).chunk(
-        2, dim=-1
-    )
+    normed_KD = normed_BSD.flatten(0, 1).index_select(0, queries.position_K)
+    # The first third of Wqkv makes queries, the others keys and values.
+    query_KD = project(attention.Wqkv, normed_KD, slice(hidden_size))
+    key_BSD, value_BSD = project(
+        attention.Wqkv, normed_BSD, slice(hidden_size, None)
+    ).chunk(2, dim=-1)
     cos_BSE, sin_BSE = (
         table.expand(*hidden_BSD.shape[:2], -1) for table in position_embeddings
     )
     cos_KE, sin_KE = (
-        table.flatten(0, 1).index_select(0, asked.position_K)
-        for table in (cos_BSE, sin_BSE)
+        table_BSE.flatten(0, 1).index_select(0, queries.position_K)
+        for table_BSE in (cos_BSE, sin_BSE)
     )
-    attended_KHE = asked.attend(
-        _rotated(query_KD.unflatten(-1, heads), cos_KE, sin_KE),
-        _rotated(key_BSD.unflatten(-1, heads), cos_BSE, sin_BSE),
-        value_BSD.unflatten(-1, heads),
+    attended_KHE = queries.attend(
+        _rotate(query_KD.unflatten(-1, head_shape), cos_KE, sin_KE),
+        _rotate(key_BSD.unflatten(-1, head_shape), cos_BSE, sin_BSE),
+        value_BSD.unflatten(-1, head_shape),
         dropout=attention.attention_dropout if layer.training else 0.0,
     )
-    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.position_K)
-    answered_KD = asked_KD + attention.out_drop(
+    hidden_KD = hidden_BSD.flatten(0, 1).index_select(0, queries.position_K)
+    attention_KD = hidden_KD + attention.out_drop(
         attention.Wo(attended_KHE.flatten(1, 2))
     )
-    fed_KD: torch.Tensor = answered_KD + layer.mlp(layer.mlp_norm(answered_KD))
-    return fed_KD.unsqueeze(0)
+    result_KD: torch.Tensor = attention_KD + layer.mlp(layer.mlp_norm(attention_KD))
+    return result_KD.unsqueeze(0)
 
 
-def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Apply rotary positions (Su et al. 2021), halves of a head as the two coordinates.
 
     Shapes (…, H, E), (…, E).
