@@ -35,7 +35,7 @@ AttentionKind = Literal["varlen", "fa3", "sdpa", "row"]
 
 VARLEN_NAME = "varlen_documents"
 """Name under which transformers knows our attention function."""
-_MOST_HEAD_DIMENSIONS = 256
+_MAX_HEAD_DIMENSIONS = 256
 """Limit of FlashAttention's kernels, which also require a multiple of 8."""
 
 
@@ -60,6 +60,7 @@ class ChosenAttention:
     kind: AttentionKind
     reason: str
     packing: Packing = Packing()
+    """How the architecture takes packed sequences."""
 
     @property
     def uses_document_edges(self) -> bool:
@@ -67,10 +68,24 @@ class ChosenAttention:
         return self.kind in ("varlen", "fa3")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Obstacle:
+    """Reason why attention document by document cannot be used, and the next step."""
+
+    reason: str
+    next_step: str = "Use --set train.attention=sdpa."
+
+
 def dropout_key(model_config: PretrainedConfig) -> str | None:
-    """Return the key of the attention dropout in a model's config, BERT's or ModernBERT's, or None."""
-    keys = ("attention_probs_dropout_prob", "attention_dropout")
-    return next((key for key in keys if hasattr(model_config, key)), None)
+    """Return the key of the attention dropout in a model's config.
+
+    Returns:
+        BERT's key or ModernBERT's, or None if the config has neither.
+    """
+    for key in ("attention_probs_dropout_prob", "attention_dropout"):
+        if hasattr(model_config, key):
+            return key
+    return None
 
 
 def choose_attention(
@@ -79,101 +94,110 @@ def choose_attention(
     device: torch.device,
     packing: Packing | str,
 ) -> ChosenAttention:
-    """Return the attention to use after ``verify_packing``.
+    """Return the attention to use.
+
+    Args:
+        config: Configuration of the training.
+        model_config: Config of the model.
+        device: Device of the model.
+        packing: Result of ``verify_packing``.
 
     Raises:
         BadConfig: If the configured one is impossible.
     """
     if isinstance(packing, str):
-        if config.layout == "packed" or config.attention != "auto":
-            what = (
-                f"{model_config.model_type!r} supports neither packed sequences nor a"
-                f" choice of attention: {packing}"
-            )
-            settings = "--set train.layout=bucketed --set train.attention=auto"
-            raise BadConfig(
-                what,
-                next_step=f"Use {settings}, or a bert, roberta or modernbert model.",
-            )
-        return ChosenAttention(
-            kind="row", reason=f"padding mask of {model_config.model_type}: {packing}"
-        )
+        return _choose_unpacked(config, model_config, packing)
     if config.attention == "sdpa":
         return ChosenAttention(
             kind="sdpa", reason="set by train.attention", packing=packing
         )
-    against = _against_varlen(config, model_config, device, packing)
-    if against is None:
-        kind: AttentionKind = "fa3" if config.attention == "fa3" else "varlen"
+    obstacle = _varlen_obstacle(config, model_config, device, packing)
+    if obstacle is None:
         return ChosenAttention(
-            kind=kind, reason="no cross-document attention", packing=packing
+            kind="fa3" if config.attention == "fa3" else "varlen",
+            reason="no cross-document attention",
+            packing=packing,
         )
     if config.attention == "auto":
-        return ChosenAttention(kind="sdpa", reason=against[0], packing=packing)
+        return ChosenAttention(kind="sdpa", reason=obstacle.reason, packing=packing)
     raise BadConfig(
-        f"train.attention = {config.attention!r} cannot be used: {against[0]}",
-        next_step=against[1],
+        f"train.attention = {config.attention!r} cannot be used: {obstacle.reason}",
+        next_step=obstacle.next_step,
     )
 
 
-def _against_varlen(
+def _choose_unpacked(
+    config: TrainConfig, model_config: PretrainedConfig, reason: str
+) -> ChosenAttention:
+    """Return the attention of an architecture that cannot be packed for this reason."""
+    if config.layout == "packed" or config.attention != "auto":
+        settings = "--set train.layout=bucketed --set train.attention=auto"
+        raise BadConfig(
+            f"{model_config.model_type!r} supports neither packed sequences nor a"
+            f" choice of attention: {reason}",
+            next_step=f"Use {settings}, or a bert, roberta or modernbert model.",
+        )
+    return ChosenAttention(
+        kind="row", reason=f"padding mask of {model_config.model_type}: {reason}"
+    )
+
+
+def _varlen_obstacle(
     config: TrainConfig,
     model_config: PretrainedConfig,
     device: torch.device,
     packing: Packing,
-) -> tuple[str, str] | None:
-    """Return the reason why varlen cannot be used and the next step, or None if it can."""
+) -> _Obstacle | None:
+    """Return what prevents attention document by document; None if nothing does."""
     if packing.no_varlen_reason is not None:
-        return (
-            f"with varlen {packing.no_varlen_reason}",
-            "Use --set train.attention=sdpa.",
-        )
+        return _Obstacle(reason=f"with varlen {packing.no_varlen_reason}")
     # Not the device's type: a model that is traced without a GPU is on no device.
     if config.device != "cuda":
-        return "varlen requires a GPU", "Use --set train.attention=sdpa."
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return _Obstacle(reason="varlen requires a GPU")
+    capability = None
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+    if capability is not None and capability < (8, 0):
         name = torch.cuda.get_device_name(device)
-        return (
-            f"varlen requires an Ampere or newer GPU, not {name}",
-            "Use --set train.attention=sdpa.",
-        )
+        return _Obstacle(reason=f"varlen requires an Ampere or newer GPU, not {name}")
     if config.precision != "bf16":
-        return (
-            "varlen requires bf16",
-            "Use --set train.precision=bf16, or --set train.attention=sdpa.",
+        return _Obstacle(
+            reason="varlen requires bf16",
+            next_step=(
+                "Use --set train.precision=bf16, or --set train.attention=sdpa."
+            ),
         )
     dropout = float(getattr(model_config, dropout_key(model_config) or "", 0.0))
     if dropout > 0:
-        next_step = (
-            "Change the recipe with --set train.attention_dropout=0, or use --set"
-            " train.attention=sdpa."
-        )
-        return (
-            (
+        return _Obstacle(
+            reason=(
                 "varlen does not support attention dropout, and the model's is"
                 f" {dropout:g}"
             ),
-            next_step,
+            next_step=(
+                "Change the recipe with --set train.attention_dropout=0, or use --set"
+                " train.attention=sdpa."
+            ),
         )
-    head_dimensions = getattr(model_config, "head_dim", None)
-    head_dimensions = (
-        head_dimensions or model_config.hidden_size // model_config.num_attention_heads
-    )
-    if head_dimensions > _MOST_HEAD_DIMENSIONS or head_dimensions % 8:
-        return (
-            f"varlen does not support a head dimension of {head_dimensions}",
-            "Use --set train.attention=sdpa.",
+    head_dimensions = _head_dimensions(model_config)
+    if head_dimensions > _MAX_HEAD_DIMENSIONS or head_dimensions % 8:
+        return _Obstacle(
+            reason=f"varlen does not support a head dimension of {head_dimensions}"
         )
-    if (
-        config.attention == "fa3"
-        and device.type == "cuda"
-        and torch.cuda.get_device_capability(device)[0] != 9
-    ):
-        return (
-            f"fa3 requires a Hopper GPU, not {torch.cuda.get_device_name(device)}",
-            "Use --set train.attention=auto.",
+    if config.attention == "fa3" and capability is not None and capability[0] != 9:
+        name = torch.cuda.get_device_name(device)
+        return _Obstacle(
+            reason=f"fa3 requires a Hopper GPU, not {name}",
+            next_step="Use --set train.attention=auto.",
         )
     return None
+
+
+def _head_dimensions(model_config: PretrainedConfig) -> int:
+    head_dimensions: int | None = getattr(model_config, "head_dim", None)
+    if head_dimensions:
+        return head_dimensions
+    return int(model_config.hidden_size // model_config.num_attention_heads)
 
 
 def pin_kernels(kind: AttentionKind) -> None:
@@ -187,27 +211,24 @@ def pin_kernels(kind: AttentionKind) -> None:
     # cover, rounds a dropout of 0.1 to 1/16 or 2/16 in torch 2.11, and gives NaN
     # gradients at some masked widths (pytorch issue 196678).
     cuda.enable_cudnn_sdp(False)
-    for enable in (
-        cuda.enable_flash_sdp,
-        cuda.enable_mem_efficient_sdp,
-        cuda.enable_math_sdp,
-    ):
-        enable(True)  # explicit weights only for heads that neither kernel supports
+    cuda.enable_flash_sdp(True)
+    cuda.enable_mem_efficient_sdp(True)
+    # Explicit weights only for heads that neither kernel supports.
+    cuda.enable_math_sdp(True)
     if current_flash_attention_impl() is not None:
         restore_flash_attention_impl()
     if kind == "fa3":
         try:
             activate_flash_attention_impl("FA3")
         except (ImportError, OSError, RuntimeError) as error:
-            what = (
+            raise BadConfig(
                 "train.attention = 'fa3' requires FlashAttention 3, which cannot be"
-                f" loaded: {error}"
-            )
-            next_step = (
-                "Install flash_attn_interface (hopper/ in its source), or use --set"
-                " train.attention=auto."
-            )
-            raise BadConfig(what, next_step=next_step) from error
+                f" loaded: {error}",
+                next_step=(
+                    "Install flash_attn_interface (hopper/ in its source), or use --set"
+                    " train.attention=auto."
+                ),
+            ) from error
 
 
 def attend_within_documents(
@@ -227,16 +248,18 @@ def attend_within_documents(
 ) -> tuple[torch.Tensor, None]:
     """Return attention within documents of one long sequence, shape (1, T, H, E).
 
-    Transformers' signature.
+    The signature is that of attention functions in transformers.
+
+    Raises:
+        ValueError: If there is dropout or a mask.
     """
     if dropout or attention_mask is not None:
         raise ValueError("varlen attention supports neither dropout nor masks")
     # Grouped queries share keys and values.
-    if (heads_per_key := query_BHSE.shape[1] // key_BHSE.shape[1]) > 1:
-        key_BHSE, value_BHSE = (
-            tensor.repeat_interleave(heads_per_key, 1)
-            for tensor in (key_BHSE, value_BHSE)
-        )
+    heads_per_key = query_BHSE.shape[1] // key_BHSE.shape[1]
+    if heads_per_key > 1:
+        key_BHSE = key_BHSE.repeat_interleave(heads_per_key, 1)
+        value_BHSE = value_BHSE.repeat_interleave(heads_per_key, 1)
     query_THE, key_THE, value_THE = (
         tensor.squeeze(0).transpose(0, 1)
         for tensor in (query_BHSE, key_BHSE, value_BHSE)
@@ -257,26 +280,27 @@ def attend_within_documents(
 
 
 def document_positions(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the document of each position, int32, from 1, and its index in it, int64.
+    """Return the document of each position, and the position's index in it.
 
-    Both (B, S) and 0 on padding.
+    Documents are int32 and counted from 1, indices int64. Both have shape (B, S) and
+    are 0 on padding.
     """
-    shape, device = batch.ids_BS.shape, batch.ids_BS.device
+    shape = batch.ids_BS.shape
+    device = batch.ids_BS.device
     starts_N = batch.starts_N.to(torch.int64)
     begins_T = torch.zeros(batch.ids_BS.numel(), dtype=torch.int32, device=device)
     begins_T.index_fill_(0, starts_N, 1)
-    number_T = begins_T.cumsum(0, dtype=torch.int32)
+    document_T = begins_T.cumsum(0, dtype=torch.int32)
     # Positions before the first document belong to a document 0 without tokens.
-    none = torch.zeros(1, dtype=torch.int64, device=device)
-    start_T = torch.cat([none, starts_N]).index_select(0, number_T)
-    tokens_T = torch.cat([none, batch.tokens_N.to(torch.int64)]).index_select(
-        0, number_T
-    )
-    place_T = torch.arange(len(number_T), device=device) - start_T
-    real_T = place_T < tokens_T
-    return torch.where(real_T, number_T, 0).reshape(shape), torch.where(
-        real_T, place_T, 0
-    ).reshape(shape)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    start_T = torch.cat([zero, starts_N]).index_select(0, document_T)
+    tokens_N = batch.tokens_N.to(torch.int64)
+    tokens_T = torch.cat([zero, tokens_N]).index_select(0, document_T)
+    index_T = torch.arange(len(document_T), device=device) - start_T
+    is_token_T = index_T < tokens_T
+    document_BS = torch.where(is_token_T, document_T, 0).reshape(shape)
+    index_BS = torch.where(is_token_T, index_T, 0).reshape(shape)
+    return document_BS, index_BS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,53 +325,91 @@ def encoder_inputs(
     window_tokens: int | None,
     segments: int = 0,
 ) -> EncoderInputs:
-    """Return the arguments that give an encoder the bounds of documents, so that it builds no mask.
+    """Return the arguments that give an encoder the bounds of documents.
 
-    ``window_tokens`` is the reach of sliding-window layers to either side; None without
-    such layers. ``segments`` is the least number of segments for varlen; fa3 has no
-    empty ones.
+    The encoder builds no mask then.
+
+    Args:
+        batch: The micro-batch.
+        kind: Kind of attention.
+        packing: How the architecture takes packed sequences.
+        model: The model, for its embeddings.
+        dtype: Type of masks.
+        window_tokens: Reach of sliding-window layers to either side; None without such
+            layers.
+        segments: Least number of segments for varlen; fa3 has no empty ones.
     """
-    ids_BS = batch.wide_ids_BS()
     if kind == "row":
         return EncoderInputs(
-            arguments={"input_ids": ids_BS, "attention_mask": batch.attention_BS()}
+            arguments={
+                "input_ids": batch.wide_ids_BS(),
+                "attention_mask": batch.attention_BS(),
+            }
         )
-    if kind in ("varlen", "fa3"):
-        edges = document_edges(batch, segments if kind == "varlen" else 0)
-        # Its backward pass hangs on empty segments: flash-attention #1254.
-        if kind == "fa3":
-            edges = edges[: len(batch.starts_N) + batch.padded_sequences + 1]
-            torch._dynamo.maybe_mark_dynamic(edges, 0)
-        place_T = torch.arange(ids_BS.numel(), dtype=torch.int32, device=edges.device)
-        begin_T = edges.index_select(
-            0, torch.searchsorted(edges, place_T, right=True, out_int32=True) - 1
+    if kind == "sdpa":
+        return _masked_inputs(
+            batch, packing, model, dtype=dtype, window_tokens=window_tokens
         )
-        # In each segment, padding included, which nothing else attends to.
-        position_T = (place_T - begin_T + packing.first_position).to(torch.int64)
-        arguments: dict[str, Any] = {
-            "input_ids": ids_BS.reshape(1, -1),
-            "position_ids": position_T.unsqueeze(0),
-        }
-        if packing.needs_embeddings:
-            document_BS = document_positions(batch)[0].reshape(1, -1)
-            arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
-        arguments |= {"cu_seq_lens_q": edges, "max_length_q": ids_BS.shape[1]}
-        return EncoderInputs(arguments=arguments, edges=edges)
-    document_BS, position_BS = document_positions(batch)
-    arguments = {
+    if kind == "varlen":
+        edges = document_edges(batch, segments)
+    else:
+        # The backward pass of FlashAttention 3 hangs on empty segments:
+        # flash-attention #1254.
+        edges = document_edges(batch, 0)
+        edges = edges[: len(batch.starts_N) + batch.padded_sequences + 1]
+        torch._dynamo.maybe_mark_dynamic(edges, 0)
+    return _segmented_inputs(batch, packing, model, edges)
+
+
+def _segmented_inputs(
+    batch: MicroBatch, packing: Packing, model: PreTrainedModel, edges: torch.Tensor
+) -> EncoderInputs:
+    """Return one long sequence with the edges of its segments."""
+    ids_BS = batch.wide_ids_BS()
+    index_T = torch.arange(ids_BS.numel(), dtype=torch.int32, device=edges.device)
+    segment_T = torch.searchsorted(edges, index_T, right=True, out_int32=True) - 1
+    begin_T = edges.index_select(0, segment_T)
+    # In each segment, padding included, which nothing else attends to.
+    position_T = (index_T - begin_T + packing.first_position).to(torch.int64)
+    arguments: dict[str, Any] = {
+        "input_ids": ids_BS.reshape(1, -1),
+        "position_ids": position_T.unsqueeze(0),
+    }
+    if packing.needs_embeddings:
+        document_BS, _ = document_positions(batch)
+        arguments |= _embedded(
+            model, document_BS.reshape(1, -1), len(batch.starts_N), **arguments
+        )
+    arguments |= {"cu_seq_lens_q": edges, "max_length_q": ids_BS.shape[1]}
+    return EncoderInputs(arguments=arguments, edges=edges)
+
+
+def _masked_inputs(
+    batch: MicroBatch,
+    packing: Packing,
+    model: PreTrainedModel,
+    *,
+    dtype: torch.dtype,
+    window_tokens: int | None,
+) -> EncoderInputs:
+    """Return whole sequences with masks."""
+    ids_BS = batch.wide_ids_BS()
+    document_BS, index_BS = document_positions(batch)
+    arguments: dict[str, Any] = {
         "input_ids": ids_BS,
-        "position_ids": position_BS + packing.first_position,
+        "position_ids": index_BS + packing.first_position,
     }
     if packing.needs_embeddings:
         arguments |= _embedded(model, document_BS, len(batch.starts_N), **arguments)
-    mask_BSS = document_BS[:, :, None] == document_BS[:, None, :]
-    mask: Any = _additive(mask_BSS, dtype)
+    is_allowed_BSS = document_BS[:, :, None] == document_BS[:, None, :]
+    mask: Any = _additive_mask(is_allowed_BSS, dtype)
     if window_tokens is not None:
-        place_S = torch.arange(batch.ids_BS.shape[1], device=batch.ids_BS.device)
-        near_SS = (place_S[:, None] - place_S[None, :]).abs() <= window_tokens
+        position_S = torch.arange(batch.ids_BS.shape[1], device=batch.ids_BS.device)
+        distance_SS = (position_S[:, None] - position_S[None, :]).abs()
+        is_near_SS = distance_SS <= window_tokens
         mask = {
             "full_attention": mask,
-            "sliding_attention": _additive(mask_BSS & near_SS, dtype),
+            "sliding_attention": _additive_mask(is_allowed_BSS & is_near_SS, dtype),
         }
     return EncoderInputs(
         arguments=arguments | {"attention_mask": mask}, document_BS=document_BS
@@ -362,29 +424,36 @@ def _embedded(
     input_ids: torch.Tensor,
     position_ids: torch.Tensor,
 ) -> dict[str, torch.Tensor | None]:
-    """Return the encoder's arguments with embeddings instead of ids.
-
-    ESM's token dropout zeroes the embeddings of mask tokens and scales the others by
-    their share of the document, which it would take of the whole sequence: (1 - 0.15 x
-    0.8) / (1 - share), as in ``EsmEmbeddings``.
-    """
+    """Return the encoder's arguments with embeddings instead of ids."""
     encoder: Any = model.base_model
     embeds_BSD = encoder.get_input_embeddings()(input_ids)
     if getattr(model.config, "token_dropout", False):
-        masked_BS, number_T = (
-            input_ids == model.config.mask_token_id,
-            document_BS.flatten(),
-        )
-        counts_N2 = embeds_BSD.new_zeros((documents + 1, 2), dtype=torch.float32)
-        ones_BS = torch.ones_like(masked_BS)
-        counts_N2.index_add_(
-            0, number_T, torch.stack([masked_BS, ones_BS], -1).flatten(0, 1).float()
-        )
-        share_BS = (counts_N2[:, 0] / counts_N2[:, 1])[document_BS]
-        scale_BS = torch.where(masked_BS, 0.0, (1 - 0.15 * 0.8) / (1 - share_BS))
+        is_mask_BS = input_ids == model.config.mask_token_id
+        scale_BS = _token_dropout_scale(is_mask_BS, document_BS, documents)
         embeds_BSD = (embeds_BSD * scale_BS.unsqueeze(-1)).to(embeds_BSD.dtype)
     embedded = encoder.embeddings(inputs_embeds=embeds_BSD, position_ids=position_ids)
     return {"input_ids": None, "inputs_embeds": embedded}
+
+
+def _token_dropout_scale(
+    is_mask_BS: torch.Tensor, document_BS: torch.Tensor, documents: int
+) -> torch.Tensor:
+    """Return ESM's token dropout as a factor for each embedding, fp32, shape (B, S).
+
+    ESM zeroes the embeddings of mask tokens and scales the others by their share of the
+    document, which it would take of the whole sequence: (1 - 0.15 x 0.8) / (1 - share),
+    as in ``EsmEmbeddings``.
+    """
+    counts_N2 = is_mask_BS.new_zeros((documents + 1, 2), dtype=torch.float32)
+    # Mask tokens and all tokens of each document.
+    ones_BS = torch.ones_like(is_mask_BS)
+    counts_N2.index_add_(
+        0,
+        document_BS.flatten(),
+        torch.stack([is_mask_BS, ones_BS], -1).flatten(0, 1).float(),
+    )
+    share_BS = (counts_N2[:, 0] / counts_N2[:, 1])[document_BS]
+    return torch.where(is_mask_BS, 0.0, (1 - 0.15 * 0.8) / (1 - share_BS))
 
 
 def document_queries(
@@ -401,15 +470,16 @@ def document_queries(
     query_edges = torch.searchsorted(position_K, inputs.edges, out_int32=True)
     if kind == "fa3":
         torch._dynamo.maybe_mark_dynamic(query_edges, 0)
-    slots, max_key_length = len(position_K), batch.ids_BS.shape[1]
+    slots = len(position_K)
+    max_key_length = batch.ids_BS.shape[1]
     # Unused slots are spread evenly, so no document gets more of them than it has
     # positions.
-    max_query_length = min(slots, (2 + slots // batch.ids_BS.numel()) * max_key_length)
+    queries_per_position = 2 + slots // batch.ids_BS.numel()
     return DocumentQueries(
         position_K=position_K,
         query_edges=query_edges,
         key_edges=inputs.edges,
-        max_query_length=max_query_length,
+        max_query_length=min(slots, queries_per_position * max_key_length),
         max_key_length=max_key_length,
     )
 
@@ -424,59 +494,72 @@ def sequence_queries(
 ) -> SequenceQueries:
     """Return the queries of the sparse last layer for whole sequences under a mask.
 
-    ``position_K`` are the positions to predict, ascending, then those of unused slots.
-    ``sequence_slots`` is at least the most tokens to predict in any sequence.
+    Args:
+        inputs: Inputs of the encoder.
+        batch: The micro-batch.
+        position_K: Positions to predict, ascending, then those of unused slots.
+        sequence_slots: Slots of a sequence, at least the most tokens to predict in any.
+        dtype: Type of the mask.
     """
     document_BS = inputs.document_BS
     assert document_BS is not None
-    rows, width = batch.ids_BS.shape
+    sequences, width = batch.ids_BS.shape
     number_K = torch.arange(len(position_K), device=position_K.device)
-    counts_K = number_K < batch.predicted_tokens
-    row_K = position_K // width
-    first_of_row_K = torch.searchsorted(
-        torch.where(counts_K, position_K, rows * width), row_K * width
+    is_used_K = number_K < batch.predicted_tokens
+    sequence_K = position_K // width
+    # Number of the first position to predict in the same sequence; unused slots are
+    # behind all sequences here, to keep the order ascending.
+    first_number_K = torch.searchsorted(
+        torch.where(is_used_K, position_K, sequences * width), sequence_K * width
     )
     slot_K = torch.where(
-        counts_K,
-        row_K * sequence_slots + number_K - first_of_row_K,
-        rows * sequence_slots,
+        is_used_K,
+        sequence_K * sequence_slots + number_K - first_number_K,
+        sequences * sequence_slots,
     )
     # An unused slot attends as its sequence's first position does, as a softmax over
     # nothing would be NaN.
-    none = document_BS.new_zeros(1)
-    asking = torch.cat(
-        [document_BS[:, :1].expand(rows, sequence_slots).flatten(), none]
-    )
-    asking = asking.index_copy(0, slot_K, document_BS.flatten()[position_K])
-    asking_BR = asking[:-1].unflatten(0, (rows, sequence_slots))
-    mask_BRS = _additive(asking_BR[:, :, None] == document_BS[:, None, :], dtype)
+    first_documents = document_BS[:, :1].expand(sequences, sequence_slots).flatten()
+    documents = torch.cat([first_documents, document_BS.new_zeros(1)])
+    documents = documents.index_copy(0, slot_K, document_BS.flatten()[position_K])
+    document_BR = documents[:-1].unflatten(0, (sequences, sequence_slots))
+    mask_BRS = _additive_mask(document_BR[:, :, None] == document_BS[:, None, :], dtype)
     return SequenceQueries(position_K=position_K, slot_K=slot_K, mask_BRS=mask_BRS)
 
 
-def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive mask, shape (B, 1, S, S): 0 for pairs that may attend, else minus infinity.
+def _additive_mask(is_allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return an additive mask, shape (B, 1, S, S): 0 for allowed pairs, else -inf.
 
-    Made once for all layers: from a boolean mask each layer would make its own. Every
-    position may attend to itself.
+    It is made once for all layers: from a boolean mask each layer would make its own.
+    Every position may attend to itself.
     """
-    zero = torch.zeros((), dtype=dtype, device=allowed_BSS.device)
-    return torch.where(allowed_BSS, zero, -torch.inf).unsqueeze(1)
+    zero = torch.zeros((), dtype=dtype, device=is_allowed_BSS.device)
+    return torch.where(is_allowed_BSS, zero, -torch.inf).unsqueeze(1)
 
 
 def document_edges(batch: MicroBatch, segments: int) -> torch.Tensor:
-    """Return the edges of documents and of padding, ascending from 0 to T, shape (max(segments, N + B) + 1,).
+    """Return the edges of documents and of padding, ascending from 0 to T.
 
     Padding behind a sequence's documents attends to itself, as kernels leave positions
     outside all edges undefined, and assume that no segment is longer than a sequence.
     Segments are empty only at the end.
+
+    Returns:
+        The edges, int32, shape (max(segments, N + B) + 1,).
     """
-    rows, width = batch.ids_BS.shape
-    places, documents = rows * width, len(batch.starts_N)
-    begin_B = torch.arange(rows, dtype=torch.int32, device=batch.ids_BS.device) * width
-    row_N = (batch.starts_N // width).to(torch.int64)
-    padding_B = begin_B.scatter_reduce(
-        0, row_N, batch.starts_N + batch.tokens_N, "amax"
+    sequences, width = batch.ids_BS.shape
+    positions = sequences * width
+    documents = len(batch.starts_N)
+    begin_B = width * torch.arange(
+        sequences, dtype=torch.int32, device=batch.ids_BS.device
     )
-    padding_B.masked_fill_(padding_B >= begin_B + width, places)
-    ends = begin_B.new_full((max(segments - documents - rows, 0) + 1,), places)
+    # Padding begins where the last document of its sequence ends.
+    sequence_N = (batch.starts_N // width).to(torch.int64)
+    padding_B = begin_B.scatter_reduce(
+        0, sequence_N, batch.starts_N + batch.tokens_N, "amax"
+    )
+    # A full sequence has none: its edge moves to the end.
+    padding_B.masked_fill_(padding_B >= begin_B + width, positions)
+    empty_segments = max(segments - documents - sequences, 0)
+    ends = begin_B.new_full((empty_segments + 1,), positions)
     return torch.cat([batch.starts_N, padding_B, ends]).sort().values

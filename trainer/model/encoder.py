@@ -14,7 +14,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_layers import GradientCheckpointingLayer as _Layer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from trainer.config.tables import nearest
@@ -46,46 +46,43 @@ _POSITIONS_START_AFTER_PAD = {
 def window_tokens(config: PretrainedConfig) -> int | None:
     """Return the reach of sliding-window layers to either side, in tokens.
 
-    None without such layers.
+    Returns:
+        The reach, or None if there are no such layers.
     """
-    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-    return int(config.sliding_window) if slides else None
+    kinds = getattr(config, "layer_types", None) or ()
+    return int(config.sliding_window) if "sliding_attention" in kinds else None
 
 
 def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
     """Return the layers of the encoder.
 
-    Empty if they are not a list of transformers' own kind of layer.
+    Returns:
+        The layers; empty if they are not a list of transformers' own kind of layer.
     """
-    lists = [
-        module
-        for module in model.base_model.modules()
-        if isinstance(module, nn.ModuleList)
-    ]
-    return next(
-        (
-            list(one)
-            for one in lists
-            if one and all(isinstance(part, _Layer) for part in one)
-        ),
-        (),
-    )
+    for module in model.base_model.modules():
+        if not isinstance(module, nn.ModuleList) or len(module) == 0:
+            continue
+        if all(isinstance(layer, GradientCheckpointingLayer) for layer in module):
+            return list(module)
+    return ()
 
 
 def model_head(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the parts of a model after its encoder, which turn hidden states into logits."""
+    """Return the parts of a model after its encoder, which make the logits."""
     return [part for part in model.children() if part is not model.base_model]
 
 
 def head_inputs(
-    model: PreTrainedModel, position_K: torch.Tensor | None
+    model: PreTrainedModel, position_K: torch.Tensor
 ) -> AbstractContextManager[Any]:
-    """Return a context in which the head gets only the hidden states of ``position_K``, flattened, int64; None: all."""
+    """Return a context in which the head gets only some hidden states.
+
+    ``position_K`` are their positions in the flattened sequences, int64.
+    """
 
     def select(_: nn.Module, __: object, output: Any) -> Any:
-        if position_K is not None:
-            hidden = output.last_hidden_state.flatten(0, 1).index_select(0, position_K)
-            output.last_hidden_state = hidden.unsqueeze(0)
+        hidden_TD = output.last_hidden_state.flatten(0, 1)
+        output.last_hidden_state = hidden_TD.index_select(0, position_K).unsqueeze(0)
         return output
 
     return model.base_model.register_forward_hook(select)
@@ -99,26 +96,22 @@ def build_config(
     seq_length_tokens: int,
     attention_dropout: float | None = None,
 ) -> PretrainedConfig:
-    """Return the transformers config of a shape for a dataset.
+    """Return the transformers config of a model for a dataset.
 
-    ``attention_dropout`` replaces the shape's own.
+    Args:
+        settings: Shape of the model.
+        vocab_size: Number of ids of the dataset.
+        special_ids: Special ids of the dataset.
+        seq_length_tokens: Positions of a sequence.
+        attention_dropout: Replaces the shape's own, if given.
 
-    Raise ``BadConfig`` if transformers has no such masked-LM encoder, or it lacks the
-    positions or that dropout.
+    Raises:
+        BadConfig: If transformers has no such masked-LM encoder, or it lacks the
+            positions or that dropout.
     """
     shape = dict(settings.config) | dict.fromkeys(settings.null_keys)
     model_type = shape.pop("model_type")
-    if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        match = nearest(model_type, sorted(MODEL_FOR_MASKED_LM_MAPPING_NAMES))
-        next_step = (
-            f"Did you mean {match!r}?"
-            if match
-            else "Choose an encoder such as bert, roberta or modernbert."
-        )
-        raise BadConfig(
-            f"transformers has no masked-LM model of type {model_type!r}",
-            next_step=next_step,
-        )
+    _check_model_type(model_type)
     try:
         config = AutoConfig.for_model(
             model_type,
@@ -132,43 +125,66 @@ def build_config(
             mask_token_id=special_ids.mask,
         )
     except (TypeError, ValueError, StrictDataclassError) as error:
-        what = f"transformers rejects the config of {settings.name!r}: {error}"
-        raise BadConfig(what, next_step="Correct the config.") from error
-    if getattr(config, "is_encoder_decoder", False) or getattr(
-        config, "is_decoder", False
-    ):
+        raise BadConfig(
+            f"transformers rejects the config of {settings.name!r}: {error}",
+            next_step="Correct the config.",
+        ) from error
+    is_seq2seq = getattr(config, "is_encoder_decoder", False)
+    if is_seq2seq or getattr(config, "is_decoder", False):
         raise BadConfig(
             f"{model_type!r} is not an encoder",
             next_step="Choose an encoder such as bert or modernbert.",
         )
+    _check_positions(config, seq_length_tokens, special_ids.pad)
+    if attention_dropout is not None:
+        _set_attention_dropout(config, attention_dropout)
+    return config
+
+
+def _check_model_type(model_type: str) -> None:
+    if model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return
+    match = nearest(model_type, sorted(MODEL_FOR_MASKED_LM_MAPPING_NAMES))
+    next_step = "Choose an encoder such as bert, roberta or modernbert."
+    if match:
+        next_step = f"Did you mean {match!r}?"
+    raise BadConfig(
+        f"transformers has no masked-LM model of type {model_type!r}",
+        next_step=next_step,
+    )
+
+
+def _check_positions(
+    config: PretrainedConfig, seq_length_tokens: int, pad_id: int
+) -> None:
     positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > 0:  # relative positions have no limit
-        usable = positions - (
-            special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0
-        )
-        if seq_length_tokens > usable:
-            what = (
-                f"sequence length {seq_length_tokens} exceeds the {usable} positions of"
-                f" this {model_type}"
-            )
-            next_step = (
+    if not isinstance(positions, int) or positions <= 0:
+        return  # relative positions have no limit
+    usable = positions
+    if config.model_type in _POSITIONS_START_AFTER_PAD:
+        usable -= pad_id + 1
+    if seq_length_tokens > usable:
+        raise BadConfig(
+            f"sequence length {seq_length_tokens} exceeds the {usable} positions of"
+            f" this {config.model_type}",
+            next_step=(
                 f"Use --seq-length {usable} or less, or raise max_position_embeddings"
                 " in the model's config."
-            )
-            raise BadConfig(what, next_step=next_step)
-    if attention_dropout is not None:
-        key = dropout_key(config)
-        if key is None:
-            what = (
-                f"train.attention_dropout cannot be used with {model_type!r}, which has"
-                " no such setting"
-            )
-            next_step = (
+            ),
+        )
+
+
+def _set_attention_dropout(config: PretrainedConfig, attention_dropout: float) -> None:
+    key = dropout_key(config)
+    if key is None:
+        raise BadConfig(
+            f"train.attention_dropout cannot be used with {config.model_type!r}, which"
+            " has no such setting",
+            next_step=(
                 "Remove train.attention_dropout, and set dropout in the model's config."
-            )
-            raise BadConfig(what, next_step=next_step)
-        setattr(config, key, attention_dropout)
-    return config
+            ),
+        )
+    setattr(config, key, attention_dropout)
 
 
 def build_model(
@@ -183,18 +199,23 @@ def build_model(
     model = fresh_model(config, device)
     model.train()
     if device.type != "meta" and FAMILIES.get(config.model_type) is None:
-        # Parameters that the loss does not depend on, such as ESM's contact head, are
-        # frozen: DDP would wait for them.
-        ids_BS = torch.arange(16, device=device).reshape(2, 8) % config.vocab_size
-        model(
-            input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)
-        ).logits.float().sum().backward()
-        for parameter in model.parameters():
-            parameter.requires_grad_(parameter.grad is not None)
-        model.zero_grad(set_to_none=True)
+        _freeze_unused_parameters(model, device)
     if implementation != "sdpa":
         model.config._attn_implementation = implementation
     return model
+
+
+def _freeze_unused_parameters(model: PreTrainedModel, device: torch.device) -> None:
+    """Freeze parameters that the loss does not depend on, such as ESM's contact head.
+
+    DDP would wait for their gradients.
+    """
+    ids_BS = torch.arange(16, device=device).reshape(2, 8) % model.config.vocab_size
+    logits_BSV = model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)).logits
+    logits_BSV.float().sum().backward()
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.grad is not None)
+    model.zero_grad(set_to_none=True)
 
 
 def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
@@ -203,23 +224,26 @@ def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedMod
     Raises:
         BadConfig: If its sizes do not match.
     """
-    model: PreTrainedModel
     try:
         with torch.device(device):
             try:
-                model = AutoModelForMaskedLM.from_config(
-                    config, attn_implementation="sdpa", dtype=torch.float32
-                )
+                return _model_of_config(config, "sdpa")
             except ValueError as error:
                 # transformers' error for an architecture without SDPA, which uses eager
                 # attention.
                 if "scaled_dot_product_attention" not in str(error):
                     raise
-                model = AutoModelForMaskedLM.from_config(
-                    config, attn_implementation="eager", dtype=torch.float32
-                )
+                return _model_of_config(config, "eager")
     # Sizes that do not match.
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        what = f"transformers cannot build the model: {error}"
-        raise BadConfig(what, next_step="Correct the sizes in the config.") from error
+        raise BadConfig(
+            f"transformers cannot build the model: {error}",
+            next_step="Correct the sizes in the config.",
+        ) from error
+
+
+def _model_of_config(config: PretrainedConfig, attention: str) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForMaskedLM.from_config(
+        config, attn_implementation=attention, dtype=torch.float32
+    )
     return model

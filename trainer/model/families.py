@@ -3,8 +3,9 @@
 No torch here.
 
 A test compares the table with ``verify_packing`` for every masked-LM encoder of
-transformers. The trainer itself proves each model at its start, listed or not; others
-train with one sample per sequence and a dense MLM head.
+transformers. The trainer itself verifies each model at its start, listed or not;
+architectures that cannot be packed train with one sample per sequence and a dense MLM
+head.
 """
 
 from typing import Literal
@@ -12,14 +13,29 @@ from typing import Literal
 LayerLayout = Literal["bert", "modernbert"]
 
 _PACKED_ONLY = (
-    "albert distilbert electra esm esmc eurobert gte ibert jina_embeddings_v3"
-    " megatron-bert nomic_bert rembert roberta-prelayernorm roc_bert roformer"
-    " squeezebert tapas xlm-roberta-xl"
+    "albert",
+    "distilbert",
+    "electra",
+    "esm",
+    "esmc",
+    "eurobert",
+    "gte",
+    "ibert",
+    "jina_embeddings_v3",
+    "megatron-bert",
+    "nomic_bert",
+    "rembert",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "roformer",
+    "squeezebert",
+    "tapas",
+    "xlm-roberta-xl",
 )
-_LIKE_BERT = "bert camembert data2vec-text ernie roberta xlm-roberta"
+_LIKE_BERT = ("bert", "camembert", "data2vec-text", "ernie", "roberta", "xlm-roberta")
 FAMILIES: dict[str, LayerLayout | None] = {
-    **dict.fromkeys(_PACKED_ONLY.split()),
-    **dict.fromkeys(_LIKE_BERT.split(), "bert"),
+    **dict.fromkeys(_PACKED_ONLY),
+    **dict.fromkeys(_LIKE_BERT, "bert"),
     "modernbert": "modernbert",
 }
 """Layout of the layers by transformers' model type; None if the last layer cannot be

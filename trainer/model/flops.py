@@ -10,14 +10,15 @@ which print figures with structured sparsity; dense is half of that. Read in 202
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from trainer.data.batch_plan import Int64
 
 NumberFormat = Literal["bf16", "tf32", "fp32"]
-GIGA, TERA = 1e9, 1e12
+GIGA = 1e9
+TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,14 @@ class ModelWork:
     """Reach of each layer's attention to either side, in tokens; None for the whole
     document."""
     last_layer_narrow: bool = False
+    """True if the last layer is sparse: its queries are those of tokens to predict."""
 
     def step_flops(self, lengths: Int64, predicted: int) -> float:
         """Return the FLOPs of one step.
 
-        ``lengths``, shape (N,), are the non-padding tokens of each document.
+        Args:
+            lengths: Non-padding tokens of each document, shape (N,).
+            predicted: Number of tokens to predict.
         """
         tokens = float(lengths.sum())
         matmuls = (
@@ -60,22 +64,25 @@ class ModelWork:
 
 
 def attended_pairs(lengths: Int64, reach: int | None) -> float:
-    """Return the number of token pairs that attend to each other in documents of ``lengths``, shape (N,)."""
-    wide = lengths.astype(np.float64)
+    """Return the number of token pairs that attend to each other.
+
+    Args:
+        lengths: Tokens of each document, shape (N,).
+        reach: Reach of attention to either side, in tokens; None for the whole
+            document.
+    """
+    tokens = lengths.astype(np.float64)
+    all_pairs = np.square(tokens)
     if reach is None:
-        return float(np.square(wide).sum())
+        return float(all_pairs.sum())
     # In a longer document every token sees 2 * reach + 1, less what lies beyond its two
     # ends.
-    return float(
-        np.where(
-            wide > reach,
-            wide * (2 * reach + 1) - reach * (reach + 1.0),
-            np.square(wide),
-        ).sum()
-    )
+    near_pairs = tokens * (2 * reach + 1) - reach * (reach + 1.0)
+    return float(np.where(tokens > reach, near_pairs, all_pairs).sum())
 
 
-class Peak(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
     """Peak rates of one kind of GPU."""
 
     name: str
@@ -84,6 +91,7 @@ class Peak(NamedTuple):
     bf16: float
     """Dense rate in FLOP/s."""
     tf32: float
+    """Dense rate in FLOP/s."""
     fp32: float
     """Rate in FLOP/s without Tensor Cores."""
     memory_bytes_per_s: float
@@ -94,11 +102,12 @@ class Peak(NamedTuple):
 
     @property
     def fp8(self) -> float | None:
-        """Dense float8 rate, twice bf16's on every data sheet with float8.
+        """Dense float8 rate in FLOP/s, twice bf16's on every data sheet with float8.
 
-        None before Ada, without it.
+        GPUs before Ada have no float8, so it is None for them.
         """
-        return None if self.name.split()[0] in _AMPERE else 2 * self.bf16
+        generation = self.name.split()[0]
+        return None if generation in _AMPERE else 2 * self.bf16
 
 
 _ADA = "NVIDIA Ada architecture white paper; sums in fp32"
@@ -117,244 +126,270 @@ without them."""
 # power).
 PEAKS = (
     Peak(
-        "H100 NVL",
-        835 * TERA,
-        417 * TERA,
-        60 * TERA,
-        3.9 * TERA,
-        600 * GIGA,
-        "NVIDIA H100 data sheet, NVL",
+        name="H100 NVL",
+        bf16=835 * TERA,
+        tf32=417 * TERA,
+        fp32=60 * TERA,
+        memory_bytes_per_s=3.9 * TERA,
+        link_bytes_per_s=600 * GIGA,
+        source="NVIDIA H100 data sheet, NVL",
     ),
     Peak(
-        "H100 PCIe",
-        756 * TERA,
-        378 * TERA,
-        51 * TERA,
-        2 * TERA,
-        600 * GIGA,
-        "NVIDIA H100 data sheet, PCIe",
+        name="H100 PCIe",
+        bf16=756 * TERA,
+        tf32=378 * TERA,
+        fp32=51 * TERA,
+        memory_bytes_per_s=2 * TERA,
+        link_bytes_per_s=600 * GIGA,
+        source="NVIDIA H100 data sheet, PCIe",
     ),
     Peak(
-        "H100",
-        989 * TERA,
-        494 * TERA,
-        67 * TERA,
-        3.35 * TERA,
-        900 * GIGA,
-        "NVIDIA H100 data sheet, SXM",
+        name="H100",
+        bf16=989 * TERA,
+        tf32=494 * TERA,
+        fp32=67 * TERA,
+        memory_bytes_per_s=3.35 * TERA,
+        link_bytes_per_s=900 * GIGA,
+        source="NVIDIA H100 data sheet, SXM",
     ),
     Peak(
-        "H200 NVL",
-        835 * TERA,
-        417 * TERA,
-        60 * TERA,
-        4.8 * TERA,
-        900 * GIGA,
-        "NVIDIA H200 data sheet, NVL",
+        name="H200 NVL",
+        bf16=835 * TERA,
+        tf32=417 * TERA,
+        fp32=60 * TERA,
+        memory_bytes_per_s=4.8 * TERA,
+        link_bytes_per_s=900 * GIGA,
+        source="NVIDIA H200 data sheet, NVL",
     ),
     Peak(
-        "H200",
-        989 * TERA,
-        494 * TERA,
-        67 * TERA,
-        4.8 * TERA,
-        900 * GIGA,
-        "NVIDIA H200 data sheet, SXM",
+        name="H200",
+        bf16=989 * TERA,
+        tf32=494 * TERA,
+        fp32=67 * TERA,
+        memory_bytes_per_s=4.8 * TERA,
+        link_bytes_per_s=900 * GIGA,
+        source="NVIDIA H200 data sheet, SXM",
     ),
     Peak(
-        "GH200",
-        989 * TERA,
-        494 * TERA,
-        67 * TERA,
-        4 * TERA,
-        900 * GIGA,
-        "NVIDIA GH200 data sheet",
+        name="GH200",
+        bf16=989 * TERA,
+        tf32=494 * TERA,
+        fp32=67 * TERA,
+        memory_bytes_per_s=4 * TERA,
+        link_bytes_per_s=900 * GIGA,
+        source="NVIDIA GH200 data sheet",
     ),
     Peak(
-        "H800 PCIe",
-        756 * TERA,
-        378 * TERA,
-        51 * TERA,
-        2 * TERA,
-        400 * GIGA,
-        "NVIDIA H800 data sheet, PCIe",
+        name="H800 PCIe",
+        bf16=756 * TERA,
+        tf32=378 * TERA,
+        fp32=51 * TERA,
+        memory_bytes_per_s=2 * TERA,
+        link_bytes_per_s=400 * GIGA,
+        source="NVIDIA H800 data sheet, PCIe",
     ),
     Peak(
-        "H800",
-        989 * TERA,
-        494 * TERA,
-        67 * TERA,
-        3.35 * TERA,
-        400 * GIGA,
-        "NVIDIA H800 data sheet, SXM",
+        name="H800",
+        bf16=989 * TERA,
+        tf32=494 * TERA,
+        fp32=67 * TERA,
+        memory_bytes_per_s=3.35 * TERA,
+        link_bytes_per_s=400 * GIGA,
+        source="NVIDIA H800 data sheet, SXM",
     ),
     Peak(
-        "H20",
-        148 * TERA,
-        74 * TERA,
-        44 * TERA,
-        4 * TERA,
-        900 * GIGA,
-        "specifications that sellers print",
+        name="H20",
+        bf16=148 * TERA,
+        tf32=74 * TERA,
+        fp32=44 * TERA,
+        memory_bytes_per_s=4 * TERA,
+        link_bytes_per_s=900 * GIGA,
+        source="specifications that sellers print",
     ),
     Peak(
-        "B200",
-        2250 * TERA,
-        1100 * TERA,
-        75 * TERA,
-        8 * TERA,
-        1800 * GIGA,
-        "NVIDIA HGX B200 data sheet",
+        name="B200",
+        bf16=2250 * TERA,
+        tf32=1100 * TERA,
+        fp32=75 * TERA,
+        memory_bytes_per_s=8 * TERA,
+        link_bytes_per_s=1800 * GIGA,
+        source="NVIDIA HGX B200 data sheet",
     ),
     Peak(
-        "GB200",
-        2500 * TERA,
-        1250 * TERA,
-        80 * TERA,
-        8 * TERA,
-        1800 * GIGA,
-        "a 72nd of NVIDIA GB200 NVL72's",
+        name="GB200",
+        bf16=2500 * TERA,
+        tf32=1250 * TERA,
+        fp32=80 * TERA,
+        memory_bytes_per_s=8 * TERA,
+        link_bytes_per_s=1800 * GIGA,
+        source="a 72nd of NVIDIA GB200 NVL72's",
     ),
     Peak(
-        "B300",
-        2250 * TERA,
-        1125 * TERA,
-        75 * TERA,
-        8 * TERA,
-        1800 * GIGA,
-        "an 8th of NVIDIA HGX B300's",
+        name="B300",
+        bf16=2250 * TERA,
+        tf32=1125 * TERA,
+        fp32=75 * TERA,
+        memory_bytes_per_s=8 * TERA,
+        link_bytes_per_s=1800 * GIGA,
+        source="an 8th of NVIDIA HGX B300's",
     ),
     Peak(
-        "GB300",
-        2500 * TERA,
-        1250 * TERA,
-        80 * TERA,
-        8 * TERA,
-        1800 * GIGA,
-        "a 72nd of NVIDIA GB300 NVL72's",
+        name="GB300",
+        bf16=2500 * TERA,
+        tf32=1250 * TERA,
+        fp32=80 * TERA,
+        memory_bytes_per_s=8 * TERA,
+        link_bytes_per_s=1800 * GIGA,
+        source="a 72nd of NVIDIA GB300 NVL72's",
     ),
     Peak(
-        "A100 40GB",
-        312 * TERA,
-        156 * TERA,
-        19.5 * TERA,
-        1.555 * TERA,
-        600 * GIGA,
-        "NVIDIA A100 data sheet",
+        name="A100 40GB",
+        bf16=312 * TERA,
+        tf32=156 * TERA,
+        fp32=19.5 * TERA,
+        memory_bytes_per_s=1.555 * TERA,
+        link_bytes_per_s=600 * GIGA,
+        source="NVIDIA A100 data sheet",
     ),
     Peak(
-        "A100",
-        312 * TERA,
-        156 * TERA,
-        19.5 * TERA,
-        2.039 * TERA,
-        600 * GIGA,
-        "NVIDIA A100 data sheet",
+        name="A100",
+        bf16=312 * TERA,
+        tf32=156 * TERA,
+        fp32=19.5 * TERA,
+        memory_bytes_per_s=2.039 * TERA,
+        link_bytes_per_s=600 * GIGA,
+        source="NVIDIA A100 data sheet",
     ),
     Peak(
-        "A800",
-        312 * TERA,
-        156 * TERA,
-        19.5 * TERA,
-        2.039 * TERA,
-        400 * GIGA,
-        "NVIDIA A800 data sheet",
+        name="A800",
+        bf16=312 * TERA,
+        tf32=156 * TERA,
+        fp32=19.5 * TERA,
+        memory_bytes_per_s=2.039 * TERA,
+        link_bytes_per_s=400 * GIGA,
+        source="NVIDIA A800 data sheet",
     ),
     Peak(
-        "A40",
-        150 * TERA,
-        75 * TERA,
-        37 * TERA,
-        696 * GIGA,
-        112.5 * GIGA,
-        "NVIDIA A40 data sheet",
+        name="A40",
+        bf16=150 * TERA,
+        tf32=75 * TERA,
+        fp32=37 * TERA,
+        memory_bytes_per_s=696 * GIGA,
+        link_bytes_per_s=112.5 * GIGA,
+        source="NVIDIA A40 data sheet",
     ),
     Peak(
-        "A30",
-        165 * TERA,
-        82 * TERA,
-        10.3 * TERA,
-        933 * GIGA,
-        200 * GIGA,
-        "NVIDIA A30 data sheet",
+        name="A30",
+        bf16=165 * TERA,
+        tf32=82 * TERA,
+        fp32=10.3 * TERA,
+        memory_bytes_per_s=933 * GIGA,
+        link_bytes_per_s=200 * GIGA,
+        source="NVIDIA A30 data sheet",
     ),
     Peak(
-        "A10",
-        125 * TERA,
-        62.5 * TERA,
-        31 * TERA,
-        600 * GIGA,
-        64 * GIGA,
-        "NVIDIA A10 data sheet",
+        name="A10",
+        bf16=125 * TERA,
+        tf32=62.5 * TERA,
+        fp32=31 * TERA,
+        memory_bytes_per_s=600 * GIGA,
+        link_bytes_per_s=64 * GIGA,
+        source="NVIDIA A10 data sheet",
     ),
     Peak(
-        "L40S",
-        362 * TERA,
-        183 * TERA,
-        91.6 * TERA,
-        864 * GIGA,
-        64 * GIGA,
-        "NVIDIA L40S data sheet",
+        name="L40S",
+        bf16=362 * TERA,
+        tf32=183 * TERA,
+        fp32=91.6 * TERA,
+        memory_bytes_per_s=864 * GIGA,
+        link_bytes_per_s=64 * GIGA,
+        source="NVIDIA L40S data sheet",
     ),
     Peak(
-        "L40",
-        181 * TERA,
-        90.5 * TERA,
-        90.5 * TERA,
-        864 * GIGA,
-        64 * GIGA,
-        "NVIDIA L40 data sheet",
+        name="L40",
+        bf16=181 * TERA,
+        tf32=90.5 * TERA,
+        fp32=90.5 * TERA,
+        memory_bytes_per_s=864 * GIGA,
+        link_bytes_per_s=64 * GIGA,
+        source="NVIDIA L40 data sheet",
     ),
     Peak(
-        "RTX 6000 Ada", 364 * TERA, 182 * TERA, 91 * TERA, 960 * GIGA, 64 * GIGA, _ADA
+        name="RTX 6000 Ada",
+        bf16=364 * TERA,
+        tf32=182 * TERA,
+        fp32=91 * TERA,
+        memory_bytes_per_s=960 * GIGA,
+        link_bytes_per_s=64 * GIGA,
+        source=_ADA,
     ),
     Peak(
-        "RTX 4090", 165 * TERA, 82.6 * TERA, 82.6 * TERA, 1.008 * TERA, 64 * GIGA, _ADA
+        name="RTX 4090",
+        bf16=165 * TERA,
+        tf32=82.6 * TERA,
+        fp32=82.6 * TERA,
+        memory_bytes_per_s=1.008 * TERA,
+        link_bytes_per_s=64 * GIGA,
+        source=_ADA,
     ),
     Peak(
-        "RTX PRO 6000 Max Q",
-        438 * TERA,
-        219 * TERA,
-        110 * TERA,
-        1.792 * TERA,
-        128 * GIGA,
-        _PRO_MAX_Q,
+        name="RTX PRO 6000 Max Q",
+        bf16=438 * TERA,
+        tf32=219 * TERA,
+        fp32=110 * TERA,
+        memory_bytes_per_s=1.792 * TERA,
+        link_bytes_per_s=128 * GIGA,
+        source=_PRO_MAX_Q,
     ),
     Peak(
-        "RTX PRO 6000 Workstation",
-        504 * TERA,
-        252 * TERA,
-        126 * TERA,
-        1.792 * TERA,
-        128 * GIGA,
-        _PRO,
+        name="RTX PRO 6000 Workstation",
+        bf16=504 * TERA,
+        tf32=252 * TERA,
+        fp32=126 * TERA,
+        memory_bytes_per_s=1.792 * TERA,
+        link_bytes_per_s=128 * GIGA,
+        source=_PRO,
     ),
     Peak(
-        "L4",
-        121 * TERA,
-        60 * TERA,
-        30 * TERA,
-        300 * GIGA,
-        64 * GIGA,
-        "NVIDIA L4 data sheet",
+        name="L4",
+        bf16=121 * TERA,
+        tf32=60 * TERA,
+        fp32=30 * TERA,
+        memory_bytes_per_s=300 * GIGA,
+        link_bytes_per_s=64 * GIGA,
+        source="NVIDIA L4 data sheet",
     ),
 )
 
 
 def matmul_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> NumberFormat:
     """Return the number format in which a GPU computes matmuls under these settings."""
-    return "bf16" if precision == "bf16" else "tf32" if tf32 else "fp32"
+    if precision == "bf16":
+        return "bf16"
+    return "tf32" if tf32 else "fp32"
 
 
 def peak_flops_per_s(device_name: str, number_format: NumberFormat) -> float | None:
-    """Return the dense peak of a device, or None if it is not in the table, such as a part of a GPU (MIG)."""
-    found = find_peak(device_name)
-    return None if found is None else float(getattr(found, number_format))
+    """Return the dense peak of a device in a number format.
+
+    Returns:
+        The peak, or None as ``find_peak``.
+    """
+    peak = find_peak(device_name)
+    return None if peak is None else float(getattr(peak, number_format))
 
 
 def find_peak(device_name: str) -> Peak | None:
-    """Return the peak rates of a device, or None if it is not in the table, such as a part of a GPU (MIG)."""
+    """Return the peak rates of a device.
+
+    Returns:
+        The rates, or None if the device is not in the table, such as a part of a GPU
+        (MIG).
+    """
     words = set(device_name.replace("-", " ").split())
     if words & _PARTS:
         return None
-    return next((peak for peak in PEAKS if words.issuperset(peak.name.split())), None)
+    for peak in PEAKS:
+        if words.issuperset(peak.name.split()):
+            return peak
+    return None

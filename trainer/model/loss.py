@@ -16,10 +16,7 @@ from trainer.data.masking import IGNORED_LABEL
 
 
 def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
-    """Return the summed cross-entropy of logits, in fp32 or wider, shape ().
-
-    Ignored labels add nothing.
-    """
+    """Return the summed cross-entropy of logits, in fp32 or wider, shape ()."""
     return functional.cross_entropy(
         _wide(logits_KV), labels_K, ignore_index=IGNORED_LABEL, reduction="sum"
     )
@@ -28,11 +25,17 @@ def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tens
 def cross_entropy_in_place(
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Return ``cross_entropy`` that reads the logits once each way, and writes their gradient over them.
+    """Return a ``cross_entropy`` that writes the gradient of logits over them.
 
     A step's memory peaks where logits, its largest tensor, and their gradient are held.
-    ``compiled`` compiles a function into one kernel. Backward raises ``RuntimeError``
-    if anything else kept the logits for its own gradient.
+    The logits are read once each way.
+
+    Args:
+        compiled: Compiles a function into one kernel.
+
+    Returns:
+        The function. Its backward raises ``RuntimeError`` if anything else kept the
+        logits for its own gradient.
     """
     return functools.partial(
         _InPlace.apply, compiled(_loss_and_norm), compiled(_write_gradient)
@@ -40,6 +43,8 @@ def cross_entropy_in_place(
 
 
 class _InPlace(torch.autograd.Function):
+    """Loss whose backward writes the gradient over the saved logits."""
+
     @staticmethod
     def forward(
         ctx: Any, loss_and_norm: Any, write_gradient: Any, logits_KV: Any, labels_K: Any
@@ -59,15 +64,13 @@ class _InPlace(torch.autograd.Function):
 def _loss_and_norm(
     logits_KV: torch.Tensor, labels_K: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss, and the logarithm of the sum of exponentials of each row."""
+    """Return the loss, and the logarithm of the sum of exponentials of each slot."""
     wide_KV = _wide(logits_KV)
     largest_K1 = wide_KV.amax(1, keepdim=True)
     norm_K1 = largest_K1 + (wide_KV - largest_K1).exp().sum(1, keepdim=True).log()
     losses_K1 = norm_K1 - wide_KV.gather(1, labels_K.clamp_min(0).unsqueeze(1))
-    return (
-        losses_K1.masked_fill(labels_K.unsqueeze(1) == IGNORED_LABEL, 0).sum(),
-        norm_K1,
-    )
+    is_ignored_K1 = labels_K.unsqueeze(1) == IGNORED_LABEL
+    return losses_K1.masked_fill(is_ignored_K1, 0).sum(), norm_K1
 
 
 def _write_gradient(
@@ -76,13 +79,11 @@ def _write_gradient(
     norm_K1: torch.Tensor,
     gradient: torch.Tensor,
 ) -> None:
-    ids_V, label_K1 = (
-        torch.arange(logits_KV.shape[1], device=logits_KV.device),
-        labels_K.unsqueeze(1),
-    )
-    gradient_KV = (
-        (_wide(logits_KV) - norm_K1).exp() - (ids_V == label_K1).float()
-    ) * gradient
+    """Write the gradient of the logits, softmax less one-hot labels, over them."""
+    ids_V = torch.arange(logits_KV.shape[1], device=logits_KV.device)
+    label_K1 = labels_K.unsqueeze(1)
+    probability_KV = (_wide(logits_KV) - norm_K1).exp()
+    gradient_KV = (probability_KV - (ids_V == label_K1).float()) * gradient
     logits_KV.copy_(gradient_KV.masked_fill(label_K1 == IGNORED_LABEL, 0))
 
 
@@ -97,10 +98,7 @@ def liger_cross_entropy(
     labels_K: torch.Tensor,
     bias_V: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the summed cross-entropy of a linear layer's results, fp32, shape ().
-
-    Ignored labels add nothing.
-    """
+    """Return the summed cross-entropy of a linear layer's results, fp32, shape ()."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     loss: torch.Tensor = liger_fused_linear_cross_entropy(

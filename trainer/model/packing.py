@@ -1,4 +1,6 @@
-"""Proof that documents can share a sequence: a small copy of an encoder computes two of them packed, and each alone.
+"""Verification that documents can share a sequence.
+
+A small copy of an encoder computes two documents packed, and each alone.
 
 Shapes: S positions of a sequence, T = S, H heads, E dimensions of a head, K positions
 given to the head.
@@ -8,7 +10,7 @@ import copy
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import cast
 
@@ -34,16 +36,18 @@ from trainer.model.encoder import fresh_model, head_inputs, window_tokens
 from trainer.model.precision import WorkingCopies
 
 Ids = list[int]
-_NAME = "documents_of_probe"
-_TOKENS = 7, 9
-"""Tokens of the two documents: more than twice the window of ``_small``."""
+_ATTENTION_NAME = "documents_of_probe"
+"""Name under which transformers knows the attention function of this check."""
+_FIRST_TOKENS = 7
+_SECOND_TOKENS = 9
+"""Tokens of the two documents: more than twice the window of ``_small_config``."""
 _VOCAB_SIZE = 64
-_MOST_PARAMETERS = 40_000_000
+_MAX_PARAMETERS = 40_000_000
 """Limit of the small copy: some architectures have large parts besides the layers."""
 _TOLERANCE = 1e-4
 """Largest difference of fp32 logits, as a share of the largest logit, from sums in
 another order."""
-_RAISED = (
+_MODEL_ERRORS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -55,82 +59,108 @@ _RAISED = (
 """Errors of an architecture that gets arguments it does not know."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ProbeDocuments:
+    """Two documents, and another in place of each."""
+
+    first: Ids
+    second: Ids
+    other_first: Ids
+    other_second: Ids
+
+
 def verify_packing(config: PretrainedConfig) -> Packing | str:
-    """Return how an architecture takes packed sequences, or the reason why it cannot.
+    """Return how an architecture takes packed sequences.
 
     The logits of packed documents must equal those of each document alone, with its
     padding mask as transformers builds it, and must not change by a single bit if all
     tokens of the other document do.
+
+    Returns:
+        How it takes them, or the reason why it cannot.
     """
-    return cast("Packing | str", _found(_packing, config))
+    return cast("Packing | str", _check_small_copy(_check_packing, config))
 
 
 def verify_working_copies(config: PretrainedConfig) -> str | None:
-    """Return the reason why an architecture cannot compute with working copies of its weights; None if it can."""
-    return cast("str | None", _found(_against_copies, config))
+    """Check that an architecture can compute with working copies of its weights.
+
+    Returns:
+        The reason why it cannot, or None if it can.
+    """
+    return cast("str | None", _check_small_copy(_check_working_copies, config))
 
 
-def _found(
-    prove: Callable[[PreTrainedModel], object], config: PretrainedConfig
+def _check_small_copy(
+    check: Callable[[PreTrainedModel], object], config: PretrainedConfig
 ) -> object:
-    # BigBird's choice by length.
+    """Return the result of a check of a small copy, or why there can be no copy."""
+    # BigBird chooses its attention by length.
     if getattr(config, "attention_type", "original_full") != "original_full":
         return "its attention is sparse in sequences longer than a probe"
-    why = ""
-    for narrow in (True, False):  # some architectures have sizes that depend on others
+    reason = ""
+    # Some architectures have sizes that depend on others, and fail if only some shrink.
+    for narrow in (True, False):
         try:
-            return _proved(
-                prove, _small(config, narrow=narrow).to_json_string(use_diff=False)
-            )
-        except (*_RAISED, BadConfig) as error:
-            why = f"a small copy of it cannot be computed ({_line(error)})"
-    return why
+            small = _small_config(config, narrow=narrow)
+            return _check_built(check, small.to_json_string(use_diff=False))
+        except (*_MODEL_ERRORS, BadConfig) as error:
+            reason = f"a small copy of it cannot be computed ({_first_line(error)})"
+    return reason
 
 
-def _small(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
-    """Return the config with few layers, of each kind.
+def _small_config(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
+    """Return the config with few layers, one or more of each kind.
 
-    ``narrow`` also with few heads of the same size.
+    ``narrow`` also leaves few heads, of the same size.
     """
     small = copy.deepcopy(config)
-    kinds = getattr(config, "layer_types", None)
     small.num_hidden_layers = min(config.num_hidden_layers, 2)
+    kinds = getattr(config, "layer_types", None)
     if kinds:
-        small.layer_types = (list(dict.fromkeys(kinds)) * 2)[: max(2, len(set(kinds)))]
+        each_kind = list(dict.fromkeys(kinds))
+        small.layer_types = (each_kind * 2)[: max(2, len(each_kind))]
         small.num_hidden_layers = len(small.layer_types)
-    heads = min(config.num_attention_heads, 2)
-    keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    changes = {
-        "hidden_size": config.hidden_size // config.num_attention_heads * heads,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 1 if keys < config.num_attention_heads else heads,
-        "intermediate_size": 64,
-        "hidden_dim": 64,
-    }
     if narrow:
-        for key in changes.keys() & set(dir(config)):
-            setattr(small, key, changes[key])
+        sizes = _narrow_sizes(config)
+        for key in sizes.keys() & set(dir(config)):
+            setattr(small, key, sizes[key])
     if window_tokens(config) is not None:
         small.sliding_window = 2
-    ids = [
+    special_ids = [
         value
         for key, value in vars(config).items()
         if key.endswith("_token_id") and isinstance(value, int)
     ]
-    small.vocab_size = min(config.vocab_size, _VOCAB_SIZE + max(ids))
+    small.vocab_size = min(config.vocab_size, _VOCAB_SIZE + max(special_ids))
     return small
 
 
+def _narrow_sizes(config: PretrainedConfig) -> dict[str, int]:
+    """Return sizes of a narrow copy, by the keys that architectures give them."""
+    heads = min(config.num_attention_heads, 2)
+    key_heads = (
+        getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    )
+    has_grouped_queries = key_heads < config.num_attention_heads
+    return {
+        "hidden_size": config.hidden_size // config.num_attention_heads * heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 1 if has_grouped_queries else heads,
+        "intermediate_size": 64,
+        "hidden_dim": 64,
+    }
+
+
 @functools.cache
-def _proved(prove: Callable[[PreTrainedModel], object], small: str) -> object:
+def _check_built(check: Callable[[PreTrainedModel], object], small: str) -> object:
+    """Return the result of a check of the model of this config, as JSON."""
     values = json.loads(small)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     with _disable_current_modes():
-        size = sum(
-            parameter.numel()
-            for parameter in fresh_model(config, torch.device("meta")).parameters()
-        )
-    if size > _MOST_PARAMETERS:
+        on_meta = fresh_model(config, torch.device("meta"))
+        size = sum(parameter.numel() for parameter in on_meta.parameters())
+    if size > _MAX_PARAMETERS:
         raise ValueError(f"even with few layers it has {size:,} parameters")
     # Outside of all modes, as a trace would record the probe, and with the generator
     # left as it was.
@@ -140,108 +170,148 @@ def _proved(prove: Callable[[PreTrainedModel], object], small: str) -> object:
         torch.random.fork_rng([]),
     ):
         model = fresh_model(config, torch.device("cpu")).eval()
-        for values in (one.data for one in model.parameters() if one.requires_grad):
-            # Away from zeros, ones and small values, which would hide an influence.
-            if values.dim() > 1:
-                values.normal_(std=2 * values.shape[-1] ** -0.5)
-            else:
-                values.add_(torch.randn_like(values), alpha=0.2)
-        return prove(model)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                _randomise(parameter.data)
+        return check(model)
+
+
+def _randomise(values: torch.Tensor) -> None:
+    """Move values away from zeros, ones and small values.
+
+    These would hide an influence.
+    """
+    if values.dim() > 1:
+        values.normal_(std=2 * values.shape[-1] ** -0.5)
+    else:
+        values.add_(torch.randn_like(values), alpha=0.2)
 
 
 @torch.no_grad()
-def _packing(model: PreTrainedModel) -> Packing | str:
+def _check_packing(model: PreTrainedModel) -> Packing | str:
     AttentionInterface.register(
-        _NAME, functools.partial(attend_within_documents, attend=_attend_plainly)
+        _ATTENTION_NAME,
+        functools.partial(attend_within_documents, attend=_attend_plainly),
     )
-    documents = _documents(model.config)
-    together = torch.cat([_alone(model, ids) for ids in documents[:2]])
-    why: list[str] = []
-    for embeds, first_position in product(
+    documents = _probe_documents(model.config)
+    expected = torch.cat(
+        [
+            _logits_alone(model, documents.first),
+            _logits_alone(model, documents.second),
+        ]
+    )
+    reasons: list[str] = []
+    for needs_embeddings, first_position in product(
         (False, True), (0, model.config.pad_token_id + 1)
     ):
-        packing = Packing(first_position=first_position, needs_embeddings=embeds)
-        found = _against(
-            functools.partial(_logits, model, "sdpa", packing), documents, together
+        packing = Packing(
+            first_position=first_position, needs_embeddings=needs_embeddings
         )
-        if found is None:
-            model.config._attn_implementation = _NAME
-            varlen = _against(
-                functools.partial(_logits, model, "varlen", packing),
-                documents,
-                together,
-            )
-            return replace(packing, no_varlen_reason=varlen)
-        why.append(found)
-    return why[0]
+        run_sdpa = functools.partial(_packed_logits, model, "sdpa", packing)
+        sdpa_reason = _reason_against(run_sdpa, documents, expected)
+        if sdpa_reason is None:
+            model.config._attn_implementation = _ATTENTION_NAME
+            run_varlen = functools.partial(_packed_logits, model, "varlen", packing)
+            varlen_reason = _reason_against(run_varlen, documents, expected)
+            return replace(packing, no_varlen_reason=varlen_reason)
+        reasons.append(sdpa_reason)
+    # The first one is of the usual way.
+    return reasons[0]
 
 
-def _against_copies(model: PreTrainedModel) -> str | None:
-    # In fp32, logits and gradients must be those without copies; in bf16, autocast must
-    # accept them.
-    wide, narrow = copy.deepcopy(model), copy.deepcopy(model)
-    WorkingCopies(wide, dtype=torch.float32)
-    for one, other in zip(_learned(model), _learned(wide), strict=True):
-        if not (one - other).abs().max() <= _TOLERANCE * one.abs().max():
+def _check_working_copies(model: PreTrainedModel) -> str | None:
+    # In fp32, logits and gradients must be those without copies.
+    with_copies = copy.deepcopy(model)
+    WorkingCopies(with_copies, dtype=torch.float32)
+    # In bf16, autocast must accept them.
+    in_bf16 = copy.deepcopy(model)
+    for expected, actual in zip(
+        _logits_and_gradient(model), _logits_and_gradient(with_copies), strict=True
+    ):
+        if not _is_close(actual, expected):
             return "its linear layers are called in another order, or with other inputs"
-    WorkingCopies(narrow)
+    WorkingCopies(in_bf16)
     with torch.autocast("cpu", torch.bfloat16):
-        _learned(narrow)
+        _logits_and_gradient(in_bf16)
     return None
 
 
-def _learned(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits of a document, and the gradient of their squares with respect to all parameters."""
-    logits = _alone(model, _documents(model.config)[0])
-    trained = [one for one in model.parameters() if one.requires_grad]
+def _is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return True if values are equal but for sums in another order; False for NaN."""
+    error = (actual - expected).abs().max()
+    return bool(error <= _TOLERANCE * expected.abs().max())
+
+
+def _logits_and_gradient(
+    model: PreTrainedModel,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of a document, and the gradient of the sum of their squares.
+
+    The gradient is with respect to all parameters, flattened.
+    """
+    logits = _logits_alone(model, _probe_documents(model.config).first)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(
         logits.float().square().sum(), trained, materialize_grads=True
     )
-    return logits, torch.cat([one.flatten() for one in gradients])
+    return logits, torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def _documents(config: PretrainedConfig) -> tuple[Ids, Ids, Ids, Ids]:
-    """Return two documents, and another in place of each, with mask tokens at other positions."""
+def _probe_documents(config: PretrainedConfig) -> _ProbeDocuments:
+    """Return documents of ordinary tokens, with mask tokens at different positions."""
     special = {
         value for key, value in vars(config).items() if key.endswith("_token_id")
     }
-    plain = [number for number in range(config.vocab_size) if number not in special]
-    first, second = (
-        [plain[number + tokens] for number in range(tokens)] for tokens in _TOKENS
+    ordinary = [number for number in range(config.vocab_size) if number not in special]
+    # Indexed, not sliced: a vocabulary that is too small raises an error.
+    first = [ordinary[_FIRST_TOKENS + index] for index in range(_FIRST_TOKENS)]
+    second = [ordinary[_SECOND_TOKENS + index] for index in range(_SECOND_TOKENS)]
+    # From the end of the vocabulary, so that all tokens differ.
+    other_first = [ordinary[-1 - index] for index in range(_FIRST_TOKENS)]
+    other_second = [ordinary[-1 - index] for index in range(_SECOND_TOKENS)]
+    for document, positions in ((first, (2,)), (second, (3,)), (other_first, (1, 4))):
+        for position in positions:
+            document[position] = config.mask_token_id
+    return _ProbeDocuments(
+        first=first,
+        second=second,
+        other_first=other_first,
+        other_second=other_second,
     )
-    other_first, other_second = (
-        [plain[-1 - number] for number in range(tokens)] for tokens in _TOKENS
-    )
-    first[2] = second[3] = other_first[1] = other_first[4] = config.mask_token_id
-    return first, second, other_first, other_second
 
 
-def _against(
+def _reason_against(
     run: Callable[[Ids, Ids], torch.Tensor],
-    documents: tuple[Ids, Ids, Ids, Ids],
-    together: torch.Tensor,
+    documents: _ProbeDocuments,
+    expected: torch.Tensor,
 ) -> str | None:
     """Return the reason why packed documents cannot be computed this way.
 
-    None if there is none.
+    Args:
+        run: Returns the logits of two packed documents.
+        documents: The documents.
+        expected: Logits of the first two, each computed alone.
+
+    Returns:
+        The reason, or None if they can.
     """
-    first, second, other_first, other_second = documents
+    first_tokens = len(documents.first)
     try:
-        packed = run(first, second)
-        unchanged = (
-            run(first, other_second)[: len(first)],
-            run(other_first, second)[len(first) :],
-        )
-    except _RAISED as error:
-        return f"it does not take the bounds of documents ({_line(error)})"
-    if not torch.equal(torch.cat(unchanged), packed):
+        packed = run(documents.first, documents.second)
+        beside_other = run(documents.first, documents.other_second)
+        behind_other = run(documents.other_first, documents.second)
+    except _MODEL_ERRORS as error:
+        return f"it does not take the bounds of documents ({_first_line(error)})"
+    unchanged = torch.cat([beside_other[:first_tokens], behind_other[first_tokens:]])
+    if not torch.equal(unchanged, packed):
         return "packed documents influence each other"
-    if not (packed - together).abs().max() <= _TOLERANCE * together.abs().max():
+    if not _is_close(packed, expected):
         return "packed documents have other logits than each alone"
     return None
 
 
-def _alone(model: PreTrainedModel, ids: Ids) -> torch.Tensor:
+def _logits_alone(model: PreTrainedModel, ids: Ids) -> torch.Tensor:
+    """Return the logits of a document that has the sequence to itself."""
     ids_BS = torch.tensor([ids])
     logits: torch.Tensor = model(
         input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)
@@ -249,23 +319,23 @@ def _alone(model: PreTrainedModel, ids: Ids) -> torch.Tensor:
     return logits[0]
 
 
-def _logits(
+def _packed_logits(
     model: PreTrainedModel,
     kind: AttentionKind,
     packing: Packing,
     first: Ids,
     second: Ids,
 ) -> torch.Tensor:
-    """Return the logits of all tokens of two packed documents, through a sparse head."""
+    """Return the logits of two packed documents, through a sparse head."""
     tokens = len(first) + len(second)
-    ids = torch.tensor([[*first, *second, *[model.config.pad_token_id] * 2]])
-    places = torch.arange(tokens, dtype=torch.int32)
+    padding = [model.config.pad_token_id] * 2
+    positions = torch.arange(tokens, dtype=torch.int32)
     batch = MicroBatch(
-        ids_BS=ids,
-        starts_N=places[[0, len(first)]],
+        ids_BS=torch.tensor([[*first, *second, *padding]]),
+        starts_N=positions[[0, len(first)]],
         tokens_N=torch.tensor([len(first), len(second)]).int(),
-        predicted_P=places,
-        targets_P=places,
+        predicted_P=positions,
+        targets_P=positions,
         non_padding_tokens=tokens,
         predicted_tokens=tokens,
         most_predicted_in_sequence=tokens,
@@ -279,7 +349,7 @@ def _logits(
         dtype=torch.float32,
         window_tokens=window_tokens(model.config),
     )
-    with head_inputs(model, places.long()):
+    with head_inputs(model, positions.long()):
         logits: torch.Tensor = model(**inputs.arguments).logits
     return logits[0]
 
@@ -295,19 +365,18 @@ def _attend_plainly(
     **_: object,
 ) -> torch.Tensor:
     """Compute ``attend_documents`` under a mask, on a CPU."""
-    place_T = torch.arange(len(query_THE))
-    document_T = torch.searchsorted(query_edges.long(), place_T, right=True)
+    position_T = torch.arange(len(query_THE))
+    document_T = torch.searchsorted(query_edges.long(), position_T, right=True)
     reach = len(query_THE) if window_tokens is None else window_tokens
-    allowed_TT = (document_T[:, None] == document_T) & (
-        (place_T[:, None] - place_T).abs() <= reach
-    )
-    query, key, value = (
+    is_same_document_TT = document_T[:, None] == document_T
+    is_near_TT = (position_T[:, None] - position_T).abs() <= reach
+    query_HTE, key_HTE, value_HTE = (
         tensor.transpose(0, 1) for tensor in (query_THE, key_THE, value_THE)
     )
     return functional.scaled_dot_product_attention(
-        query, key, value, allowed_TT, scale=scale
+        query_HTE, key_HTE, value_HTE, is_same_document_TT & is_near_TT, scale=scale
     ).transpose(0, 1)
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:100]

@@ -121,9 +121,9 @@ def test_an_encoder_that_cannot_compute_with_working_copies_is_found_with_the_re
         return model
 
     monkeypatch.setattr(packing, "fresh_model", with_keys_of_another_input)
-    packing._proved.cache_clear()
+    packing._check_built.cache_clear()
     assert reason in verify_working_copies(_config(model_type))
-    packing._proved.cache_clear()
+    packing._check_built.cache_clear()
 
 
 def test_an_attention_of_an_encoders_own_leaves_no_choice_but_a_mask():
@@ -149,7 +149,7 @@ def test_an_attention_of_an_encoders_own_leaves_no_choice_but_a_mask():
 )
 def test_what_would_mix_or_move_documents_is_found(broken, reason, monkeypatch):
     """The probe's own path, with one part of it wrong."""
-    packing._proved.cache_clear()
+    packing._check_built.cache_clear()
     places = attention.document_positions
 
     def wrong(batch):
@@ -163,7 +163,7 @@ def test_what_would_mix_or_move_documents_is_found(broken, reason, monkeypatch):
     else:
         monkeypatch.setattr(attention, "document_positions", wrong)
     assert reason in verify_packing(_config("bert"))
-    packing._proved.cache_clear()
+    packing._check_built.cache_clear()
 
 
 def test_a_probe_leaves_random_numbers_and_modes_as_they_were():
@@ -174,7 +174,7 @@ def test_a_probe_leaves_random_numbers_and_modes_as_they_were():
             Watch.seen += 1
             return func(*args, **(kwargs or {}))
 
-    packing._proved.cache_clear()
+    packing._check_built.cache_clear()
     config, state = _config("bert"), torch.get_rng_state()
     with Watch(), torch.device("meta"):
         assert verify_packing(config) == Packing()
