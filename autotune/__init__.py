@@ -1,6 +1,11 @@
-"""Advisor and autotuner for pretraining.
+"""Advisor and autotuner for encoder pretraining.
 
-Importing this package does not import torch.
+It finds the fastest settings for a training, advises on its bottleneck, and plans its
+cost; ``trainer`` then runs it. From Python, use ``find_batch_size`` and
+``find_num_workers`` for a training loop of your own. Everything else is a command:
+``cli`` registers them, and each package, such as ``tune`` or ``advice``, has its own
+``command`` module, where to begin reading. Importing this package does not import
+torch.
 """
 
 from typing import TYPE_CHECKING, Any

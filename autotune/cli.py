@@ -73,7 +73,7 @@ def _options(
 ) -> None:
     """Declare the options that stand before a command.
 
-    ``run`` answers ``--version``.
+    They are for help only: ``run`` answers ``--version``.
     """
 
 
@@ -93,18 +93,24 @@ def run(arguments: list[str]) -> int:
     plain = plain_arguments(arguments)
     app = application(None if COMPLETION_VARIABLE in os.environ else plain[:1])
     try:
-        code = int(
-            app(list(plain), obj=plain, prog_name="autotune", standalone_mode=False)
-            or 0
+        result = app(
+            list(plain), obj=plain, prog_name="autotune", standalone_mode=False
         )
     except SystemExit as stop:
+        # As Python itself: no code is success, and a text is failure.
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except (TyperException, AutotuneError, TrainerError) as error:
-        failure = (
-            usage_error(error, plain) if isinstance(error, TyperException) else error
-        )
-        sys.stderr.write(error_text(failure.message, failure.next_step, failure.docs))
-        return failure.exit_code
-    if code == EXIT_INTERRUPTED:
+    except TyperException as error:
+        return _report_error(usage_error(error, plain))
+    except (AutotuneError, TrainerError) as error:
+        return _report_error(error)
+    # Commands return their exit code, or None for 0.
+    exit_code = int(result or 0)
+    if exit_code == EXIT_INTERRUPTED:
         sys.stderr.write(INTERRUPTED)
-    return code
+    return exit_code
+
+
+def _report_error(error: AutotuneError | TrainerError) -> int:
+    """Write the message of an error, and return its exit code."""
+    sys.stderr.write(error_text(error.message, error.next_step, error.docs))
+    return error.exit_code

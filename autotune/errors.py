@@ -1,18 +1,43 @@
-"""Errors that you can act on, and the exit code of each."""
+"""Errors that you can act on, and the exit code of each.
+
+    AutotuneError
+    ├── UsageError          2
+    ├── BadInput            3
+    ├── ExceedsMemory       4
+    ├── MachineLacks        5
+    ├── ProfileRejected     6
+    ├── NotCheckable        7
+    ├── Undecided           8
+    │   └── OutOfTime       8
+    ├── Slower              9
+    ├── InternalError      70
+    ├── StartAgain         75
+    └── StoppedWaiting    130
+
+Errors of the trainer (``trainer.errors``) use the same numbers.
+"""
 
 from trainer.errors import printable
 
 
 class AutotuneError(Exception):
-    """An error that you can act on: what failed, the next step, and the section of ``docs/faq.md`` about it, if any."""
+    """An error that you can act on.
+
+    Args:
+        message: What failed, with the value that caused it, and why.
+        next_step: What to do about it, with the exact command.
+        docs: Section of ``docs/faq.md`` about it; by default that of the class.
+    """
 
     exit_code = 70
     docs: str | None = None
+    """Section of ``docs/faq.md`` about these errors, if any."""
 
     def __init_subclass__(
         cls, *, exit_code: int | None = None, docs: str | None = None
     ) -> None:
-        cls.exit_code, cls.docs = exit_code or cls.exit_code, docs or cls.docs
+        cls.exit_code = exit_code or cls.exit_code
+        cls.docs = docs or cls.docs
 
     def __init__(
         self, message: str, *, next_step: str, docs: str | None = None
@@ -40,7 +65,10 @@ class MachineLacks(AutotuneError, exit_code=5):
 
 
 class ProfileRejected(AutotuneError, exit_code=6, docs="profile-mismatch"):
-    """The profile does not match this machine, model or data, or tuning steps were run out of order."""
+    """The profile does not match this machine, model or data.
+
+    Or tuning steps were run out of order.
+    """
 
 
 class NotCheckable(AutotuneError, exit_code=7):
