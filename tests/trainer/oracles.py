@@ -1,7 +1,9 @@
-"""Plain implementations that tests compare the trainer's fast ones with.
+"""Plain computations that tests compare the trainer's fast ones with.
 
 And models small enough for a CPU.
 """
+
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,8 +20,14 @@ from trainer.distributed.optimizer import unwrap_optimizer
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import StepResult
 
-Learned = tuple[float, dict[str, torch.Tensor]]
-"""Loss and gradients, by name, of one step."""
+
+class Learned(NamedTuple):
+    """Loss of a step, and the gradient of each parameter by name."""
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+
+
 FAMILIES = ("bert", "roberta", "modernbert")
 _SMALL = {"hidden_size": 32, "num_attention_heads": 2}
 SHAPES = {
@@ -86,47 +94,47 @@ def attend_within_edges(
     *,
     scale=None,
     window_size,
-    shortest=0,
+    min_length=0,
 ):
-    """Varlen attention under a mask.
+    """Compute varlen attention under a mask.
 
-    Its graph does not depend on the number of documents.
+    It compiles once for all numbers of documents. Like the kernels, it requires that
+    edges cover everything, and that no document exceeds the given lengths;
+    ``min_length`` is 1 for kernels that take no empty document.
     """
     if not torch.compiler.is_compiling():
-        _check_edges(query_edges, len(query_THE), shortest, max_query_length)
-        _check_edges(key_edges, len(key_THE), shortest, max_key_length)
-    query_documents = _document_of_each_token(query_edges, len(query_THE))
-    key_documents = _document_of_each_token(key_edges, len(key_THE))
-    allowed = query_documents[:, None] == key_documents
+        _check_edges(query_edges, len(query_THE), min_length, max_query_length)
+        _check_edges(key_edges, len(key_THE), min_length, max_key_length)
+    query_document_T = _document_of_position(query_edges, len(query_THE))
+    key_document_U = _document_of_position(key_edges, len(key_THE))
+    is_allowed_TU = query_document_T[:, None] == key_document_U
     reach = window_size[0]
-    if 0 <= reach < max_key_length:  # then every token has a query
-        positions = torch.arange(len(key_THE))
-        distances = (positions[:, None] - positions).abs()
-        allowed = allowed & (distances <= reach)
+    if 0 <= reach < max_key_length:
+        # Only the sparse last layer has fewer queries than keys, and it has no window.
+        position_U = torch.arange(len(key_THE))
+        distance_UU = (position_U[:, None] - position_U).abs()
+        is_allowed_TU = is_allowed_TU & (distance_UU <= reach)
+    query_HTE, key_HUE, value_HUE = (
+        tensor.transpose(0, 1) for tensor in (query_THE, key_THE, value_THE)
+    )
     return functional.scaled_dot_product_attention(
-        query_THE.transpose(0, 1),
-        key_THE.transpose(0, 1),
-        value_THE.transpose(0, 1),
-        attn_mask=allowed,
-        scale=scale,
+        query_HTE, key_HUE, value_HUE, attn_mask=is_allowed_TU, scale=scale
     ).transpose(0, 1)
 
 
-def _check_edges(edges, tokens, shortest, longest) -> None:
-    """Assert that edges split so many tokens into documents of possible lengths."""
-    assert (int(edges[0]), int(edges[-1])) == (0, tokens)
+def _check_edges(edges, positions: int, min_length: int, max_length: int) -> None:
+    assert (int(edges[0]), int(edges[-1])) == (0, positions)
     lengths = edges.diff()
-    assert shortest <= int(lengths.min()) <= int(lengths.max()) <= longest
+    assert min_length <= int(lengths.min()) <= int(lengths.max()) <= max_length
 
 
-def _document_of_each_token(edges, tokens) -> torch.Tensor:
-    return torch.searchsorted(
-        edges, torch.arange(tokens, dtype=edges.dtype), right=True
-    )
+def _document_of_position(edges, positions: int) -> torch.Tensor:
+    position_T = torch.arange(positions, dtype=edges.dtype)
+    return torch.searchsorted(edges, position_T, right=True)
 
 
 def config_of(family: str = "bert", **changes) -> TrainConfig:
-    """Settings of a tiny model of an architecture, without dropout."""
+    """Return the configuration of a tiny model without dropout."""
     settings = {
         "model": ModelSettings(name="m", config=SHAPES[family]),
         "seq_length_tokens": 64,
@@ -139,7 +147,7 @@ def config_of(family: str = "bert", **changes) -> TrainConfig:
 
 
 def training_of(config: TrainConfig, dataset: TokenDataset) -> Training:
-    """Build a training on a single rank."""
+    """Build a training of one rank."""
     ranks = join_ranks(config, environment={})
     return build_training(
         config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
@@ -152,8 +160,10 @@ def micro_batches(
     """Return the micro-batches of the first optimizer steps."""
     plan = make_plan(config, len(dataset), world_size=1)
     source = MicroBatchSource(dataset, config, plan)
-    plans = micro_batch_plans(dataset, config, plan, 0, steps=steps)
-    return [source.__getitems__(micro_batch_plan) for micro_batch_plan in plans]
+    return [
+        source.__getitems__(sequences)
+        for sequences in micro_batch_plans(dataset, config, plan, 0, steps=steps)
+    ]
 
 
 def result_of(
@@ -166,9 +176,10 @@ def result_of(
     computed_s=0.0,
     departed_s=None,
 ) -> StepResult:
-    """Make up the result of a step."""
+    """Return the result of a step that was not computed."""
     began = DeviceEvent(0.0)
     computed = DeviceEvent(computed_s)
+    departed = None if departed_s is None else DeviceEvent(departed_s)
     return StepResult(
         loss=torch.tensor(loss, dtype=torch.float64),
         grad_norm=torch.tensor(norm, dtype=torch.float64),
@@ -178,56 +189,56 @@ def result_of(
         began=began,
         count_requested=began,
         count_received=began,
-        departed=None if departed_s is None else DeviceEvent(departed_s),
+        departed=departed,
         reduced=computed,
         updated=computed,
     )
 
 
 def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
-    """Take a step; return its loss and the gradients as the optimizer gets them."""
+    """Return loss and gradients of one step, as the optimizer gets them."""
     gradients: dict[str, torch.Tensor] = {}
 
-    def keep_gradients(*_):
+    def record_gradients(*_):
         divisor = unwrap_optimizer(training.optimizer).grad_scale
         for name, parameter in training.module.named_parameters():
             if parameter.grad is not None:
                 gradients[name] = parameter.grad / divisor
 
-    handle = training.optimizer.register_step_pre_hook(keep_gradients)
+    handle = training.optimizer.register_step_pre_hook(record_gradients)
     result = training.step.run(batches, 0.0)
     handle.remove()
-    return float(result.loss), gradients
+    return Learned(loss=float(result.loss), gradients=gradients)
 
 
 def state_of_training(training: Training) -> dict[str, torch.Tensor]:
-    """Copy the weights and the optimizer's state, by name."""
+    """Return a copy of the weights and of the optimizer's state, by name."""
     ranks = join_ranks(config_of(), environment={})
     return {shard.name: shard.local.clone() for shard in tensor_shards(training, ranks)}
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    """Return True if two states are equal to the last bit."""
     return first.keys() == second.keys() and all(
         torch.equal(first[name], second[name]) for name in first
     )
 
 
 def norm_of(gradients: dict[str, torch.Tensor]) -> float:
-    squares = [float((gradient.double() ** 2).sum()) for gradient in gradients.values()]
+    """Return the L2 norm of a whole gradient."""
+    squares = (float((gradient.double() ** 2).sum()) for gradient in gradients.values())
     return sum(squares) ** 0.5
 
 
 def learned(config: TrainConfig, dataset: TokenDataset) -> Learned:
-    """Return the loss and gradients of a training's first step."""
+    """Return loss and gradients of the first step of a training."""
     return gradients_of(training_of(config, dataset), micro_batches(dataset, config))
 
 
-def check_alike(first: Learned, second: Learned, *, loss=1e-6, gradient=1e-6) -> None:
+def check_alike(actual: Learned, expected: Learned, *, loss=1e-6, gradient=1e-6):
     """Assert that losses and gradients differ by less than such shares."""
-    first_loss, first_gradients = first
-    second_loss, second_gradients = second
-    assert first_loss == pytest.approx(second_loss, rel=loss)
-    assert relative_distance(second_gradients, first_gradients) < gradient
+    assert actual.loss == pytest.approx(expected.loss, rel=loss)
+    assert relative_distance(expected.gradients, actual.gradients) < gradient
 
 
 def relative_distance(
@@ -235,5 +246,5 @@ def relative_distance(
 ) -> float:
     """Return the L2 distance of two whole gradients over the norm of the first."""
     assert first.keys() == second.keys()
-    difference = {name: first[name] - second[name] for name in first}
-    return norm_of(difference) / norm_of(first)
+    differences = {name: first[name] - second[name] for name in first}
+    return norm_of(differences) / norm_of(first)

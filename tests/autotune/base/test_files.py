@@ -9,7 +9,7 @@ from autotune.base.files import check_writable, readable_json, write_atomically
 from autotune.errors import BadInput
 from autotune.trials.trial_log import TrialLog, read_trial_log
 
-_ANEW = settings(
+_FRESH_DIRECTORIES = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     max_examples=60,
     deadline=None,
@@ -21,7 +21,7 @@ def _numbers(directory) -> list[int]:
 
 
 def _append(directory, *numbers: int, writer: str = "w") -> Path:
-    """Append records by a new writer; its file."""
+    """Append records by a new writer, and return its file."""
     trial_log = TrialLog(directory, writer)
     for number in numbers:
         trial_log.append(
@@ -30,34 +30,33 @@ def _append(directory, *numbers: int, writer: str = "w") -> Path:
     return trial_log._file
 
 
-def test_records_come_back_in_the_order_of_their_times_whoever_wrote_them(tmp_path):
+def test_records_of_all_writers_are_in_time_order(tmp_path):
     assert _numbers(tmp_path / "none") == []
     _append(tmp_path, 0, 2, writer="one")
     _append(tmp_path, 1, 3, writer="other")
     assert _numbers(tmp_path) == [0, 1, 2, 3]
 
 
-@_ANEW
+@_FRESH_DIRECTORIES
 @given(cut=st.integers(0, 400))
-def test_a_torn_tail_costs_only_what_it_tore(tmp_path_factory, cut):
+def test_torn_tail_costs_only_torn_records(tmp_path_factory, cut):
     path = _append(tmp_path_factory.mktemp("trial_log"), 0, 1, 2)
     raw = path.read_bytes()
     path.write_bytes(raw[: max(0, len(raw) - cut)])
     numbers = _numbers(path.parent)
     assert numbers == list(range(len(numbers)))
-    # What a later writer adds is not touched by the torn line: it has a file of its
-    # own.
+    # A later writer has a file of its own, so the torn line does not touch its records.
     _append(path.parent, 9)
     assert _numbers(path.parent) == [*numbers, 9]
 
 
-@_ANEW
-@given(place=st.integers(0, 10_000), value=st.integers(0, 255))
-def test_a_changed_byte_never_becomes_another_record(tmp_path_factory, place, value):
+@_FRESH_DIRECTORIES
+@given(index=st.integers(0, 10_000), value=st.integers(0, 255))
+def test_changed_byte_never_makes_another_record(tmp_path_factory, index, value):
     path = _append(tmp_path_factory.mktemp("trial_log"), 0)
     (record,), _ = read_trial_log(path.parent)
     raw = bytearray(path.read_bytes())
-    raw[place % len(raw)] = value
+    raw[index % len(raw)] = value
     path.write_bytes(bytes(raw))
     assert read_trial_log(path.parent)[0] in ([], [record])
 
@@ -66,36 +65,46 @@ def test_a_changed_byte_never_becomes_another_record(tmp_path_factory, place, va
     "line",
     [b"null", b"[]", b"{}", b'{"record": 1, "sha256": "x"}', b"[" * 100_000, b"\xff"],
 )
-def test_lines_from_strangers_are_counted_and_left_out(tmp_path, line):
+def test_counts_foreign_lines(tmp_path, line):
     (tmp_path / "x.jsonl").write_bytes(line + b"\n")
     assert read_trial_log(tmp_path) == ([], 1)
 
 
-def test_a_file_is_replaced_whole_and_nothing_else_is_left_there(tmp_path):
-    path = tmp_path / "deep" / "p.toml"
-    check_writable(path.parent)
+def test_check_leaves_no_files(tmp_path):
+    check_writable(tmp_path / "deep")
     assert list(tmp_path.iterdir()) == []
-    for text in ("old", "new"):
-        write_atomically(path, text)
+
+
+def test_replaces_file_and_leaves_no_other(tmp_path):
+    path = tmp_path / "deep" / "p.toml"
+    write_atomically(path, "old")
+    write_atomically(path, "new")
     assert path.read_text() == "new"
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_place_that_cannot_be_written_and_a_full_disk_are_bad_input(tmp_path):
-    blocked, trial_log = tmp_path / "file", TrialLog(tmp_path, "w")
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(check_writable, id="check"),
+        pytest.param(lambda path: write_atomically(path, ""), id="write"),
+    ],
+)
+def test_path_that_cannot_be_written_is_bad_input(write, tmp_path):
+    blocked = tmp_path / "file"
     blocked.write_text("")
-    for refuse in (
-        lambda: check_writable(blocked / "x"),
-        lambda: write_atomically(blocked / "x", ""),
-    ):
-        with pytest.raises(BadInput, match="cannot write"):
-            refuse()
+    with pytest.raises(BadInput, match="cannot write"):
+        write(blocked / "x")
+
+
+def test_full_disk_is_bad_input(tmp_path):
+    trial_log = TrialLog(tmp_path, "w")
     trial_log._file.symlink_to("/dev/full")
     with pytest.raises(BadInput, match="No space left"):
         trial_log.append({"number": 1})
 
 
-_PLAIN = st.recursive(
+_JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
@@ -105,12 +114,12 @@ _PLAIN = st.recursive(
 )
 
 
-@given(value=_PLAIN)
-def test_rows_of_json_are_the_same_value(value):
+@given(value=_JSON_VALUES)
+def test_readable_json_is_the_same_value(value):
     assert json.loads(readable_json(value)) == value
 
 
-def test_each_row_of_a_long_table_stands_on_a_line():
+def test_each_row_of_long_table_has_a_line():
     rows = [{"name": f"row {number}", "figures": [number] * 100} for number in range(4)]
     lines = readable_json({"bars": [], "rows": rows}).splitlines()
     assert len(lines) == len(rows) + 5

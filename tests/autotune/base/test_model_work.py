@@ -3,10 +3,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.base import model_work as shapes
 from autotune.base.model_work import (
     estimate_vocab_size,
     expected_model_work,
+    gradient_parts,
     largest_gather_bytes,
 )
 from trainer.build import model_work
@@ -14,6 +14,7 @@ from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import SpecialIds
 from trainer.model.encoder import build_config, build_model
+from trainer.model.flops import ModelWork
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 5000
@@ -21,43 +22,55 @@ MODERNBERT = PRESETS["modernbert-base"] | {
     "num_hidden_layers": 2,
     "local_attention": 64,
 }
-BERT = TrainConfig(model=ModelSettings(name="m", config=PRESETS["bert-120m"]))
+BERT_LAYER_WEIGHTS = 4 * 768**2 + 2 * 768 * 3072
+LAST_LAYER_SLIDING = {
+    "one layer of full attention": ["full_attention", "sliding_attention"],
+    "no layer of full attention": ["sliding_attention", "sliding_attention"],
+}
+SHAPES = PRESETS | {
+    name: MODERNBERT | {"layer_types": kinds}
+    for name, kinds in LAST_LAYER_SLIDING.items()
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
-KINDS = ("full_attention", "sliding_attention")
-SLIDING = [
-    MODERNBERT | {"layer_types": [first, "sliding_attention"]} for first in KINDS
-]
+def _train_config(shape) -> TrainConfig:
+    return TrainConfig(model=ModelSettings(name="m", config=shape))
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [*PRESETS.values(), *SLIDING],
-    ids=[*PRESETS, "one layer of two", "no layer of full attention"],
-)
-def test_what_a_shape_computes_is_what_the_built_model_does(shape):
-    train = TrainConfig(model=ModelSettings(name="m", config=shape))
+def _built_model_work(train: TrainConfig) -> ModelWork:
     config = build_config(
         train.model, vocab_size=VOCAB_SIZE, special_ids=IDS, seq_length_tokens=512
     )
-    truth = model_work(build_model(config, torch.device("meta")))
-    assert expected_model_work(train, VOCAB_SIZE, truth.parameters) == truth
-    assert estimate_vocab_size(train, truth.parameters) == pytest.approx(
-        -(-VOCAB_SIZE // 64) * 64, rel=0.02
+    return model_work(build_model(config, torch.device("meta")))
+
+
+@every_shape
+def test_expects_work_of_built_model(shape):
+    train = _train_config(shape)
+    built = _built_model_work(train)
+    assert expected_model_work(train, VOCAB_SIZE, built.parameters) == built
+
+
+@every_shape
+def test_estimates_vocabulary_from_parameters(shape):
+    train = _train_config(shape)
+    built = _built_model_work(train)
+    padded_vocab_size = -(-VOCAB_SIZE // 64) * 64
+    assert estimate_vocab_size(train, built.parameters) == pytest.approx(
+        padded_vocab_size, rel=0.02
     )
 
 
 @given(st.integers(1, 48), st.integers(10**5, 10**10))
-def test_gradients_add_up_and_the_last_are_everything_else(layers, parameters):
-    config = {
+def test_gradients_add_up_in_order(layers, parameters):
+    shape = {
         "model_type": "bert",
         "num_hidden_layers": layers,
         "hidden_size": 256,
         "intermediate_size": 1024,
     }
-    parts = shapes.gradient_parts(
-        TrainConfig(model=ModelSettings(name="m", config=config)), parameters
-    )
+    parts = gradient_parts(_train_config(shape), parameters)
     assert sum(part.elements for part in parts) == pytest.approx(
         parameters, rel=0.01, abs=5 * layers
     )
@@ -66,13 +79,22 @@ def test_gradients_add_up_and_the_last_are_everything_else(layers, parameters):
     assert readiness[-1] == 1.0
 
 
-def test_the_largest_unit_is_the_table_or_a_layer_and_an_architecture_without_known_parts_has_no_count():
-    unknown = TrainConfig(model=ModelSettings(name="m", config={"model_type": "esm"}))
-    assert (
-        expected_model_work(unknown, 100, 1000)
-        is estimate_vocab_size(unknown, 1000)
-        is None
-    )
-    of_layer = 4 * 768**2 + 2 * 768 * 3072
-    assert largest_gather_bytes(BERT, 12 * of_layer + 1000) == 4 * of_layer
-    assert largest_gather_bytes(BERT, 20 * of_layer) == 4 * 8 * of_layer
+def test_unknown_architecture_has_no_work():
+    unknown = _train_config({"model_type": "esm"})
+    assert expected_model_work(unknown, 100, 1000) is None
+    assert estimate_vocab_size(unknown, 1000) is None
+
+
+@pytest.mark.parametrize(
+    ("other_weights", "gathered_weights"),
+    [
+        pytest.param(1000, BERT_LAYER_WEIGHTS, id="a layer"),
+        pytest.param(
+            8 * BERT_LAYER_WEIGHTS, 8 * BERT_LAYER_WEIGHTS, id="the embedding table"
+        ),
+    ],
+)
+def test_largest_gather_is_in_fp32(other_weights, gathered_weights):
+    bert = _train_config(PRESETS["bert-120m"])
+    parameters = 12 * BERT_LAYER_WEIGHTS + other_weights
+    assert largest_gather_bytes(bert, parameters) == 4 * gathered_weights

@@ -8,22 +8,26 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autotune.base import statistics as decided
 from autotune.base.interval import NOT_ENOUGH, Interval
 from autotune.base.statistics import (
+    TOO_NOISY,
     Estimate,
+    block_count,
     difference,
     estimate_from_bounds,
     estimate_single,
     estimate_steps,
     estimate_windows,
+    paired_difference,
     paired_ratio,
+    reason_without_bounds,
+    t_quantile,
     trimmed_mean,
 )
 from tests.autotune.advice.runs import noisy
 
 NOISE = 0.05
-figures = st.lists(st.floats(0.1, 1e6), min_size=3, max_size=20)
+window_rates = st.lists(st.floats(0.1, 1e6), min_size=3, max_size=20)
 rates = st.floats(1e-3, 1e9)
 confidences = st.floats(0.5, 0.999)
 
@@ -46,125 +50,143 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("freedom", "row"), TABLE.items())
-def test_students_quantiles_are_those_of_the_table(freedom, row):
-    found = [
-        decided.t_quantile(confidence, freedom)
-        for confidence in (0.90, 0.95, 0.98, 0.99)
+@pytest.mark.parametrize(("freedom", "expected"), TABLE.items())
+def test_students_quantiles_match_table(freedom, expected):
+    quantiles = [
+        t_quantile(confidence, freedom) for confidence in (0.90, 0.95, 0.98, 0.99)
     ]
-    assert found == pytest.approx(row, abs=0.00051)
+    assert quantiles == pytest.approx(expected, abs=0.00051)
 
 
 @given(confidences, st.floats(1, 200))
-def test_students_quantile_falls_with_the_freedom_towards_the_normal_one(
-    confidence, freedom
-):
+def test_students_quantile_falls_towards_normal_one(confidence, freedom):
     normal = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-    assert (
-        decided.t_quantile(confidence, freedom)
-        >= decided.t_quantile(confidence, freedom + 1)
-        >= normal
-    )
-    assert decided.t_quantile(confidence, 10**7) == pytest.approx(normal, abs=1e-5)
+    quantile = t_quantile(confidence, freedom)
+    assert quantile >= t_quantile(confidence, freedom + 1) >= normal
+    assert t_quantile(confidence, 10**7) == pytest.approx(normal, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
-        (lambda: decided.t_quantile(0.95, 0), "0 degrees"),
-        (lambda: estimate_windows([]), "no figures"),
-        (
+        pytest.param(lambda: t_quantile(0.95, 0), "0 degrees", id="no freedom"),
+        pytest.param(lambda: estimate_windows([]), "no figures", id="no windows"),
+        pytest.param(
             lambda: difference(
                 estimate_single(4.0), estimate_single(1.0, scale="linear")
             ),
             "scale",
+            id="two scales",
         ),
     ],
 )
-def test_what_has_no_answer_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
+def test_rejects_figures_without_answer(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
 
 
 DRAWS = {
     "normal": lambda rng, n: rng.normal(0, NOISE, n),
-    "heavy": lambda rng, n: 0.5 * NOISE * rng.standard_t(3, n),
-    # One in ten lasts longer, by a third of it in the mean.
+    "heavy tails": lambda rng, n: 0.5 * NOISE * rng.standard_t(3, n),
+    # One window in ten lasts longer, by a third on average.
     "held up": lambda rng, n: (
         rng.normal(0, NOISE, n) - (rng.random(n) < 0.1) * rng.exponential(0.3, n)
     ),
 }
-NORMAL = (("normal", 3), ("normal", 4))
-"""Of which fewer windows than are trimmed hold as often as they say, and no more
-often."""
 
 
-@pytest.mark.parametrize(
-    ("name", "n"), [*itertools.product(DRAWS, [5, 6, 8, 10, 15, 20, 30]), *NORMAL]
-)
-def test_bounds_of_windows_hold_their_location_as_often_as_they_say(name, n):
-    rng, draw, exact = np.random.default_rng(n), DRAWS[name], n < 5
-    truth = (
-        0.0
-        if exact
-        else np.mean([trimmed_mean(list(draw(rng, n))) for _ in range(4000)])
-    )
-    found = [
-        estimate_windows(list(draw(rng, n)), scale="linear")
-        for _ in range(4000 if exact else 1500)
+@pytest.mark.parametrize("n", [5, 6, 8, 10, 15, 20, 30])
+@pytest.mark.parametrize("name", DRAWS)
+def test_bounds_of_windows_hold_true_value(name, n):
+    rng = np.random.default_rng(n)
+    draw = DRAWS[name]
+    truth = np.mean([trimmed_mean(list(draw(rng, n))) for _ in range(4000)])
+    estimates = [
+        estimate_windows(list(draw(rng, n)), scale="linear") for _ in range(1500)
     ]
-    for confidence, least, most in ((0.95, 0.92, 0.998), (0.98, 0.955, 0.998)):
-        every = [one.interval(confidence) for one in found]
-        low, high = (confidence - 0.011, confidence + 0.011) if exact else (least, most)
-        assert low <= np.mean([one.low <= truth <= one.high for one in every]) <= high
+    assert 0.92 <= _coverage(estimates, truth, 0.95) <= 0.998
+    assert 0.955 <= _coverage(estimates, truth, 0.98) <= 0.998
 
 
-@given(figures, st.floats(0.5, 2))
-def test_windows_lie_within_their_bounds_and_scale_with_their_figures(values, factor):
-    plain, scaled = (
-        estimate_windows(values),
-        estimate_windows([value * factor for value in values]),
-    )
-    assert min(values) * (1 - 1e-9) <= plain.value <= max(values) * (1 + 1e-9)
-    assert math.isclose(plain.value * factor, scaled.value, rel_tol=1e-9)
-    assert plain.variance == pytest.approx(scaled.variance, rel=1e-6, abs=1e-12)
-    found = plain.interval()
-    assert found.low is None or found.low * (1 - 1e-9) <= found.value <= found.high * (
-        1 + 1e-9
-    )
+@pytest.mark.parametrize("n", [3, 4])
+def test_bounds_of_few_windows_are_exact(n):
+    # So few windows are not trimmed, so their bounds hold neither less often than they
+    # say, nor more often.
+    rng = np.random.default_rng(n)
+    draw = DRAWS["normal"]
+    estimates = [
+        estimate_windows(list(draw(rng, n)), scale="linear") for _ in range(4000)
+    ]
+    for confidence in (0.95, 0.98):
+        coverage = _coverage(estimates, 0.0, confidence)
+        assert confidence - 0.011 <= coverage <= confidence + 0.011
 
 
-def test_the_bounds_of_three_windows_are_students_and_two_windows_are_not_enough():
-    found = estimate_windows([math.exp(value) for value in (0.0, 0.1, 0.2)]).interval()
-    assert math.log(found.high) == pytest.approx(
-        0.1 + 4.303 * 0.1 / math.sqrt(3), abs=1e-4
-    )
-    assert found.confidence == 0.95
-    apart = estimate_windows([1000.0, 2800.0, 7700.0])
-    # Bounds that far say nothing.
-    assert apart.interval() == Interval(value=apart.value)
-    for few in ([2.0], [2.0, 2.2]):
-        found = estimate_windows(few)
-        assert (found.interval(), found.no_spread) == (
-            Interval(value=found.value),
-            NOT_ENOUGH,
-        )
+def _coverage(estimates: list[Estimate], truth: float, confidence: float) -> float:
+    """Return the share of estimates whose bounds hold the true value."""
+    intervals = [estimate.interval(confidence) for estimate in estimates]
+    return np.mean([interval.low <= truth <= interval.high for interval in intervals])
 
 
-def test_a_ratio_that_is_clear_of_one_has_bounds_however_wide():
-    wide = paired_ratio([(high, 1.0) for high in (5.0, 9.0, 7.0, 14.0, 8.0)])
-    assert wide.low is not None and wide.low > 1 and wide.high / wide.value > 1.5
+@given(window_rates)
+def test_windows_lie_within_their_bounds(values):
+    estimate = estimate_windows(values)
+    assert min(values) * (1 - 1e-9) <= estimate.value <= max(values) * (1 + 1e-9)
+    interval = estimate.interval()
+    if interval.low is not None:
+        assert interval.low * (1 - 1e-9) <= interval.value
+        assert interval.value <= interval.high * (1 + 1e-9)
+
+
+@given(window_rates, st.floats(0.5, 2))
+def test_estimate_scales_with_its_windows(values, factor):
+    estimate = estimate_windows(values)
+    scaled = estimate_windows([value * factor for value in values])
+    assert math.isclose(estimate.value * factor, scaled.value, rel_tol=1e-9)
+    assert estimate.variance == pytest.approx(scaled.variance, rel=1e-6, abs=1e-12)
+
+
+def test_bounds_of_three_windows_are_students():
+    estimate = estimate_windows([math.exp(value) for value in (0.0, 0.1, 0.2)])
+    interval = estimate.interval()
+    expected = 0.1 + 4.303 * 0.1 / math.sqrt(3)
+    assert math.log(interval.high) == pytest.approx(expected, abs=1e-4)
+    assert interval.confidence == 0.95
+
+
+def test_leaves_out_bounds_too_wide_to_use():
+    estimate = estimate_windows([1000.0, 2800.0, 7700.0])
+    assert estimate.interval() == Interval(value=estimate.value)
+
+
+@pytest.mark.parametrize("values", [[2.0], [2.0, 2.2]])
+def test_two_windows_are_not_enough(values):
+    estimate = estimate_windows(values)
+    assert estimate.interval() == Interval(value=estimate.value)
+    assert estimate.no_spread == NOT_ENOUGH
+
+
+def test_ratio_clear_of_one_has_wide_bounds():
+    ratio = paired_ratio([(rate, 1.0) for rate in (5.0, 9.0, 7.0, 14.0, 8.0)])
+    assert ratio.low is not None
+    assert ratio.low > 1
+    assert ratio.high / ratio.value > 1.5
+
+
+def test_wide_ratio_around_one_has_no_bounds():
     assert paired_ratio([(0.5, 1.0), (2.0, 1.0), (1.0, 1.0)]).low is None
-    alike = paired_ratio([(99.0, 100.0)] * 6)
-    assert (alike.low, alike.high, alike.confidence) == (
-        pytest.approx(0.99),
-        pytest.approx(0.99),
-        0.98,
-    )
 
 
-def test_one_reading_in_five_hardly_moves_the_location_or_a_ratio():
-    steady, held_up = [1.0, 1.01, 0.99, 1.02, 0.98], [1.0, 1.01, 0.99, 1.02, 0.3]
+def test_constant_ratio_has_bounds_at_its_value():
+    ratio = paired_ratio([(99.0, 100.0)] * 6)
+    assert ratio.low == pytest.approx(0.99)
+    assert ratio.high == pytest.approx(0.99)
+    assert ratio.confidence == 0.98
+
+
+def test_one_window_in_five_hardly_moves_estimate():
+    steady = [1.0, 1.01, 0.99, 1.02, 0.98]
+    held_up = [1.0, 1.01, 0.99, 1.02, 0.3]
     assert estimate_windows(held_up).value == pytest.approx(
         estimate_windows(steady).value, rel=0.01
     )
@@ -174,10 +196,10 @@ def test_one_reading_in_five_hardly_moves_the_location_or_a_ratio():
 
 
 @given(st.lists(rates, min_size=1, max_size=12), st.floats(0.01, 100))
-def test_a_constant_ratio_is_found_whatever_drifts_between_rounds(others, factor):
-    found = paired_ratio([(factor * rate, rate) for rate in others])
-    assert found.value == pytest.approx(factor)
-    assert (found.low is None) == (len(others) < 3)
+def test_finds_constant_ratio_under_drift(others, factor):
+    ratio = paired_ratio([(factor * rate, rate) for rate in others])
+    assert ratio.value == pytest.approx(factor)
+    assert (ratio.low is None) == (len(others) < 3)
 
 
 @given(
@@ -185,171 +207,191 @@ def test_a_constant_ratio_is_found_whatever_drifts_between_rounds(others, factor
         st.tuples(st.floats(1.0, 1e6), st.floats(1.0, 1e6)), min_size=3, max_size=30
     )
 )
-def test_a_paired_ratio_turns_over_with_its_pairs(pairs):
-    found, turned = (
-        paired_ratio(pairs),
-        paired_ratio([(second, first) for first, second in pairs]),
-    )
-    assert found.value == pytest.approx(1 / turned.value)
-    assert found.low is None or found.low == pytest.approx(1 / turned.high)
+def test_swapped_pairs_give_inverse_ratio(pairs):
+    ratio = paired_ratio(pairs)
+    inverse = paired_ratio([(second, first) for first, second in pairs])
+    assert ratio.value == pytest.approx(1 / inverse.value)
+    assert ratio.low is None or ratio.low == pytest.approx(1 / inverse.high)
 
 
-def test_the_more_ratios_one_was_picked_from_the_wider_are_its_bounds():
+def test_more_candidates_widen_bounds():
+    pairs = [(100.0 + n, 100.0) for n in (0, 3, 1, 5, 2, 4)]
     alone, of_two, of_six = (
-        paired_ratio(
-            [(100.0 + n, 100.0) for n in (0, 3, 1, 5, 2, 4)], candidates=candidates
-        )
-        for candidates in (1, 2, 6)
+        paired_ratio(pairs, candidates=candidates) for candidates in (1, 2, 6)
     )
     assert of_six.value == alone.value
     assert of_six.low < of_two.low < alone.low < alone.high < of_two.high < of_six.high
 
 
 @pytest.mark.parametrize(("candidates", "is_seldom"), [(6, True), (1, False)])
-def test_the_highest_of_equal_ratios_is_seldom_proven_to_be_higher_if_all_of_them_count(
-    candidates, is_seldom
-):
+def test_highest_of_equal_ratios_is_seldom_above_one(candidates, is_seldom):
     rng = random.Random(7)
     wrong = 0
     for _ in range(600):
-        every = [
+        ratios = [
             [(math.exp(rng.gauss(0, 0.08)), 1.0) for _ in range(6)] for _ in range(6)
         ]
-        highest = max(every, key=lambda pairs: paired_ratio(pairs).value)
-        wrong += (paired_ratio(highest, candidates=candidates).low or 0.0) > 1
+        highest = max(ratios, key=lambda pairs: paired_ratio(pairs).value)
+        low = paired_ratio(highest, candidates=candidates).low
+        wrong += low is not None and low > 1
     assert (wrong / 600 <= 0.02) == is_seldom
 
 
 def _steps(seed: int, n: int, memory: float, *, mean: float = 1.0) -> Estimate:
-    """The rate of steps that remember each other."""
+    """Return the rate of steps that remember each other."""
     return estimate_steps(
         [1.0] * n,
         [1 / rate for rate in noisy(seed, n, memory=memory, noise=NOISE, mean=mean)],
     )
 
 
-SAME = [(n, memory, 1.0) for n in (40, 120, 400) for memory in (0.0, 0.5, 0.8, 0.9)]
-SLOWER = [(60, 0.0, 0.95), (200, 0.5, 0.95), (600, 0.8, 0.95), (2000, 0.9, 0.95)]
+def _difference_of_runs(seed: int, n: int, memory: float, ratio: float) -> Interval:
+    """Return the difference of two runs, of which the second has this speed."""
+    return difference(
+        _steps(2 * seed, n, memory), _steps(2 * seed + 1, n, memory, mean=ratio)
+    )
 
 
-@pytest.mark.parametrize(("n", "memory", "ratio"), [*SAME, *SLOWER])
-def test_five_per_cent_are_found_with_enough_steps_and_the_same_speed_hardly_ever(
-    n, memory, ratio
-):
-    found = silent = 0
-    pairs = 400 if ratio == 1 else 100
-    for seed in range(pairs):
-        change = difference(
-            _steps(2 * seed, n, memory), _steps(2 * seed + 1, n, memory, mean=ratio)
-        )
-        silent += change.low is None
-        found += change.low is not None and not change.low <= 1 <= change.high
-    if ratio == 1:
-        # And what so many tries may be off by.
-        assert found / pairs <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / pairs)
-    else:
-        assert found / pairs >= 0.85
-        assert silent / pairs <= 0.05
+def _is_different(change: Interval) -> bool:
+    return change.low is not None and not change.low <= 1 <= change.high
+
+
+@pytest.mark.parametrize(
+    ("n", "memory"), [*itertools.product((40, 120, 400), (0.0, 0.5, 0.8, 0.9))]
+)
+def test_same_speed_is_seldom_found_different(n, memory):
+    runs = 400
+    changes = [_difference_of_runs(seed, n, memory, 1.0) for seed in range(runs)]
+    different = sum(_is_different(change) for change in changes)
+    # Their share may be off by as much as so many tries allow.
+    chance = 2.6 * math.sqrt(0.05 * 0.95 / runs)
+    assert different / runs <= 0.05 + chance
+
+
+@pytest.mark.parametrize(
+    ("n", "memory"), [(60, 0.0), (200, 0.5), (600, 0.8), (2000, 0.9)]
+)
+def test_finds_five_percent_with_enough_steps(n, memory):
+    runs = 100
+    changes = [_difference_of_runs(seed, n, memory, 0.95) for seed in range(runs)]
+    without_bounds = sum(change.low is None for change in changes)
+    assert sum(_is_different(change) for change in changes) / runs >= 0.85
+    assert without_bounds / runs <= 0.05
 
 
 @given(st.lists(st.tuples(rates, st.floats(1e-3, 1e3)), min_size=1, max_size=200))
-def test_a_rate_is_all_amounts_over_all_sizes_and_blocks_are_some_and_no_more_than_steps(
-    steps,
-):
+def test_rate_is_all_amounts_over_all_sizes(steps):
     amounts, sizes = zip(*steps, strict=True)
-    found = estimate_steps(amounts, sizes)
-    assert (found.value, found.n) == (
-        pytest.approx(sum(amounts) / sum(sizes)),
-        len(amounts),
-    )
-    blocks = decided.block_count([math.log(amount) for amount in amounts])
-    assert blocks == 0 or 4 <= blocks <= min(16, len(steps))
+    estimate = estimate_steps(amounts, sizes)
+    assert estimate.value == pytest.approx(sum(amounts) / sum(sizes))
+    assert estimate.n == len(amounts)
+
+
+@given(st.lists(rates, min_size=1, max_size=200))
+def test_there_are_four_to_sixteen_blocks(amounts):
+    blocks = block_count([math.log(amount) for amount in amounts])
+    assert blocks == 0 or 4 <= blocks <= min(16, len(amounts))
 
 
 @given(st.lists(rates, min_size=3, max_size=9), st.lists(rates, min_size=3, max_size=9))
-def test_the_other_way_round_it_is_the_inverse(first, second):
-    a, b = estimate_windows(first), estimate_windows(second)
+def test_swapped_sides_give_inverse_difference(first, second):
+    a = estimate_windows(first)
+    b = estimate_windows(second)
     assume(a.variance and b.variance)
-    there, back = difference(a, b), difference(b, a)
-    assert there.value == pytest.approx(1 / back.value)
-    assert (there.low is None) == (back.low is None)
-    assert there.low is None or there.low <= there.value <= there.high
-    if there.low is not None and 1e-100 < back.high < 1e100:
-        assert there.low == pytest.approx(1 / back.high)
+    change = difference(a, b)
+    inverse = difference(b, a)
+    assert change.value == pytest.approx(1 / inverse.value)
+    assert (change.low is None) == (inverse.low is None)
+    assert change.low is None or change.low <= change.value <= change.high
+    if change.low is not None and 1e-100 < inverse.high < 1e100:
+        assert change.low == pytest.approx(1 / inverse.high)
 
 
-def test_bounds_that_were_kept_give_back_the_spread_they_came_from():
-    readings = [90.0, 101.0, 99.0, 104.0]
-    again = estimate_from_bounds(estimate_windows(readings).interval(), len(readings))
-    assert again.variance == pytest.approx(
-        estimate_windows(readings).variance, rel=1e-3
-    )
-    for low, high in ((None, None), (0.0, 1.0)):
-        assert (
-            estimate_from_bounds(
-                Interval(value=1.0, low=low, high=high, confidence=0.98), 1
-            ).variance
-            is None
-        )
-    # 2.326 standard deviations of a normal one.
-    low, high = (100 * math.exp(sign * 0.02326) for sign in (-1, 1))
-    normal = estimate_from_bounds(
-        Interval(value=100.0, low=low, high=high, confidence=0.98)
-    )
-    assert normal.variance == pytest.approx(0.01**2, rel=1e-3)
-    assert math.log(normal.interval().high / normal.interval().low) == pytest.approx(
-        2 * 0.0196, rel=1e-3
-    )
+def test_stored_bounds_give_back_variance():
+    estimate = estimate_windows([90.0, 101.0, 99.0, 104.0])
+    restored = estimate_from_bounds(estimate.interval(), estimate.n)
+    assert restored.variance == pytest.approx(estimate.variance, rel=1e-3)
 
 
-def test_what_says_nothing_has_a_ratio_and_no_bounds_and_says_why():
-    once, a, b = (
-        estimate_single(4.0),
-        estimate_windows([1.0, 4.0, 0.5]),
-        estimate_windows([1.0, 3.0, 0.4]),
-    )
-    assert difference(once, estimate_single(5.0)) == Interval(value=1.25)
-    assert difference(a, b).low is None
-    assert decided.reason_without_bounds(a, b) == decided.TOO_NOISY
-    assert decided.reason_without_bounds(a, once) == "one figure shows no spread"
-    found = _steps(2, 40, 0.97)
-    assert (found.variance, found.no_spread) == (
-        None,
-        "too few steps for how slowly they vary",
-    )
-    assert found.interval() == Interval(value=found.value)
-
-
-def test_shares_differ_by_points_and_may_be_zero_and_losses_of_the_same_steps_by_what_they_do_not_share():
-    rng = np.random.default_rng(3)
-    waits = [[wait + 0.001 * rng.random() for _ in range(40)] for wait in (0.0, 0.1)]
-    found = difference(
-        *(estimate_steps(shares, [1.0] * 40, scale="linear") for shares in waits)
-    )
-    assert found.value == pytest.approx(0.1, abs=0.002)
-    assert found.low is not None and found.low > 0.09
-    assert (
-        difference(
-            estimate_single(0.0, scale="linear"), estimate_single(0.0, scale="linear")
-        ).value
-        == 0
-    )
-    # The batches are the same.
-    shared = [5 * math.exp(-step / 50) + 3 + 0.2 * rng.normal() for step in range(100)]
-    found = decided.paired_difference(
-        shared, [1.02 * loss * math.exp(0.002 * rng.normal()) for loss in shared]
-    )
-    assert found.value == pytest.approx(1.02, abs=0.001)
-    assert 1.015 < found.low < found.high < 1.025
-
-
-@given(
-    st.lists(st.tuples(rates, st.floats(1e-3, 1e3)), min_size=1, max_size=30),
-    st.integers(0, 3),
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [pytest.param(None, None, id="none"), pytest.param(0.0, 1.0, id="not positive")],
 )
-def test_figures_that_are_none_are_left_out(pairs, odd):
-    broken = [(math.nan, 1.0), (math.inf, 1.0), (1.0, 0.0), (-1.0, 1.0)][: odd + 1]
-    assert decided.estimate_plausible_steps([*broken, *pairs]) == estimate_steps(
-        *zip(*pairs, strict=True)
+def test_unusable_bounds_give_no_variance(low, high):
+    interval = Interval(value=1.0, low=low, high=high, confidence=0.98)
+    assert estimate_from_bounds(interval, 1).variance is None
+
+
+def test_bounds_of_prediction_are_normal():
+    # 2.326 standard deviations of a normal distribution hold 98 % of it.
+    interval = Interval(
+        value=100.0,
+        low=100 * math.exp(-0.02326),
+        high=100 * math.exp(0.02326),
+        confidence=0.98,
     )
-    assert decided.estimate_plausible_steps(broken) is None
+    estimate = estimate_from_bounds(interval)
+    assert estimate.variance == pytest.approx(0.01**2, rel=1e-3)
+    shown = estimate.interval()
+    assert math.log(shown.high / shown.low) == pytest.approx(2 * 0.0196, rel=1e-3)
+
+
+SINGLE = estimate_single(4.0)
+NOISY = estimate_windows([1.0, 4.0, 0.5])
+ALSO_NOISY = estimate_windows([1.0, 3.0, 0.4])
+
+
+def test_single_figures_have_difference_without_bounds():
+    assert difference(SINGLE, estimate_single(5.0)) == Interval(value=1.25)
+
+
+def test_noisy_windows_have_difference_without_bounds():
+    assert difference(NOISY, ALSO_NOISY).low is None
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        pytest.param(ALSO_NOISY, TOO_NOISY, id="noisy"),
+        pytest.param(SINGLE, "one figure shows no spread", id="single"),
+    ],
+)
+def test_gives_reason_without_bounds(other, reason):
+    assert reason_without_bounds(NOISY, other) == reason
+
+
+def test_few_slow_steps_have_no_spread():
+    estimate = _steps(2, 40, 0.97)
+    assert estimate.variance is None
+    assert estimate.no_spread == "too few steps for how slowly they vary"
+    assert estimate.interval() == Interval(value=estimate.value)
+
+
+def test_shares_differ_by_points():
+    rng = np.random.default_rng(3)
+    without, with_waits = (
+        estimate_steps(
+            [wait + 0.001 * rng.random() for _ in range(40)],
+            [1.0] * 40,
+            scale="linear",
+        )
+        for wait in (0.0, 0.1)
+    )
+    change = difference(without, with_waits)
+    assert change.value == pytest.approx(0.1, abs=0.002)
+    assert change.low is not None
+    assert change.low > 0.09
+
+
+def test_shares_may_be_zero():
+    zero = estimate_single(0.0, scale="linear")
+    assert difference(zero, zero).value == 0
+
+
+def test_losses_of_same_steps_differ_by_unshared_part():
+    rng = np.random.default_rng(3)
+    losses = [5 * math.exp(-step / 50) + 3 + 0.2 * rng.normal() for step in range(100)]
+    others = [1.02 * loss * math.exp(0.002 * rng.normal()) for loss in losses]
+    change = paired_difference(losses, others)
+    assert change.value == pytest.approx(1.02, abs=0.001)
+    assert 1.015 < change.low < change.high < 1.025

@@ -58,7 +58,7 @@ COLUMNS = Histogram(
     ),
     rules=(ReferenceLine(value=30, label="row"),),
 )
-EVERY = pytest.mark.parametrize(
+every_drawing = pytest.mark.parametrize(
     "drawing",
     [LINES, BARS, STACKS, COLUMNS],
     ids=["lines", "bars", "stacks", "columns"],
@@ -69,10 +69,8 @@ def draw(drawing, key="chart-1", title="Title", description="What it shows"):
     return render_svg(drawing, key=key, title=title, description=description)
 
 
-@EVERY
-def test_a_chart_needs_nothing_that_a_strict_policy_forbids_and_has_the_colour_of_the_page(
-    drawing,
-):
+@every_drawing
+def test_chart_obeys_strict_policy(drawing):
     svg = draw(drawing)
     tags = {
         element.tag.rpartition("}")[2] for element in ElementTree.fromstring(svg).iter()
@@ -88,42 +86,59 @@ def test_a_chart_needs_nothing_that_a_strict_policy_forbids_and_has_the_colour_o
         "set",
     }
     assert not re.search(r"\s(style|on\w+)=", svg)
+
+
+@every_drawing
+def test_chart_has_colour_of_page(drawing):
+    svg = draw(drawing)
     assert "currentColor" in svg
     assert "#010203" not in svg
 
 
-@EVERY
-def test_a_chart_has_words_for_those_who_cannot_see_it_and_the_same_text_again_with_references_within_it(
-    drawing,
-):
-    first, second = draw(drawing), draw(drawing, key="chart-2")
-    assert draw(drawing) == first
-    root = ElementTree.fromstring(first)
+@every_drawing
+def test_chart_has_title_and_description(drawing):
+    root = ElementTree.fromstring(draw(drawing))
     assert root.attrib["role"] == "img"
-    named = {
+    text_by_id = {
         element.attrib["id"]: element.text
         for element in root.iter()
         if element.tag.endswith(("title", "desc"))
     }
-    assert [named[name] for name in root.attrib["aria-labelledby"].split()] == [
-        "Title",
-        "What it shows",
-    ]
-    ids = re.findall(r'\sid="([^"]*)"', first + second)
+    labels = [text_by_id[key] for key in root.attrib["aria-labelledby"].split()]
+    assert labels == ["Title", "What it shows"]
+
+
+@every_drawing
+def test_same_drawing_has_same_text(drawing):
+    assert draw(drawing) == draw(drawing)
+
+
+@every_drawing
+def test_ids_are_unique_in_page(drawing):
+    ids = ids_of(draw(drawing) + draw(drawing, key="chart-2"))
     assert len(set(ids)) == len(ids)
-    assert len(re.findall(r'href="|url\(', first)) == len(
-        targets := re.findall(r'(?:href="|url\()#([^")]*)', first)
-    )
-    assert set(targets) <= set(re.findall(r'\sid="([^"]*)"', first))
 
 
-ODD = st.sampled_from("<>&\"'$\\{}^_%\n\r\t\0\u202e\u2066\u200b\ufeff")
-HOSTILE = st.text(alphabet=st.one_of(ODD, st.characters()), max_size=60)
+@every_drawing
+def test_references_stay_within_chart(drawing):
+    svg = draw(drawing)
+    references = re.findall(r'href="|url\(', svg)
+    targets = re.findall(r'(?:href="|url\()#([^")]*)', svg)
+    assert len(references) == len(targets)
+    assert set(targets) <= set(ids_of(svg))
+
+
+def ids_of(svg):
+    return re.findall(r'\sid="([^"]*)"', svg)
+
+
+ODD_CHARACTERS = st.sampled_from("<>&\"'$\\{}^_%\n\r\t\0\u202e\u2066\u200b\ufeff")
+HOSTILE = st.text(alphabet=st.one_of(ODD_CHARACTERS, st.characters()), max_size=60)
 
 
 @settings(max_examples=25)
 @given(HOSTILE)
-def test_no_name_can_become_markup_or_a_formula_or_break_the_drawing(name):
+def test_no_name_becomes_markup(name):
     stacks = StackedBarChart(
         axis=Axis(label=name),
         stacks=(Stack(label=name, parts=((name, 1.0), ("b", 2.0))),),
@@ -150,28 +165,32 @@ def test_no_name_can_become_markup_or_a_formula_or_break_the_drawing(name):
         )
 
 
-def test_a_dollar_is_a_dollar_and_long_names_are_cut_to_what_a_chart_has_room_for():
+def test_dollars_start_no_formula():
     bars = BarChart(
         axis=Axis(label="x"), bars=(Bar(label=r"$\frac{1}{2}$", value=1.0),)
     )
     assert r"$\frac{1}{2}$" in draw(bars)
+
+
+def test_cuts_long_names():
     bars = BarChart(axis=Axis(label="x"), bars=(Bar(label="a" * 10_000, value=1.0),))
     svg = draw(bars)
     assert "a" * 43 + "…" in svg
     assert "a" * 44 not in svg
 
 
-def test_what_is_not_finite_is_not_drawn():
-    odd = Point(x=1, y=math.inf), Point(x=2, y=3, low=math.nan, high=4), Point(x=3, y=4)
-    lines = LineChart(
-        x=LINES.x, y=Axis(label="y"), lines=(Line(name="odd", points=odd),)
+def test_infinite_points_are_not_drawn():
+    def chart(*points):
+        line = Line(name="odd", points=points)
+        return LineChart(x=LINES.x, y=Axis(label="y"), lines=(line,))
+
+    infinite = chart(
+        Point(x=1, y=math.inf), Point(x=2, y=3, low=math.nan, high=4), Point(x=3, y=4)
     )
-    plain = LineChart(
-        x=LINES.x,
-        y=Axis(label="y"),
-        lines=(Line(name="odd", points=(Point(x=2, y=3), Point(x=3, y=4))),),
-    )
-    assert draw(lines) == draw(plain)
+    assert draw(infinite) == draw(chart(Point(x=2, y=3), Point(x=3, y=4)))
+
+
+def test_infinite_parts_are_not_drawn():
     finite = Stack(label="s", parts=(("b", 1.0),))
     infinite = Stack(label="s", parts=(("a", math.inf), ("b", 1.0)))
     assert draw(StackedBarChart(axis=STACKS.axis, stacks=(infinite,))) == draw(
@@ -192,12 +211,12 @@ def test_what_is_not_finite_is_not_drawn():
     ],
     ids=["lines", "bars", "columns", "stacks"],
 )
-def test_nothing_to_draw_is_drawn_without_complaint(empty, recwarn):
+def test_draws_empty_chart_without_warning(empty, recwarn):
     assert draw(empty).startswith("<svg")
     assert not recwarn.list
 
 
-def test_marks_that_would_touch_are_left_out():
+def test_leaves_out_ticks_that_would_touch():
     axis = Axis(label="rows", unit="count", log=2, ticks=(1, 256, 298))
     line = Line(name="m", points=tuple(Point(x=tick, y=1.0) for tick in axis.ticks))
     texts = re.findall(

@@ -28,18 +28,25 @@ from autotune.base.tables import (
     ],
     ids=["aligned", "missing", "no rows", "wide"],
 )
-def test_columns_line_up(headers, rows, align, text):
+def test_aligns_columns(headers, rows, align, text):
     assert text_table(headers, rows, align) == text
 
 
-def test_markdown_aligns_numbers_to_the_right_and_a_row_of_another_length_is_refused():
-    assert (
-        markdown_table(("a", "b"), [("x", "1")], "lr")
-        == "| a | b |\n| --- | ---: |\n| x | 1 |"
-    )
-    for table in (text_table, markdown_table):
-        with pytest.raises(ValueError, match="1 cells under 2 headers"):
-            table(("a", "b"), [("x",)])
+def test_aligns_markdown_columns():
+    table = markdown_table(("a", "b"), [("x", "1")], "lr")
+    assert table == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+@pytest.mark.parametrize(
+    "render",
+    [
+        pytest.param(text_table, id="text"),
+        pytest.param(markdown_table, id="markdown"),
+    ],
+)
+def test_rejects_row_of_another_length(render):
+    with pytest.raises(ValueError, match="1 cells under 2 headers"):
+        render(("a", "b"), [("x",)])
 
 
 @pytest.mark.parametrize(
@@ -56,17 +63,19 @@ def test_markdown_aligns_numbers_to_the_right_and_a_row_of_another_length_is_ref
         "\\",
     ],
 )
-def test_markup_in_a_cell_is_shown_and_not_obeyed(hostile):
-    shown = escape_markdown(hostile)
-    assert html.unescape(shown) == hostile
-    assert not re.search(r"[|<>`@\\]|\]\(|://|www\.", shown)
-    assert (
-        escape_markdown(readable := "micro_batch_size [1.2, 1.3] (n = 5)") == readable
-    )
+def test_escapes_markup_in_cell(hostile):
+    escaped = escape_markdown(hostile)
+    assert html.unescape(escaped) == hostile
+    assert not re.search(r"[|<>`@\\]|\]\(|://|www\.", escaped)
+
+
+def test_leaves_readable_text_as_it_is():
+    readable = "micro_batch_size [1.2, 1.3] (n = 5)"
+    assert escape_markdown(readable) == readable
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), max_size=5))
-def test_hostile_cells_never_add_rows_or_columns(rows):
+def test_hostile_cells_add_no_lines_or_columns(rows):
     lines = markdown_table(("a", "b"), rows).split("\n")
     assert len(lines) == len(rows) + 2
     assert all(line.count("|") == 3 for line in lines)
@@ -74,6 +83,9 @@ def test_hostile_cells_never_add_rows_or_columns(rows):
 
 
 @given(st.text())
-def test_inert_text_is_one_printable_line_with_terminal_escapes_written_out(text):
+def test_any_text_becomes_one_printable_line(text):
     assert printable_line(text).isprintable()
+
+
+def test_writes_terminal_escapes_out():
     assert printable_line("\x1b[31mred\udc80") == "\\x1b[31mred\\udc80"

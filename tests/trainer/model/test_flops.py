@@ -12,19 +12,22 @@ from trainer.model.flops import PEAKS, attended_pairs, peak_flops_per_s
 
 
 @given(length=st.integers(1, 60), reach=st.one_of(st.none(), st.integers(0, 40)))
-def test_pairs_are_those_within_reach(length, reach):
+def test_counts_pairs_within_reach(length, reach):
+    pairs = itertools.product(range(length), repeat=2)
     assert attended_pairs(np.array([length]), reach) == sum(
-        reach is None or abs(one - other) <= reach
-        for one, other in itertools.product(range(length), repeat=2)
+        reach is None or abs(query - key) <= reach for query, key in pairs
     )
 
 
-def test_operations_agree_with_torchs_own_count(dataset):
-    """Of rows that one document fills, torch counts the products we count; its backward
-    of attention multiplies 5 times instead of 4, as it computes the scores anew, so
-    attention is told apart."""
+def test_flops_match_count_of_torch(dataset):
+    """In sequences that one document fills, torch counts the matmuls that we count.
+
+    Attention is compared on its own: torch's backward of attention multiplies 5 times
+    instead of 4, as it computes the scores again.
+    """
     config = config_of(layout="padded", seq_length_tokens=16)
-    training, tokens = training_of(config, dataset), 8 * 16
+    training = training_of(config, dataset)
+    tokens = 8 * 16
     batch = next(
         batch
         for batch in micro_batches(dataset, config, steps=30)
@@ -38,16 +41,17 @@ def test_operations_agree_with_torchs_own_count(dataset):
         if "mm" in str(name)
     )
     work = training.work
-    ours = 6 * (
+    expected_matmuls = 6 * (
         work.weights_per_token * tokens
         + work.weights_per_predicted_token * batch.predicted_tokens
     )
-    assert ours == matmuls
-    asked = (1 + batch.predicted_tokens / tokens) * tokens * 16
+    assert expected_matmuls == matmuls
+
     lengths = batch.tokens_N.numpy().astype(np.int64)
-    assert work.step_flops(lengths, batch.predicted_tokens) - ours == pytest.approx(
-        6 * 2 * 32 * asked
-    )
+    attention = work.step_flops(lengths, batch.predicted_tokens) - expected_matmuls
+    # Two layers of width 32, the last one for tokens to predict only.
+    pairs = (1 + batch.predicted_tokens / tokens) * tokens * 16
+    assert attention == pytest.approx(6 * 2 * 32 * pairs)
 
 
 def test_sliding_windows_cost_less(dataset):
@@ -91,11 +95,15 @@ def test_sliding_windows_cost_less(dataset):
         ("NVIDIA A100X-unknown", None),
     ],
 )
-def test_a_device_is_known_by_the_words_of_its_name(name, tera):
+def test_finds_device_by_words_of_its_name(name, tera):
     assert peak_flops_per_s(name, "bf16") == (None if tera is None else tera * 1e12)
 
 
-def test_every_peak_has_its_source_and_falls_from_bf16_to_fp32():
-    for peak in PEAKS:
-        assert peak.source
-        assert peak.bf16 > peak.tf32 >= peak.fp32
+@pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: peak.name)
+def test_every_peak_has_its_source(peak):
+    assert peak.source
+
+
+@pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: peak.name)
+def test_peaks_fall_from_bf16_to_fp32(peak):
+    assert peak.bf16 > peak.tf32 >= peak.fp32

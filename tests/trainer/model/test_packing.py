@@ -46,26 +46,36 @@ def _config(model_type, **changes):
     )
 
 
+@pytest.fixture
+def no_cached_results():
+    """Check models again in this test, and after it."""
+    packing._check_built.cache_clear()
+    yield
+    packing._check_built.cache_clear()
+
+
 def _can_be_packed(model_type) -> bool:
     try:
         config = _config(model_type)
     # No encoder, or without a number of layers.
     except (BadConfig, NotImplementedError):
         return False
-    can = isinstance(verify_packing(config), Packing)
-    assert not can or verify_working_copies(config) is None
-    return can
+    if not isinstance(verify_packing(config), Packing):
+        return False
+    assert verify_working_copies(config) is None
+    return True
 
 
 @pytest.mark.slow
-def test_the_table_lists_every_encoder_of_the_library_that_a_probe_proves():
-    assert {
+def test_table_lists_every_verified_encoder():
+    verified = {
         name for name in MODEL_FOR_MASKED_LM_MAPPING_NAMES if _can_be_packed(name)
-    } == FAMILIES.keys()
+    }
+    assert verified == FAMILIES.keys()
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "found"),
+    ("model_type", "changes", "expected"),
     [
         ("bert", {}, Packing()),
         ("roberta", {}, Packing(first_position=1)),
@@ -79,28 +89,25 @@ def test_the_table_lists_every_encoder_of_the_library_that_a_probe_proves():
         ),
     ],
 )
-def test_a_probe_finds_where_positions_begin_and_what_an_encoder_takes(
-    model_type, changes, found
-):
-    assert verify_packing(_config(model_type, **changes)) == found
+def test_finds_packing_of_encoder(model_type, changes, expected):
+    assert verify_packing(_config(model_type, **changes)) == expected
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "reason"),
+    ("model_type", "reason"),
     [
-        ("mpnet", {}, "other logits than each alone"),
-        ("convbert", {}, "influence each other"),
-        ("deberta", {}, "does not take the bounds of documents"),
-        ("big_bird", {}, "sparse in sequences longer"),
-        ("reformer", {}, "cannot be computed"),
+        ("mpnet", "other logits than each alone"),
+        ("convbert", "influence each other"),
+        ("deberta", "does not take the bounds of documents"),
+        ("big_bird", "sparse in sequences longer"),
+        ("reformer", "cannot be computed"),
     ],
 )
-def test_an_encoder_that_cannot_be_packed_is_found_with_the_reason(
-    model_type, changes, reason
-):
-    assert reason in verify_packing(_config(model_type, **changes))
+def test_gives_reason_against_packing(model_type, reason):
+    assert reason in verify_packing(_config(model_type))
 
 
+@pytest.mark.usefixtures("no_cached_results")
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
@@ -110,35 +117,30 @@ def test_an_encoder_that_cannot_be_packed_is_found_with_the_reason(
         ("bert", "with other inputs"),
     ],
 )
-def test_an_encoder_that_cannot_compute_with_working_copies_is_found_with_the_reason(
-    model_type, reason, monkeypatch
-):
-    def with_keys_of_another_input(*known):
-        model = fresh_model(*known)
+def test_gives_reason_against_working_copies(model_type, reason, monkeypatch):
+    def with_keys_of_another_input(*arguments):
+        model = fresh_model(*arguments)
         for name, part in model.named_modules():
             if name.endswith("self.key"):
                 part.register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],))
         return model
 
     monkeypatch.setattr(packing, "fresh_model", with_keys_of_another_input)
-    packing._check_built.cache_clear()
     assert reason in verify_working_copies(_config(model_type))
-    packing._check_built.cache_clear()
 
 
-def test_an_attention_of_an_encoders_own_leaves_no_choice_but_a_mask():
-    found = verify_packing(_config("megatron-bert"))
-    assert found.no_varlen_reason == "packed documents influence each other"
+def test_encoder_with_attention_of_its_own_needs_mask():
+    verified = verify_packing(_config("megatron-bert"))
+    assert verified.no_varlen_reason == "packed documents influence each other"
     config = oracles.config_of("megatron-bert", precision="bf16", device="cuda")
     chosen = choose_attention(
-        config, _config("megatron-bert"), torch.device("meta"), found
+        config, _config("megatron-bert"), torch.device("meta"), verified
     )
-    assert (chosen.kind, chosen.reason) == (
-        "sdpa",
-        f"with varlen {found.no_varlen_reason}",
-    )
+    assert chosen.kind == "sdpa"
+    assert chosen.reason == f"with varlen {verified.no_varlen_reason}"
 
 
+@pytest.mark.usefixtures("no_cached_results")
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
@@ -147,13 +149,12 @@ def test_an_attention_of_an_encoders_own_leaves_no_choice_but_a_mask():
         ("head", "cannot be computed"),
     ],
 )
-def test_what_would_mix_or_move_documents_is_found(broken, reason, monkeypatch):
-    """The probe's own path, with one part of it wrong."""
-    packing._check_built.cache_clear()
-    places = attention.document_positions
+def test_finds_broken_packing(broken, reason, monkeypatch):
+    """The check's own path, with one part of it wrong."""
+    document_positions = attention.document_positions
 
     def wrong(batch):
-        document_BS, position_BS = places(batch)
+        document_BS, position_BS = document_positions(batch)
         if broken == "documents":
             return torch.ones_like(document_BS), position_BS
         return document_BS, torch.arange(position_BS.numel()).view_as(position_BS)
@@ -163,10 +164,10 @@ def test_what_would_mix_or_move_documents_is_found(broken, reason, monkeypatch):
     else:
         monkeypatch.setattr(attention, "document_positions", wrong)
     assert reason in verify_packing(_config("bert"))
-    packing._check_built.cache_clear()
 
 
-def test_a_probe_leaves_random_numbers_and_modes_as_they_were():
+@pytest.mark.usefixtures("no_cached_results")
+def test_check_changes_no_random_numbers_or_modes():
     class Watch(TorchDispatchMode):
         seen = 0
 
@@ -174,8 +175,8 @@ def test_a_probe_leaves_random_numbers_and_modes_as_they_were():
             Watch.seen += 1
             return func(*args, **(kwargs or {}))
 
-    packing._check_built.cache_clear()
-    config, state = _config("bert"), torch.get_rng_state()
+    config = _config("bert")
+    state = torch.get_rng_state()
     with Watch(), torch.device("meta"):
         assert verify_packing(config) == Packing()
     assert Watch.seen == 0
@@ -185,19 +186,19 @@ def test_a_probe_leaves_random_numbers_and_modes_as_they_were():
 @pytest.mark.parametrize(
     "model_type", ["bert", "modernbert", "esm", "eurobert", "distilbert"]
 )
-def test_layers_and_head_are_found(model_type):
+def test_finds_layers_and_head(model_type):
     model = build_model(_config(model_type), torch.device("meta"))
     assert len(model_layers(model)) == 3
-    ours, heads = (
-        set(model.base_model.parameters()),
-        {one for part in model_head(model) for one in part.parameters()},
-    )
-    assert ours | heads == set(model.parameters())
+    parameters = set(model.base_model.parameters())
+    for part in model_head(model):
+        parameters.update(part.parameters())
+    assert parameters == set(model.parameters())
 
 
 def _one_by_one(batch: MicroBatch) -> MicroBatch:
-    """The same documents, each in a sequence of its own."""
-    width, starts_N = batch.ids_BS.shape[1], batch.starts_N.long()
+    """Return the same documents, each in a sequence of its own."""
+    width = batch.ids_BS.shape[1]
+    starts_N = batch.starts_N.long()
     ids = torch.zeros(len(starts_N), width, dtype=batch.ids_BS.dtype)
     for number, (start, tokens) in enumerate(
         zip(starts_N.tolist(), batch.tokens_N.tolist(), strict=True)
@@ -214,7 +215,7 @@ def _one_by_one(batch: MicroBatch) -> MicroBatch:
 
 
 @pytest.mark.parametrize(
-    ("family", "way", "precision"),
+    ("family", "kind", "precision"),
     [
         *itertools.product(
             ("esm", "eurobert", "distilbert", "electra"), ("sdpa", "varlen"), ("fp32",)
@@ -224,35 +225,41 @@ def _one_by_one(batch: MicroBatch) -> MicroBatch:
         ("esm", "sdpa", "bf16"),
     ],
 )
-def test_packed_documents_learn_what_they_learn_one_by_one(
-    family, way, precision, dataset, monkeypatch
+def test_packed_documents_learn_as_one_by_one(
+    family, kind, precision, dataset, monkeypatch
 ):
     config = oracles.config_of(family, precision=precision)
     batches = oracles.micro_batches(dataset, config)
-    if way == "varlen":
+    if kind == "varlen":
         monkeypatch.setattr(
             sparse_last_layer, "varlen_attn", oracles.attend_within_edges
         )
         monkeypatch.setattr(
             "trainer.build.choose_attention",
-            lambda *of: dataclasses.replace(choose_attention(*of), kind="varlen"),
+            lambda *arguments: dataclasses.replace(
+                choose_attention(*arguments), kind="varlen"
+            ),
         )
     packed = oracles.training_of(config, dataset)
-    assert packed.module.attention.kind == way
-    found = oracles.gradients_of(packed, batches)
+    assert packed.module.attention.kind == kind
+    learned_packed = oracles.gradients_of(packed, batches)
     monkeypatch.setattr(
         "trainer.build.choose_attention",
         lambda *_: ChosenAttention(kind="row", reason="test"),
     )
     alone = [_one_by_one(batch) for batch in batches]
-    changes = {
-        "micro_batch_size": len(alone[0].ids_BS),
-        "global_batch_size": len(alone[0].ids_BS),
-    }
-    padded = oracles.training_of(
-        config.model_copy(update={"layout": "padded", **changes}), dataset
+    sequences = len(alone[0].ids_BS)
+    padded_config = config.model_copy(
+        update={
+            "layout": "padded",
+            "micro_batch_size": sequences,
+            "global_batch_size": sequences,
+        }
     )
-    loss, gradient = (1e-6, 1e-5) if precision == "fp32" else (1e-3, 2e-2)
+    padded = oracles.training_of(padded_config, dataset)
     oracles.check_alike(
-        oracles.gradients_of(padded, alone), found, loss=loss, gradient=gradient
+        oracles.gradients_of(padded, alone),
+        learned_packed,
+        loss=1e-6 if precision == "fp32" else 1e-3,
+        gradient=1e-5 if precision == "fp32" else 2e-2,
     )

@@ -1,8 +1,9 @@
-"""Weights that are cast once per step, compared with fp32 and with autocast, which
-casts them in every layer."""
+"""Weights that are cast once per step.
+
+They are compared with fp32, and with autocast, which casts weights in every layer.
+"""
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -19,34 +20,35 @@ from trainer.model.masked_lm import cross_entropy
 from trainer.model.packing import verify_working_copies
 from trainer.model.precision import keep_norms_in_bf16, use_float8
 
+MAIN_FAMILIES = (*oracles.FAMILIES, "esm", "eurobert")
 CASES = [
-    *itertools.product(
-        (*oracles.FAMILIES, "esm", "eurobert"),
-        [("selective", "padded"), ("full", "packed")],
-    ),
-    *itertools.product(("bert", "albert"), [("none", "packed")]),
-    ("mpnet", ("none", "padded")),
+    *((family, "selective", "padded") for family in MAIN_FAMILIES),
+    *((family, "full", "packed") for family in MAIN_FAMILIES),
+    ("bert", "none", "packed"),
+    ("albert", "none", "packed"),
+    ("mpnet", "none", "padded"),
 ]
 
 
-@pytest.mark.parametrize(("family", "way"), CASES)
-def test_losses_and_gradient_are_as_near_to_fp32_as_autocasts(
-    family, way, dataset, monkeypatch
+@pytest.mark.parametrize(("family", "activation_checkpointing", "layout"), CASES)
+def test_bf16_is_as_near_to_fp32_as_autocast(
+    family, activation_checkpointing, layout, dataset, monkeypatch
 ):
     def learned(*, copies=True, **changes):
-        """Loss of each token, and the gradient."""
+        """Return the loss of each token, and the gradient."""
         monkeypatch.setattr(
             masked_lm,
             "verify_working_copies",
             verify_working_copies if copies else lambda _: "for comparison",
         )
         config = oracles.config_of(
-            family, activation_checkpointing=way[0], layout=way[1], **changes
+            family,
+            activation_checkpointing=activation_checkpointing,
+            layout=layout,
+            **changes,
         )
-        training, batches = (
-            oracles.training_of(config, dataset),
-            oracles.micro_batches(dataset, config),
-        )
+        training = oracles.training_of(config, dataset)
+        batches = oracles.micro_batches(dataset, config)
         assert (training.module.working_copies is not None) == (
             copies and config.precision == "bf16"
         )
@@ -55,46 +57,43 @@ def test_losses_and_gradient_are_as_near_to_fp32_as_autocasts(
         losses_K = functional.cross_entropy(
             logits_KV.float(), labels_K, reduction="none"
         )
-        return {"losses": losses_K}, oracles.gradients_of(training, batches)[1]
+        return {"losses": losses_K}, oracles.gradients_of(training, batches).gradients
 
-    exact, plain, found = (
-        learned(),
-        learned(precision="bf16", copies=False),
-        learned(precision="bf16"),
-    )
-    for one, under_autocast, with_copies in zip(exact, plain, found, strict=True):
-        near, limit = (
-            oracles.relative_distance(one, other)
-            for other in (with_copies, under_autocast)
-        )
-        assert 0 < near <= 1.5 * limit
-    assert (
-        oracles.relative_distance(
-            found[1], learned(precision="bf16", micro_batch_size=2)[1]
-        )
-        < 2 * limit
-    )
-    if (family, way[0]) in [
-        (one, "selective") for one in (*oracles.FAMILIES, "esm", "eurobert")
-    ]:
-        far = oracles.relative_distance(
-            exact[1], learned(precision="bf16", residual_dtype="bf16")[1]
-        )
-        assert near != far < 3 * limit
+    exact_losses, exact_gradients = learned()
+    autocast_losses, autocast_gradients = learned(precision="bf16", copies=False)
+    losses, gradients = learned(precision="bf16")
+
+    autocast_error = oracles.relative_distance(exact_losses, autocast_losses)
+    error = oracles.relative_distance(exact_losses, losses)
+    assert 0 < error <= 1.5 * autocast_error
+
+    autocast_error = oracles.relative_distance(exact_gradients, autocast_gradients)
+    error = oracles.relative_distance(exact_gradients, gradients)
+    assert 0 < error <= 1.5 * autocast_error
+
+    _, accumulated = learned(precision="bf16", micro_batch_size=2)
+    distance = oracles.relative_distance(gradients, accumulated)
+    assert distance < 2 * autocast_error
+    if activation_checkpointing == "selective":
+        _, with_bf16_residual = learned(precision="bf16", residual_dtype="bf16")
+        residual_error = oracles.relative_distance(exact_gradients, with_bf16_residual)
+        assert error != residual_error < 3 * autocast_error
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "esm", "eurobert"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_residual_stream_has_its_dtype_in_every_layer(family, dtype, dataset):
-    config, seen = oracles.config_of(family, precision="bf16", residual_dtype=dtype), []
+def test_residual_stream_has_its_dtype(family, dtype, dataset):
+    config = oracles.config_of(family, precision="bf16", residual_dtype=dtype)
+    input_dtypes = []
     training = oracles.training_of(config, dataset)
     for layer in training.module.layers:
-        layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+        layer.register_forward_pre_hook(
+            lambda _, args: input_dtypes.append(args[0].dtype)
+        )
     with torch.no_grad():
         training.module(oracles.micro_batches(dataset, config)[0])
-    assert seen == len(training.module.layers) * [
-        {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    ]
+    expected = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    assert input_dtypes == [expected] * len(training.module.layers)
 
 
 def _losses(config: TrainConfig, dataset) -> list[float]:
@@ -106,37 +105,41 @@ def _losses(config: TrainConfig, dataset) -> list[float]:
 
 
 @pytest.mark.slow
-def test_three_hundred_steps_end_with_the_loss_of_fp32(dataset):
-    exact, found = (
-        _losses(oracles.config_of(max_grad_norm=1.0, precision=one), dataset)
-        for one in ("fp32", "bf16")
+def test_training_ends_with_loss_of_fp32(dataset):
+    exact, in_bf16 = (
+        _losses(oracles.config_of(max_grad_norm=1.0, precision=dtype), dataset)
+        for dtype in ("fp32", "bf16")
     )
-    assert sum(found[-20:]) == pytest.approx(sum(exact[-20:]), rel=0.01)
-    assert sum(found[-20:]) < 0.8 * sum(found[:20])
+    assert sum(in_bf16[-20:]) == pytest.approx(sum(exact[-20:]), rel=0.01)
+    assert sum(in_bf16[-20:]) < 0.8 * sum(in_bf16[:20])
 
 
-def test_one_matmul_gives_queries_keys_and_values_and_names_stay(dataset):
-    plain, training = (
-        oracles.training_of(oracles.config_of(precision=precision), dataset)
-        for precision in ("fp32", "bf16")
-    )
-    assert (
-        training.module.model.state_dict().keys()
-        == plain.module.model.state_dict().keys()
-    )
-    assert all(
-        parameter.dtype == torch.float32 for parameter in training.module.parameters()
-    )
+@pytest.fixture
+def bf16_training(dataset):
+    return oracles.training_of(oracles.config_of(precision="bf16"), dataset)
+
+
+def test_copies_change_no_names(bf16_training, dataset):
+    exact = oracles.training_of(oracles.config_of(precision="fp32"), dataset)
+    names = bf16_training.module.model.state_dict().keys()
+    assert names == exact.module.model.state_dict().keys()
+
+
+def test_parameters_stay_in_fp32(bf16_training):
+    dtypes = {parameter.dtype for parameter in bf16_training.module.parameters()}
+    assert dtypes == {torch.float32}
+
+
+def test_one_matmul_gives_queries_keys_and_values(bf16_training, dataset):
     first, last = (
-        layer.attention.self for layer in training.module.model.bert.encoder.layer
+        layer.attention.self for layer in bf16_training.module.model.bert.encoder.layer
     )
-    assert (first.query.compute_weight.shape, last.key.compute_weight.shape) == (
-        (96, 32),
-        (64, 32),
-    )
-    training.step.run(oracles.micro_batches(dataset, oracles.config_of()), 1e-2)
+    assert first.query.compute_weight.shape == (96, 32)
+    # The last layer is sparse: its queries have another input.
+    assert last.key.compute_weight.shape == (64, 32)
+    bf16_training.step.run(oracles.micro_batches(dataset, oracles.config_of()), 1e-2)
     expected = torch.cat(
-        [one.weight for one in (first.query, first.key, first.value)]
+        [linear.weight for linear in (first.query, first.key, first.value)]
     ).bfloat16()
     assert torch.equal(first.query.compute_weight, expected)
     assert not first.query.results
@@ -145,30 +148,31 @@ def test_one_matmul_gives_queries_keys_and_values_and_names_stay(dataset):
 @pytest.mark.parametrize(
     ("bias", "affine"), [(True, True), (False, True), (False, False)]
 )
-def test_a_layer_norm_that_keeps_bf16_returns_the_same_and_rounds_only_gradients(
-    bias, affine
-):
+def test_norm_that_keeps_bf16_rounds_only_gradients(bias, affine):
     torch.manual_seed(0)
     exact = torch.nn.LayerNorm(96, elementwise_affine=affine, bias=bias)
     for parameter in exact.parameters():
         parameter.data.normal_(1.0, 0.3)
-    kept, inputs = copy.deepcopy(exact), torch.randn(2, 64, 96) * 3 + 1
+    kept = copy.deepcopy(exact)
+    inputs = torch.randn(2, 64, 96) * 3 + 1
     keep_norms_in_bf16([torch.nn.Sequential(kept)], torch.float32)
-    results, gradients = [], []
-    for norm in (exact, kept):
-        taken = inputs.clone().requires_grad_()
-        results.append(norm(taken))
-        gradients.append(
-            torch.autograd.grad(
-                results[-1].square().sin().sum(), [taken, *norm.parameters()]
-            )
+
+    def result_and_gradients(norm):
+        leaf = inputs.clone().requires_grad_()
+        result = norm(leaf)
+        gradients = torch.autograd.grad(
+            result.square().sin().sum(), [leaf, *norm.parameters()]
         )
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
-    for one, rounded in zip(*gradients, strict=True):
-        assert (one - rounded).norm() < 0.004 * one.norm()
-    assert affine == any(
-        not torch.equal(*pair) for pair in list(zip(*gradients, strict=True))[1:2]
-    )
+        return result, gradients
+
+    exact_result, exact_gradients = result_and_gradients(exact)
+    kept_result, kept_gradients = result_and_gradients(kept)
+    torch.testing.assert_close(exact_result, kept_result, rtol=1e-5, atol=1e-5)
+    for gradient, rounded in zip(exact_gradients, kept_gradients, strict=True):
+        assert (gradient - rounded).norm() < 0.004 * gradient.norm()
+    if affine:
+        # The weight's gradient is rounded.
+        assert not torch.equal(exact_gradients[1], kept_gradients[1])
     with torch.no_grad():
         assert torch.equal(kept(inputs), exact(inputs))
 
@@ -176,104 +180,97 @@ def test_a_layer_norm_that_keeps_bf16_returns_the_same_and_rounds_only_gradients
 @pytest.mark.parametrize(
     ("family", "recipe"), [("bert", "tensorwise"), ("modernbert", "rowwise")]
 )
-def test_layers_learn_in_float8_with_gradients_near_those_of_bf16(
-    torchao, family, recipe, dataset
-):
+def test_float8_learns_as_bf16_does(torchao, family, recipe, dataset):
     config = oracles.config_of(family, precision="bf16", max_grad_norm=1.0)
     batches = oracles.micro_batches(dataset, config, steps=10)
 
-    def training(*, float8=False):
-        found = oracles.training_of(config, dataset)
+    def build(*, float8: bool):
+        training = oracles.training_of(config, dataset)
         if float8:
-            use_float8(found.module.layers, recipe, emulate=True)
-        return found
+            use_float8(training.module.layers, recipe, emulate=True)
+        return training
 
-    def of_layers(gradients):
+    def layer_gradients(learned: oracles.Learned):
         return {
-            name: gradient for name, gradient in gradients.items() if "layer" in name
+            name: gradient
+            for name, gradient in learned.gradients.items()
+            if "layer" in name
         }
 
-    plain, found = (
-        oracles.gradients_of(training(float8=on), batches[:1]) for on in (False, True)
+    in_bf16 = oracles.gradients_of(build(float8=False), batches[:1])
+    in_float8 = oracles.gradients_of(build(float8=True), batches[:1])
+    assert in_float8.loss == pytest.approx(in_bf16.loss, rel=1e-3)
+    distance = oracles.relative_distance(
+        layer_gradients(in_bf16), layer_gradients(in_float8)
     )
-    assert found[0] == pytest.approx(plain[0], rel=1e-3)
-    assert (
-        0.005
-        < oracles.relative_distance(of_layers(plain[1]), of_layers(found[1]))
-        < 0.1
-    )
+    assert 0.005 < distance < 0.1
     if family == "modernbert":  # emulation is slow
         return
-    steps = [training(float8=on).step for on in (False, True)]
-    bf16, float8 = (
+    steps = [build(float8=float8).step for float8 in (False, True)]
+    bf16_losses, float8_losses = (
         [float(step.run([batch], 3e-3).loss) for batch in batches] for step in steps
     )
-    assert float8[-1] == pytest.approx(bf16[-1], rel=0.01)
-    assert float8[-1] < 0.95 * float8[0]
+    assert float8_losses[-1] == pytest.approx(bf16_losses[-1], rel=0.01)
+    assert float8_losses[-1] < 0.95 * float8_losses[0]
 
 
 @pytest.mark.slow
-def test_dropout_of_compiled_layers_is_the_same_and_keeps_a_seed_instead_of_the_mask():
+def test_redrawn_dropout_keeps_seed_instead_of_mask():
     def learned(kind: type[nn.Dropout]):
         torch.manual_seed(0)
-        layer, x, saved = (
-            nn.Sequential(nn.Linear(64, 64), kind(0.25)),
-            torch.ones(500, 64, requires_grad=True),
-            [],
-        )
-        compiled = torch.compile(lambda x: layer(x), fullgraph=True)  # noqa: PLW0108 - torch leaves out a Sequential
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda one: saved.append(one.dtype) or one, lambda one: one
-        ):
-            result = compiled(x)
-        result.sum().backward()
-        assert torch.equal(layer.eval()(x), layer[0](x))
-        return result.detach(), x.grad, torch.bool in saved
+        layer = nn.Sequential(nn.Linear(64, 64), kind(0.25))
+        input = torch.ones(500, 64, requires_grad=True)
+        saved_dtypes = []
 
-    (plain, gradient, keeps_mask), (found, same, still) = (
-        learned(nn.Dropout),
-        learned(RedrawnDropout),
-    )
-    assert (keeps_mask, still) == (True, False)
-    assert float((found == 0).float().mean()) == pytest.approx(0.25, abs=0.01)
-    torch.testing.assert_close((found, same), (plain, gradient))
+        def pack(tensor):
+            saved_dtypes.append(tensor.dtype)
+            return tensor
+
+        compiled = torch.compile(lambda x: layer(x), fullgraph=True)  # noqa: PLW0108 - torch leaves out a Sequential
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = compiled(input)
+        result.sum().backward()
+        assert torch.equal(layer.eval()(input), layer[0](input))
+        return result.detach(), input.grad, torch.bool in saved_dtypes
+
+    expected, expected_gradient, keeps_mask = learned(nn.Dropout)
+    assert keeps_mask
+    result, gradient, keeps_mask = learned(RedrawnDropout)
+    assert not keeps_mask
+    assert float((result == 0).float().mean()) == pytest.approx(0.25, abs=0.01)
+    torch.testing.assert_close((result, gradient), (expected, expected_gradient))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", ["bert", "modernbert", "distilbert"])
-def test_a_fused_loss_gets_what_the_last_layer_of_the_head_multiplies(
-    family, dtype, dataset, monkeypatch
-):
+def test_fused_loss_replaces_last_layer_of_head(family, dtype, dataset, monkeypatch):
     def fused(hidden_KD, weight_VD, labels_K, bias_V):
-        assert {one.dtype for one in (hidden_KD, weight_VD, bias_V)} == {
-            training.module._dtype
-        }
+        dtypes = {tensor.dtype for tensor in (hidden_KD, weight_VD, bias_V)}
+        assert dtypes == {training.module._dtype}
         return cross_entropy(functional.linear(hidden_KD, weight_VD, bias_V), labels_K)
 
     config = oracles.config_of(family, precision=dtype, layout="padded")
-    training, batches = (
-        oracles.training_of(config, dataset),
-        oracles.micro_batches(dataset, config),
-    )
-    plain = oracles.gradients_of(training, batches)
+    training = oracles.training_of(config, dataset)
+    batches = oracles.micro_batches(dataset, config)
+    expected = oracles.gradients_of(training, batches)
     with torch.no_grad():
         loss, hits = training.module.evaluate(batches[0])
     monkeypatch.setattr(masked_lm, "EVALUATION_CHUNK_POSITIONS", 7)
     training.module.fused_loss = fused
-    near = 1e-5 if dtype == "fp32" else 5e-3
     oracles.check_alike(
-        plain, oracles.gradients_of(training, batches), loss=1e-5, gradient=near
+        expected,
+        oracles.gradients_of(training, batches),
+        loss=1e-5,
+        gradient=1e-5 if dtype == "fp32" else 5e-3,
     )
     with torch.no_grad():
-        in_parts = training.module.evaluate(batches[0])
-    assert (float(in_parts[0]), int(in_parts[1])) == (
-        pytest.approx(float(loss), rel=1e-5),
-        int(hits),
-    )
+        loss_of_chunks, hits_of_chunks = training.module.evaluate(batches[0])
+    assert float(loss_of_chunks) == pytest.approx(float(loss), rel=1e-5)
+    assert int(hits_of_chunks) == int(hits)
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "said"),
+    ("family", "changes", "message"),
     [
         (
             "bert",
@@ -302,19 +299,19 @@ def test_a_fused_loss_gets_what_the_last_layer_of_the_head_multiplies(
         ("modernbert", {"fused_cross_entropy": True}, "requires liger_kernel"),
     ],
 )
-def test_a_faster_way_that_cannot_be_computed_is_rejected(
-    monkeypatch, dataset, family, changes, said
+def test_rejects_optimisation_that_cannot_be_used(
+    monkeypatch, dataset, family, changes, message
 ):
     monkeypatch.setattr(precision, "find_spec", lambda name: None)
     config = oracles.config_of(
         family, **{"device": "cuda", "precision": "bf16", "compile": True} | changes
     )
-    nowhere = Ranks(
+    without_gpu = Ranks(
         rank=0,
         local_rank=0,
         local_world_size=1,
         world_size=1,
         device=torch.device("meta"),
     )
-    with pytest.raises(BadConfig, match=said):
-        build_training(config, 128, dataset.manifest.special_ids, nowhere)
+    with pytest.raises(BadConfig, match=message):
+        build_training(config, 128, dataset.manifest.special_ids, without_gpu)
