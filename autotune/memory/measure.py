@@ -9,7 +9,7 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, TRIAL_TIMEOUT_S
@@ -83,6 +83,9 @@ SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
 slower."""
 _SUSTAINED_MARGIN = 1.1
 """Steps of that trial over the number that should take its time, as steps differ."""
+_POINT_SHARE = 0.25
+"""Largest share of the time left for the trial of one point, so that a slow machine
+measures several."""
 _MAX_CHOICES = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
 
@@ -288,7 +291,7 @@ class ProbeSearch(SizeSearch):
             trial = step_trial(
                 self.probe,
                 micro_batch_size,
-                steps or CURVE_STEPS[self.probe.config.device],
+                steps or self._curve_steps(micro_batch_size),
                 budget_bytes,
                 attempt=attempt,
                 micro_batches=1,
@@ -318,6 +321,32 @@ class ProbeSearch(SizeSearch):
             padded_tokens_per_s_low=interval.low,
             padded_tokens_per_s_high=interval.high,
         )
+
+    def _curve_steps(self, micro_batch_size: int) -> StepCounts:
+        """Return the steps of a point: fewer of them on a machine that is too slow."""
+        usual = CURVE_STEPS[self.probe.config.device]
+        left_s = self.runner.budget_left_s
+        step_s = self._expected_step_s(micro_batch_size)
+        if left_s is None or not step_s:
+            return usual
+        timed = int(_POINT_SHARE * left_s / step_s) - usual.warmup
+        return replace(usual, timed=min(usual.timed, max(1, timed)))
+
+    def _expected_step_s(self, micro_batch_size: int) -> float:
+        """Return the seconds of a step of one micro-batch, by the trials so far.
+
+        0 if none of them has figures.
+        """
+        seconds_per_token = []
+        for finished in self.runner.finished:
+            if isinstance(finished.outcome, Measured):
+                figures = StepFigures.of(finished.outcome)
+                step_s = statistics.median(figures.step_s)
+                seconds_per_token.append(step_s / figures.padded_tokens_per_step)
+        if not seconds_per_token:
+            return 0.0
+        tokens = micro_batch_size * self.probe.config.seq_length_tokens
+        return statistics.median(seconds_per_token) * tokens * self.probe.local_ranks
 
     def does_not_fit(self) -> ExceedsMemory:
         """Return the error for a model of which not even one sequence fits.
@@ -400,28 +429,35 @@ def probe_model(
 
     Raises:
         ExceedsMemory: If not even one sequence fits.
+        OutOfTime: If time ended before any size ran. If it ends later, the evidence is
+            a lower bound, or lacks throughput.
         Undecided: If trials failed for another reason than memory.
     """
     search = ProbeSearch(probe=probe, runner=runner, estimate=traced)
     search.predict()
-    search.find()
+    is_lower_bound = False
+    try:
+        search.find()
+    except OutOfTime:
+        if not bracket(search.tried).feasible_max:
+            raise
+        is_lower_bound = True
     verified = bracket(search.tried)
     feasible_max = verified.feasible_max
     if not feasible_max:
         raise search.does_not_fit()
     limit = with_headroom(feasible_max, probe.request.headroom_share)
     curve: list[CurvePoint] = []
-    if runner.pretended:
-        choice = MicroBatchChoice(
-            micro_batch_size=limit,
-            reason=(
-                "the largest size that leaves the headroom free; on a pretended GPU no"
-                " throughput is measured"
-            ),
-        )
-    else:
-        curve = search.curve(curve_sizes(limit))
+    not_timed = "on a pretended GPU no throughput is measured"
+    if not runner.pretended:
+        not_timed = "no time was left to measure throughput"
+        with contextlib.suppress(OutOfTime):
+            curve = search.curve(curve_sizes(limit))
+    if curve:
         choice = search.choose(curve, feasible_max)
+    else:
+        reason = f"the largest size that leaves the headroom free; {not_timed}"
+        choice = MicroBatchChoice(micro_batch_size=limit, reason=reason)
     chosen = _point_of(curve, choice.micro_batch_size)
     # Before the evidence reads ``runner.seconds``, which includes this trial.
     sustained = None if chosen is None else search.sustained(chosen)
@@ -432,6 +468,7 @@ def probe_model(
     evidence = ProbeEvidence(
         feasible_max=feasible_max,
         infeasible_min=verified.infeasible_min,
+        is_lower_bound=is_lower_bound,
         not_traced=search.not_traced,
         feasible_peak_bytes=_highest_peak_bytes(search.tried, feasible_max),
         predicted_peak_bytes=predict_bytes(search.tried, feasible_max, prediction),

@@ -18,6 +18,7 @@ from autotune.base.units import format_bytes, format_count, format_seconds, form
 from autotune.base.wording import format_bounds, format_number, plural
 from autotune.memory.values import (
     ACTIVATIONS,
+    LOWER_BOUND,
     Answer,
     CurvePoint,
     MemoryBreakdown,
@@ -107,7 +108,7 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
         probed,
         ("model", "l", lambda model: model.profile.train.model.name),
         ("parameters", "r", lambda model: _millions(model.evidence.parameters)),
-        ("max micro-batch", "r", lambda model: str(model.evidence.feasible_max)),
+        ("max micro-batch", "r", _largest),
         (
             "out of memory at",
             "r",
@@ -138,6 +139,11 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
 
 def _millions(parameters: int | None) -> str | None:
     return f"{parameters / 1e6:.1f} M" if parameters else None
+
+
+def _largest(probed: ProbedModel) -> str:
+    sign = "≥ " if probed.evidence.is_lower_bound else ""
+    return f"{sign}{probed.evidence.feasible_max}"
 
 
 def _number_or_none(number: int | None) -> str | None:
@@ -171,7 +177,12 @@ def reasons_of(profile: Profile) -> Iterator[str]:
         "each optimizer step has"
         f" {global_batch_words(profile.constraints.global_batch_tokens)}"
     )
-    if probe.infeasible_min is None:
+    if probe.is_lower_bound:
+        yield (
+            f"{LOWER_BOUND}: time ended before the limit was verified; for the largest"
+            " size, run the same command with a longer --time-limit"
+        )
+    elif probe.infeasible_min is None:
         yield (
             f"more may fit: sizes above {probe.feasible_max} were not tried"
             " (--max-micro-batch-size)"
@@ -226,7 +237,11 @@ def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     rows: list[Row] = [
         ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
         [
-            "largest micro-batch, verified",
+            (
+                f"largest micro-batch that ran: {LOWER_BOUND}"
+                if probe.is_lower_bound
+                else "largest micro-batch, verified"
+            ),
             f"{probe.feasible_max} sequences of {train.seq_length_tokens} tokens",
         ],
         [

@@ -185,6 +185,10 @@ class CurvePoint(StrictTable):
         )
 
 
+LOWER_BOUND = "lower bound, not verified"
+"""Words for a largest size behind which nothing was tried."""
+
+
 class ProbeEvidence(StrictTable):
     """Result of a probe: the largest micro-batch that fits, and the one in use."""
 
@@ -193,6 +197,9 @@ class ProbeEvidence(StrictTable):
     infeasible_min: Positive | None = None
     """Smallest micro-batch that ran out of memory; None if the search reached its upper
     limit first."""
+    is_lower_bound: bool = False
+    """True if time ended before the limit was verified: ``feasible_max`` ran, and more
+    may fit."""
     feasible_peak_bytes: Positive
     """Peak memory of ``feasible_max`` in its trials."""
     predicted_peak_bytes: Positive | None = None

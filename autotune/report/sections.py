@@ -25,6 +25,7 @@ from autotune.base.wording import (
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
 from autotune.baseline.values import RecipeName, row_of
+from autotune.memory.values import LOWER_BOUND
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import probe_first
 from autotune.profiles.decide.rates import tuned_rate
@@ -277,15 +278,15 @@ def _memory(one: ReportedProfile) -> str:
         if one.profile.fingerprint.bytes_known == "measured"
         else ", by torch's allocator"
     )
-    too_many = (
-        ""
-        if probe.infeasible_min is None
-        else f"; {probe.infeasible_min:,} run out of memory"
-    )
+    limit = ""
+    if probe.is_lower_bound:
+        limit = f" ({LOWER_BOUND})"
+    elif probe.infeasible_min is not None:
+        limit = f"; {probe.infeasible_min:,} run out of memory"
     peak = format_bytes(probe.feasible_peak_bytes)
     return (
         f"{peak} of {budget} per {one.unit}{known} with"
-        f" {plural(probe.feasible_max, 'sequence')}{too_many}"
+        f" {plural(probe.feasible_max, 'sequence')}{limit}"
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from autotune.base.clock import Clock
+from autotune.base.units import format_seconds
 from autotune.errors import BadInput, OutOfTime, StartAgain, Undecided
 from autotune.machine.values import is_pretended
 from autotune.trials.decide.equal_loss import (
@@ -214,6 +215,13 @@ class TrialRunner:
         """Time of all finished trials, those from the trial log included."""
         return sum(finished.seconds for finished in self.finished)
 
+    @property
+    def budget_left_s(self) -> float | None:
+        """Time left of the budget, in seconds; None if there is no budget."""
+        if self.budget_ends_s is None:
+            return None
+        return max(0.0, self.budget_ends_s - self.clock.utc_now().timestamp())
+
     def _check_time(self, trial: Trial, label: str) -> None:
         """Check that a trial is likely to end in time."""
         now_s = self.clock.utc_now().timestamp()
@@ -221,9 +229,14 @@ class TrialRunner:
             left_s = self.budget_ends_s - now_s
             usual_s = self._usual_s()
             if left_s < usual_s:
+                message = f"no time is left for the next trial ({label})"
+                if left_s > 0:
+                    message = (
+                        f"{format_seconds(left_s)} are left, but the next trial"
+                        f" ({label}) takes about {format_seconds(usual_s)}"
+                    )
                 raise OutOfTime(
-                    f"{max(0.0, left_s):.0f} s are left, but the next trial ({label})"
-                    f" takes about {usual_s:.0f} s",
+                    message,
                     next_step=(
                         "Run it again with a longer --time-limit: it resumes from"
                         f" {self.trial_log.directory}."

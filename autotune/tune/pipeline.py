@@ -29,6 +29,7 @@ from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.measure import Probe, ProbeRequest
 from autotune.memory.stage import check_budgets, prepare, probe_one
+from autotune.memory.values import LOWER_BOUND
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.store import profile_paths, read_profile, require_local_probe
@@ -334,18 +335,17 @@ class Tuning:
         split = split_global_batch(
             train.global_batch_size, train.micro_batch_size, evidence.local_ranks
         )
-        too_many = (
-            ""
-            if evidence.infeasible_min is None
-            else f", {evidence.infeasible_min:,} run out of memory"
-        )
+        limit = ""
+        if evidence.is_lower_bound:
+            limit = f" ({LOWER_BOUND})"
+        elif evidence.infeasible_min is not None:
+            limit = f", {evidence.infeasible_min:,} run out of memory"
         batch = (
             f"{train.global_batch_size:,} = {split.gradient_accumulation_steps:,} x"
             f" {split.micro_batch_size:,}"
         )
         return (
-            f"{evidence.feasible_max:,} sequences fit{too_many}; global batch of"
-            f" {batch}"
+            f"{evidence.feasible_max:,} sequences fit{limit}; global batch of {batch}"
         )
 
     def _report(self, _: Stage) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from autotune.advice.values import EvidenceFigure, figure
 from autotune.base.wording import plural
 from autotune.errors import BadInput
-from autotune.memory.values import CurvePoint, ProbeEvidence
+from autotune.memory.values import LOWER_BOUND, CurvePoint, ProbeEvidence
 from autotune.network.values import GradientSyncRow, NetworkEvidence
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
@@ -381,6 +381,8 @@ def _rejected_sizes(probe: ProbeEvidence, size: int) -> Iterator[str]:
             )
     if probe.infeasible_min is not None:
         yield f"{probe.infeasible_min}: out of memory"
+    if probe.is_lower_bound:
+        yield f"{probe.feasible_max}: {LOWER_BOUND}; larger sizes may fit"
 
 
 def _explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:

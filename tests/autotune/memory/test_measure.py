@@ -388,30 +388,53 @@ def test_a_trial_that_crashes_or_is_disturbed_once_is_tried_again(
     assert next(left) == 2
 
 
-def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(
-    probe, monkeypatch
-):
-    search_trials = probe(FakeMachine(simulate)).search_trials
-    runner_run = TrialRunner.run
+@pytest.fixture
+def probe_within(probe, monkeypatch):
+    """Return a function that probes with time for a number of trials."""
+    run_trial = TrialRunner.run
 
-    def probed_within(most_trials):
+    def probe_in_time(most_trials):
         machine = FakeMachine(simulate)
 
-        def run(runner, trial, label, **more):
+        def run(runner, trial, label, **options):
             if len(machine.trials) >= most_trials:
                 raise OutOfTime("3 s are left", next_step="more time")
-            return runner_run(runner, trial, label, **more)
+            return run_trial(runner, trial, label, **options)
 
         monkeypatch.setattr(TrialRunner, "run", run)
         return probe(machine, site=f"within {most_trials}")
 
-    with pytest.raises(OutOfTime, match=r"sequences fit.*; 3 s are left"):
-        probed_within(search_trials - 1)
-    found = probed_within(search_trials + 1)
-    assert bracket(found) == (35, 36)
-    assert (
-        [point.micro_batch_size for point in found.curve] == [probe.chosen_rows] == [33]
-    )
+    return probe_in_time
+
+
+def test_short_search_gives_a_lower_bound(probe, probe_within):
+    search_trials = probe(FakeMachine(simulate)).search_trials
+    evidence = probe_within(search_trials - 1)
+    assert evidence.is_lower_bound
+    assert 1 <= evidence.feasible_max <= 35
+    assert evidence.curve == []
+    assert "no time was left" in evidence.choice
+
+
+def test_search_without_any_size_is_out_of_time(probe_within):
+    with pytest.raises(OutOfTime, match="no size is verified yet; 3 s are left"):
+        probe_within(0)
+
+
+def test_short_curve_keeps_its_points(probe, probe_within):
+    search_trials = probe(FakeMachine(simulate)).search_trials
+    evidence = probe_within(search_trials + 1)
+    assert not evidence.is_lower_bound
+    assert bracket(evidence) == (35, 36)
+    sizes = [point.micro_batch_size for point in evidence.curve]
+    assert sizes == [probe.chosen_rows] == [33]
+
+
+def test_slow_machine_times_fewer_steps(probe, monkeypatch):
+    usual = probe(FakeMachine(simulate), site="usual").curve[-1].timed_steps
+    monkeypatch.setattr(TrialRunner, "budget_left_s", 1.0)
+    slow = probe(FakeMachine(simulate), site="slow").curve[-1].timed_steps
+    assert (usual, slow) == (4, 1)
 
 
 REQUEST = TraceRequest(
