@@ -4,6 +4,7 @@ It is a table of its phases on a terminal, and lines elsewhere.
 """
 
 import contextlib
+import math
 import shutil
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ class TuningView(Display):
     _stage: Stage | None = None
     _stage_began_s: float = 0.0
     _finished: list[FinishedTrial] = field(default_factory=list)
+    _left_s: float = math.inf
+    """Least time left that was shown, in seconds."""
 
     def __post_init__(self) -> None:
         self.began_s = self.clock.monotonic_s()
@@ -87,9 +90,12 @@ class TuningView(Display):
         if self._stage is not None:
             self._stage.seconds = self.clock.monotonic_s() - self._stage_began_s
         width = shutil.get_terminal_size().columns
-        rest_s = left_s(self.planned, self.budget_s - self.elapsed_s)
+        # A countdown never rises, although the estimate may on a slow machine.
+        self._left_s = min(
+            self._left_s, left_s(self.planned, self.budget_s - self.elapsed_s)
+        )
         return stages_text(
-            self.planned, seconds=self.elapsed_s, left_s=rest_s, width=width
+            self.planned, seconds=self.elapsed_s, left_s=self._left_s, width=width
         )
 
     @contextlib.contextmanager

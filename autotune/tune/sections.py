@@ -29,7 +29,11 @@ def stages_text(
     """
     models = max((len(one.model) for one in stages), default=0)
     over = sum(one.over for one in stages)
-    left = "" if over == len(stages) else f", about {format_seconds(left_s)} left"
+    left = ""
+    if over < len(stages):
+        left = ", longer than expected"
+        if left_s > 0:
+            left = f", about {format_seconds(left_s)} left"
     lines = [
         f"tune: {over} of {len(stages)} phases, {format_seconds(seconds)} elapsed{left}"
     ]

@@ -3,10 +3,12 @@ import pytest
 from autotune.baseline.values import BaselineEvidence, RecipeRow
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.trials.values import FinishedTrial, Measured, OutOfMemory, Trial
+from autotune.tune.live_view import TuningView
 from autotune.tune.sections import best_words, stage_words, stages_text, tuning_text
 from autotune.tune.values import Stage, TuningResult
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.trials import TRAINING_FIGURES
+from testbed.fakes import FakeClock
 
 
 def stages():
@@ -87,6 +89,25 @@ def test_lines_fit_narrow_terminals():
         stage_words(Stage(name="probe", model="m", status="running", note="m: 8 rows"))
         == "8 rows"
     )
+
+
+def test_overdue_tuning_promises_no_time():
+    first, *_ = stages_text(stages(), seconds=71.0, left_s=0.0, width=120).splitlines()
+    assert first.endswith("elapsed, longer than expected")
+
+
+def test_countdown_never_rises():
+    clock = FakeClock()
+    stage = Stage(name="workers", model="m", status="running", budget_s=60.0)
+    view = TuningView(planned=[stage], clock=clock, budget_s=600.0)
+    view.begin(stage)
+    stage.done, stage.expected = 9, 10
+    clock.sleep(9.0)
+    assert "about 1 s left" in view._text()
+    # The last trial takes much longer than those before it.
+    clock.sleep(30.0)
+    stage.expected = 20
+    assert "about 1 s left" in view._text()
 
 
 def finished(job, measured, figures, label):
