@@ -2,7 +2,7 @@
 
 Words are compared exactly. A number matches any number of the same kind and unit: a
 count another count, ``6.08 MiB`` another binary size, ``2.32x`` another ratio with two
-decimals.
+decimals. A noun behind a count may change its number: ``37 files`` matches ``1 file``.
 """
 
 import re
@@ -14,10 +14,14 @@ _DURATION = (
     r"(?:\d+ h \d\d min|\d+ min \d\d s|\d[\d.]* ?(?:ms|us|s|min|h)(?![A-Za-z/]))"
 )
 _SCALED = r"\d[\d,]*(?:\.\d+)?(?:e\+\d+)?"
+# A count with separators may be below 1,000 elsewhere.
+_COUNT = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _KINDS = (
     rf"(?P<duration>{_DURATION})",
     rf"{_SCALED}(?P<binary> ?){_BINARY}\b",
     rf"{_SCALED}(?P<decimal> ?){_DECIMAL}\b",
+    r"\d[\d,]* (?P<noun>[a-z]{2,})s\b",
+    r"1 (?P<single>[a-z]{3,})\b",
     r"(?P<sign>[-+](?=\d))?\d[\d,]*(?:\.(?P<decimals>\d+))?",
 )
 # Digits that belong to a word, such as uint16, are part of the word.
@@ -48,8 +52,10 @@ def _pattern_of(quantity: re.Match[str]) -> str:
         return _SCALED + quantity["binary"] + _BINARY
     if quantity["decimal"] is not None:
         return _SCALED + quantity["decimal"] + _DECIMAL
+    noun = quantity["noun"] or quantity["single"]
+    if noun:
+        return rf"(?:1 {noun}|{_COUNT} {noun}s)"
     sign = "[-+]" if quantity["sign"] else ""
     decimals = quantity["decimals"]
     fraction = rf"\.\d{{{len(decimals)}}}" if decimals else ""
-    # A count with separators may be below 1,000 elsewhere.
-    return rf"{sign}(?:\d{{1,3}}(?:,\d{{3}})+|\d+){fraction}"
+    return f"{sign}{_COUNT}{fraction}"

@@ -36,6 +36,8 @@ def patterns_of(line: str) -> list[re.Pattern[str]]:
     ("shown", "printed"),
     [
         pytest.param("32 (3 x 11)", "4 (1 x 4)", id="counts"),
+        pytest.param("elf, 37 files", "elf, 1 file", id="singular"),
+        pytest.param("elf, 1 file", "elf, 1,024 files", id="plural"),
         pytest.param("a    1,000  b", "a 96 b", id="alignment"),
         pytest.param("6.08 MiB (-34.0 %)", "952 KiB (+2.5 %)", id="binary sizes"),
         pytest.param("took 6 min 52 s", "took 3.4 s", id="durations"),
@@ -52,6 +54,7 @@ def test_numbers_match_numbers_of_their_kind(shown, printed):
     [
         pytest.param("32 (3 x 11)", "32 (3 x 11 x 2)", id="form"),
         pytest.param("32 (3 x 11)", "32 sequences", id="words"),
+        pytest.param("37 files", "37 file", id="singular of several"),
         pytest.param("--memory 40GB", "--memory 952MiB", id="decimal and binary"),
         pytest.param("40GB", "952 MiB", id="space before unit"),
         pytest.param("4.01 MiB", "4.01", id="unit"),
