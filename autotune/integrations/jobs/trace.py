@@ -38,10 +38,10 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     build = load.resolve(asked.model, asked.directory)
     traces = []
     for size in asked.sizes:
-        tape = AllocationRecorder(within_kernels(asked.device))
+        recorder = AllocationRecorder(within_kernels(asked.device))
         with contextlib.ExitStack() as inside:
-            rules = DeviceRules(asked.device, bf16=False, tape=tape)
-            for context in (tape, rules, multi_tensor_kernels_on_meta(), META):
+            rules = DeviceRules(asked.device, bf16=False, recorder=recorder)
+            for context in (recorder, rules, multi_tensor_kernels_on_meta(), META):
                 inside.enter_context(context)
             made = build(
                 **load.accepted(
@@ -58,15 +58,15 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
                     what, next_step="Return a module and its batch: return model, batch"
                 )
             module = made[0].to(META)
-            tape.owner = Term.INPUTS
+            recorder.owner = Term.INPUTS
             batch = _pytree.tree_map_only(
                 torch.Tensor, lambda one: one.to(META), made[1]
             )
-            _take_steps(tape, module, batch, inside)
+            _take_steps(recorder, module, batch, inside)
         work = StepWork(
             micro_batch_size=size, padded_tokens=size, model_flops=0.0, kernels=()
         )
-        traces.append(tape.trace(work, 0).to_json())
+        traces.append(recorder.trace(work, 0).to_json())
     parameters = sum(one.numel() for one in module.parameters())
     return {
         "traces": traces,
@@ -77,7 +77,7 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_steps(
-    tape: AllocationRecorder,
+    recorder: AllocationRecorder,
     module: torch.nn.Module,
     batch: Any,
     inside: contextlib.ExitStack,
@@ -85,10 +85,10 @@ def _take_steps(
     optimizer = torch.optim.AdamW(
         one for one in module.parameters() if one.requires_grad
     )
-    own_by_module(tape, module, [], inside)
+    own_by_module(recorder, module, [], inside)
     for number in range(2):
         if number:
-            tape.marks_repetition()
+            recorder.marks_repetition()
         inputs = batch if isinstance(batch, tuple) else (batch,)
         output = module(**batch) if isinstance(batch, dict) else module(*inputs)
         loss = getattr(output, "loss", None)
@@ -101,6 +101,6 @@ def _take_steps(
         del output
         loss.backward()
         del loss
-        tape.owner = Term.OPTIMIZER
+        recorder.owner = Term.OPTIMIZER
         optimizer.step()
         optimizer.zero_grad()

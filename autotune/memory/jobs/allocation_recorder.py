@@ -1,6 +1,7 @@
-"""Recorder of a computation on the meta device: every new storage, its owner and its release; and kernels.
+"""Recorder of a computation on the meta device.
 
-Nothing is computed. Allocations inside of operators are invisible here; a device's
+It records every new storage with its owner and its release, and the kernels. Nothing is
+computed. Allocations inside of operators are invisible here; a device's
 rules list its kernels' requests.
 """
 
@@ -46,8 +47,17 @@ _IN_PLACE_IN_BACKWARD = frozenset(
 )
 """Operators by which autograd adds into zeros that it has just made; under a dispatch
 mode it does so in a copy."""
-_LAST_FIRST = frozenset({aten.native_dropout.default})
+_LAST_RESULT_FIRST = frozenset({aten.native_dropout.default})
 """Operators whose results CUDA allocates in reverse order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LiveBlock:
+    """An allocation whose storage exists."""
+
+    storage: weakref.ref[Any]
+    """Its callback records the release."""
+    number: int
 
 
 class AllocationRecorder(TorchDispatchMode):
@@ -63,21 +73,26 @@ class AllocationRecorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = KernelCounter(document_tokens)
         self.owner: str = Term.PARAMETERS
-        """Term of the memory breakdown for the next allocations; ``stream`` is the CUDA
-        stream that uses them."""
+        """Term of the memory breakdown for the next allocations."""
         self.stream = 0
+        """CUDA stream that uses the next allocations."""
         self._within = within
-        # Of each allocation, in bytes, and its stream.
-        self._sizes: list[tuple[int, int]] = []
+        self._sizes_bytes: list[int] = []
+        """Size of each allocation; ``_streams`` and ``_owners`` have the rest."""
+        self._streams: list[int] = []
         self._owners: list[str] = []
         self._events: list[int] = []
-        self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._live: dict[int, _LiveBlock] = {}
+        """Allocations that are not released, by the address of their storage."""
         self._repeats_from = 0
         self._paused = False
         self._forward_from = 0
-        self._passes: dict[Any, bool] = {}
+        self._allocates_nothing: dict[Any, bool] = {}
+        """By operator: True for views and operators in place."""
         self._shapes: dict[Any, list[Any]] = {}
+        """Shapes of results, by operator and arguments."""
         self._single: set[Any] = set()
+        """Operators that return a tensor, not several."""
         _references_of_gradient()  # counted before any mode is on
 
     def __torch_dispatch__(
@@ -92,29 +107,29 @@ class AllocationRecorder(TorchDispatchMode):
     def _recorded(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        passes = self._passes.get(func)
-        if passes is None:
-            passes = self._passes[func] = all(
-                one.alias_info is not None for one in func._schema.returns
+        """Return an operator's results, and record its allocations."""
+        if func not in self._allocates_nothing:
+            self._allocates_nothing[func] = all(
+                result.alias_info is not None for result in func._schema.returns
             )
-        with (
-            self.requested(func, args, kwargs)
-            if func in self._within
-            else nullcontext()
-        ):
-            if passes:  # views and operators in place; and those that return nothing
+        requested: AbstractContextManager[None] = nullcontext()
+        if func in self._within:
+            requested = self.requested(func, args, kwargs)
+        with requested:
+            # Views and operators in place; and those that return nothing.
+            if self._allocates_nothing[func]:
                 return func(*args, **kwargs)
-            backward = not torch.is_grad_enabled()
-            if backward and (
-                func in _IN_PLACE_IN_BACKWARD
-                or (func is aten.add.Tensor and _adds_into(*args))
-            ):
+            is_backward = not torch.is_grad_enabled()
+            if is_backward and _is_in_place_without_mode(func, args):
                 return args[0]
             return self._result(func, args, kwargs)
 
     @contextmanager
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
-        """Record a kernel's requests besides its results, which are recorded within the block."""
+        """Record a kernel's requests besides its results.
+
+        The results are recorded within the block.
+        """
         rule = self._within.get(func)
         requests = rule(*args, **kwargs) if rule is not None else ()
         held: dict[Block, int] = {}
@@ -124,16 +139,18 @@ class AllocationRecorder(TorchDispatchMode):
             elif block in held:
                 self._events.append(-1 - held.pop(block))
             else:
-                held[block] = self._taken(block.size_bytes, Term.TEMPORARIES)
+                held[block] = self._record(block.size_bytes, Term.TEMPORARIES)
 
     def transient(self, size_bytes: int) -> None:
         """Record a block that is released at once."""
         if size_bytes:
-            self._events.append(-1 - self._taken(size_bytes, Term.TEMPORARIES))
+            self._events.append(-1 - self._record(size_bytes, Term.TEMPORARIES))
 
-    def _taken(self, size_bytes: int, term: str) -> int:
-        number = len(self._sizes)
-        self._sizes.append((size_bytes, self.stream))
+    def _record(self, size_bytes: int, term: str) -> int:
+        """Record an allocation, and return its number."""
+        number = len(self._sizes_bytes)
+        self._sizes_bytes.append(size_bytes)
+        self._streams.append(self.stream)
         self._owners.append(term)
         self._events.append(number)
         return number
@@ -148,28 +165,34 @@ class AllocationRecorder(TorchDispatchMode):
 
     def keep(self, results: Any) -> None:
         """Record tensors that were computed while recording was paused."""
-        for one in results if isinstance(results, tuple | list) else (results,):
-            if isinstance(one, torch.Tensor):
-                self._made(one)
+        for result in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(result, torch.Tensor):
+                self._record_storage(result)
 
     def drop(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Record the release of some tensors' blocks, although the tensors stay for computations on the meta device."""
+        """Record the release of some tensors' blocks.
+
+        The tensors stay for computations on the meta device.
+        """
         for tensor in tensors:
-            if (
-                found := self._live.pop(tensor.untyped_storage()._cdata, None)
-            ) is not None:
-                self._events.append(-1 - found[1])
+            live = self._live.pop(_storage_key(tensor), None)
+            if live is not None:
+                self._events.append(-1 - live.number)
 
     def relabel(self, tensors: Sequence[torch.Tensor], term: str) -> None:
         """Set the term of the blocks of some tensors."""
         if self._paused:
             return
         for tensor in tensors:
-            if (found := self._live.get(tensor.untyped_storage()._cdata)) is not None:
-                self._owners[found[1]] = term
+            live = self._live.get(_storage_key(tensor))
+            if live is not None:
+                self._owners[live.number] = term
 
     def marks_repetition(self) -> None:
-        """Mark the point from which the events repeat in every further step, and count kernels from here on."""
+        """Mark the point from which the events repeat in every further step.
+
+        Kernels are counted from here on.
+        """
         self._repeats_from = len(self._events)
         self.kernels.counts.clear()
 
@@ -178,7 +201,7 @@ class AllocationRecorder(TorchDispatchMode):
 
         The others are kept for backward.
         """
-        alive = {number for _, number in self._live.values()}
+        alive = {live.number for live in self._live.values()}
         for number in range(self._forward_from, len(self._owners)):
             if number not in alive and self._owners[number] != Term.COPIES:
                 self._owners[number] = Term.TEMPORARIES
@@ -189,67 +212,71 @@ class AllocationRecorder(TorchDispatchMode):
 
     def trace(self, work: StepWork, predicted_tokens: int) -> Trace:
         """Return the recorded trace."""
-        made = zip(self._sizes, self._owners, strict=True)
+        allocations = zip(self._sizes_bytes, self._owners, self._streams, strict=True)
         return Trace(
             work=work,
             predicted_tokens=predicted_tokens,
             events=tuple(self._events),
             repeats_from=self._repeats_from,
             allocations=tuple(
-                Allocation(size_bytes=size, term=owner, stream=on)
-                for (size, on), owner in made
+                Allocation(size_bytes=size_bytes, term=owner, stream=stream)
+                for size_bytes, owner, stream in allocations
             ),
         )
 
     def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return an operator's results, of the known shapes if it has been called with equal arguments before.
+        """Return an operator's results, and record them.
 
         Many operators compute their shapes in Python, a hundred times slower than a
-        tensor without content is made.
+        tensor without content is made. So shapes are kept by the arguments of a call.
         """
         key = _key((func, args, kwargs))
-        if (shapes := self._shapes.get(key)) is not None:
+        shapes = self._shapes.get(key)
+        if shapes is not None:
             made = [
-                torch.empty_strided(size, stride, dtype=dtype, device=on)
-                for size, stride, dtype, on in shapes
+                torch.empty_strided(size, stride, dtype=dtype, device=device)
+                for size, stride, dtype, device in shapes
             ]
-            self._all_made(func, made)
+            self._record_results(func, made)
             return made[0] if func in self._single else tuple(made)
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             self._single.add(func)
         results = result if isinstance(result, tuple | list) else (result,)
-        tensors = [one for one in results if isinstance(one, torch.Tensor)]
-        fresh = self._all_made(func, tensors) and len(tensors) == len(results)
-        if fresh and key is not None and not isinstance(result, list):
+        tensors = [value for value in results if isinstance(value, torch.Tensor)]
+        are_new = self._record_results(func, tensors) and len(tensors) == len(results)
+        if are_new and key is not None and not isinstance(result, list):
             self._shapes[key] = [
-                (one.size(), one.stride(), one.dtype, one.device) for one in tensors
+                (tensor.size(), tensor.stride(), tensor.dtype, tensor.device)
+                for tensor in tensors
             ]
         return result
 
-    def _all_made(self, func: Any, results: Sequence[torch.Tensor]) -> bool:
+    def _record_results(self, func: Any, results: Sequence[torch.Tensor]) -> bool:
         """Record results in the order of their allocation.
 
-        Return True if each is a whole, new storage.
+        Returns:
+            True if each is a whole, new storage.
         """
-        recorded = [
-            self._made(one)
-            for one in (reversed(results) if func in _LAST_FIRST else results)
-        ]
-        return all(recorded)
+        ordered = reversed(results) if func in _LAST_RESULT_FIRST else results
+        are_new = [self._record_storage(result) for result in ordered]
+        return all(are_new)
 
-    def _made(self, tensor: torch.Tensor) -> bool:
+    def _record_storage(self, tensor: torch.Tensor) -> bool:
         """Record a tensor's storage.
 
-        Return True if it is new and the tensor covers all of it.
+        Returns:
+            True if it is new and the tensor covers all of it.
         """
         storage = tensor.untyped_storage()
-        key, size_bytes = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size_bytes = storage.nbytes()
         if key in self._live or not size_bytes:
             return False
-        number = self._taken(size_bytes, self.owner)
+        number = self._record(size_bytes, self.owner)
 
-        def released(
+        # Bound to the lists, not to the recorder, which a storage may outlive.
+        def release(
             _: object,
             live: dict[int, Any] = self._live,
             events: list[int] = self._events,
@@ -257,109 +284,124 @@ class AllocationRecorder(TorchDispatchMode):
             if live.pop(key, None) is not None:
                 events.append(-1 - number)
 
-        self._live[key] = (weakref.ref(storage, released), number)
+        self._live[key] = _LiveBlock(
+            storage=weakref.ref(storage, release), number=number
+        )
         return size_bytes == tensor.element_size() * tensor.numel()
 
 
-def _adds_into(one: Any, other: Any) -> bool:
-    """Return whether a sum in backward adds up gradients of one tensor, which is in place without a dispatch mode.
+def _storage_key(tensor: torch.Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def _is_in_place_without_mode(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether an operator in backward is in place without a dispatch mode."""
+    if func in _IN_PLACE_IN_BACKWARD:
+        return True
+    return func is aten.add.Tensor and _adds_gradients(*args)
+
+
+def _adds_gradients(first: Any, second: Any) -> bool:
+    """Return whether a sum in backward adds up gradients of one tensor.
 
     It adds to the first gradient if nothing else refers to that.
     """
-    alike = (
-        isinstance(other, torch.Tensor)
-        and one.shape == other.shape
-        and one.dtype == other.dtype
+    are_alike = (
+        isinstance(second, torch.Tensor)
+        and first.shape == second.shape
+        and first.dtype == second.dtype
     )
-    return alike and _references(one) == _references_of_gradient()
+    return are_alike and _references(first) == _references_of_gradient()
 
 
-def _references(
-    tensor: Any,
-) -> tuple[int, int]:
-    return tensor._use_count(), torch._C._storage_Use_Count(
-        tensor.untyped_storage()._cdata
-    )
+def _references(tensor: Any) -> tuple[int, int]:
+    """Return the reference counts of a tensor and of its storage."""
+    storage = tensor.untyped_storage()._cdata
+    return tensor._use_count(), torch._C._storage_Use_Count(storage)
 
 
 @functools.cache
 def _references_of_gradient() -> tuple[int, int]:
-    """Return the reference counts of a gradient and its storage if only autograd and a dispatch mode hold them."""
-    found = []
+    """Return the reference counts of a gradient and of its storage.
 
-    class Watchdog(TorchDispatchMode):
+    Only autograd and a dispatch mode hold it.
+    """
+    counts = []
+
+    class Observer(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if func is aten.add.Tensor:
-                found.append(_references(args[0]))
+                counts.append(_references(args[0]))
             return func(*args, **(kwargs or {}))
 
     with torch.enable_grad():
         value = torch.ones(2, requires_grad=True)
         total = torch.cat([value * 2, value * 3]).sum()
-    with Watchdog():  # type: ignore[no-untyped-call]
+    with Observer():  # type: ignore[no-untyped-call]
         total.backward()
-    return found[0]
+    return counts[0]
 
 
 def _key(value: Any) -> Any:
     """Return the key of arguments on which shapes depend.
 
-    None if one of them cannot be compared.
+    Returns:
+        None if one of them cannot be compared.
     """
     if isinstance(value, torch.Tensor):
         return (value.size(), value.stride(), value.dtype, value.device.type)
     if isinstance(value, tuple | list):
-        keys = tuple(_key(one) for one in value)
-        return (
-            None
-            if any(
-                key is None
-                for key, one in zip(keys, value, strict=True)
-                if one is not None
-            )
-            else keys
-        )
+        keys = tuple(_key(item) for item in value)
+        for key, item in zip(keys, value, strict=True):
+            if key is None and item is not None:
+                return None
+        return keys
     if isinstance(value, dict):
         return _key(tuple(value.items()))
+    if value is None or not value.__hash__:
+        return None
     # 1 and 1.0 are equal, and give results of different types.
-    return None if value is None else (type(value), value) if value.__hash__ else None
+    return (type(value), value)
 
 
 def own_by_module(
-    tape: AllocationRecorder,
+    recorder: AllocationRecorder,
     module: nn.Module,
     head: Sequence[nn.Module],
     hooks: ExitStack,
 ) -> None:
-    """Let the innermost module that is being called own all allocations, until the hooks are removed.
+    """Let the innermost module that is being called own all allocations.
+
+    It does so until the hooks are removed.
 
     Allocations by ``module``, the whole model, itself are inputs before its encoder and
     the loss after it; allocations by parts of ``head`` are the head's.
     """
-    names: WeakIdKeyDictionary = WeakIdKeyDictionary(
+    owners: WeakIdKeyDictionary = WeakIdKeyDictionary(
         {part: activations_of(part) for part in module.modules()}
     )
     for part in head:
-        names.update(dict.fromkeys(part.modules(), Term.HEAD))
-    names[module] = Term.INPUTS
-    stack: list[str] = []
+        owners.update(dict.fromkeys(part.modules(), Term.HEAD))
+    owners[module] = Term.INPUTS
+    callers: list[str] = []
 
     def enter(part: nn.Module, _: object) -> None:
-        stack.append(tape.owner)
-        tape.owner = names.get(part, tape.owner)
+        callers.append(recorder.owner)
+        recorder.owner = owners.get(part, recorder.owner)
         if part is module:
-            tape.forward_begins()
+            recorder.forward_begins()
 
     def leave(part: nn.Module, _: object, __: object) -> None:
-        tape.owner = stack.pop()
+        recorder.owner = callers.pop()
         if part is module:
-            tape.forward_ended()
-            tape.owner = Term.TEMPORARIES  # backward
-        elif tape.owner == Term.INPUTS:
+            recorder.forward_ended()
+            recorder.owner = Term.TEMPORARIES  # backward
+        elif recorder.owner == Term.INPUTS:
             # The model's own operations after a call of one of its parts.
-            tape.owner = Term.HEAD
+            recorder.owner = Term.HEAD
 
     for part in module.modules():
         hooks.enter_context(part.register_forward_pre_hook(enter))

@@ -1,5 +1,6 @@
-"""Allocations of compiled functions: AOTAutograd's graphs, run on the meta device and fused as Inductor fuses them.
+"""Allocations of compiled functions.
 
+AOTAutograd's graphs are run on the meta device, and fused as Inductor fuses them.
 ``torch.compile`` decides from the graph alone which activations are saved for backward
 and which are recomputed; torch makes that decision here too, without a compiler. Only
 the generated kernels are assumed, after Inductor's rules. Pointwise operations and
@@ -62,7 +63,9 @@ _WRAPPED = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1
 """Wrappers that save the random state, with the position of the operator among their
 arguments."""
 _SEEDED = "drawn from a seed"
+"""Mark of a node whose random numbers a kernel draws again from a seed."""
 _CLASS = "class of the data"
+"""Key of the class of a dataclass instance that was opened to a dictionary."""
 _TENSOR = "a tensor"
 """Placeholder for a tensor among the arguments on whose values a graph depends."""
 
@@ -80,27 +83,34 @@ class Compiled:
         self,
         function: Callable[..., Any],
         module: nn.Module | None,
-        tape: AllocationRecorder,
+        recorder: AllocationRecorder,
         graphs: dict[Any, Callable[..., Any]],
     ) -> None:
-        self._function, self._module, self._tape, self._graphs = (
-            function,
-            module,
-            tape,
-            graphs,
-        )
+        self._function = function
+        self._module = module
+        self._recorder = recorder
+        self._graphs = graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, and a module's hooks around it, which are not compiled."""
-        state: dict[str, torch.Tensor] = {}
-        if self._module is not None:
-            for hook in self._module._forward_pre_hooks.values():
-                args = hook(self._module, args) or args
-            state = dict(
-                itertools.chain(
-                    self._module.named_parameters(), self._module.named_buffers()
-                )
-            )
+        module = self._module
+        if module is None:
+            return self._run({}, args, kwargs)
+        for before in module._forward_pre_hooks.values():
+            args = before(module, args) or args
+        state = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+        result = self._run(state, args, kwargs)
+        for after in module._forward_hooks.values():
+            after(module, args, result)
+        return result
+
+    def _run(
+        self,
+        state: dict[str, torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the graph for arguments of this kind, which is made at the first call."""
         leaves, spec = pytree.tree_flatten(
             (args, {name: _opened(value) for name, value in kwargs.items()})
         )
@@ -118,47 +128,35 @@ class Compiled:
         )
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._made(list(state), spec, others)
-        forward = self._module is not None and self._tape.owner != Term.TEMPORARIES
-        with self._tape.owned_by(
-            activations_of(self._module) if forward else self._tape.owner
-        ):
-            result = graph(*inputs)
-        for hook in (
-            () if self._module is None else self._module._forward_hooks.values()
-        ):
-            hook(self._module, args, result)
-        return result
+            graph = self._graphs[key] = self._make_graph(list(state), spec, others)
+        owner = self._recorder.owner
+        # Backward owns temporaries already.
+        if self._module is not None and owner != Term.TEMPORARIES:
+            owner = activations_of(self._module)
+        with self._recorder.owned_by(owner):
+            return graph(*inputs)
 
-    def _made(
+    def _make_graph(
         self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]
     ) -> Callable[..., Any]:
+        """Return the function with forward and backward as graphs.
+
+        Args:
+            names: Parameters and buffers among the inputs, which are the first.
+            spec: Structure of the arguments.
+            others: Leaves of the arguments, with placeholders for tensors.
+        """
         compile_: Any = importlib.import_module("functorch.compile")
         from torch._inductor.decomposition import select_decomp_table
 
-        # True if the module's forward checkpoints activations; outside it, hooks do the
-        # same here.
-        layer = self._module
-        wanted = (
-            layer is not None
-            and layer.training
-            and bool(getattr(layer, "gradient_checkpointing", False))
-        )
-        checkpointed = wanted and type(layer).__call__ is nn.Module.__call__
+        checkpointed = _checkpoints_in_forward(self._module)
 
         def whole(*inputs: torch.Tensor) -> Any:
             state = dict(zip(names, inputs, strict=False))
             rest = iter(inputs[len(names) :])
             leaves = [next(rest) if other is _TENSOR else other for other in others]
             args, opened = pytree.tree_unflatten(leaves, spec)
-            kwargs = {
-                name: (
-                    value.pop(_CLASS)(**value)
-                    if isinstance(value, dict) and _CLASS in value
-                    else value
-                )
-                for name, value in opened.items()
-            }
+            kwargs = {name: _closed(value) for name, value in opened.items()}
             if self._module is None:
                 return self._function(*args, **kwargs)
             # Dynamo marks checkpointed parts instead of tracing their recomputation.
@@ -168,15 +166,15 @@ class Compiled:
                 "_forward_hooks": {},
             }
             if checkpointed:
-                replaced["_gradient_checkpointing_func"] = _called
+                replaced["_gradient_checkpointing_func"] = _call
             with (
                 mock.patch.multiple(self._module, **replaced),
-                mock.patch("trainer.build.checkpoint", _called),
+                mock.patch("trainer.build.checkpoint", _call),
             ):
                 return torch.func.functional_call(self._module, state, args, kwargs)
 
         def planned(graph: fx.GraphModule, _: object) -> Any:
-            return compile_.make_boxed_func(_Plan(graph, self._tape).run)
+            return compile_.make_boxed_func(_Plan(graph, self._recorder).run)
 
         function = compile_.aot_function(
             whole,
@@ -188,40 +186,67 @@ class Compiled:
         )
 
         def called(*inputs: torch.Tensor) -> Any:
-            with self._tape.paused():
+            with self._recorder.paused():
                 return function(*inputs)
 
         return called
 
 
+def _checkpoints_in_forward(module: nn.Module | None) -> bool:
+    """Return whether a module's forward checkpoints activations.
+
+    If its call does so instead, hooks do the same here.
+    """
+    return (
+        module is not None
+        and module.training
+        and bool(getattr(module, "gradient_checkpointing", False))
+        and type(module).__call__ is nn.Module.__call__
+    )
+
+
 class _Plan:
     """The graph of one forward or backward; values that are in memory are recorded."""
 
-    def __init__(self, graph: fx.GraphModule, tape: AllocationRecorder) -> None:
-        self._tape, self._attributes, self._nodes = tape, graph, list(graph.graph.nodes)
+    def __init__(self, graph: fx.GraphModule, recorder: AllocationRecorder) -> None:
+        self._recorder = recorder
+        self._attributes = graph
+        self._nodes = list(graph.graph.nodes)
+        self._reducing: set[fx.Node] = set()
+        """Values computed by a kernel that also reduces."""
         self._stored = self._in_memory()
         self._last = self._last_readers()
         self._reused = self._reuses()
         self._kernels = Counter(
-            kernels_of(self._nodes, self._stored, _library_call, tape.kernels)
+            kernels_of(self._nodes, self._stored, _library_call, recorder.kernels)
         )
 
     def _in_memory(self) -> set[fx.Node]:
-        from torch._inductor import config
-
-        found = {
-            node for node in self._nodes if _is_library(node) or waits_for_all(node)
-        }
-        # Into an argument.
-        found |= {node for node in self._nodes if node.target is aten.copy_.default}
+        """Return the values that are written to memory."""
+        stored: set[fx.Node] = set()
+        for node in self._nodes:
+            # ``copy_`` writes into an argument.
+            if (
+                _is_library(node)
+                or waits_for_all(node)
+                or node.target is aten.copy_.default
+            ):
+                stored.add(node)
         for node in self._nodes:
             if node.op == "output" or _is_library(node):
-                found |= {_base(one) for one in node.all_input_nodes}
+                stored |= {_base(source) for source in node.all_input_nodes}
+        self._add_expensive(stored)
+        return {node for node in stored if node.op == "call_function"}
+
+    def _add_expensive(self, stored: set[fx.Node]) -> None:
+        """Add values that are read several times and cost many reads."""
+        from torch._inductor import config
+
         reads: dict[fx.Node, set[fx.Node]] = {}
-        self._reducing: set[fx.Node] = set()
-        """Values computed by a kernel that also reduces."""
         for node in self._nodes:
-            reads[node] = set().union(*(reads[one] for one in node.all_input_nodes))
+            reads[node] = set().union(
+                *(reads[source] for source in node.all_input_nodes)
+            )
             # A value that several operations read is computed once if it reads much
             # itself.
             if (
@@ -229,62 +254,50 @@ class _Plan:
                 and len(node.users) > 1
                 and _base(node) is node
             ):
-                found.add(node)
-            before = [one for one in node.all_input_nodes if one not in found]
-            if _is_reduction(node) or any(one in self._reducing for one in before):
+                stored.add(node)
+            fused = [source for source in node.all_input_nodes if source not in stored]
+            if _is_reduction(node) or any(source in self._reducing for source in fused):
                 self._reducing.add(node)
-            if node in found or node.op != "call_function" or _is_read(node):
+            if node in stored or node.op != "call_function" or _is_read(node):
                 reads[node] = {node}
-        return {node for node in found if node.op == "call_function"}
 
     def _reuses(self) -> dict[fx.Node, fx.Node]:
-        """Return the earlier values over which later ones of the same size and type are written, by the later one.
+        """Return the earlier value over which a later one is written, by the later one.
 
-        A pointwise kernel writes over its inputs, and any kernel over values that the
-        one before was last to read.
+        Both have the same size and type. A pointwise kernel writes over its inputs, and
+        any kernel over values that the one before was last to read.
         """
-        free: dict[Any, list[tuple[int, fx.Node]]] = {}
+        free = _FreeValues()
         reused: dict[fx.Node, fx.Node] = {}
-        given = {_base(one) for one in self._nodes[-1].all_input_nodes}
-        kernel, fuses = 0, False
+        results = {_base(node) for node in self._nodes[-1].all_input_nodes}
+        kernel = 0
+        is_fusing = False
         for node in self._nodes:
             dying = [
-                one
-                for one in self._last.get(node, ())
-                if one in self._stored - given and _place(one)
+                value
+                for value in self._last.get(node, ())
+                if value in self._stored - results and _size_and_type(value)
             ]
             if node in self._stored:
-                # Copies of weights are not waited for.
-                if _is_library(node) or any(
-                    one.op != "placeholder" for one in node.all_input_nodes
-                ):
-                    kernel += _is_library(node) or not fuses
-                    fuses = not _is_library(node)
-                if (
-                    node.users
-                    and _place(node)
-                    and not _allocates(node)
-                    and not isinstance(node.meta["val"], tuple)
-                ):
-                    alike = fuses and node not in self._reducing
-                    over = [
-                        one for one in dying if alike and _place(one) == _place(node)
-                    ]
-                    over += [
-                        one
-                        for number, one in free.get(_place(node), [])
-                        if number == kernel - 1
-                    ][-1:]
-                    if over:
-                        reused[node] = over[0]
-                        dying = [one for one in dying if one is not over[0]]
-                        free[_place(node)] = [
-                            one
-                            for one in free.get(_place(node), [])
-                            if one[1] is not over[0]
+                if _waits(node):
+                    if _is_library(node) or not is_fusing:
+                        kernel += 1
+                    is_fusing = not _is_library(node)
+                if _may_overwrite(node):
+                    inputs = []
+                    if is_fusing and node not in self._reducing:
+                        kind = _size_and_type(node)
+                        inputs = [
+                            value for value in dying if _size_and_type(value) == kind
                         ]
-            for one in dying:
-                free.setdefault(_place(one), []).append((kernel, one))
+                    candidates = [*inputs, *free.last_read_by(kernel - 1, node)]
+                    if candidates:
+                        earlier = candidates[0]
+                        reused[node] = earlier
+                        dying = [value for value in dying if value is not earlier]
+                        free.remove(earlier)
+            for value in dying:
+                free.add(kernel, value)
         return reused
 
     def _last_readers(self) -> dict[fx.Node, list[fx.Node]]:
@@ -309,8 +322,8 @@ class _Plan:
         kept: dict[fx.Node, Any] = dict.fromkeys(self._reused.values())
         rest = iter(inputs)
         del inputs
-        self._tape.kernels.counts.update(self._kernels)
-        with self._tape.paused():
+        self._recorder.kernels.counts.update(self._kernels)
+        with self._recorder.paused():
             for node in self._nodes:
                 if node.op == "placeholder":
                     values[node] = next(rest)
@@ -319,30 +332,66 @@ class _Plan:
                 elif node.op == "output":
                     return fx.node.map_arg(node.args[0], values.__getitem__)
                 else:
-                    args, kwargs = (
-                        fx.node.map_arg(given, values.__getitem__)
-                        for given in (node.args, node.kwargs)
-                    )
-                    with self._tape.requested(
-                        node.target if _is_library(node) else None, args, kwargs
-                    ):
-                        values[node] = _computed(node, args, kwargs)
-                        if node in self._reused:
-                            earlier = self._reused[node]
-                            over = kept.pop(earlier)
-                            over = _first(values[earlier]) if over is None else over
-                            values[node] = over.as_strided(
-                                values[node].size(), values[node].stride()
-                            )
-                            del over
-                        elif node in self._stored:
-                            self._tape.keep(values[node])
-                    del args, kwargs
-                for one in self._last.get(node, ()):
-                    if one in kept:
-                        kept[one] = _first(values[one])
-                    del values[one]
+                    self._run_node(node, values, kept)
+                for value in self._last.get(node, ()):
+                    if value in kept:
+                        kept[value] = _first(values[value])
+                    del values[value]
         raise AssertionError("a graph without an output")
+
+    def _run_node(
+        self, node: fx.Node, values: dict[fx.Node, Any], kept: dict[fx.Node, Any]
+    ) -> None:
+        """Compute a node, into the block of an earlier value if it reuses one.
+
+        No variable may hold a tensor when this returns, or it is released too late.
+        """
+        args = fx.node.map_arg(node.args, values.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+        library = node.target if _is_library(node) else None
+        with self._recorder.requested(library, args, kwargs):
+            values[node] = _compute(node, args, kwargs)
+            if node in self._reused:
+                earlier = self._reused[node]
+                block = kept.pop(earlier)
+                if block is None:
+                    block = _first(values[earlier])
+                values[node] = block.as_strided(
+                    values[node].size(), values[node].stride()
+                )
+            elif node in self._stored:
+                self._recorder.keep(values[node])
+
+
+class _FreeValues:
+    """Values that no later node reads, by size and type, with their last kernel."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[Any, list[tuple[int, fx.Node]]] = {}
+
+    def add(self, kernel: int, value: fx.Node) -> None:
+        """Add a value that a kernel was last to read."""
+        self._by_kind.setdefault(_size_and_type(value), []).append((kernel, value))
+
+    def last_read_by(self, kernel: int, node: fx.Node) -> list[fx.Node]:
+        """Return the newest value of a node's size and type from a kernel, if any."""
+        values = self._by_kind.get(_size_and_type(node), [])
+        return [value for number, value in values if number == kernel][-1:]
+
+    def remove(self, removed: fx.Node) -> None:
+        """Remove a value that is written over."""
+        kind = _size_and_type(removed)
+        values = self._by_kind.get(kind, [])
+        self._by_kind[kind] = [
+            (number, value) for number, value in values if value is not removed
+        ]
+
+
+def _waits(node: fx.Node) -> bool:
+    """Return whether a kernel waits for the one before; copies of weights do not."""
+    return _is_library(node) or any(
+        source.op != "placeholder" for source in node.all_input_nodes
+    )
 
 
 def _partition(
@@ -356,45 +405,48 @@ def _partition(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     for node in joint.graph.nodes:
-        drawn = (
+        is_redrawn = node.target is aten.rand.default and (
             checkpointed or COMPILER_SAVES_COMPACT
-        ) and node.target is aten.rand.default
-        forward = (
+        )
+        is_forward = (
             node.op == "call_function"
             and node.meta.get("partitioner_tag") != "is_backward"
         )
-        if forward and (
-            checkpointed
-            or drawn
-            or any(_SEEDED in one.meta for one in node.all_input_nodes)
-        ):
-            node.meta |= {
-                "recompute": CheckpointPolicy.PREFER_RECOMPUTE,
-                "ac_graph_id": 0,
-            }
-        if drawn:  # again from a seed, within the kernel that uses it
-            node.target, node.args = aten.full.default, (*node.args, 0.0)
+        reads_redrawn = any(_SEEDED in source.meta for source in node.all_input_nodes)
+        if is_forward and (checkpointed or is_redrawn or reads_redrawn):
+            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+            node.meta["ac_graph_id"] = 0
+        if is_redrawn:
+            # From a seed, within the kernel that uses it: a constant stands for it.
+            node.target = aten.full.default
+            node.args = (*node.args, 0.0)
             node.meta[_SEEDED] = True
     return min_cut_rematerialization_partition(
         joint, inputs, compiler="inductor", **options
     )
 
 
-def _called(function: Callable[..., Any], *args: Any, **_: object) -> Any:
+def _call(function: Callable[..., Any], *args: Any, **_: object) -> Any:
+    """Call a function without checkpointing."""
     return function(*args)
 
 
 def _opened(value: Any) -> Any:
     """Return a dataclass instance as a dictionary, so that the tensors in it are found.
 
-    Anything else unchanged.
+    Other values are returned unchanged.
     """
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    return {
-        _CLASS: type(value),
-        **{one.name: getattr(value, one.name) for one in fields(value)},
-    }
+    opened = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {_CLASS: type(value), **opened}
+
+
+def _closed(value: Any) -> Any:
+    """Return the dataclass instance that was opened; other values unchanged."""
+    if isinstance(value, dict) and _CLASS in value:
+        return value.pop(_CLASS)(**value)
+    return value
 
 
 def _first(value: Any) -> Any:
@@ -402,24 +454,39 @@ def _first(value: Any) -> Any:
 
 
 def _is_read(node: fx.Node) -> bool:
-    """Return whether users read a small value from memory: a seed, a mean or a variance."""
-    of = node.args[0] if node.target is operator.getitem else node
-    return _SEEDED in node.meta or (isinstance(of, fx.Node) and _is_reduction(of))
+    """Return whether users read a small value from memory.
+
+    That is a seed, a mean or a variance.
+    """
+    source = node.args[0] if node.target is operator.getitem else node
+    is_reduced = isinstance(source, fx.Node) and _is_reduction(source)
+    return _SEEDED in node.meta or is_reduced
 
 
 def _is_reduction(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "").split(".")[0] in _REDUCTIONS
 
 
-def _place(node: fx.Node) -> Any:
-    """Return the size and type of a node's first result.
+def _size_and_type(node: fx.Node) -> Any:
+    """Return the number of elements and the dtype of a node's first result.
 
-    None if it is no tensor, or of unknown size.
+    Returns:
+        None if it is no tensor, or of unknown size.
     """
     value = _first(node.meta.get("val"))
     if not isinstance(value, torch.Tensor) or not isinstance(value.numel(), int):
         return None
     return value.numel(), value.dtype
+
+
+def _may_overwrite(node: fx.Node) -> bool:
+    """Return whether a kernel may write a node's result over an earlier value."""
+    return (
+        bool(node.users)
+        and _size_and_type(node) is not None
+        and not _allocates(node)
+        and not isinstance(node.meta["val"], tuple)
+    )
 
 
 def _allocates(node: fx.Node) -> bool:
@@ -433,24 +500,26 @@ def _allocates(node: fx.Node) -> bool:
 
 
 def _operator(node: fx.Node) -> Any:
-    """Return the operator that a node calls, also inside a wrapper that saves the random state."""
-    wrapped = _WRAPPED.get(node.target)
-    return node.target if wrapped is None else node.args[wrapped]
+    """Return the operator that a node calls, also inside a wrapper of random state."""
+    position = _WRAPPED.get(node.target)
+    return node.target if position is None else node.args[position]
 
 
 def _library_call(node: fx.Node) -> tuple[Any, Any] | None:
     """Return the operator and the arguments of a call of a library.
 
-    None for other nodes.
+    Returns:
+        None for other nodes.
     """
     if not _is_library(node):
         return None
-    return _operator(node), (
-        node.args[_WRAPPED[node.target] + 1 :] if node.target in _WRAPPED else node.args
-    )
+    position = _WRAPPED.get(node.target)
+    args = node.args if position is None else node.args[position + 1 :]
+    return _operator(node), args
 
 
-def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:
+def _compute(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Call a node's operator; the random state that a wrapper saves is empty."""
     if node.target is rng_prims.run_and_save_rng_state:
         return torch.empty(0), args[0](*args[1:], **kwargs)
     if node.target is rng_prims.run_with_rng_state:
@@ -481,25 +550,24 @@ def _base(node: fx.Node) -> fx.Node:
 def _kind(module: nn.Module | None) -> Any:
     """Return the key of a module's graph besides tensors.
 
-    Equal for modules that differ only in their index.
+    Returns:
+        A key that is equal for modules that differ only in their index.
     """
-
-    def settings(part: nn.Module) -> tuple[Any, ...]:
-        plain = (
-            (key, value)
-            for key, value in vars(part).items()
-            if isinstance(value, int | float | str | tuple)
-        )
-        return tuple(
-            (key, value)
-            for key, value in plain
-            if not key.startswith(("_", "layer_idx"))
-        )
-
-    parts = () if module is None else module.named_modules()
+    if module is None:
+        return ()
     return tuple(
-        (name, type(part), part.training, "forward" in vars(part), settings(part))
-        for name, part in parts
+        (name, type(part), part.training, "forward" in vars(part), _settings(part))
+        for name, part in module.named_modules()
+    )
+
+
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """Return the plain attributes of a module, without private ones and its index."""
+    return tuple(
+        (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, int | float | str | tuple)
+        and not name.startswith(("_", "layer_idx"))
     )
 
 

@@ -22,17 +22,18 @@ from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.kernels import attend
 from autotune.memory.values import Term
 
-_LOWER_BOTH = (
+_LOWER_ON_BOTH = (
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d"
     " prelu addmm matmul mm vecdot linear addbmm baddbmm bmm __matmul__"
 )
 _LOWER: dict[DeviceKind, str] = {
     "cuda": (
-        f"{_LOWER_BOTH} convolution addmv addr einsum mv chain_matmul multi_dot"
+        f"{_LOWER_ON_BOTH} convolution addmv addr einsum mv chain_matmul multi_dot"
         " gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell"
     ),
-    "cpu": _LOWER_BOTH,
+    "cpu": _LOWER_ON_BOTH,
 }
+"""Functions whose inputs autocast converts to 16 bits."""
 _WIDER: dict[DeviceKind, str] = {
     "cuda": (
         "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan"
@@ -53,6 +54,7 @@ _WIDER: dict[DeviceKind, str] = {
         " triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits"
     ),
 }
+"""Functions whose inputs autocast converts to 32 bits."""
 _WIDER_RESULT: dict[DeviceKind, str] = {
     "cuda": "softmax log_softmax prod cumprod cumsum vector_norm matrix_norm norm sum",
     "cpu": "",
@@ -65,19 +67,21 @@ class DeviceRules(TorchFunctionMode):
 
     ``bf16`` is autocast to bf16, from the first forward to the last backward: functions
     called only by backward are on no list, and those that it recomputes were under
-    autocast before. ``tape`` labels 16-bit copies of weights.
+    autocast before. ``recorder`` labels 16-bit copies of weights.
     """
 
     def __init__(
-        self, kind: DeviceKind, *, bf16: bool, tape: AllocationRecorder
+        self, kind: DeviceKind, *, bf16: bool, recorder: AllocationRecorder
     ) -> None:
         super().__init__()
-        self._tape = tape
-        self._cuda = kind == "cuda"
+        self._recorder = recorder
+        self._on_gpu = kind == "cuda"
         self.bf16 = bf16
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Weights and their copies, by identity of the weight, which stays alive."""
         self._keeps_copies = False
-        self._all_of_something: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._all_results: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """Results of ``all`` over a whole tensor."""
         self._rules: dict[Any, Callable[..., Any]] = {
             torch.Tensor.backward: self._backward
         }
@@ -88,18 +92,16 @@ class DeviceRules(TorchFunctionMode):
         self._add("scaled_dot_product_attention", self._attend)
         self._add("all", self._all)
         self._rules[torch.Tensor.__bool__] = self._is_true
-        if self._cuda:
+        if self._on_gpu:
             self._add("dropout", self._drop)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         rule = self._rules.get(func)
-        return (
-            func(*args, **(kwargs or {}))
-            if rule is None
-            else rule(func, *args, **(kwargs or {}))
-        )
+        if rule is None:
+            return func(*args, **(kwargs or {}))
+        return rule(func, *args, **(kwargs or {}))
 
     @contextmanager
     def autocast(self, _: str) -> Iterator[None]:
@@ -115,11 +117,12 @@ class DeviceRules(TorchFunctionMode):
             self._copies.clear()
 
     def _add(self, names: str, rule: Callable[..., Any]) -> None:
-        homes = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
+        """Set the rule of all functions of these names, wherever torch has them."""
+        namespaces = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
         for name in names.split():
-            for home in homes:
-                if hasattr(home, name):
-                    self._rules[getattr(home, name)] = rule
+            for namespace in namespaces:
+                if hasattr(namespace, name):
+                    self._rules[getattr(namespace, name)] = rule
 
     def _backward(self, _: object, tensor: torch.Tensor, **__: object) -> None:
         # Rules are off inside a rule, but recomputation in backward needs them; torch's
@@ -136,20 +139,22 @@ class DeviceRules(TorchFunctionMode):
             )
 
     def _all(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        answer: torch.Tensor = func(*args, **kwargs)
-        if answer.dim() == 0:
-            self._all_of_something[answer] = True
-        return answer
+        result: torch.Tensor = func(*args, **kwargs)
+        if result.dim() == 0:
+            self._all_results[result] = True
+        return result
 
     def _is_true(self, func: Any, tensor: torch.Tensor) -> bool:
         # transformers builds no mask if all of a padding mask is set; the worst case is
         # that it is not.
-        return False if tensor in self._all_of_something else bool(func(tensor))
+        if tensor in self._all_results:
+            return False
+        return bool(func(tensor))
 
     def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        more = self._cast(kwargs, torch.bfloat16)
+        lowered_kwargs = self._cast(kwargs, torch.bfloat16)
         lowered = list(self._cast(args, torch.bfloat16))
-        result = func(*lowered, **more)
+        result = func(*lowered, **lowered_kwargs)
         # Copies that nothing saved are released from the first to the last.
         while lowered:
             del lowered[0]
@@ -161,9 +166,8 @@ class DeviceRules(TorchFunctionMode):
         )
 
     def _wider_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            args[0] if args else kwargs["input"]
-        ).dtype == torch.bfloat16 and kwargs.get("dtype") is None:
+        tensor = args[0] if args else kwargs["input"]
+        if tensor.dtype == torch.bfloat16 and kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float32
         return func(*args, **kwargs)
 
@@ -173,21 +177,22 @@ class DeviceRules(TorchFunctionMode):
                 return value
             return self._copy(value) if dtype == torch.bfloat16 else value.to(dtype)
         if isinstance(value, dict):
-            return {name: self._cast(one, dtype) for name, one in value.items()}
+            return {name: self._cast(item, dtype) for name, item in value.items()}
         if isinstance(value, tuple | list):
             # Arguments of C++ functions are evaluated from the last to the first.
-            return type(value)(
-                reversed([self._cast(one, dtype) for one in reversed(value)])
-            )
+            backwards = [self._cast(item, dtype) for item in reversed(value)]
+            return type(value)(reversed(backwards))
         return value
 
     def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a copy in bf16; that of a weight is kept while autocast is on."""
         if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
             return value.to(torch.bfloat16)
-        if (found := self._copies.get(id(value))) is not None:
-            return found[1]
+        if id(value) in self._copies:
+            _, copy = self._copies[id(value)]
+            return copy
         copy = value.to(torch.bfloat16)
-        self._tape.relabel([copy], Term.COPIES)
+        self._recorder.relabel([copy], Term.COPIES)
         if self._keeps_copies:
             self._copies[id(value)] = (value, copy)
         return copy
@@ -218,9 +223,8 @@ class DeviceRules(TorchFunctionMode):
     ) -> torch.Tensor:
         if enable_gqa:
             groups = query.shape[1] // key.shape[1]
-            key, value = (
-                tensor.repeat_interleave(groups, dim=1) for tensor in (key, value)
-            )
+            key = key.repeat_interleave(groups, dim=1)
+            value = value.repeat_interleave(groups, dim=1)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             additive = torch.zeros_like(attn_mask, dtype=query.dtype)
             attn_mask = additive.masked_fill_(attn_mask.logical_not(), -math.inf)
@@ -228,5 +232,5 @@ class DeviceRules(TorchFunctionMode):
         if self.bf16:
             tensors = self._cast(tensors, torch.bfloat16)
         return attend(
-            *tensors, dropout_p, is_causal, scale, explicit=func, cuda=self._cuda
+            *tensors, dropout_p, is_causal, scale, explicit=func, cuda=self._on_gpu
         )

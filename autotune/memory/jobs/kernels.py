@@ -18,31 +18,40 @@ aten = torch.ops.aten
 
 _TILE = 16
 """Tile in which the memory-efficient attention kernel reads masks."""
-_MOST_FLASH_WIDTH, _ALIGNED_BYTES = 256, 16
-"""Widest head of FlashAttention, and alignment of heads in the memory-efficient
-kernel."""
-_FLASH_ROWS, _FLASH_WIDTH = 128, 32
+_MAX_FLASH_WIDTH = 256
+"""Widest head of FlashAttention."""
+_ALIGNED_BYTES = 16
+"""Alignment of heads in the memory-efficient kernel."""
+_FLASH_POSITIONS = 128
 """FlashAttention 2's backward accumulates gradients of queries in fp32, with every
-document rounded up to a multiple of this many positions, and heads to a multiple of
-this many dimensions."""
-_INT64_BYTES, _FP32_BYTES = 8, 4
-_MOST_SIMPLE_INDICES, _MOST_SIMPLE_WEIGHTS = 3072, 527
-"""Most indices for which an embedding's backward needs no memory; most weights for
-which it needs only counts."""
+document rounded up to a multiple of this many positions."""
+_FLASH_WIDTH = 32
+"""It rounds heads up to a multiple of this many dimensions."""
+_INT64_BYTES = 8
+_FP32_BYTES = 4
+_MAX_SIMPLE_INDICES = 3072
+"""Most indices for which an embedding's backward needs no memory."""
+_MAX_SIMPLE_WEIGHTS = 527
+"""Most weights for which an embedding's backward needs only counts."""
 _SEGMENT_INDICES = 10
 """Indices per partial sum in an embedding's backward: NROWS_PER_THREAD in
 EmbeddingBackwardKernel.cu."""
-_MULTIPROCESSORS, _THREADS_OF_ONE = 132, 2048
-"""SMs of an H100 or H200, and threads per SM; they affect short reductions only: long
-ones take 256 values a thread."""
-_BLOCK_THREADS, _WARP, _VECTOR = 128, 32, 4
-_VALUES_A_THREAD = 16, 256
-"""Least and most values per thread of a reduction, in Reduce.cuh."""
+_SMS = 132
+"""SMs of an H100 or H200. They affect short reductions only: long ones take 256 values
+a thread."""
+_THREADS_PER_SM = 2048
+_BLOCK_THREADS = 128
+_WARP = 32
+_VECTOR = 4
+_MIN_VALUES_PER_THREAD = 16
+"""Least values per thread of a reduction, in Reduce.cuh."""
+_MAX_VALUES_PER_THREAD = 256
 _LARGEST_OFFSET_BYTES = 2**31 - 1
 """Largest tensor that is reduced at once; larger ones are halved."""
-_PARTIAL_ROWS_FROM, _PARTIAL_VALUES = 64 * 1024, 2**20
-"""Rows above which a layer norm's backward keeps partial sums, and the most values in
-them."""
+_PARTIAL_ROWS_FROM = 64 * 1024
+"""Rows above which a layer norm's backward keeps partial sums."""
+_MAX_PARTIAL_VALUES = 2**20
+"""Most values in these partial sums."""
 
 
 def attend(  # noqa: PLR0917 - torch's own order
@@ -66,39 +75,42 @@ def attend(  # noqa: PLR0917 - torch's own order
     if not cuda:
         if dropout > 0:  # the CPU's kernel has none
             return explicit(query, key, value, mask, dropout, causal, scale=scale)
-        call, options = (
-            aten._scaled_dot_product_flash_attention_for_cpu,
-            {"attn_mask": mask},
-        )
-    elif (
-        mask is None
-        and query.dtype == torch.bfloat16
-        and query.shape[-1] <= _MOST_FLASH_WIDTH
-    ):
-        call, options = (
-            aten._scaled_dot_product_flash_attention,
-            {"return_debug_mask": False},
-        )
-    # No fused kernel takes such heads.
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu
+        options = {"attn_mask": mask}
+    elif _takes_flash(query, mask):
+        kernel = aten._scaled_dot_product_flash_attention
+        options = {"return_debug_mask": False}
     elif query.shape[-1] * query.element_size() % _ALIGNED_BYTES:
+        # No fused kernel takes such heads.
         return explicit(query, key, value, mask, dropout, causal, scale=scale)
     else:
         if mask is not None:
-            places = mask.shape[-1]
-            if places % _TILE:
-                mask = functional.pad(mask, (0, _TILE - places % _TILE))[..., :places]
-            mask = mask.expand(
+            mask = _tiled(mask).expand(
                 query.shape[0], query.shape[1], query.shape[2], key.shape[2]
             )
-        keeps = torch.is_grad_enabled() and query.requires_grad
-        call, options = (
-            aten._scaled_dot_product_efficient_attention,
-            {"attn_bias": mask, "compute_log_sumexp": keeps},
-        )
-    results: tuple[torch.Tensor, ...] = call(
+        kernel = aten._scaled_dot_product_efficient_attention
+        options = {
+            "attn_bias": mask,
+            "compute_log_sumexp": torch.is_grad_enabled() and query.requires_grad,
+        }
+    results: tuple[torch.Tensor, ...] = kernel(
         query, key, value, dropout_p=dropout, is_causal=causal, scale=scale, **options
     )
     return results[0]
+
+
+def _takes_flash(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    is_bf16 = query.dtype == torch.bfloat16
+    return mask is None and is_bf16 and query.shape[-1] <= _MAX_FLASH_WIDTH
+
+
+def _tiled(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask whose rows lie in memory at multiples of a tile."""
+    positions = mask.shape[-1]
+    if positions % _TILE:
+        padding = _TILE - positions % _TILE
+        mask = functional.pad(mask, (0, padding))[..., :positions]
+    return mask
 
 
 def within_kernels(
@@ -111,7 +123,7 @@ def within_kernels(
     """
     if kind == "cpu":
         return dict.fromkeys(_PROMOTING, _promoted)
-    found: dict[Any, Within] = {
+    rules: dict[Any, Within] = {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten.sum.dim_IntList: _sum,
         aten._scaled_dot_product_efficient_attention_backward.default: (
@@ -122,8 +134,8 @@ def within_kernels(
     }
     if hasattr(torch.ops.torch_attn, "_varlen_attn_backward"):
         varlen = _fa3_backward if attention == "fa3" else _varlen_backward
-        found[torch.ops.torch_attn._varlen_attn_backward.default] = varlen
-    return found
+        rules[torch.ops.torch_attn._varlen_attn_backward.default] = varlen
+    return rules
 
 
 _PROMOTING = tuple(
@@ -132,16 +144,20 @@ _PROMOTING = tuple(
 )
 
 
-def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Requests:
+def _promoted(
+    first: torch.Tensor, second: object, *_: object, **__: object
+) -> Requests:
     # If dtypes differ, a CPU first copies to the wider one; CUDA converts while
     # reading.
-    if not isinstance(other, torch.Tensor) or one.dtype == other.dtype:
+    if not isinstance(second, torch.Tensor) or first.dtype == second.dtype:
         return ()
-    wider = torch.result_type(one, other)
-    narrow = [
-        operand for operand in (one, other) if operand.dtype != wider and operand.dim()
-    ]
-    copied = Block(sum(operand.numel() * wider.itemsize for operand in narrow))
+    wider = torch.result_type(first, second)
+    copied_elements = sum(
+        operand.numel()
+        for operand in (first, second)
+        if operand.dtype != wider and operand.dim()
+    )
+    copied = Block(copied_elements * wider.itemsize)
     return (OUTPUTS, copied, copied)
 
 
@@ -150,21 +166,17 @@ def _flash_backward(
 ) -> Requests:
     # A number per position, and gradients of queries in fp32: mha_bwd in torch's
     # flash_api.cpp.
-    batch, heads, rows, width = query.shape
-    return _accumulated(batch * _up(rows, _FLASH_ROWS), heads, width)
+    batch, heads, positions, width = query.shape
+    return _accumulated(batch * _round_up(positions, _FLASH_POSITIONS), heads, width)
 
 
 def _varlen_backward(
     _: torch.Tensor, query: torch.Tensor, *others: object, **__: object
 ) -> Requests:
     # The same, every document rounded up: mha_varlen_bwd.
-    rows, heads, width = query.shape
-    edges = next(
-        one
-        for one in others
-        if isinstance(one, torch.Tensor) and one.dtype == torch.int32
-    )
-    return _accumulated(rows + _FLASH_ROWS * (edges.numel() - 1), heads, width)
+    positions, heads, width = query.shape
+    padding = _FLASH_POSITIONS * _documents(others)
+    return _accumulated(positions + padding, heads, width)
 
 
 def _fa3_backward(
@@ -172,25 +184,38 @@ def _fa3_backward(
 ) -> Requests:
     # Two numbers per position, and longer heads: mha_bwd in hopper/flash_api.cpp; all
     # released by Python, in order.
-    rows, heads, width = query.shape
+    positions, heads, width = query.shape
+    padded_width = next(size for size in (64, 96, 128, 192, 256) if width <= size)
+    tile = {64: 128, 128: 80}.get(padded_width, 64)
+    padded_positions = _round_up(positions + tile * _documents(others), tile)
+    # Two blocks of the same size: a block is known by its identity.
+    first_numbers = Block(_FP32_BYTES * heads * padded_positions)
+    second_numbers = Block(_FP32_BYTES * heads * padded_positions)
+    sums = Block(first_numbers.size_bytes * padded_width)
+    return (
+        OUTPUTS,
+        first_numbers,
+        second_numbers,
+        sums,
+        first_numbers,
+        second_numbers,
+        sums,
+    )
+
+
+def _documents(arguments: tuple[object, ...]) -> int:
+    """Return the number of documents, by the tensor of their edges."""
     edges = next(
-        one
-        for one in others
-        if isinstance(one, torch.Tensor) and one.dtype == torch.int32
+        argument
+        for argument in arguments
+        if isinstance(argument, torch.Tensor) and argument.dtype == torch.int32
     )
-    padded = next(size for size in (64, 96, 128, 192, 256) if width <= size)
-    block = {64: 128, 128: 80}.get(padded, 64)
-    numbers, again = (
-        Block(_FP32_BYTES * heads * _up(rows + block * (edges.numel() - 1), block))
-        for _ in range(2)
-    )
-    sums = Block(numbers.size_bytes * padded)
-    return (OUTPUTS, numbers, again, sums, numbers, again, sums)
+    return edges.numel() - 1
 
 
-def _accumulated(rows: int, heads: int, width: int) -> Requests:
-    numbers = Block(_FP32_BYTES * rows * heads)
-    sums = Block(numbers.size_bytes * _up(width, _FLASH_WIDTH))
+def _accumulated(positions: int, heads: int, width: int) -> Requests:
+    numbers = Block(_FP32_BYTES * positions * heads)
+    sums = Block(numbers.size_bytes * _round_up(width, _FLASH_WIDTH))
     return (OUTPUTS, numbers, sums, sums, numbers)
 
 
@@ -199,15 +224,18 @@ def _efficient_backward(
 ) -> Requests:
     # A number per position, and gradients of queries in blocks with a header of 16
     # bytes: kernel_backward.h.
-    batch, heads, rows, width = query.shape
-    delta = Block(_FP32_BYTES * batch * heads * rows)
-    padded = 64 if width <= 64 else 128
-    block_rows = 128 if padded == 128 and query.dtype != torch.float32 else 64
-    blocks = batch * heads * -(-rows // block_rows)
-    workspace = Block(blocks * (block_rows * padded * _FP32_BYTES + 16))
+    batch, heads, positions, width = query.shape
+    delta = Block(_FP32_BYTES * batch * heads * positions)
+    padded_width = 64 if width <= 64 else 128
+    is_fp32 = query.dtype == torch.float32
+    block_positions = 128 if padded_width == 128 and not is_fp32 else 64
+    blocks = batch * heads * -(-positions // block_positions)
+    block_bytes = block_positions * padded_width * _FP32_BYTES + 16
+    workspace = Block(blocks * block_bytes)
     # No fused kernel multiplies gradients with results.
-    if query.dtype == torch.float32:
-        product, copied = Block(_FP32_BYTES * query.numel()), Block(delta.size_bytes)
+    if is_fp32:
+        product = Block(_FP32_BYTES * query.numel())
+        copied = Block(delta.size_bytes)
         return (
             OUTPUTS,
             product,
@@ -229,44 +257,54 @@ def _embedding_backward(
     *_: object,
     **__: object,
 ) -> Requests:
-    count = indices.numel() if indices.numel() > _MOST_SIMPLE_INDICES else 0
-    ids, again, ordered, offsets, unique = (
-        Block(_INT64_BYTES * count) for _ in range(5)
-    )
+    count = 0
+    if indices.numel() > _MAX_SIMPLE_INDICES:
+        count = indices.numel()
+    ids = Block(_INT64_BYTES * count)
+    ordered_ids = Block(_INT64_BYTES * count)
+    ordered = Block(_INT64_BYTES * count)
+    offsets = Block(_INT64_BYTES * count)
+    unique = Block(_INT64_BYTES * count)
     sorting = Block(2 * ids.size_bytes + ids.size_bytes // 32)
     segments = min(count, weights)
-    sizes, ends = (Block(_INT64_BYTES * segments) for _ in range(2))
-    partials = (count // _SEGMENT_INDICES + segments) if count else 0
-    starts = Block(_INT64_BYTES * partials)
-    small = weights <= _MOST_SIMPLE_WEIGHTS
-    sums = Block(
-        starts.size_bytes if small else _FP32_BYTES * partials * gradient.shape[-1]
-    )
-    before = (ids, again, ordered, sorting, sorting, ordered)
+    segment_sizes = Block(_INT64_BYTES * segments)
+    segment_ends = Block(_INT64_BYTES * segments)
+    partials = count // _SEGMENT_INDICES + segments if count else 0
+    partial_starts = Block(_INT64_BYTES * partials)
+    sums_bytes = _FP32_BYTES * partials * gradient.shape[-1]
+    if weights <= _MAX_SIMPLE_WEIGHTS:
+        sums_bytes = partial_starts.size_bytes
+    sums = Block(sums_bytes)
+    before = (ids, ordered_ids, ordered, sorting, sorting, ordered)
     after = (
         offsets,
         unique,
         unique,
-        sizes,
-        ends,
-        starts,
+        segment_sizes,
+        segment_ends,
+        partial_starts,
         sums,
         sums,
-        starts,
-        ends,
-        sizes,
+        partial_starts,
+        segment_ends,
+        segment_sizes,
         offsets,
-        again,
+        ordered_ids,
         ids,
     )
     return (*before, OUTPUTS, *after)
 
 
 def _layer_norm_backward(gradient: torch.Tensor, *others: Any, **_: object) -> Requests:
-    width = math.prod(others[1])
-    rows, wanted = gradient.numel() // width, sum(others[-1][1:])
-    keeps = rows > _PARTIAL_ROWS_FROM and width // _WARP < _MULTIPROCESSORS // 2
-    partial_rows = min(-(-rows // 32), _PARTIAL_VALUES // width) if keeps else 0
+    # native_layer_norm_backward(gradient, input, normalized_shape, ..., output_mask)
+    _input, normalized_shape, *_rest, output_mask = others
+    width = math.prod(normalized_shape)
+    rows = gradient.numel() // width
+    # The gradients of weight and bias, if they are wanted.
+    wanted = sum(output_mask[1:])
+    partial_rows = 0
+    if rows > _PARTIAL_ROWS_FROM and width // _WARP < _SMS // 2:
+        partial_rows = min(-(-rows // 32), _MAX_PARTIAL_VALUES // width)
     partial = [Block(_FP32_BYTES * partial_rows * width) for _ in range(wanted)]
     return (
         OUTPUTS,
@@ -283,7 +321,7 @@ def _sum(
     leading = list(range(tensor.dim() - 1))
     if (
         not leading
-        or sorted(one % tensor.dim() for one in dims or ()) != leading
+        or sorted(dim % tensor.dim() for dim in dims or ()) != leading
         or not tensor.is_contiguous()
     ):
         return ()
@@ -292,25 +330,40 @@ def _sum(
 
 
 def _reduction(rows: int, columns: int, dtype: torch.dtype) -> Requests:
-    """Return the requests of a sum over rows if several thread blocks share a column."""
+    """Return the requests of a sum over rows, if thread blocks share its columns."""
     parts = 1
     while columns * rows * dtype.itemsize > _LARGEST_OFFSET_BYTES * parts:
         parts *= 2
-    least, most = _VALUES_A_THREAD
     vector = math.gcd(columns, _VECTOR)
     threads = _BLOCK_THREADS * _VECTOR // vector
-    # The largest powers of two that do not exceed the numbers of vectors and rows.
-    width = min(1 << (columns // vector).bit_length() - 1, _WARP)
-    height = min(1 << max(1, rows // parts).bit_length() - 1, threads // width)
-    values = -(-(rows // parts) // height)
+    part_rows = rows // parts
+    width = min(_power_of_two_within(columns // vector), _WARP)
+    height = min(_power_of_two_within(max(1, part_rows)), threads // width)
+    values_per_thread = -(-part_rows // height)
     blocks = -(-columns // (vector * width))
-    filled = _MULTIPROCESSORS * (_THREADS_OF_ONE // (width * height))
-    shares = max(min(-(-filled // blocks), -(-values // least)), -(-values // most))
-    alone = values < most or blocks > filled or shares == 1
-    staged = Block(0 if alone else _FP32_BYTES * columns * shares * width * vector)
-    sums = Block(_FP32_BYTES * columns if parts > 1 and dtype != torch.float32 else 0)
+    # Blocks that run at once.
+    filled = _SMS * (_THREADS_PER_SM // (width * height))
+    shares = max(
+        min(-(-filled // blocks), -(-values_per_thread // _MIN_VALUES_PER_THREAD)),
+        -(-values_per_thread // _MAX_VALUES_PER_THREAD),
+    )
+    is_alone = (
+        values_per_thread < _MAX_VALUES_PER_THREAD or blocks > filled or shares == 1
+    )
+    staged_bytes = 0
+    if not is_alone:
+        staged_bytes = _FP32_BYTES * columns * shares * width * vector
+    sums_bytes = 0
+    if parts > 1 and dtype != torch.float32:
+        sums_bytes = _FP32_BYTES * columns
+    staged, sums = Block(staged_bytes), Block(sums_bytes)
     return (sums, staged, staged, sums)
 
 
-def _up(value: int, step: int) -> int:
+def _power_of_two_within(number: int) -> int:
+    """Return the largest power of two that does not exceed a number."""
+    return 1 << number.bit_length() - 1
+
+
+def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step

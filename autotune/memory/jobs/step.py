@@ -1,4 +1,7 @@
-"""The ``step`` job: real optimizer steps of the trainer, on random full sequences, under a memory budget."""
+"""The ``step`` job: real optimizer steps of the trainer under a memory budget.
+
+Sequences are random and full.
+"""
 
 import contextlib
 import math
@@ -28,15 +31,17 @@ IN_FLIGHT = 2
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     """Build the model and take optimizer steps, together with the other ranks.
 
-    Return the fields of ``StepFigures``.
+    Args:
+        measured: A ``StepRequest``.
+        local: ``device_used_before_bytes``: NVML's figure from before the trial, a list
+            of them by local rank, or None. For several ranks without torchrun also
+            ``environment``, as torchrun would set it, and ``rendezvous``, a file.
 
-    ``measured`` is a ``StepRequest``. ``local`` has ``device_used_before_bytes``:
-    NVML's figure from before the trial, a list of them by local rank, or None; for
-    several ranks without torchrun also ``environment``, as torchrun would set it, and
-    ``rendezvous``, a file. Every rank returns the same.
+    Returns:
+        The fields of ``StepFigures``, the same on every rank.
     """
-    asked = StepRequest.of(measured)
-    config = asked.config
+    request = StepRequest.of(measured)
+    config = request.config
     if config.device == "cpu":
         keep_one_arena()
     ranks = join_ranks(
@@ -49,74 +54,76 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     before_bytes = used[ranks.local_rank] if isinstance(used, list) else used
     # On a GPU, the workspaces that are there by now stay, as in training.
     budget = enforce(
-        asked.memory_budget_bytes, ranks, before_bytes, clean=config.device == "cpu"
+        request.memory_budget_bytes, ranks, before_bytes, clean=config.device == "cpu"
     )
-    step_s, loss, flops = _take_steps(asked, ranks)
+    step_s, loss, flops = _take_steps(request, ranks)
     budget.check()
-    figures = _of_all(ranks, budget, step_s, loss) | {
-        "model_flops_per_step": ranks.all_reduce_sum(flops)[0]
-    }
+    figures = _gather_figures(ranks, budget, step_s, loss)
+    figures["model_flops_per_step"] = ranks.all_reduce_sum(flops)[0]
     leave_ranks(together=True)
-    rows = (
+    sequences_per_step = (
         ranks.world_size
         * gradient_accumulation_steps(config, ranks.world_size)
         * config.micro_batch_size
     )
-    timed_s = figures["step_s"][asked.warmup_steps :]
-    return figures | {
-        "step_s": timed_s,
-        "padded_tokens_per_step": rows * config.seq_length_tokens,
-    }
+    figures["step_s"] = figures["step_s"][request.warmup_steps :]
+    figures["padded_tokens_per_step"] = sequences_per_step * config.seq_length_tokens
+    return figures
 
 
-def _take_steps(asked: StepRequest, ranks: Ranks) -> tuple[list[float], float, float]:
-    """Return the seconds of each step, the last step's loss, and this rank's FLOPs per step."""
-    config = asked.config
-    training = build_training(config, asked.vocab_size, asked.special_ids, ranks)
-    steps = asked.warmup_steps + asked.timed_steps
+def _take_steps(request: StepRequest, ranks: Ranks) -> tuple[list[float], float, float]:
+    """Return the seconds of each step, the last loss, and this rank's FLOPs a step."""
+    config = request.config
+    training = build_training(config, request.vocab_size, request.special_ids, ranks)
+    steps = request.warmup_steps + request.timed_steps
     pinned = config.device == "cuda" and config.data.pin_memory
-    ready = [_batches(asked, ranks, pinned=pinned) for _ in range(min(steps, PREPARED))]
+    prepared = [
+        _batches(request, ranks, pinned=pinned) for _ in range(min(steps, PREPARED))
+    ]
     # As a training begins.
     make_optimizer_state(training)
-    training.step.rehearse(ready[0][0])
-    spans: list[tuple[DeviceEvent, DeviceEvent]] = []
+    training.step.rehearse(prepared[0][0])
+    began: list[DeviceEvent] = []
+    ended: list[DeviceEvent] = []
     for number in range(steps):
-        batches = ready[number % PREPARED]
-        if len(spans) >= IN_FLIGHT:
+        batches = prepared[number % PREPARED]
+        if len(ended) >= IN_FLIGHT:
             # No further ahead of the device than the trainer.
-            spans[-IN_FLIGHT][1].wait()
-        ranks.all_reduce_sum(0.0)  # they begin together
-        began = mark(ranks.device)
+            ended[-IN_FLIGHT].wait()
+        ranks.all_reduce_sum(0.0)  # ranks begin together
+        began.append(mark(ranks.device))
         result = training.step.run(batches, learning_rate(config, number))
-        spans.append((began, mark(ranks.device)))
+        ended.append(mark(ranks.device))
         # The last step starts after an evaluation, those before after steps.
-        if number in (asked.warmup_steps - 1, steps - 1):
+        if number in (request.warmup_steps - 1, steps - 1):
             _evaluate(training, batches[0], config, ranks.device)
     loss = float(result.loss)  # waits for the device
     flops = sum(
-        training.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens)
-        for one in ready[0]
+        training.work.step_flops(batch.tokens_N.numpy(), batch.predicted_tokens)
+        for batch in prepared[0]
     )
-    return [ended.seconds_since(began) for began, ended in spans], loss, flops
+    step_s = [end.seconds_since(begin) for begin, end in zip(began, ended, strict=True)]
+    return step_s, loss, flops
 
 
-def _batches(asked: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBatch]:
+def _batches(request: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBatch]:
     """Return the micro-batches of a step."""
-    model, documents = (
-        (asked.config, asked.vocab_size, asked.special_ids),
-        asked.documents_per_sequence,
-    )
-    count = gradient_accumulation_steps(asked.config, ranks.world_size)
-    made = [
-        fullest_batch(*model, documents_per_sequence=documents) for _ in range(count)
-    ]
-    return [batch.pin_memory() for batch in made] if pinned else made
+    batches = []
+    for _ in range(gradient_accumulation_steps(request.config, ranks.world_size)):
+        batch = fullest_batch(
+            request.config,
+            request.vocab_size,
+            request.special_ids,
+            documents_per_sequence=request.documents_per_sequence,
+        )
+        batches.append(batch.pin_memory() if pinned else batch)
+    return batches
 
 
 def _evaluate(
     training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device
 ) -> None:
-    """Evaluate as the trainer does, so that a size that fits also holds a batch of evaluation."""
+    """Evaluate as the trainer does: a size that fits also holds such a batch."""
     training.module.eval()
     eager = (
         torch.compiler.set_stance("force_eager")
@@ -129,27 +136,34 @@ def _evaluate(
     training.module.train()
 
 
-def _of_all(
+def _gather_figures(
     ranks: Ranks, budget: Budget, step_s: list[float], loss: float
 ) -> dict[str, Any]:
-    """Return the job's figures: a step takes as long as its slowest rank, and fits if it fits on the fullest one."""
+    """Return the job's figures.
+
+    A step takes as long as its slowest rank, and fits if it fits on the fullest one.
+
+    Raises:
+        ValueError: If ranks took different numbers of steps, or the loss is not finite.
+    """
     peaks = [round(peak) for peak in ranks.all_gather_float(budget.peak_bytes())]
-    taken = {round(steps) for steps in ranks.all_gather_float(len(step_s))}
-    non_pytorch_bytes = budget.non_pytorch_bytes
-    if len(taken) > 1:
-        raise ValueError(f"ranks took different numbers of steps: {sorted(taken)}")
+    step_counts = {round(steps) for steps in ranks.all_gather_float(len(step_s))}
+    if len(step_counts) > 1:
+        raise ValueError(
+            f"ranks took different numbers of steps: {sorted(step_counts)}"
+        )
     if not math.isfinite(loss):
         raise ValueError(f"the loss is {loss}")
+    slowest_s = ranks.all_reduce_max(*step_s)
+    non_pytorch_bytes = budget.non_pytorch_bytes
+    if non_pytorch_bytes is not None:
+        non_pytorch_bytes = round(ranks.all_reduce_max(non_pytorch_bytes)[0])
     return {
         "optimizer_steps": len(step_s),
-        "step_s": ranks.all_reduce_max(*step_s),
+        "step_s": slowest_s,
         "peak_bytes": max(peaks),
         "peak_bytes_by_rank": peaks,
-        "non_pytorch_bytes": (
-            None
-            if non_pytorch_bytes is None
-            else round(ranks.all_reduce_max(non_pytorch_bytes)[0])
-        ),
+        "non_pytorch_bytes": non_pytorch_bytes,
         "local_ranks": ranks.local_world_size,
         "loss": loss,
     }

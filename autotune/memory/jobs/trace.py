@@ -1,8 +1,8 @@
-"""The ``trace`` job: one rank's training steps on the meta device, as the sequence of their allocations.
+"""The ``trace`` job: the allocations of one rank's training steps.
 
-Model, loss and step are the trainer's; only the tensors are without content. Behaviour
-that depends on the device comes from ``DeviceRules``. Shapes: K positions that the head
-computes, V tokens of the vocabulary.
+Model, loss and step are the trainer's; only the tensors are without content, on the
+meta device. Behaviour that depends on the device comes from ``DeviceRules``. Shapes: K
+positions that the head computes, V tokens of the vocabulary.
 """
 
 import contextlib
@@ -36,25 +36,29 @@ META = torch.device("meta")
 
 
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
-    """Return ``traces`` of all sizes of a ``TraceRequest``, ``parameters``, ``attention``, ``attention_reason``."""
-    found: dict[str, Any] = {"traces": []}
-    for rows in measured["sizes"]:
-        global_batch_size = rows * measured["micro_batches"] * measured["ranks"]
+    """Trace every micro-batch size of a ``TraceRequest``.
+
+    Returns:
+        ``traces``, one for each size; ``parameters``, ``attention`` and
+        ``attention_reason`` of the model.
+    """
+    figures: dict[str, Any] = {"traces": []}
+    for size in measured["sizes"]:
         config = measured["config"] | {
-            "micro_batch_size": rows,
-            "global_batch_size": global_batch_size,
+            "micro_batch_size": size,
+            "global_batch_size": size * measured["micro_batches"] * measured["ranks"],
         }
-        asked = TraceRequest.of(measured | {"config": config})
+        request = TraceRequest.of(measured | {"config": config})
         trace, model = trace_steps(
-            asked.config,
-            asked.vocab_size,
-            asked.special_ids,
-            documents_per_sequence=asked.documents_per_sequence,
-            ranks=asked.ranks,
+            request.config,
+            request.vocab_size,
+            request.special_ids,
+            documents_per_sequence=request.documents_per_sequence,
+            ranks=request.ranks,
         )
-        found["traces"].append(trace.to_json())
-        found |= model
-    return found
+        figures["traces"].append(trace.to_json())
+        figures |= model
+    return figures
 
 
 def trace_steps(
@@ -65,82 +69,97 @@ def trace_steps(
     documents_per_sequence: float = 1.0,
     ranks: int = 1,
 ) -> tuple[Trace, dict[str, Any]]:
-    """Trace the building of a model and its first optimizer steps, on one of ``ranks`` ranks.
+    """Trace the building of a model and its first optimizer steps.
 
-    An evaluation before the last step leaves other blocks of a GPU's memory free, which
-    then serve that step. Return the trace; ``parameters``, ``attention`` and
-    ``attention_reason`` of the model.
+    They are those of one of ``ranks`` ranks. An evaluation before the last step leaves
+    other blocks of a GPU's memory free, which then serve that step.
+
+    Returns:
+        The trace; ``parameters``, ``attention`` and ``attention_reason`` of the model.
     """
     fullest = fullest_batch(
         config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence
     )
     lengths_N = fullest.tokens_N.numpy()
-    keys_of_a_query = float(attended_pairs(lengths_N, None) / lengths_N.sum())
-    tape = AllocationRecorder(
-        within_kernels(config.device, config.attention), keys_of_a_query
+    mean_document_tokens = float(attended_pairs(lengths_N, None) / lengths_N.sum())
+    recorder = AllocationRecorder(
+        within_kernels(config.device, config.attention), mean_document_tokens
     )
-    rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
-    alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
-    batches_per_step = gradient_accumulation_steps(config, ranks)
+    rules = DeviceRules(
+        config.device, bf16=config.precision == "bf16", recorder=recorder
+    )
+    this_rank = Ranks(
+        rank=0, local_rank=0, local_world_size=1, world_size=1, device=META
+    )
+    micro_batches = gradient_accumulation_steps(config, ranks)
     with contextlib.ExitStack() as inside:
-        for context in (tape, rules, multi_tensor_kernels_on_meta()):
+        for context in (recorder, rules, multi_tensor_kernels_on_meta()):
             inside.enter_context(context)
-        own = config.model_copy(
-            update={"global_batch_size": batches_per_step * config.micro_batch_size}
+        # The share of one rank, whose training knows of no others.
+        own_config = config.model_copy(
+            update={"global_batch_size": micro_batches * config.micro_batch_size}
         )
-        training = build_training(own, vocab_size, special_ids, alone)
-        _without_kernels(training, config, tape)
+        training = build_training(own_config, vocab_size, special_ids, this_rank)
+        _replace_kernels(training, config, recorder)
         training.module.autocast = rules.autocast
-        parameters = [one for one in training.module.parameters() if one.requires_grad]
-        own_by_module(tape, training.module, model_head(training.module.model), inside)
-        _tell_phases(training, parameters, tape, inside)
-        shared = _shared(training, config, ranks, tape, inside, bf16=rules.bf16)
-        tape.owner = Term.OPTIMIZER
+        parameters = [
+            parameter
+            for parameter in training.module.parameters()
+            if parameter.requires_grad
+        ]
+        own_by_module(
+            recorder, training.module, model_head(training.module.model), inside
+        )
+        _label_phases(training, parameters, recorder, inside)
+        sharing = _share_with_ranks(
+            training, config, ranks, recorder, inside, bf16=rules.bf16
+        )
+        recorder.owner = Term.OPTIMIZER
         make_optimizer_state(training)
 
         def batches(count: int) -> list[MicroBatch]:
-            tape.owner = Term.INPUTS
-            for each in shared:
-                each.step_begins(count)
+            recorder.owner = Term.INPUTS
+            for part in sharing:
+                part.step_begins(count)
             return [fullest.to(META) for _ in range(count)]
 
         training.step.rehearse(batches(1)[0])
         if config.device == "cuda":
-            taken = batches(batches_per_step)
-            training.step.run(taken, config.learning_rate)
-            _evaluate(
-                training, taken[0], [one for one in shared if isinstance(one, Shards)]
-            )
-            del taken
-        tape.marks_repetition()
-        training.step.run(batches(batches_per_step), config.learning_rate)
+            first_batches = batches(micro_batches)
+            training.step.run(first_batches, config.learning_rate)
+            shards = [part for part in sharing if isinstance(part, Shards)]
+            _evaluate(training, first_batches[0], shards)
+            # Or they would take memory in the last step.
+            del first_batches
+        recorder.marks_repetition()
+        training.step.run(batches(micro_batches), config.learning_rate)
     attention = training.module.attention
     model = {
         "parameters": training.work.parameters,
         "attention": attention.kind,
         "attention_reason": attention.reason,
     }
+    flops = training.work.step_flops(lengths_N, fullest.predicted_tokens)
     work = StepWork(
         micro_batch_size=config.micro_batch_size,
-        padded_tokens=batches_per_step * fullest.ids_BS.numel(),
-        model_flops=batches_per_step
-        * training.work.step_flops(lengths_N, fullest.predicted_tokens),
-        kernels=tuple(tape.kernels.counts.items()),
+        padded_tokens=micro_batches * fullest.ids_BS.numel(),
+        model_flops=micro_batches * flops,
+        kernels=tuple(recorder.kernels.counts.items()),
     )
-    return tape.trace(work, fullest.predicted_tokens), model
+    return recorder.trace(work, fullest.predicted_tokens), model
 
 
-def _shared(
+def _share_with_ranks(
     training: Training,
     config: TrainConfig,
     ranks: int,
-    tape: AllocationRecorder,
+    recorder: AllocationRecorder,
     inside: contextlib.ExitStack,
     *,
     bf16: bool,
 ) -> list[GradientBuckets | Shards]:
     """Share the work between ranks as the strategy does, until the stack is closed."""
-    buckets = GradientBuckets(training.module, config, tape)
+    buckets = GradientBuckets(training.module, config, recorder)
     if ranks == 1:
         return [buckets]
     training.optimizer.zero_grad(set_to_none=True)  # DDP keeps them in its buckets
@@ -149,7 +168,7 @@ def _shared(
             training,
             training.module.layers,
             config.parallel.shard_ranks or ranks,
-            tape,
+            recorder,
             bf16=bf16,
             sent=DTYPES[config.parallel.gradient_dtype],
         )
@@ -164,29 +183,29 @@ def _shared(
 
 
 def _evaluate(training: Training, batch: MicroBatch, shards: Sequence[Shards]) -> None:
-    for one in shards:
-        one.forward_begins()
+    for part in shards:
+        part.forward_begins()
     training.module.eval()
     with torch.no_grad():
         training.module.evaluate(batch)
     training.module.train()
-    for one in shards:
-        one.evaluation_ended()
+    for part in shards:
+        part.evaluation_ended()
 
 
-def _without_kernels(
-    training: Training, config: TrainConfig, tape: AllocationRecorder
+def _replace_kernels(
+    training: Training, config: TrainConfig, recorder: AllocationRecorder
 ) -> None:
-    """Replace compiled layers, compiled loss and fused loss by others without kernels."""
+    """Replace compiled layers and losses by others that need no kernels."""
     graphs: dict[Any, Any] = {}
     if config.fused_cross_entropy:
         training.module.fused_loss = _fused_loss
     if not config.compiled:
         return
     for layer in training.module.layers:
-        layer._compiled_call_impl = Compiled(layer, layer, tape, graphs)
+        layer._compiled_call_impl = Compiled(layer, layer, recorder, graphs)
     training.module.loss = cross_entropy_in_place(
-        lambda function: Compiled(function, None, tape, graphs)
+        lambda function: Compiled(function, None, recorder, graphs)
     )
 
 
@@ -197,30 +216,32 @@ def _fused_loss(*tensors: torch.Tensor) -> torch.Tensor:
 
 
 class _FusedLoss(torch.autograd.Function):
-    """Liger's fused linear cross-entropy: its blocks and matmuls, in chunks of logits as large as the hidden states.
+    """Liger's fused linear cross-entropy: its blocks and matmuls.
 
-    After ``ops/fused_linear_cross_entropy.py`` of liger-kernel 0.8; another operator is
-    in the place of its kernel.
+    They are in chunks of logits as large as the hidden states, after
+    ``ops/fused_linear_cross_entropy.py`` of liger-kernel 0.8. Another operator is in
+    the place of its kernel.
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden_KD: Any, weight_VD: Any, labels_K: Any, bias_V: Any
     ) -> torch.Tensor:
-        rows = -(-len(hidden_KD) // -(-weight_VD.shape[0] // weight_VD.shape[1]))
-        rows = min(1 << (rows - 1).bit_length(), len(hidden_KD))
+        chunks = -(-weight_VD.shape[0] // weight_VD.shape[1])
+        chunk_size = -(-len(hidden_KD) // chunks)
+        # The next power of two.
+        chunk_size = min(1 << (chunk_size - 1).bit_length(), len(hidden_KD))
         gradient_KD = torch.zeros_like(hidden_KD)
-        gradients = [
-            torch.zeros_like(one, dtype=torch.float32)
-            for one in (weight_VD, bias_V)
-            if one is not None
-        ]
+        gradient_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        gradients = [gradient_VD]
+        if bias_V is not None:
+            gradients.append(torch.zeros_like(bias_V, dtype=torch.float32))
         losses_K = torch.zeros_like(labels_K, dtype=torch.float32)
         # One block each, so that their number does not depend on the chunks.
-        logits = hidden_KD.new_empty((rows, len(weight_VD)))
+        logits = hidden_KD.new_empty((chunk_size, len(weight_VD)))
         sums_V = hidden_KD.new_empty(len(weight_VD))
         for hidden, gradient in zip(
-            hidden_KD.split(rows), gradient_KD.split(rows), strict=True
+            hidden_KD.split(chunk_size), gradient_KD.split(chunk_size), strict=True
         ):
             chunk = torch.mm(hidden, weight_VD.t(), out=logits[: len(hidden)])
             if bias_V is not None:
@@ -229,14 +250,15 @@ class _FusedLoss(torch.autograd.Function):
             chunk.tanh_()
             torch.mm(chunk, weight_VD, out=gradient)
             torch.addmm(
-                gradients[0],
+                gradient_VD,
                 chunk.t(),
                 hidden,
                 out_dtype=torch.float32,
-                out=gradients[0],
+                out=gradient_VD,
             )
         del logits, chunk, sums_V
-        ctx.gradients = [gradient_KD, *(one.to(weight_VD.dtype) for one in gradients)]
+        narrow = [gradient.to(weight_VD.dtype) for gradient in gradients]
+        ctx.gradients = [gradient_KD, *narrow]
         return losses_K.sum()
 
     @staticmethod
@@ -245,40 +267,48 @@ class _FusedLoss(torch.autograd.Function):
         return hidden_KD, weight_VD, None, *(bias_V or [None])
 
 
-def _tell_phases(
+def _label_phases(
     training: Training,
     parameters: Sequence[torch.nn.Parameter],
-    tape: AllocationRecorder,
+    recorder: AllocationRecorder,
     hooks: contextlib.ExitStack,
 ) -> None:
-    """Set the terms of weights in bf16, gradients, optimizer state and temporaries, until the hooks are removed."""
+    """Set the terms of what each phase of a step allocates.
+
+    These are weights in bf16, gradients, optimizer state and temporaries. They are set
+    until the hooks are removed.
+    """
 
     def update_begins(*_: object) -> None:
-        tape.relabel(
-            [one.grad for one in parameters if one.grad is not None], Term.GRADIENTS
-        )
-        tape.owner = Term.OPTIMIZER
+        gradients = [
+            parameter.grad for parameter in parameters if parameter.grad is not None
+        ]
+        recorder.relabel(gradients, Term.GRADIENTS)
+        recorder.owner = Term.OPTIMIZER
 
     def update_ends(*_: object) -> None:
-        tape.owner = Term.TEMPORARIES
+        recorder.owner = Term.TEMPORARIES
 
     def accumulated(parameter: torch.Tensor) -> None:
         # With accumulation, gradients exist before the last forward, so each is
         # labelled once it exists.
         if parameter.grad is not None:
-            tape.relabel([parameter.grad], Term.GRADIENTS)
+            recorder.relabel([parameter.grad], Term.GRADIENTS)
 
     if training.module.working_copies is not None:
-        tape.relabel(training.module.working_copies.memory, Term.COPIES)
+        recorder.relabel(training.module.working_copies.memory, Term.COPIES)
     hooks.enter_context(training.optimizer.register_step_pre_hook(update_begins))
     hooks.enter_context(training.optimizer.register_step_post_hook(update_ends))
-    for one in parameters:
-        hooks.enter_context(one.register_post_accumulate_grad_hook(accumulated))
+    for parameter in parameters:
+        hooks.enter_context(parameter.register_post_accumulate_grad_hook(accumulated))
 
 
 @contextlib.contextmanager
 def multi_tensor_kernels_on_meta() -> Iterator[None]:
-    """Let fused AdamW and the norm of all gradients call kernels of many tensors without content, as on a GPU."""
+    """Let functions call kernels of many tensors on the meta device, as on a GPU.
+
+    These are fused AdamW and the norm of all gradients.
+    """
     with contextlib.ExitStack() as inside:
         for module, name in (
             ("torch.optim.optimizer", "_get_fused_kernels_supported_devices"),

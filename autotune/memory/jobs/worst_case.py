@@ -21,39 +21,39 @@ def fullest_batch(
     *,
     documents_per_sequence: float = 1.0,
 ) -> MicroBatch:
-    """Return a micro-batch of random words in full sequences, with as many to predict as the trainer has room for.
+    """Return a micro-batch of random words in full sequences.
 
+    It has as many tokens to predict as the trainer has room for.
     ``documents_per_sequence`` matters because kernels that compute documents one by one
     round up each of them.
     """
-    rows, width = config.micro_batch_size, config.seq_length_tokens
-    ordinary = torch.ones(vocab_size, dtype=torch.bool)
-    ordinary[list(special_ids.all())] = False
-    words = ordinary.nonzero().squeeze(1)
-    ids = words[torch.randint(len(words), (rows * width,))]
-    counts = predicted_by_sequence(rows, width, config.masking_probability)
+    sequences, width = config.micro_batch_size, config.seq_length_tokens
+    is_ordinary = torch.ones(vocab_size, dtype=torch.bool)
+    is_ordinary[list(special_ids.all())] = False
+    words = is_ordinary.nonzero().squeeze(1)
+    ids = words[torch.randint(len(words), (sequences * width,))]
+    counts = predicted_by_sequence(sequences, width, config.masking_probability)
     predicted = torch.cat(
         [
-            row * width + torch.randperm(width)[:count].sort().values
-            for row, count in enumerate(counts)
+            number * width + torch.randperm(width)[:count].sort().values
+            for number, count in enumerate(counts)
         ]
     )
     targets = ids[predicted]
     ids[predicted] = special_ids.mask
     # Whole documents, the same in every sequence, and none of a single token.
-    in_row = min(max(1, math.ceil(documents_per_sequence)), width // 2)
-    columns = torch.arange(in_row + 1) * width // in_row
-    starts_N = (
-        (torch.arange(rows)[:, None] * width + columns[:-1]).flatten().to(torch.int32)
-    )
-    tokens_N = columns.diff().repeat(rows).to(torch.int32)
+    documents = min(max(1, math.ceil(documents_per_sequence)), width // 2)
+    edges = torch.arange(documents + 1) * width // documents
+    first_positions = torch.arange(sequences)[:, None] * width
+    starts_N = (first_positions + edges[:-1]).flatten().to(torch.int32)
+    tokens_N = edges.diff().repeat(sequences).to(torch.int32)
     # One position is padding, as a batch without any takes a shorter way through
     # attention, without a mask in memory.
     tokens_N[-1] -= 1
     # As the loader delivers them.
     stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32
     return MicroBatch(
-        ids_BS=ids.to(stored).reshape(rows, width),
+        ids_BS=ids.to(stored).reshape(sequences, width),
         starts_N=starts_N,
         tokens_N=tokens_N,
         predicted_P=predicted.to(torch.int32),
@@ -65,8 +65,8 @@ def fullest_batch(
     )
 
 
-def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int]:
-    """Return the number of tokens to predict in each sequence: the most that the trainer has room for.
+def predicted_by_sequence(sequences: int, width: int, probability: float) -> list[int]:
+    """Return the number of tokens to predict in each sequence of the fullest batch.
 
     Two shapes depend on it: the head has a slot for each token to predict of the
     micro-batch, and attention in the last layer has as many slots in every sequence as
@@ -74,8 +74,12 @@ def predicted_by_sequence(rows: int, width: int, probability: float) -> list[int
     runs, and the largest micro-batch would be a matter of luck. So one sequence has all
     that it has room for, and the others share the rest evenly.
     """
-    in_all, in_first = (
-        min(places, head_slots(places, probability)) for places in (rows * width, width)
-    )
-    each, more = divmod(in_all - in_first, max(1, rows - 1))
-    return [in_first, *(each + (row < more) for row in range(rows - 1))]
+    positions = sequences * width
+    in_batch = min(positions, head_slots(positions, probability))
+    in_first = min(width, head_slots(width, probability))
+    others = sequences - 1
+    each, remainder = divmod(in_batch - in_first, max(1, others))
+    counts = [in_first]
+    for number in range(others):
+        counts.append(each + 1 if number < remainder else each)
+    return counts

@@ -85,8 +85,8 @@ def test_no_function_is_on_two_lists(kind):
 def rules(
     kind: semantics.DeviceKind, *, bf16: bool
 ) -> tuple[AllocationRecorder, DeviceRules]:
-    tape = AllocationRecorder(within_kernels(kind))
-    return tape, DeviceRules(kind, bf16=bf16, tape=tape)
+    recorder = AllocationRecorder(within_kernels(kind))
+    return recorder, DeviceRules(kind, bf16=bf16, recorder=recorder)
 
 
 def test_flash_attention_3s_backward_takes_two_numbers_and_a_head_in_fp32_for_each_position():
@@ -112,16 +112,16 @@ def test_flash_attention_3s_backward_takes_two_numbers_and_a_head_in_fp32_for_ea
     ],
 )
 def test_attention_takes_the_kernel_that_a_gpu_has_for_its_heads(width, masked, kernel):
-    tape, of_device = rules("cuda", bf16=True)
+    recorder, of_device = rules("cuda", bf16=True)
     heads = torch.empty(1, 2, 32, width, dtype=torch.bfloat16, device="meta")
     mask = (
         torch.zeros(1, 1, 32, 32, dtype=torch.bfloat16, device="meta")
         if masked
         else None
     )
-    with tape, of_device:
+    with recorder, of_device:
         functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
-    assert [one.name for one in tape.kernels.counts if one.kind == "attention"] == (
+    assert [one.name for one in recorder.kernels.counts if one.kind == "attention"] == (
         [kernel] if kernel else []
     )
 
@@ -165,8 +165,8 @@ def test_a_models_dtypes_on_meta_are_those_of_torchs_autocast_on_a_cpu(
     real, traced = step("cpu"), step("meta")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = dtypes_of(real, lambda: forward(real, "cpu"))
-    tape, device_rules = rules("cpu", bf16=True)
-    with tape, device_rules:
+    recorder, device_rules = rules("cpu", bf16=True)
+    with recorder, device_rules:
         found = dtypes_of(traced, lambda: forward(traced, "meta"))
     assert found == expected
     assert {dtype for _, dtype in found} == {torch.bfloat16, torch.float32}
@@ -205,24 +205,26 @@ CALLS = {
 @pytest.mark.parametrize("bf16", [True, False])
 def test_functions_give_on_meta_what_cuda_gives_with_and_without_autocast(name, bf16):
     call, expected = CALLS[name]
-    tape, device_rules = rules("cuda", bf16=bf16)
-    with tape, device_rules:
+    recorder, device_rules = rules("cuda", bf16=bf16)
+    with recorder, device_rules:
         assert call(torch.empty(4, 4, device="meta")).dtype == (
             expected if bf16 else call(torch.ones(4, 4)).dtype
         )
 
 
 def test_a_weight_is_cast_once_in_a_forward_and_anew_in_the_next():
-    tape, device_rules = rules("cuda", bf16=True)
+    recorder, device_rules = rules("cuda", bf16=True)
     weight = nn.Parameter(torch.empty(64, 64, device="meta"))
     copy_bytes = 64 * 64 * 2
 
     def copies() -> int:
-        made = [one for one in tape.trace(1, 1).allocations if one.term == Term.COPIES]
+        made = [
+            one for one in recorder.trace(1, 1).allocations if one.term == Term.COPIES
+        ]
         assert all(one.size_bytes == copy_bytes for one in made)
         return len(made)
 
-    with tape, device_rules:
+    with recorder, device_rules:
         x = torch.empty(8, 64, device="meta")
         with device_rules.autocast("meta"):
             functional.linear(x, weight)
@@ -234,13 +236,13 @@ def test_a_weight_is_cast_once_in_a_forward_and_anew_in_the_next():
 
 def test_attention_on_a_gpu_keeps_no_weights_and_on_a_cpu_with_dropout_it_does():
     def most_bytes(kind: semantics.DeviceKind, dropout: float) -> int:
-        tape, device_rules = rules(kind, bf16=True)
-        with tape, device_rules:
+        recorder, device_rules = rules(kind, bf16=True)
+        with recorder, device_rules:
             query = torch.empty(2, 4, 256, 32, device="meta", requires_grad=True)
             functional.scaled_dot_product_attention(
                 query, query, query, dropout_p=dropout
             ).sum().backward()
-        return max(one.size_bytes for one in tape.trace(1, 1).allocations)
+        return max(one.size_bytes for one in recorder.trace(1, 1).allocations)
 
     weights_bytes = 2 * 4 * 256 * 256 * 2
     assert most_bytes("cuda", 0.1) < weights_bytes

@@ -20,7 +20,7 @@ def figures_of(steps=2.0, loss=1.5):
             max(pair) for pair in zip(values, next(most), strict=True)
         ],
     )
-    return step._of_all(
+    return step._gather_figures(
         ranks,
         SimpleNamespace(non_pytorch_bytes=7, peak_bytes=lambda: 100),
         [0.2, 0.3],
