@@ -99,7 +99,7 @@ def test_evaluation_of_a_compiled_model_compiles_nothing(dataset_with_validation
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
-def test_no_sample_is_missed_at_the_end_of_lanes(micro_batch_size, tmp_path):
+def test_misses_no_sample_at_the_end_of_lanes(micro_batch_size, tmp_path):
     samples = ascending_samples(4200, shortest=4, lengths=50)
     dataset = TokenDataset.open(
         write_dataset(tmp_path / "d", samples[:8], vocab_size=128, validation=samples)

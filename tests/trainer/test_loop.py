@@ -479,7 +479,7 @@ def test_skips_non_finite_step_by_default(monkeypatch):
     assert (event.values["loss"], event.action) == ("nan", "skip")
 
 
-def test_checkpoint_of_a_non_finite_step_is_not_good(monkeypatch):
+def test_checkpoint_after_non_finite_step_is_not_good(monkeypatch):
     _BadSteps(monkeypatch, {3}, factor=math.nan)
     _run(max_steps=6, checkpoint=CheckpointSettings(interval_steps=1, keep_last=9))
     good = {

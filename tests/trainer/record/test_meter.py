@@ -251,7 +251,7 @@ def test_noise_scale_of_known_gradients():
     assert scale.tokens == pytest.approx(expected, rel=0.6)
 
 
-def test_noise_scale_is_unknown_if_noise_hides_the_signal():
+def test_noise_scale_is_unknown_below_the_noise():
     scale = NoiseScale()
     scale.update(1.0, 10.0, 0.5, 100)
     assert scale.tokens is None
