@@ -7,6 +7,7 @@ Nothing here is escaped or shortened: each format does that to every text alike.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -226,6 +227,21 @@ class Histogram:
 
 
 Drawing = LineChart | BarChart | StackedBarChart | Histogram
+
+
+def has_values(drawing: Drawing) -> bool:
+    """Return whether a drawing has anything to show beside its axes."""
+    match drawing:
+        case LineChart():
+            points = [point for line in drawing.lines for point in line.points]
+            return any(math.isfinite(point.x + point.y) for point in points)
+        case BarChart():
+            return bool(drawing.bars)
+        case StackedBarChart():
+            parts = [part for stack in drawing.stacks for part in stack.parts]
+            return any(math.isfinite(size) and size > 0 for _, size in parts)
+        case Histogram():
+            return any(bin.height > 0 for bin in drawing.bins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

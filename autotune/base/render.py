@@ -298,6 +298,12 @@ def _html_missing(missing: doc.Missing) -> str:
 
 def _html_chart(chart: doc.Chart, key: str) -> str:
     title = shortened(chart.title)
+    name = escape(title)
+    data = (
+        f"<details><summary>Data table</summary>{_html_table(chart.table)}</details>\n"
+    )
+    if not doc.has_values(chart.drawing):
+        return f"<p>{name}: no chart, because there are no values to draw.</p>\n{data}"
     svg = render_svg(
         chart.drawing,
         key=key,
@@ -305,12 +311,10 @@ def _html_chart(chart: doc.Chart, key: str) -> str:
         description=shortened(chart.description, MAX_TEXT_CHARACTERS),
         small=chart.small,
     )
-    name = escape(title)
     return (
         f"<figure><figcaption>{name}</figcaption>"
         f'<div class="box" role="group" tabindex="0" aria-label="Chart: {name}">'
-        f"{svg}</div></figure>\n"
-        f"<details><summary>Data table</summary>{_html_table(chart.table)}</details>\n"
+        f"{svg}</div></figure>\n{data}"
     )
 
 

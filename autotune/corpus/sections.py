@@ -82,7 +82,7 @@ def dataset_text(found: Inspected) -> str:
     return f"{text}\n\n{console_text((rows,))}\n{sampled}"
 
 
-def facts_text(told: Mapping[str, str], title: str, manifest: "Manifest") -> str:
+def facts_text(told: Mapping[str, str | None], title: str, manifest: "Manifest") -> str:
     """Render facts, and below a title the sample lengths of the training split."""
     histogram = manifest.train.length_histogram
     drawn = length_histogram(histogram.edges, histogram.counts)
@@ -117,7 +117,8 @@ def facts_of(manifest: "Manifest") -> dict[str, str]:
     }
 
 
-def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
+def _every_fact(manifest: "Manifest", lengths: str | None) -> dict[str, str | None]:
+    """Return the facts of a dataset; lengths are None if they are not known."""
     source, train, validation = manifest.source, manifest.train, manifest.validation
     return {
         "dataset": manifest.dataset_hash[:16],
@@ -217,7 +218,18 @@ def lengths_section(
         spread = LengthDistribution(**one.dataset.train.length_histogram.model_dump())
         if not spread.samples:
             return (Paragraph(words=("The dataset's training split is empty.",)),)
-        return (_chart(one, spread), _dataset(one, one.dataset, spread))
+        table = _dataset(one, one.dataset, spread)
+        if spread.unknown:
+            reason = "The dataset's manifest has no sample lengths to draw."
+            return (Paragraph(words=(reason,)), table)
+        if spread.samples == spread.counts[-1]:
+            # The last bin has no end, so it has no bar.
+            reason = (
+                f"All {plural(spread.samples, 'sample')} have"
+                f" {_label(spread.edges[-1], None)} tokens: no chart."
+            )
+            return (Paragraph(words=(reason,)), table)
+        return (_chart(one, spread), table)
 
     return {one.title: (*blocks(one), *_packing(one, runs)) for one in profiles}
 
@@ -275,6 +287,8 @@ def _dataset(
     one: "ReportedProfile", manifest: "Manifest", spread: LengthDistribution
 ) -> Table:
     length = one.profile.train.seq_length_tokens
+    if spread.unknown:
+        return facts_table("The dataset", [*_every_fact(manifest, None).items()])
     lengths = "  ".join(
         f"p{p} {format_number(round(spread.percentile_tokens(p / 100) or 0))}"
         for p in _PERCENTILES

@@ -41,24 +41,35 @@ class LengthDistribution:
         """Number of samples."""
         return sum(self.counts)
 
+    @property
+    def unknown(self) -> bool:
+        """True if the lengths were not counted, so that one bin holds all samples."""
+        return len(self.edges) <= 1 and self.samples > 0
+
+    @property
+    def _is_known(self) -> bool:
+        return self.samples > 0 and not self.unknown
+
     def mean_tokens(self, truncated_at: int | None = None) -> float | None:
         """Return the mean tokens per sample, each cut to ``truncated_at`` first.
 
         Returns:
-            The mean, or None without samples.
+            The mean, or None without samples or their lengths.
         """
         total = sum(
             count * _bin_mean(low, last, truncated_at)
             for low, last, count in self._bins()
         )
-        return total / self.samples if self.samples else None
+        return total / self.samples if self._is_known else None
 
     def percentile_tokens(self, share: float) -> float | None:
         """Return the length that a share (0 to 1) of samples do not exceed.
 
         Returns:
-            The length, interpolated within its bin, or None without samples.
+            The length, interpolated within its bin, or None if unknown.
         """
+        if not self._is_known:
+            return None
         rank, below = share * self.samples, 0
         for low, last, count in self._bins():
             if count and below + count >= rank:
@@ -70,13 +81,13 @@ class LengthDistribution:
         """Return the share of samples longer than ``tokens``.
 
         Returns:
-            The share, interpolated within a bin, or None without samples.
+            The share, interpolated within a bin, or None if unknown.
         """
         shares = (
             count * min(max((last - tokens) / (last - low + 1), 0.0), 1.0)
             for low, last, count in self._bins()
         )
-        return sum(shares) / self.samples if self.samples else None
+        return sum(shares) / self.samples if self._is_known else None
 
     def padding_waste(self, seq_length_tokens: int) -> float | None:
         """Return the share of a batch that is padding without packing.
@@ -85,7 +96,7 @@ class LengthDistribution:
         padding.
 
         Returns:
-            The share, or None without samples.
+            The share, or None without samples or their lengths.
 
         Raises:
             ValueError: If only special tokens fit.

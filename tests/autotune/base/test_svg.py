@@ -10,16 +10,21 @@ from autotune.base.document import (
     Axis,
     Bar,
     BarChart,
+    Chart,
+    Document,
     Histogram,
     HistogramBin,
     Line,
     LineChart,
     Point,
     ReferenceLine,
+    Section,
     Shade,
     Stack,
     StackedBarChart,
+    Table,
 )
+from autotune.base.render import report_html
 from autotune.base.svg import render_svg
 
 LINES = LineChart(
@@ -214,6 +219,40 @@ def test_infinite_parts_are_not_drawn():
 def test_draws_empty_chart_without_warning(empty, recwarn):
     assert draw(empty).startswith("<svg")
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("drawing", "shown"),
+    [
+        pytest.param(LineChart(x=LINES.x, y=LINES.y, lines=()), False, id="no lines"),
+        pytest.param(BarChart(axis=STACKS.axis, bars=()), False, id="no bars"),
+        pytest.param(
+            Histogram(x=COLUMNS.x, y=COLUMNS.y, bins=()), False, id="no columns"
+        ),
+        pytest.param(
+            StackedBarChart(
+                axis=STACKS.axis, stacks=(Stack(label="s", parts=(("a", 0.0),)),)
+            ),
+            False,
+            id="no stacks",
+        ),
+        pytest.param(LINES, True, id="lines"),
+        pytest.param(COLUMNS, True, id="columns"),
+        pytest.param(STACKS, True, id="stacks"),
+    ],
+)
+def test_page_has_no_empty_axes(drawing, shown):
+    chart = Chart(
+        title="T",
+        description="D",
+        drawing=drawing,
+        table=Table(caption="C", headers=("a",), rows=()),
+    )
+    section = Section(title="S", key="s", blocks=(chart,))
+    page = report_html(Document(title="R", subtitle="", sections=(section,)))
+    assert ("<svg" in page) == shown
+    assert ("T: no chart, because there are no values to draw." in page) != shown
+    assert "Data table" in page
 
 
 def test_leaves_out_ticks_that_would_touch():

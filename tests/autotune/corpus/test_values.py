@@ -84,6 +84,15 @@ def test_no_samples_have_no_figures():
         assert figures == (None,) * 4
 
 
+def test_single_bin_tells_no_lengths():
+    data = LengthDistribution(edges=[0], counts=[100])
+    assert (data.samples, data.unknown) == (100, True)
+    assert data.mean_tokens() is None
+    assert data.percentile_tokens(0.5) is None
+    assert data.truncated_share(5) is None
+    assert data.padding_waste(5) is None
+
+
 def test_length_must_exceed_special_tokens():
     data = LengthDistribution(edges=[0, 8], counts=[0, 0])
     with pytest.raises(ValueError, match="only room for special"):

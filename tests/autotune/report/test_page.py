@@ -26,8 +26,13 @@ from autotune.report.stage import MOST_PROFILES, MOST_RUNS, build_report
 from testbed.examples.profiles import but
 from testbed.examples.run_rows import row_of
 from testbed.examples.trials import record
-from testbed.examples.tuning import example_inputs, example_profile
+from testbed.examples.tuning import (
+    example_inputs,
+    example_manifest,
+    example_profile,
+)
 from tests.autotune.report.examples import blocks_of, of_kind, reported, reported_run
+from trainer.data.dataset import LengthHistogram
 from trainer.health.events import new_event
 
 NULL = "0.0 (nullgpu)"
@@ -127,6 +132,30 @@ def test_run_without_loss_has_no_chart():
     assert [
         dict(zip(table.headers, row, strict=True))["steps"] for row in table.rows
     ] == ["1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("edges", "reason"),
+    [
+        pytest.param(
+            [0], "The dataset's manifest has no sample lengths to draw.", id="unknown"
+        ),
+        pytest.param(
+            [0, 1024], "All 9 samples have 1,024 or more tokens: no chart.", id="long"
+        ),
+    ],
+)
+def test_lengths_without_bars_have_no_chart(edges, reason):
+    manifest = example_manifest()
+    counts = [0] * (len(edges) - 1) + [9]
+    histogram = LengthHistogram(edges=edges, counts=counts)
+    train = manifest.train.model_copy(update={"length_histogram": histogram})
+    dataset = manifest.model_copy(update={"train": train})
+    document = report_document((reported(dataset=dataset),), ())
+    assert "Sample lengths" not in [chart.title for chart in of_kind(document, Chart)]
+    text = report_markdown(document)
+    assert reason in text
+    assert ("mean tokens per sample" in text) == (edges != [0])
 
 
 def test_loss_is_averaged_over_stretches():
