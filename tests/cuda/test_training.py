@@ -104,6 +104,11 @@ not rise."""
 def test_steady_step_hardly_waits_for_the_gpu(
     null_gpu, place, tmp_path, ranks, changes
 ):
+    profile = tmp_path / "two-layers.toml"
+    text = place.profile.read_text()
+    assert "num_hidden_layers = 4" in text
+    profile.write_text(text.replace("num_hidden_layers = 4", "num_hidden_layers = 2"))
+
     def count(steps):
         settings = (
             ON_GPUS
@@ -113,7 +118,6 @@ def test_steady_step_hardly_waits_for_the_gpu(
                 "train.checkpoint.enabled": False,
                 "train.log_interval_steps": 10,
                 "train.global_batch_size": 4,
-                "train.model.config.num_hidden_layers": 2,
             }
         )
         options = [
@@ -121,7 +125,7 @@ def test_steady_step_hardly_waits_for_the_gpu(
         ]
         paths = ("--data", place.data, "--out", tmp_path / f"{steps}")
         machine = null_gpu(devices=ranks, values=True)
-        ended = machine.torchrun("-m", "trainer", place.profile, *paths, *options)
+        ended = machine.torchrun("-m", "trainer", profile, *paths, *options)
         assert ended.code == 0, ended
         return ended.counts
 

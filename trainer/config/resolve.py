@@ -6,9 +6,11 @@ Precedence: command line (``--set``, ``--data``) > environment (``AUTOTUNE_DATA`
 profile > default. The run prints and records the source of each value.
 """
 
+import copy
 import importlib.util
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -33,6 +35,8 @@ _COMPILERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cuda": ("CC", ("gcc", "cc", "clang")),
 }
 """Environment variable that names the compiler, and names to search, by device."""
+_RECIPE_KEY = re.compile(r"dropout|initializer|(^|_)eps$")
+"""Keys of a transformers config that leave the shape of every tensor as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +124,10 @@ def resolve(
         )
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(dotted(train, "train."), "profile")
+    model_of_profile = copy.deepcopy(train.get("model"))
     for assignment in assignments:
         sources[_assign(train, assignment)] = "command line"
+    _reject_other_model(profile, model_of_profile, train.get("model"))
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
     data_dir, data_source = find_data(profile, config, data, environment)
     sources["train.data.path"] = data_source
@@ -193,6 +199,51 @@ def _assign(train: dict[str, Any], assignment: str) -> str:
         value = float(value)
     table[key] = value
     return dotted_key
+
+
+def _reject_other_model(profile: Path, before: object, after: object) -> None:
+    """Reject assignments that change the model's name or shape.
+
+    Its name would no longer tell which model was trained, and the profile's micro-batch
+    size and speeds are those of its own model.
+
+    Raises:
+        BadConfig: If the profile's model is not the one to train.
+    """
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return  # validation says what is wrong with them
+    if after.get("name") != before.get("name"):
+        raise BadConfig(
+            f"--set train.model.name={after.get('name')}: {profile} is tuned for"
+            f" {before.get('name')!r}, whose config would be trained under that name",
+            next_step=(
+                "Another model needs another profile: autotune tune --model"
+                f" {after.get('name')} --data DIR"
+            ),
+        )
+    config_before = before.get("config")
+    config_after = after.get("config")
+    if not isinstance(config_before, dict) or not isinstance(config_after, dict):
+        return
+    changed_keys = [
+        key
+        for key in sorted({*config_before, *config_after})
+        if config_before.get(key) != config_after.get(key)
+        and not _RECIPE_KEY.search(key)
+    ]
+    key = "null_keys"
+    if changed_keys:
+        key = f"config.{changed_keys[0]}"
+    elif after.get("null_keys") == before.get("null_keys"):
+        return
+    raise BadConfig(
+        f"--set train.model.{key}: {profile} is tuned for {before.get('name')!r}, and"
+        " with another shape it is another model",
+        next_step=(
+            "Another model needs another profile: autotune tune --model CONFIG.json"
+            " --data DIR"
+        ),
+    )
 
 
 def _parse_value(text: str) -> object:

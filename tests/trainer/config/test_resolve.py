@@ -157,6 +157,40 @@ def test_rejects_bad_assignment(profile, assignment, next_step):
 
 
 @pytest.mark.parametrize(
+    ("assignment", "key", "model"),
+    [
+        ("train.model.name=bert-small", "train.model.name", "bert-small"),
+        ('train.model={name="n",config={model_type="bert"}}', "train.model.name", "n"),
+        ("train.model.config.hidden_size=64", "config.hidden_size", "CONFIG.json"),
+        ("train.model.config.model_type=roberta", "config.model_type", "CONFIG.json"),
+        ('train.model.config={model_type="x"}', "config.model_type", "CONFIG.json"),
+        ('train.model.null_keys=["a"]', "train.model.null_keys", "CONFIG.json"),
+    ],
+)
+def test_rejects_another_model_than_the_profile(profile, assignment, key, model):
+    with pytest.raises(BadConfig) as raised:
+        resolve(profile, assignments=[assignment], environment={})
+    assert key in raised.value.message
+    assert "'m'" in raised.value.message
+    assert f"autotune tune --model {model} --data" in raised.value.next_step
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "train.model.name=m",
+        "train.model.config.model_type=bert",
+        "train.model.config.attention_probs_dropout_prob=0.1",
+        "train.model.config.layer_norm_eps=1e-5",
+        "train.model.config.initializer_range=0.01",
+    ],
+)
+def test_accepts_assignment_that_keeps_the_model(profile, assignment):
+    resolved = resolve(profile, assignments=[assignment], environment={})
+    assert resolved.config.model.name == "m"
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("schema_version = 2", "schema_version = 99", "schema version 99"),
@@ -258,7 +292,7 @@ def test_prints_settings_that_differ_from_defaults(profile, capsys):
     assignments = [
         "train.seed=3",
         "train.max_steps=1000",
-        "train.model.config.hidden_size=64",
+        "train.model.config.hidden_dropout_prob=0.0",
     ]
     _print_settings(
         resolve(profile, assignments=assignments, data=Path("d")), Path("r")
@@ -268,7 +302,7 @@ def test_prints_settings_that_differ_from_defaults(profile, capsys):
     assert {
         "  train.seed = 3  (command line)",
         "  train.data.path = d  (command line)",
-        "  train.model.config.hidden_size = 64  (command line)",
+        "  train.model.config.hidden_dropout_prob = 0.0  (command line)",
     } <= set(lines)
     assert not any(
         "max_steps" in line or "(default)" in line or "model.config =" in line
