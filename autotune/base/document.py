@@ -59,7 +59,9 @@ class Missing:
     """A part that was not measured, and the commands that would measure it."""
 
     subject: str
+    """Name of the part."""
     state: str = "not measured"
+    """Short text about why it is missing."""
     commands: tuple[str, ...]
     """Commands in the order in which to run them; empty if none would measure it."""
 
@@ -143,6 +145,7 @@ class ReferenceLine:
     """A reference value, drawn as a line across the chart."""
 
     value: float
+    """Position on the axis."""
     label: str
 
 

@@ -94,7 +94,9 @@ class MaskedLM(nn.Module):
         self._choose_loss(config)
         self._fix_slots(config)
         layout = FAMILIES.get(model.config.model_type)
-        self.has_sparse_last_layer = layout is not None and self._can_narrow(config)
+        self.has_sparse_last_layer = (
+            layout is not None and self._allows_sparse_last_layer(config)
+        )
         """True if the last layer is computed at the positions to predict only."""
         if self.has_sparse_last_layer and layout is not None:
             make_sparse_layer(self.layers[-1], layout)
@@ -134,7 +136,7 @@ class MaskedLM(nn.Module):
                 config.seq_length_tokens, config.masking_probability
             )
 
-    def _can_narrow(self, config: TrainConfig) -> bool:
+    def _allows_sparse_last_layer(self, config: TrainConfig) -> bool:
         """Return True if the last layer of this configuration may be sparse."""
         kinds = getattr(self.model.config, "layer_types", None) or ("full_attention",)
         return (
@@ -259,23 +261,29 @@ class MaskedLM(nn.Module):
             )
             if not self._has_sparse_head:
                 return self._all_logits(inputs), batch.labels_BS().flatten()
-            begins_N = batch.starts_N[:0]
-            fixed_slots = self._slots
-            if (
-                self.has_sparse_last_layer
-                and self.attention.kind == "fa3"
-                and inputs.edges is not None
-            ):
-                # Each segment needs a query, as the backward pass hangs on empty ones.
-                begins_N = inputs.edges[:-1]
-                if fixed_slots is not None:
-                    fixed_slots += _round_up(segments, SLOTS_MULTIPLE)
-            slots = _enough(fixed_slots, batch.predicted_tokens + len(begins_N))
-            self.overflows += fixed_slots is not None and slots > fixed_slots
-            position_K, labels_K = _slots(
-                batch, slots, begins_N, ascending=self.attention.uses_document_edges
-            )
+            position_K, labels_K = self._choose_slots(batch, inputs, segments)
             return self._logits_at(position_K, inputs, batch), labels_K
+
+    def _choose_slots(
+        self, batch: MicroBatch, inputs: EncoderInputs, segments: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the positions and labels of the head's slots, shapes (K,)."""
+        begins_N = batch.starts_N[:0]
+        fixed_slots = self._slots
+        if (
+            self.has_sparse_last_layer
+            and self.attention.kind == "fa3"
+            and inputs.edges is not None
+        ):
+            # Each segment needs a query, as the backward pass hangs on empty ones.
+            begins_N = inputs.edges[:-1]
+            if fixed_slots is not None:
+                fixed_slots += _round_up(segments, SLOTS_MULTIPLE)
+        slots = _enough(fixed_slots, batch.predicted_tokens + len(begins_N))
+        self.overflows += fixed_slots is not None and slots > fixed_slots
+        return _slots(
+            batch, slots, begins_N, ascending=self.attention.uses_document_edges
+        )
 
     def _logits_at(
         self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
