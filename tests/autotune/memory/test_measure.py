@@ -28,33 +28,42 @@ from trainer.config.train_config import ParallelSettings, TrainConfig
 from trainer.data.dataset import SpecialIds, read_manifest
 from trainer.data.masking import head_slots
 
-FIXED_BYTES, ROW_BYTES = 300_000_000, 20_000_000
-OF_MODEL = {
+FIXED_BYTES = 300_000_000
+SEQUENCE_BYTES = 20_000_000
+MODEL_FIGURES = {
     "parameters": 75_000_000,
     "attention": "sdpa",
     "attention_reason": "asked for",
 }
 
 
-def work_of(rows):
+def work_of(micro_batch_size):
     return StepWork(
-        micro_batch_size=rows,
-        padded_tokens=64 * rows,
+        micro_batch_size=micro_batch_size,
+        padded_tokens=64 * micro_batch_size,
         model_flops=1e9,
         kernels=((Kernel("copy"), 1),),
     )
 
 
-def trace_figures(trial, row_bytes=ROW_BYTES):
-    """What a trace of such a model says, without what libraries take."""
-    traces, order = [], {"predicted_tokens": 0, "events": (0, 1, -2), "repeats_from": 0}
-    for rows in trial.measured["sizes"]:
-        sizes = {"parameters": FIXED_BYTES, "activations: Linear": row_bytes * rows}
-        blocks = tuple(
-            Allocation(size_bytes=size, term=term) for term, size in sizes.items()
+def trace_figures(trial, sequence_bytes=SEQUENCE_BYTES):
+    """Return the figures of a trace of such a model, without libraries' memory."""
+    traces = []
+    for size in trial.measured["sizes"]:
+        trace = Trace(
+            work=work_of(size),
+            predicted_tokens=0,
+            allocations=(
+                Allocation(size_bytes=FIXED_BYTES, term="parameters"),
+                Allocation(
+                    size_bytes=sequence_bytes * size, term="activations: Linear"
+                ),
+            ),
+            events=(0, 1, -2),
+            repeats_from=0,
         )
-        traces.append(Trace(work=work_of(rows), allocations=blocks, **order).to_json())
-    return OF_MODEL | {"traces": traces}
+        traces.append(trace.to_json())
+    return MODEL_FIGURES | {"traces": traces}
 
 
 def is_timed(trial):
@@ -62,35 +71,38 @@ def is_timed(trial):
 
 
 def simulate(trial):
-    """A machine on which a model takes 300 MB and each row 20 MB; 100 rows/s, a little
-    slower when few."""
+    """Simulate a machine on which a model takes 300 MB and each sequence 20 MB.
+
+    It computes 100 sequences/s, a little less with few in a micro-batch.
+    """
     if trial.job == "trace":
         return Measured(figures=trace_figures(trial))
-    rows, timed = rows_of(trial), trial.measured["timed_steps"]
+    size = size_of(trial)
     budget = trial.measured["memory_budget_bytes"]
-    peak = FIXED_BYTES + ROW_BYTES * rows
+    peak = FIXED_BYTES + SEQUENCE_BYTES * size
     if budget is not None and peak > budget:
         return OutOfMemory(detail="refused")
-    step_s = [(rows + 2) / 100] * timed
+    step_s = [(size + 2) / 100] * trial.measured["timed_steps"]
     return Measured(
         figures=STEP_FIGURES
         | {
             "step_s": step_s,
-            "padded_tokens_per_step": rows * 64,
+            "padded_tokens_per_step": size * 64,
             "peak_bytes": peak,
         }
     )
 
 
-def rows_of(trial):
+def size_of(trial):
     return trial.measured["config"]["micro_batch_size"]
 
 
-def tries_of(machine, rows):
-    return [rows_of(trial) for trial in machine.trials].count(rows)
+def count_trials(machine, size):
+    return [size_of(trial) for trial in machine.trials].count(size)
 
 
-def except_where(concerned, outcome):
+def machine_with(outcome, concerned):
+    """Return a machine on which some trials have another outcome."""
     return FakeMachine(lambda trial: outcome if concerned(trial) else simulate(trial))
 
 
@@ -133,118 +145,121 @@ def probe(tmp_path):
             local_ranks=local_ranks,
             overheads=overheads,
         )
-        train, found = probe_model(
-            ready,
-            runner_on(machine, tmp_path / "trials", clock, site=site, made_on=here),
-        )
-        run.chosen_rows = train.micro_batch_size
-        return found
+        runner = runner_on(machine, tmp_path / "trials", clock, site=site, made_on=here)
+        train, evidence = probe_model(ready, runner)
+        run.chosen_size = train.micro_batch_size
+        return evidence
 
     return run
 
 
-def bracket(found):
-    return found.feasible_max, found.infeasible_min
+def bracket(evidence):
+    return evidence.feasible_max, evidence.infeasible_min
 
 
-def test_the_largest_micro_batch_is_verified_and_bounded_and_the_curve_ends_at_the_headroom(
-    probe,
-):
+def test_largest_micro_batch_is_verified_on_both_sides(probe):
     machine = FakeMachine(simulate)
-    found = probe(machine)
-    assert bracket(found) == (35, 36)
-    assert [point.micro_batch_size for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
-    assert found.sustained is None  # on a CPU a few steps are enough
-    assert {
-        trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)
-    } == {4}
-    verified = next(trial.measured for trial in machine.trials if rows_of(trial) == 35)
+    evidence = probe(machine)
+    assert bracket(evidence) == (35, 36)
+    verified = next(trial.measured for trial in machine.trials if size_of(trial) == 35)
     assert verified["memory_budget_bytes"] == 1_000_000_000
     assert verified["warmup_steps"] + verified["timed_steps"] == 2
-    assert found.predicted_peak_bytes == pytest.approx(
-        found.feasible_peak_bytes, rel=0.02
+    assert evidence.predicted_peak_bytes == pytest.approx(
+        evidence.feasible_peak_bytes, rel=0.02
     )
-    assert bracket(probe(FakeMachine(simulate), max_micro_batch_size=10)) == (10, None)
 
 
-def test_a_trace_leads_to_the_answer_in_three_trials(probe):
-    found = probe(
+def test_search_ends_at_the_largest_allowed_size(probe):
+    evidence = probe(FakeMachine(simulate), max_micro_batch_size=10)
+    assert bracket(evidence) == (10, None)
+
+
+def test_curve_ends_at_the_headroom(probe):
+    machine = FakeMachine(simulate)
+    evidence = probe(machine)
+    sizes = [point.micro_batch_size for point in evidence.curve]
+    assert sizes == [1, 2, 4, 8, 16, 32, 33]
+    assert evidence.sustained is None  # on a CPU a few steps are enough
+    timed_steps = {
+        trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)
+    }
+    assert timed_steps == {4}
+
+
+def test_trace_saves_trials(probe):
+    evidence = probe(
         FakeMachine(simulate),
         memory_budget_bytes=1_010_000_000,
         overheads=overheads_on_cpu(),
     )
-    assert bracket(found) == (35, 36)
-    assert found.search_trials <= 3
-    assert found.traced_micro_batch_size in (33, 34, 35)
-    assert found.traced_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.05)
-    assert set(found.traced_terms_bytes) >= {"parameters", "activations: Linear"}
-
-
-def test_a_trace_that_is_wrong_or_not_to_be_had_costs_trials_and_no_exactness_and_that_is_said(
-    probe,
-):
-    def misled(trial):
-        return (
-            Measured(figures=trace_figures(trial, row_bytes=26_000_000))
-            if trial.job == "trace"
-            else simulate(trial)
-        )
-
-    assert bracket(probe(FakeMachine(misled), overheads=overheads_on_cpu())) == (35, 36)
-    crash = Crashed(detail="RuntimeError: Tensor.item() on meta")
-    found = probe(
-        except_where(lambda trial: trial.job == "trace", crash),
-        site="there",
-        overheads=overheads_on_cpu(),
+    assert bracket(evidence) == (35, 36)
+    assert evidence.search_trials <= 3
+    assert evidence.traced_micro_batch_size in (33, 34, 35)
+    assert evidence.traced_peak_bytes == pytest.approx(
+        evidence.feasible_peak_bytes, rel=0.05
     )
-    assert bracket(found) == (35, 36)
-    assert "Tensor.item()" in found.not_traced
-    assert found.traced_peak_bytes is None
+    assert set(evidence.traced_terms_bytes) >= {"parameters", "activations: Linear"}
 
 
-def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_is_promised(
-    probe,
-):
+def test_wrong_trace_does_not_change_the_result(probe):
+    def misled(trial):
+        if trial.job == "trace":
+            return Measured(figures=trace_figures(trial, sequence_bytes=26_000_000))
+        return simulate(trial)
+
+    evidence = probe(FakeMachine(misled), overheads=overheads_on_cpu())
+    assert bracket(evidence) == (35, 36)
+
+
+def test_failed_trace_is_reported_with_the_result(probe):
+    crash = Crashed(detail="RuntimeError: Tensor.item() on meta")
+    machine = machine_with(crash, lambda trial: trial.job == "trace")
+    evidence = probe(machine, overheads=overheads_on_cpu())
+    assert bracket(evidence) == (35, 36)
+    assert "Tensor.item()" in evidence.not_traced
+    assert evidence.traced_peak_bytes is None
+
+
+def test_chosen_size_is_timed_for_a_minute(probe):
     def warm(trial):
         outcome = simulate(trial)
         if trial.job == "step" and trial.measured["timed_steps"] > 10:
             outcome.figures["step_s"] = [
-                1.05 * second for second in outcome.figures["step_s"]
+                1.05 * step_s for step_s in outcome.figures["step_s"]
             ]
         return outcome
 
     machine = FakeMachine(warm)
-    found = probe(machine, device="cuda", precision="bf16", trial_timeout_s=600)
+    evidence = probe(machine, device="cuda", precision="bf16", trial_timeout_s=600)
     timed = [trial.measured for trial in machine.trials if is_timed(trial)]
-    assert all(one["warmup_steps"] >= 3 and one["timed_steps"] >= 10 for one in timed)
+    assert all(request["warmup_steps"] >= 3 for request in timed)
+    assert all(request["timed_steps"] >= 10 for request in timed)
     cold = next(
-        point for point in found.curve if point.micro_batch_size == probe.chosen_rows
+        point for point in evidence.curve if point.micro_batch_size == probe.chosen_size
     )
-    assert found.sustained.timed_steps * found.sustained.step_s >= 60
-    assert found.sustained.micro_batch_size == probe.chosen_rows
-    assert found.sustained.padded_tokens_per_s == pytest.approx(
+    sustained = evidence.sustained
+    assert sustained.timed_steps * sustained.step_s >= 60
+    assert sustained.micro_batch_size == probe.chosen_size
+    assert sustained.padded_tokens_per_s == pytest.approx(
         cold.padded_tokens_per_s / 1.05
     )
 
 
-def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
+def test_pretended_gpu_measures_no_throughput(probe):
     machine = FakeMachine(simulate)
     here = made_on(FINGERPRINT).model_copy(
         update={"gpu_name": "NVIDIA H100 NVL", "driver": "0.0 (nullgpu)"}
     )
-    found = probe(machine, device="cuda", precision="bf16", here=here)
-    assert (*bracket(found), found.curve, found.sustained, probe.chosen_rows) == (
-        35,
-        36,
-        [],
-        None,
-        33,
-    )
+    evidence = probe(machine, device="cuda", precision="bf16", here=here)
+    assert bracket(evidence) == (35, 36)
+    assert evidence.curve == []
+    assert evidence.sustained is None
+    assert probe.chosen_size == 33
     assert not any(map(is_timed, machine.trials))
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said", "next_step", "tries"),
+    ("outcome", "message", "next_step", "tries"),
     [
         (
             Crashed(detail="a bus error"),
@@ -263,36 +278,38 @@ def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
         ),
     ],
 )
-def test_a_size_that_fitted_and_fails_when_its_speed_is_measured_ends_the_probe(
-    probe, outcome, said, next_step, tries
+def test_failing_throughput_trial_ends_the_probe(
+    probe, outcome, message, next_step, tries
 ):
-    machine = except_where(is_timed, outcome)
-    with pytest.raises(Undecided, match=said) as caught:
+    machine = machine_with(outcome, is_timed)
+    with pytest.raises(Undecided, match=message) as caught:
         probe(machine)
     assert next_step in caught.value.next_step
     assert sum(map(is_timed, machine.trials)) == tries
 
 
-def test_a_largest_size_without_room_to_spare_is_proven_twice_and_only_a_first_attempt_is_followed_by_another(
-    probe,
-):
+def test_largest_size_without_room_is_verified_twice(probe):
     def unsteady(trial):
-        again = rows_of(trial) == 35 and tries_of(machine, 35) == 2
-        return OutOfMemory(detail="this time not") if again else simulate(trial)
-
-    def doubtful(trial):
-        outcome = simulate(trial)
-        doubts = isinstance(outcome, OutOfMemory) and trial.local["first_attempt"]
-        return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED") if doubts else outcome
+        if size_of(trial) == 35 and count_trials(machine, 35) == 2:
+            return OutOfMemory(detail="this time not")
+        return simulate(trial)
 
     machine = FakeMachine(unsteady)
-    assert bracket(
-        probe(machine, memory_budget_bytes=FIXED_BYTES + 35 * ROW_BYTES + 1000)
-    ) == (34, 35)
+    budget = FIXED_BYTES + 35 * SEQUENCE_BYTES + 1000
+    assert bracket(probe(machine, memory_budget_bytes=budget)) == (34, 35)
+
+
+def test_trial_knows_whether_it_is_the_first_attempt(probe):
+    def doubtful(trial):
+        outcome = simulate(trial)
+        if isinstance(outcome, OutOfMemory) and trial.local["first_attempt"]:
+            return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED")
+        return outcome
+
     assert bracket(probe(FakeMachine(doubtful))) == (35, 36)
 
 
-def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
+def test_trials_have_the_requested_micro_batches_per_step(probe):
     machine = FakeMachine(simulate)
     probe(machine, accumulate=True, local_ranks=3)
     config = machine.trials[0].measured["config"]
@@ -303,43 +320,46 @@ def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
     assert curve["global_batch_size"] == 3 * curve["micro_batch_size"]
 
 
-def test_an_interrupted_probe_goes_on_where_it_was_and_a_finished_one_is_repeated_from_its_ledger(
-    probe,
-):
+def test_interrupted_probe_resumes(probe):
     whole = FakeMachine(simulate)
     expected = probe(whole)
     for stop in range(1, len(whole.trials)):
 
-        def interrupt(trial, left=itertools.count(), stop=stop):  # noqa: B008 - one counter per machine is meant
-            if next(left) == stop:
+        def interrupt(trial, trials=itertools.count(), stop=stop):  # noqa: B008 - one counter per machine is meant
+            if next(trials) == stop:
                 raise KeyboardInterrupt
             return simulate(trial)
 
-        site, rest = f"stopped at {stop}", FakeMachine(simulate)
+        site = f"stopped at {stop}"
+        resumed = FakeMachine(simulate)
         with pytest.raises(KeyboardInterrupt):
             probe(FakeMachine(interrupt), site=site)
-        assert probe(rest, site=site) == expected
-        assert len(rest.trials) == len(whole.trials) - stop
+        assert probe(resumed, site=site) == expected
+        assert len(resumed.trials) == len(whole.trials) - stop
+
+
+def test_finished_probe_is_repeated_from_its_trial_log(probe):
+    expected = probe(FakeMachine(simulate))
     assert probe(FakeMachine(lambda trial: pytest.fail("ran"))) == expected
 
 
-def test_one_row_that_does_not_fit_says_what_it_needs(probe):
-    with pytest.raises(ExceedsMemory, match="305 MiB") as refused:
+def test_too_large_model_reports_its_need(probe):
+    with pytest.raises(ExceedsMemory, match="305 MiB") as rejected:
         probe(
             FakeMachine(simulate),
             memory_budget_bytes=200_000_000,
             overheads=overheads_on_cpu(),
         )
-    assert "largest part: parameters, 286 MiB" in refused.value.message
-    assert "--memory" in refused.value.next_step
+    assert "largest part: parameters, 286 MiB" in rejected.value.message
+    assert "--memory" in rejected.value.next_step
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ranks", "told"),
+    ("strategy", "ranks", "is_advised"),
     [("ddp", 2, True), ("zero1", 1, True), ("zero1", 2, False)],
 )
-def test_a_state_that_is_shared_already_is_not_divided_once_more(
-    probe, monkeypatch, strategy, ranks, told
+def test_sharding_is_advised_for_unsharded_state_only(
+    probe, monkeypatch, strategy, ranks, is_advised
 ):
     sharing = "parallel.strategy = 'fsdp2' over 4 ranks"
     monkeypatch.setattr(
@@ -351,22 +371,21 @@ def test_a_state_that_is_shared_already_is_not_divided_once_more(
         "local_ranks": ranks,
         "memory_budget_bytes": 200_000_000,
     }
-    with pytest.raises(ExceedsMemory) as refused:
+    with pytest.raises(ExceedsMemory) as rejected:
         probe(FakeMachine(simulate), overheads=overheads_on_cpu(), **changes)
-    assert ("shard the state: parallel.strategy" in refused.value.next_step) == told
+    next_step = rejected.value.next_step
+    assert ("shard the state: parallel.strategy" in next_step) == is_advised
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said", "tries"),
+    ("outcome", "message", "tries"),
     [(Crashed(detail="boom"), "boom", 3), (TimedOut(detail="killed"), "timed out", 1)],
 )
-def test_a_crash_or_a_hang_is_not_taken_for_a_lack_of_memory(
-    probe, outcome, said, tries
-):
-    machine = except_where(lambda trial: rows_of(trial) == 4, outcome)
-    with pytest.raises(Undecided, match=said):
+def test_crash_is_not_out_of_memory(probe, outcome, message, tries):
+    machine = machine_with(outcome, lambda trial: size_of(trial) == 4)
+    with pytest.raises(Undecided, match=message):
         probe(machine)
-    assert tries_of(machine, 4) == tries
+    assert count_trials(machine, 4) == tries
     # It is tried again when the command is: it may have been mended.
     assert probe(FakeMachine(simulate)).feasible_max == 35
 
@@ -376,16 +395,16 @@ def test_a_crash_or_a_hang_is_not_taken_for_a_lack_of_memory(
     [Crashed(detail="boom"), Contaminated(detail="hw_thermal in 1 of 21 samples")],
 )
 @pytest.mark.parametrize("timed", [False, True])
-def test_a_trial_that_crashes_or_is_disturbed_once_is_tried_again(
-    probe, outcome, timed
-):
-    left = itertools.count()
-    machine = except_where(
-        lambda one: rows_of(one) == 4 and is_timed(one) == timed and next(left) == 0,
-        outcome,
-    )
+def test_disturbed_trial_is_repeated(probe, outcome, timed):
+    attempts = itertools.count()
+
+    def is_first_attempt(trial):
+        is_concerned = size_of(trial) == 4 and is_timed(trial) == timed
+        return is_concerned and next(attempts) == 0
+
+    machine = machine_with(outcome, is_first_attempt)
     assert probe(machine).feasible_max == 35
-    assert next(left) == 2
+    assert next(attempts) == 2
 
 
 @pytest.fixture
@@ -427,7 +446,7 @@ def test_short_curve_keeps_its_points(probe, probe_within):
     assert not evidence.is_lower_bound
     assert bracket(evidence) == (35, 36)
     sizes = [point.micro_batch_size for point in evidence.curve]
-    assert sizes == [probe.chosen_rows] == [33]
+    assert sizes == [probe.chosen_size] == [33]
 
 
 def test_slow_machine_times_fewer_steps(probe, monkeypatch):
@@ -445,37 +464,37 @@ REQUEST = TraceRequest(
     micro_batches=2,
     ranks=1,
 )
-FIXED, ROW, SLOT, BEND = 100_000_000, 3_000_000, 2_000, 20_000_000
+FIXED = 100_000_000
+SEQUENCE = 3_000_000
+SLOT = 2_000
+BEND = 20_000_000
 
 
 def trace_of_slots(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
-    """A model with a block for each row and one for each slot of the head; some sizes
-    are unlike all others."""
+    """Trace a model with a block for each sequence and one for each slot of the head.
+
+    Sizes in ``unlike`` have terms of their own.
+    """
     traces = []
-    for rows in trial.measured["sizes"]:
-        slots = head_slots(64 * rows, 0.15)
-        allocations = (
-            Allocation(size_bytes=FIXED, term="parameters"),
-            Allocation(
-                size_bytes=ROW * rows + (BEND if rows >= bent_from else 0),
-                term="activations: Linear",
+    for size in trial.measured["sizes"]:
+        slots = head_slots(64 * size, 0.15)
+        bend = BEND if size >= bent_from else 0
+        head = f"head of {size}" if size in unlike else "head and loss"
+        trace = Trace(
+            work=work_of(size),
+            predicted_tokens=slots,
+            allocations=(
+                Allocation(size_bytes=FIXED, term="parameters"),
+                Allocation(
+                    size_bytes=SEQUENCE * size + bend, term="activations: Linear"
+                ),
+                Allocation(size_bytes=SLOT * slots, term=head),
             ),
-            Allocation(
-                size_bytes=SLOT * slots,
-                term=f"head of {rows}" if rows in unlike else "head and loss",
-            ),
+            events=(0, 1, 2, -2, -3) if size < other_order_from else (0, 1, 2, -3, -2),
+            repeats_from=1,
         )
-        events = (0, 1, 2, -2, -3) if rows < other_order_from else (0, 1, 2, -3, -2)
-        order = {"events": events, "repeats_from": 1}
-        traces.append(
-            Trace(
-                work=work_of(rows),
-                predicted_tokens=slots,
-                allocations=allocations,
-                **order,
-            ).to_json()
-        )
-    return Measured(figures=OF_MODEL | {"traces": traces})
+        traces.append(trace.to_json())
+    return Measured(figures=MODEL_FIGURES | {"traces": traces})
 
 
 CPU = overheads_on_cpu().usual
@@ -489,62 +508,71 @@ def estimated(budget_bytes=LARGE_BYTES, machine=None, **model):
     )
 
 
-def true_bytes(rows: int) -> int:
-    return (
-        FIXED + ROW * rows + SLOT * head_slots(64 * rows, 0.15) + CPU.non_pytorch_bytes
-    )
+def true_bytes(size: int) -> int:
+    head_bytes = SLOT * head_slots(64 * size, 0.15)
+    return FIXED + SEQUENCE * size + head_bytes + CPU.non_pytorch_bytes
 
 
-ONE_ROW = (true_bytes(1) + true_bytes(2)) / 2
+ONE_SEQUENCE_BYTES = (true_bytes(1) + true_bytes(2)) / 2
 
 
-@pytest.mark.parametrize("budget", [10**8, ONE_ROW, 5 * 10**8, 10**9, LARGE_BYTES])
-def test_the_predicted_largest_fits_and_one_more_does_not_and_other_sizes_are_predicted_closely(
-    budget,
-):
+@pytest.mark.parametrize(
+    "budget", [10**8, ONE_SEQUENCE_BYTES, 5 * 10**8, 10**9, LARGE_BYTES]
+)
+def test_predicted_largest_size_is_the_true_one(budget):
+    size = estimated(budget).max_micro_batch_size
+    assert size == 0 or true_bytes(size) <= budget
+    assert size == 16_384 or true_bytes(size + 1) > budget * (1 - 1e-4)
+
+
+@pytest.mark.parametrize(
+    "budget", [10**8, ONE_SEQUENCE_BYTES, 5 * 10**8, 10**9, LARGE_BYTES]
+)
+def test_no_size_is_traced_twice(budget):
     machine = FakeMachine(trace_of_slots)
     estimate = estimated(budget, machine)
-    rows = estimate.max_micro_batch_size
-    assert rows == 0 or true_bytes(rows) <= budget
-    assert rows == 16_384 or true_bytes(rows + 1) > budget * (1 - 1e-4)
     assert len(estimate.memory_model.micro_batch_sizes) <= 5
     sizes = [size for trial in machine.trials for size in trial.measured["sizes"]]
-    assert len(sizes) == len(set(sizes))  # none is traced twice
-    if budget == LARGE_BYTES:
-        predicted = [
-            peak_bytes(estimate.memory_model, rows, CPU) for rows in (1, 7, 100, 1000)
-        ]
-        assert predicted == pytest.approx(
-            [true_bytes(rows) for rows in (1, 7, 100, 1000)], rel=0.01
-        )
+    assert len(sizes) == len(set(sizes))
 
 
-def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_above_it():
-    rows = estimated(5 * 10**8, bent_from=100).max_micro_batch_size
-    assert true_bytes(rows) + BEND <= 5 * 10**8 < true_bytes(rows + 1) + BEND
+def test_sizes_between_traces_are_predicted_closely():
+    sizes = (1, 7, 100, 1000)
+    model = estimated(LARGE_BYTES).memory_model
+    predicted = [peak_bytes(model, size, CPU) for size in sizes]
+    assert predicted == pytest.approx([true_bytes(size) for size in sizes], rel=0.01)
 
 
-def test_a_model_that_allocates_in_another_order_for_few_rows_is_predicted_from_many_and_at_every_size_not_at_all():
-    assert estimated(other_order_from=100).memory_model.micro_batch_sizes.min() > 100
+def test_jump_in_memory_is_predicted_from_larger_traces():
+    size = estimated(5 * 10**8, bent_from=100).max_micro_batch_size
+    assert true_bytes(size) + BEND <= 5 * 10**8 < true_bytes(size + 1) + BEND
+
+
+def test_other_order_of_small_sizes_is_left_out():
+    model = estimated(other_order_from=100).memory_model
+    assert model.micro_batch_sizes.min() > 100
+
+
+def test_model_without_a_common_order_cannot_be_traced():
     with pytest.raises(CannotTrace, match="change order"):
         estimated(unlike=range(100))
 
 
 @pytest.mark.parametrize("unlike", [8, 64, 23_109])
-def test_a_size_that_is_unlike_others_by_chance_is_left_out(unlike):
-    fit = estimated(unlike=(unlike,)).memory_model
-    assert unlike not in fit.micro_batch_sizes
-    assert len(fit.micro_batch_sizes) > 2
+def test_unlike_trace_is_left_out(unlike):
+    traced_sizes = estimated(unlike=(unlike,)).memory_model.micro_batch_sizes
+    assert unlike not in traced_sizes
+    assert len(traced_sizes) > 2
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome"),
+    ("message", "outcome"),
     [
         ("Tensor.item", Crashed(detail="…\nError: Tensor.item() cannot be called")),
         ("longer", TimedOut(detail="")),
     ],
 )
-def test_a_model_that_cannot_be_traced_is_to_be_measured(said, outcome):
-    with pytest.raises(CannotTrace, match=said) as refused:
+def test_untraceable_model_advises_a_probe(message, outcome):
+    with pytest.raises(CannotTrace, match=message) as rejected:
         estimated(machine=FakeMachine(lambda trial: outcome))
-    assert "autotune probe" in refused.value.next_step
+    assert "autotune probe" in rejected.value.next_step

@@ -11,13 +11,14 @@ from trainer.config.train_config import TrainConfig
 
 
 def figures_of(steps=2.0, loss=1.5):
-    """Rank 0 of two, with the numbers of the other one."""
-    each, most = iter((300.0, steps)), iter(([0.1, 0.4], [9.0]))
+    """Return the figures of rank 0 of two, with numbers of the other one."""
+    gathered = iter((300.0, steps))
+    reduced = iter(([0.1, 0.4], [9.0]))
     ranks = SimpleNamespace(
         local_world_size=2,
-        all_gather_float=lambda value: [value, next(each)],
+        all_gather_float=lambda value: [value, next(gathered)],
         all_reduce_max=lambda *values: [
-            max(pair) for pair in zip(values, next(most), strict=True)
+            max(pair) for pair in zip(values, next(reduced), strict=True)
         ],
     )
     return step._gather_figures(
@@ -28,7 +29,7 @@ def figures_of(steps=2.0, loss=1.5):
     )
 
 
-def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():
+def test_figures_are_those_of_the_worst_rank():
     assert figures_of() == {
         "optimizer_steps": 2,
         "step_s": [0.2, 0.4],
@@ -41,31 +42,26 @@ def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"steps": 1.0}, "different numbers of steps"),
         ({"loss": math.nan}, "the loss is nan"),
         ({"loss": math.inf}, "the loss is inf"),
     ],
 )
-def test_ranks_that_took_different_numbers_of_steps_or_lost_their_loss_have_no_figures(
-    changes, said
-):
-    with pytest.raises(ValueError, match=said):
+def test_rejects_ranks_that_disagree(changes, message):
+    with pytest.raises(ValueError, match=message):
         figures_of(**changes)
 
 
 class Device:
-    """A device with a queue: steps take 0.3 s there, giving it one takes the host 0.1
-    s."""
+    """A device with a queue: a step takes it 0.3 s, and the host 0.1 s to launch."""
 
     def __init__(self):
-        self.host_s, self.busy_until_s, self.unfinished, self.most_unfinished = (
-            0.0,
-            0.0,
-            [],
-            0,
-        )
+        self.host_s = 0.0
+        self.busy_until_s = 0.0
+        self.unfinished = []
+        self.max_unfinished = 0
         self.rehearsed = False
 
     def moment(self, _):
@@ -87,31 +83,31 @@ class Device:
         self.unfinished = [end_s for end_s in self.unfinished if end_s > self.host_s]
         self.busy_until_s = max(self.busy_until_s, self.host_s) + 0.3
         self.unfinished.append(self.busy_until_s)
-        self.most_unfinished = max(self.most_unfinished, len(self.unfinished))
+        self.max_unfinished = max(self.max_unfinished, len(self.unfinished))
         return SimpleNamespace(loss=1.5)
 
 
-def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
-    device, made, work = (
-        Device(),
-        [],
-        SimpleNamespace(step_flops=lambda lengths, predicted: 7.0),
-    )
+def test_two_steps_are_in_flight(monkeypatch):
+    device = Device()
+    prepared = []
+    work = SimpleNamespace(step_flops=lambda lengths, predicted: 7.0)
     monkeypatch.setattr(step, "mark", device.moment)
     monkeypatch.setattr(
         step, "build_training", lambda *_: SimpleNamespace(step=device, work=work)
     )
     monkeypatch.setattr(step, "make_optimizer_state", lambda _: None)
     monkeypatch.setattr(step, "_evaluate", lambda *_: None)
-    monkeypatch.setattr(step, "_batches", lambda *_, **__: made.append(1) or [batch])
+    monkeypatch.setattr(
+        step, "_batches", lambda *_, **__: prepared.append(1) or [batch]
+    )
     batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)
     config = TrainConfig(model=model_settings("bert-mini"), device="cuda")
-    asked = StepRequest.model_construct(
+    request = StepRequest.model_construct(
         config=config, vocab_size=99, special_ids=None, warmup_steps=3, timed_steps=10
     )
     ranks = SimpleNamespace(device="cuda", rank=0, all_reduce_sum=lambda _: None)
-    seconds, loss, flops = step._take_steps(asked, ranks)
+    seconds, loss, flops = step._take_steps(request, ranks)
     assert (loss, flops) == (1.5, 7.0)
-    assert len(made) == step.PREPARED
-    assert device.most_unfinished == step.IN_FLIGHT
+    assert len(prepared) == step.PREPARED
+    assert device.max_unfinished == step.IN_FLIGHT
     assert seconds[3:] == pytest.approx([0.3] * 10)
