@@ -5,6 +5,7 @@ several GPUs share the model.
 """
 
 import contextlib
+import importlib.metadata
 import itertools
 import math
 import os
@@ -34,6 +35,7 @@ from autotune.memory.decide.memory_model import (
     overheads_on_cpu,
     overheads_on_gpu,
     size_range,
+    unconfirmed_share,
 )
 from autotune.memory.decide.sharding import (
     shares,
@@ -265,11 +267,15 @@ class _Predictor:
             raise self._does_not_fit(config, estimate)
         model = estimate.memory_model
         breakdown = memory_breakdown(model, size, target.overheads.usual)
+        torch_version = importlib.metadata.version("torch")
         low, high = size_range(
             model,
             target.budget_bytes,
             target.overheads,
             max_micro_batch_size=self.request.max_micro_batch_size,
+            unconfirmed_share=unconfirmed_share(
+                config.device, torch_version, is_compiled=config.compile is not False
+            ),
         )
         # Between this size and twice as much: for few sequences the peak may not depend
         # on their number.
@@ -300,6 +306,7 @@ class _Predictor:
             ),
             samples=None if is_assumed else size * contents.mean_samples,
             traces=len(model.micro_batch_sizes),
+            torch=torch_version,
             speed=speed,
             shares=self._shares(breakdown, model.largest_parameter_bytes),
         )

@@ -16,6 +16,7 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import format_bounds, format_number, plural
+from autotune.memory.decide.memory_model import MEASURED_TORCH, unconfirmed_share
 from autotune.memory.values import (
     ACTIVATIONS,
     LOWER_BOUND,
@@ -459,6 +460,7 @@ def estimate_text(answer: Answer, next_command: str) -> str:
         paragraph(f"Predicted for {answer.target}{reserve}; nothing was measured.")
     ]
     if answer.models:
+        blocks.append(paragraph(_traced_words(answer.models)))
         blocks.append(_summary(answer.models))
         for model in answer.models:
             blocks += _model_blocks(model)
@@ -474,6 +476,24 @@ def estimate_text(answer: Answer, next_command: str) -> str:
     if answer.models:
         blocks.append(paragraph(f"next: measure it on that machine: {next_command}"))
     return console_text(blocks)
+
+
+def _traced_words(models: Sequence[PredictedModel]) -> str:
+    """Return which torch the predictions are for."""
+    words = f"Traced with torch {models[0].torch}; other versions may keep more or less"
+    if any(
+        unconfirmed_share(
+            model.config.device,
+            model.torch,
+            is_compiled=model.config.compile is not False,
+        )
+        for model in models
+    ):
+        words += (
+            f". Measured on a GPU was torch {MEASURED_TORCH}, which needs more: the"
+            " lower end of the range is for it"
+        )
+    return f"{words}."
 
 
 def _alternatives_table(what_if: Sequence[Mapping[str, Any]]) -> doc.Table:

@@ -340,6 +340,8 @@ class PredictedModel:
     non_padding_tokens: float | None
     samples: float | None
     traces: int
+    torch: str
+    """Version of torch whose step was traced; others may keep more or less."""
     speed: SpeedPrediction | None
     """Predicted speed at ``micro_batch_size``; None if the machine's constants are not
     known."""
