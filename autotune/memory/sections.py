@@ -28,7 +28,7 @@ from autotune.memory.values import (
     Share,
     Term,
 )
-from autotune.profiles.decide.batch_split import split_global_batch
+from autotune.profiles.decide.batch_split import SPLIT_FACTORS, split_global_batch
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.sections import global_batch_words
 from autotune.profiles.values import Profile
@@ -202,13 +202,7 @@ def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
     split = split_global_batch(
         train.global_batch_size, train.micro_batch_size, local_ranks
     )
-    words = (
-        f"global batch of {plural(train.global_batch_size, 'sequence')}: micro-batch"
-        f" size {split.micro_batch_size}"
-    )
-    words += f" x {plural(split.gradient_accumulation_steps, 'accumulation step')}"
-    if local_ranks > 1:
-        words += f" x {local_ranks} ranks"
+    words = f"global batch of {split.words(local_ranks)} ({SPLIT_FACTORS})"
     if split.empty_sequences:
         without_empty = " or ".join(map(str, split.without_empty))
         words += (

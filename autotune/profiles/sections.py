@@ -20,7 +20,11 @@ from autotune.base.document import (
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count
-from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.profiles.decide.batch_split import (
+    DEFAULT_GLOBAL_BATCH_TOKENS,
+    SPLIT_FACTORS,
+    split_global_batch,
+)
 from autotune.profiles.decide.follow_up import probe_again
 from autotune.profiles.values import (
     Approval,
@@ -107,7 +111,7 @@ def _setting_rows(profile: Profile) -> Iterator[Row]:
     yield [
         "global batch size",
         str(train.global_batch_size),
-        f"about {tokens} per step",
+        f"{_split_words(profile)}about {tokens} per step",
     ]
     workers = profile.evidence.workers
     yield [
@@ -118,6 +122,16 @@ def _setting_rows(profile: Profile) -> Iterator[Row]:
     yield from _gradient_sync_rows(profile)
     budget = format_bytes(profile.constraints.memory_budget_bytes)
     yield ["memory budget", budget, "per rank"]
+
+
+def _split_words(profile: Profile) -> str:
+    """Return the batch split of a profile; empty if its batch cannot be split."""
+    train = profile.train
+    ranks = profile.local_ranks
+    if train.global_batch_size < ranks:
+        return ""
+    split = split_global_batch(train.global_batch_size, train.micro_batch_size, ranks)
+    return f"{split.words(ranks)} ({SPLIT_FACTORS}), "
 
 
 def _gradient_sync_rows(profile: Profile) -> Iterator[Row]:

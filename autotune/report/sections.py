@@ -216,7 +216,7 @@ def _settings(one: ReportedProfile) -> doc.Words:
         f"{train.activation_checkpointing} checkpointing": (
             train.activation_checkpointing != "none"
         ),
-        f"global batch {train.global_batch_size:,}": True,
+        f"global batch {_batch(one.profile)}": True,
         sync + " (not measured)" * (evidence.network is None): (
             one.profile.local_ranks > 1
         ),
@@ -395,12 +395,10 @@ def summary_table(profiles: Sequence[Profile], names: Sequence[str]) -> doc.Tabl
 
 def _batch(profile: Profile) -> str:
     train, ranks = profile.train, profile.local_ranks
+    if train.global_batch_size < ranks:
+        return f"{train.global_batch_size:,}"  # edited by hand: it cannot be split
     split = split_global_batch(train.global_batch_size, train.micro_batch_size, ranks)
-    by_ranks = f" x {ranks}" if ranks > 1 else ""
-    return (
-        f"{train.global_batch_size:,} ({split.gradient_accumulation_steps} x"
-        f" {split.micro_batch_size}{by_ranks})"
-    )
+    return split.words(ranks)
 
 
 def _times(profile: Profile, name: RecipeName) -> str | None:

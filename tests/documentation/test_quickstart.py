@@ -8,13 +8,13 @@ from tests.documentation.test_typed import typed
 
 OF_THE_MACHINE = re.compile(r"^(CPU|cpu_model) |^Wait until the machine is quiet")
 """Lines that differ by machine; the page was written on a busy one, and says so."""
-SPLIT = "origin measured: micro-batch size 11 x 3 accumulation steps "
+SPLIT = "origin measured: 32 = 3 x 11 (accumulation x micro-batch) "
 FITS = "; 15 is the largest that fits"
 REASONS = (
-    "is the smallest split within 2% of the shortest predicted step;"
-    " 14 x 3 would take 0.0% less time",
-    "is the smallest split within 2% of the shortest predicted step;"
-    " 14 x 3 would take 0.0% more time",
+    "is the smallest micro-batch within 2% of the shortest predicted step;"
+    " 32 = 2 x 16 would take 0.0% less time",
+    "is the smallest micro-batch within 2% of the shortest predicted step;"
+    " 32 = 2 x 16 would take 0.0% more time",
     "has the shortest predicted step",
 )
 """Reasons for a micro-batch size: which one applies depends on measured speeds."""
@@ -35,7 +35,7 @@ def patterns_of(line: str) -> list[re.Pattern[str]]:
 @pytest.mark.parametrize(
     ("shown", "printed"),
     [
-        pytest.param("32 (3 x 11)", "4 (1 x 4)", id="counts"),
+        pytest.param("32 = 3 x 11", "4 = 1 x 4", id="counts"),
         pytest.param("elf, 37 files", "elf, 1 file", id="singular"),
         pytest.param("elf, 1 file", "elf, 1,024 files", id="plural"),
         pytest.param("a    1,000  b", "a 96 b", id="alignment"),
@@ -52,8 +52,8 @@ def test_numbers_match_numbers_of_their_kind(shown, printed):
 @pytest.mark.parametrize(
     ("shown", "printed"),
     [
-        pytest.param("32 (3 x 11)", "32 (3 x 11 x 2)", id="form"),
-        pytest.param("32 (3 x 11)", "32 sequences", id="words"),
+        pytest.param("32 = 3 x 11", "32 = 3 x 11 x 2 ranks", id="form"),
+        pytest.param("32 = 3 x 11", "32 sequences", id="words"),
         pytest.param("37 files", "37 file", id="singular of several"),
         pytest.param("--memory 40GB", "--memory 952MiB", id="decimal and binary"),
         pytest.param("40GB", "952 MiB", id="space before unit"),

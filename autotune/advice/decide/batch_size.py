@@ -150,6 +150,9 @@ def below_knee(now: TrainingContext) -> Advice | None:
         now.split_micro_batch_size(now.train.micro_batch_size),
         now.split_micro_batch_size(chosen),
     )
+    # The batch split may need less than the size that was chosen.
+    if now.point(then) is not None:
+        chosen = then
     here, there = _at(now, probe, rows), now.point(chosen)
     # A smaller size than the setting's was limited by the global batch, or split by
     # network tuning.

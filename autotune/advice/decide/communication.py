@@ -363,8 +363,8 @@ def slow_link(now: TrainingContext) -> Advice | None:
 
 def _gradient_sync_figure(row: GradientSyncRow, name: str) -> EvidenceFigure:
     way = (
-        f"{row.sync.name}, {row.gradient_accumulation_steps} micro-batches of"
-        f" {row.micro_batch_size} sequences"
+        f"{row.sync.name}, {row.gradient_accumulation_steps} x {row.micro_batch_size}"
+        " sequences"
     )
     return figure(
         f"{name}: {way}",

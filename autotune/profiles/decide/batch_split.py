@@ -17,6 +17,8 @@ KNEE_SHARE = 0.98
 DEFAULT_GLOBAL_BATCH_TOKENS = 524_288
 """Non-padding tokens of the default global batch, between BERT's 131 thousand and
 RoBERTa's 4 million."""
+SPLIT_FACTORS = "accumulation x micro-batch"
+"""Names of the factors of a batch split, in the order in which all outputs show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,30 +91,33 @@ def choose_micro_batch(
     step_s = {size: _step_s(points, split) for size, split in splits.items()}
     shortest_s = min(step_s.values())
     chosen = min(size for size in step_s if step_s[size] * KNEE_SHARE <= shortest_s)
-    steps = splits[chosen].gradient_accumulation_steps
-    if steps == 1:
-        needed = splits[chosen].micro_batch_size
+    split = splits[chosen]
+    if split.gradient_accumulation_steps == 1:
+        per_rank = " per rank" if ranks > 1 else ""
         return MicroBatchChoice(
             micro_batch_size=chosen,
-            reason=f"{feasible_max} fit; your global batch needs {needed} per GPU",
+            reason=(
+                f"{feasible_max} fit; your global batch needs"
+                f" {split.micro_batch_size}{per_rank}"
+            ),
         )
-    split = f"micro-batch size {chosen} x {steps} accumulation steps"
+    split_words = f"{split.words(ranks)} ({SPLIT_FACTORS})"
     fit = f"{feasible_max} is the largest that fits"
-    if chosen == largest:
+    largest_split = split_global_batch(global_batch_size, largest, ranks)
+    if largest_split == split:
         headroom = "" if largest == feasible_max else ", but leaves no headroom"
         return MicroBatchChoice(
             micro_batch_size=chosen,
-            reason=f"{split} has the shortest predicted step; {fit}{headroom}",
+            reason=f"{split_words} has the shortest predicted step; {fit}{headroom}",
         )
-    largest_split = split_global_batch(global_batch_size, largest, ranks)
     change = _step_s(points, largest_split) / step_s[chosen] - 1
     more_or_less = "more" if change > 0 else "less"
     return MicroBatchChoice(
         micro_batch_size=chosen,
         reason=(
-            f"{split} is the smallest split within {1 - KNEE_SHARE:.0%} of the shortest"
-            f" predicted step; {largest} x {largest_split.gradient_accumulation_steps}"
-            f" would take {abs(change):.1%} {more_or_less} time; {fit}"
+            f"{split_words} is the smallest micro-batch within {1 - KNEE_SHARE:.0%} of"
+            f" the shortest predicted step; {largest_split.words(ranks)} would take"
+            f" {abs(change):.1%} {more_or_less} time; {fit}"
         ),
     )
 
@@ -184,6 +189,19 @@ class GlobalBatchSplit:
     """Number of empty sequences in the last micro-batches."""
     without_empty: tuple[int, ...]
     """Nearest global batches, below and above, that leave no sequence empty."""
+
+    def words(self, ranks: int) -> str:
+        """Return the split as every output shows it: ``32 = 3 x 11``.
+
+        The product exceeds the global batch by the empty sequences.
+        """
+        positions = self.gradient_accumulation_steps * self.micro_batch_size * ranks
+        by_ranks = f" x {ranks:,} ranks" if ranks > 1 else ""
+        return (
+            f"{positions - self.empty_sequences:,} ="
+            f" {self.gradient_accumulation_steps:,} x {self.micro_batch_size:,}"
+            f"{by_ranks}"
+        )
 
 
 def split_global_batch(

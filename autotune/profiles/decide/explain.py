@@ -16,6 +16,7 @@ from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     choose_micro_batch,
     global_batch_size_of,
+    split_global_batch,
 )
 from autotune.profiles.values import Profile
 from autotune.search.values import KNOBS, Configuration, ExploredRow
@@ -316,7 +317,7 @@ def _explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
             *_throughput_figures(probe, size),
             *_memory_figures(profile, probe),
         ),
-        rejected=tuple(_rejected_sizes(probe, size)),
+        rejected=tuple(_rejected_sizes(profile, probe, size)),
     )
 
 
@@ -365,13 +366,23 @@ def _memory_figures(
     )
 
 
-def _rejected_sizes(probe: ProbeEvidence, size: int) -> Iterator[str]:
-    """Yield the other micro-batch sizes that were measured, with their rates."""
+def _rejected_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterator[str]:
+    """Yield the other micro-batch sizes that were measured, with their rates.
+
+    Sizes that the global batch is too small for are marked: they take the same steps.
+    """
     fastest = _fastest(probe)
+    ranks = probe.local_ranks
+    global_batch_size = max(profile.train.global_batch_size, ranks)
+    split = split_global_batch(global_batch_size, size, ranks)
     for point in probe.curve:
         if fastest is None or point.micro_batch_size == size:
             continue
-        if point.micro_batch_size == fastest.micro_batch_size:
+        if split == split_global_batch(
+            global_batch_size, point.micro_batch_size, ranks
+        ):
+            yield f"{point.micro_batch_size}: the same split, {split.words(ranks)}"
+        elif point.micro_batch_size == fastest.micro_batch_size:
             yield f"{point.micro_batch_size}: the highest rate"
         else:
             share = point.padded_tokens_per_s / fastest.padded_tokens_per_s
@@ -477,10 +488,10 @@ def _explain_gradient_sync(
     is_measured = False
     for row in network.gradient_syncs:
         strategy = row.strategy if row.shard_ranks is None else "hsdp"
-        steps = plural(row.gradient_accumulation_steps, "accumulation step")
+        split = f"{row.gradient_accumulation_steps} x {row.micro_batch_size} sequences"
         settings = (
             f"{strategy}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB buckets,"
-            f" {steps}"
+            f" {split}"
         )
         if _has_gradient_sync(profile.train.parallel, row):
             is_measured = True

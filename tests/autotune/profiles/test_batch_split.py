@@ -40,9 +40,9 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
             1,
             4,
             (
-                "micro-batch size 4 x 200 accumulation steps is the smallest split"
-                " within 2% of the shortest predicted step; 8 x 100 would take 1.5%"
-                " less time; 8 is the largest that fits"
+                "800 = 200 x 4 (accumulation x micro-batch) is the smallest"
+                " micro-batch within 2% of the shortest predicted step; 800 = 100 x 8"
+                " would take 1.5% less time; 8 is the largest that fits"
             ),
         ),
         (
@@ -60,8 +60,8 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
             1,
             8,
             (
-                "8 x 8 accumulation steps has the shortest predicted step; 8 is the"
-                " largest that fits"
+                "64 = 8 x 8 (accumulation x micro-batch) has the shortest predicted"
+                " step; 8 is the largest that fits"
             ),
         ),
         # Empty sequences of the last micro-batch count.
@@ -73,7 +73,19 @@ LEVEL = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
             1024,
             8,
             128,
-            "430 fit; your global batch needs 128 per GPU",
+            "430 fit; your global batch needs 128 per rank",
+        ),
+        pytest.param(
+            {1: 20.0, 11: 90.0, 14: 100.0},
+            15,
+            32,
+            1,
+            11,
+            (
+                "32 = 3 x 11 (accumulation x micro-batch) has the shortest predicted"
+                " step; 15 is the largest that fits, but leaves no headroom"
+            ),
+            id="the largest is split alike",
         ),
     ],
 )
@@ -144,6 +156,19 @@ def test_split_counts_empty_sequences():
     assert split.micro_batch_size == 13
     assert split.empty_sequences == 7
     assert split.without_empty == (96, 104)
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "ranks", "words"),
+    [
+        (1028, 257, 1, "1,028 = 4 x 257"),
+        (1028, 348, 1, "1,028 = 3 x 343"),
+        (97, 16, 4, "97 = 2 x 13 x 4 ranks"),
+    ],
+)
+def test_split_has_one_notation(global_batch_size, micro_batch_size, ranks, words):
+    split = split_global_batch(global_batch_size, micro_batch_size, ranks)
+    assert split.words(ranks) == words
 
 
 def test_even_split_has_no_better_batch():

@@ -50,6 +50,11 @@ def test_micro_batch_has_figures_of_the_probe():
     )
 
 
+def test_same_split_is_no_alternative():
+    explanation = explain_example("micro_batch_size", global_batch_size=1)
+    assert explanation.rejected[0] == "1: the same split, 1 = 1 x 1"
+
+
 def test_workers_have_figures_of_the_sweep():
     explanation = explain_example("data.num_workers")
     assert explanation.origin == "measured"
@@ -121,7 +126,7 @@ def test_gradient_sync_has_measured_configurations():
     assert explanation.because == profile.evidence.network.choice
     assert explanation.rejected == (
         (
-            "ddp, fp32, 25 MiB buckets, 4 accumulation steps: 560,000 non-padding"
+            "ddp, fp32, 25 MiB buckets, 4 x 64 sequences: 560,000 non-padding"
             " tokens/s, the default"
         ),
     )

@@ -118,22 +118,22 @@ def test_choice_is_shown_in_every_output():
             32,
             8,
             1,
-            "global batch of 32 sequences: micro-batch size 8 x 4 accumulation steps",
+            "global batch of 32 = 4 x 8 (accumulation x micro-batch)",
         ),
         (
             1,
             8,
             1,
-            "global batch of 1 sequence: micro-batch size 1 x 1 accumulation step",
+            "global batch of 1 = 1 x 1 (accumulation x micro-batch)",
         ),
-        (256, 403, 2, "micro-batch size 128 x 1 accumulation step x 2 ranks"),
+        (256, 403, 2, "256 = 1 x 128 x 2 ranks (accumulation x micro-batch)"),
         (
             32,
             15,
             1,
             (
-                "11 x 3 accumulation steps; 1 sequence empty, none with a global batch"
-                " of 30 or 33"
+                "32 = 3 x 11 (accumulation x micro-batch); 1 sequence empty, none with"
+                " a global batch of 30 or 33"
             ),
         ),
     ],

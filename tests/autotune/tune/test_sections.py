@@ -210,7 +210,7 @@ def test_each_model_has_its_row():
     bounds = f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
     assert (
         " ".join(row.split())
-        == f"tiny 2 256 (128 x 2) 1 {bounds} 1.25x (1.20x to 1.30x) 2.00x"
+        == f"tiny 2 256 = 128 x 2 1 {bounds} 1.25x (1.20x to 1.30x) 2.00x"
     )
     assert "95 % intervals" in note
     assert rest == [
