@@ -34,7 +34,7 @@ WITHOUT: dict[str, tuple[str, Any]] = {
     ),
     "one matmul for queries, keys, values": ("trainer.model.precision._SIBLINGS", ()),
     "layer norms that keep bf16": (
-        "trainer.model.masked_lm.keep_norms_in_bf16",
+        "trainer.model.precision.keep_norms_in_bf16",
         lambda *_: None,
     ),
     "token types without look-up": (
