@@ -14,7 +14,7 @@ from autotune.console.arguments import plain_arguments
 from autotune.console.commands import COMMANDS, CommandEntry
 from autotune.console.help import Command, Group, usage_error
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
-from trainer.errors import TrainerError, error_text
+from trainer.errors import TrainerError, error_text, permission_denied
 
 COMPLETION_VARIABLE = "_AUTOTUNE_COMPLETE"
 """Environment variable by which the shell asks for completions."""
@@ -103,6 +103,8 @@ def run(arguments: list[str]) -> int:
         return _report_error(usage_error(error, plain))
     except (AutotuneError, TrainerError) as error:
         return _report_error(error)
+    except PermissionError as error:
+        return _report_error(permission_denied(error))
     # Commands return their exit code, or None for 0.
     exit_code = int(result or 0)
     if exit_code == EXIT_INTERRUPTED:

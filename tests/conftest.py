@@ -1,5 +1,6 @@
 """What all tests share: skips that CI accepts, and small real datasets."""
 
+import errno
 import os
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +41,35 @@ hypothesis.settings.register_profile("any machine", deadline=None, max_examples=
 # Make soak.
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=400)
 hypothesis.settings.load_profile("any machine")
+
+
+@pytest.fixture
+def deny_reading(monkeypatch) -> Callable[..., None]:
+    """Let files of a name fail to open, by default for lack of permission.
+
+    Mode bits would not do, as root may read everything.
+    """
+
+    def deny(name: str, error_number: int = errno.EACCES) -> None:
+        def check(path: object) -> None:
+            if Path(str(path)).name == name:
+                raise OSError(error_number, os.strerror(error_number), str(path))
+
+        path_open = Path.open
+        os_open = os.open
+
+        def checked_path_open(self, *arguments, **options):
+            check(self)
+            return path_open(self, *arguments, **options)
+
+        def checked_os_open(path, *arguments, **options):
+            check(path)
+            return os_open(path, *arguments, **options)
+
+        monkeypatch.setattr(Path, "open", checked_path_open)
+        monkeypatch.setattr(os, "open", checked_os_open)
+
+    return deny
 
 
 @pytest.fixture

@@ -29,7 +29,13 @@ from trainer.config.resolve import ResolvedConfig, resolve
 from trainer.config.train_config import TrainConfig, dotted
 from trainer.data.dataset import read_manifest
 from trainer.documentation import documentation_path
-from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
+from trainer.errors import (
+    DeviceOutOfMemory,
+    RanksLost,
+    TrainerError,
+    error_text,
+    permission_denied,
+)
 from trainer.failure_notes import publish_failure, read_failure
 from trainer.health.watchdog import (
     REQUEUE,
@@ -96,7 +102,10 @@ def main() -> int:
         if opened_writers:
             _write_exit(opened_writers[0], exit_code, reason, clock)
         return exit_code
-    except TrainerError as error:
+    except (TrainerError, PermissionError) as raised:
+        error = (
+            permission_denied(raised) if isinstance(raised, PermissionError) else raised
+        )
         # From one rank of each node, as the cause may be only on that node.
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stderr.write(error_text(error.message, error.next_step, error.docs))

@@ -2,6 +2,7 @@
 
 * TrainerError (70)
   * BadConfig (3)
+    * UnreadableFile (3)
   * DeviceOutOfMemory (4)
   * DeviceMissing (5)
   * ProfileMismatch (6)
@@ -12,7 +13,10 @@
 autotune uses the same exit codes. After 75, an unchanged restart resumes the run.
 """
 
+import errno
 import re
+import shlex
+from pathlib import Path
 
 from trainer.documentation import documentation_path
 
@@ -69,6 +73,59 @@ class BadConfig(TrainerError):
     """A profile, dataset or setting cannot be used."""
 
     exit_code = 3
+
+
+def _show_permissions(path: object) -> str:
+    return (
+        "The permissions of the file and of the directories above it:"
+        f" namei -l {shlex.quote(str(path))}"
+    )
+
+
+def permission_denied(error: PermissionError) -> BadConfig:
+    """Return the error for a file that no other message names."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return BadConfig(
+            f"cannot use a file: {reason}",
+            next_step="Check the permissions of the files that you named.",
+        )
+    return BadConfig(
+        f"cannot use {error.filename}: {reason}",
+        next_step=f"Give this user access. {_show_permissions(error.filename)}",
+    )
+
+
+class UnreadableFile(BadConfig):
+    """A file exists but cannot be read here; its content may be intact."""
+
+
+def unreadable(path: Path, error: OSError) -> UnreadableFile | None:
+    """Return the error for a file that cannot be read although it may be intact.
+
+    Args:
+        path: File that was to be read.
+        error: What the operating system said.
+
+    Returns:
+        None if the file is missing or is not a plain file.
+    """
+    is_missing = isinstance(
+        error, FileNotFoundError | NotADirectoryError | IsADirectoryError
+    )
+    if is_missing or error.errno == errno.ELOOP:
+        return None
+    if isinstance(error, PermissionError):
+        next_step = f"Make it readable for this user. {_show_permissions(path)}"
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        next_step = "Raise the limit on open files: ulimit -n 65536"
+    else:
+        next_step = (
+            "Check its file system; run the same command again once it is available."
+        )
+    return UnreadableFile(
+        f"cannot read {path}: {error.strerror or error}", next_step=next_step
+    )
 
 
 class DeviceOutOfMemory(TrainerError):

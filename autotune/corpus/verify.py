@@ -26,7 +26,7 @@ from trainer.data.dataset import (
     TokenDataset,
     read_manifest,
 )
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, UnreadableFile, unreadable
 from trainer.staging.copying import in_threads
 
 # A multiple of every item size, so that no number is split.
@@ -66,6 +66,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
 
     Raises:
         BadConfig: If there is no manifest.
+        UnreadableFile: If a file may be intact, but cannot be read.
     """
     manifest = read_manifest(directory)
     splits = {"train": manifest.train, "validation": manifest.validation}
@@ -84,15 +85,19 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     faults = [
         Fault(file=name, what="does not belong to the dataset") for name in foreign
     ]
+    tokenizer_path = directory / disk.TOKENIZER_NAME
     try:
         with os.fdopen(
-            os.open(directory / disk.TOKENIZER_NAME, os.O_RDONLY | os.O_NOFOLLOW), "rb"
+            os.open(tokenizer_path, os.O_RDONLY | os.O_NOFOLLOW), "rb"
         ) as file:
             what = _hash_fault(
                 hashlib.file_digest(file, "sha256").hexdigest(),
                 manifest.tokenizer_sha256,
             )
     except OSError as error:
+        cannot_read = unreadable(tokenizer_path, error)
+        if cannot_read is not None:
+            raise cannot_read from error
         what = f"cannot be read: {error.strerror}"
     faults += [Fault(file=disk.TOKENIZER_NAME, what=what)] if what else []
     with stage("verify") as update:
@@ -236,6 +241,8 @@ def _faults_of(
     """
     try:
         fd, start = disk.open_npy(path, kind, length)
+    except UnreadableFile:
+        raise
     except BadConfig as error:
         return [error.message.removeprefix(f"{path}: ")]
     size_bytes = length * kind.itemsize

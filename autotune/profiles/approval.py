@@ -37,7 +37,7 @@ from trainer.config.resolve import profile_sha256, read_profile_tables
 from trainer.config.tables import flat_table, parse_table, read_json
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import read_manifest
-from trainer.errors import BadConfig, TrainerError
+from trainer.errors import BadConfig, TrainerError, UnreadableFile
 from trainer.health.events import utc_now
 
 _MOST_REVIEW_BYTES = 2**20
@@ -117,12 +117,15 @@ def _read_review(path: Path) -> ApprovalRecord | None:
 
     Raises:
         BadInput: If the file is corrupt.
+        UnreadableFile: If it may be intact, but cannot be read.
     """
     if not os.path.lexists(path):
         return None
     try:
         table = read_json(path, max_bytes=_MOST_REVIEW_BYTES)
         return parse_table(ApprovalRecord, table, where=str(path))
+    except UnreadableFile:
+        raise
     except BadConfig as error:
         next_step = (
             "Restore it from a backup; or move it away and approve the profile again."

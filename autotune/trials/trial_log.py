@@ -12,6 +12,7 @@ from autotune.profiles.values import Fingerprint
 from autotune.trials.values import MadeOn, TrialRecord
 from trainer import files
 from trainer.config.tables import canonical_json, canonical_sha256
+from trainer.errors import unreadable
 
 TRIAL_LOG_DIRECTORY = "trials"
 """Name of the trial log within a profile's directory among the reports."""
@@ -60,16 +61,12 @@ def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
 
     Raises:
         BadInput: If a file is too large for a trial log.
+        UnreadableFile: If one cannot be read.
     """
     records: list[dict[str, Any]] = []
     corrupt_lines = 0
     for path in sorted(directory.glob("*.jsonl")):
-        if path.stat().st_size > MAX_TRIAL_LOG_BYTES:
-            raise BadInput(
-                f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes",
-                next_step="Move it away: it is not a trial log.",
-            )
-        for line in path.read_bytes().splitlines():
+        for line in _read_bytes(path).splitlines():
             record = _intact_record(line)
             if record is None:
                 corrupt_lines += 1
@@ -77,6 +74,25 @@ def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
                 records.append(record)
     records.sort(key=lambda record: str(record.get("time_utc", "")))
     return records, corrupt_lines
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Return the content of a trial log's file."""
+    try:
+        if path.stat().st_size > MAX_TRIAL_LOG_BYTES:
+            raise BadInput(
+                f"{path} exceeds {MAX_TRIAL_LOG_BYTES} bytes",
+                next_step="Move it away: it is not a trial log.",
+            )
+        return path.read_bytes()
+    except OSError as error:
+        cannot_read = unreadable(path, error)
+        if cannot_read is not None:
+            raise cannot_read from error
+        raise BadInput(
+            f"cannot read {path}: {error.strerror}",
+            next_step="Move it away: it is not a trial log.",
+        ) from error
 
 
 def _intact_record(line: bytes) -> dict[str, Any] | None:

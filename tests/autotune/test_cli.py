@@ -1,12 +1,25 @@
 """Bad input: one clear message, what to do next, its exit code, no traceback, nothing
 half-written."""
 
+import errno
 import subprocess
 import sys
 
 import pytest
 
+from autotune import cli
 from autotune.cli import run
+
+
+def test_denied_file_is_no_traceback(monkeypatch, capsys):
+    def deny(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "reports/a b")
+
+    monkeypatch.setattr(cli, "application", lambda _: deny)
+    assert cli.run(["status"]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot use reports/a b: Permission denied\n")
+    assert "namei -l 'reports/a b'" in error
 
 
 @pytest.fixture

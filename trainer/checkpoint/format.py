@@ -394,7 +394,8 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
 
     A checkpoint is corrupt only if a file is missing or not a plain file.
     """
-    message = f"cannot read {directory}: {error.strerror or error}"
+    path = error.filename or directory
+    message = f"cannot read {path}: {error.strerror or error}"
     is_missing = isinstance(
         error, FileNotFoundError | NotADirectoryError | IsADirectoryError
     )

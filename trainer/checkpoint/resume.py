@@ -155,6 +155,13 @@ def choose_run(
         if resume == AUTO and (directory / RUN_FILE).is_file():
             return _resume_run(directory, resolved, on_open)
         return _open_writer(directory, on_open, again=False), Start()
+    except PermissionError as error:
+        raise BadConfig(
+            f"cannot use the run directory: {error}",
+            next_step=(
+                "Make it readable and writable for this user, or choose another --out."
+            ),
+        ) from error
     except OSError as error:
         raise DiskTrouble(
             f"cannot use the run directory: {error}",

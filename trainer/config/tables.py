@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, unreadable
 
 MAX_DEPTH = 32
 CHECK_PATH = "Check the path."
@@ -81,6 +81,9 @@ def _read(
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
     except OSError as error:
+        cannot_read = unreadable(path, error)
+        if cannot_read is not None:
+            raise cannot_read from error
         message = f"cannot read {path}: {error.strerror}"
         if isinstance(error, FileNotFoundError):
             message = f"{path} not found"

@@ -41,7 +41,7 @@ from trainer.config.tables import (
     parse_table,
     read_json,
 )
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, unreadable
 
 Int64 = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
@@ -197,10 +197,17 @@ def read_manifest(directory: Path) -> Manifest:
     """Read a dataset's manifest.
 
     Raises:
-        BadConfig: If it is missing, invalid or of another schema version.
+        BadConfig: If it is missing, unreadable, invalid or of another schema version.
     """
     path = directory / MANIFEST_NAME
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:
+        cannot_read = unreadable(path, error)
+        if cannot_read is not None:
+            raise cannot_read from error
+        raise _not_a_dataset(directory) from error
+    if not is_file:
         raise _not_a_dataset(directory)
     table = read_json(path)
     version = table.get("schema_version") if isinstance(table, dict) else None
@@ -485,13 +492,17 @@ def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
         Its descriptor and the first byte of its data.
 
     Raises:
-        BadConfig: If it cannot be read, or its header or size is wrong.
+        UnreadableFile: If it may be intact, but cannot be read.
+        BadConfig: If it is missing, or its header or size is wrong.
     """
     next_step = "The dataset is corrupt. Prepare or copy it again."
     try:
         # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
+        cannot_read = unreadable(path, error)
+        if cannot_read is not None:
+            raise cannot_read from error
         raise BadConfig(
             f"cannot read {path}: {error.strerror}", next_step=next_step
         ) from error

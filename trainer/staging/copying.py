@@ -26,7 +26,7 @@ from trainer.data.dataset import (
     open_npy,
     read_manifest,
 )
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, unreadable
 from trainer.files import sync
 from trainer.record.progress import Update
 
@@ -161,6 +161,9 @@ def _reading(source: Path, name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        cannot_read = unreadable(source / name, error)
+        if cannot_read is not None:
+            raise cannot_read from error
         raise _corrupt(source, name, error.strerror or "cannot be read") from error
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.dataset import Manifest, read_manifest
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, UnreadableFile, unreadable
 from trainer.files import LockHeld, locked, sync
 from trainer.record.progress import Update
 from trainer.staging.copying import (
@@ -284,9 +284,14 @@ def _measure_source(source: Path) -> float | None:
     next_step = f"The source is corrupt. Find all faults: autotune data verify {source}"
     try:
         return seconds_per_sample(source)
+    except UnreadableFile:
+        raise
     except BadConfig as error:
         raise BadConfig(error.message, next_step=next_step) from error
     except OSError as error:
+        cannot_read = unreadable(source, error)
+        if cannot_read is not None:
+            raise cannot_read from error
         raise BadConfig(
             f"cannot read {source}: {error.strerror or error}", next_step=next_step
         ) from error

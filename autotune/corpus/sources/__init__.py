@@ -108,6 +108,8 @@ def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]
                 elif value.strip():
                     yield value
     except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the file system; pyarrow's own name no error number
         raise base.UnusableFileError(f"corrupt parquet: {error}") from error
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from autotune.corpus.verify import inspect, verify
 from testbed.datasets import write_dataset
+from trainer.errors import UnreadableFile
 from trainer.record.progress import progress
 
 SAMPLES = [[5, 6, 7], [8], [9, 10, 11, 12], [1, 300], list(range(5, 105))]
@@ -129,6 +130,13 @@ def test_impossible_numbers_are_found(copy, kind, position, value, fault):
     assert [(file, text[: len(fault or "")]) for file, text in faults(copy)] == (
         [(where, fault)] if fault else []
     )
+
+
+@pytest.mark.parametrize("name", ["train-offsets-00000.npy", "tokenizer.json"])
+def test_file_without_permission_is_no_fault(copy, deny_reading, name):
+    deny_reading(name)
+    with pytest.raises(UnreadableFile, match=name):
+        faults(copy)
 
 
 def test_inspects_lengths_of_a_dataset(tmp_path):

@@ -24,6 +24,7 @@ from testbed.examples.trials import example_records, record
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from tests.autotune.machine.test_measured_device import H200
 from trainer.data.dataset import read_manifest
+from trainer.errors import UnreadableFile
 
 RUNNER = SimpleNamespace(trial_log=SimpleNamespace(directory=Path("nowhere")))
 EXAMPLE = example_profile()
@@ -317,6 +318,23 @@ def test_approval_belongs_to_the_content(path):
     copy.parent.mkdir()
     copy.write_text(path.read_text())
     assert require_approved(copy, path.parent).approval.state == "approved"
+
+
+def test_review_without_permission_is_not_corrupt(path, deny_reading):
+    review_file = review_path(path, path.parent)
+    review_file.parent.mkdir()
+    review_file.write_text("{}")
+    deny_reading("review.json")
+    with pytest.raises(UnreadableFile, match="Permission denied") as raised:
+        read_with_approval(path, path.parent)
+    assert "backup" not in raised.value.next_step
+
+
+def test_profile_without_permission_is_not_missing(path, deny_reading):
+    deny_reading(path.name)
+    with pytest.raises(UnreadableFile, match="Permission denied") as raised:
+        store.read_profile(path)
+    assert str(path) in raised.value.next_step
 
 
 def test_rejects_unreadable_review(path):

@@ -10,6 +10,7 @@ from testbed.examples.feeds import runner_on
 from testbed.examples.profiles import FINGERPRINT
 from testbed.examples.trials import STEP_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
+from trainer.errors import UnreadableFile
 
 TRIAL = Trial(job="trace", measured={"n": 1}, timeout_s=60.0)
 LINKS_TRIAL = Trial(job="links", measured={}, timeout_s=60.0)
@@ -75,6 +76,14 @@ def test_reads_log_without_origin_of_trials(tmp_path):
     TrialLog(tmp_path / "old", "w").append(old_entry)
     [old_record], _ = read_trial_records(tmp_path / "old")
     assert old_record.made_on is None
+
+
+def test_log_without_permission_is_not_corrupt(tmp_path, deny_reading):
+    runner(tmp_path, made_on=ON_CPU).run(TRIAL, "t")
+    [path] = tmp_path.glob("*.jsonl")
+    deny_reading(path.name)
+    with pytest.raises(UnreadableFile, match="Permission denied"):
+        read_trial_records(tmp_path)
 
 
 def test_impossible_rate_is_not_kept(tmp_path):

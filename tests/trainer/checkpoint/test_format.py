@@ -487,13 +487,16 @@ def test_prune_removes_nothing_while_unreachable(tmp_path, monkeypatch, error_nu
 
 
 @pytest.mark.parametrize("name", CHECKPOINT_FILES)
-def test_checkpoint_without_permission_is_not_corrupt(tmp_path, monkeypatch, name):
+def test_checkpoint_without_permission_is_not_corrupt(
+    tmp_path, monkeypatch, deny_reading, name
+):
     path = write_checkpoint(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", failing_method(name, errno.EACCES))
-        with pytest.raises(BadConfig, match="Permission denied") as raised:
-            read_checkpoint(path)
+    deny_reading(name)
+    with pytest.raises(BadConfig, match="Permission denied") as raised:
+        read_checkpoint(path)
+    assert str(path / name) in raised.value.message
     assert "readable for this user" in raised.value.next_step
+    monkeypatch.undo()
     read_checkpoint(path)
 
 

@@ -1,5 +1,7 @@
+import errno
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from testbed.datasets import write_dataset
 from trainer.data import dataset as dataset_module
 from trainer.data.dataset import TokenDataset, read_manifest
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, UnreadableFile
 
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
 
@@ -145,6 +147,35 @@ def test_rejects_shard_that_does_not_match_manifest(make_dataset, damage):
     damage(path)
     with pytest.raises(BadConfig, match=r"train-tokens-00000\.npy"):
         TokenDataset.open(path.parent)
+
+
+@pytest.mark.parametrize("name", ["train-tokens-00000.npy", "manifest.json"])
+def test_file_without_permission_is_not_corrupt(make_dataset, deny_reading, name):
+    directory = make_dataset(SAMPLES)
+    deny_reading(name)
+    with pytest.raises(UnreadableFile, match="Permission denied") as raised:
+        TokenDataset.open(directory)
+    assert str(directory / name) in raised.value.message
+    assert f"namei -l {directory / name}" in raised.value.next_step
+    assert "corrupt" not in raised.value.next_step
+
+
+def test_directory_without_permission_is_no_traceback(make_dataset, monkeypatch):
+    def is_file(self):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    directory = make_dataset(SAMPLES)
+    monkeypatch.setattr(Path, "is_file", is_file)
+    with pytest.raises(UnreadableFile, match="Permission denied"):
+        read_manifest(directory)
+
+
+def test_too_many_open_files_are_not_a_corrupt_dataset(make_dataset, deny_reading):
+    directory = make_dataset(SAMPLES)
+    deny_reading("train-tokens-00000.npy", errno.EMFILE)
+    with pytest.raises(UnreadableFile) as raised:
+        TokenDataset.open(directory)
+    assert "ulimit -n" in raised.value.next_step
 
 
 def rejects_manifest(directory, change, message):

@@ -19,7 +19,7 @@ from tests.system.faults.corpora import content
 from tests.trainer.oracles import config_of
 from trainer.config.train_config import DataSettings
 from trainer.data.dataset import read_manifest
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, UnreadableFile
 from trainer.staging import stage as staging
 from trainer.staging.copying import (
     CopyFigures,
@@ -121,6 +121,14 @@ def test_replaces_a_damaged_copy(source, local, name, damage):
     assert stage(source, local).copied is not None
     assert content(directory) == content(source)
     assert list(directory.parent.glob(".partial*")) == []
+
+
+@pytest.mark.parametrize("name", ["train-tokens-00001.npy", "train-offsets-00000.npy"])
+def test_source_without_permission_is_not_corrupt(source, local, deny_reading, name):
+    deny_reading(name)
+    with pytest.raises(UnreadableFile, match=name) as raised:
+        stage(source, local)
+    assert "corrupt" not in raised.value.next_step
 
 
 def _stage_and_report(source, local, pipe):
