@@ -1,15 +1,16 @@
 """``python -m benchmarks.cli``: the time of ``autotune --help``, and its imports.
 
-The median of five whole processes after one that warms the file cache must stay below
-half a second, which is about as long as a person waits without noticing. The program
-that answers must not import torch: that alone takes seconds.
+The median CPU time of five whole processes, after one that warms the file cache. A
+shell completes and helps without a noticeable wait if it stays below 0.15 s; CPU time
+is the same on a busy machine. The program that answers must not import torch: that
+alone takes seconds.
 """
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
 from autotune.base.tables import text_table
@@ -17,9 +18,9 @@ from benchmarks.bars import Bar, finish, measuring, parser, run
 from testbed.programs import CannotMeasure, run_program
 
 RUNS = 5
-HELP_BAR_S = 0.5
+HELP_BAR_CPU_S = 0.15
 TIMEOUT_S = 60.0
-HEAVY = ("torch", "transformers", "optuna")
+HEAVY = ("torch", "transformers", "optuna", "pydantic", "numpy")
 """Each takes longer to import than the whole answer may."""
 
 COMMAND = (sys.executable, "-m", "autotune", "--help")
@@ -31,24 +32,24 @@ def main(arguments: Sequence[str] | None) -> int:
     options_of = parser("cli", "Time `autotune --help`.")
     options = options_of.parse_args(arguments)
     heavy = heavy_imports(COMMAND)
-    runs_s = [_seconds(COMMAND) for _ in range(1 + RUNS)][1:]
-    bars = make_bars(runs_s, heavy)
+    runs_cpu_s = [_cpu_seconds(COMMAND) for _ in range(1 + RUNS)][1:]
+    bars = make_bars(runs_cpu_s, heavy)
     return finish(
         options.json,
         bars,
-        {"runs_s": runs_s, "heavy_imports": heavy},
-        _table(runs_s, heavy),
+        {"runs_cpu_s": runs_cpu_s, "heavy_imports": heavy},
+        _table(runs_cpu_s, heavy),
     )
 
 
-def make_bars(runs_s: Sequence[float], heavy: Sequence[str]) -> list[Bar]:
+def make_bars(runs_cpu_s: Sequence[float], heavy: Sequence[str]) -> list[Bar]:
     """Return the two bars of the command line."""
     return [
         Bar(
-            name="cli_help_s",
-            figure=statistics.median(runs_s),
+            name="cli_help_cpu_s",
+            figure=statistics.median(runs_cpu_s),
             unit="s",
-            bar=HELP_BAR_S,
+            bar=HELP_BAR_CPU_S,
             direction="<=",
         ),
         Bar(
@@ -82,10 +83,12 @@ def heavy_imports(command: Sequence[str]) -> list[str]:
     return [name for name in HEAVY if name in names]
 
 
-def _seconds(command: Sequence[str]) -> float:
-    started_s = time.perf_counter()
+def _cpu_seconds(command: Sequence[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     _run(command)
-    return time.perf_counter() - started_s
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    user_s = after.ru_utime - before.ru_utime
+    return user_s + after.ru_stime - before.ru_stime
 
 
 def _run(command: Sequence[str]) -> str:
@@ -96,13 +99,13 @@ def _run(command: Sequence[str]) -> str:
     )
 
 
-def _table(runs_s: Sequence[float], heavy: Sequence[str]) -> str:
+def _table(runs_cpu_s: Sequence[float], heavy: Sequence[str]) -> str:
     rows = [
-        ["autotune --help, median", f"{statistics.median(runs_s):.3f} s"],
-        ["fastest and slowest", f"{min(runs_s):.3f} s, {max(runs_s):.3f} s"],
+        ["autotune --help, median CPU time", f"{statistics.median(runs_cpu_s):.3f} s"],
+        ["fastest and slowest", f"{min(runs_cpu_s):.3f} s, {max(runs_cpu_s):.3f} s"],
         *([name, "imported" if name in heavy else "not imported"] for name in HEAVY),
     ]
-    return text_table(["of the whole process", f"{len(runs_s)} runs"], rows)
+    return text_table(["of the whole process", f"{len(runs_cpu_s)} runs"], rows)
 
 
 if __name__ == "__main__":
