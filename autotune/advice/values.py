@@ -205,3 +205,14 @@ class Advice:
     safe: bool = False
     """True if ``--apply`` writes the changes: same recipe, no more memory, and nothing
     to be measured first."""
+
+    @property
+    def target(self) -> tuple[str, ...]:
+        """What following the advice changes: its settings, or else its rule.
+
+        Advice with the same target is one recommendation.
+        """
+        if not self.changes:
+            return (self.rule,)
+        settings = [f"{change.key}={change.new}" for change in self.changes]
+        return tuple(sorted(settings))

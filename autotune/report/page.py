@@ -6,6 +6,7 @@ The same facts are available for machines.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from autotune.advice.decide.rules import rank
@@ -171,15 +172,8 @@ def _evidence(
     add("Joint search", "explored", exploration_section)
     parts.add("Training runs", "runs", {"": runs(profiles, reported)})
     # Advice with a gain or of an urgent severity, the largest gain first.
-    given = [(one.title, advice) for one in profiles for advice in one.advice]
-    given += [(run.name, advice) for run in reported for advice in run.advice]
+    given = _recommendations(profiles, reported)
     several = len({name for name, _ in given}) > 1
-    given = [
-        (name, one)
-        for name, one in given
-        if one.gain is not None or one.severity in URGENT
-    ]
-    given.sort(key=lambda one: rank(one[1]))
     cards = (
         _card(name if several else None, advice, number)
         for number, (name, advice) in enumerate(given, 1)
@@ -212,6 +206,31 @@ def _evidence(
         doc.Section(title="Appendix", key="appendix", blocks=tuple(parts.sections)),
     ]
     return parts
+
+
+def _recommendations(
+    profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]
+) -> list[tuple[str, Advice]]:
+    """Return what to change, with the name of its profile or run, best first.
+
+    A profile and its runs often give the same recommendation, which is returned once.
+    """
+    given = [(one.title, one.path, advice) for one in profiles for advice in one.advice]
+    given += [
+        (run.name, run.profile_path or run.run.directory, advice)
+        for run in reported
+        for advice in run.advice
+    ]
+    urgent = [
+        (name, path, advice)
+        for name, path, advice in given
+        if advice.gain is not None or advice.severity in URGENT
+    ]
+    urgent.sort(key=lambda entry: rank(entry[2]))
+    first_by_target: dict[tuple[Path, tuple[str, ...]], tuple[str, Advice]] = {}
+    for name, path, advice in urgent:
+        first_by_target.setdefault((path, advice.target), (name, advice))
+    return list(first_by_target.values())
 
 
 def _step(one: ReportedProfile, reported: tuple[ReportedRun, ...]) -> Made:

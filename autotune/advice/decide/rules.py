@@ -199,7 +199,8 @@ NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 def advise(now: TrainingContext) -> tuple[Advice, ...]:
     """Return all advice, ordered by ``rank``.
 
-    If no advice asks for a change, an info says so.
+    If no advice asks for a change, an info says so. Rules that recommend the same
+    change give one recommendation, with the evidence of all of them.
     """
     found = [
         replace(advice, rule=rule.name)
@@ -210,7 +211,15 @@ def advise(now: TrainingContext) -> tuple[Advice, ...]:
         found = [replace(one, safe=False) for one in found]
     if all(one.severity == "info" for one in found):
         found.append(_nothing_to_do(now))
-    return tuple(sorted(found, key=rank))
+    first_by_target: dict[tuple[str, ...], Advice] = {}
+    for advice in sorted(found, key=rank):
+        first = first_by_target.setdefault(advice.target, advice)
+        if first is not advice:
+            added = [one for one in advice.evidence if one not in first.evidence]
+            first_by_target[advice.target] = replace(
+                first, evidence=(*first.evidence, *added)
+            )
+    return tuple(first_by_target.values())
 
 
 def rank(advice: Advice) -> tuple[bool, float, int]:

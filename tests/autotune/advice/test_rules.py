@@ -4,9 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.advice import values
+from autotune.advice.decide import rules
 from autotune.advice.decide.apply import apply_changes, safe_changes
 from autotune.advice.decide.context import TrainingContext, line, times, without
-from autotune.advice.decide.rules import NOTHING, RULES, TOO_LITTLE, advise
+from autotune.advice.decide.rules import (
+    NOTHING,
+    RULES,
+    TOO_LITTLE,
+    AdviceRule,
+    advise,
+)
 from autotune.advice.values import Advice, Gain, SettingChange, StepPart
 from autotune.errors import BadInput
 from testbed.examples.profiles import but, example_profile
@@ -95,6 +103,32 @@ def test_orders_errors_before_gains():
     hours = Gain(of="GPU-hours", ratio=0.4, known="predicted")
     tokens = Gain(of="tokens to the same loss", ratio=0.5, known="predicted")
     assert (hours.speedup, tokens.speedup) == (1.0, 2.0)  # money is no time
+
+
+def test_recommends_each_change_once():
+    for seed in range(4):
+        for scenario in scenarios(seed):
+            targets = [advice.target for advice in advise(scenario.speaks)]
+            assert len(set(targets)) == len(targets), scenario.what
+
+
+def test_one_recommendation_has_the_evidence_of_all_rules(monkeypatch):
+    def rule_with(name):
+        advice = Advice(
+            claim=name,
+            evidence=(values.figure(name, 1.0, "count", "a test"),),
+            cost="none",
+            changes=(SettingChange(key="compile", old=False, new=True),),
+            would_change="nothing",
+        )
+        return AdviceRule(
+            name=name, covers=(), looks_for="", looks=lambda context: advice
+        )
+
+    monkeypatch.setattr(rules, "RULES", (rule_with("first"), rule_with("second")))
+    (advice,) = advise(TrainingContext(train=None))
+    assert advice.rule == "first"
+    assert [entry.name for entry in advice.evidence] == ["first", "second"]
 
 
 def test_good_settings_are_left_alone():

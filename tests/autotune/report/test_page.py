@@ -106,6 +106,17 @@ def test_advice_keeps_its_order():
         assert dict(of_kind(document, Pairs)[0].pairs)["Next"] == (Code(text=command),)
 
 
+def test_profile_and_its_run_recommend_once():
+    (profile, *_), runs = example_inputs(4)
+    (advice, *_) = profile.advice
+    run = dataclasses.replace(runs[0], profile_path=profile.path, advice=(advice,))
+    other = dataclasses.replace(run, profile_path=None)
+    for reported_runs, cards in (((run,), 1), ((other,), 2)):
+        sections = of_kind(report_document((profile,), reported_runs), Section)
+        claims = [section.title for section in sections if section.badge]
+        assert sum(title.endswith(advice.claim) for title in claims) == cards
+
+
 def test_recipe_changes_are_named_once():
     profiles, runs = example_inputs(4)
     more = tuple(
