@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.base.model_work import gradient_parts
 from autotune.base.units import format_percent
+from autotune.base.wording import plural
 from autotune.errors import BadInput, ProfileRejected
 from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.link_fit import link_warnings
@@ -13,6 +14,7 @@ from autotune.network.decide.scaling_model import (
     Load,
     Scaling,
     ScalingModel,
+    SkippedNodes,
     gradient_syncs,
     limit_of,
     useful_nodes,
@@ -119,8 +121,8 @@ def predict_scaling(
     predicted = [one for one in map(known.at, counts) if one is not None]
     if not predicted:
         what = (
-            f"a global batch of {load.global_batch_size} sequences is too small for the"
-            f" ranks of {min(counts)} nodes"
+            f"a global batch of {plural(load.global_batch_size, 'sequence')} is too"
+            f" small for the ranks of {plural(min(counts), 'node')}"
         )
         raise BadInput(
             what, next_step="Use fewer --nodes, or a larger --global-batch-tokens."
@@ -147,6 +149,18 @@ def predict_scaling(
                 measured=False,
             )
         )
+    predicted_nodes = {step.nodes for step in predicted}
+    skipped = tuple(
+        SkippedNodes(
+            nodes=nodes,
+            reason=(
+                f"the global batch has {plural(load.global_batch_size, 'sequence')},"
+                f" fewer than the {nodes * network.ranks_per_node:,} ranks"
+            ),
+        )
+        for nodes in counts
+        if nodes not in predicted_nodes
+    )
     most = max(1, min(MOST_NODES, load.global_batch_size // network.ranks_per_node))
     useful = useful_nodes(known.efficiency, most)
     return Scaling(
@@ -167,6 +181,7 @@ def predict_scaling(
         ),
         least_tokens_per_rank=known.least_tokens_per_rank,
         sources=known.sources,
+        skipped=skipped,
     )
 
 

@@ -33,6 +33,10 @@ def scaling_text(scaled: Scaling) -> str:
         f" {format_count(scaled.steps_per_epoch)}"
     )
     lines = (
+        *(
+            f"not predicted on {plural(skipped.nodes, 'node')}: {skipped.reason}"
+            for skipped in scaled.skipped
+        ),
         *scaled.sources,
         (
             f"upper bound: {format_share(bound)} efficiency on {nodes} nodes if"

@@ -32,6 +32,14 @@ AS_FAST_SHARE = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedNodes:
+    """Number of nodes without a prediction."""
+
+    nodes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     """Scaling of one profile to more nodes.
 
@@ -53,6 +61,8 @@ class Scaling:
     """T_min: non-padding tokens per rank and step that backward needs to overlap
     synchronisation in fp32."""
     sources: tuple[str, ...]
+    skipped: tuple[SkippedNodes, ...] = ()
+    """Numbers of nodes that were asked for and cannot be predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.base.document import jsonable
 from autotune.errors import ProfileRejected, Undecided
 from autotune.memory.values import CurvePoint
 from autotune.network import scaling
 from autotune.network.measure import measured_row
+from autotune.network.sections import scaling_text
 from autotune.network.values import Link
 from autotune.profiles.decide.batch_split import split_global_batch
 from testbed.examples.profiles import but, example_profile
@@ -61,6 +63,18 @@ def known(profile, **options):
     return scaling.known_of(
         profile, **{"assumed": ASSUMED_NIC, "ranks_per_node": 2} | options
     )
+
+
+def test_names_nodes_that_the_batch_cannot_be_split_for():
+    profile = but(probed(), train={"global_batch_size": 32})
+    model = known(profile, assumed=ASSUMED_NIC, ranks_per_node=8)
+    prediction = scaling.predict_scaling("tiny", model, [1, 2, 128])
+    assert [row.nodes for row in prediction.rows] == [1, 2]
+    (skipped,) = jsonable(prediction)["skipped"]
+    reason = "the global batch has 32 sequences, fewer than the 1,024 ranks"
+    assert skipped == {"nodes": 128, "reason": reason}
+    shown = " ".join(scaling_text(prediction).split())
+    assert f"ot predicted on 128 nodes: {reason}" in shown
 
 
 def test_assumed_nic_needs_only_a_probe():
