@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.checkpoint.resume import AUTO, NEVER, Start, choose_run
-from trainer.config.resolve import ResolvedConfig, resolve
+from trainer.config.resolve import ResolvedConfig, modified_text, resolve
 from trainer.config.train_config import TrainConfig, dotted
 from trainer.data.dataset import read_manifest
 from trainer.documentation import documentation_path
@@ -92,6 +92,8 @@ def main() -> int:
         writer: RunWriter | None = None
         start = Start()
         if rank == 0:
+            if resolved.profile_modified:
+                sys.stderr.write(modified_text(arguments.profile))
             writer, start = _open_run(arguments, resolved, clock, opened_writers.append)
             _print_settings(resolved, writer.directory / RUN_FILE)
         job = _Job(resolved, rank, writer, start, clock)

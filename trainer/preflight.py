@@ -439,6 +439,7 @@ def describe_run(
         config=config.model_dump(mode="json"),
         sources=dict(resolved.sources),
         profile_sha256=resolved.profile_sha256,
+        profile_modified=resolved.profile_modified,
         dataset_hash=dataset.manifest.dataset_hash,
         parameters=training.work.parameters,
         attention=attention.kind,

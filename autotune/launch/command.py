@@ -215,6 +215,7 @@ def _submit(
     from autotune.cluster.slurm import submit as submit_script
     from autotune.launch.training_job import train_script
     from autotune.machine.host import SystemHost
+    from trainer.config.resolve import is_modified, modified_text, read_profile_tables
 
     hours, seconds = divmod(math.ceil(time_limit_s or 0), 3600)
     clock = f"{hours // 24}-{hours % 24:02d}:{seconds // 60:02d}:{seconds % 60:02d}"
@@ -236,6 +237,8 @@ def _submit(
         chain=chain,
         time=time,
     )
+    if is_modified(read_profile_tables(options.profile)):
+        sys.stderr.write(modified_text(options.profile))
     script = train_script(request, cluster, read_template("train", cluster, site_path))
     if job.dry_run:
         print(script, end="")

@@ -21,7 +21,6 @@ from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.trial_log_check import check_fields
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import (
-    HASH_KEY,
     Approval,
     ApprovalRecord,
     Check,
@@ -33,7 +32,11 @@ from autotune.profiles.values import (
     present_sha256,
 )
 from autotune.trials.trial_log import report_directory
-from trainer.config.resolve import profile_sha256, read_profile_tables
+from trainer.config.resolve import (
+    PROFILE_HASH_KEY,
+    profile_sha256,
+    read_profile_tables,
+)
 from trainer.config.tables import flat_table, parse_table, read_json
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import read_manifest
@@ -94,7 +97,7 @@ def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Conten
     Raises:
         BadInput: If its review is corrupt.
     """
-    recorded = tables.get(HASH_KEY)
+    recorded = tables.get(PROFILE_HASH_KEY)
     present = present_sha256(tables, where=str(profile))
     recorded_sha256 = None
     if isinstance(recorded, str) and is_sha256(recorded):

@@ -19,6 +19,7 @@ from autotune.memory.values import ProbeEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.search.values import ExploreEvidence
 from autotune.workers.values import WorkersEvidence
+from trainer.config.resolve import PROFILE_HASH_KEY
 from trainer.config.tables import StrictTable, TableT, canonical_sha256, parse_table
 from trainer.config.train_config import (
     PROFILE_SCHEMA_VERSION,
@@ -37,8 +38,6 @@ class Evidence(StrictTable):
     network: NetworkEvidence | None = None
     baseline: BaselineEvidence | None = None
 
-
-HASH_KEY = "content_sha256"
 
 _HEADER = (
     (
@@ -205,7 +204,7 @@ def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
     document = tomlkit.document()
     for line in header:
         document.add(tomlkit.comment(line))
-    hashed = tables | {HASH_KEY: canonical_sha256(tables)}
+    hashed = tables | {PROFILE_HASH_KEY: canonical_sha256(tables)}
     # In TOML, plain values below a table would belong to it.
     plain = [name for name in hashed if not isinstance(hashed[name], dict)]
     nested = [name for name in hashed if isinstance(hashed[name], dict)]
@@ -221,7 +220,7 @@ def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile,
         BadInput: If it is invalid.
     """
     profile = content_of(Profile, tables, where=where)
-    is_intact = tables.get(HASH_KEY) == present_sha256(tables, where=where)
+    is_intact = tables.get(PROFILE_HASH_KEY) == present_sha256(tables, where=where)
     return profile, is_intact
 
 
@@ -255,7 +254,7 @@ def present_sha256(tables: dict[str, Any], *, where: str) -> str:
 
 def _hashed_tables(tables: dict[str, Any]) -> dict[str, Any]:
     """Return the content that the hash covers: all but the hash itself."""
-    return {key: value for key, value in tables.items() if key != HASH_KEY}
+    return {key: value for key, value in tables.items() if key != PROFILE_HASH_KEY}
 
 
 Found = Literal["same", "error", "warning", "info", "unknown"]

@@ -27,6 +27,8 @@ from trainer.config.tables import (
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION, TrainConfig, dotted
 from trainer.errors import BadConfig, ProfileMismatch
 
+PROFILE_HASH_KEY = "content_sha256"
+"""Key of a profile that holds the hash of everything else in it."""
 _WRITE_ONE = (
     "Name an existing profile, or write one: autotune tune --model MODEL --data DIR"
 )
@@ -49,6 +51,8 @@ class ResolvedConfig:
     ``default``."""
     data_dir: Path
     profile_sha256: str
+    profile_modified: bool = False
+    """True if the profile was edited after it was tuned."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Fingerprint of the machine that the profile was tuned on; empty if it has
     none."""
@@ -111,7 +115,9 @@ def resolve(
         ProfileMismatch: If the file's hash is not ``expect_sha256``.
     """
     tables = read_profile_tables(profile)
-    found_sha256 = profile_sha256(tables)  # before assignments change the tables
+    # Before assignments change the tables.
+    found_sha256 = profile_sha256(tables)
+    profile_modified = is_modified(tables)
     if expect_sha256 is not None and expect_sha256 != found_sha256:
         raise ProfileMismatch(
             f"{profile} was modified: its SHA-256 is {found_sha256[:12]}…, expected"
@@ -138,6 +144,7 @@ def resolve(
         sources=dict.fromkeys(all_keys, "default") | sources,
         data_dir=data_dir,
         profile_sha256=found_sha256,
+        profile_modified=profile_modified,
         fingerprint=fingerprint if isinstance(fingerprint, dict) else {},
     )
 
@@ -149,6 +156,29 @@ def profile_sha256(tables: dict[str, Any]) -> str:
     """
     # TOML dates become text, so that a profile has a canonical JSON form.
     return canonical_sha256(json.loads(json.dumps(tables, default=str)))
+
+
+def is_modified(tables: dict[str, Any]) -> bool:
+    """Return whether a profile's tables differ from those that were hashed.
+
+    A profile without a hash was written by hand, and is not modified.
+    """
+    recorded = tables.get(PROFILE_HASH_KEY)
+    if recorded is None:
+        return False
+    content = {key: value for key, value in tables.items() if key != PROFILE_HASH_KEY}
+    try:
+        return bool(recorded != canonical_sha256(content))
+    except (TypeError, ValueError):
+        return True  # a date, for example, which no tuning writes
+
+
+def modified_text(profile: Path) -> str:
+    """Return the line that warns of a modified profile."""
+    return (
+        f"warning: {profile} was modified after it was tuned (its {PROFILE_HASH_KEY}"
+        " does not match): what was measured may not hold for its settings\n"
+    )
 
 
 def find_data(

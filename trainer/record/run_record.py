@@ -175,6 +175,9 @@ class RunHeader(BatchSplit):
     config: dict[str, Any]
     sources: dict[str, str]
     profile_sha256: str
+    profile_modified: bool | None = None
+    """True if the profile was edited after it was tuned; None if unknown, as in older
+    records."""
     dataset_hash: str
     parameters: int
     attention: str

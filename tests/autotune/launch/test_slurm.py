@@ -37,6 +37,15 @@ def test_dry_run_prints_valid_script(workdir, says):
     assert sorted(workdir.rglob("*")) == before
 
 
+def test_warns_of_an_edited_profile(workdir, capsys):
+    profile = workdir / "p.toml"
+    assert run([*LAUNCH, "--dry-run"]) == 0
+    assert "modified" not in capsys.readouterr().err
+    profile.write_text(profile.read_text().replace("seed = 0", "seed = 1"))
+    assert run([*LAUNCH, "--dry-run"]) == 0
+    assert "p.toml was modified after it was tuned" in capsys.readouterr().err
+
+
 def test_unsubmitted_script_lies_beside_the_run(workdir, says):
     err = says(*LAUNCH, code=5)
     assert (workdir / "runs" / "one" / "train.sbatch").is_file()

@@ -1,6 +1,9 @@
+import datetime
+import json
 import math
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +14,11 @@ from pydantic import Field
 
 from tests.trainer.oracles import config_of
 from trainer.__main__ import _print_settings
-from trainer.config.resolve import resolve
+from trainer.config.resolve import is_modified, resolve
 from trainer.config.tables import (
     StrictTable,
     canonical_json,
+    canonical_sha256,
     parse_table,
     read_json,
     read_toml,
@@ -87,6 +91,9 @@ model_type = "bert"
 [train.data]
 path = "../data"
 """
+
+
+HASH_OF_PROFILE = canonical_sha256(tomllib.loads(PROFILE))
 
 
 @pytest.fixture
@@ -286,6 +293,41 @@ def test_trainer_rejects_modified_profile_before_it_writes(profile, tmp_path):
     assert "was modified" in process.stderr
     assert "  next: " in process.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "is_edited"),
+    [
+        pytest.param(None, False, id="by hand"),
+        pytest.param(HASH_OF_PROFILE, False, id="as written"),
+        pytest.param("0" * 64, True, id="edited"),
+        pytest.param(3, True, id="no hash"),
+    ],
+)
+def test_knows_whether_the_profile_was_edited(profile, recorded, is_edited):
+    if recorded is not None:
+        text = f"content_sha256 = {json.dumps(recorded)}\n" + profile.read_text()
+        profile.write_text(text)
+    resolved = resolve(profile, assignments=["train.seed=3"], environment={})
+    assert resolved.profile_modified == is_edited
+
+
+def test_date_in_a_profile_is_an_edit():
+    assert is_modified({"content_sha256": "0" * 64, "date": datetime.date(2026, 1, 1)})
+
+
+def test_trainer_warns_once_of_an_edited_profile(profile, tmp_path):
+    text = f'content_sha256 = "{"0" * 64}"\n' + profile.read_text()
+    profile.write_text(text)
+    command = [sys.executable, "-m", "trainer", profile, "--data", tmp_path / "none"]
+    process = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60
+    )
+    first, *others = process.stderr.splitlines()
+    assert first.startswith(f"warning: {profile} was modified after it was tuned")
+    # Training was not refused for it.
+    assert "dataset not found" in others[0]
+    assert not any("modified" in line for line in others)
 
 
 def test_prints_settings_that_differ_from_defaults(profile, capsys):

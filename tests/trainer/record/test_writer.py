@@ -349,6 +349,7 @@ def test_header_describes_the_run(describe):
     parameters = described.training.module.parameters()
     assert header.parameters == sum(parameter.numel() for parameter in parameters)
     assert any("0.25" in change for change in header.recipe_changes)
+    assert header.profile_modified is False
     assert header.versions["torch"] == torch.__version__
     assert header.versions["python"] == platform.python_version()
     assert header.hosts == ["node1"]
