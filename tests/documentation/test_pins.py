@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import venv
 from pathlib import Path
 
@@ -49,6 +50,27 @@ def test_pins_resolve_without_pip_settings():
     if resolved.returncode and NO_ANSWER.search(resolved.stderr):
         pytest.skip(f"no package index answers: {resolved.stderr[-300:]}")
     assert resolved.returncode == 0, resolved.stderr
+
+
+@pytest.mark.slow
+def test_source_distribution_has_the_product_only(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist"]
+    subprocess.run([*build, "-d", tmp_path], cwd=ROOT, check=True)
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = [Path(name).parts[1] for name in archive.getnames()]
+    assert set(names) <= {
+        "autotune",
+        "trainer",
+        "docs",
+        "CHANGELOG.md",
+        "LICENSE",
+        "PKG-INFO",
+        "README.md",
+        "constraints.txt",
+        "pyproject.toml",
+        ".gitignore",
+    }
 
 
 @pytest.fixture(scope="module")
