@@ -37,10 +37,15 @@ from autotune.base.process import end_with_parent
 from autotune.base.tables import markdown_table
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.baseline.values import RecipeName
-from autotune.errors import EXIT_INTERRUPTED, AutotuneError, UsageError
+from autotune.errors import (
+    EXIT_INTERRUPTED,
+    AutotuneError,
+    MachineLacks,
+    UsageError,
+)
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import MeasuredDevice, open_device
-from autotune.machine.nvml import NvmlMonitor
+from autotune.machine.nvml import NvmlMonitor, gpus_of_torch
 from autotune.machine.values import is_pretended
 from autotune.memory.values import ProbeEvidence
 from autotune.profiles.store import read_profile
@@ -301,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_writable(out)
         with contextlib.closing(NvmlMonitor()) as monitor:
             site = open_device("cuda", out, SystemHost(), monitor)
+        require_gpu_of_torch()
         chosen = select(tuple(stages_of(sizes)), options.only, len(site.gpus))
         end_s = time.monotonic() + 60 * options.minutes
         make_data(out, options.data, sizes)
@@ -330,6 +336,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     short = any(bar.holds is False for bar, _, _ in claims_of(check["figures"]))
     return EXIT_SHORT if short or not complete else EXIT_HELD
+
+
+def require_gpu_of_torch() -> None:
+    """Check that the torch of this environment sees the GPU.
+
+    Raises:
+        MachineLacks: If it does not, as a CPU build.
+    """
+    if not gpus_of_torch():
+        version = SystemHost().library_versions().get("torch", "not installed")
+        raise MachineLacks(
+            f"torch {version} of {sys.prefix} sees no GPU",
+            next_step=(
+                "Activate the environment that has your CUDA build of torch, and run"
+                " make gpu-check again."
+            ),
+            docs="torch-without-cuda",
+        )
 
 
 def select(stages: Sequence[Stage], only: str, gpus: int) -> list[Stage]:

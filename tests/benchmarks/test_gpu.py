@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import AutotuneError, MachineLacks, UsageError
+from autotune.machine.nvml import gpus_of_torch
 from autotune.profiles.values import profile_to_toml
 from benchmarks import gpu
 from benchmarks.bars import EXIT_UNMEASURED
@@ -361,3 +362,10 @@ def test_check_imports_no_torch():
         ).returncode
         == 0
     )
+
+
+@pytest.mark.skipif(bool(gpus_of_torch()), reason="torch sees a GPU")
+def test_cpu_build_of_torch_is_named():
+    with pytest.raises(MachineLacks, match=r"^torch .+ of .+ sees no GPU$") as caught:
+        gpu.require_gpu_of_torch()
+    assert "Activate the environment" in caught.value.next_step
