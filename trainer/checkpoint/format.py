@@ -413,13 +413,13 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
 
 
 def newest_checkpoint(
-    root: Path, *, good: bool = False
+    root: Path, *, only_good: bool = False
 ) -> tuple[StoredCheckpoint | None, list[CorruptCheckpoint]]:
     """Find the newest intact checkpoint.
 
     Args:
         root: Directory of a run's checkpoints.
-        good: Whether to find the newest good one instead.
+        only_good: Whether to skip checkpoints that are not marked as good.
 
     Returns:
         The checkpoint, None if there is none, and the corrupt ones that are newer.
@@ -431,7 +431,7 @@ def newest_checkpoint(
         except BadCheckpoint as error:
             corrupt.append(CorruptCheckpoint(path=path, reason=str(error)))
             continue
-        if manifest.state.good or not good:
+        if manifest.state.good or not only_good:
             return StoredCheckpoint(path=path, manifest=manifest), corrupt
     return None, corrupt
 

@@ -414,7 +414,7 @@ class CheckpointManager:
         checkpoint: StoredCheckpoint | None = None
         if self._ranks.leads:
             checkpoint, corrupt_checkpoints = disk.newest_checkpoint(
-                self._root, good=True
+                self._root, only_good=True
             )
             for corrupt in corrupt_checkpoints:
                 self._report_event(

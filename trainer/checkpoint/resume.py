@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint import format as disk
+from trainer.checkpoint.changed_settings import check_fixed_settings, describe_changes
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import dotted
+from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.files import PASSING_ERRORS
 from trainer.health.events import EventRow, new_event
 from trainer.record.run_record import (
     RUN_FILE,
     RunExit,
-    RunHeader,
     read_exit,
     read_first_header,
     read_header,
@@ -32,43 +32,6 @@ NEVER = "never"
 OnOpen = Callable[[RunWriter], None]
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 """Environment variables with the number of restarts of a job."""
-_SAME_DATA = (
-    "model.config",
-    "model.null_keys",
-    "seq_length_tokens",
-    "layout",
-    "global_batch_size",
-    "global_batch_tokens",
-    "global_batch_samples",
-    "seed",
-)
-"""Settings that must not change on resume, as weights or the position in the data would
-be invalid."""
-_RECIPE = (
-    "learning_rate",
-    "schedule",
-    "warmup_steps",
-    "decay_share",
-    "final_learning_rate_share",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "max_steps",
-    "masking_probability",
-    "attention_dropout",
-    "precision",
-    "residual_dtype",
-    "float8",
-    "tf32",
-    "max_epochs",
-    "parallel.gradient_dtype",
-)
-"""Settings that may change on resume, as those of ``health`` may; a change is
-reported."""
-_MAX_MESSAGE_LENGTH = 200
-"""Length from which a message leaves out values, as a model's configuration is long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +111,13 @@ def choose_run(
     """
     try:
         if out is None and resume == AUTO and _is_restarted(environment):
-            out = _run_of(job_name(environment), resolved)
+            out = _find_run_of_job(job_name(environment), resolved)
         directory = out or default_run_directory(resolved.config.model.name)
         if resume not in {AUTO, NEVER}:
             return _resume_path(Path(resume), out, resolved, on_open)
         if resume == AUTO and (directory / RUN_FILE).is_file():
             return _resume_run(directory, resolved, on_open)
-        return _open_writer(directory, on_open, again=False), Start()
+        return _open_writer(directory, on_open, exists=False), Start()
     except PermissionError as error:
         raise BadConfig(
             f"cannot use the run directory: {error}",
@@ -177,7 +140,7 @@ def _is_restarted(environment: Mapping[str, str]) -> bool:
     return any(int(count) > 0 for count in counts)
 
 
-def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
+def _find_run_of_job(job: str, resolved: ResolvedConfig) -> Path | None:
     """Return the newest run of a job with this configuration, or None.
 
     The configuration is compared, as a job may train more than one model.
@@ -202,62 +165,98 @@ def _resume_run(
 ) -> tuple[RunWriter, Start]:
     """Resume a run from its newest intact checkpoint.
 
-    Without one, start as ``_start_again`` does.
+    Without an intact checkpoint, start as the run's first start did.
     """
     header = read_header(directory)
-    changes = _compare_settings(header, resolved, directory)
-    run_exit = read_exit(directory)
-    gave_up = run_exit is not None and run_exit.exit_code == TrainingFailed.exit_code
-    if (
-        run_exit is not None
-        and gave_up
-        and header.config_sha256 == resolved.config_sha256
-    ):
-        raise TrainingFailed(
-            f"{directory} gave up before with the same settings: {run_exit.reason}",
-            next_step=(
-                "Change a setting, such as --set train.learning_rate=…; or start from"
-                " scratch: another --out"
-            ),
-        )
-    writer = _open_writer(directory, on_open, again=True)
-    root = directory / disk.CHECKPOINTS_DIRECTORY
-    disk.clear_leftovers(root)
-    checkpoint, corrupt_checkpoints = disk.newest_checkpoint(root, good=gave_up)
-    # Renamed only now, as nothing may change if a checkpoint cannot be read.
-    events: list[EventRow] = []
-    for corrupt in corrupt_checkpoints:
-        events.append(_put_aside(corrupt, writer.attempt))
-    if gave_up:
-        _put_aside_newer(root, checkpoint, writer.attempt)
-    if checkpoint is None:
-        return writer, _start_again(directory, gave_up=gave_up, events=events)
-    disk.point_to_latest(root, checkpoint.path.name)
-    step = checkpoint.manifest.state.step
-    if (
-        run_exit is not None
-        and run_exit.exit_code == 0
-        and step >= resolved.config.max_steps
-    ):
-        return writer, Start(finished=run_exit)
-    events.append(
-        new_event(
-            step,
-            "resumed",
-            "; ".join((f"resumed from {checkpoint.path.name}", *changes)),
-            level="warning" if changes else "info",
-        )
+    check_fixed_settings(header, resolved, directory)
+    last_exit = read_exit(directory)
+    gave_up = _has_given_up(last_exit)
+    if gave_up and header.config_sha256 == resolved.config_sha256:
+        raise _same_settings_gave_up(directory, last_exit)
+    # From here on files change. All checks that reject a start are above.
+    writer = _open_writer(directory, on_open, exists=True)
+    checkpoint, corruption_events = _select_checkpoint(
+        directory / disk.CHECKPOINTS_DIRECTORY, writer.attempt, gave_up=gave_up
     )
-    return writer, Start(
+    if checkpoint is None:
+        start = _repeat_first_start(
+            directory, gave_up=gave_up, corruption_events=corruption_events
+        )
+        return writer, start
+    step = checkpoint.manifest.state.step
+    if _has_finished(last_exit, step, resolved.config):
+        return writer, Start(finished=last_exit)
+    changes = describe_changes(header, resolved)
+    resumed_event = new_event(
+        step,
+        "resumed",
+        "; ".join((f"resumed from {checkpoint.path.name}", *changes)),
+        level="warning" if changes else "info",
+    )
+    start = Start(
         checkpoint=checkpoint.path,
         manifest=checkpoint.manifest,
-        events=tuple(events),
+        events=(*corruption_events, resumed_event),
         gave_up=gave_up,
+    )
+    return writer, start
+
+
+def _has_given_up(last_exit: RunExit | None) -> bool:
+    """Return whether a run's last start ended because nothing helped its training."""
+    return last_exit is not None and last_exit.exit_code == TrainingFailed.exit_code
+
+
+def _same_settings_gave_up(
+    directory: Path, last_exit: RunExit | None
+) -> TrainingFailed:
+    """Return the error of a start that would only repeat a failure."""
+    assert last_exit is not None
+    return TrainingFailed(
+        f"{directory} gave up before with the same settings: {last_exit.reason}",
+        next_step=(
+            "Change a setting, such as --set train.learning_rate=…; or start from"
+            " scratch: another --out"
+        ),
     )
 
 
-def _put_aside(corrupt: disk.CorruptCheckpoint, attempt: int) -> EventRow:
-    """Rename a corrupt checkpoint, and return the event of it."""
+def _has_finished(last_exit: RunExit | None, step: int, config: TrainConfig) -> bool:
+    """Return whether a run ended well and has no steps left to train."""
+    return (
+        last_exit is not None and last_exit.exit_code == 0 and step >= config.max_steps
+    )
+
+
+def _select_checkpoint(
+    root: Path, attempt: int, *, gave_up: bool
+) -> tuple[disk.StoredCheckpoint | None, list[EventRow]]:
+    """Find the checkpoint to resume from, and put aside those that cannot be used.
+
+    Args:
+        root: Directory of the run's checkpoints.
+        attempt: Number of this start of the run.
+        gave_up: Whether the last start gave up. Only a checkpoint from before its
+            trouble, marked as good, is then of use.
+
+    Returns:
+        The checkpoint, None if there is none, and an event for every corrupt one.
+    """
+    disk.clear_leftovers(root)
+    checkpoint, corrupt_checkpoints = disk.newest_checkpoint(root, only_good=gave_up)
+    # Renamed only after the search, as nothing may change if it fails.
+    corruption_events = [
+        _put_aside_corrupt(corrupt, attempt) for corrupt in corrupt_checkpoints
+    ]
+    if gave_up:
+        _put_aside_newer(root, checkpoint, attempt)
+    if checkpoint is not None:
+        disk.point_to_latest(root, checkpoint.path.name)
+    return checkpoint, corruption_events
+
+
+def _put_aside_corrupt(corrupt: disk.CorruptCheckpoint, attempt: int) -> EventRow:
+    """Rename a corrupt checkpoint, and return the event that reports it."""
     path = corrupt.path
     aside = path.with_name(f"{path.name}.corrupt-{attempt}")
     path.rename(aside)
@@ -273,9 +272,9 @@ def _put_aside(corrupt: disk.CorruptCheckpoint, attempt: int) -> EventRow:
 def _put_aside_newer(
     root: Path, checkpoint: disk.StoredCheckpoint | None, attempt: int
 ) -> None:
-    """Rename the checkpoints of a failed attempt that are newer than the one used.
+    """Rename a failed attempt's checkpoints that are newer than ``checkpoint``.
 
-    Otherwise they would be newer than those saved from here on.
+    If they kept their names, they would seem newer than those that this start saves.
     """
     for path in disk.list_checkpoints(root):
         if checkpoint is not None and path == checkpoint.path:
@@ -283,16 +282,16 @@ def _put_aside_newer(
         path.rename(path.with_name(f"{path.name}.given-up-{attempt}"))
 
 
-def _start_again(
-    directory: Path, *, gave_up: bool, events: Sequence[EventRow]
+def _repeat_first_start(
+    directory: Path, *, gave_up: bool, corruption_events: Sequence[EventRow]
 ) -> Start:
-    """Start again as the run's first start did: from scratch, or from another run.
+    """Start as the run's first start did: from scratch, or from another run.
 
     Raises:
-        BadConfig: If all its own checkpoints are corrupt.
+        BadConfig: If all of the run's own checkpoints are corrupt.
     """
     origin = read_first_header(directory).resumed_from
-    # Renamed by this start or an earlier one.
+    # This start or an earlier one has renamed them.
     corrupt = list((directory / disk.CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*"))
     if corrupt and not gave_up and origin is None:
         raise BadConfig(
@@ -311,7 +310,7 @@ def _start_again(
             f"{directory} has {reason}; starting from scratch",
             level="warning",
         )
-        return Start(events=(*events, from_scratch))
+        return Start(events=(*corruption_events, from_scratch))
     checkpoint = _read_checkpoint(Path(origin))
     from_origin = new_event(
         checkpoint.manifest.state.step,
@@ -321,7 +320,7 @@ def _start_again(
     return Start(
         checkpoint=checkpoint.path,
         manifest=checkpoint.manifest,
-        events=(*events, from_origin),
+        events=(*corruption_events, from_origin),
         from_other_run=True,
     )
 
@@ -350,17 +349,29 @@ def _resume_path(
             ),
         )
     if out is None or out.resolve() == run.resolve():
-        if is_checkpoint and disk.list_checkpoints(root)[:1] != [path]:
-            raise BadConfig(
-                f"{run} has newer checkpoints than {path.name}",
-                next_step=(
-                    "Start another run from it with --out DIR, or resume from the"
-                    f" newest: --resume auto --out {run}"
-                ),
-            )
+        if is_checkpoint:
+            _check_newest(path, run)
         return _resume_run(run, resolved, on_open)
     return _start_from_path(
         path, root, out, resolved, on_open, is_checkpoint=is_checkpoint
+    )
+
+
+def _check_newest(checkpoint: Path, run: Path) -> None:
+    """Check that a run has no newer checkpoint, as resuming would discard it.
+
+    Raises:
+        BadConfig: If it has one.
+    """
+    checkpoints = disk.list_checkpoints(checkpoint.parent)
+    if checkpoints and checkpoints[0] == checkpoint:
+        return
+    raise BadConfig(
+        f"{run} has newer checkpoints than {checkpoint.name}",
+        next_step=(
+            "Start another run from it with --out DIR, or resume from the newest:"
+            f" --resume auto --out {run}"
+        ),
     )
 
 
@@ -375,51 +386,88 @@ def _start_from_path(
 ) -> tuple[RunWriter, Start]:
     """Start the run ``out`` from a checkpoint of another run.
 
-    It is ``path``, or the newest in ``root`` if that is not a checkpoint.
+    The checkpoint is ``path``, or the newest in ``root`` if ``path`` is not a
+    checkpoint.
     """
-    again = (out / RUN_FILE).is_file()
-    if again:
-        origin = read_first_header(out).resumed_from
-        if origin is None or not Path(origin).resolve().is_relative_to(path.resolve()):
-            raise BadConfig(
-                f"{out} already contains a run, which did not start from {path}",
-                next_step="Choose another --out, or resume that run with --resume auto",
-            )
+    exists = (out / RUN_FILE).is_file()
+    if exists:
+        _check_started_from(out, path)
         if disk.list_checkpoints(out / disk.CHECKPOINTS_DIRECTORY):
-            return _resume_run(out, resolved, on_open)  # the same command was run again
-    events: list[EventRow] = []
+            # The same command was run before, and its run has got further since.
+            return _resume_run(out, resolved, on_open)
+    corruption_events: list[EventRow] = []
     if is_checkpoint:
         checkpoint = _read_checkpoint(path)
     else:
-        newest, corrupt_checkpoints = disk.newest_checkpoint(root)
-        for corrupt in corrupt_checkpoints:
-            message = f"a checkpoint is corrupt and is skipped: {corrupt.reason}"
-            events.append(new_event(0, "resumed", message, level="error"))
-        if newest is None:
-            raise BadConfig(
-                f"{root} has no intact checkpoint",
-                next_step="Pass another run, or use --resume never",
-            )
-        checkpoint = newest
+        checkpoint, corruption_events = _newest_of_other_run(root)
     state = checkpoint.manifest.state
-    changes = _compare_settings(state, resolved, checkpoint.path)
-    events.append(
-        new_event(
-            state.step,
-            "resumed",
-            "; ".join((f"started from {checkpoint.path}", *changes)),
-        )
+    check_fixed_settings(state, resolved, checkpoint.path)
+    changes = describe_changes(state, resolved)
+    started_event = new_event(
+        state.step,
+        "resumed",
+        "; ".join((f"started from {checkpoint.path}", *changes)),
     )
-    writer = _open_writer(out, on_open, again=again)
-    return writer, Start(
+    writer = _open_writer(out, on_open, exists=exists)
+    start = Start(
         checkpoint=checkpoint.path,
         manifest=checkpoint.manifest,
-        events=tuple(events),
+        events=(*corruption_events, started_event),
         from_other_run=True,
     )
+    return writer, start
+
+
+def _check_started_from(directory: Path, path: Path) -> None:
+    """Check that an existing run started from a checkpoint in ``path``.
+
+    Raises:
+        BadConfig: If it started from scratch, or from elsewhere.
+    """
+    origin = read_first_header(directory).resumed_from
+    if origin is not None and Path(origin).resolve().is_relative_to(path.resolve()):
+        return
+    raise BadConfig(
+        f"{directory} already contains a run, which did not start from {path}",
+        next_step="Choose another --out, or resume that run with --resume auto",
+    )
+
+
+def _newest_of_other_run(
+    root: Path,
+) -> tuple[disk.StoredCheckpoint, list[EventRow]]:
+    """Find the newest intact checkpoint of another run, whose files stay as they are.
+
+    Returns:
+        The checkpoint, and an event for every newer one that is corrupt.
+
+    Raises:
+        BadConfig: If no checkpoint is intact.
+    """
+    checkpoint, corrupt_checkpoints = disk.newest_checkpoint(root)
+    if checkpoint is None:
+        raise BadConfig(
+            f"{root} has no intact checkpoint",
+            next_step="Pass another run, or use --resume never",
+        )
+    corruption_events = [
+        new_event(
+            0,
+            "resumed",
+            f"a checkpoint is corrupt and is skipped: {corrupt.reason}",
+            level="error",
+        )
+        for corrupt in corrupt_checkpoints
+    ]
+    return checkpoint, corruption_events
 
 
 def _read_checkpoint(path: Path) -> disk.StoredCheckpoint:
+    """Read and check the checkpoint that was asked for by its path.
+
+    Raises:
+        BadConfig: If it is corrupt.
+    """
     try:
         return disk.StoredCheckpoint(path=path, manifest=disk.read_checkpoint(path))
     except disk.BadCheckpoint as error:
@@ -429,57 +477,10 @@ def _read_checkpoint(path: Path) -> disk.StoredCheckpoint:
         ) from error
 
 
-def _compare_settings(
-    before: RunHeader | disk.TrainingState, resolved: ResolvedConfig, where: Path
-) -> list[str]:
-    """Return the changed settings as text.
-
-    Raises:
-        BadConfig: If one makes the weights or positions invalid.
-    """
-    expected_hash = resolved.config.data.dataset_hash
-    if expected_hash is not None and expected_hash != before.dataset_hash:
-        raise BadConfig(
-            f"dataset does not match {where}: its hash is {before.dataset_hash[:12]}…,"
-            f" not {expected_hash[:12]}…",
-            next_step=(
-                "Resume with that run's profile, or start from scratch with another"
-                " --out."
-            ),
-        )
-    old_settings = dotted(before.config)
-    settings = dotted(resolved.config.model_dump(mode="json"))
-    for key in _SAME_DATA:
-        value = settings.get(key)
-        old_value = old_settings.get(key)
-        if value != old_value:
-            message = (
-                f"train.{key} = {value!r} does not match {where}, trained with"
-                f" {old_value!r}"
-            )
-            if len(message) >= _MAX_MESSAGE_LENGTH:
-                message = f"train.{key} does not match {where}"
-            raise BadConfig(
-                message,
-                next_step=(
-                    "Resume with the same settings, or start from scratch: --resume"
-                    " never, with another --out"
-                ),
-            )
-    changes = []
-    for key, value in settings.items():
-        is_reported = key in _RECIPE or key.startswith("health.")
-        if is_reported and value != old_settings.get(key):
-            changes.append(
-                f"train.{key} is now {value}, it was {old_settings.get(key)}"
-            )
-    return changes
-
-
-def _open_writer(directory: Path, on_open: OnOpen, *, again: bool) -> RunWriter:
-    """Open a run for writing; ``again`` if it exists already."""
+def _open_writer(directory: Path, on_open: OnOpen, *, exists: bool) -> RunWriter:
+    """Open a run for writing; ``exists`` tells whether the directory contains it."""
     try:
-        writer = RunWriter(directory, active=True, again=again)
+        writer = RunWriter(directory, active=True, again=exists)
     except OSError as error:
         if error.errno in PASSING_ERRORS:
             raise

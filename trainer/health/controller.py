@@ -10,7 +10,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,41 +31,73 @@ _MICRO_BATCHES_READ_TOGETHER = {"cpu": 1, "cuda": 8}
 """Micro-batches whose steps are read at once, so that the host waits rarely but still
 reacts within seconds."""
 _SEVERITY = list(Action)
-"""Actions from the mildest to the strongest."""
+"""Actions from the mildest to the strongest, the order in which ``Action`` declares
+them."""
+
+
+class RequestSums(NamedTuple):
+    """Requests of a rank, or their sums over ranks, in the order of the all-reduce.
+
+    A signal is described by three sums, from which ``decode_requests`` finds its name
+    and its rank.
+    """
+
+    signalled_ranks: float
+    """Number of ranks that received a signal."""
+    rank_sum: float
+    """Sum of the ranks that received a signal."""
+    signal_sum: float
+    """Sum of the numbers of the signals."""
+    ranks_out_of_time: float
+    """Number of ranks whose time limit is near."""
+    ranks_with_save_due: float
+    """Number of ranks on whose clock a save is due."""
 
 
 def encode_requests(
     *, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool
-) -> list[float]:
+) -> RequestSums:
     """Return a rank's requests as numbers to be summed over ranks."""
     if signal_number is None:
-        return [0.0, 0.0, 0.0, time_is_over, save_is_due]
-    return [1.0, float(rank), float(signal_number), time_is_over, save_is_due]
-
-
-def decode_requests(sums: Sequence[float]) -> tuple[str | None, bool]:
-    """Decode the sums of ``encode_requests`` over all ranks.
-
-    Return the reason to save and exit, if any, and whether to save.
-    """
-    signalled_ranks, rank_sum, signal_sum, ranks_out_of_time, ranks_with_save_due = (
-        round(number) for number in sums
+        return RequestSums(0.0, 0.0, 0.0, time_is_over, save_is_due)
+    return RequestSums(
+        1.0, float(rank), float(signal_number), time_is_over, save_is_due
     )
-    reason = None
-    if signalled_ranks:
-        # The mean is the signal if all ranks received the same one; if not, it may
-        # still be the number of some signal.
-        number, remainder = divmod(signal_sum, signalled_ranks)
-        name = "signals"
-        if not remainder and number in SIGNALS:
-            name = signal.Signals(number).name
-        if signalled_ranks == 1:
-            reason = f"{name} on rank {rank_sum}"
-        else:
-            reason = f"{name} on {signalled_ranks} ranks"
-    elif ranks_out_of_time:
-        reason = "the time limit (train.stop_after_s, or the SLURM job's) is near"
-    return reason, bool(ranks_with_save_due)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedRequests:
+    """Requests of all ranks at one step."""
+
+    stop_reason: str | None
+    """Reason to save and exit, if any."""
+    save_is_due: bool
+
+
+def decode_requests(sums: Sequence[float]) -> AgreedRequests:
+    """Decode ``RequestSums`` that are summed over all ranks."""
+    requests = RequestSums._make(map(round, sums))
+    stop_reason = None
+    if requests.signalled_ranks:
+        stop_reason = _describe_signals(requests)
+    elif requests.ranks_out_of_time:
+        stop_reason = "the time limit (train.stop_after_s, or the SLURM job's) is near"
+    return AgreedRequests(
+        stop_reason=stop_reason, save_is_due=bool(requests.ranks_with_save_due)
+    )
+
+
+def _describe_signals(requests: RequestSums) -> str:
+    """Return the name of the signal, and the rank or number of ranks it reached."""
+    # The mean is the signal if all ranks received the same one; if not, it may still
+    # be the number of some signal.
+    number, remainder = divmod(requests.signal_sum, requests.signalled_ranks)
+    name = "signals"
+    if not remainder and number in SIGNALS:
+        name = signal.Signals(int(number)).name
+    if requests.signalled_ranks == 1:
+        return f"{name} on rank {requests.rank_sum}"
+    return f"{name} on {requests.signalled_ranks} ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +124,43 @@ class HealthDecision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _StepNumbers:
+    """Numbers of a step on the host; fields are as in ``StepResult``."""
+
+    loss: float
+    grad_norm: float
+    applied: bool
+    request_sums: list[float]
+
+    @staticmethod
+    def pack(result: StepResult) -> torch.Tensor:
+        """Return the numbers in the order of the fields, for one copy to the host."""
+        single_numbers = [
+            number.reshape(1)
+            for number in (result.loss, result.grad_norm, result.applied)
+        ]
+        # The sums are fp64, so all numbers become fp64.
+        return torch.cat([*single_numbers, result.sums])
+
+    @classmethod
+    def unpack(cls, packed: torch.Tensor) -> "_StepNumbers":
+        """Return the numbers that ``pack`` put into a tensor."""
+        loss, grad_norm, applied, *request_sums = packed.tolist()
+        return cls(
+            loss=loss,
+            grad_norm=grad_norm,
+            applied=bool(applied),
+            request_sums=request_sums,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _PendingStep:
     """Submitted step whose numbers are on their way to the host."""
 
     step: int
-    numbers: torch.Tensor
-    """Loss, gradient norm, whether the update was applied, and sums over ranks."""
+    packed_numbers: torch.Tensor
+    """Numbers as ``_StepNumbers.pack`` returns them."""
     copied: DeviceEvent
     samples: npt.NDArray[np.int64]
     """Indices of this rank's samples."""
@@ -132,16 +195,11 @@ class HealthController:
 
         ``samples`` are indices of this rank's samples.
         """
-        single_numbers = [
-            number.reshape(1)
-            for number in (result.loss, result.grad_norm, result.applied)
-        ]
-        # In fp64, as the sums are.
-        numbers = to_host(torch.cat([*single_numbers, result.sums]))
+        packed_numbers = to_host(_StepNumbers.pack(result))
         self._pending.append(
             _PendingStep(
                 step=step,
-                numbers=numbers,
+                packed_numbers=packed_numbers,
                 copied=mark(self._ranks.device),
                 samples=samples,
             )
@@ -158,20 +216,24 @@ class HealthController:
         save_requested_at: int | None = None
         for pending in self._take_arrived(wait_for_all=wait_for_all):
             step = pending.step
-            loss, grad_norm, applied, *sums = pending.numbers.tolist()
-            self.skipped_steps += not applied
+            numbers = _StepNumbers.unpack(pending.packed_numbers)
+            if not numbers.applied:
+                self.skipped_steps += 1
             findings = self.health.check(
-                step, loss=loss, grad_norm=grad_norm, applied=bool(applied)
+                step,
+                loss=numbers.loss,
+                grad_norm=numbers.grad_norm,
+                applied=numbers.applied,
             )
             self._report(findings, pending)
             for finding in findings:
                 if worst is None or _is_stronger(finding, worst):
                     worst = finding
                     at_step = step
-            reason, save_is_due = decode_requests(sums)
+            requests = decode_requests(numbers.request_sums)
             if stop_reason is None:
-                stop_reason = reason
-            if save_is_due:
+                stop_reason = requests.stop_reason
+            if requests.save_is_due:
                 save_requested_at = step
         return HealthDecision(
             worst=worst,
@@ -183,7 +245,8 @@ class HealthController:
     def _take_arrived(self, *, wait_for_all: bool) -> list[_PendingStep]:
         """Take the steps to check now, after waiting for their numbers.
 
-        None if they are too few to be worth a wait, unless ``wait_for_all``.
+        Unless ``wait_for_all``, the result is empty while too few steps are pending to
+        be worth a wait.
         """
         count = len(self._pending)
         if not wait_for_all:

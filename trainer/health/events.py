@@ -83,7 +83,10 @@ class Kind(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """Action on a finding, from the mildest to the strongest."""
+    """Action on a finding.
+
+    Declared from the mildest to the strongest: the order decides which one is taken.
+    """
 
     WARN = "warn"
     SKIP = "skip"

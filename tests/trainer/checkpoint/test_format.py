@@ -214,7 +214,7 @@ def test_newest_checkpoint_is_found(tmp_path, three_checkpoints):
 
 
 def test_newest_good_checkpoint_is_found(tmp_path, three_checkpoints):
-    newest, corrupt = newest_checkpoint(tmp_path, good=True)
+    newest, corrupt = newest_checkpoint(tmp_path, only_good=True)
     assert newest.path == three_checkpoints[0]
     assert corrupt == []
 
