@@ -28,6 +28,7 @@ from autotune.base.units import format_bytes
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.programs import run_program
 from trainer.checkpoint.format import list_checkpoints
+from trainer.environment import CPU_ENVIRONMENT
 
 MODEL = "bert-120m"
 STEPS, REPEATS = 6, 11
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None) -> int:
     )
     options = options_of.parse_args(arguments)
     # As the trainer does on a CPU, before torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.update({**CPU_ENVIRONMENT, **os.environ})
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="checkpoint-") as place:
         stall = measure_stall(
             Path(place), options.model, options.device, options.repeats

@@ -29,6 +29,7 @@ from trainer.config.resolve import ResolvedConfig, modified_text, resolve
 from trainer.config.train_config import TrainConfig, dotted
 from trainer.data.dataset import read_manifest
 from trainer.documentation import documentation_path
+from trainer.environment import CPU_ENVIRONMENT
 from trainer.errors import (
     DeviceOutOfMemory,
     RanksLost,
@@ -86,9 +87,9 @@ def main() -> int:
             expect_sha256=arguments.expect_profile_sha256,
         )
         if resolved.config.device == "cpu":
-            # Before torch is imported: its threads spin while they wait, which takes
-            # the cores that others need.
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+            # Before torch is imported, which reads them.
+            for name, value in CPU_ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
         writer: RunWriter | None = None
         start = Start()
         if rank == 0:

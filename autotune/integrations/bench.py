@@ -75,7 +75,9 @@ def open_own(
     Raises:
         BadInput: If your code cannot be imported.
     """
-    server = ForkServerMachine(_preload(code, timeout_s, directory), timeout_s)
+    server = ForkServerMachine(
+        preload=_preload(code, timeout_s, directory), start_timeout_s=timeout_s
+    )
     modules = " and ".join(
         dict.fromkeys(name.partition(":")[0] for name in code.functions.values())
     )
@@ -83,7 +85,7 @@ def open_own(
         opened = open_bench(
             choice,
             directory,
-            server,
+            lambda _: server,
             check=check,
             shared=shared,
             loading=f"torch and {modules}",

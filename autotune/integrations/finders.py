@@ -325,7 +325,11 @@ def _opened(
             {code.functions[role]: function for role, function in functions.items()}
         )
         with open_bench(
-            choice, Path(), server, shared=True, loading="nothing: trials run here"
+            choice,
+            Path(),
+            lambda _: server,
+            shared=True,
+            loading="nothing: trials run here",
         ) as opened:
             hashes = {
                 f"{role}_sha256": described_sha256(function)

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from autotune.base.clock import Clock, SystemClock
 from autotune.cluster.slurm import read_slurm
@@ -55,12 +55,13 @@ def _measured(machine: MachineFacts) -> MachineRates:
     from trainer.record.progress import progress
 
     gpu = machine.gpus[0].facts.name if machine.gpus else None
-    with ForkServerMachine() as trials, progress("doctor") as update:
+    device: Literal["cpu", "cuda"] = "cpu" if gpu is None else "cuda"
+    with ForkServerMachine(device=device) as trials, progress("doctor") as update:
         update(0, None, "measuring this machine's speed")
         trials.start()
         rates = measure_rates(
             trials,
-            "cpu" if gpu is None else "cuda",
+            device,
             gpu or machine.host.cpu_model or "cpu",
             when_utc=machine.time_utc.isoformat(),
         )

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from autotune.errors import BadInput, InternalError, MachineLacks
 from autotune.trials.values import (
@@ -33,6 +33,7 @@ from autotune.trials.values import (
     TimedOut,
     Trial,
 )
+from trainer.environment import CPU_ENVIRONMENT
 from trainer.errors import HOST_OUT_OF_MEMORY
 
 START_TIMEOUT_S = 300.0
@@ -73,7 +74,9 @@ class StartedMachine(abc.ABC):
     They start with ``start``, or else with the first trial.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment_defaults: Mapping[str, str] | None = None) -> None:
+        """Prepare the machine; ``environment_defaults`` holds unless you set others."""
+        self._environment_defaults = environment_defaults or {}
         self.versions: dict[str, Any] = {}
         """Versions of torch, CUDA and transformers, once the processes have started;
         ``preloaded``, if anything."""
@@ -85,6 +88,11 @@ class StartedMachine(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the processes."""
+        return {**self._environment_defaults, **os.environ, **ENVIRONMENT}
 
     def start(self) -> None:
         """Start the processes now.
@@ -135,17 +143,23 @@ class ForkServerMachine(StartedMachine):
 
     def __init__(
         self,
+        *,
+        device: Literal["cpu", "cuda"] = "cpu",
         preload: Mapping[str, Any] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Prepare a server; the first trial, or ``start``, starts it.
 
         Args:
+            device: Device of the trainer's trials; on a CPU they have the trainer's
+                environment. Has no effect with ``preload``.
             preload: Function to call instead of loading the trainer, as
-                ``jobs.server.serve`` takes it.
+                ``jobs.server.serve`` takes it. Trials of your code have your
+                environment, as your training will.
             start_timeout_s: Longest time that the server may import.
         """
-        super().__init__()
+        runs_trainer_on_cpu = preload is None and device == "cpu"
+        super().__init__(CPU_ENVIRONMENT if runs_trainer_on_cpu else None)
         self._arguments = [] if preload is None else [json.dumps(preload)]
         self._start_timeout_s = start_timeout_s
         # Private to the user: logs of trials may quote data.
@@ -216,7 +230,7 @@ class ForkServerMachine(StartedMachine):
                 # A session of its own: Ctrl-C is for this process, which then closes
                 # the server; the trial ends with it.
                 start_new_session=True,
-                env=os.environ | ENVIRONMENT,
+                env=self.environment,
             )
         self.versions = self._read_reply(self._server, self._start_timeout_s)
         return self._server

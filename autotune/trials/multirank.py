@@ -20,13 +20,13 @@ from autotune.base.process import start_child
 from autotune.cluster.torchrun import Start
 from autotune.errors import MachineLacks
 from autotune.trials.fork_server import (
-    ENVIRONMENT,
     START_TIMEOUT_S,
     StartedMachine,
     classify,
 )
 from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
 from trainer.config.tables import read_json
+from trainer.environment import CPU_ENVIRONMENT
 from trainer.files import write_atomically
 
 MODULE = "autotune.trials.jobs.multirank_worker"
@@ -54,7 +54,7 @@ class MultirankMachine(StartedMachine):
             scratch: Directory for this machine alone, visible to the first node's ranks
                 and better to all nodes'.
         """
-        super().__init__()
+        super().__init__(CPU_ENVIRONMENT if device == "cpu" else None)
         self._start = start
         self._device = device
         self._scratch = scratch
@@ -130,7 +130,7 @@ class MultirankMachine(StartedMachine):
 
     def _start_ranks(self) -> "subprocess.Popen[bytes]":
         command = [*self._start(["-m", MODULE, str(self._directory), self._device])]
-        environment = os.environ | ENVIRONMENT
+        environment = self.environment
         if self._device == "cuda":
             environment |= {
                 "NCCL_DEBUG": "INFO",

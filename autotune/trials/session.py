@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -139,7 +139,7 @@ class Bench:
         return TrialRunner(
             machine=self.machine,
             trial_log=trial_log.TrialLog(directory, writer),
-            site=_site_hash(site_fingerprint),
+            site=_site_hash(site_fingerprint, self.server.environment),
             clock=SystemClock(),
             on_trial=_progress_of_trials(update, expected_trials),
             on_finished=self.display.trial_finished,
@@ -181,14 +181,17 @@ def _progress_of_trials(
     return on_trial
 
 
-def _site_hash(site_fingerprint: Fingerprint) -> str:
-    """Return a hash of everything that results depend on; only then are they reused."""
+def _site_hash(site_fingerprint: Fingerprint, environment: Mapping[str, str]) -> str:
+    """Return a hash of everything that results depend on; only then are they reused.
+
+    ``environment`` is that of the trials.
+    """
     # The size of the host's memory and the kind of disk are not part of it.
     site = site_fingerprint.model_copy(
         update={"data_filesystem": None, "ram_total_bytes": 1}
     ).model_dump(mode="json")
     site["tool_version"] = __version__
-    site["environment"] = {name: os.environ.get(name) for name in _SITE_VARIABLES}
+    site["environment"] = {name: environment.get(name) for name in _SITE_VARIABLES}
     return canonical_sha256(site)[:16]
 
 
@@ -284,7 +287,11 @@ def open_session(
     """
     manifest = read_manifest(data_dir)
     with open_bench(
-        choice, data_dir, ForkServerMachine(), without_gpu=without_gpu, check=check
+        choice,
+        data_dir,
+        lambda site: ForkServerMachine(device=site.device),
+        without_gpu=without_gpu,
+        check=check,
     ) as bench:
         yield bench.extended(Session, manifest=manifest)
 
@@ -293,7 +300,7 @@ def open_session(
 def open_bench(
     choice: DeviceChoice,
     data_dir: Path,
-    server: StartedMachine,
+    make_server: Callable[[MeasuredDevice], StartedMachine],
     *,
     without_gpu: str | None = None,
     check: Callable[[MeasuredDevice], None] = lambda site: None,
@@ -305,7 +312,7 @@ def open_bench(
     Args:
         choice: Device as you chose it.
         data_dir: Directory on the disk that is read.
-        server: Machine to start.
+        make_server: Makes the machine to start, for the chosen device.
         without_gpu: As for ``open_session``.
         check: As for ``open_session``.
         shared: Accept memory that this process itself holds on a GPU.
@@ -318,7 +325,7 @@ def open_bench(
             )
         )
         check(site)
-        stack.enter_context(server)
+        server = stack.enter_context(make_server(site))
         machine: Machine = server
         if site.device == "cuda":
             uuids = [gpu.uuid for gpu in site.gpus]

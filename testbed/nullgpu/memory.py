@@ -122,7 +122,10 @@ def probed(case: Case) -> dict[str, Any]:
     """Predict a configuration and find its largest micro-batch."""
     probe, overheads = _request(case)
     started_s = time.monotonic()
-    with ForkServerMachine() as machine, tempfile.TemporaryDirectory() as folder:
+    with (
+        ForkServerMachine(device="cuda") as machine,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         machine.start()
         runner = TrialRunner(
             machine=machine,

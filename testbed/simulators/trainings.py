@@ -3,7 +3,6 @@
 Each is limited by one thing.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -157,14 +156,12 @@ def _arguments(profile: Path, place: CacheDirectory, out: Path) -> list[str]:
 
 def _finish(commands: Sequence[Sequence[str]]) -> None:
     """Run commands beside each other until all have ended."""
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     begun = [
         start_child(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment,
         )
         for command in commands
     ]

@@ -105,8 +105,7 @@ class Borrowed:
 @pytest.fixture(scope="session")
 def started_server() -> Iterator[ForkServerMachine]:
     """Start a trial server with torch loaded, which takes some seconds."""
-    with pytest.MonkeyPatch.context() as patch, ForkServerMachine() as machine:
-        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    with ForkServerMachine() as machine:
         machine.start()
         yield machine
 
@@ -116,5 +115,5 @@ def warm_server(monkeypatch, started_server) -> None:
     """Let commands that are called in this process use the started trial server."""
     for module in (session, prediction):
         monkeypatch.setattr(
-            module, "ForkServerMachine", lambda: Borrowed(started_server)
+            module, "ForkServerMachine", lambda **_: Borrowed(started_server)
         )

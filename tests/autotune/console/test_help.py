@@ -159,7 +159,7 @@ def test_trainer_answers_in_the_same_form(words, capsys):
 def test_rejects_wrong_argument_before_loading_torch(
     workdir, says, monkeypatch, line, code
 ):
-    def load(*_):
+    def load(**_):
         raise AssertionError("torch is loaded")
 
     monkeypatch.setattr(session, "ForkServerMachine", load)

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.multirank import MultirankMachine
 from autotune.trials.values import Crashed, Measured, OutOfMemory, TimedOut, Trial
 from testbed.fakes import FakeMachine
+from trainer.environment import CPU_ENVIRONMENT
 
 MIB = 2**20
 OUTCOMES: dict[str, Any] = {
@@ -98,6 +101,46 @@ def test_trial_after_a_killed_server_starts_another(real_machine):
     with pytest.raises(Exception, match="trial server"):
         real_machine.run(trial_with("none"))
     assert isinstance(real_machine.run(trial_with("none")), Measured)
+
+
+def test_trials_on_a_cpu_wait_as_training_does(real_machine):
+    real_machine.run(trial_with("none"))
+    server_environment = psutil.Process(real_machine._server.pid).environ()
+    expected = {**CPU_ENVIRONMENT, **os.environ}
+    assert {name: server_environment[name] for name in CPU_ENVIRONMENT} == {
+        name: expected[name] for name in CPU_ENVIRONMENT
+    }
+
+
+OWN_CODE = {"module": "unused", "function": "unused", "options": {}}
+
+
+@pytest.mark.parametrize(
+    ("make_machine", "expected"),
+    [
+        pytest.param(ForkServerMachine, "PASSIVE", id="trainer on a CPU"),
+        pytest.param(
+            lambda: ForkServerMachine(device="cuda"), None, id="trainer on a GPU"
+        ),
+        pytest.param(lambda: ForkServerMachine(preload=OWN_CODE), None, id="own code"),
+        pytest.param(
+            lambda: MultirankMachine(list, "cpu", Path("unused")),
+            "PASSIVE",
+            id="ranks on a CPU",
+        ),
+        pytest.param(
+            lambda: MultirankMachine(list, "cuda", Path("unused")),
+            None,
+            id="ranks on GPUs",
+        ),
+    ],
+)
+def test_only_the_trainer_on_a_cpu_sets_the_policy(monkeypatch, make_machine, expected):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    machine = make_machine()
+    assert machine.environment.get("OMP_WAIT_POLICY") == expected
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert machine.environment["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 COMMAND_WITH_HANGING_TRIAL = """

@@ -1,6 +1,7 @@
 """What phases of tuning share: runners, idle GPUs, loader limits and reports."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,17 +21,20 @@ from testbed.examples.trials import record
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from tests.autotune.machine.test_measured_device import H200
 from trainer.data.dataset import read_manifest
+from trainer.environment import CPU_ENVIRONMENT
 
 EXAMPLE = example_profile()
 
 
-def session_on(manifest=None, host=None) -> Session:
+def session_on(manifest=None, host=None, environment=None) -> Session:
     """Return a session of which only the site and the dataset are real."""
     site = SimpleNamespace(host=host or FakeHost().facts([Path()]))
     return Session(
         site=site,
         manifest=manifest,
-        server=SimpleNamespace(),
+        server=SimpleNamespace(
+            environment=os.environ if environment is None else environment
+        ),
         machine=SimpleNamespace(),
     )
 
@@ -54,6 +58,16 @@ def test_changed_environment_prevents_reuse(tmp_path, monkeypatch, name):
     site_before = runner(tmp_path).site
     monkeypatch.setenv(name, "1")
     assert runner(tmp_path).site != site_before
+
+
+def test_environment_of_the_trials_counts_for_reuse(tmp_path):
+    sites = [
+        session_on(environment=environment)
+        .runner(tmp_path, FINGERPRINT, lambda *_: None, 1)
+        .site
+        for environment in ({}, CPU_ENVIRONMENT)
+    ]
+    assert sites[0] != sites[1]
 
 
 def test_changed_version_prevents_reuse(tmp_path, monkeypatch):

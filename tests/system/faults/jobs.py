@@ -25,6 +25,7 @@ from trainer.checkpoint.format import (
     list_checkpoints,
     read_checkpoint,
 )
+from trainer.environment import CPU_ENVIRONMENT
 from trainer.health.events import EventRow
 from trainer.record.run_record import (
     EVENTS_FILE,
@@ -188,10 +189,10 @@ class Job:
             str(self.directory),
             *set_options,
         ]
-        # Threads that wait by spinning would make a step a hundred times slower if
-        # another program uses a core.
-        environment = os.environ | {
-            "OMP_WAIT_POLICY": "PASSIVE",
+        # The job may import torch before the trainer sets them.
+        environment = {
+            **CPU_ENVIRONMENT,
+            **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
         }
