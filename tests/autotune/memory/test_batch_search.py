@@ -24,23 +24,38 @@ GB = 10**9
 
 
 class Machine:
-    """Memory that is affine in the rows, rounded up to allocator steps; and a
-    prediction of it."""
+    """A machine whose memory is affine in the size, with a prediction of it.
+
+    Peaks are rounded up to steps of the allocator.
+    """
 
     def __init__(
-        self, *, fixed, per_row, budget, step=1, slope_error=0.0, constant_error=0.0
+        self,
+        *,
+        fixed,
+        bytes_per_sequence,
+        budget,
+        step=1,
+        slope_error=0.0,
+        constant_error=0.0,
     ) -> None:
-        self._fixed, self._per_row, self._step = fixed, per_row, step
+        self._fixed = fixed
+        self._bytes_per_sequence = bytes_per_sequence
+        self._step = step
         self.budget = int(budget)
         self.prediction = Prediction(
-            peak_bytes=lambda rows: (
-                fixed * (1 + constant_error) + per_row * (1 + slope_error) * rows
+            peak_bytes=lambda size: (
+                fixed * (1 + constant_error)
+                + bytes_per_sequence * (1 + slope_error) * size
             ),
             unsure_bytes=0.1 * fixed,
         )
 
-    def peak(self, rows: int) -> int:
-        return -(-int(self._fixed + self._per_row * rows) // self._step) * self._step
+    def peak(self, size: int) -> int:
+        return (
+            -(-int(self._fixed + self._bytes_per_sequence * size) // self._step)
+            * self._step
+        )
 
     @property
     def truth(self) -> int:
@@ -64,49 +79,48 @@ def search_all(
     prediction,
     *,
     most_trials=99,
-    fails=lambda rows, again: False,
+    fails=lambda size, attempts: False,
 ) -> list[SizeTrial]:
-    """All trials of a search on a machine with such peaks.
+    """Return all trials of a search on a machine with such peaks.
 
-    ``fails`` says which fail, by their rows and how often those were tried before.
+    ``fails`` selects trials that fail, by their size and their number of attempts.
     """
     tried: list[SizeTrial] = []
-    while (
-        rows := next_size(tried, budget, max_micro_batch_size, prediction)
-    ) is not None:
-        assert 1 <= rows <= max_micro_batch_size
-        fits = (
-            None
-            if fails(rows, sum(one.micro_batch_size == rows for one in tried))
-            else peak(rows) <= budget
-        )
+    while True:
+        size = next_size(tried, budget, max_micro_batch_size, prediction)
+        if size is None:
+            return tried
+        assert 1 <= size <= max_micro_batch_size
+        attempts = sum(trial.micro_batch_size == size for trial in tried)
+        fits = None if fails(size, attempts) else peak(size) <= budget
         tried.append(
             SizeTrial(
-                micro_batch_size=rows,
+                micro_batch_size=size,
                 fits=fits,
-                peak_bytes=peak(rows) if fits else None,
+                peak_bytes=peak(size) if fits else None,
             )
         )
         assert len(tried) <= most_trials
-    return tried
 
 
-def told(tried: list[SizeTrial]) -> list[int]:
-    return [one.micro_batch_size for one in tried if one.fits is not None]
+def decided_sizes(tried: list[SizeTrial]) -> list[int]:
+    return [trial.micro_batch_size for trial in tried if trial.fits is not None]
 
 
 @pytest.mark.parametrize(
     ("machine", "predicted", "first", "near_share"),
     [
-        (Machine(fixed=5e8, per_row=3e7, budget=1e10), False, [1, 4], 0.1),
+        (Machine(fixed=5e8, bytes_per_sequence=3e7, budget=1e10), False, [1, 4], 0.1),
         (
-            Machine(fixed=5e8, per_row=1e6, budget=1e10, step=20 * MIB),
+            Machine(fixed=5e8, bytes_per_sequence=1e6, budget=1e10, step=20 * MIB),
             False,
             [1, 4, 16, 64],
             1.0,
         ),
         (
-            Machine(fixed=1e9, per_row=1e7, budget=1.2e9, constant_error=9.0),
+            Machine(
+                fixed=1e9, bytes_per_sequence=1e7, budget=1.2e9, constant_error=9.0
+            ),
             True,
             [1],
             1.0,
@@ -114,10 +128,8 @@ def told(tried: list[SizeTrial]) -> list[int]:
     ],
     ids=["a line", "hidden by steps of the allocator", "predicted not to fit"],
 )
-def test_sizes_grow_until_they_show_a_slope_and_the_next_is_near_the_answer(
-    machine, predicted, first, near_share
-):
-    tried = told(machine.search(predicted=predicted))
+def test_sizes_grow_until_they_show_a_slope(machine, predicted, first, near_share):
+    tried = decided_sizes(machine.search(predicted=predicted))
     assert tried[: len(first)] == first
     assert abs(tried[len(first)] - machine.truth) < near_share * machine.truth
     assert near_share == 1 or len(tried) <= 6
@@ -125,74 +137,72 @@ def test_sizes_grow_until_they_show_a_slope_and_the_next_is_near_the_answer(
 
 def trials(*peaks: tuple[int, int | None]) -> list[SizeTrial]:
     return [
-        SizeTrial(micro_batch_size=rows, fits=peak is not None, peak_bytes=peak)
-        for rows, peak in peaks
+        SizeTrial(micro_batch_size=size, fits=peak is not None, peak_bytes=peak)
+        for size, peak in peaks
     ]
 
 
 BUDGET = 95 * GB // 10
 ODD = {10: 10e9, 11: 9.1e9, 12: 9.2e9}
-REFUTED = trials((20, 665 * GB // 100), (35, BUDGET), (36, None), (35, None))
+CONTRADICTED = trials((20, 665 * GB // 100), (35, BUDGET), (36, None), (35, None))
 
 
 @pytest.mark.parametrize(
     ("tried", "known", "wanted"),
     [
         (trials((1, None)), None, {None}),
-        (trials((1, None)), lambda rows: 1e9 + 1e7 * rows, {None}),
-        (trials((30, None), (40, 2 * GB)), lambda rows: 1e9 + 3e8 * rows, range(1, 30)),
-        (REFUTED, lambda rows: 2.7e9 + 1.94e8 * rows, {33, 34}),
-        (REFUTED, None, range(21, 35)),
+        (trials((1, None)), lambda size: 1e9 + 1e7 * size, {None}),
+        (trials((30, None), (40, 2 * GB)), lambda size: 1e9 + 3e8 * size, range(1, 30)),
+        (CONTRADICTED, lambda size: 2.7e9 + 1.94e8 * size, {33, 34}),
+        (CONTRADICTED, None, range(21, 35)),
         (
             trials((10, 94 * GB // 10), (14, None), (12, None)),
-            lambda rows: ODD.get(rows, rows * 1e9),
+            lambda size: ODD.get(size, size * 1e9),
             {11},
         ),
     ],
     ids=[
-        "no row",
-        "no row as predicted",
+        "no size",
+        "no size as predicted",
         "fitted by luck",
-        "refuted",
-        "refuted without a prediction",
+        "contradicted",
+        "contradicted without a prediction",
         "odd curve",
     ],
 )
-def test_the_next_size_follows_from_what_was_refused_and_what_fitted_below(
-    tried, known, wanted
-):
+def test_next_size_respects_sizes_out_of_memory(tried, known, wanted):
     assert (
         next_size(
             tried, BUDGET, MAX_MICRO_BATCH_SIZE, known and Prediction(peak_bytes=known)
         )
         in wanted
     )
-    refused = min(one.micro_batch_size for one in tried if not one.fits)
-    fitting = max(
-        (one.micro_batch_size for one in tried if one.micro_batch_size < refused),
-        default=0,
-    )
-    assert bracket(tried) == Bracket(feasible_max=fitting, infeasible_min=refused)
+    too_large = min(trial.micro_batch_size for trial in tried if not trial.fits)
+    sizes = [trial.micro_batch_size for trial in tried]
+    fitting = max((size for size in sizes if size < too_large), default=0)
+    assert bracket(tried) == Bracket(feasible_max=fitting, infeasible_min=too_large)
 
 
 @pytest.mark.parametrize("predicted", [True, False])
-def test_a_peak_is_predicted_by_two_smaller_sizes_or_by_what_is_known_beforehand(
+def test_peak_is_predicted_from_smaller_sizes(
     predicted,
 ):
-    machine = Machine(fixed=1e9, per_row=1e8, budget=9e9, constant_error=0.05)
+    machine = Machine(
+        fixed=1e9, bytes_per_sequence=1e8, budget=9e9, constant_error=0.05
+    )
     prediction = machine.prediction if predicted else None
     smaller = [
-        SizeTrial(micro_batch_size=rows, fits=True, peak_bytes=machine.peak(rows))
-        for rows in (2, 30)
+        SizeTrial(micro_batch_size=size, fits=True, peak_bytes=machine.peak(size))
+        for size in (2, 30)
     ]
     others = [
         *trials((60, 8 * GB), (61, None)),
         SizeTrial(micro_batch_size=20, fits=None),
     ]
     predict_bytes = batch_search.predict_bytes
-    found = predict_bytes([*smaller, *others], 60, prediction)
-    assert found == predict_bytes(smaller, 60, prediction)
-    assert found == pytest.approx(machine.peak(60), rel=0.01)
+    predicted_bytes = predict_bytes([*smaller, *others], 60, prediction)
+    assert predicted_bytes == predict_bytes(smaller, 60, prediction)
+    assert predicted_bytes == pytest.approx(machine.peak(60), rel=0.01)
     before, after = (
         predict_bytes(tried, 60, prediction) for tried in ([], smaller[:1])
     )
@@ -203,13 +213,13 @@ def test_a_peak_is_predicted_by_two_smaller_sizes_or_by_what_is_known_beforehand
         assert before is after is None
 
 
-def test_a_prediction_that_is_right_to_one_per_cent_takes_three_trials_and_never_more_than_six():
+def test_good_prediction_takes_few_trials():
     draw = random.Random(0)
     trials = []
     for _ in range(300):
         machine = Machine(
             fixed=draw.uniform(1e9, 12e9),
-            per_row=draw.uniform(3e7, 1.2e9),
+            bytes_per_sequence=draw.uniform(3e7, 1.2e9),
             step=2 * MIB,
             budget=draw.choice([24e9, 80e9, 94e9, 141e9]),
             slope_error=draw.uniform(-0.01, 0.01),
@@ -220,18 +230,27 @@ def test_a_prediction_that_is_right_to_one_per_cent_takes_three_trials_and_never
         trials.append(len(tried))
     assert statistics.median(trials) <= 3
     assert max(trials) <= 6
-    # Of an exact one.
+    # An exact prediction takes one trial on each side.
     assert (
-        len(Machine(fixed=1e9, per_row=1e9, budget=9.5e9).search(predicted=True)) == 2
+        len(
+            Machine(fixed=1e9, bytes_per_sequence=1e9, budget=9.5e9).search(
+                predicted=True
+            )
+        )
+        == 2
     )
 
 
-def test_sizes_next_to_each_other_do_not_tell_the_slope_of_an_uneven_prediction():
+def test_neighbouring_sizes_show_no_slope():
     """A step that the prediction sees where there is none would make memory seem to
     shrink with the size."""
-    law = Machine(fixed=10 * GB, per_row=0.21 * GB, budget=98.7 * GB)
-    uneven = Prediction(peak_bytes=lambda rows: law.peak(rows) + 4 * GB * (rows >= 418))
-    assert told(search_all(law.peak, law.budget, MAX_MICRO_BATCH_SIZE, uneven)) == [
+    machine = Machine(fixed=10 * GB, bytes_per_sequence=0.21 * GB, budget=98.7 * GB)
+    uneven = Prediction(
+        peak_bytes=lambda size: machine.peak(size) + 4 * GB * (size >= 418)
+    )
+    assert decided_sizes(
+        search_all(machine.peak, machine.budget, MAX_MICRO_BATCH_SIZE, uneven)
+    ) == [
         417,
         418,
         422,
@@ -241,25 +260,29 @@ def test_sizes_next_to_each_other_do_not_tell_the_slope_of_an_uneven_prediction(
 
 @st.composite
 def any_machine(draw):
-    """Peaks that never fall, and a curve that has nothing to do with them, is flat, or
-    falls."""
-    most = draw(st.integers(1, MAX_MICRO_BATCH_SIZE))
+    """Draw peaks that never fall, and a curve that has nothing to do with them.
+
+    The curve may be flat, or fall.
+    """
+    max_size = draw(st.integers(1, MAX_MICRO_BATCH_SIZE))
     steps = draw(
         st.lists(
-            st.tuples(st.integers(0, most), st.integers(0, 2 * GB)),
+            st.tuples(st.integers(0, max_size), st.integers(0, 2 * GB)),
             min_size=1,
             max_size=8,
         )
     )
-    per_row = draw(st.integers(0, 50_000_000))
+    bytes_per_sequence = draw(st.integers(0, 50_000_000))
     curve = draw(st.lists(st.floats(-1e11, 1e11), min_size=1, max_size=7))
     tilt = draw(st.floats(-1e8, 1e9))
     budget = draw(st.integers(0, 20 * GB))
 
-    def peak(rows: int) -> int:
-        return per_row * rows + sum(size for start, size in steps if rows >= start)
+    def peak(size: int) -> int:
+        return bytes_per_sequence * size + sum(
+            step_bytes for start, step_bytes in steps if size >= start
+        )
 
-    return most, budget, peak, lambda rows: curve[rows % len(curve)] + tilt * rows
+    return max_size, budget, peak, lambda size: curve[size % len(curve)] + tilt * size
 
 
 @settings(deadline=None)
@@ -268,41 +291,41 @@ def any_machine(draw):
     machine=(
         MAX_MICRO_BATCH_SIZE,
         20 * GB,
-        lambda rows: 100_000 * rows,
-        lambda rows: 1.2e5 * rows,
+        lambda size: 100_000 * size,
+        lambda size: 1.2e5 * size,
     ),
     predicted=True,
 )
 @example(
-    machine=(MAX_MICRO_BATCH_SIZE, 20 * GB, lambda rows: 100_000 * rows, None),
+    machine=(MAX_MICRO_BATCH_SIZE, 20 * GB, lambda size: 100_000 * size, None),
     predicted=False,
 )
-def test_any_curve_ends_in_the_right_answer_within_a_logarithm_of_the_sizes_and_only_failures_are_tried_twice(
-    machine, predicted
-):
-    most, budget, peak, curve = machine
+def test_any_prediction_ends_in_the_right_answer(machine, predicted):
+    max_size, budget, peak, curve = machine
     prediction = Prediction(peak_bytes=curve) if predicted else None
-    most_trials = batch_search.PATIENCE + 2 * math.log2(most + 1) + 1
-    smooth = search_all(peak, budget, most, prediction, most_trials=most_trials)
-    found = bracket(smooth)
-    assert found.feasible_max == bisect.bisect(range(1, most + 1), budget, key=peak)
-    assert (found.feasible_max, found.infeasible_min) == (
-        most,
-        None,
-    ) or found.infeasible_min == found.feasible_max + 1
+    # A logarithm of the sizes.
+    most_trials = batch_search.PATIENCE + 2 * math.log2(max_size + 1) + 1
+    smooth = search_all(peak, budget, max_size, prediction, most_trials=most_trials)
+    known = bracket(smooth)
+    true_max = bisect.bisect(range(1, max_size + 1), budget, key=peak)
+    assert known.feasible_max == true_max
+    if known.infeasible_min is None:
+        assert known.feasible_max == max_size
+    else:
+        assert known.infeasible_min == known.feasible_max + 1
+    # Only sizes that failed are tried twice, at once, and change nothing else.
     tried = search_all(
         peak,
         budget,
-        most,
+        max_size,
         prediction,
-        fails=lambda rows, again: rows % 3 == 0 and again < 2,
+        fails=lambda size, attempts: size % 3 == 0 and attempts < 2,
     )
-    assert told(tried) == told(smooth)
-    assert len(set(told(tried))) == len(told(tried))
-    followed = [(one, later) for one, later in pairwise(tried) if one.fits is None]
-    assert all(
-        later.micro_batch_size == one.micro_batch_size for one, later in followed
-    )
+    assert decided_sizes(tried) == decided_sizes(smooth)
+    assert len(set(decided_sizes(tried))) == len(decided_sizes(tried))
+    for trial, following in pairwise(tried):
+        if trial.fits is None:
+            assert following.micro_batch_size == trial.micro_batch_size
 
 
 @given(
@@ -313,26 +336,24 @@ def test_any_curve_ends_in_the_right_answer_within_a_logarithm_of_the_sizes_and_
     st.integers(0, 50),
     st.integers(0, 20_000),
 )
-def test_the_answer_is_that_of_looking_at_every_size_and_no_size_is_asked_about_twice(
-    fixed, slope, limit, step, low, more
-):
+def test_largest_within_evaluates_no_size_twice(fixed, slope, limit, step, low, more):
     top = low + more
-    asked: list[int] = []
+    evaluated: list[int] = []
 
     def needs(size: int) -> float:
         assert low < size <= top
-        asked.append(size)
+        evaluated.append(size)
         return fixed + slope * (size // step)
 
-    found = largest_within(needs, limit, low=low, top=top)
-    assert low <= found <= top
-    assert found == low or fixed + slope * (found // step) <= limit
-    assert found == top or fixed + slope * ((found + 1) // step) > limit
-    assert len(asked) == len(set(asked)) <= 60
+    largest = largest_within(needs, limit, low=low, top=top)
+    assert low <= largest <= top
+    assert largest == low or fixed + slope * (largest // step) <= limit
+    assert largest == top or fixed + slope * ((largest + 1) // step) > limit
+    assert len(evaluated) == len(set(evaluated)) <= 60
 
 
 @pytest.mark.parametrize(
-    ("needs", "limit", "top", "largest", "most_asked"),
+    ("needs", "limit", "top", "largest", "max_evaluated"),
     [
         (lambda size: 7e9 + 1.7e8 * size, 94e9, 16_384, 511, 5),
         (lambda _: 5, 5, 100, 100, 60),
@@ -341,14 +362,12 @@ def test_the_answer_is_that_of_looking_at_every_size_and_no_size_is_asked_about_
     ],
     ids=["straight", "flat within", "flat beyond", "falling"],
 )
-def test_a_straight_law_takes_a_few_questions_and_one_that_does_not_grow_ends_at_either_end(
-    needs, limit, top, largest, most_asked
-):
-    asked: list[int] = []
+def test_largest_within_of_special_curves(needs, limit, top, largest, max_evaluated):
+    evaluated: list[int] = []
     assert (
         largest_within(
-            lambda size: asked.append(size) or needs(size), limit, low=3, top=top
+            lambda size: evaluated.append(size) or needs(size), limit, low=3, top=top
         )
         == largest
     )
-    assert len(asked) <= most_asked
+    assert len(evaluated) <= max_evaluated

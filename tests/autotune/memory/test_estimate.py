@@ -11,20 +11,28 @@ BERT = {
     "hidden_size": 128,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
+    "intermediate_size": 512,
 }
-BERT |= {"intermediate_size": 512}
 LONGFORMER = {
     "model_type": "longformer",
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-}
-LONGFORMER |= {
     "intermediate_size": 128,
     "attention_window": [32, 32],
     "max_position_embeddings": 514,
 }
 
+
+SMALL_MODEL = (
+    "--model",
+    "bert-mini",
+    "--seq-length",
+    "64",
+    "--max-micro-batch-size",
+    "8",
+    "--no-compile",
+)
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 
@@ -35,22 +43,17 @@ def estimate(says):
 
 
 @pytest.mark.system
-def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_the_probe_does_otherwise_too(
+def test_reports_reserve_of_default_budget(
     estimate,
 ):
-    words = (
-        "--model",
-        "bert-mini",
-        "--seq-length",
-        "64",
-        "--max-micro-batch-size",
-        "8",
-        "--no-compile",
-    )
-    on_a_card = (*words, "--gpu", "h100-nvl-94gb")
-    assert "NVIDIA H100 NVL (512 MiB of its memory stay free)" in estimate(*on_a_card)
-    assert "stay free" not in estimate(*on_a_card, "--memory", "94GB")
-    text = estimate(*words, "--memory", "20GB", "--mlm-head", "dense")
+    on_gpu = (*SMALL_MODEL, "--gpu", "h100-nvl-94gb")
+    assert "NVIDIA H100 NVL (512 MiB of its memory stay free)" in estimate(*on_gpu)
+    assert "stay free" not in estimate(*on_gpu, "--memory", "94GB")
+
+
+@pytest.mark.system
+def test_probe_command_names_other_settings(estimate):
+    text = estimate(*SMALL_MODEL, "--memory", "20GB", "--mlm-head", "dense")
     assert "at least 8" in text
     assert (
         "--memory 20GB --seq-length 64 --no-compile --max-micro-batch-size 8  #"
@@ -59,8 +62,8 @@ def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given_and_what_
 
 
 @pytest.mark.system
-def test_the_ledger_of_a_card_that_is_not_here_adds_up(estimate):
-    found = json.loads(
+def test_breakdown_of_an_absent_gpu_adds_up(estimate):
+    answer = json.loads(
         estimate(
             "--model",
             "bert-120m",
@@ -71,29 +74,25 @@ def test_the_ledger_of_a_card_that_is_not_here_adds_up(estimate):
             "--json",
         )
     )
-    one = found["models"][0]
-    assert (
-        sum(one["breakdown"]["terms_bytes"].values())
-        == one["breakdown"]["peak_bytes"]
-        <= one["budget_bytes"]
-    )
-    assert one["budget_bytes"] == 93 * 2**30 - RESERVE_BYTES
+    model = answer["models"][0]
+    breakdown = model["breakdown"]
+    assert sum(breakdown["terms_bytes"].values()) == breakdown["peak_bytes"]
+    assert breakdown["peak_bytes"] <= model["budget_bytes"]
+    assert model["budget_bytes"] == 93 * 2**30 - RESERVE_BYTES
     assert (
         300
-        < one["micro_batch_size_low"]
-        <= one["micro_batch_size"]
-        <= one["micro_batch_size_high"]
+        < model["micro_batch_size_low"]
+        <= model["micro_batch_size"]
+        <= model["micro_batch_size_high"]
         < 660
     )
-    assert (one["attention"], one["traces"]) == ("varlen", 5)
-    assert one["parameters"] == pytest.approx(109.5e6, rel=0.01)
+    assert (model["attention"], model["traces"]) == ("varlen", 5)
+    assert model["parameters"] == pytest.approx(109.5e6, rel=0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most(
-    estimate, tmp_path
-):
+def test_what_if_prefers_full_checkpointing(estimate, tmp_path):
     model = tmp_path / "bert.json"
     model.write_text(json.dumps(BERT))
     words = (
@@ -105,32 +104,30 @@ def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most
         "64",
         "--no-compile",
     )
-    rows = {
+    answer = json.loads(estimate(*words, "--what-if", "--json"))
+    sizes = {
         (
-            one["precision"],
-            one["attention"],
-            one["activation_checkpointing"],
-            one["mlm_head"],
-        ): one["micro_batch_size"]
-        for one in json.loads(estimate(*words, "--what-if", "--json"))["what_if"]
-        if one["layout"] == "padded"
+            setting["precision"],
+            setting["attention"],
+            setting["activation_checkpointing"],
+            setting["mlm_head"],
+        ): setting["micro_batch_size"]
+        for setting in answer["what_if"]
+        if setting["layout"] == "padded"
     }
-    assert len(rows) == 18
-    for precision, attention, _, head in rows:
+    assert len(sizes) == 18
+    for precision, attention, _, head in sizes:
+        full = sizes[precision, attention, "full", head]
+        none = sizes[precision, attention, "none", head]
         # A small model saves little by it, and free blocks between others may cost
         # that.
-        assert (
-            rows[precision, attention, "full", head]
-            >= 0.99 * rows[precision, attention, "none", head]
-        )
-        assert (
-            rows[precision, attention, "none", "sparse"]
-            >= rows[precision, attention, "none", "dense"]
-        )
+        assert full >= 0.99 * none
+        sparse = sizes[precision, attention, "none", "sparse"]
+        assert sparse >= sizes[precision, attention, "none", "dense"]
 
 
 @pytest.mark.system
-def test_shares_of_several_gpus_shrink_with_the_stage(estimate):
+def test_shares_shrink_with_the_zero_stage(estimate):
     words = (
         "--model",
         "bert-mini",
@@ -142,9 +139,11 @@ def test_shares_of_several_gpus_shrink_with_the_stage(estimate):
         "8",
         "--no-compile",
     )
-    found = json.loads(estimate(*words, "--json"))
-    shares = {one["name"]: one["total_bytes"] for one in found["models"][0]["shares"]}
-    assert shares["DDP"] == found["models"][0]["breakdown"]["peak_bytes"]
+    answer = json.loads(estimate(*words, "--json"))
+    shares = {
+        share["name"]: share["total_bytes"] for share in answer["models"][0]["shares"]
+    }
+    assert shares["DDP"] == answer["models"][0]["breakdown"]["peak_bytes"]
     assert (
         shares["DDP"] > shares["ZeRO-1"] > shares["ZeRO-2"] > shares["ZeRO-3 (FSDP2)"]
     )
@@ -152,7 +151,7 @@ def test_shares_of_several_gpus_shrink_with_the_stage(estimate):
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
+def test_rejected_models_do_not_affect_others(tmp_path):
     longformer = tmp_path / "longformer.json"
     longformer.write_text(json.dumps(LONGFORMER))
     command = [
@@ -175,24 +174,24 @@ def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
         "--model",
         "bert-120m",
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, *models], capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.returncode == 7
-    assert "the memory of 'longformer' cannot be predicted" in done.stderr
+    assert process.returncode == 7
+    assert "the memory of 'longformer' cannot be predicted" in process.stderr
     probe = (
         f"autotune probe --model {longformer} --model bert-mini --data DIR --memory"
         " 1800MB --seq-length 128"
     )
     probe += " --no-compile"
-    assert probe in done.stderr
+    assert probe in process.stderr
     assert (
         "one sequence of 128 tokens of 'bert-120m' is predicted to exceed"
-        in done.stderr
+        in process.stderr
     )
-    found = json.loads(done.stdout)
-    assert [one["model"] for one in found["models"]] == ["bert-mini"]
-    assert {name: one["exit_code"] for name, one in found["rejected"].items()} == {
+    answer = json.loads(process.stdout)
+    assert [model["model"] for model in answer["models"]] == ["bert-mini"]
+    assert {name: error["exit_code"] for name, error in answer["rejected"].items()} == {
         "longformer": 7,
         "bert-120m": 4,
     }
@@ -203,7 +202,7 @@ LARGE = ["--model", "bert-120m"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         ([*LARGE, "--gpu", "h100-nvl-94"], 3, "h100-nvl-94gb"),
         (
@@ -231,7 +230,5 @@ LARGE = ["--model", "bert-120m"]
         ([*MINI, "--memory", "8GB", "--seq-length", "1024"], 3, "512 positions"),
     ],
 )
-def test_what_cannot_be_predicted_or_trained_is_refused_with_what_would_help(
-    estimate, arguments, code, said
-):
-    assert said in estimate(*arguments, code=code)
+def test_rejection_names_a_remedy(estimate, arguments, code, message):
+    assert message in estimate(*arguments, code=code)

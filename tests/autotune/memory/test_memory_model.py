@@ -16,9 +16,8 @@ TERMS = ("activations", "optimizer", Term.PARAMETERS)
 
 
 @st.composite
-def laws(draw) -> memory.MemoryModel:
-    """Weights, then blocks that grow with rows or not, made and released in any
-    order."""
+def memory_models(draw) -> memory.MemoryModel:
+    """Draw a model: weights, then blocks that are made and released in any order."""
     count = draw(st.integers(2, 14))
     weights = draw(st.integers(1, count))
     sizes = st.sampled_from([0, 4, 512, 100_000, 3 * MIB, 30 * MIB])
@@ -34,77 +33,79 @@ def laws(draw) -> memory.MemoryModel:
         events.append(number)
         if number >= weights:
             live.append(number)
-    return simple_law(*blocks, events=events)
+    return fitted_model(*blocks, events=events)
 
 
-ON_CPU, ON_GPU = memory.MemoryOverheads(kind="cpu"), memory.MemoryOverheads(kind="cuda")
+ON_CPU = memory.MemoryOverheads(kind="cpu")
+ON_GPU = memory.MemoryOverheads(kind="cuda")
 LARGE = replace(
     ON_GPU, workspaces_bytes=(32 * MIB, 32 * MIB), non_pytorch_bytes=600 * MIB
 )
-SURROUNDINGS = st.sampled_from(
+OVERHEADS = st.sampled_from(
     [ON_CPU, replace(ON_CPU, non_pytorch_bytes=38 * MIB), ON_GPU, LARGE]
 )
 
 
 def trace_of(
-    rows: int, *blocks: tuple[int, int, str], events: list[int] | None = None
+    size: int, *blocks: tuple[int, int, str], events: list[int] | None = None
 ) -> Trace:
-    """A trace of blocks given as fixed bytes, bytes per row and term."""
+    """Return a trace of blocks: fixed bytes, bytes per sequence, and term of each."""
     allocations = tuple(
-        Allocation(size_bytes=fixed + rows * by_row, term=term)
-        for fixed, by_row, term in blocks
+        Allocation(size_bytes=fixed + size * by_sequence, term=term)
+        for fixed, by_sequence, term in blocks
     )
     order = tuple(range(len(blocks)) if events is None else events)
     work = StepWork(
-        micro_batch_size=rows, padded_tokens=rows, model_flops=0.0, kernels=()
+        micro_batch_size=size, padded_tokens=size, model_flops=0.0, kernels=()
     )
     return Trace(
         work=work,
-        predicted_tokens=rows,
+        predicted_tokens=size,
         allocations=allocations,
         events=order,
         repeats_from=0,
     )
 
 
-def simple_law(
+def fitted_model(
     *blocks: tuple[int, int, str], events: list[int] | None = None
 ) -> memory.MemoryModel:
-    found = memory.fit_memory_model(
-        [trace_of(rows, *blocks, events=events) for rows in (8, 3)]
-    )
-    assert found is not None
-    return found
-
-
-@given(rows=st.integers(1, 100))
-def test_sizes_that_grow_evenly_are_exact_anywhere_and_others_where_traced_and_between_their_neighbours(
-    rows,
-):
-    assert simple_law(*BLOCKS).sizes_bytes(200 * rows).tolist() == [
-        100,
-        4096 * 200 * rows,
-        7 + 1024 * 200 * rows,
-    ]
-
-    def traced(rows: int) -> int:
-        return 1000 * -(-rows // 7)
-
     model = memory.fit_memory_model(
-        [trace_of(size, (traced(size), 0, Term.PARAMETERS)) for size in (40, 3, 11)]
+        [trace_of(size, *blocks, events=events) for size in (8, 3)]
     )
     assert model is not None
-    (size,) = model.sizes_bytes(rows)
-    if 3 <= rows <= 40:
-        low, high = (
-            max(n for n in (3, 11, 40) if n <= rows),
-            min(n for n in (3, 11, 40) if n >= rows),
-        )
-        assert traced(low) <= size <= traced(high)
-    assert size >= 0
+    return model
 
 
 BLOCKS = ((100, 0, Term.PARAMETERS), (0, 4096, "activations"), (7, 1024, "activations"))
+TRACED_SIZES = (40, 3, 11)
+
+
+@given(size=st.integers(1, 100))
+def test_evenly_growing_sizes_are_exact(size):
+    large = 200 * size
+    sizes = fitted_model(*BLOCKS).sizes_bytes(large).tolist()
+    assert sizes == [100, 4096 * large, 7 + 1024 * large]
+
+
+@given(size=st.integers(1, 100))
+def test_other_sizes_lie_between_their_neighbours(size):
+    def traced_bytes(traced_size: int) -> int:
+        return 1000 * -(-traced_size // 7)
+
+    model = memory.fit_memory_model(
+        [
+            trace_of(traced_size, (traced_bytes(traced_size), 0, Term.PARAMETERS))
+            for traced_size in TRACED_SIZES
+        ]
+    )
+    assert model is not None
+    (size_bytes,) = model.sizes_bytes(size)
+    assert size_bytes >= 0
+    if 3 <= size <= 40:
+        below = max(traced_size for traced_size in TRACED_SIZES if traced_size <= size)
+        above = min(traced_size for traced_size in TRACED_SIZES if traced_size >= size)
+        assert traced_bytes(below) <= size_bytes <= traced_bytes(above)
 
 
 @pytest.mark.parametrize(
@@ -122,70 +123,76 @@ BLOCKS = ((100, 0, Term.PARAMETERS), (0, 4096, "activations"), (7, 1024, "activa
     ],
     ids=["order", "released", "fewer", "another's"],
 )
-def test_traces_that_are_not_alike_tell_no_law(change):
-    *alike, last = (trace_of(rows, *BLOCKS) for rows in (3, 8, 24))
+def test_unlike_traces_have_no_model(change):
+    *alike, last = (trace_of(size, *BLOCKS) for size in (3, 8, 24))
     assert memory.fit_memory_model([*alike, last]) is not None
     assert memory.fit_memory_model([*alike, replace(last, **change(last))]) is None
 
 
-def test_the_peak_is_the_most_in_use_at_once_on_a_cpu_and_on_a_gpu_what_its_allocator_reserves():
-    model = simple_law(
+def test_peak_on_a_cpu_is_the_most_in_use():
+    model = fitted_model(
         (1000, 0, Term.PARAMETERS),
         (0, 10, "activations"),
         (0, 7, "activations"),
         events=[0, 1, -2, 2],
     )
-    peaks = [
-        memory.peak_bytes(model, 5, replace(ON_CPU, non_pytorch_bytes=outside))
-        for outside in (0, 9)
-    ]
-    assert peaks == [1050, 1059]
+    with_libraries = replace(ON_CPU, non_pytorch_bytes=9)
+    assert memory.peak_bytes(model, 5, ON_CPU) == 1050
+    assert memory.peak_bytes(model, 5, with_libraries) == 1059
     assert model.largest_parameter_bytes == 1000
-    model = simple_law((3 * MIB, 0, Term.PARAMETERS), (0, 17 * MIB, "activations"))
+
+
+def test_peak_on_a_gpu_is_what_the_allocator_reserves():
+    model = fitted_model((3 * MIB, 0, Term.PARAMETERS), (0, 17 * MIB, "activations"))
     overheads = replace(ON_GPU, workspaces_bytes=(32 * MIB,), non_pytorch_bytes=5)
     # 32 + 3 + 17 MiB in pages of 20 MiB.
-    assert [memory.peak_bytes(model, rows, overheads) for rows in (1, 2)] == [
-        60 * MIB + 5,
-        80 * MIB + 5,
-    ]
+    assert memory.peak_bytes(model, 1, overheads) == 60 * MIB + 5
+    assert memory.peak_bytes(model, 2, overheads) == 80 * MIB + 5
 
 
 @settings(deadline=None)
-@given(model=laws(), rows=st.integers(1, 500), overheads=SURROUNDINGS)
-def test_the_terms_of_the_ledger_add_up_to_the_peak(model, rows, overheads):
-    found = memory.memory_breakdown(model, rows, overheads)
+@given(model=memory_models(), size=st.integers(1, 500), overheads=OVERHEADS)
+def test_terms_add_up_to_the_peak(model, size, overheads):
+    breakdown = memory.memory_breakdown(model, size, overheads)
     assert (
-        sum(found.terms_bytes.values())
-        == found.peak_bytes
-        == memory.peak_bytes(model, rows, overheads)
+        sum(breakdown.terms_bytes.values())
+        == breakdown.peak_bytes
+        == memory.peak_bytes(model, size, overheads)
     )
-    assert all(size > 0 for size in found.terms_bytes.values())
-    assert found.terms_bytes.get(Term.NON_PYTORCH, 0) == overheads.non_pytorch_bytes
-    assert found.terms_bytes.get(Term.WORKSPACES, 0) == sum(overheads.workspaces_bytes)
+    assert all(size > 0 for size in breakdown.terms_bytes.values())
+    assert breakdown.terms_bytes.get(Term.NON_PYTORCH, 0) == overheads.non_pytorch_bytes
+    assert breakdown.terms_bytes.get(Term.WORKSPACES, 0) == sum(
+        overheads.workspaces_bytes
+    )
     if overheads.kind == "cpu":
-        assert Term.ROUNDING not in found.terms_bytes
+        assert Term.ROUNDING not in breakdown.terms_bytes
 
 
 @settings(deadline=None)
-@given(laws(), SURROUNDINGS, st.floats(-0.1, 1.1), st.integers(1, MAX_MICRO_BATCH_SIZE))
-def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(
+@given(
+    memory_models(),
+    OVERHEADS,
+    st.floats(-0.1, 1.1),
+    st.integers(1, MAX_MICRO_BATCH_SIZE),
+)
+def test_largest_micro_batch_is_the_largest_that_fits(
     model, overheads, share, max_micro_batch_size
 ):
     peaks = [
-        memory.peak_bytes(model, rows, overheads)
-        for rows in range(1, max_micro_batch_size + 1)
+        memory.peak_bytes(model, size, overheads)
+        for size in range(1, max_micro_batch_size + 1)
     ]
     budget = peaks[0] + share * (peaks[-1] - peaks[0])
-    fitting = [rows for rows, peak in enumerate(peaks, start=1) if peak <= budget]
-    found = memory.largest_micro_batch_size(
+    fitting = [size for size, peak in enumerate(peaks, start=1) if peak <= budget]
+    largest = memory.largest_micro_batch_size(
         model, budget, overheads, max_micro_batch_size=max_micro_batch_size
     )
-    assert found == 0 or found in fitting
-    assert found == max_micro_batch_size or peaks[found] > budget
-    # An allocator can need less for more rows, as blocks fit into each other by luck;
-    # then it is the edge of one range.
-    if all(one <= other for one, other in pairwise(peaks)):
-        assert found == max(fitting, default=0)
+    assert largest == 0 or largest in fitting
+    assert largest == max_micro_batch_size or peaks[largest] > budget
+    # An allocator can need less for more sequences, as blocks fit into each other by
+    # luck; then it is the edge of one range.
+    if all(smaller <= larger for smaller, larger in pairwise(peaks)):
+        assert largest == max(fitting, default=0)
 
 
 SIZES = st.one_of(*(st.integers(1, most) for most in (64, 4 * MIB, 64 * MIB))).map(
@@ -219,16 +226,14 @@ SEQUENCES = st.lists(
         ([6 * MIB, 16 * MIB], [0, 1], 40 * MIB),
     ],
 )
-def test_a_sequence_reserves_pages_of_2_mib_for_small_requests_and_of_20_for_others(
-    sizes, events, reserved
-):
+def test_requests_reserve_whole_pages(sizes, events, reserved):
     assert memory.reserve(sizes, events) == reserved
 
 
 def with_released(
     page_mib: int, sizes_mib: list[int], released: list[int], **limits: int
 ) -> memory.Segment:
-    """A segment of such blocks, of which those with these numbers were released."""
+    """Return a segment of blocks, of which those with these numbers are released."""
     segment = memory.Segment(page_mib * MIB, **limits)
     blocks = [(segment.allocate(size * MIB), size * MIB) for size in sizes_mib]
     for number in released:
@@ -248,9 +253,7 @@ def with_released(
         (with_released(10, [40, 5], [0], address_bytes=60 * MIB), 1, [45]),
     ],
 )
-def test_the_free_block_that_is_taken_is_the_smallest_that_will_do(
-    segment, size_mib, taken_mib
-):
+def test_smallest_sufficient_block_is_taken(segment, size_mib, taken_mib):
     assert [segment.allocate(size_mib * MIB) / MIB for _ in taken_mib] == taken_mib
 
 
@@ -260,9 +263,7 @@ def test_the_free_block_that_is_taken_is_the_smallest_that_will_do(
     page=st.sampled_from([2 * MIB, 20 * MIB]),
     seed=st.integers(0, 2**16),
 )
-def test_blocks_never_overlap_lie_within_what_is_reserved_and_leave_one_free_block_in_whatever_order_they_go(
-    sequence, page, seed
-):
+def test_blocks_never_overlap(sequence, page, seed):
     segment = memory.Segment(page)
     live: list[tuple[int, int]] = []
     reserved = 0

@@ -29,7 +29,7 @@ GB = 10**9
 
 
 def model(parameters, **others):
-    """Adam in mixed precision: 2, 2 and 12 bytes per parameter."""
+    """Return a state of Adam in mixed precision: 2, 2 and 12 bytes a parameter."""
     terms = dict.fromkeys(TERMS, 0)
     terms |= {
         "parameters": 2 * parameters,
@@ -39,7 +39,7 @@ def model(parameters, **others):
     return StateBytes(**{f"{name}_bytes": size for name, size in terms.items()})
 
 
-def test_a_70b_model_at_tensor_8_pipeline_4_takes_35_and_12_gb_where_a_text_prints_58_and_32():
+def test_zero_shares_of_a_70b_model():
     # The text's code counts weights and gradients in bf16 and 12 bytes of Adam, nothing
     # else: 58.3 and 31.7 are not its results. What it calls ZeRO-3 divides the
     # optimizer alone, over 8 data ranks: that is ZeRO-1.
@@ -51,72 +51,64 @@ def test_a_70b_model_at_tensor_8_pipeline_4_takes_35_and_12_gb_where_a_text_prin
     assert totals == pytest.approx([35.0, 12.0, 8.2, 4.4], abs=0.05)
 
 
-def test_the_figure_of_the_zero_paper_comes_out():
+def test_shares_reproduce_the_zero_paper():
     # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters, 64 ranks.
-    found = shares(
+    by_stage = shares(
         model(7_500_000_000), 64, largest_layer_bytes=0, budget_bytes=20 * GB
     )
-    assert [one.total_bytes / GB for one in found] == pytest.approx(
+    assert [share.total_bytes / GB for share in by_stage] == pytest.approx(
         [120, 31.4, 16.6, 1.9], abs=0.05
     )
-    assert [one.fits for one in found] == [False, False, True, True]
-    assert [one.name for one in found if not one.trains_here] == ["ZeRO-2"]
-    # Formulas of tensor and pipeline parallelism are rows beside the trainer's own
-    # ways.
-    asked = {
-        "largest_layer_bytes": 0,
-        "budget_bytes": 1,
-        "tensor_ranks": 2,
-        "pipeline_stages": 4,
-    }
-    *_, tensor, pipeline = shares(model(1000), 8, **asked)
-    assert [tensor.name, tensor.total_bytes, tensor.trains_here] == [
-        "TP 2",
-        8000,
-        False,
-    ]
-    assert [pipeline.name, pipeline.total_bytes, pipeline.trains_here] == [
-        "PP 4",
-        4000,
-        False,
-    ]
+    assert [share.fits for share in by_stage] == [False, False, True, True]
+    assert [share.name for share in by_stage if not share.trains_here] == ["ZeRO-2"]
 
 
-@given(states, stages, ranks, sizes, ranks)
-def test_one_rank_changes_nothing_and_more_never_hold_more_state_nor_more_once_zero_gathers(
-    state, stage, count, layer_bytes, more
-):
-    assert (
-        zero_share(state, stage, 1, largest_layer_bytes=layer_bytes)
-        == state
-        == model_share(state, 1, 1)
+def test_model_parallelism_follows_the_zero_stages():
+    *_, tensor, pipeline = shares(
+        model(1000),
+        8,
+        largest_layer_bytes=0,
+        budget_bytes=1,
+        tensor_ranks=2,
+        pipeline_stages=4,
     )
+    assert (tensor.name, tensor.total_bytes) == ("TP 2", 8000)
+    assert (pipeline.name, pipeline.total_bytes) == ("PP 4", 4000)
+    assert not tensor.trains_here
+    assert not pipeline.trains_here
+
+
+@given(states, stages, sizes)
+def test_one_rank_holds_everything(state, stage, layer_bytes):
+    zero = zero_share(state, stage, 1, largest_layer_bytes=layer_bytes)
+    assert zero == state
+    assert model_share(state, 1, 1) == state
     (alone,) = shares(
         state, 1, largest_layer_bytes=layer_bytes, budget_bytes=state.total_bytes
     )
     assert (alone.held, alone.fits) == (state, True)
-    few, many = (
-        zero_share(state, stage, n, largest_layer_bytes=layer_bytes)
-        for n in (count, count + more)
-    )
+
+
+@given(states, stages, ranks, sizes, ranks)
+def test_more_ranks_hold_no_more_state(state, stage, count, layer_bytes, more):
+    few = zero_share(state, stage, count, largest_layer_bytes=layer_bytes)
+    many = zero_share(state, stage, count + more, largest_layer_bytes=layer_bytes)
     assert many.state_bytes <= few.state_bytes
-    if stage:  # and a higher stage never more than a lower one
-        assert (
-            few.state_bytes
-            <= zero_share(
-                state, stage - 1, count, largest_layer_bytes=layer_bytes
-            ).state_bytes
-        )
     # From one to two, ZeRO-3 begins to gather: that alone may cost more than it saves.
     if count > 1:
         assert many.total_bytes <= few.total_bytes
     assert few.gathered_bytes == (layer_bytes if stage == 3 and count > 1 else 0)
 
 
-@given(states, stages, ranks, ranks, ranks, sizes, ranks)
-def test_no_term_is_negative_or_lost_and_more_tensor_ranks_or_stages_never_hold_more(
-    state, stage, count, tensor, pipeline, layer_bytes, more
-):
+@given(states, st.integers(1, 3), ranks, sizes)
+def test_higher_stage_holds_no_more_state(state, stage, count, layer_bytes):
+    higher = zero_share(state, stage, count, largest_layer_bytes=layer_bytes)
+    lower = zero_share(state, stage - 1, count, largest_layer_bytes=layer_bytes)
+    assert higher.state_bytes <= lower.state_bytes
+
+
+@given(states, ranks, ranks, ranks)
+def test_more_tensor_ranks_hold_no_more(state, tensor, pipeline, more):
     few = model_share(state, tensor, pipeline)
     for many in (
         model_share(state, tensor + more, pipeline),
@@ -124,15 +116,18 @@ def test_no_term_is_negative_or_lost_and_more_tensor_ranks_or_stages_never_hold_
     ):
         assert many.state_bytes <= few.state_bytes
         assert many.total_bytes <= few.total_bytes
-    shard = zero_share(few, stage, count, largest_layer_bytes=layer_bytes)
+
+
+@given(states, stages, ranks, ranks, ranks, sizes)
+def test_no_term_is_lost(state, stage, count, tensor, pipeline, layer_bytes):
+    split = model_share(state, tensor, pipeline)
+    shard = zero_share(split, stage, count, largest_layer_bytes=layer_bytes)
     terms = asdict(shard)
     assert min(terms.values()) >= 0
     assert shard.total_bytes == sum(terms.values())
     assert shard.state_bytes * count * tensor * pipeline >= state.state_bytes
-    assert (shard.temporaries_bytes, shard.non_pytorch_bytes) == (
-        state.temporaries_bytes,
-        state.non_pytorch_bytes,
-    )
+    assert shard.temporaries_bytes == state.temporaries_bytes
+    assert shard.non_pytorch_bytes == state.non_pytorch_bytes
 
 
 @pytest.mark.parametrize(
@@ -146,14 +141,12 @@ def test_no_term_is_negative_or_lost_and_more_tensor_ranks_or_stages_never_hold_
         ({"activations": 8000, "head_and_loss": 9000}, 1, 4, (2000, 9000)),
     ],
 )
-def test_tensor_ranks_and_pipelines_hold_these_activations(
-    held, tensor, pipeline, expected
-):
-    found = model_share(model(0, **held), tensor, pipeline)
-    assert (found.activations_bytes, found.head_and_loss_bytes) == expected
+def test_activations_under_model_parallelism(held, tensor, pipeline, expected):
+    share = model_share(model(0, **held), tensor, pipeline)
+    assert (share.activations_bytes, share.head_and_loss_bytes) == expected
 
 
-LEDGER = {
+TERMS_BYTES = {
     "parameters": 4 * GB,
     "gradients": 4 * GB,
     "optimizer": 8 * GB,
@@ -172,7 +165,6 @@ LEDGER = {
         (3 * GB, None),
     ],
 )
-def test_the_fewest_ranks_that_hold_what_one_cannot(budget, expected):
-    assert smallest_sharding(LEDGER, budget, largest_layer_bytes=GB) == (
-        expected and f"parallel.strategy = {expected}"
-    )
+def test_smallest_sharding_that_fits(budget, expected):
+    setting = smallest_sharding(TERMS_BYTES, budget, largest_layer_bytes=GB)
+    assert setting == (expected and f"parallel.strategy = {expected}")

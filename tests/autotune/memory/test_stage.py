@@ -45,33 +45,30 @@ def prepared(tmp_path, bench, patterned_dataset):
     return make
 
 
-def test_a_probe_writes_the_profile_that_it_alone_supports_and_the_same_again_runs_nothing(
-    tmp_path, bench, probed
-):
-    (one,) = probed()
+def test_probe_writes_a_profile(tmp_path, probed):
+    (model,) = probed()
     stored = read_profile(tmp_path / "p" / "tiny-cpu.toml")
-    assert (stored.intact, stored.profile) == (True, one.profile)
-    probe = stored.profile.evidence.probe
-    assert (probe.feasible_max, probe.infeasible_min) == (35, 36)
-    assert (
-        stored.profile.constraints.global_batch_tokens,
-        stored.profile.train.global_batch_tokens,
-    ) == (2048, None)
-    assert (stored.profile.provenance.commands, stored.profile.evidence.workers) == (
-        ["probe"],
-        None,
-    )
-    before = len(bench.machine.trials)
+    assert stored.intact
+    assert stored.profile == model.profile
+    evidence = stored.profile.evidence
+    assert (evidence.probe.feasible_max, evidence.probe.infeasible_min) == (35, 36)
+    assert evidence.workers is None
+    assert stored.profile.constraints.global_batch_tokens == 2048
+    assert stored.profile.train.global_batch_tokens is None
+    assert stored.profile.provenance.commands == ["probe"]
+
+
+def test_repeated_probe_runs_no_trial(bench, probed):
+    (model,) = probed()
+    trials_before = len(bench.machine.trials)
     (again,) = probed()
-    assert len(bench.machine.trials) == before
-    assert all(one.from_trial_log for one in again.trials)
-    assert (one.previous, again.previous) == (None, None)
-    assert again.profile.train == one.profile.train
+    assert len(bench.machine.trials) == trials_before
+    assert all(finished.from_trial_log for finished in again.trials)
+    assert (model.previous, again.previous) == (None, None)
+    assert again.profile.train == model.profile.train
 
 
-def test_each_model_has_its_profile_before_the_next_one_is_probed(
-    tmp_path, bench, probed
-):
+def test_profile_is_written_before_the_next_probe(tmp_path, bench, probed):
     plain = bench.machine._simulate
 
     def simulate(trial):
@@ -99,57 +96,56 @@ def test_no_trial_begins_after_the_time_limit(tmp_path, bench, patterned_dataset
     assert not bench.machine.trials
 
 
-def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
+def test_defaults_suit_the_site(prepared):
     probe = prepared()
-    assert (probe.config.device, probe.config.precision, probe.config.layout) == (
-        "cpu",
-        "fp32",
-        "packed",
-    )
-    assert (
-        probe.local_ranks,
-        probe.micro_batches,
-        probe.overheads,
-        probe.global_batch_tokens,
-    ) == (1, 2, None, 2048)
-    assert (
-        prepared(
-            ModelSettings(name="s", config={"model_type": "something-new"})
-        ).config.layout
-        == "padded"
-    )
+    assert probe.config.device == "cpu"
+    assert probe.config.precision == "fp32"
+    assert probe.config.layout == "packed"
+    assert probe.local_ranks == 1
+    assert probe.micro_batches == 2
+    assert probe.overheads is None
+    assert probe.global_batch_tokens == 2048
+
+
+def test_unknown_architecture_has_padded_layout(prepared):
+    model = ModelSettings(name="s", config={"model_type": "something-new"})
+    assert prepared(model).config.layout == "padded"
+
+
+def test_requested_settings_are_kept(prepared):
     probe = prepared(
         settings={"precision": "bf16", "layout": "bucketed"},
         ranks=2,
         accumulate=False,
         traced=True,
     )
-    assert (probe.config.precision, probe.config.layout, probe.local_ranks) == (
-        "bf16",
-        "bucketed",
-        2,
-    )
-    assert (probe.micro_batches, probe.documents_per_sequence) == (1, 1.0)
+    assert probe.config.precision == "bf16"
+    assert probe.config.layout == "bucketed"
+    assert probe.local_ranks == 2
+    assert probe.micro_batches == 1
+    assert probe.documents_per_sequence == 1.0
     assert probe.overheads is not None
+
+
+def test_default_global_batch_is_in_sequences(prepared):
     probe = prepared(settings={"global_batch_tokens": None})
     assert probe.global_batch_tokens == 524_288
+    mean_tokens = probe.sequence_stats.mean_non_padding_tokens
     assert probe.config.global_batch_size == pytest.approx(
-        524_288 / probe.sequence_stats.mean_non_padding_tokens, abs=0.5
+        524_288 / mean_tokens, abs=0.5
     )
 
 
-def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared):
+def test_profile_of_probe_is_not_written(tmp_path, bench, prepared):
     path = tmp_path / "p" / "tiny-cpu.toml"
     profile, trials = profile_of_probe(bench, prepared(), path)
-    assert (profile.evidence.probe.feasible_max, bool(trials), path.exists()) == (
-        35,
-        True,
-        False,
-    )
+    assert profile.evidence.probe.feasible_max == 35
+    assert trials
+    assert not path.exists()
     assert probe_one(bench, prepared(), path).profile.train == profile.train
 
 
-def test_the_memory_budget_is_told(bench, prepared, capsys):
+def test_memory_budget_is_reported(bench, prepared, capsys):
     bench = replace(
         bench,
         site=replace(
@@ -166,34 +162,32 @@ def test_the_memory_budget_is_told(bench, prepared, capsys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "said"),
+    ("settings", "error", "message"),
     [
         ({"global_batch_tokens": 64}, BadInput, "too small for 4 ranks"),
         ({"layout": "stacked"}, BadConfig, "the options: layout"),
     ],
 )
-def test_settings_that_cannot_be_used_are_named_before_anything_runs(
-    bench, prepared, settings, error, said
-):
-    with pytest.raises(error, match=said):
+def test_rejects_settings_before_any_trial(bench, prepared, settings, error, message):
+    with pytest.raises(error, match=message):
         prepared(settings=settings, ranks=4)
     assert bench.machine.trials == []
 
 
-def test_a_model_that_does_not_fit_has_no_profile(tmp_path, probed):
+def test_too_large_model_has_no_profile(tmp_path, probed):
     with pytest.raises(ExceedsMemory, match="one sequence of"):
         probed(memory_bytes=310_000_000)
     assert list((tmp_path / "p").glob("*.toml")) == []
 
 
-def test_nothing_runs_for_a_profile_that_cannot_be_written(tmp_path, bench, prepared):
+def test_rejects_unwritable_profile_before_any_trial(tmp_path, bench, prepared):
     (tmp_path / "file").write_text("a file")
     with pytest.raises(BadInput, match="cannot write"):
         probe_one(bench, prepared(), tmp_path / "file" / "deep" / "tiny.toml")
     assert bench.machine.trials == []
 
 
-def test_a_profile_with_another_number_of_knees_is_told_all_the_same():
+def test_knee_of_three_sizes_is_reported():
     probe = example_profile().evidence.probe.model_copy(
         update={"knee_micro_batch_sizes": [3, 1, 2]}
     )

@@ -1,5 +1,7 @@
-"""Traced memory against the CPU allocator's own account of real steps, and what a GPU
-would do differently."""
+"""Compare traced memory with the CPU allocator's own account of real steps.
+
+Memory of a GPU is checked for how it differs.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +20,8 @@ from testbed.simulators.allocator import SPECIAL_IDS, Case, allocator_peak_bytes
 from trainer.config.train_config import TrainConfig
 from trainer.model import precision
 
-LAYERS, HIDDEN = 2, 64
+LAYERS = 2
+HIDDEN = 64
 SHAPE = {
     "num_hidden_layers": LAYERS,
     "hidden_size": HIDDEN,
@@ -54,7 +57,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Real steps are so small here that threads would mostly wait for each other."""
+    """Use one thread: real steps are so small that threads would mostly wait."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -74,10 +77,12 @@ def traced(case: Case, *, ranks: int = 1, **changes: object) -> Trace:
 
 
 def sizes_of(trace: Trace) -> Iterator[tuple[str, int]]:
-    """The term and bytes of every event, below zero for what is released."""
+    """Yield the term and bytes of every event; bytes of a release are negative."""
     for event in trace.events:
-        one = trace.allocations[event if event >= 0 else -1 - event]
-        yield one.term, one.size_bytes if event >= 0 else -one.size_bytes
+        is_made = event >= 0
+        allocation = trace.allocations[event if is_made else -1 - event]
+        size_bytes = allocation.size_bytes
+        yield allocation.term, size_bytes if is_made else -size_bytes
 
 
 def running_bytes(trace: Trace) -> list[int]:
@@ -89,10 +94,10 @@ def peak_of(trace: Trace) -> int:
 
 
 def terms_after(trace: Trace, events: int) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for term, size in islice(sizes_of(trace), events):
-        found[term] += size
-    return found
+    terms: Counter[str] = Counter()
+    for term, size_bytes in islice(sizes_of(trace), events):
+        terms[term] += size_bytes
+    return terms
 
 
 def terms_at_peak(trace: Trace) -> Counter[str]:
@@ -100,12 +105,12 @@ def terms_at_peak(trace: Trace) -> Counter[str]:
 
 
 def between_steps(trace: Trace) -> Counter[str]:
-    """Bytes in use after the first step, before the second begins."""
+    """Return the bytes in use after the first step, before the second begins."""
     return terms_after(trace, trace.repeats_from)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_traced_peak_is_that_of_the_cpus_allocator(case):
+def test_traced_peak_is_that_of_the_cpu_allocator(case):
     assert peak_of(traced(case)) == pytest.approx(allocator_peak_bytes(case), rel=0.02)
 
 
@@ -124,24 +129,22 @@ def test_the_traced_peak_is_that_of_the_cpus_allocator(case):
     ],
     ids=str,
 )
-def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(
-    family, settings
-):
+def test_size_between_traces_is_predicted(family, settings):
     case = replace(BASE, family=family, documents_per_sequence=3.0)
 
-    def at(rows: int) -> Trace:
+    def trace_size(size: int) -> Trace:
         return traced(
-            case, micro_batch_size=rows, global_batch_size=2 * rows, **settings
+            case, micro_batch_size=size, global_batch_size=2 * size, **settings
         )
 
-    fit = fit_memory_model([at(rows) for rows in (40, 80)])
-    assert fit is not None
-    trace = at(61)
-    assert tuple(fit.events) == trace.events
-    assert max(fit.running_bytes(61)) == pytest.approx(peak_of(trace), rel=0.01)
+    model = fit_memory_model([trace_size(40), trace_size(80)])
+    assert model is not None
+    trace = trace_size(61)
+    assert tuple(model.events) == trace.events
+    assert max(model.running_bytes(61)) == pytest.approx(peak_of(trace), rel=0.01)
 
 
-def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
+def test_ddp_keeps_gradient_buckets_between_steps():
     alone, among = (
         between_steps(traced(BASE, ranks=ranks, global_batch_size=BASE.rows * ranks))
         for ranks in (1, 2)
@@ -153,8 +156,8 @@ def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
     assert among - Counter({Term.GRADIENTS: among[Term.GRADIENTS]}) == alone
 
 
-def test_gradients_that_are_no_views_of_buckets_exist_twice():
-    def most_bytes(view: bool) -> int:
+def test_gradients_without_bucket_views_exist_twice():
+    def max_gradient_bytes(view: bool) -> int:
         trace = traced(
             BASE,
             ranks=2,
@@ -166,18 +169,18 @@ def test_gradients_that_are_no_views_of_buckets_exist_twice():
         )
 
     once = between_steps(traced(BASE))[Term.OPTIMIZER] / 2
-    assert most_bytes(view=False) == pytest.approx(2 * once, rel=0.01)
-    assert once < most_bytes(view=True) < 1.5 * once
+    assert max_gradient_bytes(view=False) == pytest.approx(2 * once, rel=0.01)
+    assert once < max_gradient_bytes(view=True) < 1.5 * once
 
 
-def test_a_dropout_mask_is_a_byte_for_each_number_on_a_gpu_and_four_on_a_cpu():
+def test_dropout_mask_takes_a_byte_on_gpu():
     case = replace(BASE, dropout=0.1)
     on_cpu, on_gpu = (
         traced(case, device=device, attention="sdpa", compile=False)
         for device in ("cpu", "cuda")
     )
     # After the embeddings and twice in each layer, the last of which computes the
-    # places to predict alone.
+    # positions to predict alone.
     numbers = HIDDEN * (
         case.rows * case.width * (1 + 2 * (LAYERS - 1)) + 2 * on_cpu.predicted_tokens
     )
@@ -185,13 +188,16 @@ def test_a_dropout_mask_is_a_byte_for_each_number_on_a_gpu_and_four_on_a_cpu():
     assert terms_at_peak(on_cpu)[term] - terms_at_peak(on_gpu)[term] == 3 * numbers
 
 
-def test_further_steps_end_with_what_they_began_with_and_nothing_is_released_that_was_not_made_or_twice():
+def test_further_steps_end_as_they_begin():
     trace = traced(BASE)
     # And divisor of the optimizer, which the first step makes.
-    flag = Counter({Term.TEMPORARIES: 2 * 4})
-    assert terms_after(trace, len(trace.events)) - between_steps(trace) == flag
+    kept = Counter({Term.TEMPORARIES: 2 * 4})
+    assert terms_after(trace, len(trace.events)) - between_steps(trace) == kept
     terms = terms_at_peak(trace)
     assert terms[Term.OPTIMIZER] == pytest.approx(2 * terms[Term.PARAMETERS], rel=0.02)
+
+
+def test_only_live_allocations_are_released():
     live: set[int] = set()
     for event in traced(CASES[4]).events:
         if event >= 0:
@@ -201,7 +207,7 @@ def test_further_steps_end_with_what_they_began_with_and_nothing_is_released_tha
             live.remove(-1 - event)
 
 
-def test_a_job_traces_every_size_that_it_is_asked_for_says_what_the_model_is_and_leaves_torch_as_it_was():
+def test_job_traces_every_requested_size():
     supported = optimizer._get_fused_kernels_supported_devices
     measured = {
         "config": (
@@ -218,12 +224,13 @@ def test_a_job_traces_every_size_that_it_is_asked_for_says_what_the_model_is_and
         "documents_per_sequence": 2.0,
         "ranks": 2,
     }
-    found = trace_job.run(measured, {})
-    traces = [Trace.of(one) for one in found["traces"]]
-    assert [one.micro_batch_size for one in traces] == [2, 5]
-    assert [one.to_json() for one in traces] == found["traces"]
-    assert found["attention"] == "varlen"
-    assert found["parameters"] > 100_000
+    figures = trace_job.run(measured, {})
+    traces = [Trace.of(trace) for trace in figures["traces"]]
+    assert [trace.micro_batch_size for trace in traces] == [2, 5]
+    assert [trace.to_json() for trace in traces] == figures["traces"]
+    assert figures["attention"] == "varlen"
+    assert figures["parameters"] > 100_000
+    # Torch is left as it was.
     assert optimizer._get_fused_kernels_supported_devices is supported
     assert torch.empty(2).device.type == "cpu"
 
@@ -232,7 +239,7 @@ GPU = {"device": "cuda", "precision": "bf16", "attention": "varlen"}
 DEEP = replace(BASE, rows=64, shape=SHAPE | {"num_hidden_layers": 6})
 
 
-def test_compiled_layers_keep_less_and_much_less_with_checkpointing():
+def test_compiled_layers_keep_fewer_activations():
     def kept(**settings: object) -> int:
         terms = terms_at_peak(traced(DEEP, **GPU, **settings))
         return sum(
@@ -251,29 +258,31 @@ def test_compiled_layers_keep_less_and_much_less_with_checkpointing():
     assert compiled["full"] < eager["full"]
 
 
-def test_a_fused_loss_multiplies_the_same_matrices_and_holds_no_logits(monkeypatch):
+def test_fused_loss_holds_no_logits(monkeypatch):
     monkeypatch.setattr(precision, "find_spec", lambda name: True)
 
-    def at(rows: int, *, fused: bool) -> Trace:
+    def trace_size(size: int, *, fused: bool) -> Trace:
         settings = GPU | {
-            "micro_batch_size": rows,
-            "global_batch_size": rows,
+            "micro_batch_size": size,
+            "global_batch_size": size,
             "fused_cross_entropy": fused,
         }
         return traced(replace(BASE, vocab_size=8000), **settings, compile=False)
 
-    plain, fused = (at(400, fused=one) for one in (False, True))
+    plain = trace_size(400, fused=False)
+    fused = trace_size(400, fused=True)
     assert peak_of(fused) < 0.7 * peak_of(plain)
-    flops, others = (
-        sum(one.flops * count for one, count in trace.work.kernels)
+    plain_flops, fused_flops = (
+        sum(kernel.flops * count for kernel, count in trace.work.kernels)
         for trace in (plain, fused)
     )
-    assert others == pytest.approx(flops)
-    assert fit_memory_model([fused, at(800, fused=True)]) is not None
+    # It multiplies the same matrices.
+    assert fused_flops == pytest.approx(plain_flops)
+    assert fit_memory_model([fused, trace_size(800, fused=True)]) is not None
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_blocks_of_compiled_layers_end_with_the_step(dropout):
+def test_compiled_blocks_end_with_the_step(dropout):
     attention = {"attention": "sdpa"} if dropout else {}
     trace = traced(
         replace(DEEP, dropout=dropout),
@@ -287,7 +296,7 @@ def test_blocks_of_compiled_layers_end_with_the_step(dropout):
     )
 
 
-def test_a_sharded_rank_holds_half_of_the_state_and_sends_from_streams_of_its_own():
+def test_fsdp2_rank_holds_half_of_the_state():
     alone, among = (
         traced(
             BASE,
@@ -302,15 +311,15 @@ def test_a_sharded_rank_holds_half_of_the_state_and_sends_from_streams_of_its_ow
         assert between_steps(among)[term] == pytest.approx(
             between_steps(alone)[term] / 2, rel=0.02
         )
-    assert {one.stream for one in alone.allocations} == {0}
-    assert {one.stream for one in among.allocations} == {0, 1, 2}
+    assert {allocation.stream for allocation in alone.allocations} == {0}
+    assert {allocation.stream for allocation in among.allocations} == {0, 1, 2}
     released = {-1 - event for event in among.events if event < 0}
-    assert all(
-        number in released for number, one in enumerate(among.allocations) if one.stream
-    )
+    for number, allocation in enumerate(among.allocations):
+        if allocation.stream:
+            assert number in released
 
 
-def test_one_bucket_of_all_gradients_is_followed_by_smaller_ones():
+def test_first_bucket_is_followed_by_smaller_ones():
     large = replace(
         BASE,
         vocab_size=8000,
@@ -320,12 +329,12 @@ def test_one_bucket_of_all_gradients_is_followed_by_smaller_ones():
         large, ranks=2, global_batch_size=2 * large.rows, parallel={"bucket_cap_mib": 1}
     )
     everything = pytest.approx(between_steps(trace)[Term.OPTIMIZER] / 2, rel=0.01)
-    assert (
-        max(one.size_bytes for one in trace.allocations if one.term == Term.GRADIENTS)
-        == everything
-    )
+    gradients_bytes = [
+        allocation.size_bytes
+        for allocation in trace.allocations
+        if allocation.term == Term.GRADIENTS
+    ]
+    assert max(gradients_bytes) == everything
     assert between_steps(trace)[Term.GRADIENTS] == everything
-    assert (
-        trace.allocations.index(max(trace.allocations, key=lambda one: one.size_bytes))
-        < len(trace.allocations) / 2
-    )
+    sizes_bytes = [allocation.size_bytes for allocation in trace.allocations]
+    assert sizes_bytes.index(max(sizes_bytes)) < len(sizes_bytes) / 2
