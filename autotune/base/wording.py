@@ -77,6 +77,11 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:.2f}"
 
 
+def format_times(ratio: float) -> str:
+    """Return a multiple of another value: ``1.20x``."""
+    return f"{format_ratio(ratio)}x"
+
+
 def format_loss(loss_nats: float | None) -> str:
     """Return a loss with three decimals; ``n/a`` if it is missing."""
     return "n/a" if loss_nats is None else f"{loss_nats:.3f}"

@@ -19,6 +19,7 @@ from autotune.base.wording import (
     format_interval,
     format_number,
     format_ratio,
+    format_times,
     hours_formatter,
     plural,
 )
@@ -117,7 +118,7 @@ def _headline(one: ReportedProfile) -> doc.Words:
             f"{'that' if again else 'the throughput'} of {called}"
             f" ({level + between if between else NOT_ENOUGH})"
         )
-        words += [doc.Strong(text=f"{format_ratio(times.value)}x"), f" {told}"]
+        words += [doc.Strong(text=format_times(times.value)), f" {told}"]
     between = format_bounds(rate.interval.low, rate.interval.high, format_number)
     origin = {
         "training": "",
@@ -403,9 +404,7 @@ def _batch(profile: Profile) -> str:
 
 def _times(profile: Profile, name: RecipeName) -> str | None:
     row = row_of(profile.evidence.baseline, name)
-    return bounded(
-        row.bounded_speedup if row else None, lambda ratio: f"{format_ratio(ratio)}x"
-    )
+    return bounded(row.bounded_speedup if row else None, format_times)
 
 
 def bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:

@@ -11,6 +11,7 @@ from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_percent, format_share
 from autotune.base.wording import (
     format_bytes_per_s,
+    format_times,
     format_window_bounds,
     format_windows,
     plural,
@@ -184,8 +185,8 @@ def _count_cells(row: CountRow, rate: str) -> Row:
     return [
         str(row.num_workers),
         rate,
-        f"{row.ratio_to_cached:.3f}",
-        format_window_bounds(row.ratio, "{:.3f}".format),
+        format_share(row.ratio_to_cached),
+        format_window_bounds(row.ratio, format_share),
         format_share(row.data_wait_share),
         format_share(utilisation_share),
         format_bytes(row.memory_bytes),
@@ -313,11 +314,11 @@ def _is_short_of_data(evidence: WorkersEvidence) -> bool:
 
 
 def _joint_line(joint: JointChoice) -> str:
-    ratio = format_windows(joint.ratio, format_share)
+    ratio = format_windows(joint.ratio, format_times)
     result = "adopted" if joint.adopted else "not faster at 98 % confidence"
     return (
         f"joint search over workers, prefetching and pinning ({joint.trials}"
         f" trials): num_workers={joint.num_workers},"
         f" prefetch_factor={joint.prefetch_factor}, pin_memory={joint.pin_memory}:"
-        f" {ratio} of the best num_workers alone, {result}"
+        f" {ratio} the throughput of the best num_workers alone, {result}"
     )

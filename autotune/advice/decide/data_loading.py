@@ -283,9 +283,9 @@ def undecided_workers(now: TrainingContext) -> Advice | None:
 
 
 def _ratio_figure(row: WorkersRow) -> EvidenceFigure:
-    name = f"speed with num_workers={row.num_workers} relative to cached batches"
+    name = f"throughput with num_workers={row.num_workers} relative to cached batches"
     return figure(
-        name, row.ratio, "ratio", "autotune workers", n=len(row.padded_tokens_per_s)
+        name, row.ratio, "share", "autotune workers", n=len(row.padded_tokens_per_s)
     )
 
 

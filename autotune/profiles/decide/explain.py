@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.advice.values import EvidenceFigure, figure
+from autotune.base.units import format_share
 from autotune.base.wording import plural
 from autotune.errors import BadInput
 from autotune.memory.values import LOWER_BOUND, CurvePoint, ProbeEvidence
@@ -437,17 +438,17 @@ def _explain_loader(
         if row.num_workers == workers.chosen:
             figures.append(
                 figure(
-                    f"relative to cached batches, {count}",
+                    f"throughput relative to cached batches, {count}",
                     row.ratio,
-                    "ratio",
+                    "share",
                     "evidence.workers.rows",
                     n=len(row.padded_tokens_per_s),
                 )
             )
         else:
             rejected.append(
-                f"{count}: {row.ratio_to_cached:.1%} of the rate with cached batches,"
-                f" {VERDICT_WORDS[row.verdict]}"
+                f"{count}: {format_share(row.ratio_to_cached)} of the throughput on"
+                f" cached batches, {VERDICT_WORDS[row.verdict]}"
             )
     if workers.next_smaller:
         rejected.append(workers.next_smaller)

@@ -13,14 +13,14 @@ residuals of all counts.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.statistics import estimate_windows, scaled_residuals, trimmed_mean
 from autotune.base.units import format_share
-from autotune.base.wording import format_bounds
+from autotune.base.wording import format_bounds, format_times
 
 ENOUGH_SHARE = 0.98
 """Share of the best throughput that counts as sufficient."""
@@ -464,12 +464,14 @@ class WorkersRule:
         reference = None
         if is_verified or self._reference is not None:
             reference = rival
-        ratio = _ratio_text(self.interval(chosen, reference))
+        interval = self.interval(chosen, reference)
         if reference is None:
-            return f"{ratio} of the throughput with cached batches"
+            share = _ratio_text(interval, format_share)
+            return f"{share} of the throughput with cached batches"
+        times = _ratio_text(interval, format_times)
         return (
-            f"{ratio} of the throughput with num_workers={reference}, the fastest"
-            " larger count"
+            f"{times} the throughput with num_workers={reference}, the fastest larger"
+            " count, in the same rounds"
         )
 
     def _next_smaller_result(self) -> str | None:
@@ -485,21 +487,26 @@ class WorkersRule:
             log_ratios = self._log_ratios_to_larger(smaller)
             high = self._ratio_interval(log_ratios).high or math.nan
             return (
-                f"num_workers={smaller} is too few: at most {format_share(high)} of the"
-                " throughput of larger counts"
+                f"num_workers={smaller} is too few: at most {format_times(high)} the"
+                " throughput of larger counts in the same rounds"
             )
         if smaller <= self._largest_refuted:
             return (
                 f"num_workers={smaller} is too few, because {self._largest_refuted} is"
             )
-        ratio = _ratio_text(self.interval(smaller, None))
+        ratio = _ratio_text(self.interval(smaller, None), format_share)
         return (
             f"num_workers={smaller} may be sufficient: {ratio} of the throughput with"
             " cached batches"
         )
 
 
-def _ratio_text(ratio: Interval) -> str:
-    between = format_bounds(ratio.low, ratio.high, format_share)
-    value = format_share(ratio.value)
+def _ratio_text(ratio: Interval, form: Callable[[float], str]) -> str:
+    """Return a ratio with its bounds.
+
+    A throughput is shown as a share of the one with cached batches, its upper bound,
+    and as a multiple of the one with another number of workers.
+    """
+    between = format_bounds(ratio.low, ratio.high, form)
+    value = form(ratio.value)
     return value if between is None else f"{value} ({between})"

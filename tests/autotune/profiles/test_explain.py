@@ -62,7 +62,7 @@ def test_workers_have_figures_of_the_sweep():
     assert explanation.evidence[0].high == 0.995
     assert explanation.evidence[0].n == 3
     assert explanation.rejected == (
-        "0 workers: 50.0% of the rate with cached batches, too few",
+        "0 workers: 50.0 % of the throughput on cached batches, too few",
         "0 is slow",
     )
 

@@ -204,8 +204,8 @@ def test_workers_row_shows_the_verdict():
     assert none == [
         "0",
         "100",
-        "0.500",
-        "0.495 to 0.505",
+        "50.0 %",
+        "49.5 % to 50.5 %",
         "50.0 %",
         "n/a",
         "512 MiB",
@@ -244,7 +244,7 @@ def test_gpu_counters_have_their_own_table():
         (
             JOINT,
             "5, prefetch 8, not pinned",
-            "120.0 % (110.0 % to 130.0 %, 98 %) of the best num_workers",
+            "1.20x (1.10x to 1.30x, 98 %) the throughput of the best num_workers",
         ),
         (
             JOINT.model_copy(update={"adopted": False}),
