@@ -32,7 +32,12 @@ from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.health.controller import HealthController, HealthDecision, encode_requests
+from trainer.health.controller import (
+    HealthController,
+    HealthDecision,
+    RequestSums,
+    encode_requests,
+)
 from trainer.health.events import Action, Diagnosis, EventRow, new_event
 from trainer.health.time_budget import TimeBudget, slurm_left_s
 from trainer.health.watchdog import REQUEUE, Watchdog
@@ -363,7 +368,7 @@ class _Run:
         seed = words[0] >> np.uint64(1)  # fits a signed integer
         torch.manual_seed(int(seed))
 
-    def _requests(self, *, evaluation_due: bool) -> list[float]:
+    def _requests(self, *, evaluation_due: bool) -> RequestSums:
         """Return this rank's requests to exit or save, to be summed over ranks.
 
         Only the clock of rank 0 counts.

@@ -1,5 +1,6 @@
 import math
 import signal
+from dataclasses import asdict, dataclass
 from unittest.mock import Mock
 
 import numpy as np
@@ -21,9 +22,12 @@ def sum_over_ranks(requests):
     return [sum(numbers) for numbers in zip(*requests, strict=True)]
 
 
-def request(rank, signal_number=None, *, over=False, save=False):
+def request(rank, signal_number=None, *, time_is_over=False, save_is_due=False):
     return encode_requests(
-        rank=rank, signal_number=signal_number, time_is_over=over, save_is_due=save
+        rank=rank,
+        signal_number=signal_number,
+        time_is_over=time_is_over,
+        save_is_due=save_is_due,
     )
 
 
@@ -33,24 +37,26 @@ NO_REQUEST = request(0)
 @pytest.mark.parametrize(
     ("requests", "reason"),
     [
-        pytest.param([NO_REQUEST, request(1)], None, id="none"),
+        pytest.param([NO_REQUEST, request(1)], None, id="no signal"),
         pytest.param(
             [NO_REQUEST, request(3, signal.SIGUSR1)],
             "SIGUSR1 on rank 3",
-            id="one rank",
+            id="signal on the last of two ranks",
         ),
         pytest.param(
-            [request(0, signal.SIGTERM)], "SIGTERM on rank 0", id="single rank"
-        ),
-        pytest.param(
-            [request(0, signal.SIGTERM, over=True), request(1)],
+            [request(0, signal.SIGTERM)],
             "SIGTERM on rank 0",
-            id="signal and time limit",
+            id="signal on the only rank",
+        ),
+        pytest.param(
+            [request(0, signal.SIGTERM, time_is_over=True), request(1)],
+            "SIGTERM on rank 0",
+            id="signal takes precedence over the time limit",
         ),
         pytest.param(
             [request(rank, signal.SIGUSR2) for rank in range(1024)],
             "SIGUSR2 on 1024 ranks",
-            id="all ranks",
+            id="same signal on all ranks",
         ),
         pytest.param(
             [request(0, signal.SIGTERM), request(1, signal.SIGUSR2)],
@@ -60,35 +66,63 @@ NO_REQUEST = request(0)
         pytest.param(
             [request(0, signal.SIGUSR1), request(1, signal.SIGUSR2)],
             "signals on 2 ranks",
-            id="different signals with SIGSEGV in between",
+            id="different signals whose mean is SIGSEGV",
         ),
     ],
 )
-def test_reason_names_signals_and_ranks(requests, reason):
-    assert decode_requests(sum_over_ranks(requests)) == (reason, False)
+def test_stop_reason_names_signals_and_ranks(requests, reason):
+    agreed = decode_requests(sum_over_ranks(requests))
+    assert agreed.stop_reason == reason
+    assert not agreed.save_is_due
 
 
-REQUESTS = st.lists(
-    st.tuples(st.none() | st.sampled_from(SIGNALS), st.booleans(), st.booleans()),
+@dataclass(frozen=True)
+class RankRequests:
+    """Requests of one rank."""
+
+    signal_number: int | None
+    time_is_over: bool
+    save_is_due: bool
+
+
+REQUESTS_BY_RANK = st.lists(
+    st.builds(
+        RankRequests,
+        signal_number=st.none() | st.sampled_from(SIGNALS),
+        time_is_over=st.booleans(),
+        save_is_due=st.booleans(),
+    ),
     min_size=1,
 )
 
 
-@given(requests=REQUESTS)
-def test_training_stops_or_saves_if_any_rank_requests_it(requests):
+def agree(requests_by_rank):
+    """Return the agreement of ranks on their requests."""
     encoded = [
-        request(rank, signal_number, over=over, save=save)
-        for rank, (signal_number, over, save) in enumerate(requests)
+        encode_requests(rank=rank, **asdict(requests))
+        for rank, requests in enumerate(requests_by_rank)
     ]
-    stop_reason, save_is_due = decode_requests(sum_over_ranks(encoded))
-    must_stop = any(number is not None or over for number, over, _ in requests)
-    assert (stop_reason is not None) == must_stop
-    assert save_is_due == any(save for _, _, save in requests)
+    return decode_requests(sum_over_ranks(encoded))
 
 
-def add(controller, step, *numbers, samples=(1,), requests=NO_REQUEST, **changes):
-    """Add a step of which ``numbers`` are the loss and the gradient norm."""
-    result = result_of(*numbers, sums=requests, **changes)
+@given(requests_by_rank=REQUESTS_BY_RANK)
+def test_training_stops_if_any_rank_requests_it(requests_by_rank):
+    must_stop = any(
+        requests.signal_number is not None or requests.time_is_over
+        for requests in requests_by_rank
+    )
+    assert (agree(requests_by_rank).stop_reason is not None) == must_stop
+
+
+@given(requests_by_rank=REQUESTS_BY_RANK)
+def test_training_saves_if_any_rank_requests_it(requests_by_rank):
+    must_save = any(requests.save_is_due for requests in requests_by_rank)
+    assert agree(requests_by_rank).save_is_due == must_save
+
+
+def add(controller, step, loss=2.0, *, applied=True, samples=(1,), requests=NO_REQUEST):
+    """Add a step with the given numbers to a controller."""
+    result = result_of(loss, applied=applied, sums=requests)
     controller.add(step, result, np.array(samples))
 
 
@@ -108,7 +142,7 @@ def ranks():
 
 
 @pytest.fixture
-def controller_of(events, ranks):
+def make_controller(events, ranks):
     """Return a function that makes controllers with given settings of health."""
 
     def make(**health) -> HealthController:
@@ -121,11 +155,11 @@ def controller_of(events, ranks):
 
 
 @pytest.fixture
-def experienced_controller(controller_of):
+def make_experienced_controller(make_controller):
     """Return a function that makes controllers that have seen 20 ordinary steps."""
 
     def make(**health) -> HealthController:
-        controller = controller_of(**health)
+        controller = make_controller(**health)
         for step in range(1, 21):
             add(controller, step, 2.0 + 0.01 * (step % 5))
             assert controller.check().worst is None
@@ -134,78 +168,101 @@ def experienced_controller(controller_of):
     return make
 
 
-def test_ordinary_steps_cost_no_message(experienced_controller, events, ranks):
-    experienced_controller()
+def test_ordinary_steps_cost_no_message(make_experienced_controller, events, ranks):
+    make_experienced_controller()
     assert events == []
     assert ranks.all_gather_object.call_count == 0
 
 
-def test_numbers_are_copied_in_double_precision(controller_of):
-    controller = controller_of()
+def test_numbers_are_copied_in_double_precision(make_controller):
+    controller = make_controller()
     result = result_of(math.nan, 1 + 2**-50, applied=False, sums=NO_REQUEST)
     controller.add(1, result, np.array([1]))
     result.grad_norm.zero_()  # as the next step does
     assert controller.check().worst.values["grad_norm"] == 1 + 2**-50
 
 
-def test_step_is_checked_once(controller_of, events):
-    controller = controller_of()
+def test_step_is_checked_once(make_controller, events):
+    controller = make_controller()
     add(controller, 1, math.nan, applied=False)
     assert controller.check().worst is not None
     assert controller.check(wait_for_all=True).worst is None
     assert len(events) == 1
 
 
-def read_late(monkeypatch):
-    """Let numbers be read as late on a CPU as on a GPU."""
+@pytest.fixture
+def late_controller(make_controller, monkeypatch):
+    """A controller that reads numbers as late on a CPU as on a GPU."""
     steps_behind = controller_module._STEPS_BEHIND
     monkeypatch.setitem(steps_behind, "cpu", steps_behind["cuda"])
+    return make_controller(on_non_finite="skip")
 
 
-@pytest.fixture
-def late_controller(controller_of, monkeypatch):
-    """A controller that reads numbers as late as on a GPU.
-
-    It has got four steps that are not finite.
-    """
-    read_late(monkeypatch)
-    controller = controller_of(on_non_finite="skip")
+def add_non_finite_steps(controller):
+    """Add steps 1 to 4, and return the step that was checked after each, or 0."""
     checked_steps = []
     for step in range(1, 5):
         add(controller, step, math.nan, applied=False)
         checked_steps.append(controller.check().at_step)
-    return controller, checked_steps
+    return checked_steps
 
 
 def test_gpu_numbers_are_read_two_steps_later(late_controller):
-    _, checked_steps = late_controller
-    assert checked_steps == [0, 0, 1, 2]
+    assert add_non_finite_steps(late_controller) == [0, 0, 1, 2]
 
 
 def test_last_steps_are_checked_on_request(late_controller):
-    controller, _ = late_controller
-    assert controller.check(wait_for_all=True).at_step == 3
-    assert controller.skipped_steps == 4
-    assert controller.check(wait_for_all=True).at_step == 0
+    add_non_finite_steps(late_controller)
+    # The first of the steps 3 and 4, whose findings are equally strong.
+    assert late_controller.check(wait_for_all=True).at_step == 3
+    assert late_controller.check(wait_for_all=True).at_step == 0
 
 
-def test_event_names_the_samples_of_all_ranks(experienced_controller, events):
-    controller = experienced_controller()
+def test_skipped_steps_are_counted(late_controller):
+    add_non_finite_steps(late_controller)
+    late_controller.check(wait_for_all=True)
+    assert late_controller.skipped_steps == 4
+
+
+@pytest.fixture
+def controller_with_spike(make_experienced_controller):
+    """A controller whose step 21 of samples 5 and 7 has a loss of 50, unlike 22."""
+    controller = make_experienced_controller()
     add(controller, 21, 50.0, samples=[7, 5])
     add(controller, 22, samples=[6])
-    decision = controller.check()
+    return controller
+
+
+def test_spike_is_a_warning_without_consequence(controller_with_spike):
+    decision = controller_with_spike.check()
     assert (decision.worst.action, decision.at_step) == (Action.WARN, 21)
     assert decision.trouble is None
+
+
+def test_spike_is_reported_with_its_loss(controller_with_spike, events):
+    controller_with_spike.check()
     (event,) = events
     assert (event.kind, event.action, event.level) == ("spike", "warn", "warning")
-    assert (event.step, event.samples) == (21, [5, 7, 90, 91])
     assert event.values["loss"] == 50.0
+
+
+def test_spike_is_reported_with_advice(controller_with_spike, events):
+    controller_with_spike.check()
+    (event,) = events
     assert event.causes
     assert event.next_step
 
 
-def test_first_of_the_strongest_findings_decides(experienced_controller):
-    controller = experienced_controller(on_spike="rollback", on_non_finite="skip")
+def test_event_names_the_samples_of_all_ranks(controller_with_spike, events):
+    controller_with_spike.check()
+    (event,) = events
+    assert event.step == 21
+    # Those of this rank, and those of the other one; see ``ranks``.
+    assert event.samples == [5, 7, 90, 91]
+
+
+def test_first_of_the_strongest_findings_decides(make_experienced_controller):
+    controller = make_experienced_controller(on_spike="rollback", on_non_finite="skip")
     for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan), (24, 60.0)):
         add(controller, step, loss, applied=False)
     decision = controller.check()
@@ -214,10 +271,10 @@ def test_first_of_the_strongest_findings_decides(experienced_controller):
     assert decision.trouble.next_step
 
 
-def test_requests_are_read_with_their_step(controller_of):
-    controller = controller_of()
+def test_requests_are_read_with_their_step(make_controller):
+    controller = make_controller()
     add(controller, 1)
-    add(controller, 2, requests=request(0, save=True))
+    add(controller, 2, requests=request(0, save_is_due=True))
     add(controller, 3, requests=request(0, signal.SIGTERM))
     decision = controller.check()
     assert decision.worst is None
@@ -225,7 +282,7 @@ def test_requests_are_read_with_their_step(controller_of):
     assert decision.save_requested_at == 2
 
 
-def test_time_limit_is_a_reason_to_stop(controller_of):
-    controller = controller_of()
-    add(controller, 4, requests=request(0, over=True))
+def test_time_limit_is_a_reason_to_stop(make_controller):
+    controller = make_controller()
+    add(controller, 4, requests=request(0, time_is_over=True))
     assert "time limit" in controller.check().stop_reason
