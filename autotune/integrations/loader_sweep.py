@@ -6,7 +6,7 @@ It finds the fewest workers that keep up with the step.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.errors import BadInput, Undecided
+from autotune.errors import AutotuneError, BadInput, Undecided
 from autotune.integrations.bench import OwnBench
 from autotune.integrations.decide import crash_words
 from autotune.integrations.values import (
@@ -17,7 +17,7 @@ from autotune.integrations.values import (
     OwnLoaderRequest,
 )
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Crashed, Outcome, TimedOut, Trial
+from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
 from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count
@@ -29,11 +29,10 @@ _PREFETCH_FACTOR = 2
 
 @dataclass(slots=True, kw_only=True)
 class OwnSweep(CountSweep[OwnLoaderFigures]):
-    """State of a sweep of your own loader."""
+    """Measure numbers of workers of your own loader."""
 
     asked: LoaderSweep
     bench: OwnBench
-    figures: type[OwnLoaderFigures] = OwnLoaderFigures
 
     @property
     def limits(self) -> LoaderLimits:
@@ -68,9 +67,13 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
         )
         return self.bench.trial(request, asked.trial_timeout_s)
 
-    def raise_failure(self, label: str, outcome: Outcome) -> None:
-        """Raise an error for a failure of your code."""
-        name = " or ".join(self.asked.code.functions.values())
+    def read_figures(self, outcome: Measured) -> OwnLoaderFigures:
+        """Return the figures of a window that was measured."""
+        return OwnLoaderFigures.of(outcome)
+
+    def known_failure(self, label: str, outcome: Outcome) -> AutotuneError | None:
+        """Return an error for a failure of your code; None for other outcomes."""
+        functions = " or ".join(self.asked.code.functions.values())
         if isinstance(outcome, Crashed):
             next_step = "Fix it, and run the same command again: it resumes."
             if "num_workers > 0" in outcome.detail:
@@ -78,22 +81,18 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
                     "No workers are tried, too: write persistent_workers=num_workers >"
                     " 0, and so for its like."
                 )
-            raise BadInput(
-                f"{name} {crash_words(outcome.detail, f' in the window {label!r}')}",
-                next_step=next_step,
-            )
+            crash = crash_words(outcome.detail, f" in the window {label!r}")
+            return BadInput(f"{functions} {crash}", next_step=next_step)
         if isinstance(outcome, TimedOut):
-            told = (
-                f"{name} did not end within its time limit in the window {label!r}:"
-                f" {outcome.detail}"
-            )
-            raise Undecided(
-                told,
+            return Undecided(
+                f"{functions} did not end within its time limit in the window"
+                f" {label!r}: {outcome.detail}",
                 next_step=(
                     "Allow more time with --trial-timeout; or mend the hang at that"
                     " place."
                 ),
             )
+        return None
 
 
 def sweep_loader(

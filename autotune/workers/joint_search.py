@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from autotune.base.interval import Interval
 from autotune.base.statistics import paired_ratio
 from autotune.trials.values import FinishedTrial, Measured, TrainingFigures
-from autotune.workers.count_sweep import WorkersDied
+from autotune.workers.count_sweep import NamedWindow
+from autotune.workers.decide.dead_workers import WorkersDied
 from autotune.workers.decide.worker_count import (
     ENOUGH_SHARE,
     FIRST_ROUNDS,
@@ -168,14 +169,14 @@ def _verify(
 def _rates(sweep: Sweep, round_number: int, windows: Sequence[_Window]) -> list[float]:
     """Return tokens/s including padding of consecutive windows."""
     names = [window.name for window in windows]
-    trials = []
+    named_windows = []
     for window in windows:
         config = sweep.training.config.model_copy(update={"data": window.data})
         trial = training_trial(
             sweep.training, config, round_number, names, cached=window.cached
         )
-        trials.append((trial, window.name))
-    figures_of_windows = sweep.measure_windows(round_number, trials)
+        named_windows.append(NamedWindow(name=window.name, trial=trial))
+    figures_of_windows = sweep.measure_windows(round_number, named_windows)
     return [figures.padded_tokens_per_s for figures in figures_of_windows]
 
 

@@ -13,10 +13,11 @@ from autotune.trials.session import Session
 from autotune.trials.values import (
     GpuUseFigures,
     LoadedWindow,
+    Measured,
     TrainingFigures,
     Trial,
 )
-from autotune.workers.count_sweep import CountSweep, gpu_use
+from autotune.workers.count_sweep import CountSweep, mean_gpu_use
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.workers.decide.worker_count import Count, WorkersChoice
 from autotune.workers.values import (
@@ -45,13 +46,9 @@ class TrainingWindows:
 
 @dataclass(slots=True, kw_only=True)
 class Sweep(CountSweep[TrainingFigures]):
-    """State of a sweep of the trainer's own DataLoader."""
+    """Measure numbers of workers of the trainer's own DataLoader."""
 
     training: TrainingWindows
-    figures: type[TrainingFigures] = TrainingFigures
-    rate: str = "padded_tokens_per_s"
-    """Tokens/s including padding, because the non-padding tokens of a window depend on
-    its samples."""
 
     @property
     def limits(self) -> LoaderLimits:
@@ -66,6 +63,17 @@ class Sweep(CountSweep[TrainingFigures]):
         return training_trial(
             self.training, config, round_number, names, cached=count is None
         )
+
+    def read_figures(self, outcome: Measured) -> TrainingFigures:
+        """Return the figures of a window that was measured."""
+        return TrainingFigures.of(outcome)
+
+    def compared_rate(self, figures: TrainingFigures) -> float:
+        """Return tokens/s including padding.
+
+        The non-padding tokens of a window depend on its samples.
+        """
+        return figures.padded_tokens_per_s
 
 
 def training_windows(
@@ -203,7 +211,7 @@ def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
 
 def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
     """Return power, clock and power cap of the GPU in words; None without a GPU."""
-    use = gpu_use(windows)
+    use = mean_gpu_use(windows)
     if use is None or use.power_w is None:
         return None
     parts = [f"{use.power_w:,.0f} W"]

@@ -18,6 +18,7 @@ from autotune.trials.values import (
     TrainingFigures,
     Trial,
 )
+from autotune.workers.count_sweep import NamedWindow
 from autotune.workers.joint_search import gap_remains, search_joint, study_of
 from autotune.workers.measure import evidence, gpu_source, training_trial
 from testbed.examples.feeds import (
@@ -470,7 +471,7 @@ def test_study_on_a_gpu_includes_pinning(finished):
 def test_study_ignores_windows_outside_its_space(finished):
     known = len(study_after(finished).trials)
     cached = training_trial(finished.training, CONFIG, 101, [], cached=True)
-    windows = [(cached, "cached batches")]
+    windows = [NamedWindow(name="cached batches", trial=cached)]
     for name, num_workers, prefetch_factor in (
         ("a prefetch that is not searched", 1, 3),
         ("more than are allowed", 50, 2),
@@ -478,7 +479,8 @@ def test_study_ignores_windows_outside_its_space(finished):
     ):
         settings = {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
         config = with_data(CONFIG, settings)
-        windows.append((training_trial(finished.training, config, 101, []), name))
+        trial = training_trial(finished.training, config, 101, [])
+        windows.append(NamedWindow(name=name, trial=trial))
     finished.measure_windows(101, windows)
     added = study_after(finished).trials[known:]
     assert [trial.params for trial in added] == [
@@ -490,7 +492,8 @@ def test_study_ignores_rounds_without_cached_batches(finished):
     known = len(study_after(finished).trials)
     config = with_data(CONFIG, {"num_workers": 1})
     trial = training_trial(finished.training, config, 100, [])
-    finished.measure_windows(100, [(trial, "without cached batches")])
+    window = NamedWindow(name="without cached batches", trial=trial)
+    finished.measure_windows(100, [window])
     assert len(study_after(finished).trials) == known
 
 
