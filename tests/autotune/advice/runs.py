@@ -34,21 +34,32 @@ def run_of(rates, *, ranks=2, **header) -> Run:
     )
 
 
+SETTLING_STEPS = 300
+"""Steps after which an autoregression has forgotten that it began at its mean."""
+
+
 def noisy(
-    seed: int, n: int, *, memory: float, noise: float, mean: float
+    seed: int, n: int, *, autocorrelation: float, noise: float, mean: float
 ) -> list[float]:
-    """Return rates whose logarithms are a first-order autoregression."""
-    pushes = (
-        np.random.default_rng(seed).normal(size=n + 300)
-        * math.sqrt(1 - memory**2)
-        * noise
-    )
+    """Return rates whose logarithms are a first-order autoregression.
+
+    Args:
+        seed: Seed of the noise.
+        n: Number of rates.
+        autocorrelation: Correlation of neighbouring rates.
+        noise: Standard deviation of the logarithm of a rate.
+        mean: Tokens over seconds of many rates.
+    """
+    normals = np.random.default_rng(seed).normal(size=n + SETTLING_STEPS)
+    pushes = normals * math.sqrt(1 - autocorrelation**2) * noise
     logs = list(
-        itertools.accumulate(pushes, lambda before, push: memory * before + push)
-    )[300:]
+        itertools.accumulate(
+            pushes, lambda before, push: autocorrelation * before + push
+        )
+    )
     # Tokens over seconds is a harmonic mean: a log-normal second is longer than its
     # middle.
-    return [mean * math.exp(log + noise**2 / 2) for log in logs]
+    return [mean * math.exp(log + noise**2 / 2) for log in logs[SETTLING_STEPS:]]
 
 
 def add_evidence(profile=None, **parts):

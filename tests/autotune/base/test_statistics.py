@@ -241,7 +241,10 @@ def _steps(seed: int, n: int, memory: float, *, mean: float = 1.0) -> Estimate:
     """Return the rate of steps that remember each other."""
     return estimate_steps(
         [1.0] * n,
-        [1 / rate for rate in noisy(seed, n, memory=memory, noise=NOISE, mean=mean)],
+        [
+            1 / rate
+            for rate in noisy(seed, n, autocorrelation=memory, noise=NOISE, mean=mean)
+        ],
     )
 
 

@@ -7,6 +7,9 @@ import pytest
 
 from autotune.base.statistics import estimate_single, estimate_steps, estimate_windows
 from autotune.profiles.decide.rates import (
+    MOST_WARM_UP_STEPS,
+    Drift,
+    Rate,
     drifts,
     expected_rate,
     run_rate,
@@ -15,20 +18,40 @@ from autotune.profiles.decide.rates import (
     tuned_rate,
     verdict_of,
 )
+from autotune.profiles.values import Profile
+from autotune.trials.values import FinishedTrial
 from testbed.examples.profiles import but
-from testbed.examples.profiles import example_profile as small_profile
+from testbed.examples.profiles import example_profile as cpu_profile
 from testbed.examples.tuning import example_inputs
 from tests.autotune.advice.runs import add_evidence, noisy, run_of
+from trainer.record.run_record import Run
 
 NON_PADDING_SHARE = 0.994
 """Share of non-padding tokens in the profiles of ``add_evidence``."""
+PROBED_MICRO_BATCH_SIZE = 64
+"""Micro-batch size of the profiles of ``add_evidence``."""
 
 
-def test_rate_closest_to_training_comes_first():
+def probed_point(profile: Profile):
+    """Return the point of the probe's curve at the profile's micro-batch size."""
+    for point in profile.evidence.probe.curve:
+        if point.micro_batch_size == PROBED_MICRO_BATCH_SIZE:
+            return point
+    raise AssertionError(f"no point at micro-batch size {PROBED_MICRO_BATCH_SIZE}")
+
+
+# The measured rate of the tuned settings.
+
+
+def test_rates_closest_to_training_come_first():
     profile = add_evidence(probe=True, workers=True, baseline=True)
     rates = training_rates(profile)
     assert [rate.read_from for rate in rates] == ["training", "windows", "steps"]
-    assert tuned_rate(profile) == rates[0]
+
+
+def test_tuned_rate_is_closest_to_training():
+    profile = add_evidence(probe=True, workers=True, baseline=True)
+    assert tuned_rate(profile) == training_rates(profile)[0]
 
 
 def test_profile_without_evidence_has_no_rate():
@@ -37,73 +60,118 @@ def test_profile_without_evidence_has_no_rate():
 
 def test_rate_of_probe_counts_non_padding_tokens():
     profile = add_evidence(probe=True)
-    (point,) = (
-        point for point in profile.evidence.probe.curve if point.micro_batch_size == 64
-    )
+    point = probed_point(profile)
     interval = tuned_rate(profile).interval
-    assert [interval.value, interval.low, interval.high] == pytest.approx(
-        [
-            NON_PADDING_SHARE * point.padded_tokens_per_s,
-            NON_PADDING_SHARE * point.padded_tokens_per_s_low,
-            NON_PADDING_SHARE * point.padded_tokens_per_s_high,
-        ]
+    assert interval.value == pytest.approx(
+        NON_PADDING_SHARE * point.padded_tokens_per_s
+    )
+    assert interval.low == pytest.approx(
+        NON_PADDING_SHARE * point.padded_tokens_per_s_low
+    )
+    assert interval.high == pytest.approx(
+        NON_PADDING_SHARE * point.padded_tokens_per_s_high
     )
     assert interval.confidence == 0.95
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "measured"),
-    [(2, 2), (4, 4), pytest.param(7, 3, id="not measured: the chosen")],
+    ("num_workers", "count_of_rate"),
+    [
+        pytest.param(2, 2, id="measured, fewer than chosen"),
+        pytest.param(4, 4, id="measured, more than chosen"),
+        pytest.param(7, 3, id="not measured: the chosen count's"),
+    ],
 )
-def test_rate_of_workers_is_of_the_profiles_count(num_workers, measured):
+def test_rate_of_workers_is_of_the_profiles_count(num_workers, count_of_rate):
     profile = add_evidence(probe=True, workers=True)
-    (row,) = (
-        row for row in profile.evidence.workers.rows if row.num_workers == measured
-    )
+    padded_tokens_per_s_by_count = {
+        row.num_workers: row.padded_tokens_per_s
+        for row in profile.evidence.workers.rows
+    }
     data = profile.train.data.model_copy(update={"num_workers": num_workers})
     rate = tuned_rate(but(profile, train={"data": data}))
-    mean = statistics.geometric_mean(row.padded_tokens_per_s)
+    mean = statistics.geometric_mean(padded_tokens_per_s_by_count[count_of_rate])
     assert rate.value == pytest.approx(NON_PADDING_SHARE * mean)
 
 
-def test_rate_of_other_ranks_is_of_scaling_curve():
-    profile = add_evidence(probe=True, network=True)
-    assert expected_rate(profile, 2).read_from == "steps"
-    assert expected_rate(profile, 4).known == "measured"
-    assert expected_rate(profile, 8).known == "predicted"
-    assert expected_rate(profile, 5) is None
+# The rate to expect of a number of ranks: 2 were probed, 4 and more are on the scaling
+# curve.
 
 
-def test_predicted_rate_has_the_bounds_of_its_prediction():
-    predicted = expected_rate(add_evidence(probe=True, network=True), 8)
-    low, high = predicted.interval.low, predicted.interval.high
-    assert low < predicted.value < high
-    # Of 95 %, which is 1.960 standard deviations for 2.326.
-    own = predicted.estimate.interval()
-    assert math.log(own.high / own.low) == pytest.approx(
-        math.log(high / low) * 1.960 / 2.326, 1e-3
+@pytest.fixture
+def scaled_profile() -> Profile:
+    """Return a profile with a probe of 2 ranks and a scaling curve."""
+    return add_evidence(probe=True, network=True)
+
+
+def test_rate_of_the_probed_ranks_is_the_probes(scaled_profile):
+    assert expected_rate(scaled_profile, 2).read_from == "steps"
+
+
+@pytest.mark.parametrize(("ranks", "known"), [(4, "measured"), (8, "predicted")])
+def test_rate_of_more_ranks_is_of_scaling_curve(scaled_profile, ranks, known):
+    assert expected_rate(scaled_profile, ranks).known == known
+
+
+def test_ranks_off_the_scaling_curve_have_no_rate(scaled_profile):
+    assert expected_rate(scaled_profile, 5) is None
+
+
+def test_measured_rate_of_scaling_has_98_percent_bounds(scaled_profile):
+    assert expected_rate(scaled_profile, 4).interval.confidence == 0.98
+
+
+def test_predicted_rate_is_within_its_bounds(scaled_profile):
+    interval = expected_rate(scaled_profile, 8).interval
+    assert interval.low < interval.value < interval.high
+
+
+def test_predicted_rate_is_shown_with_95_percent_bounds(scaled_profile):
+    predicted = expected_rate(scaled_profile, 8)
+    bounds = predicted.interval
+    shown_bounds = predicted.estimate.interval()
+    normal = statistics.NormalDist()
+    # Half-widths of 95 % and 98 % bounds, in standard deviations.
+    half_width_95 = normal.inv_cdf(1 - 0.05 / 2)
+    half_width_98 = normal.inv_cdf(1 - 0.02 / 2)
+    assert math.log(shown_bounds.high / shown_bounds.low) == pytest.approx(
+        math.log(bounds.high / bounds.low) * half_width_95 / half_width_98, 1e-3
     )
 
 
-def test_drift_from_a_prediction_has_its_confidence():
-    profile = add_evidence(probe=True, network=True)
-    assert expected_rate(profile, 4).interval.confidence == 0.98
-    rates = noisy(2, 200, memory=0.0, noise=0.01, mean=1e5)
-    speed, _, _ = drifts(profile, run_of(rates, ranks=8))
+def test_drift_from_a_prediction_has_its_confidence(scaled_profile):
+    rates = noisy(2, 200, autocorrelation=0.0, noise=0.01, mean=1e5)
+    speed = speed_drift(scaled_profile, run_of(rates, ranks=8))
     assert speed.expected.confidence == 0.98
     assert speed.ratio.confidence == 0.95
     assert speed.expected_source.startswith("predicted")
 
 
-def test_rate_of_a_run_leaves_out_warm_up():
-    run = run_of([1.0] * 20 + [50.0] * 2 + [100.0, 25.0] * 9, resumed_step=20)
-    assert [row.step for row in settled_steps(run)] == list(range(23, 41))
-    # All tokens over all seconds.
-    assert run_rate(run).value == pytest.approx(2 / (1 / 100 + 1 / 25))
+# The rate of a run.
 
 
-def test_warm_up_is_limited():
-    assert len(settled_steps(run_of([1.0] * 1000))) == 980
+def run_resumed_after_20_steps() -> Run:
+    """Return a run of 20 steps, then 2 of warm-up and 18 settled ones."""
+    before_resuming = [1.0] * 20
+    warm_up = [50.0] * 2
+    settled = [100.0, 25.0] * 9
+    return run_of(before_resuming + warm_up + settled, resumed_step=20)
+
+
+def test_settled_steps_follow_a_tenth_of_warm_up():
+    settled = settled_steps(run_resumed_after_20_steps())
+    assert [row.step for row in settled] == list(range(23, 41))
+
+
+def test_rate_of_a_run_is_tokens_over_seconds():
+    # Steps of as many tokens alternate between 100 and 25 tokens/s.
+    assert run_rate(run_resumed_after_20_steps()).value == pytest.approx(
+        2 / (1 / 100 + 1 / 25)
+    )
+
+
+def test_warm_up_of_a_long_run_is_limited():
+    assert len(settled_steps(run_of([1.0] * 1000))) == 1000 - MOST_WARM_UP_STEPS
 
 
 @pytest.mark.parametrize(
@@ -120,63 +188,108 @@ def test_bounds_of_a_runs_rate(steps, bound):
     assert interval.high == bound
 
 
-@pytest.mark.parametrize("rates", [[], [math.nan] * 5])
+@pytest.mark.parametrize(
+    "rates",
+    [pytest.param([], id="no steps"), pytest.param([math.nan] * 5, id="not numbers")],
+)
 def test_run_without_figures_has_no_rate(rates):
     assert run_rate(run_of(rates)) is None
 
 
-SPEED = 100.0
-NOISE = 0.05
+# Verdicts on many noisy runs.
+
+EXPECTED_TOKENS_PER_S = 100.0
+STEP_NOISE = 0.05
+"""Standard deviation of the logarithm of a step's rate."""
 WINDOW_NOISE = 0.015
+"""Standard deviation of the logarithm of a window's rate."""
 RUNS = 200
+"""Simulated runs of each test."""
+LUCK_STANDARD_ERRORS = 2.6
+"""Standard errors that a share of runs may be above its mean by chance: once in 200
+times."""
 
 
-def verdicts_of_runs(steps: int, memory: float, share: float) -> list[str]:
+def verdicts_of_runs(
+    steps: int, autocorrelation: float, achieved_share: float
+) -> list[str]:
     """Return the verdicts on runs with a share of the expected speed.
 
     Args:
         steps: Steps of each run.
-        memory: Autocorrelation of neighbouring steps.
-        share: Share of the expected speed that the runs reach.
+        autocorrelation: Correlation of the rates of neighbouring steps.
+        achieved_share: Share of the expected speed that the runs reach.
     """
     verdicts = []
     for seed in range(RUNS):
+        # Not the seed of ``noisy``, so that windows and steps are independent.
         rng = np.random.default_rng(10_000 + seed)
-        windows = SPEED * np.exp(rng.normal(scale=WINDOW_NOISE, size=6))
-        rates = noisy(seed, steps, memory=memory, noise=NOISE, mean=share * SPEED)
-        seconds = [1 / rate for rate in rates]
-        verdicts.append(
-            verdict_of(
-                estimate_windows(windows.tolist()),
-                estimate_steps([1.0] * steps, seconds),
-            )
+        window_noise = np.exp(rng.normal(scale=WINDOW_NOISE, size=6))
+        windows = EXPECTED_TOKENS_PER_S * window_noise
+        rates = noisy(
+            seed,
+            steps,
+            autocorrelation=autocorrelation,
+            noise=STEP_NOISE,
+            mean=achieved_share * EXPECTED_TOKENS_PER_S,
         )
+        expected = estimate_windows(windows.tolist())
+        achieved = estimate_steps([1.0] * steps, [1 / rate for rate in rates])
+        verdicts.append(verdict_of(expected, achieved))
     return verdicts
 
 
 def share_of(verdicts: list[str], start: str) -> float:
+    """Return the share of verdicts that start like this."""
     return sum(verdict.startswith(start) for verdict in verdicts) / len(verdicts)
 
 
 @pytest.mark.parametrize("steps", [60, 250])
-@pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.95])
-def test_same_speed_is_no_drift(steps, memory):
-    drifted = share_of(verdicts_of_runs(steps, memory, 1.0), "drift")
-    # 5 %, and what so many tries may be off by.
-    assert drifted <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / RUNS)
+@pytest.mark.parametrize("autocorrelation", [0.0, 0.5, 0.8, 0.95])
+def test_same_speed_is_seldom_drift(steps, autocorrelation):
+    verdicts = verdicts_of_runs(steps, autocorrelation, achieved_share=1.0)
+    # Bounds of 95 % exclude the truth in 5 % of runs.
+    standard_error = math.sqrt(0.05 * 0.95 / RUNS)
+    highest_share = 0.05 + LUCK_STANDARD_ERRORS * standard_error
+    assert share_of(verdicts, "drift") <= highest_share
 
 
-@pytest.mark.parametrize(("steps", "memory"), [(60, 0.0), (120, 0.5), (400, 0.8)])
-def test_a_tenth_slower_is_drift(steps, memory):
-    verdicts = verdicts_of_runs(steps, memory, 0.9)
+@pytest.mark.parametrize(
+    ("steps", "autocorrelation"), [(60, 0.0), (120, 0.5), (400, 0.8)]
+)
+def test_a_tenth_slower_is_drift(steps, autocorrelation):
+    verdicts = verdicts_of_runs(steps, autocorrelation, achieved_share=0.9)
     assert share_of(verdicts, "drift") >= 0.95
     assert share_of(verdicts, "noise unknown") <= 0.05
 
 
 def test_run_too_short_for_its_variation_is_undecided():
-    verdicts = verdicts_of_runs(60, 0.97, 0.9)
+    verdicts = verdicts_of_runs(60, autocorrelation=0.97, achieved_share=0.9)
     assert share_of(verdicts, "drift") < 0.3
     assert share_of(verdicts, "noise unknown") > 0.5
+
+
+# Drift of one run's rate.
+
+
+def speed_drift(profile: Profile, run: Run, **arguments) -> Drift:
+    """Return the drift of non-padding tokens/s."""
+    speed, _, _ = drifts(profile, run, **arguments)
+    return speed
+
+
+@pytest.fixture
+def tuned_profile() -> Profile:
+    """Return a profile with a probe, a worker sweep and a baseline."""
+    return add_evidence(probe=True, workers=True, baseline=True)
+
+
+def run_with_factor(expected: Rate, factor: float) -> Run:
+    """Return a run with hardly any noise at a factor of the expected rate."""
+    rate = factor * expected.value
+    warm_up = [0.2 * rate] * 2
+    settled = [rate * (1 + 0.001 * (step % 3)) for step in range(38)]
+    return run_of(warm_up + settled)
 
 
 @pytest.mark.parametrize(
@@ -187,123 +300,172 @@ def test_run_too_short_for_its_variation_is_undecided():
         (1.1, "drift: faster, beyond noise"),
     ],
 )
-def test_drift_beyond_noise_is_named(factor, verdict):
-    profile = add_evidence(probe=True, workers=True, baseline=True)
-    rate = factor * tuned_rate(profile).value
-    warm_up = [0.2 * rate] * 2
-    settled = [rate * (1 + 0.001 * (step % 3)) for step in range(38)]
-    speed, _, _ = drifts(profile, run_of(warm_up + settled))
+def test_drift_beyond_noise_is_named(tuned_profile, factor, verdict):
+    run = run_with_factor(tuned_rate(tuned_profile), factor)
+    speed = speed_drift(tuned_profile, run)
     assert speed.verdict == verdict
     assert speed.ratio.value == pytest.approx(factor, rel=0.002)
     assert speed.ratio.low < speed.ratio.value < speed.ratio.high
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9, 1.1])
+def test_drift_is_shown_with_95_percent_bounds(tuned_profile, factor):
+    run = run_with_factor(tuned_rate(tuned_profile), factor)
+    speed = speed_drift(tuned_profile, run)
     for interval in (speed.ratio, speed.expected, speed.achieved):
         assert interval.confidence == 0.95
 
 
-SURE = estimate_windows([100.0, 100.01, 99.99] * 5)
+def windows_around(tokens_per_s: float):
+    """Return the estimate of 15 windows with hardly any noise."""
+    spread = [tokens_per_s, tokens_per_s + 0.01, tokens_per_s - 0.01]
+    return estimate_windows(spread * 5)
 
 
 @pytest.mark.parametrize(
-    ("expected", "achieved", "verdict"),
+    ("achieved", "verdict"),
     [
-        (SURE, estimate_windows([98.5, 98.51, 98.49] * 5), "as expected"),
-        (
-            SURE,
-            estimate_windows([97.5, 97.51, 97.49] * 5),
-            "drift: slower, beyond noise",
-        ),
-        (
-            estimate_single(100.0),
-            estimate_single(95.0),
-            "noise unknown: one figure shows no spread",
-        ),
-        (
-            estimate_single(100.0),
-            estimate_single(50.0),
-            "noise unknown: one figure shows no spread; 50% slower",
+        pytest.param(windows_around(98.5), "as expected", id="alike within 2 %"),
+        pytest.param(
+            windows_around(97.5), "drift: slower, beyond noise", id="2.5 % slower"
         ),
     ],
 )
-def test_verdict_on_a_difference(expected, achieved, verdict):
-    assert verdict_of(expected, achieved) == verdict
+def test_verdict_without_noise_ignores_two_percent(achieved, verdict):
+    assert verdict_of(windows_around(100.0), achieved) == verdict
 
 
-def gpu_drifts(change=lambda run: run, **arguments):
-    """Return the drifts of the example's run on a GPU, with a change to the run."""
-    (profile, _), (reported,) = example_inputs(320)
-    defaults = {"trials": profile.trials, "intact": profile.intact}
-    return drifts(profile.profile, change(reported.run), **defaults | arguments)
+@pytest.mark.parametrize(
+    ("achieved_tokens_per_s", "verdict"),
+    [
+        pytest.param(
+            95.0, "noise unknown: one figure shows no spread", id="a little slower"
+        ),
+        pytest.param(
+            50.0,
+            "noise unknown: one figure shows no spread; 50% slower",
+            id="far slower",
+        ),
+    ],
+)
+def test_verdict_on_single_figures_is_open(achieved_tokens_per_s, verdict):
+    expected = estimate_single(100.0)
+    assert verdict_of(expected, estimate_single(achieved_tokens_per_s)) == verdict
 
 
-def test_memory_is_compared_with_the_same_trial():
-    _, _, memory = gpu_drifts()
+def test_unknown_ranks_have_no_expected_rate():
+    speed = speed_drift(add_evidence(probe=True), run_of([5.0] * 10, ranks=7))
+    assert speed.expected is None
+    assert speed.ratio is None
+    assert speed.verdict == "no expected value"
+    assert speed.expected_source == "no rate is known for 7 ranks"
+
+
+# Drift of a run on a GPU, with its memory and MFU.
+
+EXAMPLE_TRIALS = 320
+"""Trials of the example: one for each micro-batch size from 1 to 320."""
+EXAMPLE_MFU = 0.344
+"""MFU that each step of the example's run logs."""
+
+
+class GpuExample:
+    """Run of the example on a GPU, with the profile and trials that it started from."""
+
+    def __init__(self) -> None:
+        profiles, runs = example_inputs(EXAMPLE_TRIALS)
+        self.profile = profiles[0].profile
+        self.trials: tuple[FinishedTrial, ...] = profiles[0].trials
+        self.run = runs[0].run
+
+    def drifts(self, **arguments) -> tuple[Drift, ...]:
+        """Return the drifts of speed, MFU and memory."""
+        return drifts(self.profile, self.run, trials=self.trials, **arguments)
+
+    def memory_drift(self) -> Drift:
+        """Return the drift of peak memory."""
+        _, _, memory = self.drifts()
+        return memory
+
+
+@pytest.fixture
+def gpu_example() -> GpuExample:
+    return GpuExample()
+
+
+def test_memory_is_compared_with_the_same_trial(gpu_example):
+    memory = gpu_example.memory_drift()
     assert memory.expected.value == pytest.approx(memory.achieved.value, rel=0.05)
     assert memory.verdict == "as expected"
     assert memory.ratio.low is None
 
 
-def test_more_memory_is_drift():
-    def grow(run):
-        *steps, last = run.steps
-        grown_bytes = 2 * last.peak_memory_bytes
-        grown = last.model_copy(update={"peak_memory_bytes": grown_bytes})
-        return replace(run, steps=(*steps, grown))
-
-    _, _, memory = gpu_drifts(grow)
-    assert memory.verdict == "drift: more than in the trial"
+def test_more_memory_is_drift(gpu_example):
+    *steps, last = gpu_example.run.steps
+    doubled = last.model_copy(update={"peak_memory_bytes": 2 * last.peak_memory_bytes})
+    gpu_example.run = replace(gpu_example.run, steps=(*steps, doubled))
+    assert gpu_example.memory_drift().verdict == "drift: more than in the trial"
 
 
-def test_memory_of_another_recipe_is_not_expected():
-    def dense(finished):
-        config = finished.trial.measured["config"] | {"mlm_head": "dense"}
-        trial = replace(finished.trial, measured={"config": config})
-        return replace(finished, trial=trial)
+def with_dense_head(finished: FinishedTrial) -> FinishedTrial:
+    """Return a finished trial as if it had run with the dense MLM head."""
+    config = finished.trial.measured["config"] | {"mlm_head": "dense"}
+    trial = replace(finished.trial, measured={"config": config})
+    return replace(finished, trial=trial)
 
-    (profile, _), _ = example_inputs(320)
-    _, _, memory = gpu_drifts(trials=tuple(map(dense, profile.trials)))
+
+def test_memory_of_another_recipe_is_not_expected(gpu_example):
+    gpu_example.trials = tuple(
+        with_dense_head(finished) for finished in gpu_example.trials
+    )
+    memory = gpu_example.memory_drift()
     assert memory.expected is None
     assert memory.verdict == "no expected value"
 
 
 def test_memory_on_a_cpu_is_not_comparable():
-    _, _, memory = drifts(small_profile(), run_of([5.0] * 10))
+    _, _, memory = drifts(cpu_profile(), run_of([5.0] * 10))
     assert memory.verdict.startswith("not comparable on a CPU")
 
 
-def test_mfu_is_expected_from_the_rate():
-    speed, mfu, _ = gpu_drifts()
+def test_mfu_drifts_like_the_rate(gpu_example):
+    speed, mfu, _ = gpu_example.drifts()
     assert mfu.ratio == speed.ratio
     assert mfu.verdict == speed.verdict
     assert mfu.expected.value / mfu.achieved.value == pytest.approx(
         speed.expected.value / speed.achieved.value
     )
-    assert mfu.achieved.value == pytest.approx(0.344, rel=0.01)
+
+
+def test_achieved_mfu_is_the_logged_one(gpu_example):
+    _, mfu, _ = gpu_example.drifts()
+    assert mfu.achieved.value == pytest.approx(EXAMPLE_MFU, rel=0.01)
+
+
+# Runs without a comparison.
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (
+        pytest.param(
             {"other_settings": ("layout", "precision")},
             "trained with other settings (layout, precision)",
+            id="other settings",
         ),
-        ({"intact": False}, "the profile was modified"),
+        pytest.param(
+            {"intact": False}, "the profile was modified", id="edited profile"
+        ),
     ],
-    ids=["other settings", "edited profile"],
 )
-def test_other_training_is_not_comparable(arguments, reason):
-    verdicts = {drift.verdict for drift in gpu_drifts(**arguments)}
+def test_other_training_is_not_comparable(gpu_example, arguments, reason):
+    verdicts = {drift.verdict for drift in gpu_example.drifts(**arguments)}
     assert verdicts == {f"not comparable: {reason}"}
 
 
-def test_no_drift_without_profile_or_steps():
+def test_run_without_profile_has_no_drift():
     assert drifts(None, run_of([5.0] * 10)) == ()
-    assert drifts(small_profile(), run_of([])) == ()
 
 
-def test_unknown_ranks_have_no_expected_rate():
-    speed, _, _ = drifts(add_evidence(probe=True), run_of([5.0] * 10, ranks=7))
-    assert speed.expected is None
-    assert speed.ratio is None
-    assert speed.verdict == "no expected value"
-    assert speed.expected_source == "no rate is known for 7 ranks"
+def test_run_without_steps_has_no_drift():
+    assert drifts(cpu_profile(), run_of([])) == ()
