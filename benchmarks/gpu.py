@@ -55,7 +55,7 @@ from benchmarks.bars import EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED, Bar
 from testbed.corpora import real_lengths, write_learnable_corpus
 from trainer.data.dataset import read_manifest
 from trainer.errors import TrainerError
-from trainer.model.flops import peak_flops_per_s
+from trainer.model.gpu_peaks import peak_flops_per_s
 from trainer.record.run_record import RUN_FILE, Run, code_sha256, read_run
 
 ROOT = Path(__file__).parents[1]
@@ -656,7 +656,7 @@ def reasons_against(out: Path, check: Mapping[str, Any]) -> list[str]:
     if peak is None:
         reasons.append(
             f"no peak is known of {gpu}, so no rate can be checked: add it to"
-            " trainer/model/flops.py"
+            " trainer/model/gpu_peaks.py"
         )
     proof = (stages.get("arithmetic") or {}).get("answer") or {}
     if proof.get("right") is not True:

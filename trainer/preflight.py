@@ -21,7 +21,7 @@ from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.health.events import EventRow, new_event, utc_now
-from trainer.model.flops import matmul_format, peak_flops_per_s
+from trainer.model.gpu_peaks import matmul_format, peak_flops_per_s
 from trainer.record.run_record import RUN_SCHEMA_VERSION, RunHeader, code_sha256
 from trainer.record.writer import RunWriter
 

@@ -22,7 +22,7 @@ from autotune.speed.values import (
     StepWork,
 )
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.model.flops import find_peak, matmul_format, peak_flops_per_s
+from trainer.model.gpu_peaks import find_peak, matmul_format, peak_flops_per_s
 
 Float64 = npt.NDArray[np.float64]
 
@@ -77,9 +77,9 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
             fixed_s=MATMUL_FIXED_S,
         )
         for dtype, rate in {
-            "bf16": peak.bf16,
-            "fp32": peak.tf32,
-            "fp8": peak.fp8,
+            "bf16": peak.bf16_flops_per_s,
+            "fp32": peak.tf32_flops_per_s,
+            "fp8": peak.fp8_flops_per_s,
         }.items()
         if rate is not None
     }
@@ -87,7 +87,10 @@ def data_sheet_rates(gpu_name: str) -> MachineRates | None:
     for kernel, both in shares.items():
         half = ATTENTION_HALF_TOKENS if kernel != "efficient" else 0.0
         for direction, share in zip(("forward", "backward"), both, strict=True):
-            for dtype, rate in (("bf16", peak.bf16), ("fp32", peak.tf32)):
+            for dtype, rate in (
+                ("bf16", peak.bf16_flops_per_s),
+                ("fp32", peak.tf32_flops_per_s),
+            ):
                 rates = AttentionRates(flops_per_s=share * rate, half_tokens=half)
                 attention[f"{kernel} {direction} {dtype}"] = rates
     return MachineRates(

@@ -5,6 +5,7 @@ a sequence, ``attention`` chooses how they attend, ``precision`` lets linear lay
 compute with working copies in bf16 or float8, ``sparse_last_layer`` computes the last
 layer for masked tokens only, and ``loss`` is the cross-entropy. ``MaskedLM`` in
 ``masked_lm`` puts them together: begin reading there. ``flops`` counts the FLOPs of a
-step; it and ``families`` need no torch. All others import torch and transformers, so
+step and ``gpu_peaks`` is the table of GPUs' peak rates; they and ``families`` need no
+torch. All others import torch and transformers, so
 nothing is exported here.
 """

@@ -27,7 +27,7 @@ from autotune.base.statistics import (
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.model.flops import matmul_format, peak_flops_per_s
+from trainer.model.gpu_peaks import matmul_format, peak_flops_per_s
 from trainer.record.run_record import Run, StepRow, settings_of
 
 MATTERS_SHARE = 0.10

@@ -9,7 +9,7 @@ from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, w
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base import model_work
 from autotune.base.units import format_percent
-from trainer.model.flops import matmul_format, peak_flops_per_s
+from trainer.model.gpu_peaks import matmul_format, peak_flops_per_s
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
 """Share of compute in matmuls: least, usual and most; the rest moves bytes, most of

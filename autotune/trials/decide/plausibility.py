@@ -15,7 +15,7 @@ from autotune.machine.values import is_pretended
 from autotune.profiles.values import Profile, fill_share
 from autotune.trials.values import Measured, Trial
 from trainer.config.train_config import TrainConfig
-from trainer.model.flops import NumberFormat, Peak, find_peak, matmul_format
+from trainer.model.gpu_peaks import NumberFormat, Peak, find_peak, matmul_format
 from trainer.record.run_record import Run, settings_of
 
 SLACK = 1.05
@@ -46,8 +46,7 @@ class GpuRate:
             # Both directions together: a reducing switch (NVLink SHARP) halves the
             # bytes that a GPU sends.
             return peak.link_bytes_per_s
-        limit: float | None = getattr(peak, self.kind)
-        return limit
+        return peak.matmul_flops_per_s(self.kind)
 
     @property
     def unit(self) -> str:

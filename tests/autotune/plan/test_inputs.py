@@ -16,7 +16,7 @@ from tests.autotune.network.gradient_syncs import Cluster, tuning_on
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
-from trainer.model import flops
+from trainer.model import gpu_peaks
 
 TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 
@@ -177,7 +177,9 @@ def test_plan_on_cpu_needs_a_rate(warm_server):
 @pytest.mark.system
 def test_duration_requires_a_known_peak(warm_server, monkeypatch):
     monkeypatch.setattr(
-        flops, "PEAKS", tuple(peak for peak in flops.PEAKS if peak.name != "RTX 4090")
+        gpu_peaks,
+        "PEAKS",
+        tuple(peak for peak in gpu_peaks.PEAKS if peak.name != "RTX 4090"),
     )
     hours = Goal(kind="hours", amount=2.0, source="--duration 2h")
     with pytest.raises(BadInput, match="RTX 4090 are unknown"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
-from trainer.model.flops import PEAKS, attended_pairs, peak_flops_per_s
+from trainer.model.flops import attended_pairs
 
 
 @given(length=st.integers(1, 60), reach=st.one_of(st.none(), st.integers(0, 40)))
@@ -59,51 +59,3 @@ def test_sliding_windows_cost_less(dataset):
     assert work.reaches == (None, 4, 4, None)
     everywhere = dataclasses.replace(work, reaches=(None,) * 4)
     assert work.step_flops(np.array([60]), 9) < everywhere.step_flops(np.array([60]), 9)
-
-
-@pytest.mark.parametrize(
-    ("name", "tera"),
-    [
-        ("NVIDIA H100 NVL", 835),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H200", 989),
-        ("NVIDIA H200 NVL", 835),
-        ("NVIDIA H800", 989),
-        ("NVIDIA H800 PCIe", 756),
-        ("NVIDIA H20", 148),
-        ("NVIDIA GH200 144G HBM3e", 989),
-        ("NVIDIA B200", 2250),
-        ("NVIDIA GB200", 2500),
-        ("NVIDIA B300 SXM6 AC", 2250),
-        ("NVIDIA GB300", 2500),
-        ("NVIDIA A800-SXM4-80GB", 312),
-        ("NVIDIA L40", 181),
-        ("NVIDIA RTX 6000 Ada Generation", 364),
-        ("NVIDIA GeForce RTX 4090", 165),
-        ("NVIDIA GeForce RTX 4090 D", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 504),
-        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 438),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
-        ("NVIDIA A10G", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA L4", 121),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA GeForce GTX 1080", None),
-        ("NVIDIA A100X-unknown", None),
-    ],
-)
-def test_finds_device_by_words_of_its_name(name, tera):
-    assert peak_flops_per_s(name, "bf16") == (None if tera is None else tera * 1e12)
-
-
-@pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: peak.name)
-def test_every_peak_has_its_source(peak):
-    assert peak.source
-
-
-@pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: peak.name)
-def test_peaks_fall_from_bf16_to_fp32(peak):
-    assert peak.bf16 > peak.tf32 >= peak.fp32
