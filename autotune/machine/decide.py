@@ -13,6 +13,7 @@ from autotune.machine.values import (
 )
 
 MAX_LOAD_PER_ALLOTTED_CPU = 0.5
+"""Load average per available CPU core above which other programs disturb trials."""
 MIN_SHM_BYTES = 2**30
 MAX_UNEXPLAINED_GPU_BYTES = 2 * 2**30
 """GPU memory that may be in use without a process; the driver reserves less than 1 GiB
@@ -40,6 +41,21 @@ def find_unsuitable(machine: MachineFacts) -> tuple[Unsuitable, ...]:
     found = [one for gpu in machine.gpus for one in _about_gpu(gpu)]
     found += _about_machine(machine)
     return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
+
+
+def is_busy(load_average_1min: float, allotted_cpus: int) -> bool:
+    """Return whether a host is too busy for measurements."""
+    return load_average_1min > MAX_LOAD_PER_ALLOTTED_CPU * allotted_cpus
+
+
+def busy_host(load_average_1min: float, allotted_cpus: int) -> Unsuitable:
+    """Return the problem of a busy host."""
+    return Unsuitable(
+        "warning",
+        f"The load average is {load_average_1min:.2f} with {allotted_cpus} available"
+        " CPU cores: trials would compete for them.",
+        "Wait until it is idle, or request a whole node: sbatch --exclusive",
+    )
 
 
 def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
@@ -113,16 +129,8 @@ def _about_machine(machine: MachineFacts) -> Iterator[Unsuitable]:
             f"A GPU is unreadable: {line}.",
             leave_out,
         )
-    if load is not None and load > MAX_LOAD_PER_ALLOTTED_CPU * cpus:
-        claim = (
-            f"The load average is {load:.2f} with {cpus} available CPU cores: trials"
-            " would compete for them."
-        )
-        yield Unsuitable(
-            "warning",
-            claim,
-            "Wait until it is idle, or request a whole node: sbatch --exclusive",
-        )
+    if load is not None and is_busy(load, cpus):
+        yield busy_host(load, cpus)
     if shm_bytes is not None and shm_bytes < MIN_SHM_BYTES:
         claim = (
             f"/dev/shm has only {format_bytes(shm_bytes)} free: DataLoader workers pass"

@@ -33,7 +33,13 @@ from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.multirank import MultirankMachine
-from autotune.trials.session import Display, Session, open_measured_device
+from autotune.trials.session import (
+    Display,
+    Session,
+    load_of_others,
+    open_measured_device,
+    warn_if_busy,
+)
 from autotune.trials.trial_log import report_directory
 from autotune.workers.values import SweepRequest
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
@@ -63,11 +69,13 @@ def open_multirank(
     ranks: int | None,
     *,
     alone: bool = False,
+    warns_if_busy: bool = True,
 ) -> Iterator[Session]:
     """Start ranks on this node, or on the first nodes of this job.
 
     The site is that of the first node. A single rank is an error unless ``alone``. All
-    nodes must share ``scratch_parent``, for requests and answers.
+    nodes must share ``scratch_parent``, for requests and answers. ``warns_if_busy`` is
+    False if the command has warned.
 
     Raises:
         BadInput: If the job has fewer nodes.
@@ -112,6 +120,9 @@ def open_multirank(
         )
         scratch_parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
+        load_average_1min = load_of_others(site.host)
+        if warns_if_busy:
+            warn_if_busy(site.host, load_average_1min)
         with MultirankMachine(start, site.device, scratch) as ranks_together:
             sys.stderr.write(
                 f"measuring on {site.words}; starting {nodes * each} ranks on"
@@ -123,6 +134,7 @@ def open_multirank(
                 manifest=manifest,
                 server=ranks_together,
                 machine=ranks_together,
+                load_average_1min=load_average_1min,
             )
 
 
@@ -146,7 +158,14 @@ def tune_network(
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
     ranks = request.ranks or require_local_probe(stored).local_ranks
-    with open_multirank(train.device, request.data, place, nodes, ranks) as opened:
+    with open_multirank(
+        train.device,
+        request.data,
+        place,
+        nodes,
+        ranks,
+        warns_if_busy=display is None,
+    ) as opened:
         bench = opened if display is None else replace(opened, display=display)
         probe = require_local_probe(stored, bench.fingerprint(train.model))
         asked = _network_request(

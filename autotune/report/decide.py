@@ -11,10 +11,11 @@ from autotune.base.statistics import MIN_WINDOWS
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import plural
 from autotune.baseline.values import RecipeName, RecipeRow, row_of
+from autotune.machine.decide import is_busy
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.report.values import ReportedProfile, ReportedRun
-from autotune.trials.values import Contaminated
+from autotune.trials.values import Contaminated, FinishedTrial
 
 BASELINES: dict[RecipeName, str] = {
     "hf-trainer": "defaults",
@@ -138,6 +139,7 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
         evidence.baseline.rows if evidence.baseline else (),
         rate.interval if rate else None,
     )
+    yield from _busy_hosts(one.trials)
     if disturbed := sum(isinstance(done.outcome, Contaminated) for done in one.trials):
         yield (
             False,
@@ -154,6 +156,26 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
                 f"throughput dips at micro-batch {point.micro_batch_size}",
                 None,
             )
+
+
+def _busy_hosts(trials: Sequence[FinishedTrial]) -> Iterator[tuple[bool, str, str]]:
+    """Yield a doubt if trials ran beside other programs: the highest load."""
+    sites = [
+        trial.made_on
+        for trial in trials
+        if trial.made_on is not None and trial.made_on.load_average_1min is not None
+    ]
+    busiest = max(sites, key=lambda site: site.load_average_1min or 0.0, default=None)
+    if busiest is None or busiest.load_average_1min is None:
+        return
+    load, cpus = busiest.load_average_1min, busiest.allotted_cpus
+    if is_busy(load, cpus):
+        yield (
+            False,
+            f"the machine was busy when a command began: load average {load:.2f} with"
+            f" {cpus} CPU cores",
+            "baseline",
+        )
 
 
 def _wide_intervals(

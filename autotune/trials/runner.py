@@ -180,6 +180,7 @@ class TrialRunner:
             seconds=seconds,
             label=label,
             from_trial_log=False,
+            made_on=self.made_on,
         )
 
     def require_measured(self, what: str, outcome: Outcome) -> Measured:

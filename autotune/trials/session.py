@@ -20,6 +20,7 @@ from autotune import __version__
 from autotune.base.clock import SystemClock
 from autotune.base.files import check_writable
 from autotune.errors import MachineLacks
+from autotune.machine.decide import busy_host, is_busy
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import (
@@ -29,6 +30,7 @@ from autotune.machine.measured_device import (
     open_device,
 )
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor
+from autotune.machine.values import HostFacts
 from autotune.profiles.values import Fingerprint
 from autotune.trials import trial_log
 from autotune.trials.contamination_guard import ContaminationGuard, other_users
@@ -41,6 +43,7 @@ from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import Manifest, read_manifest
 from trainer.health.time_budget import slurm_left_s
 from trainer.record.progress import Update, progress
+from trainer.record.run_record import process_started_s
 
 _SITE_VARIABLES = (
     "AUTOTUNE_NUMA_BINDING",
@@ -68,6 +71,10 @@ _SITE_VARIABLES = (
 """Environment variables that trials inherit, and that change their memory or speed."""
 
 
+LOAD_AVERAGE_S = 60.0
+"""Time that the load average covers, in seconds."""
+
+
 class Display:
     """Progress of a phase: by default one line."""
 
@@ -93,6 +100,9 @@ class Bench:
     machine: Machine
     """The server; on GPUs inside of a ``ContaminationGuard``."""
     display: Display = field(default_factory=Display)
+    load_average_1min: float | None = None
+    """Load average of the host before this program's trials; None if it is not
+    known."""
 
     def extended(self, kind: type[BenchT], **more: Any) -> BenchT:
         """Return this bench as one of another kind, with further fields."""
@@ -144,7 +154,7 @@ class Bench:
             on_trial=_progress_of_trials(update, expected_trials),
             on_finished=self.display.trial_finished,
             ends_s=None if left_s is None else time.time() + left_s,
-            made_on=trial_log.made_on(site_fingerprint),
+            made_on=trial_log.made_on(site_fingerprint, self.load_average_1min),
         )
 
 
@@ -335,6 +345,8 @@ def open_bench(
                 server, monitor, uuids, GpuSampler(uuids), SystemClock()
             )
             stack.callback(machine.close)
+        load_average_1min = load_of_others(site.host)
+        warn_if_busy(site.host, load_average_1min)
         sys.stderr.write(f"measuring on {site.words}; loading {loading}\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
@@ -344,7 +356,31 @@ def open_bench(
                 next_step="Install a CUDA build of torch, or use --device cpu.",
                 docs="torch-without-cuda",
             )
-        yield Bench(site=site, server=server, machine=machine)
+        yield Bench(
+            site=site,
+            server=server,
+            machine=machine,
+            load_average_1min=load_average_1min,
+        )
+
+
+def load_of_others(host: HostFacts) -> float | None:
+    """Return the load average that other programs cause.
+
+    None if this process has run for longer than the average covers: it is then the
+    load of its own trials.
+    """
+    age_s = time.time() - process_started_s()
+    return host.load_average_1min if age_s < LOAD_AVERAGE_S else None
+
+
+def warn_if_busy(host: HostFacts, load_average_1min: float | None) -> None:
+    """Warn if other programs keep the CPU cores busy."""
+    cpus = host.allotted_cpus
+    if load_average_1min is None or not is_busy(load_average_1min, cpus):
+        return
+    problem = busy_host(load_average_1min, cpus)
+    sys.stderr.write(f"warning: {problem.claim}\n  next: {problem.next_step}\n")
 
 
 def require_idle_gpus(monitor: GpuMonitor, uuids: Sequence[str]) -> None:

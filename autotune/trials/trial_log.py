@@ -121,10 +121,16 @@ def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
     return trial_records, lines_without_trial
 
 
-def made_on(fingerprint: Fingerprint) -> MadeOn:
-    """Return the facts of a site that trials record."""
-    facts = {name: getattr(fingerprint, name) for name in MadeOn.model_fields}
-    return MadeOn(**facts)
+def made_on(fingerprint: Fingerprint, load_average_1min: float | None = None) -> MadeOn:
+    """Return the facts of a site that trials record.
+
+    ``load_average_1min`` is that of the host before the trials.
+    """
+    facts = {
+        name: getattr(fingerprint, name)
+        for name in MadeOn.model_fields.keys() & Fingerprint.model_fields.keys()
+    }
+    return MadeOn(**facts, load_average_1min=load_average_1min)
 
 
 def report_directory(profile_path: Path, reports: Path) -> Path:

@@ -190,12 +190,14 @@ class FinishedTrial:
     seconds: float
     label: str
     from_trial_log: bool
+    made_on: "MadeOn | None" = None
+    """Origin of the trial; None if it is not known."""
 
 
 class MadeOn(StrictTable):
     """Machine, software, model and dataset of a trial.
 
-    They are as in the fingerprint of its profile.
+    All but the load average are as in the fingerprint of its profile.
     """
 
     gpu_name: str | None = None
@@ -206,6 +208,9 @@ class MadeOn(StrictTable):
     torch: str
     model_sha256: str
     dataset_hash: str
+    load_average_1min: Annotated[float, Field(ge=0)] | None = None
+    """Load average when the command began, before its own trials; None if it is not
+    known."""
 
     @property
     def machine(self) -> str:
@@ -264,6 +269,7 @@ class TrialRecord(StrictTable):
             seconds=self.seconds,
             label=self.label,
             from_trial_log=True,
+            made_on=self.made_on,
         )
 
 

@@ -6,8 +6,9 @@ from autotune.base.interval import NOT_ENOUGH
 from autotune.base.render import markdown_text
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.sections import pull_request
+from autotune.trials.trial_log import made_on
 from autotune.trials.values import Contaminated
-from testbed.examples.profiles import but
+from testbed.examples.profiles import FINGERPRINT, but
 from testbed.examples.trials import record
 from testbed.examples.tuning import (
     example_bottleneck,
@@ -20,6 +21,11 @@ FULL = example_profile("d").evidence
 DISTURBED = replace(
     record("step").finished(), outcome=Contaminated(detail="other processes")
 )
+
+
+def on_machine_with_load(load_average_1min):
+    site = made_on(FINGERPRINT, load_average_1min)
+    return replace(record("step").finished(), made_on=site)
 
 
 def baseline(windows=10, window_s=5.0, **changes):
@@ -75,6 +81,13 @@ def curve(*rates):
             "1 trial disturbed by other load",
             "baseline",
         ),
+        ({"trials": (on_machine_with_load(0.9),)}, "high", "", None),
+        (
+            {"trials": (on_machine_with_load(0.9), on_machine_with_load(17.14))},
+            "medium",
+            "load average 17.14 with 2 CPU cores",
+            "baseline",
+        ),
         (
             {"workers": None},
             "medium",
@@ -92,6 +105,8 @@ def curve(*rates):
         "wide interval",
         "dip in the curve",
         "disturbed trial",
+        "quiet machine",
+        "busy machine",
         "no workers",
         "no probe",
     ],

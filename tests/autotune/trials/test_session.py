@@ -1,7 +1,9 @@
 """What phases of tuning share: runners, idle GPUs, loader limits and reports."""
 
+import contextlib
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ import pytest
 from autotune.errors import MachineLacks
 from autotune.machine.values import GpuProcess
 from autotune.report.stage import build_report
-from autotune.trials.session import Session, require_idle_gpus
+from autotune.trials import session
+from autotune.trials.fork_server import StartedMachine
+from autotune.trials.session import Session, open_bench, require_idle_gpus
 from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import TimedOut
 from autotune.workers.measure import training_windows
@@ -127,6 +131,64 @@ def test_trials_on_gpus_record_their_name(tmp_path):
     assert runner(tmp_path, on_gpus).made_on.machine == "2 x NVIDIA H100"
 
 
+def busy_site(load_average_1min):
+    host = replace(FakeHost().facts([Path()]), load_average_1min=load_average_1min)
+    return SimpleNamespace(device="cpu", host=host, words="the CPU")
+
+
+@pytest.fixture
+def open_on(monkeypatch):
+    """Return a function that opens a bench on a site without starting torch."""
+
+    def open_on(site, age_s=0.0):
+        monkeypatch.setattr(session, "process_started_s", lambda: time.time() - age_s)
+        monkeypatch.setattr(
+            session,
+            "open_measured_device",
+            lambda *_, **__: contextlib.nullcontext((site, None)),
+        )
+        with open_bench("cpu", Path(), lambda _: UnstartedMachine()) as bench:
+            return bench
+
+    return open_on
+
+
+class UnstartedMachine(StartedMachine):
+    """Machine without processes."""
+
+    def close(self):
+        """Do nothing."""
+
+    def _ensure_started(self):
+        """Do nothing."""
+
+    def _run(self, trial):
+        raise AssertionError("no trial is expected")
+
+
+def test_warns_once_of_a_busy_machine(open_on, capsys):
+    bench = open_on(busy_site(17.14))
+    assert bench.load_average_1min == 17.14
+    warning = "warning: The load average is 17.14 with 8 available CPU cores"
+    assert capsys.readouterr().err.count(warning) == 1
+
+
+def test_quiet_machine_causes_no_warning(open_on, capsys):
+    assert open_on(busy_site(3.9)).load_average_1min == 3.9
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_own_trials_are_no_load_of_others(open_on, capsys):
+    assert open_on(busy_site(17.14), age_s=90).load_average_1min is None
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_trials_record_the_load_before_them(tmp_path):
+    bench = replace(session_on(), load_average_1min=1.5)
+    made_on = bench.runner(tmp_path, FINGERPRINT, lambda *_: None, 1).made_on
+    assert made_on.load_average_1min == 1.5
+
+
 def append_trial(tmp_path, trial_record, writer):
     entry = trial_record.model_dump(mode="json")
     TrialLog(tmp_path / "trials", writer).append(entry)
@@ -152,9 +214,9 @@ def limits(data, host=None, max_workers=None, **train):
     request = SweepRequest(
         data=Path(), reports=Path("r"), minutes=1.0, max_workers=max_workers
     )
-    session = session_on(read_manifest(data), host)
+    bench = session_on(read_manifest(data), host)
     settings = but(EXAMPLE, train=train).train
-    return training_windows(session, settings, request, 2).limits
+    return training_windows(bench, settings, request, 2).limits
 
 
 def test_ranks_share_the_cpus(patterned_dataset):
