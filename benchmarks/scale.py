@@ -112,7 +112,8 @@ def read(directory: Path, batches: int) -> dict[str, Any]:
     from trainer.config.train_config import ModelSettings, TrainConfig
     from trainer.data.dataset import TokenDataset
     from trainer.data.global_batch import make_plan
-    from trainer.data.loader import MicroBatchSource, make_loader, micro_batch_plans
+    from trainer.data.loader import make_loader, micro_batch_plans
+    from trainer.data.micro_batch_source import MicroBatchSource
 
     config = TrainConfig(
         model=ModelSettings(name="none", config={"model_type": "bert"}),

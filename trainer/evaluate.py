@@ -10,12 +10,9 @@ import torch
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
-from trainer.data.loader import (
-    MicroBatch,
-    MicroBatchSource,
-    make_loader,
-    micro_batch_plans,
-)
+from trainer.data.loader import make_loader, micro_batch_plans
+from trainer.data.micro_batch import MicroBatch
+from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.distributed.parallel import reshard_weights
 from trainer.distributed.ranks import Ranks
 from trainer.model.masked_lm import MaskedLM

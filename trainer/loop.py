@@ -27,7 +27,8 @@ from trainer.config.resolve import ResolvedConfig, with_compile
 from trainer.data.batch_plan import hash_words
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan, with_batch_in_sequences
-from trainer.data.loader import MicroBatch, MicroBatchLoader
+from trainer.data.loader import MicroBatchLoader
+from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import BadConfig, TrainingFailed
@@ -375,7 +376,7 @@ class _Run:
         """
         leads = self._ranks.leads
         time_is_over = leads and self._budget.is_over(
-            save_s=self._checkpoints.save_s, evaluation_due=evaluation_due
+            save_s=self._checkpoints.expected_duration_s, evaluation_due=evaluation_due
         )
         return encode_requests(
             rank=self._ranks.rank,

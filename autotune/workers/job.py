@@ -18,15 +18,12 @@ from autotune.trials.jobs import footprint
 from autotune.workers.values import TrainingRequest
 from trainer.build import Training, build_training
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
+from trainer.data.data_wait import DataWait
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan, with_batch_in_sequences
-from trainer.data.loader import (
-    DataWait,
-    MicroBatch,
-    MicroBatchSource,
-    make_loader,
-    micro_batch_plans,
-)
+from trainer.data.loader import make_loader, micro_batch_plans
+from trainer.data.micro_batch import MicroBatch
+from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.sampler import MicroBatchPlan
 from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.optimizer import learning_rate

@@ -236,7 +236,8 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
     from trainer.checkpoint.tensors import make_optimizer_state
     from trainer.data.dataset import TokenDataset
     from trainer.data.global_batch import make_plan
-    from trainer.data.loader import MicroBatchSource, micro_batch_plans
+    from trainer.data.loader import micro_batch_plans
+    from trainer.data.micro_batch_source import MicroBatchSource
     from trainer.distributed.ranks import join_ranks, open_libraries
 
     config = step_config(_request(case)[0], rows)

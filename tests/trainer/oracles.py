@@ -14,7 +14,9 @@ from trainer.checkpoint.tensors import tensor_shards
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
-from trainer.data.loader import MicroBatch, MicroBatchSource, micro_batch_plans
+from trainer.data.loader import micro_batch_plans
+from trainer.data.micro_batch import MicroBatch
+from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.distributed.device_events import DeviceEvent
 from trainer.distributed.optimizer import unwrap_optimizer
 from trainer.distributed.ranks import join_ranks

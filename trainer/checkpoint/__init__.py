@@ -2,9 +2,11 @@
 
 ``format`` defines the files on disk and writes, checks, finds and removes them, without
 torch. ``tensors`` copies the training state to host memory and back, under any parallel
-strategy. ``manager`` saves in the background at the right steps, and is what the
-training loop uses: begin there. ``resume`` chooses the run directory and the checkpoint
-to start from, without torch. ``export`` writes the trained model for transformers.
+strategy. ``manager`` saves at the right steps, and is what the training
+loop uses: begin there. ``async_writer`` writes in the background, and ``save_events``
+reports it. ``resume`` chooses the run directory and the checkpoint to start from,
+without torch, and ``changed_settings`` compares settings for it. ``export`` writes the
+trained model for transformers.
 
 This package exports no names, as ``manager``, ``tensors`` and ``export`` import torch;
 import ``manager.CheckpointManager``, ``resume.choose_run``, ``format.read_checkpoint``

@@ -3,11 +3,13 @@
 From the files on disk to tensors for a model, in this order: ``dataset`` reads
 pre-tokenised samples, and ``batch_plan`` assigns them to sequences and ranks as a pure
 function of the seed. ``sampler`` plans the micro-batches of one rank from any position,
-and ``masking`` chooses the tokens to predict. ``loader`` reads and masks planned
-micro-batches, in this process or in DataLoader workers. ``global_batch`` computes the
-size of the global batch in sequences.
+and ``masking`` chooses the tokens to predict. ``micro_batch_source`` makes a
+``micro_batch.MicroBatch`` from its plan, and ``loader`` does so for a whole run, in
+this process or in DataLoader workers. ``data_wait`` measures how long a device waits
+for data. ``global_batch`` computes the size of the global batch in sequences.
 
-Only ``loader`` needs torch, so this package exports no names; import them from their
-modules. To read a dataset, begin with ``dataset.TokenDataset``; to train, with
-``global_batch.make_plan`` and ``loader.MicroBatchLoader``.
+``loader`` and the modules of micro-batches need torch, so this package exports no
+names; import them from their modules. To read a dataset, begin with
+``dataset.TokenDataset``; to train, with ``global_batch.make_plan`` and
+``loader.MicroBatchLoader``.
 """

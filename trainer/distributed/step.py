@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
-from trainer.data.loader import MicroBatch
+from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.device_events import DeviceEvent, mark, to_device
 from trainer.distributed.optimizer import unwrap_optimizer
 from trainer.distributed.parallel import ParallelModule

@@ -23,7 +23,7 @@ from torch.nn.attention import (
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.loader import MicroBatch
+from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model.sparse_last_layer import (
     DocumentQueries,

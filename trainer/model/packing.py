@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from trainer.data.loader import MicroBatch
+from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model.attention import (
     AttentionKind,

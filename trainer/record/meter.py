@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.data.loader import DataWait, MicroBatch
+from trainer.data.data_wait import DataWait
+from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.device_events import DeviceEvent, mark, to_device, to_host
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult

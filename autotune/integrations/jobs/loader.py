@@ -17,7 +17,7 @@ from autotune.integrations.jobs import load
 from autotune.integrations.values import LOOP_STEPS, OwnLoaderRequest
 from autotune.trials.jobs import footprint
 from autotune.workers.job import Consumer, ReplayedStep, drain, timed_window
-from trainer.data.loader import DataWait
+from trainer.data.data_wait import DataWait
 from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig

@@ -15,7 +15,7 @@ from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
-from trainer.data.loader import MicroBatch
+from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.parallel import reshard_weights

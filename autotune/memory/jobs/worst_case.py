@@ -10,8 +10,8 @@ import torch
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
-from trainer.data.loader import MicroBatch
 from trainer.data.masking import head_slots
+from trainer.data.micro_batch import MicroBatch
 
 
 def fullest_batch(

@@ -93,7 +93,8 @@ def test_requested_save_is_due_once(manager_of):
 def clock(monkeypatch):
     clock = SimpleNamespace(now_s=1000.0)
     clock.monotonic = clock.perf_counter = lambda: clock.now_s
-    monkeypatch.setattr("trainer.checkpoint.manager.time", clock)
+    for module in ("manager", "async_writer"):
+        monkeypatch.setattr(f"trainer.checkpoint.{module}.time", clock)
     return clock
 
 
@@ -121,16 +122,16 @@ def test_duration_is_that_of_the_last_successful_save(
     manager = manager_of()
     expected_s = 1 + state_bytes(training) / 100e6  # an estimate before the first
     for step in (1, 3):
-        assert manager.save_s == pytest.approx(expected_s)
+        assert manager.expected_duration_s == pytest.approx(expected_s)
         fail_to_save(manager, step)
         assert events[-1].kind == "save_failed"
-        assert manager.save_s == pytest.approx(expected_s)
+        assert manager.expected_duration_s == pytest.approx(expected_s)
         save(manager, step + 1)
         expected_s = events[-1].values["seconds"]
 
 
 def test_disabled_saves_take_no_time(manager_of):
-    assert manager_of(enabled=False).save_s == 0
+    assert manager_of(enabled=False).expected_duration_s == 0
 
 
 def test_state_has_three_values_per_trained_weight(training):
@@ -176,7 +177,7 @@ def test_only_the_writing_thread_has_low_priority(manager_of):
             id="invalid share of another rank",
         ),
         pytest.param(
-            "trainer.checkpoint.manager.HostCopy",
+            "trainer.checkpoint.async_writer.HostCopy",
             MemoryError("cannot allocate 12 GiB\nand more"),
             "host memory is too small for a copy of the state: cannot allocate 12 GiB",
             id="too little host memory",
@@ -351,9 +352,9 @@ def test_save_waits_for_the_one_before(
 def saved_manager(request, manager_of, monkeypatch):
     """A manager after a save that training has waited for."""
     manager = manager_of(**request.param)
-    manager._allocation.join()
+    manager._writer.wait_for_allocation()
     # The save uses the copy that was allocated before.
-    monkeypatch.setattr("trainer.checkpoint.manager.HostCopy", None)
+    monkeypatch.setattr("trainer.checkpoint.async_writer.HostCopy", None)
     manager.save(state_of(0), rollbacks=0, wait=not request.param)
     return manager
 

@@ -11,8 +11,9 @@ from transformers import Trainer
 from tests.trainer import oracles
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
-from trainer.data.loader import MicroBatchSource, micro_batch_plans
+from trainer.data.loader import micro_batch_plans
 from trainer.data.masking import IGNORED_LABEL, head_slots
+from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.step import gradient_norm
 from trainer.health.monitor import NO_LIMITS, Limits

@@ -10,7 +10,7 @@ from tests.trainer import oracles
 from trainer.build import GraphCounter, checkpoint_activations
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import SpecialIds
-from trainer.data.loader import MicroBatch
+from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model import attention, sparse_last_layer
 from trainer.model.attention import (

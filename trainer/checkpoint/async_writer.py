@@ -1,0 +1,279 @@
+"""Writing of checkpoints in the background.
+
+A save copies the state to host memory, and a thread writes the copy to disk, so the
+step after a save waits only for the copy. If the disk or a quota is full, the save
+fails and training continues; earlier checkpoints stay, and the failure is an event of
+the run.
+"""
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint import format as disk
+from trainer.checkpoint.format import TrainingState
+from trainer.checkpoint.save_events import (
+    SaveTimes,
+    not_removed_event,
+    save_failed_event,
+    saved_event,
+)
+from trainer.checkpoint.tensors import HostCopy, TensorShard
+from trainer.config.train_config import TrainConfig
+from trainer.distributed.ranks import Ranks
+from trainer.errors import TrainerError
+from trainer.health.events import EventRow
+
+_LOWEST_PRIORITY = 19
+"""Niceness of the writing thread while nothing waits for it, so that training comes
+first on a busy machine."""
+_NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+_MAX_REASON_LENGTH = 200
+"""Length to which torch's message of a failed allocation is cut, for one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequest:
+    """Checkpoint to be written by every rank."""
+
+    state: TrainingState
+    checkpoint_name: str
+    began_s: float
+    """Time of the performance counter when the save was requested."""
+    training_waits: bool
+    """True if training waits until the checkpoint is on disk."""
+
+    def measure_times(self, stall_s: float | None) -> SaveTimes:
+        """Return the durations of a save that ends now.
+
+        Args:
+            stall_s: Time for which training waited, or None if it waited to the end.
+        """
+        seconds = time.perf_counter() - self.began_s
+        return SaveTimes(
+            stall_s=seconds if stall_s is None else stall_s, seconds=seconds
+        )
+
+
+class AsyncCheckpointWriter:
+    """Writes this rank's share of checkpoints, in a thread, one checkpoint at a time.
+
+    ``progressed`` is called while writing.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: TrainConfig,
+        ranks: Ranks,
+        *,
+        attempt: int,
+        progressed: Callable[[], None],
+    ) -> None:
+        self._root = root
+        self._settings = config.checkpoint
+        self._ranks = ranks
+        self._attempt = attempt
+        self._progressed = progressed
+        # Below the process group's timeout, so that a waiting rank can still report
+        # which rank is late.
+        self._timeout_s = config.parallel.timeout_s / 2
+        self._checkpoints_begun = 0
+        self._copy: HostCopy | None = None
+        self._allocation: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
+        self._unreported_events: deque[EventRow] = deque()
+        self.last_duration_s: float | None = None
+        """Duration of the last save that succeeded, in seconds."""
+        self.newest: str | None = None
+        """Name of the newest checkpoint that this rank knows of."""
+
+    @property
+    def busy(self) -> bool:
+        """True while this rank writes a checkpoint."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start_allocating(self, shards: Sequence[TensorShard]) -> None:
+        """Allocate the copy in the background, so that the first save does not wait."""
+        if not shards:
+            return
+        self._allocation = threading.Thread(
+            target=self._allocate_copy,
+            args=(shards,),
+            name="checkpoint buffers",
+            daemon=True,
+        )
+        self._allocation.start()
+
+    def _allocate_copy(self, shards: Sequence[TensorShard]) -> None:
+        if self._ranks.device.type == "cuda":
+            # The current GPU is a property of each thread, and the first by default.
+            torch.cuda.set_device(self._ranks.device)
+        # The save tries again and reports the error.
+        with contextlib.suppress(MemoryError, RuntimeError):
+            self._copy = self._new_copy(shards)
+
+    def wait_for_allocation(self) -> None:
+        """Wait until the copy is allocated, or has failed to be."""
+        if self._allocation is not None:
+            self._allocation.join()
+            self._allocation = None
+
+    def _new_copy(self, shards: Sequence[TensorShard]) -> HostCopy:
+        return HostCopy(
+            shards,
+            f"rank-{self._ranks.rank:05d}.safetensors",
+            pinned=self._ranks.device.type == "cuda",
+        )
+
+    def start(
+        self,
+        shards: Sequence[TensorShard],
+        request: SaveRequest,
+        *,
+        writing_ranks: Sequence[int],
+    ) -> None:
+        """Copy the tensors to host memory, and start the thread that writes them.
+
+        Call ``join`` before, as one checkpoint is written at a time.
+
+        Args:
+            shards: Tensors that this rank writes.
+            request: Checkpoint to write.
+            writing_ranks: Ranks that write a share of it.
+        """
+        self._checkpoints_begun += 1
+        checkpoint_writer = disk.CheckpointWriter(
+            self._root,
+            request.checkpoint_name,
+            attempt=self._attempt,
+            rank=self._ranks.rank,
+            writers=writing_ranks,
+            timeout_s=self._timeout_s,
+            number=self._checkpoints_begun,
+            progressed=self._progressed,
+        )
+        try:
+            copy = self._copy_to_host(shards)
+        except (MemoryError, RuntimeError) as error:
+            checkpoint_writer.give_up(error)
+            first_line, _, _ = str(error).partition("\n")
+            message = (
+                "host memory is too small for a copy of the state:"
+                f" {first_line[:_MAX_REASON_LENGTH]}"
+            )
+            self._note_failure(request, OSError(errno.ENOMEM, message), stall_s=None)
+            return
+        stall_s = None
+        if not request.training_waits:
+            stall_s = time.perf_counter() - request.began_s
+        self._thread = threading.Thread(
+            target=self._write,
+            args=(checkpoint_writer, copy, request, stall_s),
+            name="checkpoint writer",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def _copy_to_host(self, shards: Sequence[TensorShard]) -> HostCopy:
+        self.wait_for_allocation()
+        if self._copy is None:
+            self._copy = self._new_copy(shards)
+        self._copy.take(shards)
+        if self._ranks.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return self._copy
+
+    def _write(
+        self,
+        checkpoint_writer: disk.CheckpointWriter,
+        copy: HostCopy,
+        request: SaveRequest,
+        stall_s: float | None,
+    ) -> None:
+        """Write a copy to disk; ``stall_s`` is the time that training waited for it."""
+        if not request.training_waits:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        try:
+            checkpoint_writer.write(copy.content, copy.tensors, request.state)
+        except Exception as error:  # noqa: BLE001 - border of this thread: training continues after any error, which is reported
+            checkpoint_writer.give_up(error)
+            self._note_failure(request, error, stall_s=stall_s)
+            return
+        self._note_success(request, stall_s=stall_s, size_bytes=len(copy.content))
+
+    def _note_success(
+        self, request: SaveRequest, *, stall_s: float | None, size_bytes: int
+    ) -> None:
+        """Remove old checkpoints, and queue the event of a save that succeeded."""
+        step = request.state.step
+        removed = self._prune(step, self._settings.keep_last)
+        times = request.measure_times(stall_s)
+        self.last_duration_s = times.seconds
+        self.newest = request.checkpoint_name
+        self._unreported_events.append(
+            saved_event(
+                step,
+                request.checkpoint_name,
+                times=times,
+                size_bytes=size_bytes,
+                removed=removed,
+            )
+        )
+
+    def _note_failure(
+        self, request: SaveRequest, error: Exception, *, stall_s: float | None
+    ) -> None:
+        """Queue the event of a save that failed.
+
+        If the disk is full, first remove all checkpoints but the newest.
+        """
+        step = request.state.step
+        removed: list[str] = []
+        if isinstance(error, OSError) and error.errno in _NO_SPACE_ERRORS:
+            removed = self._prune(step, keep_last=1)
+        self._unreported_events.append(
+            save_failed_event(
+                step,
+                error,
+                newest=self.newest,
+                times=request.measure_times(stall_s),
+                removed=removed,
+            )
+        )
+
+    def _prune(self, step: int, keep_last: int) -> list[str]:
+        """Remove old checkpoints on rank 0; return the names of those removed."""
+        if not self._ranks.leads:
+            return []
+        try:
+            return disk.prune(
+                self._root,
+                keep_last=keep_last,
+                keep_every_steps=self._settings.keep_every_steps,
+            )
+        except (OSError, TrainerError) as error:
+            self._unreported_events.append(not_removed_event(step, error))
+            return []
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until this rank has written its share, for at most ``timeout_s``."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if not self._thread.is_alive():
+                self._thread = None
+
+    def take_events(self) -> list[EventRow]:
+        """Return the events of saves that have ended, each of them once."""
+        events = []
+        while self._unreported_events:  # the thread may add one meanwhile
+            events.append(self._unreported_events.popleft())
+        return events
