@@ -15,7 +15,7 @@ from typing import Any
 from autotune.base.files import write_atomically
 from autotune.errors import BadInput, ProfileRejected
 from autotune.machine.host import Host
-from autotune.machine.measured_device import fingerprint, open_device
+from autotune.machine.measured_device import MeasuredDevice, fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.trial_log_check import check_fields
@@ -39,7 +39,7 @@ from trainer.config.resolve import (
 )
 from trainer.config.tables import flat_table, parse_table, read_json
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import read_manifest
+from trainer.data.dataset import Manifest, read_manifest
 from trainer.errors import BadConfig, TrainerError, UnreadableFile
 from trainer.health.events import utc_now
 
@@ -53,6 +53,8 @@ _MACHINE_INDEPENDENT_FIELDS = (
     "python",
 )
 """Fingerprint fields that can be checked without the profile's GPU and host."""
+_LIBRARIES = ("torch", "transformers")
+"""Libraries whose versions are in the fingerprint, and which may not be installed."""
 
 
 # Without slots, as it is a second base of other classes.
@@ -168,24 +170,11 @@ def review(
         AutotuneError: If the profile or its review cannot be used.
     """
     content = read(profile, reports)
-    present = content.approval.present_sha256
     is_approved_edit = decision == "approved" and not content.intact
     if is_approved_edit and not as_edited:
-        recorded = "none"
-        if content.recorded_sha256 is not None:
-            recorded = _short_hash(content.recorded_sha256)
-        raise ProfileRejected(
-            f"{profile} was modified after measurement (recorded hash {recorded},"
-            f" present hash {_short_hash(present)}): its figures may not hold for its"
-            " settings",
-            next_step=(
-                f"Check the settings: autotune profile show {shlex.quote(str(profile))}"
-                " --explain. Then add --as-edited to approve them, or measure them:"
-                " autotune tune."
-            ),
-        )
+        raise _edited_error(profile, content)
     fields = {
-        "profile_sha256": present,
+        "profile_sha256": content.approval.present_sha256,
         "decision": decision,
         "by": by.strip(),
         "note": note,
@@ -197,6 +186,23 @@ def review(
     # terminal.
     text = json.dumps(record.model_dump(mode="json"), indent=2)
     write_atomically(review_path(profile, reports), f"{text}\n")
+
+
+def _edited_error(profile: Path, content: Content) -> ProfileRejected:
+    """Return the error about approving a profile that was edited."""
+    recorded = "none"
+    if content.recorded_sha256 is not None:
+        recorded = _short_hash(content.recorded_sha256)
+    present = _short_hash(content.approval.present_sha256)
+    return ProfileRejected(
+        f"{profile} was modified after measurement (recorded hash {recorded},"
+        f" present hash {present}): its figures may not hold for its settings",
+        next_step=(
+            f"Check the settings: autotune profile show {shlex.quote(str(profile))}"
+            " --explain. Then add --as-edited to approve them, or measure them:"
+            " autotune tune."
+        ),
+    )
 
 
 def require_approved(
@@ -309,12 +315,7 @@ def verify(
     """
     train = stored.profile.train
     made_on = stored.profile.fingerprint
-    manifest = None
-    no_dataset = ""
-    try:
-        manifest = read_manifest(stored.data_dir(data))
-    except TrainerError as error:
-        no_dataset = error.message
+    manifest, no_dataset = _read_dataset(stored, data)
     site = open_device(
         "auto" if made_on.device == "cuda" else "cpu",
         stored.data_here(data) or stored.path.parent,
@@ -322,6 +323,42 @@ def verify(
         monitor,
         measures=False,
     )
+    unknown = _unknown_fields(made_on, site, no_dataset)
+    # Fields of libraries that are missing are compared as "n/a".
+    for library in _LIBRARIES:
+        site.versions.setdefault(library, "n/a")
+    # On a CPU the CUDA version that torch was built for does not matter.
+    cuda = made_on.cuda if site.device == "cpu" else read_cuda()
+    here = fingerprint(site, train.model, manifest, cuda)
+    return Verification(
+        checks=(
+            _check_content(stored),
+            *_check_repeated_fields(train, made_on),
+            *check_fields(made_on, here, unknown),
+        )
+    )
+
+
+def _read_dataset(
+    stored: ApprovedProfile, data: Path | None
+) -> tuple[Manifest | None, str | None]:
+    """Return the manifest of the dataset, or None and the reason why it is missing."""
+    try:
+        return read_manifest(stored.data_dir(data)), None
+    except TrainerError as error:
+        return None, error.message
+
+
+def _unknown_fields(
+    made_on: Fingerprint, site: MeasuredDevice, no_dataset: str | None
+) -> dict[str, str]:
+    """Return the fingerprint fields that cannot be compared here, with the reasons.
+
+    Args:
+        made_on: Fingerprint of the profile.
+        site: This machine.
+        no_dataset: Reason why there is no dataset; None if there is one.
+    """
     unknown: dict[str, str] = {}
     is_elsewhere = made_on.device == "cuda" and site.device == "cpu"
     if is_elsewhere:
@@ -329,27 +366,23 @@ def verify(
         for name in Fingerprint.model_fields:
             if name not in _MACHINE_INDEPENDENT_FIELDS:
                 unknown[name] = f"this is not the profile's machine: {reason}"
-    if is_elsewhere or manifest is None:
-        unknown["data_filesystem"] = no_dataset or "this machine may mount other disks"
-    if manifest is None:
+        unknown["data_filesystem"] = "this machine may mount other disks"
+    if no_dataset is not None:
+        unknown["data_filesystem"] = no_dataset
         unknown["dataset_hash"] = no_dataset
-    for library in ("torch", "transformers"):
-        if site.versions.setdefault(library, "n/a") == "n/a":
+    for library in _LIBRARIES:
+        if site.versions.get(library, "n/a") == "n/a":
             unknown[library] = "not installed here"
-    # On a CPU the CUDA version that torch was built for does not matter.
-    cuda = made_on.cuda if site.device == "cpu" else read_cuda()
-    here = fingerprint(site, train.model, manifest, cuda)
-    return Verification(
-        checks=(
-            Check(
-                field="content",
-                found="same" if stored.intact else "warning",
-                profile=stored.recorded_sha256 or "n/a",
-                here=stored.approval.present_sha256,
-            ),
-            *_check_repeated_fields(train, made_on),
-            *check_fields(made_on, here, unknown),
-        )
+    return unknown
+
+
+def _check_content(stored: ApprovedProfile) -> Check:
+    """Compare the profile's content with the hash that it was written with."""
+    return Check(
+        field="content",
+        found="same" if stored.intact else "warning",
+        profile=stored.recorded_sha256 or "n/a",
+        here=stored.approval.present_sha256,
     )
 
 

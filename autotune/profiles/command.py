@@ -13,7 +13,10 @@ from autotune.console import options as opt
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
+    from autotune.integrations.store import StoredOwn
+    from autotune.profiles.approval import ApprovedProfile
     from autotune.profiles.decide.export.table import Target
+    from autotune.profiles.values import Profile, Verification
 
 app = typer.Typer(
     help="Show, verify, approve and export profiles.",
@@ -44,13 +47,10 @@ def show(
     With KEY or --explain: the origin of a setting (measured, requested, or default) and
     the measurements behind it.
     """
-    from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.document import answer_json, jsonable
     from autotune.integrations.sections import own_profile_text
     from autotune.integrations.store import StoredOwn, read_either
-    from autotune.profiles.decide.explain import explanations, select_explanations
     from autotune.profiles.sections import profile_text
-    from autotune.search.sections import exploration_text
 
     stored = read_either(profile, reports)
     if key is not None or explain:
@@ -60,18 +60,7 @@ def show(
                 "KEY and --explain are not for profiles of your own training code",
                 next_step=next_step,
             )
-        settings = explanations(stored.profile)
-        if key is not None:
-            settings = select_explanations(settings, key)
-        explore = stored.profile.evidence.explore
-        if as_json:
-            print(answer_json(settings))
-        elif key is not None:
-            print("\n\n".join(map(explanation_text, settings)))
-        else:
-            print(explanations_text(settings))
-            if explore is not None:
-                print(f"\n{exploration_text(explore)}")
+        _show_explanations(stored.profile, key, as_json=as_json)
     elif as_json:
         answer = {
             **jsonable(stored.profile),
@@ -83,6 +72,27 @@ def show(
         print(own_profile_text(stored.profile, stored.approval, intact=stored.intact))
     else:
         print(profile_text(stored.profile, stored.approval, intact=stored.intact))
+
+
+def _show_explanations(profile: "Profile", key: str | None, *, as_json: bool) -> None:
+    """Show the origin of the settings, or of those that ``key`` selects."""
+    from autotune.advice.sections import explanation_text, explanations_text
+    from autotune.base.document import answer_json
+    from autotune.profiles.decide.explain import explanations, select_explanations
+    from autotune.search.sections import exploration_text
+
+    settings = explanations(profile)
+    if key is not None:
+        settings = select_explanations(settings, key)
+    explore = profile.evidence.explore
+    if as_json:
+        print(answer_json(settings))
+    elif key is not None:
+        print("\n\n".join(map(explanation_text, settings)))
+    else:
+        print(explanations_text(settings))
+        if explore is not None:
+            print(f"\n{exploration_text(explore)}")
 
 
 @app.command("verify")
@@ -100,27 +110,14 @@ def verify(
     measures nothing.
     """
     from autotune.base.document import answer_json
-    from autotune.integrations.review import verify_own
-    from autotune.integrations.store import StoredOwn, read_either
-    from autotune.machine.host import SystemHost
-    from autotune.machine.nvml import NvmlMonitor
+    from autotune.integrations.store import read_either
     from autotune.profiles import approval
     from autotune.profiles.sections import verification_text
     from autotune.profiles.store import read_trials
-    from autotune.trials.fork_server import ForkServerMachine
-
-    def read_cuda() -> str | None:
-        with ForkServerMachine() as server:
-            server.start()
-            return server.versions.get("cuda")
 
     stored = read_either(profile, reports)
     trial_log = read_trials(profile, stored.profile, reports).check
-    with contextlib.closing(NvmlMonitor()) as monitor:
-        if isinstance(stored, StoredOwn):
-            result = verify_own(stored, SystemHost(), monitor, read_cuda)
-        else:
-            result = approval.verify(stored, data, SystemHost(), monitor, read_cuda)
+    result = _verify_here(stored, data)
     if as_json:
         answer = {
             "profile": profile,
@@ -137,6 +134,28 @@ def verify(
     if require_approved or stored.approval.state in ("rejected", "voided"):
         approval.reject_unapproved(stored, profile, reports)
     result.raise_if_bad(str(profile))
+
+
+def _verify_here(
+    stored: "ApprovedProfile | StoredOwn", data: Path | None
+) -> "Verification":
+    """Compare a profile with this machine."""
+    from autotune.integrations.review import verify_own
+    from autotune.integrations.store import StoredOwn
+    from autotune.machine.host import SystemHost
+    from autotune.machine.nvml import NvmlMonitor
+    from autotune.profiles import approval
+    from autotune.trials.fork_server import ForkServerMachine
+
+    def read_cuda() -> str | None:
+        with ForkServerMachine() as server:
+            server.start()
+            return server.versions.get("cuda")
+
+    with contextlib.closing(NvmlMonitor()) as monitor:
+        if isinstance(stored, StoredOwn):
+            return verify_own(stored, SystemHost(), monitor, read_cuda)
+        return approval.verify(stored, data, SystemHost(), monitor, read_cuda)
 
 
 @app.command("approve")

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,8 +35,8 @@ CACHED_BATCHES = 32
 """Number of cached batches: enough for average sequences, few enough for memory."""
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
 MOST_MICRO_BATCHES = 4
-"""Limit of micro-batches in a measured step; the last one synchronises gradients and
-updates, as in training."""
+"""Limit of micro-batches in a measured step. The last one synchronises gradients
+and updates, as in training."""
 FIRST_PART = 4
 """Divisor of a window's time for its first part, which shows the speed of steps."""
 NOT_READY_S = 0.005
@@ -55,22 +56,15 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         Fields of ``TrainingFigures``, the same from every rank.
     """
     request = TrainingRequest.of(measured)
-    ranks = join_ranks(
-        request.config,
-        environment=local.get("environment", {}),
-        rendezvous=local.get("rendezvous"),
-    )
-    if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        # As torchrun sets it, so that ranks do not compete for cores.
-        torch.set_num_threads(1)
+    ranks = _join_ranks(request.config, local)
     dataset = TokenDataset.open(Path(local["data_dir"]))
     config = with_batch_in_sequences(request.config, dataset)
     micro_batches = min(
         MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size)
     )
     config = _window_config(config, request.round, micro_batches * ranks.world_size)
-    consumer = _consumer(request, config, dataset, ranks, micro_batches)
     workers = 0 if request.cached else config.data.num_workers
+    consumer = _consumer(request, config, dataset, ranks, micro_batches)
     loader = batches_of(
         dataset,
         config,
@@ -80,11 +74,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     )
     drained = drain(loader, workers * config.data.prefetch_factor)
     warm_up_steps = WARM_UP_STEPS[config.device]
-    for _ in range(warm_up_steps):
-        started_s = time.perf_counter()
-        consumer.step(loader)
-        consumer.finish()
-    step_s = time.perf_counter() - started_s
+    step_s = _warm_up(consumer, loader, warm_up_steps)
     # Workers deliver in bursts, so a window must have whole bursts.
     group = max(1, workers // math.gcd(workers, micro_batches))
     figures = _measure(request, loader, consumer, ranks, group=group, step_s=step_s)
@@ -97,6 +87,30 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         "gradient_accumulation_steps": micro_batches,
         "local_ranks": ranks.local_world_size,
     }
+
+
+def _join_ranks(config: TrainConfig, local: dict[str, Any]) -> Ranks:
+    """Join the other ranks of the window, and share the cores with them."""
+    ranks = join_ranks(
+        config,
+        environment=local.get("environment", {}),
+        rendezvous=local.get("rendezvous"),
+    )
+    if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        # As torchrun sets it, so that ranks do not compete for cores.
+        torch.set_num_threads(1)
+    return ranks
+
+
+def _warm_up(consumer: "Consumer", loader: Iterator[MicroBatch], steps: int) -> float:
+    """Take steps one by one; return the seconds of the last one."""
+    step_s = math.nan
+    for _ in range(steps):
+        started_s = time.perf_counter()
+        consumer.step(loader)
+        consumer.finish()
+        step_s = time.perf_counter() - started_s
+    return step_s
 
 
 def _window_config(
@@ -247,9 +261,8 @@ class ReplayedStep:
         begins_s = self._idle_from_s
         for _ in range(self._micro_batches):
             (batch,) = self.wait.take(loader, 1)
-            begins_s = self._ranks.all_reduce_max(
-                max(time.perf_counter(), self._idle_from_s)
-            )[0]
+            ready_s = max(time.perf_counter(), self._idle_from_s)
+            (begins_s,) = self._ranks.all_reduce_max(ready_s)
             self._idle_from_s = begins_s + self._micro_batch_s * self._share(batch)
             self.wait.device_busy_until(_Until(self._idle_from_s))
             batches.append(batch)
@@ -330,9 +343,10 @@ def drain(loader: Iterator[Any], ready: int) -> int:
         shows that the queues are empty.
     """
     for number in range(2 * ready):
-        asked_s = time.perf_counter()
+        started_s = time.perf_counter()
         next(loader)
-        if number >= ready and time.perf_counter() - asked_s > NOT_READY_S:
+        wait_s = time.perf_counter() - started_s
+        if number >= ready and wait_s > NOT_READY_S:
             return number + 1
     return 2 * ready
 
@@ -361,7 +375,7 @@ def _measure(
                 for batch in batches
             )
 
-    figures, seconds = timed_window(
+    window = timed_window(
         loader,
         consumer,
         ranks,
@@ -372,9 +386,20 @@ def _measure(
         group=group,
     )
     rates = {
-        name: ranks.all_reduce_sum(total)[0] / seconds for name, total in sums.items()
+        name: ranks.all_reduce_sum(total)[0] / window.slowest_s
+        for name, total in sums.items()
     }
-    return figures | {"model_flops_per_s": None} | rates
+    return window.figures | {"model_flops_per_s": None} | rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedWindow:
+    """Figures of a window, and the duration that rates of the window are of."""
+
+    figures: dict[str, Any]
+    """Fields of ``LoadedWindow`` but the rates."""
+    slowest_s: float
+    """Seconds of the slowest rank."""
 
 
 def timed_window(
@@ -387,7 +412,7 @@ def timed_window(
     step_s: float,
     min_steps: int,
     group: int,
-) -> tuple[dict[str, Any], float]:
+) -> TimedWindow:
     """Take steps until a window is full, the same number on all ranks.
 
     Args:
@@ -399,57 +424,126 @@ def timed_window(
         step_s: Duration of a step so far.
         min_steps: Fewest steps of the window's first part.
         group: Steps that come together, in which workers deliver whole bursts.
-
-    Returns:
-        Fields of ``LoadedWindow`` but the rates, and the seconds of the slowest rank.
     """
-
-    def steps_to_fill(remaining_s: float, step_s: float, min_steps: int = 1) -> int:
-        steps = max(min_steps, remaining_s / max(step_s, 1e-6))
-        return math.ceil(steps / group) * group
-
     read_before_bytes = footprint.storage_read_bytes()
+    # Forgets the waits of warm-up.
     consumer.wait.take_waited_s()
-    first_steps = steps_to_fill(window_s / FIRST_PART, step_s, min_steps)
-    next_steps = round(ranks.all_reduce_max(first_steps)[0])
-    steps = 0
+    first_steps = _steps_to_fill(window_s / FIRST_PART, step_s, group, min_steps)
+    first_steps = round(ranks.all_reduce_max(first_steps)[0])
     # All ranks start together.
     ranks.all_reduce_sum(0.0)
     start_s = time.monotonic()
-    while next_steps:
-        for _ in range(next_steps):
+
+    def take_steps(count: int) -> None:
+        for _ in range(count):
             on_step(consumer.step(loader))
+
+    steps = _fill_window(
+        take_steps,
+        ranks,
+        start_s,
+        window_s=window_s,
+        first_steps=first_steps,
+        group=group,
+    )
+    consumer.finish()
+    end_s = time.monotonic()
+    read_bytes = _difference(footprint.storage_read_bytes(), read_before_bytes)
+    return _figures_of_all_ranks(
+        ranks,
+        consumer,
+        steps=steps,
+        start_s=start_s,
+        end_s=end_s,
+        read_bytes=read_bytes,
+    )
+
+
+def _steps_to_fill(
+    remaining_s: float, step_s: float, group: int, min_steps: int = 1
+) -> int:
+    """Return the steps that fill a time, in whole groups."""
+    # At least a microsecond a step, to not divide by 0.
+    steps = max(min_steps, remaining_s / max(step_s, 1e-6))
+    return math.ceil(steps / group) * group
+
+
+def _fill_window(
+    take_steps: Callable[[int], None],
+    ranks: Ranks,
+    start_s: float,
+    *,
+    window_s: float,
+    first_steps: int,
+    group: int,
+) -> int:
+    """Take steps until the window is full on the slowest rank; return their number.
+
+    After each part of the window, all ranks agree on the steps that are left.
+    """
+    steps = 0
+    next_steps = first_steps
+    while next_steps:
+        take_steps(next_steps)
         steps += next_steps
         past_s = ranks.all_reduce_max(time.monotonic() - start_s)[0]
         remaining_s = window_s - past_s
         next_steps = 0
         if remaining_s > 0:
-            next_steps = steps_to_fill(remaining_s, past_s / steps)
-    consumer.finish()
-    end_s = time.monotonic()
-    read_after_bytes = footprint.storage_read_bytes()
+            next_steps = _steps_to_fill(remaining_s, past_s / steps, group)
+    return steps
+
+
+def _figures_of_all_ranks(
+    ranks: Ranks,
+    consumer: Consumer,
+    *,
+    steps: int,
+    start_s: float,
+    end_s: float,
+    read_bytes: int | None,
+) -> TimedWindow:
+    """Return the figures of a window over all ranks, each of which calls this.
+
+    Args:
+        ranks: Ranks, of which this process is one.
+        consumer: Consumer of the batches.
+        steps: Steps of the window.
+        start_s: Start of this rank's window.
+        end_s: End of this rank's window.
+        read_bytes: Bytes that this rank read from storage; None if unknown.
+    """
     (slowest_s,) = ranks.all_reduce_max(end_s - start_s)
-    waited_s = ranks.all_reduce_sum(consumer.wait.take_waited_s())[0]
+    (waited_s,) = ranks.all_reduce_sum(consumer.wait.take_waited_s())
     memory_bytes = footprint.memory_bytes()
-    worker_bytes = footprint.private_bytes_of_children()
-    read_bytes = None
-    if read_before_bytes is not None and read_after_bytes is not None:
-        read_bytes = read_after_bytes - read_before_bytes
+    worker_bytes = max(footprint.private_bytes_of_children(), default=0)
+    # There is a maximum over ranks only.
+    first_start_s = -ranks.all_reduce_max(-start_s)[0]
+    (last_end_s,) = ranks.all_reduce_max(end_s)
+    all_memory_bytes = _sum_over_ranks(ranks, memory_bytes)
+    (largest_worker_bytes,) = ranks.all_reduce_max(worker_bytes)
+    all_read_bytes = _sum_over_ranks(ranks, read_bytes)
+    storage_bytes_per_s = None
+    if all_read_bytes is not None:
+        storage_bytes_per_s = all_read_bytes / slowest_s
     figures = {
         "steps": steps,
         "data_wait_share": min(1.0, waited_s / slowest_s),
-        "window_start_s": -ranks.all_reduce_max(-start_s)[0],
-        "window_end_s": ranks.all_reduce_max(end_s)[0],
-        "memory_bytes": _sum_over_ranks(ranks, memory_bytes),
-        "worker_bytes": (
-            round(ranks.all_reduce_max(max(worker_bytes, default=0))[0]) or None
-        ),
-        "storage_bytes_per_s": None,
+        "window_start_s": first_start_s,
+        "window_end_s": last_end_s,
+        "memory_bytes": all_memory_bytes,
+        # 0 without workers.
+        "worker_bytes": round(largest_worker_bytes) or None,
+        "storage_bytes_per_s": storage_bytes_per_s,
     }
-    all_read_bytes = _sum_over_ranks(ranks, read_bytes)
-    if all_read_bytes is not None:
-        figures["storage_bytes_per_s"] = all_read_bytes / slowest_s
-    return figures, slowest_s
+    return TimedWindow(figures=figures, slowest_s=slowest_s)
+
+
+def _difference(after: int | None, before: int | None) -> int | None:
+    """Return how much a counter grew; None if it cannot be read."""
+    if after is None or before is None:
+        return None
+    return after - before
 
 
 def _sum_over_ranks(ranks: Ranks, value: float | None) -> int | None:

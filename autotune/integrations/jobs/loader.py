@@ -191,7 +191,7 @@ def window(
         (batch,) = consumer.step(batches)
         consumer.finish()
     step_s = time.perf_counter() - started_s
-    figures, seconds = timed_window(
+    window = timed_window(
         batches,
         consumer,
         alone,
@@ -201,8 +201,8 @@ def window(
         min_steps=MIN_STEPS,
         group=max(1, asked.num_workers),
     )
-    return figures | {
-        "tokens_per_s": figures["steps"] / seconds,
+    return window.figures | {
+        "tokens_per_s": window.figures["steps"] / window.slowest_s,
         "processes": len(footprint.private_bytes_of_children()),
         "epoch_batches": loader.epoch_batches,
         "batch_bytes": _bytes_of(batch),

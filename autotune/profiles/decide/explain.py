@@ -21,7 +21,7 @@ from autotune.profiles.decide.batch_split import (
 )
 from autotune.profiles.values import Profile
 from autotune.search.values import KNOBS, Configuration, ExploredRow
-from autotune.workers.values import VERDICT_WORDS, WorkersEvidence
+from autotune.workers.values import VERDICT_WORDS, WorkersEvidence, WorkersRow
 from trainer.config.tables import nearest
 from trainer.config.train_config import (
     DataSettings,
@@ -431,25 +431,23 @@ def _explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Expla
 def _explain_loader(
     profile: Profile, workers: WorkersEvidence, name: str
 ) -> Explanation:
-    figures: list[EvidenceFigure] = []
-    rejected: list[str] = []
-    for row in workers.rows:
-        count = plural(row.num_workers, "worker")
-        if row.num_workers == workers.chosen:
-            figures.append(
-                figure(
-                    f"throughput relative to cached batches, {count}",
-                    row.ratio,
-                    "share",
-                    "evidence.workers.rows",
-                    n=len(row.padded_tokens_per_s),
-                )
-            )
-        else:
-            rejected.append(
-                f"{count}: {format_share(row.ratio_to_cached)} of the throughput on"
-                f" cached batches, {VERDICT_WORDS[row.verdict]}"
-            )
+    """Explain a loader setting by the worker sweep and its joint search.
+
+    Args:
+        profile: Profile with the setting.
+        workers: Evidence of the sweep.
+        name: Field of ``DataSettings``.
+    """
+    figures = [
+        _figure_of_count(row)
+        for row in workers.rows
+        if row.num_workers == workers.chosen
+    ]
+    rejected = [
+        _rejected_count(row)
+        for row in workers.rows
+        if row.num_workers != workers.chosen
+    ]
     if workers.next_smaller:
         rejected.append(workers.next_smaller)
     expected = workers.chosen
@@ -481,34 +479,47 @@ def _explain_loader(
     )
 
 
+def _figure_of_count(row: WorkersRow) -> EvidenceFigure:
+    """Return the throughput with a number of workers, relative to cached batches."""
+    return figure(
+        f"throughput relative to cached batches, {plural(row.num_workers, 'worker')}",
+        row.ratio,
+        "share",
+        "evidence.workers.rows",
+        n=len(row.padded_tokens_per_s),
+    )
+
+
+def _rejected_count(row: WorkersRow) -> str:
+    """Return the result of a number of workers that was not chosen, in words."""
+    return (
+        f"{plural(row.num_workers, 'worker')}: {format_share(row.ratio_to_cached)} of"
+        f" the throughput on cached batches, {VERDICT_WORDS[row.verdict]}"
+    )
+
+
 def _explain_gradient_sync(
     profile: Profile, network: NetworkEvidence, key: str, value: object
 ) -> Explanation:
+    """Explain a setting of gradient synchronisation by the measured configurations."""
     figures: list[EvidenceFigure] = []
     rejected: list[str] = []
     is_measured = False
     for row in network.gradient_syncs:
-        strategy = row.strategy if row.shard_ranks is None else "hsdp"
-        split = f"{row.gradient_accumulation_steps} x {row.micro_batch_size} sequences"
-        settings = (
-            f"{strategy}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB buckets,"
-            f" {split}"
-        )
-        if _has_gradient_sync(profile.train.parallel, row):
-            is_measured = True
-            if row.tokens_per_s is not None:
-                figures.append(
-                    figure(
-                        f"non-padding tokens/s, {settings}",
-                        row.tokens_per_s,
-                        "tokens/s",
-                        "evidence.network.gradient_syncs",
-                        n=row.steps,
-                    )
+        if not _has_gradient_sync(profile.train.parallel, row):
+            rejected.append(_rejected_gradient_sync(row))
+            continue
+        is_measured = True
+        if row.tokens_per_s is not None:
+            figures.append(
+                figure(
+                    f"non-padding tokens/s, {_gradient_sync_words(row)}",
+                    row.tokens_per_s,
+                    "tokens/s",
+                    "evidence.network.gradient_syncs",
+                    n=row.steps,
                 )
-        else:
-            rate = "n/a" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
-            rejected.append(f"{settings}: {rate} non-padding tokens/s, {row.outcome}")
+            )
     because = network.choice
     if not is_measured:
         because = (
@@ -521,6 +532,22 @@ def _explain_gradient_sync(
         evidence=tuple(figures),
         rejected=tuple(rejected),
     )
+
+
+def _gradient_sync_words(row: GradientSyncRow) -> str:
+    """Return the settings of a measured configuration, in words."""
+    strategy = row.strategy if row.shard_ranks is None else "hsdp"
+    split = f"{row.gradient_accumulation_steps} x {row.micro_batch_size} sequences"
+    return (
+        f"{strategy}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB buckets, {split}"
+    )
+
+
+def _rejected_gradient_sync(row: GradientSyncRow) -> str:
+    """Return the result of a configuration that was not chosen, in words."""
+    rate = "n/a" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"
+    settings = _gradient_sync_words(row)
+    return f"{settings}: {rate} non-padding tokens/s, {row.outcome}"
 
 
 def _has_gradient_sync(parallel: ParallelSettings, row: GradientSyncRow) -> bool:

@@ -19,6 +19,7 @@ from autotune.base.statistics import (
     reason_without_bounds,
 )
 from autotune.baseline.values import row_of
+from autotune.network.values import NetworkEvidence, ScalingRow
 from autotune.profiles.values import Profile, fill_share
 from autotune.trials.values import FinishedTrial, Measured, StepFigures
 from trainer.record.run_record import Run, StepRow
@@ -85,9 +86,11 @@ def training_rates(profile: Profile) -> tuple[Rate, ...]:
 def tuned_rate(profile: Profile) -> Rate | None:
     """Return the measured rate that is closest to training.
 
-    None if nothing was measured.
+    Returns:
+        None if nothing was measured.
     """
-    return next(iter(training_rates(profile)), None)
+    rates = training_rates(profile)
+    return rates[0] if rates else None
 
 
 def expected_rate(profile: Profile, ranks: int) -> Rate | None:
@@ -104,22 +107,23 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
     network = profile.evidence.network
     if network is None:
         return None
+    return _rate_of_scaling(network, ranks)
+
+
+def _rate_of_scaling(network: NetworkEvidence, ranks: int) -> Rate | None:
+    """Return the rate of a number of ranks on the scaling curve, measured if possible.
+
+    Returns:
+        None if the curve has no point with as many ranks.
+    """
     rows = [
         row for row in network.scaling if row.nodes * network.ranks_per_node == ranks
     ]
     if not rows:
         return None
-    row = next((row for row in rows if row.measured), rows[0])
-    bounded_predictions = (
-        row for row in rows if not row.measured and row.efficiency_low is not None
-    )
-    # A rate is as uncertain as its prediction from the links.
-    predicted = next(bounded_predictions, row)
-    low, high = (
-        None if bound is None else row.tokens_per_s * bound / predicted.efficiency
-        for bound in (predicted.efficiency_low, predicted.efficiency_high)
-    )
-    interval = Interval.from_bounds(row.tokens_per_s, low, high, CONFIDENCE)
+    measured_rows = [row for row in rows if row.measured]
+    row = measured_rows[0] if measured_rows else rows[0]
+    interval = _scaling_interval(row, rows)
     return Rate(
         estimate=estimate_from_bounds(interval),
         interval=interval,
@@ -127,6 +131,28 @@ def expected_rate(profile: Profile, ranks: int) -> Rate | None:
         ranks=ranks,
         read_from="scaling",
         source=f"the scaling curve, {row.nodes} nodes",
+    )
+
+
+def _scaling_interval(row: ScalingRow, rows: Sequence[ScalingRow]) -> Interval:
+    """Return the rate of ``row``, as uncertain as its prediction from the links.
+
+    Args:
+        row: Point of the scaling curve.
+        rows: All points with as many ranks; a predicted one may have bounds.
+    """
+    predicted = row
+    for other in rows:
+        if not other.measured and other.efficiency_low is not None:
+            predicted = other
+            break
+    if predicted.efficiency_low is None or predicted.efficiency_high is None:
+        return Interval(value=row.tokens_per_s)
+    return Interval.from_bounds(
+        row.tokens_per_s,
+        row.tokens_per_s * predicted.efficiency_low / predicted.efficiency,
+        row.tokens_per_s * predicted.efficiency_high / predicted.efficiency,
+        CONFIDENCE,
     )
 
 
@@ -269,6 +295,30 @@ def drifts(
     """
     if profile is None or not run.steps:
         return ()
+    all_drifts = (
+        *_speed_drifts(profile, run),
+        _memory_drift(profile, run, trials),
+    )
+    reason = _not_comparable_reason(other_settings, intact=intact)
+    if reason is None:
+        return all_drifts
+    verdict = f"not comparable: {reason}"
+    return tuple(replace(drift, verdict=verdict) for drift in all_drifts)
+
+
+def _not_comparable_reason(
+    other_settings: Sequence[str], *, intact: bool
+) -> str | None:
+    """Return why a run cannot be compared with its profile; None if it can."""
+    if other_settings:
+        return f"trained with other settings ({', '.join(other_settings)})"
+    if not intact:
+        return "the profile was modified"
+    return None
+
+
+def _speed_drifts(profile: Profile, run: Run) -> tuple[Drift, Drift]:
+    """Compare non-padding tokens/s and MFU with the rate to expect of the ranks."""
     achieved = run_rate(run)
     expected = expected_rate(profile, run.header.world_size)
     if expected is None:
@@ -277,19 +327,9 @@ def drifts(
     else:
         source = f"{expected.known}: {expected.source}"
         mfu_source = f"{expected.known}: expected tokens/s times FLOPs per token"
-    all_drifts = (
+    return (
         _rate_drift("non-padding tokens/s", expected, source, achieved),
         _mfu_drift(run, expected, mfu_source, achieved),
-        _memory_drift(profile, run, trials),
-    )
-    if other_settings:
-        why = f"trained with other settings ({', '.join(other_settings)})"
-    elif not intact:
-        why = "the profile was modified"
-    else:
-        return all_drifts
-    return tuple(
-        replace(drift, verdict=f"not comparable: {why}") for drift in all_drifts
     )
 
 
@@ -372,17 +412,9 @@ def _memory_drift(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -
     expected_bytes = _peak_bytes_of_trials(profile, run, trials)
     steps = settled_steps(run) or run.steps
     achieved_bytes = float(max(step.peak_memory_bytes for step in steps))
-    ratio = achieved_bytes / expected_bytes if expected_bytes else None
-    if run.header.device == "cpu":
-        verdict = "not comparable on a CPU: the run counts its whole process"
-    elif ratio is None:
-        verdict = NOTHING_EXPECTED
-    elif abs(ratio - 1) <= ALIKE_SHARE:
-        verdict = "as expected"
-    elif ratio > 1:
-        verdict = "drift: more than in the trial"
-    else:
-        verdict = "drift: less than in the trial"
+    ratio = None
+    if expected_bytes:
+        ratio = achieved_bytes / expected_bytes
     source = "no trial" if expected_bytes is None else "measured: trials"
     size = run.header.sequences_per_micro_batch
     return Drift(
@@ -391,8 +423,21 @@ def _memory_drift(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -
         expected_source=f"{source} with these settings at micro-batch size {size}",
         achieved=Interval(value=achieved_bytes),
         ratio=None if ratio is None else Interval(value=ratio),
-        verdict=verdict,
+        verdict=_memory_verdict(run.header.device, ratio),
     )
+
+
+def _memory_verdict(device: str, ratio: float | None) -> str:
+    """Judge the ratio of achieved to expected peak memory."""
+    if device == "cpu":
+        return "not comparable on a CPU: the run counts its whole process"
+    if ratio is None:
+        return NOTHING_EXPECTED
+    if abs(ratio - 1) <= ALIKE_SHARE:
+        return "as expected"
+    if ratio > 1:
+        return "drift: more than in the trial"
+    return "drift: less than in the trial"
 
 
 def _peak_bytes_of_trials(

@@ -146,7 +146,7 @@ def test_explain_lists_all_settings(workdir, says):
 def test_show_key_explains_one_setting(workdir, says):
     out = says("profile", "show", "p.toml", "data.num_workers")
     assert "DataLoader workers per GPU" in out
-    assert "0.990 (0.985 to 0.995, 98 %), n = 3" in out
+    assert "99.0 % (98.5 % to 99.5 %, 98 %), n = 3" in out
     assert "rejected" in out
 
 

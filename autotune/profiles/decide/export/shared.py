@@ -302,6 +302,7 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 
     Each has what happens instead if the profile uses it.
     """
+    checkpoint = train.checkpoint
     return (
         row("model"),
         row("attention_dropout"),
@@ -310,38 +311,26 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
         row("global_batch_tokens"),
         row("global_batch_samples"),
         row("checkpoint.interval_steps"),
-        row(
+        _lost_if(
             "residual_dtype",
-            lost=(
-                "autocast keeps the residual stream in fp32"
-                if train.residual_dtype == "bf16"
-                else None
-            ),
+            train.residual_dtype == "bf16",
+            "autocast keeps the residual stream in fp32",
         ),
-        row(
+        _lost_if(
             "float8",
-            lost=(
-                "computes linear layers in the precision of the others"
-                if train.float8 != "none"
-                else None
-            ),
+            train.float8 != "none",
+            "computes linear layers in the precision of the others",
         ),
-        row(
-            "fused_cross_entropy",
-            lost="holds all logits" if train.fused_cross_entropy else None,
-        ),
+        _lost_if("fused_cross_entropy", train.fused_cross_entropy, "holds all logits"),
         row(
             "masking_probability",
             near="set in the collator; masks depend on the order of the batches",
         ),
         *_mlm_head_rows(train),
-        row(
+        _lost_if(
             "attention",
-            lost=(
-                "computes whole padded sequences under a mask"
-                if _has_varlen_attention(train)
-                else None
-            ),
+            _has_varlen_attention(train),
+            "computes whole padded sequences under a mask",
         ),
         row(
             "masks depend on seed, epoch and sample only",
@@ -349,27 +338,20 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
         ),
         row("data.dataset_hash", lost="accepts any dataset"),
         row("data.path", lost="your program passes a dataset in its own format"),
-        row(
+        _lost_if(
             "data.stage_to",
-            lost="no staging to local disks"
-            if train.data.stage_to is not None
-            else None,
+            train.data.stage_to is not None,
+            "no staging to local disks",
         ),
-        row(
+        _lost_if(
             "checkpoint.asynchronous",
-            lost=(
-                "training waits for each checkpoint"
-                if train.checkpoint.enabled and train.checkpoint.asynchronous
-                else None
-            ),
+            checkpoint.enabled and checkpoint.asynchronous,
+            "training waits for each checkpoint",
         ),
-        row(
+        _lost_if(
             "checkpoint.keep_every_steps",
-            lost=(
-                "older ones are deleted"
-                if train.checkpoint.keep_every_steps is not None
-                else None
-            ),
+            checkpoint.keep_every_steps is not None,
+            "older ones are deleted",
         ),
         row(
             "health",
@@ -379,6 +361,11 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             ),
         ),
     )
+
+
+def _lost_if(setting: str, is_used: bool, remark: str) -> Equivalent:
+    """Return a setting with what happens instead, if the profile uses it."""
+    return row(setting, lost=remark if is_used else None)
 
 
 def _mlm_head_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
