@@ -56,6 +56,7 @@ from autotune.memory.values import (
     MemoryPlan,
     PredictedModel,
     Share,
+    StateBytes,
     TraceRequest,
 )
 from autotune.plan.values import Basis, Fleet, PlanFigure
@@ -518,7 +519,9 @@ def predicted_gains(
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:
-    """Return the memory that the profile's probe traced.
+    """Return the memory of the profile's micro-batch.
+
+    The probe traced its largest one; a trial of the same size corrects the trace.
 
     Returns:
         None without a trace, or if it is a rank's share.
@@ -534,14 +537,45 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
         parameters=PlanFigure(
             value=probe.parameters, basis="measured", source="counted by the probe"
         ),
-        state=state_of_terms(probe.traced_terms_bytes),
-        micro_batch_size=probe.feasible_max,
+        state=_calibrated(
+            state_of_terms(probe.traced_terms_bytes),
+            probe.feasible_peak_bytes,
+            size_share=train.micro_batch_size / probe.feasible_max,
+        ),
+        micro_batch_size=train.micro_batch_size,
         max_micro_batch_size=max(train.micro_batch_size, limit),
         largest_bytes=largest_gather_bytes(train, probe.parameters),
         source=(
-            "the probe's trace; the largest verified micro-batch is"
-            f" {probe.feasible_max}"
+            "the probe's trace, corrected by the measured peak of the largest verified"
+            f" micro-batch, {probe.feasible_max}"
         ),
+    )
+
+
+def _calibrated(
+    traced: StateBytes, peak_bytes: int, *, size_share: float
+) -> StateBytes:
+    """Return a traced memory corrected by its measured peak, at another micro-batch.
+
+    Parameters, gradients and optimizer state are exact. Everything else takes the rest
+    of the peak; activations and head then follow the micro-batch size.
+
+    Args:
+        traced: Memory of the micro-batch size whose peak was measured.
+        peak_bytes: The measured peak.
+        size_share: The other micro-batch size over the measured one.
+    """
+    other_bytes = traced.total_bytes - traced.state_bytes
+    correction = 1.0
+    if other_bytes > 0 and peak_bytes > traced.state_bytes:
+        correction = (peak_bytes - traced.state_bytes) / other_bytes
+    by_size = correction * size_share
+    return replace(
+        traced,
+        activations_bytes=round(traced.activations_bytes * by_size),
+        head_and_loss_bytes=round(traced.head_and_loss_bytes * by_size),
+        temporaries_bytes=round(traced.temporaries_bytes * correction),
+        non_pytorch_bytes=round(traced.non_pytorch_bytes * correction),
     )
 
 

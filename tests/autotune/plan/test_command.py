@@ -3,7 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.memory.prediction import memory_of_probe
+from autotune.profiles.store import read_profile
 from autotune.profiles.values import profile_to_toml
+from testbed.examples.profiles import but
 from tests.autotune.network.test_scaling import probed
 from tests.autotune.plan.plans import on_gpus, traced
 
@@ -17,6 +20,28 @@ def test_plans_shipped_profile_from_measurements(workdir, says):
     assert "GPU" not in text.split("tokens/s:")[0]
     assert len(text.splitlines()) <= 45
     assert text.splitlines()[-1].startswith("next: autotune train")
+
+
+def test_memory_is_that_of_the_profiles_micro_batch(workdir, says):
+    printed = json.loads(says("plan", SHIPPED, "--json"))["memory"]
+    profile = read_profile(SHIPPED).profile
+    probe = profile.evidence.probe
+    assert printed["micro_batch_size"] == profile.train.micro_batch_size == 11
+    (alone,) = printed["shares"]
+    # The trace alone predicts more than the budget for the largest micro-batch.
+    assert sum(probe.traced_terms_bytes.values()) > probe.feasible_peak_bytes
+    assert alone["total_bytes"] < probe.feasible_peak_bytes
+    assert alone["fits"]
+    text = says("plan", SHIPPED)
+    assert "predicted for micro-batch size 11" in text
+
+
+def test_plan_agrees_with_the_measured_peak():
+    profile = read_profile(SHIPPED).profile
+    probe = profile.evidence.probe
+    largest = but(profile, train={"micro_batch_size": probe.feasible_max})
+    memory = memory_of_probe(largest)
+    assert memory.state.total_bytes == pytest.approx(probe.feasible_peak_bytes, abs=9)
 
 
 def test_price_becomes_cost_with_bounds(workdir, says):

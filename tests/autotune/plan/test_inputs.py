@@ -70,7 +70,10 @@ def test_measured_profile_gives_measured_rate(no_trace):
     )
     assert rate.low < rate.value < rate.high
     assert (planned.wall_s.basis, planned.batch_tokens.value) == ("predicted", 102_400)
-    assert planned.memory.shares[0].total_bytes == 1_008_000_000
+    # 8 MB of state; the rest of the measured peak of 1 GB is that of 32 sequences.
+    assert planned.memory.micro_batch_size == 2
+    expected_bytes = 8_000_000 + (1_000_000_000 - 8_000_000) * 2 // 32
+    assert planned.memory.shares[0].total_bytes == expected_bytes
     # Two CPUs of one rank.
     assert planned.device_hours.value == pytest.approx(planned.wall_s.value / 3600 * 2)
 
@@ -95,7 +98,7 @@ def test_divides_measured_rate_by_its_ranks(no_trace):
 
 def test_verified_memory_fits_whatever_is_predicted(no_trace):
     # What a trial showed to fit fits, whatever is predicted.
-    proven = answer(but(traced(), constraints={"memory_budget_bytes": 10**9}))
+    proven = answer(but(traced(), constraints={"memory_budget_bytes": 10**7}))
     assert proven.memory.shares[0].total_bytes > proven.fleet.memory_bytes
     assert proven.memory.shares[0].fits
     assert not any("fit" in warning for warning in proven.warnings)
