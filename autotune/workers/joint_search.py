@@ -220,25 +220,51 @@ def study_of(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=0)
     )
     space = loader_space(max_workers, pinning=pinning)
-    measured: list[tuple[TrainingRequest, float]] = []
-    for window in finished:
-        if window.trial.job == "training" and isinstance(window.outcome, Measured):
-            request = TrainingRequest.of(window.trial.measured)
-            rate = TrainingFigures.of(window.outcome).padded_tokens_per_s
-            measured.append((request, rate))
-    cached_rates = {request.round: rate for request, rate in measured if request.cached}
-    for request, rate in measured:
-        params = {name: getattr(request.config.data, name) for name in space}
-        is_in_space = (
-            params["num_workers"] <= max_workers
-            and params["prefetch_factor"] in PREFETCH_CHOICES
-        )
-        if request.cached or not is_in_space or request.round not in cached_rates:
+    windows = _measured_windows(finished)
+    cached_rates = {
+        window.request.round: window.padded_tokens_per_s
+        for window in windows
+        if window.request.cached
+    }
+    for window in windows:
+        round_number = window.request.round
+        if window.request.cached or round_number not in cached_rates:
+            continue
+        data = window.request.config.data
+        if not _is_in_space(data, max_workers):
             continue
         trial = optuna.trial.create_trial(
-            params=params,
+            params={name: getattr(data, name) for name in space},
             distributions=space,
-            value=rate / cached_rates[request.round],
+            value=window.padded_tokens_per_s / cached_rates[round_number],
         )
         study.add_trial(trial)
     return study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MeasuredWindow:
+    """Window of training with its rate."""
+
+    request: TrainingRequest
+    padded_tokens_per_s: float
+    """Tokens/s including padding."""
+
+
+def _measured_windows(finished: Iterable[FinishedTrial]) -> list[_MeasuredWindow]:
+    """Return the windows of training that have figures."""
+    windows = []
+    for trial in finished:
+        if trial.trial.job == "training" and isinstance(trial.outcome, Measured):
+            figures = TrainingFigures.of(trial.outcome)
+            window = _MeasuredWindow(
+                request=TrainingRequest.of(trial.trial.measured),
+                padded_tokens_per_s=figures.padded_tokens_per_s,
+            )
+            windows.append(window)
+    return windows
+
+
+def _is_in_space(data: DataSettings, max_workers: int) -> bool:
+    """Return True if the study may contain these loader settings."""
+    return data.num_workers <= max_workers and data.prefetch_factor in PREFETCH_CHOICES

@@ -6,7 +6,7 @@ Pure.
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.profiles.values import Check, Fingerprint, Found, Profile, TrialLogCheck
 from autotune.trials.trial_log import own_records, trial_log_sha256
@@ -122,19 +122,19 @@ def _unfounded_by_steps(
     if probe is None:
         return
     budget_bytes = profile.constraints.memory_budget_bytes
-    limited = [
+    steps_within_budget = [
         record
         for record in records
         if record.job == "step"
         and record.measured.get("memory_budget_bytes") == budget_bytes
     ]
     # The largest size and its peak must be of one trial.
-    largest_steps = _steps(limited, probe.feasible_max)
+    largest_steps = _steps(steps_within_budget, probe.feasible_max)
     if probe.feasible_peak_bytes not in [step.peak_bytes for step in largest_steps]:
         yield f"evidence.probe.feasible_max = {probe.feasible_max} with its peak"
     too_large = [
         _micro_batch_size(record)
-        for record in limited
+        for record in steps_within_budget
         if outcome_from_json(record.outcome).kind == "out_of_memory"
     ]
     if probe.infeasible_min not in (None, *too_large):
@@ -221,26 +221,38 @@ def compare_fingerprints(
         present = getattr(here, field)
         if recorded == present or (replayed and field in _GPU_FIELDS):
             continue
-        is_less_memory = field == "gpu_total_bytes" and (present or 0) < (recorded or 0)
-        is_error = (
-            is_less_memory
-            or field in _ERROR_FIELDS
-            or (replayed and field in _REPLAY_ERROR_FIELDS)
-        )
-        severity: Found = "info"
-        if is_error:
-            severity = "error"
-        elif field in _WARNING_FIELDS:
-            severity = "warning"
         checks.append(
             Check(
                 field=field,
-                found=severity,
+                found=_severity(field, recorded, present, replayed=replayed),
                 profile=field_text(recorded),
                 here=field_text(present),
             )
         )
     return tuple(sorted(checks, key=lambda check: _SEVERITIES.index(check.found)))
+
+
+def _severity(field: str, recorded: Any, present: Any, *, replayed: bool) -> Found:
+    """Return the severity of a field that differs.
+
+    Args:
+        field: Name of the field.
+        recorded: Value in the profile.
+        present: Value on this machine.
+        replayed: True if a GPU's step is replayed.
+    """
+    if field == "gpu_total_bytes" and _is_less(present, recorded):
+        return "error"
+    if field in _ERROR_FIELDS or (replayed and field in _REPLAY_ERROR_FIELDS):
+        return "error"
+    if field in _WARNING_FIELDS:
+        return "warning"
+    return "info"
+
+
+def _is_less(present_bytes: int | None, recorded_bytes: int | None) -> bool:
+    """Return True if there is less memory than recorded; no GPU has none."""
+    return (present_bytes or 0) < (recorded_bytes or 0)
 
 
 def check_fields(

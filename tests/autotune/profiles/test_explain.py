@@ -91,32 +91,70 @@ def test_joint_search_has_its_figures():
 
 
 @pytest.mark.parametrize(
-    ("train", "key", "origin", "words"),
+    ("train", "key", "reason"),
     [
-        ({"micro_batch_size": 1}, "micro_batch_size", "changed", "2 was measured"),
-        (
+        pytest.param(
+            {"micro_batch_size": 1},
+            "micro_batch_size",
+            "2 was measured to be the best choice: because",
+            id="micro-batch size",
+        ),
+        pytest.param(
             {"data": DataSettings(num_workers=0)},
             "data.num_workers",
-            "changed",
-            "1 was measured",
+            "1 was measured to be the best choice: so",
+            id="workers",
         ),
-        (
+        pytest.param(
             {"global_batch_size": 99},
             "global_batch_size",
-            "changed",
-            "122 sequences would hold",
+            "122 sequences would hold 4,096 non-padding tokens, as you set",
+            id="global batch",
         ),
-        ({"max_steps": 7}, "max_steps", "changed", "the default is 1000"),
-        ({"global_batch_size": 122}, "global_batch_size", "constraint", ""),
-        ({"attention_dropout": 0.0}, "attention_dropout", "requested", ""),
-        ({}, "max_steps", "default", ""),
-        ({}, "precision", "default", "all figures were measured with it"),
+        pytest.param(
+            {"max_steps": 7},
+            "max_steps",
+            "set by hand or by autotune advise; the default is 1000, and no"
+            " measurement decides it",
+            id="not measured",
+        ),
     ],
 )
-def test_origin_of_a_setting(train, key, origin, words):
+def test_edited_setting_is_changed(train, key, reason):
     explanation = explain_example(key, **train)
-    assert explanation.origin == origin
-    assert words in explanation.because
+    assert explanation.origin == "changed"
+    assert explanation.because == reason
+
+
+def test_followed_global_batch_is_a_constraint():
+    explanation = explain_example("global_batch_size", global_batch_size=122)
+    assert explanation.origin == "constraint"
+    assert (
+        explanation.because == "122 sequences hold 4,096 non-padding tokens, as you set"
+    )
+
+
+def test_option_of_the_probe_is_requested():
+    explanation = explain_example("attention_dropout", attention_dropout=0.0)
+    assert explanation.origin == "requested"
+    assert explanation.because == (
+        "an option of the probe, or its default for this device; all figures hold only"
+        " for it"
+    )
+
+
+def test_setting_without_measurement_is_a_default():
+    explanation = explain_example("max_steps")
+    assert explanation.origin == "default"
+    assert explanation.because == "the trainer's default"
+
+
+def test_default_that_figures_hold_for_says_so():
+    explanation = explain_example("precision")
+    assert explanation.origin == "default"
+    assert explanation.because == (
+        "the trainer's default; all figures were measured with it"
+    )
 
 
 def test_gradient_sync_has_measured_configurations():

@@ -38,56 +38,56 @@ WITHOUT_LENGTH = record("links", outcome={"kind": "crashed", "detail": ""})
 
 
 @pytest.mark.parametrize(
-    ("own", "others", "made_on", "seq_length_tokens"),
+    "fingerprint",
     [
-        *(
-            ([OWN], [record(site="there", **where)], FINGERPRINT, None)
-            for where in (
-                {"model_sha256": "other"},
-                {"dataset_hash": "other"},
-                {"cpu_model": "Another"},
-                {"gpu_name": "H100"},
-            )
-        ),
-        (
-            [OWN, record(site="there", torch="2.14.0"), record(allotted_cpus=1)],
-            [],
-            FINGERPRINT,
-            None,
-        ),
-        # Sequences of another length are another tuning.
-        ([LONG, WITHOUT_LENGTH], [SHORT], FINGERPRINT, 512),
-        ([LONG, SHORT, WITHOUT_LENGTH], [], FINGERPRINT, None),
-        # A GPU's steps may be replayed on a processor.
-        (
-            [record(gpu_name="H100", gpu_count=2), record(site="cpu", cpu_model="Any")],
-            [],
-            OF_GPU,
-            None,
-        ),
-        ([], [record(gpu_name="A100")], OF_GPU, None),
-        # Old trials are known by their settings, and those without any by their
-        # neighbours.
-        (
-            [KNOWN_OLD, OLD],
-            [
-                record(old=True, site="there", config={"data": {"dataset_hash": "e"}}),
-                record("step", old=True, site="there"),
-                record(
-                    old=True,
-                    site="elsewhere",
-                    config={"model": {"name": "tiny", "config": {}}},
-                ),
-            ],
-            FINGERPRINT,
-            None,
-        ),
+        {"model_sha256": "other"},
+        {"dataset_hash": "other"},
+        {"cpu_model": "Another"},
+        {"gpu_name": "H100"},
     ],
+    ids=["model", "dataset", "CPU", "GPU"],
 )
-def test_own_trials_have_the_profiles_fingerprint(
-    own, others, made_on, seq_length_tokens
-):
-    assert own_records([*own, *others], made_on, seq_length_tokens) == tuple(own)
+def test_trials_with_another_fingerprint_are_not_own(fingerprint):
+    other = record(site="there", **fingerprint)
+    assert own_records([OWN, other], FINGERPRINT, None) == (OWN,)
+
+
+def test_other_software_or_cpu_share_is_own():
+    records = (OWN, record(site="there", torch="2.14.0"), record(allotted_cpus=1))
+    assert own_records(records, FINGERPRINT, None) == records
+
+
+def test_sequences_of_another_length_are_not_own():
+    records = [LONG, WITHOUT_LENGTH, SHORT]
+    assert own_records(records, FINGERPRINT, 512) == (LONG, WITHOUT_LENGTH)
+
+
+def test_every_length_is_own_to_a_profile_without():
+    records = (LONG, SHORT, WITHOUT_LENGTH)
+    assert own_records(records, FINGERPRINT, None) == records
+
+
+def test_gpu_steps_replayed_on_a_cpu_are_own():
+    on_gpu = record(gpu_name="H100", gpu_count=2)
+    replayed = record(site="cpu", cpu_model="Any")
+    assert own_records([on_gpu, replayed], OF_GPU, None) == (on_gpu, replayed)
+
+
+def test_trials_of_another_gpu_are_not_own():
+    assert own_records([record(gpu_name="A100")], OF_GPU, None) == ()
+
+
+def test_old_trials_are_known_by_settings_or_neighbours():
+    other_dataset = {"data": {"dataset_hash": "e"}}
+    other_model = {"model": {"name": "tiny", "config": {}}}
+    others = [
+        record(old=True, site="there", config=other_dataset),
+        # Without settings, beside a trial of another dataset.
+        record("step", old=True, site="there"),
+        record(old=True, site="elsewhere", config=other_model),
+    ]
+    records = [KNOWN_OLD, OLD, *others]
+    assert own_records(records, FINGERPRINT, None) == (KNOWN_OLD, OLD)
 
 
 @given(st.permutations(EXAMPLE))
@@ -205,28 +205,53 @@ ON_GPU = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
 
 
 @pytest.mark.parametrize(
-    ("change", "severity", "replayed"),
+    ("change", "severity"),
     [
-        ({}, None, None),
-        ({"dataset_hash": "other"}, "error", "error"),
-        ({"model_sha256": "other"}, "error", "error"),
-        ({"torch": "2.14.0"}, "warning", "warning"),
-        ({"python": "3.12.0"}, "info", "info"),
-        # Less memory, then more.
-        ({"gpu_total_bytes": 99}, "error", None),
-        ({"gpu_total_bytes": 101}, "info", None),
-        # If a step is replayed the GPU does not matter; CPU and disk must be the same.
-        ({"device": "cuda"}, "error", None),
-        ({"cpu_model": "Another CPU"}, "warning", "error"),
-        ({"data_filesystem": "lustre"}, "warning", "error"),
+        pytest.param({"dataset_hash": "other"}, "error", id="dataset"),
+        pytest.param({"model_sha256": "other"}, "error", id="model"),
+        pytest.param({"torch": "2.14.0"}, "warning", id="torch"),
+        pytest.param({"python": "3.12.0"}, "info", id="python"),
+        pytest.param({"gpu_total_bytes": 99}, "error", id="less GPU memory"),
+        pytest.param({"gpu_total_bytes": 101}, "info", id="more GPU memory"),
+        pytest.param({"device": "cuda"}, "error", id="device"),
+        pytest.param({"cpu_model": "Another CPU"}, "warning", id="CPU"),
+        pytest.param({"data_filesystem": "lustre"}, "warning", id="file system"),
     ],
 )
-def test_severity_of_a_difference(change, severity, replayed):
+def test_severity_of_a_difference(change, severity):
     other = ON_GPU.model_copy(update=change)
-    expected = [] if severity is None else [severity]
-    assert found_by(compare_fingerprints(ON_GPU, other)) == expected
-    expected = [] if replayed is None else [replayed]
-    assert found_by(compare_fingerprints(ON_GPU, other, replayed=True)) == expected
+    assert found_by(compare_fingerprints(ON_GPU, other)) == [severity]
+
+
+@pytest.mark.parametrize(
+    ("change", "severity"),
+    [
+        pytest.param({"dataset_hash": "other"}, "error", id="dataset"),
+        pytest.param({"model_sha256": "other"}, "error", id="model"),
+        pytest.param({"torch": "2.14.0"}, "warning", id="torch"),
+        pytest.param({"python": "3.12.0"}, "info", id="python"),
+        pytest.param({"cpu_model": "Another CPU"}, "error", id="CPU"),
+        pytest.param({"data_filesystem": "lustre"}, "error", id="file system"),
+    ],
+)
+def test_severity_of_a_difference_to_a_replay(change, severity):
+    other = ON_GPU.model_copy(update=change)
+    assert found_by(compare_fingerprints(ON_GPU, other, replayed=True)) == [severity]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"gpu_total_bytes": 99}, {"gpu_total_bytes": 101}, {"device": "cuda"}],
+    ids=["less GPU memory", "more GPU memory", "device"],
+)
+def test_replay_ignores_differences_of_the_gpu(change):
+    other = ON_GPU.model_copy(update=change)
+    assert compare_fingerprints(ON_GPU, other, replayed=True) == ()
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_equal_fingerprints_have_no_differences(replayed):
+    assert compare_fingerprints(ON_GPU, ON_GPU.model_copy(), replayed=replayed) == ()
 
 
 def test_gpu_does_not_matter_to_a_replayed_step():
