@@ -4,6 +4,7 @@ Some windows are trained as tuned and with both baselines, and the speedup is wr
 into the profile.
 """
 
+import sys
 from typing import Annotated
 
 import typer
@@ -41,6 +42,7 @@ def baseline(
     from autotune.baseline.stage import compare_recipes
     from autotune.profiles.store import read_profile, require_local_probe
     from autotune.trials.session import open_session
+    from autotune.tune.decide import sweep_time_text
 
     stored = read_profile(sweep.profile)
     require_local_probe(stored)
@@ -54,6 +56,7 @@ def baseline(
         context, profile_job("baseline", purpose, stored, request)
     ):
         return
+    sys.stderr.write(sweep_time_text("baseline", train.device, window_s, time_limit_s))
     with open_session(train.device, request.data) as bench:
         found = compare_recipes(bench, stored, request, rounds=rounds)
     print(answer_json(found) if job.as_json else baseline_text(found, sweep.profile))

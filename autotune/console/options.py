@@ -10,6 +10,7 @@ import inspect
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -502,7 +503,7 @@ class SweepOptions:
     def request(
         self, stored: "StoredProfile", reports: Path, time_limit_s: float, **more: Any
     ) -> "SweepRequest":
-        """Return the request for a sweep of timed windows.
+        """Return the request for a sweep of timed windows, which ends in time.
 
         ``more`` are further fields of the request.
         """
@@ -519,6 +520,7 @@ class SweepOptions:
             minutes=minutes,
             ranks=self.ranks,
             trial_timeout_s=timeout_s,
+            ends_s=time.time() + time_limit_s,
             **more,
         )
 

@@ -1,5 +1,6 @@
 """``autotune probe --step`` and ``autotune workers --loader``: your training code."""
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,7 @@ def sweep_own(
     from autotune.base.document import answer_json
     from autotune.integrations.sections import own_answer, own_workers_text
     from autotune.integrations.stage import sweep_own as run
+    from autotune.tune.decide import sweep_time_text
 
     asked = JobRequest(
         name=f"workers-{sweep.code.name}",
@@ -83,5 +85,7 @@ def sweep_own(
     )
     if job.submitted_or_rejected(context, asked):
         return
+    # The time of a trial of your code is unknown: a short one is assumed.
+    sys.stderr.write(sweep_time_text("workers", "cpu", sweep.window_s, sweep.budget_s))
     found = run(choice, sweep, None if out == NOT_GIVEN else out)
     print(answer_json(own_answer(found)) if job.as_json else own_workers_text(found))

@@ -228,4 +228,5 @@ def sweep_on(
         runner = bench.runner(
             report_directory(path, sweep.reports), bench.fingerprint, update, 24
         )
+        runner.budget_ends_s = sweep.ends_s
         return sweep_loader(sweep, bench, runner), runner

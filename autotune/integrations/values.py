@@ -363,6 +363,8 @@ class LoaderSweep:
     step_time_s: float | None = None
     """Duration of a replayed step; None runs ``code.step``."""
     budget_s: float = 600.0
+    ends_s: float | None = None
+    """Deadline as Unix time: no window starts that is likely to end later."""
     window_s: float = WINDOW_S
     max_workers: int | None = None
     trial_timeout_s: float = TRIAL_TIMEOUT_S

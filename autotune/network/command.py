@@ -3,6 +3,7 @@
 It measures links between ranks, and their cost in a step.
 """
 
+import sys
 from dataclasses import replace
 from typing import Annotated
 
@@ -72,6 +73,7 @@ def network(
     from autotune.network.stage import nodes_here, scale_profile, tune_network
     from autotune.profiles.store import read_profile, require_local_probe
     from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
+    from autotune.tune.decide import sweep_time_text
 
     counts = _counts(nodes, several=predict)
     for name, is_set in {
@@ -142,6 +144,11 @@ def network(
         context, replace(asked, nodes=count or 2, with_srun=False)
     ):
         return
+    sys.stderr.write(
+        sweep_time_text(
+            "network", stored.profile.train.device, request.window_s, time_limit_s
+        )
+    )
     measured, _ = tune_network(stored, request, count or nodes_here())
     print(
         answer_json(measured) if job.as_json else network_text(measured, sweep.profile)

@@ -238,7 +238,10 @@ class Session(Bench):
             trials: Expected number of trials.
         """
         title = f"{name} {model.name}"
-        with self.display.show(title, budget_s=request.budget_s) as update:
+        budget_s = request.budget_s
+        if request.ends_s is not None:
+            budget_s = min(budget_s, request.ends_s - time.time())
+        with self.display.show(title, budget_s=budget_s) as update:
             directory = trial_log.report_directory(profile, request.reports)
             runner = self.runner(directory, self.fingerprint(model), update, trials)
             runner.budget_ends_s = request.ends_s

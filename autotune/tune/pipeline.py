@@ -4,7 +4,6 @@ The order is that of arXiv 2509.05258, footnote 2. Every phase keeps its trials 
 trial log and its decision in the profile, so that the same command resumes.
 """
 
-import math
 import shlex
 import statistics
 import sys
@@ -37,7 +36,12 @@ from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
 from autotune.trials.session import Session, open_session
 from autotune.trials.trial_log import report_directory
-from autotune.tune.decide import least_s, share_s
+from autotune.tune.decide import (
+    ASSUMED_TRIAL_S,
+    least_s,
+    least_time_text,
+    share_s,
+)
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName, TuningResult
 from autotune.workers.stage import count_workers
@@ -48,9 +52,6 @@ ORDER: tuple[StageName, ...] = get_args(StageName)
 OF_ONE_MODEL = (ExceedsMemory, Undecided, NotCheckable)
 """Errors of one model, after which the other models are still tuned."""
 REPORT = "report.html"
-ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
-"""Assumed seconds of a trial besides its measurement, by device, until some have
-run."""
 OVERRUN_SHARE = 0.2
 """Longest overrun of a phase that has begun, as a share of the time budget."""
 BASELINE_MINUTES = 2.0
@@ -181,23 +182,19 @@ class Tuning:
 
         It warns if the time exceeds the budget.
         """
-        parts = {stage.name: 0.0 for stage in self.view.planned}
+        parts: dict[StageName, float] = {stage.name: 0.0 for stage in self.view.planned}
         for stage in self.view.planned:
             parts[stage.name] += least_s(
                 stage.name, self._trial_s, self.request.window_s
             )
-        total, told = (
-            sum(parts.values()),
-            ", ".join(f"{name} {format_seconds(parts[name])}" for name in parts),
-        )
-        sys.stderr.write(f"tune: takes at least {format_seconds(total)} ({told})\n")
-        if total > self.view.budget_s:
-            sys.stderr.write(
-                f"warning: --time-limit {self.request.minutes:g}min is shorter: phases"
-                " without time are skipped\n  next: use --time-limit"
-                f" {math.ceil(total / 60)}min, or run the same command again to"
-                " continue\n"
+        sys.stderr.write(
+            least_time_text(
+                "tune",
+                parts,
+                self.view.budget_s,
+                "phases without time are skipped",
             )
+        )
 
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
         """Run a phase, or record why it is skipped."""

@@ -1,5 +1,7 @@
 """``autotune workers``: the fewest DataLoader workers that do not cost throughput."""
 
+import sys
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,6 +59,7 @@ def workers(
     from autotune.base.document import answer_json
     from autotune.profiles.store import read_profile, require_local_probe
     from autotune.trials.session import open_session
+    from autotune.tune.decide import sweep_time_text
     from autotune.workers.sections import workers_text
     from autotune.workers.stage import count_workers
 
@@ -71,6 +74,7 @@ def workers(
             window_s=window_s,
             max_workers=max_workers,
             budget_s=time_limit_s,
+            ends_s=time.time() + time_limit_s,
             trial_timeout_s=sweep.trial_timeout_s,
             step_time_s=step_time_s,
             reports=job.reports,
@@ -98,6 +102,7 @@ def workers(
     if job.submitted_or_rejected(context, job_request):
         return
     measured_on = "cpu" if step_time_s else train.device
+    sys.stderr.write(sweep_time_text("workers", measured_on, window_s, time_limit_s))
     without_gpu = _next_step_without_gpu(stored, probe)
     with open_session(measured_on, request.data, without_gpu=without_gpu) as bench:
         evidence = count_workers(bench, stored, request)

@@ -153,7 +153,7 @@ class SweepRequest:
     reports: Path
     minutes: float
     """Time budget of all windows, including those from the trial log; the result may be
-    undecided after it."""
+    undecided after it, but three rounds are measured unless ``ends_s`` is over."""
     ranks: int | None = None
     """Number of local ranks; None means as probed."""
     max_workers: int | None = None

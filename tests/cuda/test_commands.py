@@ -97,7 +97,7 @@ def test_measures_the_network_of_two_gpus(null_gpu, data):
     )
     assert 1 <= user.tables()["train"]["micro_batch_size"] <= 4
     ended = user.autotune(
-        "network", user.profile, "--data", data, "--time-limit", "0.1min"
+        "network", user.profile, "--data", data, "--time-limit", "3min"
     )
     assert "within nodes" in ended.out
     network = user.tables()["evidence"]["network"]

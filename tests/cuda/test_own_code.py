@@ -112,7 +112,7 @@ def test_pretended_gpu_measures_loaders_by_replay_only(null_gpu, tmp_path):
         "--loader",
         "mine:build_loader",
         "--time-limit",
-        "3s",
+        "3min",
         "--window",
         "0.2s",
         "--reports",

@@ -74,7 +74,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"--field text --out /shared", "--field doc.body --out /shared", "the same"),
         (r"/shared/data --to /local", "data/both --to local", "no such disks here"),
         (r"/shared/data", "data/again", "no such disks here"),
-        (r"--time-limit \w+", "--time-limit 0.1min", _QUICK),
+        (r"--time-limit \w+", "--time-limit 3min", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
     ),
 }

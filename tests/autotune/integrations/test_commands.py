@@ -71,7 +71,7 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
         "--loader",
         "hostile:sleepy",
         "--time-limit",
-        "3s",
+        "3min",
         "--window",
         "0.2s",
     )

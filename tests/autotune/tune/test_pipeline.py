@@ -13,9 +13,8 @@ from autotune.memory.stage import requested_config
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.session import Session
 from autotune.tune import pipeline
-from autotune.tune.decide import USUAL_S, least_s
+from autotune.tune.decide import ASSUMED_TRIAL_S, USUAL_S, least_s
 from autotune.tune.pipeline import (
-    ASSUMED_TRIAL_S,
     BASELINE_MINUTES,
     TuneRequest,
     Tuning,
