@@ -66,8 +66,8 @@ UNLIMITED_BYTES = 2**60
 COLD_MODELS = (("bert-120m",), ("bert-120m", "bert-350m"))
 _FRESH = """\
 import pathlib, sys
-from autotune.trials.jobs.server import run_job
-from autotune.trials.jobs.server import preload_trainer
+from autotune.trials.jobs.run_job import run_job
+from autotune.trials.jobs.preload import preload_trainer
 preload_trainer()
 result = pathlib.Path(sys.argv[1])
 sys.exit(0 if run_job("testbed.failing_job", result, {"fault": "none"}, {}) else 1)

@@ -354,7 +354,7 @@ def _child(
 
 def _import(case: Case) -> None:
     """Everything that a step or a tool imports, before memory and seconds count."""
-    from autotune.trials.jobs.server import preload_model, preload_trainer
+    from autotune.trials.jobs.preload import preload_model, preload_trainer
 
     for module in _PRELOADED:  # it may be another's server that this process comes from
         importlib.import_module(module)

@@ -17,7 +17,8 @@ import torch
 
 from autotune.memory.jobs import step
 from autotune.trials.jobs.budget import CpuBudget
-from autotune.trials.jobs.server import preload_model, preload_trainer, run_job
+from autotune.trials.jobs.preload import preload_model, preload_trainer
+from autotune.trials.jobs.run_job import run_job
 
 
 def run(measured, local):

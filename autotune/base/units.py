@@ -57,6 +57,11 @@ _EXACT_BYTE_UNITS = (
     ("MiB", 2**20),
 )
 """Units of exact sizes; the first that divides a size is taken."""
+_ROUNDS_TO_ONE = 0.99995
+"""Smallest part of a unit that four significant digits show as 1: below it they show
+at most 0.9999."""
+_ROUNDS_TO_FIVE_DIGITS = 9999.5
+"""Smallest number that four significant digits would show as ``1e+04``."""
 NO_UNIT = "has no unit"
 """Message of the ``ValueError`` for a bare number."""
 _NUMBER = re.compile(
@@ -68,7 +73,7 @@ def parse_bytes(text: str) -> int:
     """Read a positive size: ``94GB`` or ``94G`` (decimal), or ``94GiB`` (binary).
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is not a size.
     """
     return int(_quantity(text, _BYTES, "a size", least=1.0))
 
@@ -76,7 +81,7 @@ def parse_bytes(text: str) -> int:
 def exact_bytes(size_bytes: int) -> str:
     """Return a size that ``parse_bytes`` reads back exactly: ``94GB``, ``2GiB``.
 
-    It is in the largest unit of which it is a whole number.
+    The unit is the largest one of which the size is a whole number.
     """
     for unit, unit_bytes in _EXACT_BYTE_UNITS:
         if size_bytes % unit_bytes == 0:
@@ -91,18 +96,20 @@ def format_bytes(size_bytes: float | None) -> str:
     """
     if size_bytes is None:
         return "n/a"
-    unit, unit_bytes = next(
-        (
-            (unit, unit_bytes)
-            for unit, unit_bytes in BYTE_UNITS
-            if abs(size_bytes) >= unit_bytes
-        ),
-        BYTE_UNITS[-1],
-    )
+    unit, unit_bytes = _unit_that_fits(size_bytes)
     value = size_bytes / unit_bytes
+    # Three significant digits would show 1,000 to 1,023 of a unit as ``1.02e+03``.
     if value >= 1000 or unit == "B":
         return f"{value:.0f} {unit}"
     return f"{value:.3g} {unit}"
+
+
+def _unit_that_fits(size_bytes: float) -> tuple[str, int]:
+    """Return the largest unit that is at most a size, and its bytes."""
+    for unit, unit_bytes in BYTE_UNITS:
+        if abs(size_bytes) >= unit_bytes:
+            return unit, unit_bytes
+    return BYTE_UNITS[-1]
 
 
 def floor_gib(size_bytes: float) -> str:
@@ -134,12 +141,18 @@ def format_count(value: float | None, digits: int = 0) -> str:
 
 
 def format_share(value: float | None) -> str:
-    """Show a share between 0 and 1 as a percentage; ``n/a`` if it is missing."""
+    """Show a share between 0 and 1 as a percentage with one decimal: ``31.5 %``.
+
+    A missing one shows as ``n/a``. ``format_percent`` shows no decimal.
+    """
     return "n/a" if value is None else f"{value * 100:.1f} %"
 
 
 def format_percent(share: float) -> str:
-    """Show a share between 0 and 1 as a whole percentage."""
+    """Show a share between 0 and 1 as a whole percentage: ``32 %``.
+
+    ``format_share`` shows a decimal.
+    """
     return f"{share * 100:.0f} %"
 
 
@@ -147,7 +160,7 @@ def parse_bits_per_s(text: str) -> float:
     """Read a positive rate in bits, such as ``25Gbit`` or ``200 Mbit/s``.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is not a line rate.
     """
     return _quantity(text, _BITS_PER_S, "a line rate")
 
@@ -156,7 +169,7 @@ def parse_seconds(text: str) -> float:
     """Read a duration with a unit, such as ``25us``, ``2s``, ``10min`` or ``4h``.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is not a duration.
     """
     return _quantity(text, _SECONDS, "a duration", least=0.0)
 
@@ -180,7 +193,7 @@ def parse_amount(text: str) -> float:
     """Read a positive amount such as ``45.2B``, ``2T``, ``1e22`` or ``202,000,000``.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is not an amount.
     """
     return _quantity(text, _AMOUNTS, "an amount")
 
@@ -224,9 +237,9 @@ def format_amount(value: float | None) -> str:
     if value is None:
         return "n/a"
     for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        # From where four digits round up to one of this unit.
-        if abs(value) >= 0.99995 * factor:
+        if abs(value) >= _ROUNDS_TO_ONE * factor:
             scaled = value / factor
-            digits = f"{scaled:,.0f}" if scaled >= 9999.5 else f"{scaled:.4g}"
-            return f"{digits} {unit}"
+            if scaled >= _ROUNDS_TO_FIVE_DIGITS:
+                return f"{scaled:,.0f} {unit}"
+            return f"{scaled:.4g} {unit}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

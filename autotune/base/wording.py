@@ -1,4 +1,18 @@
-"""Figures as text, with their units, bounds and confidence."""
+"""Figures, numbers of things, lists and settings as text.
+
+A value that was measured in windows has bounds at a level of confidence. How to show an
+interval of 900, from 850 to 950, and how if it has no bounds:
+
+===============================  =======================  ========================
+function                         shows                    without bounds
+===============================  =======================  ========================
+format_interval                  900 (850 to 950, 95 %)   900
+format_windows                   900 (850 to 950, 95 %)   900 (not enough windows)
+format_bounds_with_confidence    850 to 950 (95 %)        None
+format_bounds                    850 to 950               None
+format_window_bounds             850 to 950               not enough windows
+===============================  =======================  ========================
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -6,15 +20,16 @@ from autotune.base.interval import NOT_ENOUGH, Interval
 from autotune.base.units import format_bytes, format_count
 
 _MINUTE_HOURS = 1 / 60
+_FEWEST_HOURS_IN_HOURS = 0.1
+"""Shortest duration that is shown in hours; 5 min reads better than 0.0833 h."""
 
 
 def format_bounds(
     low: float | None, high: float | None, form: Callable[[float], str]
 ) -> str | None:
-    """Return ``850 to 950``, for a heading that names the confidence.
+    """Return two bounds; None without them.
 
-    Returns:
-        The text, or None if there are no bounds.
+    It does not show the confidence, which the heading of a table names.
     """
     if low is None or high is None:
         return None
@@ -22,7 +37,10 @@ def format_bounds(
 
 
 def format_interval(interval: Interval, form: Callable[[float], str]) -> str:
-    """Return ``900 (850 to 950, 95 %)``; the value alone if it has no bounds."""
+    """Return a value with its bounds and confidence; without bounds, the value alone.
+
+    Use it if an exact value is as usual as a measured one.
+    """
     value = form(interval.value)
     bounds = format_bounds(interval.low, interval.high, form)
     if bounds is None:
@@ -33,7 +51,7 @@ def format_interval(interval: Interval, form: Callable[[float], str]) -> str:
 def format_bounds_with_confidence(
     interval: Interval, form: Callable[[float], str]
 ) -> str | None:
-    """Return ``850 to 950 (95 %)``; None if there are no bounds."""
+    """Return bounds and confidence without the value; None without bounds."""
     bounds = format_bounds(interval.low, interval.high, form)
     if bounds is None:
         return None
@@ -41,9 +59,9 @@ def format_bounds_with_confidence(
 
 
 def format_windows(interval: Interval, form: Callable[[float], str]) -> str:
-    """Return the value of several windows: ``900 (850 to 950, 95 %)``.
+    """Return a value that is measured in windows, with its bounds and confidence.
 
-    Without bounds it is ``900 (not enough windows)``.
+    If the windows were too few for bounds, it says so.
     """
     if interval.low is None:
         return f"{form(interval.value)} ({NOT_ENOUGH})"
@@ -51,17 +69,18 @@ def format_windows(interval: Interval, form: Callable[[float], str]) -> str:
 
 
 def format_window_bounds(interval: Interval, form: Callable[[float], str]) -> str:
-    """Return ``850 to 950``, for a heading that names the confidence.
+    """Return the bounds of a value that is measured in windows, for a table's column.
 
-    Without bounds it is ``not enough windows``.
+    If the windows were too few for bounds, it says so.
     """
-    return format_bounds(interval.low, interval.high, form) or NOT_ENOUGH
+    bounds = format_bounds(interval.low, interval.high, form)
+    return NOT_ENOUGH if bounds is None else bounds
 
 
 def format_confidence(confidence: float | None) -> str:
-    """Return ``95 %``.
+    """Return a level of confidence: ``95 %``.
 
-    Bounds that also rest on assumptions have no level of confidence: ``range``.
+    Bounds that also rest on assumptions have no such level: ``range``.
     """
     return "range" if confidence is None else f"{100 * confidence:.3g} %"
 
@@ -69,7 +88,8 @@ def format_confidence(confidence: float | None) -> str:
 def format_number(value: float) -> str:
     """Return a number, with two decimals if it is below 100 and not whole."""
     is_whole = value == round(value)
-    return format_count(value, 0 if is_whole or abs(value) >= 100 else 2)
+    digits = 0 if is_whole or abs(value) >= 100 else 2
+    return format_count(value, digits)
 
 
 def format_ratio(ratio: float) -> str:
@@ -93,17 +113,16 @@ def format_hours(hours: float) -> str:
 
 
 def hours_formatter(typical_hours: float) -> Callable[[float], str]:
-    """Return a function that formats durations in hours.
+    """Return a function that formats durations in hours, all of them in one unit.
 
-    All in the unit that fits a duration of ``typical_hours``.
+    Args:
+        typical_hours: Duration that decides the unit.
     """
-    if typical_hours >= 0.1:
-        units_per_hour, unit = 1, "h"
-    elif typical_hours >= _MINUTE_HOURS:
-        units_per_hour, unit = 60, "min"
-    else:
-        units_per_hour, unit = 3600, "s"
-    return lambda hours: f"{units_per_hour * hours:.3g} {unit}"
+    if typical_hours >= _FEWEST_HOURS_IN_HOURS:
+        return lambda hours: f"{hours:.3g} h"
+    if typical_hours >= _MINUTE_HOURS:
+        return lambda hours: f"{60 * hours:.3g} min"
+    return lambda hours: f"{3600 * hours:.3g} s"
 
 
 def format_bytes_per_s(bytes_per_s: float | None) -> str:
@@ -115,11 +134,6 @@ def plural(number: int, noun: str) -> str:
     """Return ``1 rank`` or ``2 ranks``."""
     ending = "es" if noun.endswith("ch") else "s"
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{ending}"
-
-
-def install_step(*packages: str) -> str:
-    """Return the next step if packages are missing, by their names on PyPI."""
-    return f"Install: python -m pip install {' '.join(packages)}"
 
 
 def shorten_list(names: Sequence[str], nouns: str, max_names: int = 3) -> str:

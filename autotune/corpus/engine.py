@@ -23,8 +23,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from autotune.base.next_steps import install_step
 from autotune.base.process import end_with_parent
-from autotune.base.wording import install_step
 from autotune.cluster.site_file import SiteFile, read_site
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import AutotuneError, BadInput, InternalError, MachineLacks

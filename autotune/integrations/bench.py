@@ -16,6 +16,7 @@ from autotune.integrations.values import OwnCode, Subject
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, fingerprint
 from autotune.profiles.values import Fingerprint
 from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.messages import Preload
 from autotune.trials.session import Bench, open_bench
 from autotune.trials.values import Trial, TrialRequest
 
@@ -178,15 +179,13 @@ def check_arguments(
 
 def _preload(
     code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True
-) -> dict[str, Any]:
-    options = {
+) -> Preload:
+    options: dict[str, Any] = {
         "functions": code.functions,
         "directory": str(directory.resolve()),
         "resolved": resolved,
+        "timeout_s": timeout_s,
     }
-    options["timeout_s"] = timeout_s
-    return {
-        "module": "autotune.integrations.jobs.load",
-        "function": "preload",
-        "options": options,
-    }
+    return Preload(
+        module="autotune.integrations.jobs.load", function="preload", options=options
+    )

@@ -18,12 +18,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from autotune.errors import BadInput, InternalError, MachineLacks
+from autotune.trials.messages import (
+    ImportReply,
+    ImportRequest,
+    JobResult,
+    JobStatus,
+    Preload,
+    RankAccount,
+    Request,
+    TrialReply,
+    TrialRequest,
+    encode,
+    request_line,
+)
 from autotune.trials.values import (
     Crashed,
     HostOutOfMemory,
@@ -145,7 +158,7 @@ class ForkServerMachine(StartedMachine):
         self,
         *,
         device: Literal["cpu", "cuda"] = "cpu",
-        preload: Mapping[str, Any] | None = None,
+        preload: Preload | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Prepare a server; the first trial, or ``start``, starts it.
@@ -153,14 +166,13 @@ class ForkServerMachine(StartedMachine):
         Args:
             device: Device of the trainer's trials; on a CPU they have the trainer's
                 environment. Has no effect with ``preload``.
-            preload: Function to call instead of loading the trainer, as
-                ``jobs.server.serve`` takes it. Trials of your code have your
-                environment, as your training will.
+            preload: Function to call instead of loading the trainer. Trials of your
+                code have your environment, as your training will.
             start_timeout_s: Longest time that the server may import.
         """
         runs_trainer_on_cpu = preload is None and device == "cpu"
         super().__init__(CPU_ENVIRONMENT if runs_trainer_on_cpu else None)
-        self._arguments = [] if preload is None else [json.dumps(preload)]
+        self._preload = preload
         self._start_timeout_s = start_timeout_s
         # Private to the user: logs of trials may quote data.
         self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
@@ -171,11 +183,18 @@ class ForkServerMachine(StartedMachine):
         with tempfile.TemporaryDirectory(
             dir=self._scratch, ignore_cleanup_errors=True
         ) as directory:
-            reply = self._request(server, asdict(trial) | {"directory": directory})
-        if reply["timed_out"]:
-            stack = _stack_at_timeout(reply["ranks"][0]["log_tail"])
+            request = TrialRequest(
+                job=trial.job,
+                measured=trial.measured,
+                local=trial.local,
+                timeout_s=trial.timeout_s,
+                directory=directory,
+            )
+            reply = TrialReply.from_json(self._request(server, request))
+        if reply.timed_out:
+            stack = _stack_at_timeout(reply.ranks[0].log_tail)
             return TimedOut(detail=f"killed after {trial.timeout_s:g} s{stack}")
-        return classify(reply["ranks"], killed_by_kernel=reply["killed_by_kernel"])
+        return classify(reply.ranks, killed_by_kernel=reply.killed_by_kernel)
 
     def load(self, modules: Sequence[str]) -> bool:
         """Import modules in the server, so that trials do not.
@@ -186,19 +205,20 @@ class ForkServerMachine(StartedMachine):
             False if that started threads, which a fork breaks: then the server is
             started again, without them.
         """
-        reply = self._request(
-            self._ensure_started(), {"modules": list(modules)}, self._start_timeout_s
+        request = ImportRequest(modules=list(modules))
+        reply = ImportReply(
+            **self._request(self._ensure_started(), request, self._start_timeout_s)
         )
-        if not reply["threads"]:
+        if reply.threads == 0:
             return True
         self.close()
         self.start()
         return False
 
-    def restart(self, preload: Mapping[str, Any]) -> None:
+    def restart(self, preload: Preload) -> None:
         """End the server, and start one with another ``preload``."""
         self.close()
-        self._arguments = [json.dumps(preload)]
+        self._preload = preload
         self.start()
 
     def close(self) -> None:
@@ -220,9 +240,11 @@ class ForkServerMachine(StartedMachine):
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         # -P, as the working directory may have modules of any name.
         command = [sys.executable, "-P", "-m", "autotune.trials.jobs.server"]
+        if self._preload is not None:
+            command.append(encode(self._preload))
         with (self._scratch / "server.log").open("w") as log:
             self._server = subprocess.Popen(
-                [*command, *self._arguments],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -238,13 +260,13 @@ class ForkServerMachine(StartedMachine):
     def _request(
         self,
         server: "subprocess.Popen[str]",
-        request: dict[str, Any],
+        request: Request,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """Send a request and return the reply."""
         assert server.stdin is not None
         try:
-            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.write(request_line(request))
             server.stdin.flush()
         except BrokenPipeError as error:
             raise self._server_died(server) from error
@@ -295,16 +317,14 @@ def _stack_at_timeout(log_tail: str) -> str:
 
 
 def classify(
-    ranks: Sequence[dict[str, Any]], *, killed_by_kernel: bool = False
+    ranks: Sequence[RankAccount], *, killed_by_kernel: bool = False
 ) -> Outcome:
     """Turn the accounts of a trial's ranks into an outcome.
 
     That is the outcome of the first failure, as it makes the other ranks fail.
 
     Args:
-        ranks: For each rank ``result`` (what it wrote, or None), ``exit_code``
-            (negative for a signal), ``killed`` (by the server), ``ended_s`` and
-            ``log_tail``.
+        ranks: The accounts, in the order of the ranks.
         killed_by_kernel: True if the kernel killed a process for memory meanwhile.
 
     Raises:
@@ -321,12 +341,13 @@ def classify(
     }
     if not failures:
         return outcomes[0]
+    # False sorts first: a rank that lost its peer is the first failure only if all did.
     first_rank = min(
-        failures, key=lambda rank: (_lost_its_peer(ranks[rank]), ranks[rank]["ended_s"])
+        failures, key=lambda rank: (_lost_its_peer(ranks[rank]), ranks[rank].ended_s)
     )
     failure = failures[first_rank]
-    result = ranks[first_rank]["result"]
-    if result is not None and result["status"] == "rejected":
+    result = ranks[first_rank].result
+    if result is not None and result.status is JobStatus.REJECTED:
         raise _rejection(result)
     if len(ranks) == 1 or all(isinstance(outcome, OutOfMemory) for outcome in outcomes):
         return failure
@@ -335,51 +356,44 @@ def classify(
     )
 
 
-def _rejection(result: dict[str, Any]) -> BadInput | MachineLacks:
+def _rejection(result: JobResult) -> BadInput | MachineLacks:
     """Return the error of a job that could not use its input or device."""
     # Settings in the trainer's message become options of the commands that run it.
     next_step = _TRAINER_SETTING.sub(
         lambda setting: f"--{setting[1].replace('_', '-')} {setting[2]}",
-        result["next_step"],
+        result.next_step,
     )
-    if result["exit_code"] == MachineLacks.exit_code:
-        return MachineLacks(result["message"], next_step=next_step)
-    return BadInput(result["message"], next_step=next_step)
+    if result.exit_code == MachineLacks.exit_code:
+        return MachineLacks(result.detail, next_step=next_step)
+    return BadInput(result.detail, next_step=next_step)
 
 
-def _lost_its_peer(account: dict[str, Any]) -> bool:
+def _lost_its_peer(account: RankAccount) -> bool:
     """Return whether a rank failed because another had."""
-    result = account["result"]
-    if result is None:
-        return bool(account["killed"])
-    return bool(result["status"] == "lost_peer")
+    if account.result is None:
+        return account.killed
+    return account.result.status is JobStatus.LOST_PEER
 
 
-def _rank_outcome(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
-    result = account["result"]
+def _rank_outcome(account: RankAccount, *, killed_by_kernel: bool) -> Outcome:
+    result = account.result
     if result is None:
         return _outcome_without_result(account, killed_by_kernel=killed_by_kernel)
-    status = result["status"]
-    if status == "measured":
-        return Measured(figures=result["figures"])
-    if status == "out_of_memory":
-        return OutOfMemory(detail=result["detail"])
-    if status == "rejected":
-        return Crashed(detail=result["message"])
-    return Crashed(detail=result["detail"])
+    if result.status is JobStatus.MEASURED:
+        return Measured(figures=result.figures)
+    if result.status is JobStatus.OUT_OF_MEMORY:
+        return OutOfMemory(detail=result.detail)
+    return Crashed(detail=result.detail)
 
 
-def _outcome_without_result(
-    account: dict[str, Any], *, killed_by_kernel: bool
-) -> Outcome:
+def _outcome_without_result(account: RankAccount, *, killed_by_kernel: bool) -> Outcome:
     """Return the outcome of a rank that ended before it could write its result."""
-    log_tail = account["log_tail"]
     # Written by C++ and the allocator if they cannot raise.
-    if HOST_OUT_OF_MEMORY.search(log_tail):
-        return OutOfMemory(detail=log_tail[-500:])
-    was_killed = account["exit_code"] == -signal.SIGKILL
-    if was_killed and killed_by_kernel and not account["killed"]:
+    if HOST_OUT_OF_MEMORY.search(account.log_tail):
+        return OutOfMemory(detail=account.log_tail[-500:])
+    was_killed = account.exit_code == -signal.SIGKILL
+    if was_killed and killed_by_kernel and not account.killed:
         return HostOutOfMemory(
             detail="the kernel killed the trial because the host ran out of memory"
         )
-    return Crashed(detail=f"exit code {account['exit_code']}: {log_tail[-1000:]}")
+    return Crashed(detail=f"exit code {account.exit_code}: {account.log_tail[-1000:]}")

@@ -14,7 +14,6 @@ import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from autotune.base.process import start_child
 from autotune.cluster.torchrun import Start
@@ -24,6 +23,15 @@ from autotune.trials.fork_server import (
     StartedMachine,
     classify,
 )
+from autotune.trials.messages import (
+    END_FILE,
+    JOINED_FILE,
+    REQUEST_FILE,
+    JobResult,
+    JobStatus,
+    RankAccount,
+    result_file,
+)
 from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
 from trainer.config.tables import read_json
 from trainer.environment import CPU_ENVIRONMENT
@@ -31,6 +39,7 @@ from trainer.files import write_atomically
 
 MODULE = "autotune.trials.jobs.multirank_worker"
 POLL_S = 0.02
+"""Time between two looks at the ranks' files, in seconds."""
 MAX_RESULT_BYTES = 64 * 2**20
 """Largest file with a rank's result that is read."""
 END_TIMEOUT_S = 40.0
@@ -71,13 +80,13 @@ class MultirankMachine(StartedMachine):
         self._trials += 1
         directory.mkdir()
         write_atomically(
-            directory / "trial.json", json.dumps(asdict(trial)), durable=False
+            directory / REQUEST_FILE, json.dumps(asdict(trial)), durable=False
         )
         deadline_s = time.monotonic() + trial.timeout_s
         while True:
-            result = _read_result(directory / "rank-0.json")
-            if result is not None and result["status"] == "measured":
-                return Measured(figures=result["figures"])
+            result = _read_result(result_file(directory, 0))
+            if result is not None and result.status is JobStatus.MEASURED:
+                return Measured(figures=result.figures)
             if process.poll() is not None:
                 self._process = None
                 return self._failure(directory)
@@ -88,19 +97,18 @@ class MultirankMachine(StartedMachine):
 
     def _failure(self, directory: Path) -> Outcome:
         """Return the outcome of a trial that ended the ranks."""
-        failed_ranks = []
+        failed_ranks: list[RankAccount] = []
         for file in sorted(directory.glob("rank-*.json")):
             result = _read_result(file)
-            if result is not None and result["status"] != "measured":
-                failed_ranks.append(
-                    {
-                        "result": result,
-                        "exit_code": 0,
-                        "killed": False,
-                        "ended_s": result["ended_s"],
-                        "log_tail": "",
-                    }
+            if result is not None and result.status is not JobStatus.MEASURED:
+                account = RankAccount(
+                    result=result,
+                    exit_code=None,
+                    killed=False,
+                    ended_s=result.ended_s,
+                    log_tail="",
                 )
+                failed_ranks.append(account)
         if not failed_ranks:
             return Crashed(detail=self._error_line())
         return classify(failed_ranks)
@@ -110,7 +118,7 @@ class MultirankMachine(StartedMachine):
         process, self._process = self._process, None
         if process is not None:
             with self._waiting():
-                (self._directory / "end").touch()
+                (self._directory / END_FILE).touch()
                 try:
                     process.wait(timeout=END_TIMEOUT_S)
                 except subprocess.TimeoutExpired:
@@ -157,7 +165,7 @@ class MultirankMachine(StartedMachine):
 
     def _wait_until_joined(self, process: "subprocess.Popen[bytes]") -> None:
         """Wait until the ranks have joined, and read their versions."""
-        joined_file = self._directory / "joined.json"
+        joined_file = self._directory / JOINED_FILE
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not joined_file.is_file():
             has_ended = process.poll() is not None
@@ -200,9 +208,8 @@ class MultirankMachine(StartedMachine):
                 break
 
 
-def _read_result(file: Path) -> dict[str, Any] | None:
+def _read_result(file: Path) -> JobResult | None:
     """Return the result that a rank wrote; None if it has written none."""
     if not file.is_file():
         return None
-    result: dict[str, Any] = read_json(file, max_bytes=MAX_RESULT_BYTES)
-    return result
+    return JobResult.from_json(read_json(file, max_bytes=MAX_RESULT_BYTES))

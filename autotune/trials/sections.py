@@ -1,7 +1,7 @@
 """Report section on trials and their outcomes."""
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.base.document import Block, Missing, Paragraph, table_of
 from autotune.base.units import format_bytes, format_seconds
@@ -41,8 +41,11 @@ class _TrialRow:
 
 
 def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
-    """Return the table of all trials, in the order in which they were measured."""
-    notes = _notes(reported)
+    """Return the table of all trials, in the order in which they were measured.
+
+    Notes on ignored entries of the trial log come first.
+    """
+    notes = _ignored_entries(reported)
     if not reported.trials:
         tune = f"autotune tune --model {reported.name} --data DIR"
         return (
@@ -70,32 +73,39 @@ def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
     return (*notes, table)
 
 
-def _notes(reported: ReportedProfile) -> tuple[Paragraph, ...]:
-    """Return a note for each kind of entry of the trial log that was ignored."""
+def _ignored_entries(reported: ReportedProfile) -> tuple[Paragraph, ...]:
+    """Return notes on the entries of the trial log that were ignored, if any."""
+    notes = []
+    if reported.corrupt_lines:
+        notes.append(
+            f"Unreadable lines of the trial log, ignored: {reported.corrupt_lines}."
+        )
     check = reported.trial_log
-    ignored = {
-        "Unreadable lines of the trial log, ignored": reported.corrupt_lines,
-        "Trials of another profile with the same name, ignored": (
-            0 if check is None else check.others
-        ),
-    }
-    return tuple(
-        Paragraph(words=(f"{note}: {number}.",))
-        for note, number in ignored.items()
-        if number
-    )
+    if check is not None and check.others:
+        notes.append(
+            f"Trials of another profile with the same name, ignored: {check.others}."
+        )
+    return tuple(Paragraph(words=(note,)) for note in notes)
 
 
 def _failure_detail(outcome: Outcome) -> str:
-    # An out of memory is an answer, not a failure to explain.
+    """Return the cause of a failure; empty if the trial answered its question."""
+    # A trial that runs out of memory answers whether its size fits.
     if isinstance(outcome, Measured | OutOfMemory):
         return ""
     return outcome.detail
 
 
 def _trial_row(finished: FinishedTrial, fingerprint: Fingerprint) -> _TrialRow:
+    """Return the row of a trial, with those figures that its job measured."""
     outcome = finished.outcome
     if not isinstance(outcome, Measured):
+        return _TrialRow(finished=finished)
+    if finished.trial.job == "step":
+        row = _step_row(finished, StepFigures.of(outcome))
+    elif finished.trial.job == "training":
+        row = _training_row(finished, TrainingFigures.of(outcome))
+    else:
         return _TrialRow(finished=finished)
     rate_is_real = has_rate(
         finished.trial,
@@ -103,24 +113,26 @@ def _trial_row(finished: FinishedTrial, fingerprint: Fingerprint) -> _TrialRow:
         gpu_name=fingerprint.gpu_name,
         driver=fingerprint.driver,
     )
-    if finished.trial.job == "step":
-        step = StepFigures.of(outcome)
-        rate = None
-        if rate_is_real and step.step_s:
-            median_s = statistics.median(step.step_s)
-            rate = step.padded_tokens_per_step / median_s if median_s else None
-        return _TrialRow(
-            finished=finished,
-            optimizer_steps=step.optimizer_steps,
-            peak_bytes=step.peak_bytes,
-            padded_tokens_per_s=rate,
-        )
-    if finished.trial.job == "training":
-        window = TrainingFigures.of(outcome)
-        return _TrialRow(
-            finished=finished,
-            optimizer_steps=window.optimizer_steps,
-            peak_bytes=window.memory_bytes,
-            padded_tokens_per_s=window.padded_tokens_per_s if rate_is_real else None,
-        )
-    return _TrialRow(finished=finished)
+    return row if rate_is_real else replace(row, padded_tokens_per_s=None)
+
+
+def _step_row(finished: FinishedTrial, step: StepFigures) -> _TrialRow:
+    padded_tokens_per_s = None
+    median_s = statistics.median(step.step_s) if step.step_s else 0.0
+    if median_s > 0:
+        padded_tokens_per_s = step.padded_tokens_per_step / median_s
+    return _TrialRow(
+        finished=finished,
+        optimizer_steps=step.optimizer_steps,
+        peak_bytes=step.peak_bytes,
+        padded_tokens_per_s=padded_tokens_per_s,
+    )
+
+
+def _training_row(finished: FinishedTrial, window: TrainingFigures) -> _TrialRow:
+    return _TrialRow(
+        finished=finished,
+        optimizer_steps=window.optimizer_steps,
+        peak_bytes=window.memory_bytes,
+        padded_tokens_per_s=window.padded_tokens_per_s,
+    )

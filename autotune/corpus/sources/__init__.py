@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.base.next_steps import install_step
 from autotune.base.units import format_count
-from autotune.base.wording import install_step
 from autotune.corpus.sources import base
 from autotune.corpus.sources.base import (
     Partition,

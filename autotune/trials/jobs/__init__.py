@@ -1,6 +1,10 @@
 """Processes that run trials: the only modules of this package that import torch.
 
-``server`` forks the ranks of each trial and calls the job's ``run`` in them;
+Begin with ``server``, the fork server, which loads torch (``preload``) and answers the
+requests of a machine. ``supervision`` forks, watches and ends the ranks of a trial,
+``rank`` is what a forked process does, and ``run_job`` calls the job's ``run`` and
+writes its result. ``kernel_kills`` counts processes that the kernel killed for memory.
+
 ``multirank_worker`` is a rank of several nodes, which torchrun starts. Jobs use
 ``budget`` to enforce a memory budget and ``footprint`` to measure host memory.
 """

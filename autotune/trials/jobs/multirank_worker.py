@@ -1,7 +1,7 @@
 """Ranks that measure together: they join once, then run one trial after the other.
 
 ``torchrun -m autotune.trials.jobs.multirank_worker DIRECTORY DEVICE``. Request N is
-``DIRECTORY/N/trial.json``; each rank writes how it ended to ``rank-R.json`` beside it.
+``DIRECTORY/N/trial.json``; each rank writes its result to ``rank-R.json`` beside it.
 The first rank reads the requests for all. A rank that fails ends, and torchrun ends the
 others.
 """
@@ -12,86 +12,113 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.base.process import end_with_parent
-from autotune.trials.jobs.server import run_job
+from autotune.trials.jobs.run_job import run_job
+from autotune.trials.messages import END_FILE, JOINED_FILE, REQUEST_FILE, result_file
+from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 from trainer.files import write_atomically
 
-END = "end"
-"""Name of the file that ends the ranks, and the request that tells them."""
+if TYPE_CHECKING:
+    from trainer.distributed.ranks import Ranks
+
 POLL_S = 0.01
+"""Time between two looks for the next request, in seconds; a trial begins at most this
+much later."""
+LONGEST_TRIAL_S = 86400.0
+"""Time that a rank waits for the others, in seconds: a day, as the parent decides how
+long a trial may take."""
 
 
 def serve(directory: Path, device: str) -> int:
     """Join the other ranks, and run trials until there are no more.
 
-    Return the exit code.
+    Returns:
+        The exit code: 0 at the end of the requests, 1 after a trial that failed.
     """
-    import torch
-    import transformers
+    from trainer.distributed.ranks import leave_ranks
 
-    from trainer.distributed.ranks import join_ranks, leave_ranks
-
-    # The least configuration for joining, without a timeout: the parent decides how
-    # long a trial may take.
-    joining = {
-        "model": {"name": "none", "config": {"model_type": "none"}},
-        "device": device,
-        "micro_batch_size": 1,
-        "global_batch_size": 1,
-        "parallel": {"timeout_s": 86400.0},
-    }
-    ranks = join_ranks(TrainConfig.model_validate(joining))
+    # On every rank and before joining, so that no trial waits for imports.
+    versions = _import_libraries()
+    ranks = _join(device)
     if ranks.leads:
-        versions = {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "transformers": transformers.__version__,
-        }
-        write_atomically(
-            directory / "joined.json", json.dumps({"versions": versions}), durable=False
-        )
+        joined = json.dumps({"versions": versions})
+        write_atomically(directory / JOINED_FILE, joined, durable=False)
     for number in itertools.count():
         trial_directory = directory / str(number)
-        request = ""
-        if ranks.leads:
-            request = _next_request(
-                trial_directory / "trial.json", directory / END, os.getppid()
-            )
-        request = ranks.broadcast_object(request)
-        if request == END:
+        trial = _next_trial(ranks, trial_directory / REQUEST_FILE, directory / END_FILE)
+        if trial is None:
             leave_ranks(together=True)
             return 0
-        trial = json.loads(request)
-        measured = run_job(
-            trial["job"],
-            trial_directory / f"rank-{ranks.rank}.json",
-            trial["measured"],
-            trial["local"],
-            ranks,
-        )
-        if not measured:
+        if not _run_trial(ranks, trial, trial_directory):
             break
     return 1
 
 
-def _next_request(request_file: Path, end_file: Path, parent_pid: int) -> str:
-    """Wait for the next request and return it.
+def _import_libraries() -> dict[str, str | None]:
+    """Import torch and transformers, and return their versions."""
+    import torch
+    import transformers
 
-    Return ``END`` once ``end_file`` exists or the parent process has ended.
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "transformers": transformers.__version__,
+    }
+
+
+def _join(device: str) -> "Ranks":
+    from trainer.distributed.ranks import join_ranks
+
+    # The least configuration for joining: no trial uses it.
+    settings = {
+        "model": {"name": "none", "config": {"model_type": "none"}},
+        "device": device,
+        "micro_batch_size": 1,
+        "global_batch_size": 1,
+        "parallel": {"timeout_s": LONGEST_TRIAL_S},
+    }
+    return join_ranks(TrainConfig.model_validate(settings))
+
+
+def _next_trial(ranks: "Ranks", request_file: Path, end_file: Path) -> Trial | None:
+    """Return the next trial, which the first rank reads for all; None at the end."""
+    request = None
+    if ranks.leads:
+        request = _await_request(request_file, end_file, os.getppid())
+    request = ranks.broadcast_object(request)
+    return None if request is None else Trial(**json.loads(request))
+
+
+def _await_request(request_file: Path, end_file: Path, parent_pid: int) -> str | None:
+    """Wait for the next request and return its text.
+
+    Return None once ``end_file`` exists or the parent process has ended.
     """
     while not request_file.is_file():
         if end_file.exists() or os.getppid() != parent_pid:
-            return END
+            return None
         time.sleep(POLL_S)
     return request_file.read_text()
+
+
+def _run_trial(ranks: "Ranks", trial: Trial, directory: Path) -> bool:
+    """Run this rank's part of a trial; return True if it measured its figures."""
+    return run_job(
+        trial.job,
+        result_file(directory, ranks.rank),
+        trial.measured,
+        trial.local,
+        ranks,
+    )
 
 
 def main() -> None:
     """Run one rank, which ends with the torchrun that started it.
 
-    It ends with it even while torch is being imported.
+    The rank ends with torchrun even while torch is being imported.
     """
     directory, device = sys.argv[1:]
     parent_pid = os.getppid()

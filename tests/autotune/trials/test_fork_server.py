@@ -7,30 +7,31 @@ import torch
 
 from autotune.errors import BadInput, MachineLacks
 from autotune.trials.fork_server import classify
-from autotune.trials.jobs.server import run_job
+from autotune.trials.jobs.run_job import run_job
+from autotune.trials.messages import JobResult, JobStatus, RankAccount
 from autotune.trials.values import Crashed, HostOutOfMemory, Measured, OutOfMemory
 
-MEASURED = {"status": "measured", "figures": {"rank": 0}}
-OUT_OF_MEMORY = {"status": "out_of_memory", "detail": "too large"}
-CRASHED = {"status": "crashed", "detail": "broken"}
-LOST_PEER = {"status": "lost_peer", "detail": "Connection closed by peer"}
+MEASURED = JobResult(status=JobStatus.MEASURED, figures={"rank": 0})
+OUT_OF_MEMORY = JobResult(status=JobStatus.OUT_OF_MEMORY, detail="too large")
+CRASHED = JobResult(status=JobStatus.CRASHED, detail="broken")
+LOST_PEER = JobResult(status=JobStatus.LOST_PEER, detail="Connection closed by peer")
 
 
 def account(result=None, ended_s=1.0, *, exit_code=1, killed=False, log_tail=""):
-    return {
-        "result": result,
-        "exit_code": exit_code,
-        "killed": killed,
-        "ended_s": ended_s,
-        "log_tail": log_tail,
-    }
+    return RankAccount(
+        result=result,
+        exit_code=exit_code,
+        killed=killed,
+        ended_s=ended_s,
+        log_tail=log_tail,
+    )
 
 
 KILLED_BY_SERVER = account(killed=True, exit_code=-9, ended_s=0.5)
 
 
 def test_first_rank_speaks_for_all_that_measured():
-    second = {"status": "measured", "figures": {"rank": 1}}
+    second = JobResult(status=JobStatus.MEASURED, figures={"rank": 1})
     outcome = classify([account(MEASURED), account(second)])
     assert outcome == Measured(figures={"rank": 0})
 
@@ -105,15 +106,15 @@ def test_first_crashed_rank_is_named(ranks, detail):
     assert classify(ranks) == Crashed(detail=detail)
 
 
-@pytest.mark.parametrize("kind", [BadInput, MachineLacks])
-def test_unusable_input_is_no_measurement(kind):
-    rejected = {
-        "status": "rejected",
-        "message": "not usable",
-        "next_step": "Get one.",
-        "exit_code": kind.exit_code,
-    }
-    with pytest.raises(kind, match="not usable"):
+@pytest.mark.parametrize("error_type", [BadInput, MachineLacks])
+def test_unusable_input_is_no_measurement(error_type):
+    rejected = JobResult(
+        status=JobStatus.REJECTED,
+        detail="not usable",
+        next_step="Get one.",
+        exit_code=error_type.exit_code,
+    )
+    with pytest.raises(error_type, match="not usable"):
         classify([account(rejected), account(killed=True, exit_code=-9)])
 
 

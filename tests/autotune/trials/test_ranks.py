@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from autotune.errors import MachineLacks
-from autotune.trials.jobs.server import GRACE_S
+from autotune.trials.jobs.supervision import GRACE_S
 from autotune.trials.values import (
     Crashed,
     Measured,

@@ -1,0 +1,40 @@
+"""Imports that the fork server does once, so that trials need not."""
+
+import functools
+import importlib
+import sys
+
+import torch
+
+
+def preload_trainer() -> None:
+    """Import the trainer, its jobs, and modules that torch imports in a first step."""
+    # Transformers imports torchao if it is installed, which starts CUDA, and breaks it
+    # in forked processes.
+    sys.modules["torchao"] = None  # type: ignore[assignment]
+    for module in (
+        "trainer.loop",
+        "autotune.memory.jobs.step",
+        "autotune.workers.job",
+        "torch._dynamo",
+    ):
+        importlib.import_module(module)
+    del sys.modules["torchao"]
+
+
+@functools.cache
+def preload_model(model_type: str | None) -> None:
+    """Import the code of a model type, if there is one.
+
+    Building its default shape on the meta device imports all of it.
+    """
+    if model_type is None:
+        return
+    import transformers
+
+    try:
+        with torch.device("meta"):
+            config = transformers.AutoConfig.for_model(model_type)
+            transformers.AutoModelForMaskedLM.from_config(config)
+    except Exception as error:  # noqa: BLE001 - only a head start is lost: some types have no default shape
+        sys.stderr.write(f"no head start for {model_type}: {error}\n")

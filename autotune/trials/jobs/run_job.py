@@ -1,0 +1,93 @@
+"""Run a job in this process, and turn each way in which it ends into a result."""
+
+import importlib
+import os
+import re
+import resource
+import traceback
+from pathlib import Path
+from typing import Any
+
+from autotune.trials.messages import JobResult, JobStatus, encode
+from autotune.trials.values import JOB_MODULES
+from trainer.errors import TrainerError
+from trainer.files import write_atomically
+from trainer.health.failures import is_vague, out_of_memory
+
+MAX_TRACEBACK_CHARACTERS = 2000
+"""Characters of a traceback that a result quotes, from its end: the innermost calls."""
+_LOST_PEER = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken"
+    r" pipe|gloo/transport|ncclRemote"
+)
+"""Messages of gloo and NCCL if another rank is gone."""
+
+
+def run_job(
+    job: str,
+    result_file: Path,
+    measured: dict[str, Any],
+    local: dict[str, Any],
+    *more: object,
+) -> bool:
+    """Run a job and write its ``JobResult``.
+
+    With ``first_attempt`` in ``local``, the trial is tried again after a crash. A fault
+    that may not be of memory is then a crash: near the limit little is free, and a
+    broken kernel would pass for a smaller limit.
+
+    Args:
+        job: Name of a job, or of a module with a function ``run``, which gets
+            ``measured``, ``local`` and ``more`` and returns figures.
+        result_file: File to write.
+        measured: Input that defines the measurement.
+        local: Input that depends on this machine.
+        more: Further arguments of ``run``.
+
+    Returns:
+        True if the job measured its figures.
+    """
+    pid = os.getpid()
+    try:
+        module = importlib.import_module(JOB_MODULES.get(job, job))
+        figures = module.run(measured, local, *more)
+        _lift_memory_limit()
+        result = JobResult(status=JobStatus.MEASURED, figures=figures)
+    except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
+        _lift_memory_limit()
+        result = _failure(error, is_first_attempt=local.get("first_attempt", False))
+    if os.getpid() != pid:
+        # A copy of the trial, which its own code has forked: there is one result, the
+        # original's.
+        os._exit(1)
+    write_atomically(result_file, encode(result), durable=False)
+    return result.status is JobStatus.MEASURED
+
+
+def _failure(error: Exception, *, is_first_attempt: bool) -> JobResult:
+    """Return the result of a job that raised an error."""
+    if isinstance(error, TrainerError):
+        return JobResult(
+            status=JobStatus.REJECTED,
+            detail=error.message,
+            next_step=error.next_step,
+            exit_code=error.exit_code,
+        )
+    memory_message = out_of_memory(error)
+    if memory_message is not None:
+        status = JobStatus.OUT_OF_MEMORY
+        if is_first_attempt and is_vague(memory_message):
+            status = JobStatus.CRASHED
+        return JobResult(status=status, detail=memory_message)
+    status = JobStatus.CRASHED
+    if isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
+        # The failure is that of the rank which this one has lost.
+        status = JobStatus.LOST_PEER
+    stack = traceback.format_exc()[-MAX_TRACEBACK_CHARACTERS:]
+    return JobResult(status=status, detail=stack)
+
+
+def _lift_memory_limit() -> None:
+    """Lift the limit of a memory budget, as writing the result needs memory too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
