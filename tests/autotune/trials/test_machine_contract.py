@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.messages import Preload
 from autotune.trials.multirank import MultirankMachine
 from autotune.trials.values import Crashed, Measured, OutOfMemory, TimedOut, Trial
 from testbed.fakes import FakeMachine
@@ -112,7 +113,7 @@ def test_trials_on_a_cpu_wait_as_training_does(real_machine):
     }
 
 
-OWN_CODE = {"module": "unused", "function": "unused", "options": {}}
+OWN_CODE = Preload(module="unused", function="unused", options={})
 
 
 @pytest.mark.parametrize(
