@@ -7,11 +7,13 @@ import io
 import math
 import re
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
 
 from autotune.base.document import (
     Axis,
+    Bar,
     BarChart,
     Drawing,
     Histogram,
@@ -292,7 +294,9 @@ def _draw_line(axes: "Axes", line: Line, points: list[Point]) -> None:
 
 
 def _draw_bars(axes: "Axes", drawing: BarChart) -> None:
-    longest = max((bar.high or bar.value for bar in drawing.bars), default=0.0) or 1.0
+    longest = max((_end_of_bar(bar) for bar in drawing.bars), default=0.0)
+    if longest == 0:
+        longest = 1.0  # an axis needs a length
     for index, bar in enumerate(drawing.bars):
         axes.barh(
             index,
@@ -310,9 +314,8 @@ def _draw_bars(axes: "Axes", drawing: BarChart) -> None:
                 marker="|",
                 markersize=7,
             )
-        end = max(bar.value, bar.high or bar.value)
         axes.text(
-            end + 0.015 * longest,
+            _end_of_bar(bar) + 0.015 * longest,
             index,
             _name_in_chart(bar.value_text),
             va="center",
@@ -323,50 +326,90 @@ def _draw_bars(axes: "Axes", drawing: BarChart) -> None:
     _name_bars(axes, [bar.label for bar in drawing.bars])
 
 
+def _end_of_bar(bar: Bar) -> float:
+    return bar.value if bar.high is None else max(bar.value, bar.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Segment:
+    """One coloured part of a stacked bar."""
+
+    name: str
+    row: int
+    """Number of its bar."""
+    start: float
+    size: float
+    colour: str
+    is_in_legend: bool
+    """True for the first segment of its name."""
+
+
 def _draw_stacks(axes: "Axes", drawing: StackedBarChart) -> None:
-    stacks = [
-        [(name, size) for name, size in stack.parts if math.isfinite(size)]
-        for stack in drawing.stacks
-    ]
-    colours: dict[str, str] = {}
-    for parts in stacks:
-        for name, _ in parts:
-            colours.setdefault(name, COLOURS[len(colours) % len(COLOURS)])
-    ends = [sum(size for _, size in parts) for parts in stacks]
+    segments = _segments(drawing)
+    ends = [segment.start + segment.size for segment in segments]
     ends += [rule.value for rule in drawing.rules]
-    longest = max(ends, default=0.0) or 1.0
+    longest = max(ends, default=0.0)
+    if longest == 0:
+        longest = 1.0  # an axis needs a length
     _, bytes_per_unit = _byte_unit(longest)
     _scale_axis(axes, "x", drawing.axis, [longest])
-
-    in_legend = set()
-    for index, parts in enumerate(stacks):
-        start = 0.0
-        for name, size in parts:
-            colour = colours[name]
-            axes.barh(
-                index,
-                size,
-                left=start,
-                height=_BAR_HEIGHT,
-                color=colour,
-                linewidth=0,
-                label="" if name in in_legend else _name_in_chart(name),
-            )
-            in_legend.add(name)
-            if size >= _ROOM_FOR_LABEL_SHARE * longest:
-                axes.text(
-                    start + size / 2,
-                    index,
-                    _tick_text(size, drawing.axis.unit, bytes_per_unit),
-                    ha="center",
-                    va="center",
-                    fontsize=_SMALL_FONT_POINTS,
-                    color="#ffffff" if colour in _DARK else "#111111",
-                )
-            start += size
+    for segment in segments:
+        _draw_segment(axes, segment)
+        if segment.size >= _ROOM_FOR_LABEL_SHARE * longest:
+            size_text = _tick_text(segment.size, drawing.axis.unit, bytes_per_unit)
+            _write_in_segment(axes, segment, size_text)
     _draw_vertical_rules(axes, drawing.rules)
     axes.set_xlim(0, 1.03 * longest)
     _name_bars(axes, [stack.label for stack in drawing.stacks])
+
+
+def _segments(drawing: StackedBarChart) -> list[_Segment]:
+    """Return the parts that have a size; parts of one name share a colour."""
+    segments: list[_Segment] = []
+    colours: dict[str, str] = {}
+    for row, stack in enumerate(drawing.stacks):
+        start = 0.0
+        for name, size in stack.parts:
+            if not math.isfinite(size):
+                continue
+            is_new = name not in colours
+            if is_new:
+                colours[name] = COLOURS[len(colours) % len(COLOURS)]
+            segment = _Segment(
+                name=name,
+                row=row,
+                start=start,
+                size=size,
+                colour=colours[name],
+                is_in_legend=is_new,
+            )
+            segments.append(segment)
+            start += size
+    return segments
+
+
+def _draw_segment(axes: "Axes", segment: _Segment) -> None:
+    axes.barh(
+        segment.row,
+        segment.size,
+        left=segment.start,
+        height=_BAR_HEIGHT,
+        color=segment.colour,
+        linewidth=0,
+        label=_name_in_chart(segment.name) if segment.is_in_legend else "",
+    )
+
+
+def _write_in_segment(axes: "Axes", segment: _Segment, text: str) -> None:
+    axes.text(
+        segment.start + segment.size / 2,
+        segment.row,
+        text,
+        ha="center",
+        va="center",
+        fontsize=_SMALL_FONT_POINTS,
+        color="#ffffff" if segment.colour in _DARK else "#111111",
+    )
 
 
 def _draw_histogram(axes: "Axes", drawing: Histogram) -> None:

@@ -6,6 +6,7 @@ affect all of them; every other round runs backwards, so that a drift within rou
 cancels too. A round is reused from the trial log completely or not at all.
 """
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -227,35 +228,43 @@ class TrialRunner:
         """Check that a trial is likely to end in time."""
         now_s = self.clock.utc_now().timestamp()
         if self.budget_ends_s is not None:
-            left_s = self.budget_ends_s - now_s
-            usual_s = self._usual_s()
-            if left_s < usual_s:
-                message = f"no time is left for the next trial ({label})"
-                if left_s > 0:
-                    message = (
-                        f"{format_seconds(left_s)} are left, but the next trial"
-                        f" ({label}) takes about {format_seconds(usual_s)}"
-                    )
-                raise OutOfTime(
-                    message,
-                    next_step=(
-                        "Run it again with a longer --time-limit: it resumes from"
-                        f" {self.trial_log.directory}."
-                    ),
-                )
+            self._check_budget(self.budget_ends_s - now_s, label)
         if self.ends_s is not None:
-            left_s = self.ends_s - now_s
-            if left_s < trial.timeout_s + LEAVING_S:
-                raise StartAgain(
-                    f"the job ends in {max(0.0, left_s):.0f} s, but the next trial"
-                    f" ({label}) may take {trial.timeout_s:g} s, plus {LEAVING_S:g} s"
-                    f" to exit; {len(self.finished)} results are in"
-                    f" {self.trial_log.directory}",
-                    next_step=(
-                        "Run the same command again: it resumes. A shorter"
-                        " --trial-timeout uses more of the job."
-                    ),
-                )
+            self._check_hard_end(self.ends_s - now_s, trial, label)
+
+    def _check_budget(self, left_s: float, label: str) -> None:
+        """Check that a trial of the usual length ends within the time budget."""
+        usual_s = self._usual_s()
+        if left_s >= usual_s:
+            return
+        message = f"no time is left for the next trial ({label})"
+        if left_s > 0:
+            message = (
+                f"{format_seconds(left_s)} are left, but the next trial"
+                f" ({label}) takes about {format_seconds(usual_s)}"
+            )
+        raise OutOfTime(
+            message,
+            next_step=(
+                "Run it again with a longer --time-limit: it resumes from"
+                f" {self.trial_log.directory}."
+            ),
+        )
+
+    def _check_hard_end(self, left_s: float, trial: Trial, label: str) -> None:
+        """Check that even a trial that reaches its time limit ends with the job."""
+        if left_s >= trial.timeout_s + LEAVING_S:
+            return
+        raise StartAgain(
+            f"the job ends in {max(0.0, left_s):.0f} s, but the next trial"
+            f" ({label}) may take {trial.timeout_s:g} s, plus {LEAVING_S:g} s"
+            f" to exit; {len(self.finished)} results are in"
+            f" {self.trial_log.directory}",
+            next_step=(
+                "Run the same command again: it resumes. A shorter"
+                " --trial-timeout uses more of the job."
+            ),
+        )
 
     def _usual_s(self) -> float:
         """Return the median time of the trials measured so far; 0 if there are none."""
@@ -312,25 +321,11 @@ class Rounds:
             on_rejected: Gets the error of a window whose input is unusable, which is
                 left out; without it, the error is raised.
         """
-        keys = list(trials)
-        if number % 2:
-            keys.reverse()
-
-        def measure(*, remeasure: bool) -> dict[Key, Outcome]:
-            outcomes = {}
-            for key in keys:
-                trial, label = trials[key]
-                try:
-                    outcome = self.measure_window(trial, label, remeasure=remeasure)
-                except BadInput as error:
-                    if on_rejected is None:
-                        raise
-                    on_rejected(key, error)
-                    continue
-                check(key, outcome, self.runner.finished[-1].seconds)
-                outcomes[key] = outcome
-            return outcomes
-
+        if number % 2 == 1:
+            trials = dict(reversed(list(trials.items())))
+        measure = functools.partial(
+            self._measure_windows, trials, check=check, on_rejected=on_rejected
+        )
         unknown = [
             key for key, (trial, _) in trials.items() if not self.runner.knows(trial)
         ]
@@ -343,6 +338,28 @@ class Rounds:
         has_recovered = any(isinstance(outcomes.get(key), Measured) for key in unknown)
         if is_logged and has_recovered:
             outcomes = measure(remeasure=True)
+        return outcomes
+
+    def _measure_windows(
+        self,
+        trials: Mapping[Key, tuple[Trial, str]],
+        *,
+        check: Callable[[Key, Outcome, float], None],
+        on_rejected: Callable[[Key, BadInput], None] | None,
+        remeasure: bool,
+    ) -> dict[Key, Outcome]:
+        """Return the outcomes of windows in their order, as ``measure_round`` does."""
+        outcomes = {}
+        for key, (trial, label) in trials.items():
+            try:
+                outcome = self.measure_window(trial, label, remeasure=remeasure)
+            except BadInput as error:
+                if on_rejected is None:
+                    raise
+                on_rejected(key, error)
+                continue
+            check(key, outcome, self.runner.finished[-1].seconds)
+            outcomes[key] = outcome
         return outcomes
 
     def measure_window(

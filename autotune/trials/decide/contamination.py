@@ -174,16 +174,6 @@ def window_gpu_use(series: GpuSeries) -> GpuUseFigures:
     """Return the figures of one GPU's activity over a window of time."""
     samples = series.samples
     counters = series.gpm
-    utilisation_share = _mean_share(sample.utilisation for sample in samples)
-    lacking = None
-    if utilisation_share is None:
-        missing = samples[-1].missing if samples else {}
-        lacking = missing.get(
-            "utilisation", series.lacking or "no sample fell into the window"
-        )
-    gpm_lacking = None
-    if not counters:
-        gpm_lacking = series.gpm_lacking or "no counter interval fell into the window"
     is_capped = [
         "sw_power_cap" in sample.throttle_reasons
         for sample in samples
@@ -195,7 +185,7 @@ def window_gpu_use(series: GpuSeries) -> GpuUseFigures:
     }
     return GpuUseFigures(
         samples=len(samples),
-        utilisation_share=utilisation_share,
+        utilisation_share=_mean_share(sample.utilisation for sample in samples),
         power_w=mean_power_w(samples),
         used_bytes=combine_known(max, (sample.used_bytes for sample in samples)),
         sm_clock_mhz=combine_known(
@@ -203,14 +193,31 @@ def window_gpu_use(series: GpuSeries) -> GpuUseFigures:
         ),
         temperature_c=combine_known(max, (sample.temperature_c for sample in samples)),
         power_capped_share=combine_known(statistics.fmean, is_capped),
-        lacking=lacking,
+        lacking=_why_no_utilisation(series),
         gpm_windows=len(counters),
         **gpm_shares,
         gpm_pcie_rx_bytes_per_s=combine_known(
             statistics.fmean, (window.pcie_rx_bytes_per_s for window in counters)
         ),
-        gpm_lacking=gpm_lacking,
+        gpm_lacking=_why_no_counters(series),
     )
+
+
+def _why_no_utilisation(series: GpuSeries) -> str | None:
+    """Return why no sample has the GPU's utilisation; None if one has."""
+    samples = series.samples
+    if _mean_share(sample.utilisation for sample in samples) is not None:
+        return None
+    if samples and "utilisation" in samples[-1].missing:
+        return samples[-1].missing["utilisation"]
+    return series.lacking or "no sample fell into the window"
+
+
+def _why_no_counters(series: GpuSeries) -> str | None:
+    """Return why the window has no hardware counters; None if it has some."""
+    if series.gpm:
+        return None
+    return series.gpm_lacking or "no counter interval fell into the window"
 
 
 def mean_power_w(samples: Sequence[GpuSample]) -> float | None:
