@@ -37,15 +37,21 @@ def exported_setting(export, name):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"layout": "packed"},
-        {"layout": "bucketed", "activation_checkpointing": "selective"},
-        FSDP,
-        {
-            "parallel": train_config.ParallelSettings(
-                strategy="zero1", gradient_dtype="bf16"
-            )
-        },
+        pytest.param({}, id="example"),
+        pytest.param({"layout": "packed"}, id="packed"),
+        pytest.param(
+            {"layout": "bucketed", "activation_checkpointing": "selective"},
+            id="bucketed",
+        ),
+        pytest.param(FSDP, id="FSDP"),
+        pytest.param(
+            {
+                "parallel": train_config.ParallelSettings(
+                    strategy="zero1", gradient_dtype="bf16"
+                )
+            },
+            id="ZeRO",
+        ),
     ],
 )
 def test_exports_every_setting_once(changes, to):
@@ -60,27 +66,36 @@ def test_exports_every_setting_once(changes, to):
 
 
 @pytest.mark.parametrize(
-    "changes, setting, equivalence",
+    ("changes", "setting", "equivalence"),
     [
-        ({"layout": "packed"}, "layout", "none"),
-        ({}, "mlm_head", "none"),
-        ({"model": MODERNBERT}, "mlm_head", "near"),
-        (
+        pytest.param({"layout": "packed"}, "layout", "none", id="packed"),
+        pytest.param({}, "mlm_head", "none", id="sparse head"),
+        pytest.param({"model": MODERNBERT}, "mlm_head", "near", id="sparse ModernBERT"),
+        pytest.param(
             {"parallel": train_config.ParallelSettings(strategy="zero1")},
             "parallel.strategy",
             "none",
+            id="ZeRO",
         ),
-        (
+        pytest.param(
             {"parallel": train_config.ParallelSettings(gradient_dtype="bf16")},
             "parallel.gradient_dtype",
             "none",
+            id="bf16 gradients",
         ),
-        # fp32 is meant, and bf16 imposes itself.
-        (FSDP, "parallel.gradient_dtype", "none"),
-        (FSDP, "parallel.shard_ranks", "none"),
-        ({"max_epochs": 3}, "max_epochs", "none"),
-        ({"attention": "varlen"}, "attention", "none"),
-        ({"activation_checkpointing": "full"}, "activation_checkpointing", "same"),
+        # The profile has fp32 gradients, but FSDP with bf16 sends bf16.
+        pytest.param(
+            FSDP, "parallel.gradient_dtype", "none", id="fp32 gradients of FSDP"
+        ),
+        pytest.param(FSDP, "parallel.shard_ranks", "none", id="HSDP"),
+        pytest.param({"max_epochs": 3}, "max_epochs", "none", id="epochs"),
+        pytest.param({"attention": "varlen"}, "attention", "none", id="varlen"),
+        pytest.param(
+            {"activation_checkpointing": "full"},
+            "activation_checkpointing",
+            "same",
+            id="full checkpointing",
+        ),
     ],
 )
 def test_equivalence_of_a_setting(changes, setting, equivalence):

@@ -79,37 +79,74 @@ def test_every_other_round_runs_backwards(tmp_path):
     assert rounds == sorted(rounds)
 
 
-def test_evidence_describes_what_was_measured(tmp_path):
-    machine = FeedMachine(knee_at(1))
-    sweep = sweep_on(
-        machine,
+LUSTRE = DiskFacts(
+    path="data", filesystem_type="lustre", free_bytes=None, is_network=True
+)
+ON_LUSTRE = replace(ON_CPU, host=replace(ON_CPU.host, disks=(LUSTRE,)))
+
+
+@pytest.fixture
+def replay(tmp_path):
+    """Return a sweep of a replayed step on 2 ranks with slow samples."""
+    return sweep_on(
+        FeedMachine(knee_at(1)),
         tmp_path,
         replayed_step_s=0.06,
         sample_delay_s=0.001,
         limits=replace(LIMITS, local_ranks=2),
     )
-    lustre = DiskFacts(
-        path="data", filesystem_type="lustre", free_bytes=None, is_network=True
-    )
-    site = replace(ON_CPU, host=replace(ON_CPU.host, disks=(lustre,)))
-    workers = evidence_of(sweep, site)
-    keys = {trial.key for trial in machine.trials}
-    assert len(keys) == len(machine.trials) == workers.windows == workers.seconds
-    for trial in machine.trials:
+
+
+def test_trials_have_the_settings_of_the_request(replay):
+    replay.run()
+    for trial in replay.runner.machine.trials:
         assert trial.measured["sample_delay_s"] == 0.001
         assert trial.measured["replayed_step_s"] == 0.06
         assert trial.local["data_dir"] == str(Path("data").resolve())
-    assert workers.consumer == "a replayed step of 60 ms, each sample delayed by 1 ms"
-    assert workers.local_ranks == 2
-    assert workers.max_workers == 4
-    assert workers.max_workers_because == "8 available CPU cores, 2 local ranks"
-    assert workers.data_filesystem == "lustre"
-    assert workers.data_on_network
+
+
+def test_every_window_is_a_trial_of_its_own(replay):
+    workers = evidence_of(replay)
+    trials = replay.runner.machine.trials
+    keys = {trial.key for trial in trials}
+    # Each trial takes a second of the simulated clock.
+    assert len(keys) == len(trials) == workers.windows == workers.seconds
+
+
+def test_evidence_counts_its_windows(replay):
+    workers = evidence_of(replay)
     windows_of_rows = sum(len(row.padded_tokens_per_s) for row in workers.rows)
     cached_windows = len(workers.cached_padded_tokens_per_s)
     assert workers.windows == windows_of_rows + cached_windows
-    assert workers.rows[1].memory_bytes == 2**30
-    assert workers.rows[1].storage_bytes_per_s == 1e6
+
+
+def test_evidence_names_the_consumer(replay):
+    workers = evidence_of(replay)
+    assert workers.consumer == "a replayed step of 60 ms, each sample delayed by 1 ms"
+    assert workers.local_ranks == 2
+
+
+def test_evidence_has_the_limit_with_its_reason(replay):
+    workers = evidence_of(replay)
+    assert workers.max_workers == 4
+    assert workers.max_workers_because == "8 available CPU cores, 2 local ranks"
+
+
+def test_evidence_describes_the_file_system(replay):
+    workers = evidence_of(replay, ON_LUSTRE)
+    assert workers.data_filesystem == "lustre"
+    assert workers.data_on_network
+
+
+def test_rows_have_memory_and_storage_of_windows(replay):
+    row = evidence_of(replay).rows[1]
+    # As every window of the machine reports.
+    assert row.memory_bytes == 2**30
+    assert row.storage_bytes_per_s == 1e6
+
+
+def test_evidence_without_gpu_has_no_gpu_figures(replay):
+    workers = evidence_of(replay)
     assert {row.gpu for row in workers.rows} == {None}
     assert workers.operating_state is None
 
@@ -153,11 +190,12 @@ def test_starts_again_on_another_file_system(interrupted, uninterrupted):
     assert trials_of(moved) == trials_of(uninterrupted)
 
 
-def noisy(knee: int) -> FeedMachine:
+def noisy_machine(knee: int) -> FeedMachine:
     """Return a machine so noisy that a short budget decides nothing."""
     window_numbers = itertools.count(1)
 
     def disturb(trial):
+        # Factors from 0.9 to 1.1 in a shuffled order that repeats after 11 windows.
         factor = 1 + 0.1 * ((7 * next(window_numbers)) % 11 - 5) / 5
         figures = figures_of(trial, knee_at(knee))
         figures["padded_tokens_per_s"] *= factor
@@ -167,7 +205,7 @@ def noisy(knee: int) -> FeedMachine:
 
 
 def test_budget_ends_an_undecided_sweep(tmp_path):
-    sweep = sweep_on(noisy(3), tmp_path, budget_s=12.0)
+    sweep = sweep_on(noisy_machine(3), tmp_path, budget_s=12.0)
     workers = evidence_of(sweep)
     assert sweep.time_is_over
     assert 12 <= len(sweep.runner.machine.trials) <= 12 + 3
@@ -179,20 +217,20 @@ def test_budget_ends_an_undecided_sweep(tmp_path):
 
 
 def test_windows_from_the_trial_log_count_towards_budget(tmp_path):
-    first = evidence_of(sweep_on(noisy(3), tmp_path, budget_s=12.0))
-    again = sweep_on(noisy(3), tmp_path, budget_s=12.0)
+    first = evidence_of(sweep_on(noisy_machine(3), tmp_path, budget_s=12.0))
+    again = sweep_on(noisy_machine(3), tmp_path, budget_s=12.0)
     assert evidence_of(again) == first
     assert again.runner.machine.trials == []
 
 
 def test_small_budget_still_measures_three_rounds(tmp_path):
-    sweep = sweep_on(noisy(1), tmp_path, budget_s=0.5)
+    sweep = sweep_on(noisy_machine(1), tmp_path, budget_s=0.5)
     sweep.run()
     assert len(sweep.rounds) == 3
 
 
 def sweep_that_ends_after(seconds: float, directory: Path):
-    sweep = sweep_on(noisy(3), directory)
+    sweep = sweep_on(noisy_machine(3), directory)
     now_s = sweep.runner.clock.utc_now().timestamp()
     sweep.runner.budget_ends_s = now_s + seconds
     return sweep
@@ -260,7 +298,13 @@ def test_gpu_use_is_a_mean_over_gpus(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("requested", "limit_at_first"), [(None, 8), (6, 6)])
+@pytest.mark.parametrize(
+    ("requested", "limit_at_first"),
+    [
+        pytest.param(None, 8, id="limited by CPUs"),
+        pytest.param(6, 6, id="limited by request"),
+    ],
+)
 def test_large_workers_lower_the_limit(tmp_path, requested, limit_at_first):
     host = replace(LIMITS.host, ram_available_bytes=4 * 2**30)
     limits = replace(LIMITS, host=host, requested_workers=requested)
@@ -268,7 +312,7 @@ def test_large_workers_lower_the_limit(tmp_path, requested, limit_at_first):
     sweep = sweep_on(machine, tmp_path, limits=limits)
     assert sweep.max_workers == limit_at_first
     workers = evidence_of(sweep)
-    assert max(filter(None, machine.counts)) == 3
+    assert max(count or 0 for count in machine.counts) == 3
     assert workers.max_workers == 3
     assert workers.chosen == 3
     assert "(measured)" in workers.max_workers_because
@@ -380,10 +424,13 @@ def test_joint_search_repeats_from_its_trial_log(tmp_path):
     assert again.runner.machine.trials == []
 
 
-def test_gap_remains_only_if_no_count_suffices(tmp_path):
-    _, choice = finished_sweep(prefetching_is_useless, tmp_path / "gap")
+def test_gap_remains_if_no_count_suffices(tmp_path):
+    _, choice = finished_sweep(prefetching_is_useless, tmp_path)
     assert gap_remains(choice)
-    _, choice = finished_sweep(knee_at(2), tmp_path / "none")
+
+
+def test_no_gap_remains_if_a_count_suffices(tmp_path):
+    _, choice = finished_sweep(knee_at(2), tmp_path)
     assert not gap_remains(choice)
 
 
