@@ -297,7 +297,9 @@ PipelineStages = Annotated[
 ]
 Device = Annotated[
     Literal["auto", "cuda", "cpu"],
-    option(None, "Device; auto: GPUs if any, else the CPU.", advanced=True),
+    option(
+        None, "Device; auto: GPUs if any, else the CPU, with a warning.", advanced=True
+    ),
 ]
 Window = Annotated[
     float,

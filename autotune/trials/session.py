@@ -348,6 +348,9 @@ def open_bench(
                 server, monitor, uuids, GpuSampler(uuids), SystemClock()
             )
             stack.callback(machine.close)
+        # A caller's own process (shared) chooses by an argument, not by an option.
+        if choice == "auto" and site.device == "cpu" and not shared:
+            _warn_without_gpu(site)
         load_average_1min = load_of_others(site.host)
         warn_if_busy(site.host, load_average_1min)
         sys.stderr.write(f"measuring on {site.words}; loading {loading}\n")
@@ -365,6 +368,14 @@ def open_bench(
             machine=machine,
             load_average_1min=load_average_1min,
         )
+
+
+def _warn_without_gpu(site: MeasuredDevice) -> None:
+    sys.stderr.write(
+        f"warning: no GPU found ({site.gpu_absent}): this measures the CPU\n"
+        "  next: to measure it on purpose, add --device cpu and a --memory for it;"
+        " for a GPU, run autotune doctor\n"
+    )
 
 
 def load_of_others(host: HostFacts) -> float | None:

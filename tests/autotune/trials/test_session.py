@@ -133,21 +133,25 @@ def test_trials_on_gpus_record_their_name(tmp_path):
 
 def busy_site(load_average_1min):
     host = replace(FakeHost().facts([Path()]), load_average_1min=load_average_1min)
-    return SimpleNamespace(device="cpu", host=host, words="the CPU")
+    return SimpleNamespace(
+        device="cpu", host=host, words="the CPU", gpu_absent="no driver"
+    )
 
 
 @pytest.fixture
 def open_on(monkeypatch):
     """Return a function that opens a bench on a site without starting torch."""
 
-    def open_on(site, age_s=0.0):
+    def open_on(site, age_s=0.0, choice="cpu", **options):
         monkeypatch.setattr(session, "process_started_s", lambda: time.time() - age_s)
         monkeypatch.setattr(
             session,
             "open_measured_device",
             lambda *_, **__: contextlib.nullcontext((site, None)),
         )
-        with open_bench("cpu", Path(), lambda _: UnstartedMachine()) as bench:
+        with open_bench(
+            choice, Path(), lambda _: UnstartedMachine(), **options
+        ) as bench:
             return bench
 
     return open_on
@@ -180,6 +184,26 @@ def test_quiet_machine_causes_no_warning(open_on, capsys):
 
 def test_own_trials_are_no_load_of_others(open_on, capsys):
     assert open_on(busy_site(17.14), age_s=90).load_average_1min is None
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_says_first_that_no_gpu_was_found(open_on, capsys):
+    open_on(busy_site(0.1), choice="auto")
+    warning, next_step, measuring = capsys.readouterr().err.splitlines()
+    assert warning == "warning: no GPU found (no driver): this measures the CPU"
+    assert "--device cpu" in next_step
+    assert measuring.startswith("measuring on the CPU")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"choice": "cpu"}, id="chosen CPU"),
+        pytest.param({"choice": "auto", "shared": True}, id="call of a function"),
+    ],
+)
+def test_expected_cpu_causes_no_warning(open_on, capsys, options):
+    open_on(busy_site(0.1), **options)
     assert "warning" not in capsys.readouterr().err
 
 
