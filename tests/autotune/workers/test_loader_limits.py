@@ -15,7 +15,6 @@ from autotune.workers.decide.loader_limits import (
 from testbed.fakes import FakeHost
 
 MIB = 2**20
-CPUS = {"cpus_slurm": 3, "cpus_quota": 3.5, "cpus_affinity": 3}
 HOST = replace(
     FakeHost().facts([Path()]),
     cpus_online=8,
@@ -38,24 +37,39 @@ def ram_for(workers: float) -> int:
 
 
 @pytest.mark.parametrize(
-    ("facts", "workers", "words"),
-    [
-        *(({name: count}, 3, "3 available CPU cores") for name, count in CPUS.items()),
-        (
-            {"ram_available_bytes": ram_for(3.5)},
-            3,
-            "8 DataLoader workers on each of 1 ranks need about ",
-        ),
-        ({"ram_available_bytes": ram_for(3.5)}, 3, "(assumed), but only "),
-        ({"ram_available_bytes": MIB}, 0, "8 DataLoader workers"),
-        ({"shm_free_bytes": 16 * MIB}, 4, "of /dev/shm, but only 16 MiB are free"),
-        ({"shm_free_bytes": None}, 8, "8 available CPU cores"),
-    ],
+    "facts",
+    [{"cpus_slurm": 3}, {"cpus_quota": 3.5}, {"cpus_affinity": 3}],
+    ids=["SLURM", "quota", "affinity"],
 )
-def test_host_limits_workers(facts, workers, words):
+def test_available_cpus_limit_workers(facts):
     max_workers, because = with_host(**facts).max_workers()
-    assert max_workers == workers
-    assert words in because
+    assert max_workers == 3
+    assert "3 available CPU cores" in because
+
+
+def test_free_memory_limits_workers():
+    max_workers, because = with_host(ram_available_bytes=ram_for(3.5)).max_workers()
+    assert max_workers == 3
+    assert "8 DataLoader workers on each of 1 ranks need about " in because
+    assert "(assumed), but only " in because
+
+
+def test_hardly_any_memory_allows_no_workers():
+    max_workers, because = with_host(ram_available_bytes=MIB).max_workers()
+    assert max_workers == 0
+    assert "8 DataLoader workers" in because
+
+
+def test_shared_memory_limits_workers():
+    max_workers, because = with_host(shm_free_bytes=16 * MIB).max_workers()
+    assert max_workers == 4
+    assert "of /dev/shm, but only 16 MiB are free" in because
+
+
+def test_unknown_shared_memory_limits_nothing():
+    max_workers, because = with_host(shm_free_bytes=None).max_workers()
+    assert max_workers == 8
+    assert "8 available CPU cores" in because
 
 
 @pytest.mark.parametrize(
