@@ -82,8 +82,11 @@ def _write_gradient(
     """Write the gradient of the logits, softmax less one-hot labels, over them."""
     ids_V = torch.arange(logits_KV.shape[1], device=logits_KV.device)
     label_K1 = labels_K.unsqueeze(1)
-    probability_KV = (_wide(logits_KV) - norm_K1).exp()
-    gradient_KV = (probability_KV - (ids_V == label_K1).float()) * gradient
+    # The probabilities have no name, which would keep their memory for the whole
+    # function: these tensors are the largest of a step that is not compiled.
+    gradient_KV = (
+        (_wide(logits_KV) - norm_K1).exp() - (ids_V == label_K1).float()
+    ) * gradient
     logits_KV.copy_(gradient_KV.masked_fill(label_K1 == IGNORED_LABEL, 0))
 
 
