@@ -66,7 +66,7 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
             f" {dataset_hash[:12]}…, not {expected_hash[:12]}…",
             next_step=(
                 "Pass the profile's dataset with --data DIR, or tune again on this"
-                " one: autotune tune --data DIR"
+                " one: autotune tune --model MODEL --data DIR"
             ),
             docs="dataset-mismatch",
         )

@@ -1,5 +1,7 @@
 """Two profiles, tunings, runs or datasets side by side, as text."""
 
+import re
+
 from autotune.base.interval import SHOWN_CONFIDENCE
 from autotune.base.tables import printable_line, text_table
 from autotune.base.units import format_bytes, format_count, format_share
@@ -10,6 +12,8 @@ from autotune.profiles.sections import short_value
 
 _HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
 _MOST_NAMES = 6
+_WITHOUT_VERDICT = ("not judged", "not comparable")
+"""Verdicts that come before the figures, which they qualify."""
 
 
 def comparison_text(found: Comparison, gate: Gate | None) -> str:
@@ -76,10 +80,13 @@ def _headline(one: Compared | None) -> str:
         if between is None
         else f" ({between}, {format_confidence(SHOWN_CONFIDENCE)})"
     )
-    return (
+    speeds = (
         f"training speed ({printable_line(one.of)}): {a} and {b} {one.metric.name},"
-        f" B is {change} of A{interval}: {verdict}"
+        f" B is {change} of A{interval}"
     )
+    if one.verdict in _WITHOUT_VERDICT:
+        return f"{verdict}: {speeds}"
+    return f"{speeds}: {verdict}"
 
 
 def _figure_cells(one: Compared) -> list[str | None]:
@@ -113,14 +120,15 @@ def _ratio(one: Compared, value: float) -> str:
 
 
 def _change_cells(one: Change, meaning: str) -> list[str | None]:
-    head, stop, _ = meaning.partition(". ")
+    # "et al." ends no sentence.
+    first_sentence = re.split(r"(?<!\bal\.)(?<=\.) ", meaning, maxsplit=1)[0]
     ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
     return [
         one.key,
         _value(one.key, one.old),
         _value(one.key, one.new),
         ratio,
-        head + stop.strip(),
+        first_sentence,
     ]
 
 

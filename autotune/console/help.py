@@ -5,6 +5,7 @@ error names the nearest command, option or choice.
 """
 
 import difflib
+import shlex
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -248,6 +249,9 @@ def usage_error(error: TyperException, typed: Sequence[str]) -> UsageError:
     elif hasattr(error, "param_type"):  # it is missing
         said = f"{path} requires {_name(one)}"
         step = " ".join([path, *GUIDES.get(path.partition(" ")[2], ("",))[1:2]])
+        if one.param_type_name == "option" and len(typed) > path.count(" "):
+            value = next(iter(_choices(one)), one.metavar or one.name.upper())
+            step = shlex.join(["autotune", *typed, _name(one), value])
     else:
         cause: _Typer = error.__cause__
         value = cause.errors()[0]["input"] if hasattr(cause, "errors") else ""

@@ -216,7 +216,10 @@ def estimate(
         ),
     ] = "sparse",
     ranks: Annotated[
-        int, opt.option("N", "GPUs on all nodes (data parallel).", min=1)
+        int,
+        opt.option(
+            "N", "GPUs on all nodes together (elsewhere: GPUs per node).", min=1
+        ),
     ] = 1,
     accumulate: _Accumulate = True,
     tensor_ranks: opt.TensorRanks = 1,

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.base.wording import plural
 from autotune.console.options import (
     Bandwidth,
     SweepOptions,
@@ -97,7 +98,7 @@ def network(
         counts = counts or _counts(DEFAULT_NODES, several=True)
         asked = JobRequest(
             name=f"network-predict-{model}",
-            purpose=f"Measures {model} on up to {max(counts)} nodes.",
+            purpose=f"Measures {model} on up to {plural(max(counts), 'node')}.",
             trial_log=str(
                 report_directory(sweep.profile, job.reports) / TRIAL_LOG_DIRECTORY
             ),

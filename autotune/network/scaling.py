@@ -169,7 +169,8 @@ def predict_scaling(
         rows=tuple(rows),
         useful_nodes=useful,
         levers=tuple(
-            f"{change}: {nodes} nodes" for change, nodes in known.levers(most, useful)
+            f"{change}: {plural(nodes, 'node')}"
+            for change, nodes in known.levers(most, useful)
         ),
         steps_per_epoch=(
             None if rows_per_epoch is None else rows_per_epoch / load.global_batch_size

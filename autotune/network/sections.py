@@ -39,7 +39,7 @@ def scaling_text(scaled: Scaling) -> str:
         ),
         *scaled.sources,
         (
-            f"upper bound: {format_share(bound)} efficiency on {nodes} nodes if"
+            f"upper bound: {format_share(bound)} efficiency on {plural(nodes, 'node')} if"
             " synchronisation overlapped all of backward"
         ),
         (

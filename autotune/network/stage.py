@@ -84,10 +84,12 @@ def open_multirank(
     there = nodes_here()
     if nodes > there:
         what = (
-            f"{nodes} nodes requested, but this"
+            f"{plural(nodes, 'node')} requested, but this"
             f" {'job has' if there > 1 else 'process is on'} {there}"
         )
-        raise BadInput(what, next_step=f"Submit a job of {nodes} nodes: add --slurm.")
+        raise BadInput(
+            what, next_step=f"Submit a job of {plural(nodes, 'node')}: add --slurm."
+        )
     with open_measured_device(choice, data_dir, ("torch",)) as (site, _):
         each = local_ranks(site, ranks)
         if nodes * each < 2 and not alone:
@@ -275,7 +277,7 @@ def scale_profile(
             )
             measured[row.nodes] = step
             told = f"{step.step_s:.4g} s per step, predicted {row.step_s:.4g} s"
-            sys.stderr.write(f"{predicted.name}: {row.nodes} nodes: {told}\n")
+            sys.stderr.write(f"{predicted.name}: {plural(row.nodes, 'node')}: {told}\n")
     return with_measured(predicted, measured) if measured else predicted
 
 
@@ -310,7 +312,9 @@ def _on_nodes(
             budget_s=trial_timeout_s,
             trial_timeout_s=trial_timeout_s,
         )
-        with progress(f"scale {train.model.name}, {row.nodes} nodes") as update:
+        with progress(
+            f"scale {train.model.name}, {plural(row.nodes, 'node')}"
+        ) as update:
             runner = bench.runner(
                 place, bench.fingerprint(train.model), update, expected_trials=1
             )

@@ -6,6 +6,7 @@ from pathlib import Path
 from autotune.base.defaults import VOCAB_SIZE
 from autotune.base.model_work import estimate_vocab_size, gradient_parts
 from autotune.base.units import format_amount, format_percent
+from autotune.base.wording import plural
 from autotune.corpus.values import (
     SPECIAL_TOKENS_PER_SAMPLE,
     LengthDistribution,
@@ -392,7 +393,7 @@ def _rank_rate(subject: _Subject, known: Plan) -> PlanFigure | str:
     measured = None if subject.measured is None else tuned_rate(subject.measured)
     if measured is not None:
         ranks = measured.ranks
-        source = f"{measured.source}, {ranks} rank{'s' if ranks > 1 else ''}"
+        source = f"{measured.source}, {plural(ranks, 'rank')}"
         return PlanFigure.on("measured", measured.interval.scaled(1 / ranks), source)
     rates = known_rates(fleet.name)
     if rates is None:
@@ -433,7 +434,7 @@ def _as_measured(subject: _Subject) -> AllRanks | None:
     rate = expected_rate(profile, fleet.ranks)
     if row is None or rate is None or rate.read_from != "scaling":
         return None
-    source = f"measured on {row.nodes} nodes"
+    source = f"measured on {plural(row.nodes, 'node')}"
     efficiency = PlanFigure(
         value=min(1.0, row.efficiency), basis="measured", source=source
     )

@@ -109,7 +109,7 @@ def _figures(plan: Plan) -> str:
         plan.all_ranks,
         plan.price_per_device_hour,
     )
-    scaling = f"scaling efficiency, {plan.fleet.nodes} nodes"
+    scaling = f"scaling efficiency, {plural(plan.fleet.nodes, 'node')}"
     rows = [
         _row("non-padding tokens", plan.tokens, format_amount),
         _row("optimizer steps", plan.steps, format_count),

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from autotune.base.tables import Row, printable_line, text_table
 from autotune.base.units import format_count
+from autotune.base.wording import plural
 from autotune.profiles.decide.export.table import Equivalence, Equivalent, Export
 
 
@@ -39,13 +40,13 @@ def export_text(export: Export) -> str:
 def _batch_sentence(export: Export) -> str:
     batch = export.batch
     return (
-        f"For {export.written_for} on {batch.ranks} GPUs: a step of"
+        f"For {export.written_for} on {plural(batch.ranks, 'rank')}: a step of"
         f" {batch.sequences_per_step:,} sequences with"
         f" {format_count(batch.tokens_per_step)} non-padding tokens becomes one of"
         f" {batch.exported_samples_per_step:,} samples with"
         f" {format_count(batch.exported_tokens_per_step)}, in"
-        f" {batch.gradient_accumulation_steps} micro-batches of"
-        f" {batch.per_device_batch_size} per GPU"
+        f" {plural(batch.gradient_accumulation_steps, 'micro-batch')} of"
+        f" {batch.per_device_batch_size} per rank"
     )
 
 

@@ -20,6 +20,7 @@ from autotune.base.document import (
 from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count
+from autotune.base.wording import plural
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     SPLIT_FACTORS,
@@ -197,10 +198,10 @@ def trial_log_words(check: TrialLogCheck) -> str:
     if check.found == "no trials":
         words = "unknown: the trial log holds no trial of this profile"
         if check.others:
-            words += f"; {check.others} trials there are another profile's"
+            words += f"; of another profile: {plural(check.others, 'trial')}"
         return words
     words = {
-        "same": f"the hash of {check.trials} trials matches",
+        "same": f"the hash of {plural(check.trials, 'trial')} matches",
         "differs": (
             "the hash does not match: trials or the hash were changed, removed or added"
         ),
@@ -209,7 +210,7 @@ def trial_log_words(check: TrialLogCheck) -> str:
         ),
     }[check.found]
     if check.added:
-        words += f"; {check.added} trials were added later"
+        words += f"; added later: {plural(check.added, 'trial')}"
     if check.unfounded:
         return f"{words}; no trial matches {', '.join(check.unfounded)}"
     return f"{words}; the largest micro-batch and all rates match trials"

@@ -22,6 +22,7 @@ from autotune.profiles.values import (
     Fingerprint,
     Profile,
     TrialLogCheck,
+    mismatch_docs,
     profile_from_tables,
     profile_to_toml,
     updated,
@@ -284,7 +285,7 @@ def require_local_probe(
         ProfileRejected: If the profile has no probe or exceeds it; or its machine,
             model or dataset does not match.
     """
-    errors: list[str] = []
+    errors: dict[str, str] = {}
     if here is not None:
         errors = _report_differences(stored, here, replayed=replayed)
     path = stored.path
@@ -294,7 +295,7 @@ def require_local_probe(
         reason = f"{path} has no probe result, which this command requires"
         step = "Probe first"
     elif errors:
-        reason = f"{path} does not match: {'; '.join(errors)}"
+        reason = f"{path} does not match: {'; '.join(errors.values())}"
         step = "Probe here first"
     elif micro_batch_size > probe.feasible_max:
         reason = (
@@ -305,22 +306,28 @@ def require_local_probe(
     else:
         return probe
     raise ProfileRejected(
-        reason, next_step=f"{step}: {probe_command(stored.profile, path)}"
+        reason,
+        next_step=f"{step}: {probe_command(stored.profile, path)}",
+        docs=mismatch_docs(errors),
     )
 
 
 def _report_differences(
     stored: StoredProfile, here: Fingerprint, *, replayed: bool
-) -> list[str]:
-    """Write minor differences of a profile to standard error; return the errors."""
-    errors = []
+) -> dict[str, str]:
+    """Write minor differences of a profile to standard error.
+
+    Returns:
+        The errors, by field of the fingerprint.
+    """
+    errors = {}
     made_on = stored.profile.fingerprint
     for check in compare_fingerprints(made_on, here, replayed=replayed):
         difference = (
             f"{check.field} is {check.here} here, {check.profile} in the profile"
         )
         if check.found == "error":
-            errors.append(difference)
+            errors[check.field] = difference
         else:
             sys.stderr.write(f"{check.found}: {difference}\n")
     if not stored.intact:

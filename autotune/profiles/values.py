@@ -5,7 +5,7 @@ It has settings, constraints, a fingerprint of the machine, provenance and evide
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -316,12 +316,13 @@ class Verification:
                 for check in errors
             )
             next_step = (
-                "Tune here: autotune tune; or use the profile's own machine, model and"
-                " dataset."
+                "Tune here: autotune tune --model MODEL --data DIR; or use the"
+                " profile's own machine, model and dataset."
             )
             raise ProfileRejected(
                 f"{name} does not match this machine, model or dataset: {differences}",
                 next_step=next_step,
+                docs=mismatch_docs(check.field for check in errors),
             )
         unknown = [check.field for check in self.with_result("unknown")]
         if unknown:
@@ -335,6 +336,15 @@ class Verification:
             raise NotCheckable(
                 f"cannot be verified here: {', '.join(unknown)}", next_step=next_step
             )
+
+
+def mismatch_docs(fields: Iterable[str]) -> str | None:
+    """Return the section of the FAQ about fields of a fingerprint that differ.
+
+    Returns:
+        That on datasets if nothing else differs; None for the error's own.
+    """
+    return "dataset-mismatch" if set(fields) == {"dataset_hash"} else None
 
 
 _SHA256 = r"^[0-9a-f]{64}$"

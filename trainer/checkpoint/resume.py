@@ -297,10 +297,7 @@ def _repeat_first_start(
         raise BadConfig(
             f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept"
             " as *.corrupt-*",
-            next_step=(
-                "Check that disk. Start from scratch with another --out, or from"
-                " another run: --resume PATH"
-            ),
+            next_step=("Check that disk, and start from scratch with another --out"),
         )
     reason = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
@@ -448,7 +445,7 @@ def _newest_of_other_run(
     if checkpoint is None:
         raise BadConfig(
             f"{root} has no intact checkpoint",
-            next_step="Pass another run, or use --resume never",
+            next_step="Start from scratch with another --out, or pass another run",
         )
     corruption_events = [
         new_event(

@@ -130,17 +130,18 @@ def _is_too_deep(value: object) -> bool:
 def _suggest_path(path: Path) -> str | None:
     """Return a suggestion of the file beside it with the closest name, or None."""
     try:
-        names = [
-            beside.name
+        # The suffix, which all share, would make any two short names similar.
+        stems = [
+            beside.stem
             for beside in path.parent.iterdir()
             if beside.suffix == path.suffix
         ]
     except OSError:
         return None
-    closest = nearest(path.name, sorted(names))
-    if closest is None or closest == path.name:
+    closest = nearest(path.stem, sorted(stems))
+    if closest is None or closest == path.stem:
         return None
-    return f"Did you mean {path.parent / closest}?"
+    return f"Did you mean {path.with_name(closest + path.suffix)}?"
 
 
 def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:

@@ -56,8 +56,12 @@ def progress(title: str, *, budget_s: float | None = None) -> Iterator[Update]:
             if show is not None:
                 show(completed=done, total=total, note=note, left=time_left)
             elif line_due:
-                share = f"{done / total * 100:3.0f} %" if total else f"{done:g}"
-                line = f"{title}: {share} {note}"
+                parts = [note]
+                if total:
+                    parts.insert(0, f"{done / total * 100:3.0f} %")
+                elif done:
+                    parts.insert(0, f"{done:g}")
+                line = f"{title}: {' '.join(parts)}"
                 if time_left:
                     line += f", {time_left}"
                 sys.stderr.write(f"{line}\n")

@@ -9,6 +9,7 @@ from autotune.advice.decide import batch_size, communication, computation, data_
 from autotune.advice.decide.context import TrainingContext
 from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure
 from autotune.base.units import format_percent
+from autotune.base.wording import plural
 from autotune.trials.values import Contaminated, FinishedTrial
 
 
@@ -54,7 +55,9 @@ def other_gpu_users(now: TrainingContext) -> Advice | None:
     if not shared:
         return None
     return Advice(
-        claim=f"another process used the GPU in {len(shared)} trials: {detail}",
+        claim=(
+            f"another process used the GPU in {plural(len(shared), 'trial')}: {detail}"
+        ),
         evidence=(discarded,),
         cost="an exclusive node; with SLURM, set --exclusive in the site file",
         command="autotune doctor",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autotune.base.wording import plural
 from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_time
 from autotune.network.values import (
     ELEMENT_BYTES,
@@ -401,7 +402,7 @@ def spread(
         total = derived(
             lambda one: one * ranks,
             rate,
-            source=f"{ranks} ranks of one node at this rate",
+            source=f"{plural(ranks, 'rank')} of one node at this rate",
         )
         return AllRanks(
             tokens_per_s=total, rows=micro_batch_options[0].micro_batch_size
@@ -432,7 +433,7 @@ def spread(
         count: paced.efficiency(count)
         for count in sorted({1, useful or nodes // 2, nodes})
     }
-    told = f"{ranks} ranks at this rate and efficiency"
+    told = f"{plural(ranks, 'rank')} at this rate and efficiency"
     return AllRanks(
         tokens_per_s=derived(
             lambda one, part: one * ranks * part, rate, share, source=told

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from autotune.base.wording import plural
 from autotune.errors import BadInput
 from autotune.memory.values import CurvePoint
 from trainer.config.train_config import Layout, ModelSettings, Precision
@@ -215,7 +216,7 @@ def split_global_batch(
     if global_batch_size < ranks:
         next_step = (
             f"Use at least {ranks} sequences per global batch, or at most"
-            f" {global_batch_size} ranks."
+            f" {plural(global_batch_size, 'rank')}."
         )
         raise BadInput(
             f"global batch size {global_batch_size} is too small for {ranks} ranks",

@@ -18,6 +18,7 @@ from autotune.base.statistics import (
     estimate_windows,
     reason_without_bounds,
 )
+from autotune.base.wording import plural
 from autotune.baseline.values import row_of
 from autotune.network.values import NetworkEvidence, ScalingRow
 from autotune.profiles.values import Profile, fill_share
@@ -130,7 +131,7 @@ def _rate_of_scaling(network: NetworkEvidence, ranks: int) -> Rate | None:
         known="measured" if row.measured else "predicted",
         ranks=ranks,
         read_from="scaling",
-        source=f"the scaling curve, {row.nodes} nodes",
+        source=f"the scaling curve, {plural(row.nodes, 'node')}",
     )
 
 
@@ -322,7 +323,7 @@ def _speed_drifts(profile: Profile, run: Run) -> tuple[Drift, Drift]:
     achieved = run_rate(run)
     expected = expected_rate(profile, run.header.world_size)
     if expected is None:
-        source = f"no rate is known for {run.header.world_size} ranks"
+        source = f"no rate is known for {plural(run.header.world_size, 'rank')}"
         mfu_source = source
     else:
         source = f"{expected.known}: {expected.source}"

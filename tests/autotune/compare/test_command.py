@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 from autotune.cli import run
+from autotune.compare.decide import Change
+from autotune.compare.sections import _change_cells
+from autotune.profiles.decide.explain import meaning_of
 from autotune.profiles.values import profile_to_toml
 from autotune.trials.trial_log import TrialLog
 from testbed.examples.checkpoints import exit_of, header_of, release_run
@@ -71,6 +74,20 @@ def test_equal_runs_are_equal_within_noise(workdir, compared):
         "the same within noise",
         "not judged",
     )
+
+
+def test_headline_without_verdict_says_so_first(workdir, says):
+    _write_run("a", 1000)
+    _write_run("b", 1000, seed=1, steps=3)
+    lines = says("compare", "a", "b").splitlines()
+    (headline,) = (line for line in lines if "training speed" in line)
+    assert headline.startswith("not judged")
+
+
+def test_meaning_of_a_setting_is_a_whole_sentence():
+    change = Change(key="learning_rate", old=1e-4, new=1e-3)
+    meaning = _change_cells(change, meaning_of("learning_rate"))[-1]
+    assert meaning == "Peak learning rate (default: Devlin et al. 2018)."
 
 
 def test_invalid_figures_of_steps_are_dropped(workdir, compared):

@@ -55,6 +55,12 @@ WRONG_TURNS = [
     (PLAN, ["--data", "nowhere"], 3, "dataset not found: nowhere"),
     (["plan"], [], 2, "--model bert-120m --gpu h100-nvl-94gb"),
     (
+        ["profile", "export", "planned.toml"],
+        [],
+        2,
+        "next: autotune profile export planned.toml --to hf-trainer",
+    ),
+    (
         ["plan"],
         ["--model", "bert-12m", "--gpu", "h200", "--duration", "1h"],
         3,

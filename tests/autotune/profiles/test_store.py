@@ -15,7 +15,7 @@ from autotune.profiles.approval import (
     review_path,
     verify,
 )
-from autotune.profiles.values import Evidence, profile_to_toml
+from autotune.profiles.values import Check, Evidence, Verification, profile_to_toml
 from autotune.trials.trial_log import TrialLog, read_trial_records, trial_log_sha256
 from autotune.workers.stage import add_workers
 from autotune.workers.values import JointChoice
@@ -278,6 +278,24 @@ def test_rejects_another_gpu(verify_on, changes, field):
     assert differences(verification) == [("error", field)]
     with pytest.raises(ProfileRejected, match=field):
         verification.raise_if_bad("p.toml")
+
+
+@pytest.mark.parametrize(
+    ("fields", "docs"),
+    [
+        (["dataset_hash"], "dataset-mismatch"),
+        (["dataset_hash", "gpu_name"], "profile-mismatch"),
+        (["model_sha256"], "profile-mismatch"),
+    ],
+)
+def test_mismatch_links_its_own_help(fields, docs):
+    checks = tuple(
+        Check(field=field, found="error", profile="a", here="b") for field in fields
+    )
+    with pytest.raises(ProfileRejected) as raised:
+        Verification(checks=checks).raise_if_bad("p.toml")
+    assert raised.value.docs == docs
+    assert "autotune tune --model MODEL --data DIR" in raised.value.next_step
 
 
 @pytest.mark.parametrize(

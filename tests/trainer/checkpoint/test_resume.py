@@ -428,6 +428,8 @@ def rejects(out, resume, message):
     with pytest.raises(BadConfig, match=message) as raised:
         choose(out, resume)
     assert raised.value.next_step
+    # ``autotune train`` has no such option.
+    assert "--resume never" not in raised.value.next_step
 
 
 def test_rejects_path_without_a_checkpoint(tmp_path):

@@ -413,6 +413,8 @@ def test_rejects_invalid_file(tmp_path, read, content, message):
     [
         ("bert-mini-cpy.toml", "Did you mean {}/bert-mini-cpu.toml?"),
         ("other.toml", "Write one."),
+        # Similar by its suffix only.
+        ("mini.toml", "Write one."),
         ("none/bert-mini-cpu.toml", "Write one."),
     ],
 )

@@ -25,6 +25,12 @@ def lines_of(capsys, monkeypatch):
     return run
 
 
+def test_line_without_a_total_has_no_zero(capsys):
+    with progress("plan") as update:
+        update(0, None, "loading torch")
+    assert capsys.readouterr().err == "plan: loading torch\n"
+
+
 @pytest.mark.parametrize(
     ("updates", "budget_s", "expected"),
     [
