@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from autotune.corpus.values import SequenceContents, SequenceMeans
 from autotune.errors import NotCheckable
+from autotune.machine.decide import is_busy
+from autotune.machine.host import SystemHost
 from autotune.memory.decide.memory_model import (
     MemoryModel,
     MemoryOverheads,
@@ -205,10 +207,25 @@ def _run_trace(
     if isinstance(outcome, Measured):
         return outcome.figures
     if isinstance(outcome, TimedOut):
-        raise _cannot_trace(request, f"tracing took longer than {TRACE_TIMEOUT_S:g} s")
+        raise _timed_out(request)
     # The last line of a traceback names the error.
     lines = outcome.detail.strip().splitlines() or [outcome.kind]
     raise _cannot_trace(request, lines[-1])
+
+
+def _timed_out(request: AnyTraceRequest) -> CannotTrace:
+    """Return the error of a trace that took too long, which may be the machine's."""
+    error = _cannot_trace(request, f"tracing took longer than {TRACE_TIMEOUT_S:g} s")
+    host = SystemHost().facts(())
+    load = host.load_average_1min
+    # A trace keeps one core busy itself.
+    if load is None or not is_busy(load - 1, host.allotted_cpus):
+        return error
+    return CannotTrace(
+        f"{error.message}, because the machine is busy: the load average is {load:.2f}"
+        f" with {host.allotted_cpus} CPU cores",
+        next_step="Run the same command again once other programs have ended.",
+    )
 
 
 def _cannot_trace(request: AnyTraceRequest, reason: str) -> CannotTrace:

@@ -1,7 +1,9 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 
+import autotune.memory.estimate
 import autotune.memory.measure
 from autotune.errors import ExceedsMemory, OutOfTime, Undecided
 from autotune.memory.decide.memory_model import overheads_on_cpu, peak_bytes
@@ -22,7 +24,7 @@ from testbed.datasets import write_dataset
 from testbed.examples.feeds import runner_on
 from testbed.examples.profiles import FINGERPRINT
 from testbed.examples.trials import STEP_FIGURES
-from testbed.fakes import FakeClock, FakeMachine
+from testbed.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ParallelSettings, TrainConfig
 from trainer.data.dataset import SpecialIds, read_manifest
@@ -572,7 +574,23 @@ def test_unlike_trace_is_left_out(unlike):
         ("longer", TimedOut(detail="")),
     ],
 )
-def test_untraceable_model_advises_a_probe(message, outcome):
+def test_untraceable_model_advises_a_probe(monkeypatch, message, outcome):
+    monkeypatch.setattr(autotune.memory.estimate, "SystemHost", FakeHost)
     with pytest.raises(CannotTrace, match=message) as rejected:
         estimated(machine=FakeMachine(lambda trial: outcome))
     assert "autotune probe" in rejected.value.next_step
+
+
+class BusyHost(FakeHost):
+    """A host on which other programs run."""
+
+    def facts(self, paths):
+        return replace(super().facts(paths), load_average_1min=17.14)
+
+
+def test_late_trace_names_a_busy_machine(monkeypatch):
+    monkeypatch.setattr(autotune.memory.estimate, "SystemHost", BusyHost)
+    with pytest.raises(CannotTrace) as rejected:
+        estimated(machine=FakeMachine(lambda trial: TimedOut(detail="")))
+    assert "machine is busy: the load average is 17.14 with 8" in str(rejected.value)
+    assert "again" in rejected.value.next_step
