@@ -1,12 +1,13 @@
 """Report section on trials and their outcomes."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.base.document import Block, Missing, Paragraph, table_of
 from autotune.base.units import format_bytes, format_seconds
-from autotune.base.wording import format_number
-from autotune.profiles.values import Fingerprint
+from autotune.base.wording import format_number, plural
+from autotune.profiles.values import Fingerprint, Profile
 from autotune.report.values import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.values import (
@@ -53,12 +54,13 @@ def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
             Missing(subject="Trials (none in the trial log)", commands=(tune,)),
         )
     fingerprint = reported.profile.fingerprint
+    rows = [_trial_row(finished, fingerprint) for finished in reported.trials]
     peak_header = "peak memory"
     if fingerprint.bytes_known != "measured":
         peak_header = "peak memory, allocator"
     table = table_of(
         "Trials",
-        [_trial_row(finished, fingerprint) for finished in reported.trials],
+        rows,
         ("trial", "l", lambda row: row.finished.label),
         ("kind", "l", lambda row: row.finished.trial.job),
         ("outcome", "l", lambda row: describe(row.finished.outcome)),
@@ -70,7 +72,36 @@ def trials_section(reported: ReportedProfile) -> tuple[Block, ...]:
         ("detail", "l", lambda row: _failure_detail(row.finished.outcome)),
         long=True,
     )
-    return (*notes, table)
+    return (*notes, table, *_unlimited_peaks(reported.profile, rows))
+
+
+def _unlimited_peaks(profile: Profile, rows: Sequence[_TrialRow]) -> tuple[Block, ...]:
+    """Return a note on peaks above the memory budget, if there are any.
+
+    On a CPU only trials of fit have a limit: the allocator settings that make it exact
+    slow others down.
+    """
+    budget_bytes = profile.constraints.memory_budget_bytes
+    exceeding = [
+        row
+        for row in rows
+        if row.peak_bytes is not None
+        and row.peak_bytes > budget_bytes
+        and row.finished.trial.measured.get("memory_budget_bytes") is None
+    ]
+    if profile.fingerprint.device != "cpu" or not exceeding:
+        return ()
+    return (
+        Paragraph(
+            words=(
+                f"{plural(len(exceeding), 'trial')} peaked above the budget of"
+                f" {format_bytes(budget_bytes)}: on a CPU, trials that measure speed"
+                " run without the limit, because the allocator settings that make it"
+                " exact slow them down. Which sizes fit was decided by trials under"
+                " the limit.",
+            )
+        ),
+    )
 
 
 def _ignored_entries(reported: ReportedProfile) -> tuple[Paragraph, ...]:

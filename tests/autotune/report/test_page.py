@@ -237,6 +237,25 @@ def test_only_timed_trials_have_a_rate(driver, timed_steps, peak, rate):
     assert table.rows[0][table.headers.index("tokens/s incl. padding")] == rate
 
 
+@pytest.mark.parametrize(
+    ("budget_bytes", "limit_bytes", "is_explained"),
+    [
+        pytest.param(10**9 - 1, None, True, id="above the budget"),
+        pytest.param(10**9, None, False, id="within the budget"),
+        pytest.param(10**9 - 1, 10**9, False, id="under another limit"),
+    ],
+)
+def test_peak_above_the_budget_is_explained(budget_bytes, limit_bytes, is_explained):
+    profile = but(
+        example_profile("d"),
+        constraints={"memory_budget_bytes": budget_bytes},
+        fingerprint={"device": "cpu", "gpu_name": None},
+    )
+    finished = record("step", budget_bytes=limit_bytes).finished()
+    page = report_document((reported(profile=profile, trials=(finished,)),), ())
+    assert ("1 trial peaked above the budget" in report_markdown(page)) == is_explained
+
+
 def test_simulated_gpu_is_not_called_measured():
     for other_profiles, measured in (((), False), ((reported(),), True)):
         subtitle = report_document((*other_profiles, of_gpu(NULL)), ()).subtitle
