@@ -66,7 +66,14 @@ ENVIRONMENT = {
 
 _OWN_FRAME = re.compile(r"/autotune/(trials|integrations/jobs)/")
 """Frame of a stack that belongs to this project, and not to your code."""
-_MOST_FRAMES = 8
+_MAX_FRAMES = 8
+"""Frames of a stack that a message quotes: enough to see the call that hangs."""
+_MAX_SERVER_LOG_CHARACTERS = 2000
+"""Characters of the server's log that a message quotes, from its end: a traceback."""
+_MAX_OUT_OF_MEMORY_CHARACTERS = 500
+"""Characters of a rank's log that an out of memory quotes, from its end."""
+_MAX_CRASH_CHARACTERS = 1000
+"""Characters of a rank's log that a crash quotes, from its end."""
 _TRAINER_SETTING = re.compile(r"--set train\.(\w+)=([^\s,;]+?)(?=[\s,;]|\.?$)")
 """A setting as messages of the trainer write it."""
 
@@ -290,7 +297,8 @@ class ForkServerMachine(StartedMachine):
         exit_code = server.wait()
         self._server = None
         log = self._scratch / "server.log"
-        log_tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        log_text = log.read_text(errors="replace") if log.exists() else ""
+        log_tail = log_text[-_MAX_SERVER_LOG_CHARACTERS:]
         if "No module named 'torch'" in log_tail:
             return MachineLacks(
                 "torch is not installed", next_step="Install it: pip install torch"
@@ -313,7 +321,7 @@ def _stack_at_timeout(log_tail: str) -> str:
     frames = itertools.takewhile(
         lambda frame: not _OWN_FRAME.search(frame), stack.splitlines()
     )
-    return ":\n" + "\n".join(itertools.islice(frames, _MOST_FRAMES))
+    return ":\n" + "\n".join(itertools.islice(frames, _MAX_FRAMES))
 
 
 def classify(
@@ -390,10 +398,11 @@ def _outcome_without_result(account: RankAccount, *, killed_by_kernel: bool) -> 
     """Return the outcome of a rank that ended before it could write its result."""
     # Written by C++ and the allocator if they cannot raise.
     if HOST_OUT_OF_MEMORY.search(account.log_tail):
-        return OutOfMemory(detail=account.log_tail[-500:])
+        return OutOfMemory(detail=account.log_tail[-_MAX_OUT_OF_MEMORY_CHARACTERS:])
     was_killed = account.exit_code == -signal.SIGKILL
     if was_killed and killed_by_kernel and not account.killed:
         return HostOutOfMemory(
             detail="the kernel killed the trial because the host ran out of memory"
         )
-    return Crashed(detail=f"exit code {account.exit_code}: {account.log_tail[-1000:]}")
+    quoted_log = account.log_tail[-_MAX_CRASH_CHARACTERS:]
+    return Crashed(detail=f"exit code {account.exit_code}: {quoted_log}")

@@ -44,6 +44,9 @@ MAX_RESULT_BYTES = 64 * 2**20
 """Largest file with a rank's result that is read."""
 END_TIMEOUT_S = 40.0
 """Time that ranks have to end, in seconds; longer than torchrun gives them."""
+_LOG_TAIL_CHARACTERS = 4000
+"""Characters of the log, from its end, in which the error is looked for."""
+_MAX_ERROR_CHARACTERS = 500
 _ERROR = re.compile(r"\bError\b|\w+Error:|error:|refused|failed")
 """Part of a line of the log that reports an error."""
 
@@ -187,12 +190,12 @@ class MultirankMachine(StartedMachine):
     def _error_line(self) -> str:
         """Return the last line of the log that reports an error, or its last line."""
         log = (self._directory / "log").read_text(errors="replace")
-        lines = log[-4000:].splitlines()
+        lines = log[-_LOG_TAIL_CHARACTERS:].splitlines()
         if not lines:
             return "the log is empty"
         error_lines = [line for line in lines if _ERROR.search(line)]
         line = error_lines[-1] if error_lines else lines[-1]
-        return line.strip()[:500]
+        return line.strip()[:_MAX_ERROR_CHARACTERS]
 
     def _kill(self, process: "subprocess.Popen[bytes]") -> None:
         """End the processes that were started here, ranks of this node included.
