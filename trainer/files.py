@@ -17,12 +17,14 @@ from trainer.config.tables import StrictTable
 DISK_BLOCK_BYTES = 4096
 """Alignment of memory and file offsets for direct I/O (``O_DIRECT``) on any disk."""
 _WRITE_CHUNK_BYTES = 4 * 2**20
+"""Amount after which progress is reported; a multiple of ``DISK_BLOCK_BYTES``."""
 _READ_CHUNK_BYTES = 2**20
 """Small enough that a chunk is still in the CPU cache when its checksum is computed."""
-_CANNOT_SYNC_ERRORS = (errno.EINVAL, errno.EACCES)
+_NO_SYNC_ERRORS = (errno.EINVAL, errno.EACCES)
 _NO_DIRECT_IO_ERRORS = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
 _NO_LOCKS_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-_POLL_S = 0.1
+_LOCK_POLL_S = 0.1
+"""Interval between tries to get a lock that another process holds."""
 
 PASSING_ERRORS = {
     errno.EIO,
@@ -64,16 +66,16 @@ def write_file(
         fd = file.fileno()
         # Direct I/O bypasses the page cache, which would take memory bandwidth and a
         # CPU core from training. It needs aligned memory and whole blocks.
-        direct = _is_aligned(content)
+        direct_is_possible = _is_aligned(content)
         for begin in range(0, len(content), _WRITE_CHUNK_BYTES):
             chunk = content[begin : begin + _WRITE_CHUNK_BYTES]
             checksum = crc32(chunk, checksum)
-            direct = (
-                direct
-                and len(chunk) % DISK_BLOCK_BYTES == 0
-                and _write_directly(fd, chunk)
-            )
-            if not direct:
+            if len(chunk) % DISK_BLOCK_BYTES != 0:  # the last chunk
+                direct_is_possible = False
+            if direct_is_possible:
+                # After one failure the rest is written through the page cache.
+                direct_is_possible = _write_directly(fd, chunk)
+            if not direct_is_possible:
                 _write_all(fd, chunk)
             progressed()
         os.fsync(fd)
@@ -112,6 +114,7 @@ def _write_directly(fd: int, chunk: memoryview) -> bool:
 
 
 def _write_all(fd: int, content: memoryview) -> None:
+    """Write all of ``content``, as a system call may write only a part."""
     written = 0
     while written < len(content):
         written += os.write(fd, content[written:])
@@ -151,7 +154,7 @@ def sync(path: Path) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        if error.errno not in _CANNOT_SYNC_ERRORS:
+        if error.errno not in _NO_SYNC_ERRORS:
             raise
 
 
@@ -213,24 +216,38 @@ def open_locked(
         LockHeld: If another process holds the lock for ``timeout_s``.
         OSError: If the file cannot be opened or locked.
     """
-    with contextlib.ExitStack() as on_error:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        on_error.callback(os.close, fd)
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() >= deadline_s:
-                    raise LockHeld(str(path)) from error
-                time.sleep(_POLL_S)
-            except OSError as error:
-                if needed or error.errno not in _NO_LOCKS_ERRORS:
-                    raise
-                return None
-            else:
-                on_error.pop_all()
-                return fd
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    # The descriptor is the lock, so it stays open if it is returned.
+    try:
+        _wait_for_lock(fd, path, timeout_s)
+    except OSError as error:
+        os.close(fd)
+        if needed or error.errno not in _NO_LOCKS_ERRORS:
+            raise
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _wait_for_lock(fd: int, path: Path, timeout_s: float) -> None:
+    """Lock an open file.
+
+    Raises:
+        LockHeld: If another process holds the lock for ``timeout_s``.
+        OSError: If the file cannot be locked.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline_s:
+                raise LockHeld(str(path)) from error
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return
 
 
 @contextlib.contextmanager
@@ -239,7 +256,7 @@ def locked(
 ) -> Iterator[int | None]:
     """Hold the lock of ``open_locked`` for the block.
 
-    The file stays, as another process may wait for its inode.
+    The file is not removed, as another process may be waiting for its lock.
     """
     fd = open_locked(path, timeout_s, needed=needed)
     try:
