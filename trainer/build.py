@@ -3,23 +3,20 @@
 Training, trials and benchmarks build them with this same code.
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.checkpoint import (
     CheckpointPolicy,
-    checkpoint,
     create_selective_checkpoint_contexts,
 )
 from transformers import PretrainedConfig, PreTrainedModel
 
-from trainer.config.resolve import missing_for_compile
+from trainer.compilation import check_compile, compile_layers
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import SpecialIds
 from trainer.distributed.optimizer import make_optimizer
@@ -44,10 +41,10 @@ from trainer.model.families import FAMILIES
 from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
 from trainer.model.packing import verify_packing
-from trainer.model.precision import COMPILER_SAVES_COMPACT
 
-WARM_UP_STEPS = 3
-"""Number of first optimizer steps in which compilation is expected."""
+_SEED_STRIDE = 1_000_003
+"""Distance of the dropout seeds of runs whose seeds are neighbours: above any number of
+ranks, so no rank of one run draws the masks of a rank of the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +69,7 @@ def build_training(
     Raises:
         BadConfig: If settings cannot be used with each other, the model or the device.
     """
-    _check_compile(config, ranks)
+    check_compile(config, ranks)
     build_model_config = functools.partial(
         build_config,
         config.model,
@@ -96,11 +93,11 @@ def build_training(
         VARLEN_NAME if attention.uses_document_edges else "sdpa",
     )
     # From here on, ranks draw different dropout masks.
-    torch.manual_seed(config.seed * 1_000_003 + ranks.rank)
+    torch.manual_seed(config.seed * _SEED_STRIDE + ranks.rank)
     module = MaskedLM(model, config, attention)
     checkpoint_activations(model, config)
     if config.compiled:
-        _compile_layers(module, config)
+        compile_layers(module.layers, config)
 
     work = model_work(model)  # before its weights are sharded
     parallel_module = parallelise(module, module.layers, config, ranks)
@@ -121,69 +118,6 @@ def build_training(
         work=work,
         recipe_changes=_recipe_changes(config, original_config, module, ranks),
     )
-
-
-def _check_compile(config: TrainConfig, ranks: Ranks) -> None:
-    """Raise ``BadConfig`` if layers are to be compiled, but cannot be."""
-    if not config.compiled:
-        return
-    if config.attention == "fa3" and config.compile_mode == "reduce-overhead":
-        raise BadConfig(
-            "CUDA graphs need equal shapes, which attention = 'fa3' does not have",
-            next_step=(
-                "Use --set train.compile_mode=default or --set train.attention=auto"
-            ),
-        )
-    if ranks.device.type == "cuda":
-        missing = missing_for_compile("cuda")
-        if missing is not None:
-            raise BadConfig(
-                f"layers cannot be compiled: {missing}",
-                next_step="Use --set train.compile=false",
-            )
-
-
-def _compile_layers(module: MaskedLM, config: TrainConfig) -> None:
-    """Compile each layer on its own; identical layers share one graph."""
-    # It would split every layer at bucket boundaries for overlap that separate layers
-    # already have.
-    torch._dynamo.config.optimize_ddp = False
-    # Checkpointed layers hand keys and values on within a layer, which recomputation
-    # need not do again.
-    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-    options = None
-    if config.device == "cuda":
-        # Sums of many gradients in one launch. With one block size for all, an H100
-        # took ten times longer for them; float8 casts were slower combined even with
-        # their own.
-        combined_launches = {
-            "combo_kernels": config.float8 == "none",
-            "combo_kernel_per_subkernel_blocks": True,
-        }
-        options = (
-            torch._inductor.list_mode_options(config.compile_mode) | combined_launches
-        )
-    redraws_dropout = (
-        COMPILER_SAVES_COMPACT and config.activation_checkpointing != "full"
-    )
-    for layer in module.layers:
-        for part in layer.modules():
-            if redraws_dropout and type(part) is nn.Dropout:
-                part.__class__ = RedrawnDropout
-        layer.compile(fullgraph=True, options=options)
-
-
-class RedrawnDropout(nn.Dropout):
-    """Dropout of compiled layers, which is drawn again in the backward pass.
-
-    It keeps a seed for that instead of the mask, which has a byte per element.
-    """
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the input with elements zeroed in training, others scaled."""
-        if self.training and self.p:
-            input = checkpoint(functional.dropout, input, self.p, use_reentrant=False)
-        return input
 
 
 def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
@@ -277,7 +211,9 @@ def _recipe_changes(
 def model_work(model: PreTrainedModel) -> ModelWork:
     """Return the sizes that the FLOPs of a model's loss follow from.
 
-    The model's matrices must not be sharded yet. All but the head's count as layers.
+    A token costs a multiplication and an addition for each element of the linear
+    weights that it is multiplied with, so only these elements are counted; embeddings
+    are looked up. The model's weights must not be sharded yet.
     """
     config = model.config
     window = window_tokens(config)
@@ -285,18 +221,18 @@ def model_work(model: PreTrainedModel) -> ModelWork:
     if not layer_types:
         layer_types = ["full_attention"] * config.num_hidden_layers
 
-    head_weights = _linear_weights(model_head(model))
-    last_layer_weights = 0
+    weights_per_predicted_token = _linear_weights(model_head(model))
     last_layer_narrow = (
         FAMILIES.get(config.model_type) is not None
         and layer_types[-1] == "full_attention"
     )
     if last_layer_narrow:
-        # Keys and values of the last layer are needed for every token.
-        last_layer_weights = (
-            _linear_weights(model_layers(model)[-1:]) - 2 * config.hidden_size**2
+        # The last layer's keys and values are needed for every token: two square
+        # matrices of the hidden size.
+        key_and_value_weights = 2 * config.hidden_size**2
+        weights_per_predicted_token += (
+            _linear_weights(model_layers(model)[-1:]) - key_and_value_weights
         )
-    weights_per_predicted_token = head_weights + last_layer_weights
     return ModelWork(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         weights_per_token=_linear_weights([model]) - weights_per_predicted_token,
@@ -318,38 +254,3 @@ def _linear_weights(parts: Sequence[nn.Module]) -> int:
             if isinstance(module, nn.Linear):
                 weights += module.weight.numel()
     return weights
-
-
-class GraphCounter:
-    """Counter of graphs compiled after the first steps, which cost minutes.
-
-    They are compiled for changed shapes or settings.
-    """
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._expected_graphs = 0
-
-    def stepped(self) -> None:
-        """Count a training step."""
-        self._steps += 1
-        if self._steps <= WARM_UP_STEPS:
-            self._expected_graphs = _compiled_graphs()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude graphs compiled in the block, such as by an evaluation."""
-        graphs_before = _compiled_graphs()
-        yield
-        self._expected_graphs += _compiled_graphs() - graphs_before
-
-    @property
-    def recompilations(self) -> int:
-        """Number of graphs compiled after the first steps."""
-        return _compiled_graphs() - self._expected_graphs
-
-
-def _compiled_graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])

@@ -3,11 +3,13 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 
 import torch
 
 from trainer.config.train_config import TrainConfig
+from trainer.data.batch_plan import BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import make_loader, micro_batch_plans
@@ -51,41 +53,19 @@ def evaluate(
         config,
         micro_batch_plans(validation, config, plan, ranks.rank, steps=1),
     )
-    # This rank's loss, correct predictions, tokens to predict, and sequences.
-    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
-    sequences_at_once = plan.sequences_per_micro_batch * ranks.world_size
-    empty_sequences = 0
-    module.eval()
-    # Compilation would take longer than it saves.
-    eager = (
-        torch.compiler.set_stance("force_eager")
-        if config.compiled
-        else contextlib.nullcontext()
-    )
-    with torch.no_grad(), eager:
-        for micro_batch in micro_batches:
-            progressed()
-            # All ranks stop together. Lanes end one by one: all have after as many
-            # empty sequences as there are lanes.
-            if any(ranks.all_reduce_sum(micro_batch.non_padding_tokens)):
-                empty_sequences = 0
-                sums += _evaluate_micro_batch(module, micro_batch, ranks.device)
-                continue
-            empty_sequences += sequences_at_once
-            if empty_sequences >= plan.lanes:
-                break
-    reshard_weights(module)
-    module.train()
-    ranks.all_reduce_async(sums)()
-    loss_sum, correct, predicted_tokens, sequences = sums.tolist()
-    loss = loss_sum / max(1.0, predicted_tokens)
+    sums = _Sums(ranks)
+    with _evaluation_mode(module, is_compiled=config.compiled):
+        for micro_batch in _until_all_lanes_end(micro_batches, plan, ranks, progressed):
+            sums.add(module, micro_batch)
+    totals = sums.over_all_ranks()
+    loss = totals.loss_sum / max(1.0, totals.predicted_tokens)
     return EvaluationRow(
         step=step,
         loss=loss,
         perplexity=math.exp(min(loss, _MAX_LOG_PERPLEXITY)),
-        masked_accuracy=correct / max(1.0, predicted_tokens),
-        predicted_tokens=round(predicted_tokens),
-        rows=round(sequences),
+        masked_accuracy=totals.correct / max(1.0, totals.predicted_tokens),
+        predicted_tokens=round(totals.predicted_tokens),
+        rows=round(totals.sequences),
         seconds=time.perf_counter() - started_s,
     )
 
@@ -105,14 +85,88 @@ def _as_one_step(config: TrainConfig, samples: int) -> TrainConfig:
     )
 
 
-def _evaluate_micro_batch(
-    module: MaskedLM, micro_batch: MicroBatch, device: torch.device
-) -> torch.Tensor:
-    """Return a micro-batch's part of the sums, shape (4,), on the device."""
-    loss_sum, correct = module.evaluate(micro_batch.to(device))
-    width = micro_batch.ids_BS.shape[1]
-    sequences = len(torch.unique(micro_batch.starts_N // width))
-    counts = torch.tensor(
-        [micro_batch.predicted_tokens, sequences], dtype=torch.float64
-    ).to(device)
-    return torch.cat([torch.stack([loss_sum.double(), correct.double()]), counts])
+@contextlib.contextmanager
+def _evaluation_mode(module: MaskedLM, *, is_compiled: bool) -> Iterator[None]:
+    """Compute without dropout, gradients and compilation in the block."""
+    module.eval()
+    # Compilation of the evaluation would take longer than it saves.
+    eager = (
+        torch.compiler.set_stance("force_eager")
+        if is_compiled
+        else contextlib.nullcontext()
+    )
+    with torch.no_grad(), eager:
+        yield
+    reshard_weights(module)
+    module.train()
+
+
+def _until_all_lanes_end(
+    micro_batches: Iterable[MicroBatch],
+    plan: BatchPlan,
+    ranks: Ranks,
+    progressed: Callable[[], None],
+) -> Iterator[MicroBatch]:
+    """Yield micro-batches until every lane of every rank has ended.
+
+    A lane is a stream of sequences that the split is dealt to. Lanes end one by one,
+    and then give empty sequences. A rank whose lanes have ended computes empty
+    micro-batches as long as any other rank has tokens, so all ranks stop together.
+    """
+    sequences_at_once = plan.sequences_per_micro_batch * ranks.world_size
+    consecutive_empty_sequences = 0
+    for micro_batch in micro_batches:
+        progressed()
+        (tokens_of_all_ranks,) = ranks.all_reduce_sum(micro_batch.non_padding_tokens)
+        if tokens_of_all_ranks > 0:
+            consecutive_empty_sequences = 0
+            yield micro_batch
+            continue
+        # Sequences come from the lanes in turn: after as many empty ones as there are
+        # lanes, every lane has ended.
+        consecutive_empty_sequences += sequences_at_once
+        if consecutive_empty_sequences >= plan.lanes:
+            return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Totals:
+    """Sums over all sequences of the evaluation."""
+
+    loss_sum: float
+    """Summed cross-entropy of the tokens to predict, in nats."""
+    correct: float
+    """Number of tokens predicted correctly."""
+    predicted_tokens: float
+    sequences: float
+
+
+class _Sums:
+    """Sums of this rank's micro-batches, which wait on the device for all ranks'."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        # One tensor, in the order of the fields of ``_Totals``, so that one all-reduce
+        # sums them all.
+        self._sums = torch.zeros(
+            len(fields(_Totals)), dtype=torch.float64, device=ranks.device
+        )
+
+    def add(self, module: MaskedLM, micro_batch: MicroBatch) -> None:
+        """Evaluate a micro-batch and add its results."""
+        loss_sum, correct = module.evaluate(micro_batch.to(self._ranks.device))
+        width = micro_batch.ids_BS.shape[1]
+        sequences = len(torch.unique(micro_batch.starts_N // width))
+        counts = torch.tensor(
+            [micro_batch.predicted_tokens, sequences], dtype=torch.float64
+        ).to(self._ranks.device)
+        self._sums += torch.cat(
+            [torch.stack([loss_sum.double(), correct.double()]), counts]
+        )
+
+    def over_all_ranks(self) -> _Totals:
+        """Return the sums over all ranks, which must all call this."""
+        wait = self._ranks.all_reduce_async(self._sums)
+        wait()
+        names = [field.name for field in fields(_Totals)]
+        return _Totals(**dict(zip(names, self._sums.tolist(), strict=True)))

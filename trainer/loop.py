@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-from trainer.build import GraphCounter, build_training
+from trainer.build import build_training
 from trainer.checkpoint.export import export_model
 from trainer.checkpoint.format import (
     CHECKPOINTS_DIRECTORY,
@@ -23,6 +23,7 @@ from trainer.checkpoint.format import (
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.tensors import make_optimizer_state
+from trainer.compilation import GraphCounter
 from trainer.config.resolve import ResolvedConfig, with_compile
 from trainer.data.batch_plan import hash_words
 from trainer.data.dataset import TokenDataset

@@ -7,8 +7,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from testbed.datasets import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of
-from trainer.build import GraphCounter
 from trainer.checkpoint.export import export_model
+from trainer.compilation import GraphCounter
 from trainer.config.train_config import EvaluationSettings
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import join_ranks

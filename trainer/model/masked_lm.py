@@ -2,8 +2,8 @@
 
 Encoder, MLM head at the positions to predict, and cross-entropy.
 
-Shapes: B sequences, S positions of a sequence, T = B * S, D hidden, P tokens to
-predict, K slots of the head, V ids.
+Shapes: B sequences, S positions of a sequence, D hidden, P tokens to
+predict, K slots of the head, N documents, V ids.
 """
 
 import functools
@@ -54,8 +54,8 @@ class MaskedLM(nn.Module):
     The sparse MLM head computes only the positions to predict, 15 % of all, with the
     loss and gradients of the dense head. If shapes must not change (compiled layers,
     GPUs), it has a fixed number of slots; unused ones add no loss, and a micro-batch
-    with more tokens uses a multiple of it and is counted. So it is with segments of
-    varlen attention.
+    with more tokens uses a multiple of it and is counted. The number of segments of
+    varlen attention is fixed in the same way.
     """
 
     def __init__(
@@ -72,43 +72,33 @@ class MaskedLM(nn.Module):
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
         """Context manager in which encoder and head are computed, by the type of
         device."""
-        self.working_copies: precision.WorkingCopies | None = None
-        """Weights in bf16; None if autocast or fsdp2 casts them."""
-        self.no_copies_reason: str | None = None
-        """Reason why autocast casts weights in every micro-batch; None otherwise."""
         self._has_sparse_head = config.mlm_head == "sparse"
         self._is_packed = config.layout == "packed"
         self._window_tokens = window_tokens(model.config)
-        self._segments: int | None = None
-        """Segments of varlen attention that micro-batches hardly exceed, from the
-        documents of one."""
         self._replays_graphs = (
             config.compiled and config.compile_mode == "reduce-overhead"
         )
-        self._is_bf16 = config.precision == "bf16"
-        self._dtype = torch.bfloat16 if self._is_bf16 else model.dtype
-        self.residual_dtype = torch.float32
-        if self._is_bf16 and config.residual_dtype == "bf16":
-            self.residual_dtype = torch.bfloat16
-
+        self._set_dtypes(config)
         self._choose_loss(config)
-        self._fix_slots(config)
+        self._set_fixed_numbers(config)
+
+        # The order matters: a sparse last layer decides which weights share a copy in
+        # bf16, and float8 computes with these copies.
         layout = FAMILIES.get(model.config.model_type)
-        self.has_sparse_last_layer = (
-            layout is not None and self._allows_sparse_last_layer(config)
-        )
-        """True if the last layer is computed at the positions to predict only."""
-        if self.has_sparse_last_layer and layout is not None:
-            make_sparse_layer(self.layers[-1], layout)
-        if self._is_bf16:
-            self._compute_in_bf16(config, layout)
-        if config.float8 != "none":
-            precision.check_float8(
-                config, model.device, copies=self.working_copies is not None
-            )
-            precision.use_float8(self.layers, config.float8)
+        self._make_last_layer_sparse(config, layout)
+        self._compute_in_bf16(config, layout)
+        self._compute_in_float8(config)
         if layout is not None:
             self._skip_token_type_lookups()
+
+    def _set_dtypes(self, config: TrainConfig) -> None:
+        self._is_bf16 = config.precision == "bf16"
+        self._dtype = torch.bfloat16 if self._is_bf16 else self.model.dtype
+        """Type in which matmuls are computed."""
+        self.residual_dtype = torch.float32
+        """Type of the residual stream."""
+        if self._is_bf16 and config.residual_dtype == "bf16":
+            self.residual_dtype = torch.bfloat16
 
     def _choose_loss(self, config: TrainConfig) -> None:
         self.loss: Callable[..., torch.Tensor] = cross_entropy
@@ -123,30 +113,51 @@ class MaskedLM(nn.Module):
             _check_fused(config, self.model)
             self.fused_loss = liger_cross_entropy
 
-    def _fix_slots(self, config: TrainConfig) -> None:
-        """Set the fixed numbers of slots; None if shapes may change."""
-        self._slots: int | None = None
-        """Slots of the head for a micro-batch."""
-        self._sequence_slots: int | None = None
-        """Slots of the sparse last layer for each sequence."""
+    def _set_fixed_numbers(self, config: TrainConfig) -> None:
+        """Fix the numbers that shapes depend on, if shapes must not change."""
+        self._fixed_slots: int | None = None
+        """Slots of the head for a micro-batch; None if shapes may change."""
+        self._fixed_sequence_slots: int | None = None
+        """Slots of the sparse last layer for each sequence; None if shapes may
+        change."""
+        self._fixed_segments: int | None = None
+        """Segments of varlen attention that micro-batches hardly exceed; None before
+        the documents of a micro-batch are known."""
         if config.compiled or config.device == "cuda":
             positions = config.micro_batch_size * config.seq_length_tokens
-            self._slots = head_slots(positions, config.masking_probability)
-            self._sequence_slots = head_slots(
+            self._fixed_slots = head_slots(positions, config.masking_probability)
+            self._fixed_sequence_slots = head_slots(
                 config.seq_length_tokens, config.masking_probability
             )
 
+    def _make_last_layer_sparse(
+        self, config: TrainConfig, layout: LayerLayout | None
+    ) -> None:
+        self.has_sparse_last_layer = False
+        """True if the last layer is computed at the positions to predict only."""
+        if layout is not None and self._allows_sparse_last_layer(config):
+            make_sparse_layer(self.layers[-1], layout)
+            self.has_sparse_last_layer = True
+
     def _allows_sparse_last_layer(self, config: TrainConfig) -> bool:
         """Return True if the last layer of this configuration may be sparse."""
-        kinds = getattr(self.model.config, "layer_types", None) or ("full_attention",)
+        layer_types = getattr(self.model.config, "layer_types", None)
+        if not layer_types:
+            layer_types = ["full_attention"]
         return (
             config.mlm_head == "sparse"
             and config.last_layer == "sparse"
             and self.attention.kind != "row"
-            and kinds[-1] == "full_attention"
+            and layer_types[-1] == "full_attention"
         )
 
     def _compute_in_bf16(self, config: TrainConfig, layout: LayerLayout | None) -> None:
+        self.working_copies: precision.WorkingCopies | None = None
+        """Weights in bf16; None in fp32, or if autocast or fsdp2 casts them."""
+        self.no_copies_reason: str | None = None
+        """Reason why autocast casts weights in every micro-batch; None otherwise."""
+        if not self._is_bf16:
+            return
         # fsdp2 gathers weights in bf16 itself, those of layer norms too.
         is_sharded = config.parallel.strategy == "fsdp2"
         if is_sharded or self.residual_dtype == torch.bfloat16:
@@ -167,6 +178,14 @@ class MaskedLM(nn.Module):
                 # The last layer's queries have another input than its keys.
                 alone = [self.layers[-1].get_submodule("attention.self.query")]
             self.working_copies = precision.WorkingCopies(self.model, alone)
+
+    def _compute_in_float8(self, config: TrainConfig) -> None:
+        if config.float8 == "none":
+            return
+        precision.check_float8(
+            config, self.model.device, copies=self.working_copies is not None
+        )
+        precision.use_float8(self.layers, config.float8)
 
     def _skip_token_type_lookups(self) -> None:
         for name, part in self.model.named_modules():
@@ -261,15 +280,17 @@ class MaskedLM(nn.Module):
             )
             if not self._has_sparse_head:
                 return self._all_logits(inputs), batch.labels_BS().flatten()
-            position_K, labels_K = self._choose_slots(batch, inputs, segments)
+            position_K, labels_K = self._fill_slots(batch, inputs, segments)
             return self._logits_at(position_K, inputs, batch), labels_K
 
-    def _choose_slots(
+    def _fill_slots(
         self, batch: MicroBatch, inputs: EncoderInputs, segments: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions and labels of the head's slots, shapes (K,)."""
+        # No position needs a slot besides those to predict: an empty tensor on the
+        # device of the batch.
         begins_N = batch.starts_N[:0]
-        fixed_slots = self._slots
+        fixed_slots = self._fixed_slots
         if (
             self.has_sparse_last_layer
             and self.attention.kind == "fa3"
@@ -279,9 +300,12 @@ class MaskedLM(nn.Module):
             begins_N = inputs.edges[:-1]
             if fixed_slots is not None:
                 fixed_slots += _round_up(segments, SLOTS_MULTIPLE)
-        slots = _enough(fixed_slots, batch.predicted_tokens + len(begins_N))
-        self.overflows += fixed_slots is not None and slots > fixed_slots
-        return _slots(
+        slots = _sufficient_number(
+            batch.predicted_tokens + len(begins_N), fixed=fixed_slots
+        )
+        if fixed_slots is not None and slots > fixed_slots:
+            self.overflows += 1
+        return _positions_and_labels(
             batch, slots, begins_N, ascending=self.attention.uses_document_edges
         )
 
@@ -297,8 +321,8 @@ class MaskedLM(nn.Module):
         if self.attention.uses_document_edges:
             queries = document_queries(inputs, batch, position_K, self.attention.kind)
         else:
-            sequence_slots = _enough(
-                self._sequence_slots, batch.most_predicted_in_sequence
+            sequence_slots = _sufficient_number(
+                batch.most_predicted_in_sequence, fixed=self._fixed_sequence_slots
             )
             queries = sequence_queries(
                 inputs,
@@ -327,29 +351,35 @@ class MaskedLM(nn.Module):
         sequences, width = batch.ids_BS.shape
         documents_B = torch.bincount(batch.starts_N // width, minlength=sequences)
         deviation = float(documents_B.float().std(correction=0))
-        self._segments = self._max_segments(batch, deviation)
+        self._fixed_segments = self._max_segments(batch, deviation)
 
     def _max_segments(self, batch: MicroBatch, deviation: float) -> int:
         """Return a number of segments that micro-batches like ``batch`` hardly exceed.
 
-        ``deviation`` is that of the documents of a sequence.
+        ``deviation`` is the standard deviation of the number of documents in a
+        sequence.
         """
         documents = len(batch.starts_N)
         sequences = batch.ids_BS.shape[0]
         if not self._is_packed:
             return 2 * sequences  # each sequence has a document, and maybe padding
         # One batch may be packed evenly by chance, so the deviation is taken to be at
-        # least half the mean. That of the sum grows with the root of the sequences.
+        # least half the mean. The deviation of the sum over sequences grows with the
+        # root of their number.
         deviation = max(deviation, documents / sequences / 2)
         max_documents = documents + _DEVIATIONS * deviation * math.sqrt(sequences)
-        # Each sequence may have padding besides.
+        # The padding of each sequence is one more segment.
         return _round_up(round(max_documents), _SEGMENTS_MULTIPLE) + sequences
 
     def _enough_segments(self, batch: MicroBatch) -> int:
-        if self._segments is None:
-            self._segments = self._max_segments(batch, 0.0)
-        segments = _enough(self._segments, len(batch.starts_N) + batch.ids_BS.shape[0])
-        self.overflows += segments > self._segments
+        """Return a number of segments for all documents and the padding."""
+        if self._fixed_segments is None:
+            self._fixed_segments = self._max_segments(batch, deviation=0.0)
+        segments = _sufficient_number(
+            len(batch.starts_N) + batch.ids_BS.shape[0], fixed=self._fixed_segments
+        )
+        if segments > self._fixed_segments:
+            self.overflows += 1
         return segments
 
 
@@ -371,17 +401,21 @@ def _expand_first_vector(embedding: nn.Module, ids: torch.Tensor) -> torch.Tenso
 
 
 def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+    return math.ceil(number / multiple) * multiple
 
 
-def _enough(slots: int | None, needed: int) -> int:
-    """Return a multiple of the fixed number of slots; the needed number without one."""
-    if slots is None:
+def _sufficient_number(needed: int, *, fixed: int | None) -> int:
+    """Return how many slots or segments to compute, at least 1 and ``needed``.
+
+    A multiple of the fixed number keeps the number of different shapes small; without
+    a fixed number, just the needed ones are computed.
+    """
+    if fixed is None:
         return max(1, needed)
-    return slots * max(1, math.ceil(needed / slots))
+    return fixed * max(1, math.ceil(needed / fixed))
 
 
-def _slots(
+def _positions_and_labels(
     batch: MicroBatch, slots: int, begins_N: torch.Tensor, *, ascending: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the positions and labels of the head's slots, shapes (K,).
@@ -390,11 +424,11 @@ def _slots(
         batch: The micro-batch.
         slots: Number of slots.
         begins_N: Positions at which some of the unused slots must be.
-        ascending: True to sort slots by position; else those to predict come first,
-            then unused ones.
+        ascending: True to sort slots by position. If False, the slots of tokens to
+            predict come first, then the unused slots.
     """
     unused = slots - batch.predicted_tokens
-    # The others are spread evenly over the sequences.
+    # Other unused slots are spread evenly over the sequences.
     spread = torch.linspace(
         0,
         batch.ids_BS.numel() - 1,

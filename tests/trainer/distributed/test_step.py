@@ -333,8 +333,8 @@ def test_head_with_fixed_slots_drops_no_token(
 ):
     config = oracles.config_of()
     training = oracles.training_of(config, dataset)
-    training.module._slots = slots
-    training.module._sequence_slots = sequence_slots
+    training.module._fixed_slots = slots
+    training.module._fixed_sequence_slots = sequence_slots
     batches = oracles.micro_batches(dataset, config)
     assert 16 < batches[0].predicted_tokens <= 192
     oracles.check_alike(

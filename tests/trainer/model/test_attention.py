@@ -7,7 +7,8 @@ import torch
 from torch.nn.attention import _registry, current_flash_attention_impl
 
 from tests.trainer import oracles
-from trainer.build import GraphCounter, checkpoint_activations
+from trainer.build import checkpoint_activations
+from trainer.compilation import GraphCounter
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import SpecialIds
 from trainer.data.micro_batch import MicroBatch
@@ -205,7 +206,7 @@ def test_flash_attention_3_gets_no_empty_segment(family, layout, dataset, monkey
     _choose_varlen(monkeypatch, "fa3")
     with_fa3 = oracles.training_of(config, dataset)
     for number, batch in enumerate(oracles.micro_batches(dataset, config, steps=5)):
-        with_fa3.module._slots = 64 if number % 2 else None  # as on GPUs
+        with_fa3.module._fixed_slots = 64 if number % 2 else None  # as on GPUs
         # Some sequences have no documents.
         empty_sequences = number % 3
         varied = dataclasses.replace(
@@ -463,7 +464,7 @@ def test_reserves_segments_for_uneven_packing(dataset):
     module.expect_documents(
         SimpleNamespace(ids_BS=torch.empty(128, 512), starts_N=starts_N)
     )
-    assert module._segments >= 128 + len(starts_N) + 6 * 3 * 128**0.5
+    assert module._fixed_segments >= 128 + len(starts_N) + 6 * 3 * 128**0.5
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from tests.trainer import oracles
-from trainer.build import RedrawnDropout, build_training
+from trainer.build import build_training
+from trainer.compilation import RedrawnDropout
 from trainer.config.train_config import ParallelSettings, TrainConfig
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig

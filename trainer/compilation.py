@@ -1,0 +1,132 @@
+"""Compilation of the encoder's layers by ``torch.compile``."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from trainer.config.resolve import missing_for_compile
+from trainer.config.train_config import TrainConfig
+from trainer.distributed.ranks import Ranks
+from trainer.errors import BadConfig
+from trainer.model.precision import COMPILER_SAVES_COMPACT
+
+WARM_UP_STEPS = 3
+"""Number of first optimizer steps in which compilation is expected."""
+
+
+def check_compile(config: TrainConfig, ranks: Ranks) -> None:
+    """Raise ``BadConfig`` if layers are to be compiled, but cannot be."""
+    if not config.compiled:
+        return
+    if config.attention == "fa3" and config.compile_mode == "reduce-overhead":
+        raise BadConfig(
+            "CUDA graphs need equal shapes, which attention = 'fa3' does not have",
+            next_step=(
+                "Use --set train.compile_mode=default or --set train.attention=auto"
+            ),
+        )
+    if ranks.device.type == "cuda":
+        missing = missing_for_compile("cuda")
+        if missing is not None:
+            raise BadConfig(
+                f"layers cannot be compiled: {missing}",
+                next_step="Use --set train.compile=false",
+            )
+
+
+def compile_layers(layers: Sequence[nn.Module], config: TrainConfig) -> None:
+    """Compile each layer on its own; identical layers share one graph."""
+    _configure_compiler()
+    # Full checkpointing recomputes all of a layer, so its dropout keeps no mask anyway.
+    if COMPILER_SAVES_COMPACT and config.activation_checkpointing != "full":
+        for layer in layers:
+            _redraw_dropout(layer)
+    options = _compiler_options(config)
+    for layer in layers:
+        layer.compile(fullgraph=True, options=options)
+
+
+def _configure_compiler() -> None:
+    # For DDP, Dynamo would split every layer at bucket boundaries, to overlap
+    # synchronisation with computation; layers compiled one by one overlap already.
+    torch._dynamo.config.optimize_ddp = False
+    # Checkpointed layers hand keys and values on within a layer, which recomputation
+    # need not do again.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+
+
+def _compiler_options(config: TrainConfig) -> dict[str, Any] | None:
+    """Return Inductor's options for the layers; None for its defaults."""
+    if config.device != "cuda":
+        return None
+    # Sums of many gradients in one launch. With one block size for all, an H100 took
+    # ten times longer for them; float8 casts were slower combined even with their own.
+    combined_launches = {
+        "combo_kernels": config.float8 == "none",
+        "combo_kernel_per_subkernel_blocks": True,
+    }
+    mode_options: dict[str, Any] = torch._inductor.list_mode_options(
+        config.compile_mode
+    )
+    return mode_options | combined_launches
+
+
+class RedrawnDropout(nn.Dropout):
+    """Dropout of compiled layers, which is drawn again in the backward pass.
+
+    It keeps a seed for that instead of the mask, which has a byte per element.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the input with elements zeroed in training, others scaled."""
+        if self.training and self.p:
+            input = checkpoint(functional.dropout, input, self.p, use_reentrant=False)
+        return input
+
+
+def _redraw_dropout(layer: nn.Module) -> None:
+    for part in layer.modules():
+        if type(part) is nn.Dropout:
+            # Change the class in place: a new module would need the name of the old one
+            # in its parent, and would lose its hooks.
+            part.__class__ = RedrawnDropout
+
+
+class GraphCounter:
+    """Counter of graphs compiled after the first steps, which cost minutes.
+
+    They are compiled for changed shapes or settings.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._expected_graphs = 0
+
+    def stepped(self) -> None:
+        """Count a training step."""
+        self._steps += 1
+        if self._steps <= WARM_UP_STEPS:
+            self._expected_graphs = _compiled_graphs()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude graphs compiled in the block, such as by an evaluation."""
+        graphs_before = _compiled_graphs()
+        yield
+        self._expected_graphs += _compiled_graphs() - graphs_before
+
+    @property
+    def recompilations(self) -> int:
+        """Number of graphs compiled after the first steps."""
+        return _compiled_graphs() - self._expected_graphs
+
+
+def _compiled_graphs() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
