@@ -29,16 +29,28 @@ from trainer.errors import BadConfig, ProfileMismatch
 
 PROFILE_HASH_KEY = "content_sha256"
 """Key of a profile that holds the hash of everything else in it."""
-_WRITE_ONE = (
+_NAME_OR_WRITE_PROFILE = (
     "Name an existing profile, or write one: autotune tune --model MODEL --data DIR"
 )
-_COMPILERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "cpu": ("CXX", ("g++", "c++", "clang++")),
-    "cuda": ("CC", ("gcc", "cc", "clang")),
-}
-"""Environment variable that names the compiler, and names to search, by device."""
 _RECIPE_KEY = re.compile(r"dropout|initializer|(^|_)eps$")
 """Keys of a transformers config that leave the shape of every tensor as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiler:
+    """Compiler of the launchers of kernels."""
+
+    variable: str
+    """Environment variable that may name the compiler."""
+    programs: tuple[str, ...]
+    """Names to search on the path otherwise."""
+
+
+_COMPILERS = {
+    "cpu": _Compiler(variable="CXX", programs=("g++", "c++", "clang++")),
+    "cuda": _Compiler(variable="CC", programs=("gcc", "cc", "clang")),
+}
+"""Compiler that Inductor (CPU) or Triton (GPU) calls, by device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +81,13 @@ def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
     Raises:
         BadConfig: If the file is no such profile, or of another schema version.
     """
-    tables = read_toml(path, if_missing=_WRITE_ONE)
+    tables = read_toml(path, if_missing=_NAME_OR_WRITE_PROFILE)
     version = tables.get("schema_version")
     if version != PROFILE_SCHEMA_VERSION:
         raise BadConfig(
             f"{path} has schema version {version!r}; this program reads version"
             f" {PROFILE_SCHEMA_VERSION}",
-            next_step=_WRITE_ONE,
+            next_step=_NAME_OR_WRITE_PROFILE,
         )
     reject_infinite(tables, str(path))
     if isinstance(tables.get(table), dict):
@@ -87,7 +99,8 @@ def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
             next_step=f"Use its values in your code: autotune profile show {path}",
         )
     raise BadConfig(
-        f"{path} is not a profile: it has no [{table}] table", next_step=_WRITE_ONE
+        f"{path} is not a profile: it has no [{table}] table",
+        next_step=_NAME_OR_WRITE_PROFILE,
     )
 
 
@@ -115,25 +128,14 @@ def resolve(
         ProfileMismatch: If the file's hash is not ``expect_sha256``.
     """
     tables = read_profile_tables(profile)
-    # Before assignments change the tables.
-    found_sha256 = profile_sha256(tables)
+    # Assignments change the tables, so hash them first.
+    sha256 = profile_sha256(tables)
     profile_modified = is_modified(tables)
-    if expect_sha256 is not None and expect_sha256 != found_sha256:
-        raise ProfileMismatch(
-            f"{profile} was modified: its SHA-256 is {found_sha256[:12]}…, expected"
-            f" {expect_sha256[:12]}…",
-            next_step=(
-                "Undo the change; or review it, and start again after: autotune"
-                f" profile approve {profile}"
-            ),
-            docs="profile-modified",
-        )
+    if expect_sha256 is not None:
+        _check_profile_sha256(profile, sha256, expect_sha256)
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(dotted(train, "train."), "profile")
-    model_of_profile = copy.deepcopy(train.get("model"))
-    for assignment in assignments:
-        sources[_assign(train, assignment)] = "command line"
-    _reject_other_model(profile, model_of_profile, train.get("model"))
+    sources |= _assign_all(profile, train, assignments)
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
     data_dir, data_source = find_data(profile, config, data, environment)
     sources["train.data.path"] = data_source
@@ -143,9 +145,24 @@ def resolve(
         config=config,
         sources=dict.fromkeys(all_keys, "default") | sources,
         data_dir=data_dir,
-        profile_sha256=found_sha256,
+        profile_sha256=sha256,
         profile_modified=profile_modified,
         fingerprint=fingerprint if isinstance(fingerprint, dict) else {},
+    )
+
+
+def _check_profile_sha256(profile: Path, sha256: str, expected_sha256: str) -> None:
+    """Raise ``ProfileMismatch`` if a profile does not have the expected hash."""
+    if sha256 == expected_sha256:
+        return
+    raise ProfileMismatch(
+        f"{profile} was modified: its SHA-256 is {sha256[:12]}…, expected"
+        f" {expected_sha256[:12]}…",
+        next_step=(
+            "Undo the change; or review it, and start again after: autotune"
+            f" profile approve {profile}"
+        ),
+        docs="profile-modified",
     )
 
 
@@ -205,12 +222,33 @@ def find_data(
     )
 
 
+def _assign_all(
+    profile: Path, train: dict[str, Any], assignments: Sequence[str]
+) -> dict[str, str]:
+    """Set ``train.key=value`` assignments in the table.
+
+    Returns:
+        The source of each assigned key.
+
+    Raises:
+        BadConfig: If an assignment is invalid, or makes another model.
+    """
+    profile_model = copy.deepcopy(train.get("model"))
+    sources = {}
+    for assignment in assignments:
+        dotted_key = _assign(train, assignment)
+        sources[dotted_key] = "command line"
+    _reject_other_model(profile, profile_model, train.get("model"))
+    return sources
+
+
 def _assign(train: dict[str, Any], assignment: str) -> str:
     """Set a ``train.key=value`` assignment in the table and return its dotted key."""
     name, equals, value_text = assignment.partition("=")
     dotted_key = name.strip()
     *table_names, key = dotted_key.split(".")
-    if not equals or table_names[:1] != ["train"]:
+    is_in_train = bool(table_names) and table_names[0] == "train"
+    if not equals or not is_in_train:
         raise BadConfig(
             f"--set {assignment!r} does not match train.KEY=VALUE",
             next_step="Example: --set train.max_steps=30",
@@ -231,7 +269,9 @@ def _assign(train: dict[str, Any], assignment: str) -> str:
     return dotted_key
 
 
-def _reject_other_model(profile: Path, before: object, after: object) -> None:
+def _reject_other_model(
+    profile: Path, profile_model: object, assigned_model: object
+) -> None:
     """Reject assignments that change the model's name or shape.
 
     Its name would no longer tell which model was trained, and the profile's micro-batch
@@ -240,40 +280,46 @@ def _reject_other_model(profile: Path, before: object, after: object) -> None:
     Raises:
         BadConfig: If the profile's model is not the one to train.
     """
-    if not isinstance(before, dict) or not isinstance(after, dict):
+    if not isinstance(profile_model, dict) or not isinstance(assigned_model, dict):
         return  # validation says what is wrong with them
-    if after.get("name") != before.get("name"):
+    name = profile_model.get("name")
+    assigned_name = assigned_model.get("name")
+    if assigned_name != name:
         raise BadConfig(
-            f"--set train.model.name={after.get('name')}: {profile} is tuned for"
-            f" {before.get('name')!r}, whose config would be trained under that name",
+            f"--set train.model.name={assigned_name}: {profile} is tuned for"
+            f" {name!r}, whose config would be trained under that name",
             next_step=(
                 "Another model needs another profile: autotune tune --model"
-                f" {after.get('name')} --data DIR"
+                f" {assigned_name} --data DIR"
             ),
         )
-    config_before = before.get("config")
-    config_after = after.get("config")
-    if not isinstance(config_before, dict) or not isinstance(config_after, dict):
-        return
-    changed_keys = [
-        key
-        for key in sorted({*config_before, *config_after})
-        if config_before.get(key) != config_after.get(key)
-        and not _RECIPE_KEY.search(key)
-    ]
-    key = "null_keys"
-    if changed_keys:
-        key = f"config.{changed_keys[0]}"
-    elif after.get("null_keys") == before.get("null_keys"):
-        return
-    raise BadConfig(
-        f"--set train.model.{key}: {profile} is tuned for {before.get('name')!r}, and"
-        " with another shape it is another model",
-        next_step=(
-            "Another model needs another profile: autotune tune --model CONFIG.json"
-            " --data DIR"
-        ),
-    )
+    changed_key = _changed_shape_key(profile_model, assigned_model)
+    if changed_key is not None:
+        raise BadConfig(
+            f"--set train.model.{changed_key}: {profile} is tuned for {name!r}, and"
+            " with another shape it is another model",
+            next_step=(
+                "Another model needs another profile: autotune tune --model CONFIG.json"
+                " --data DIR"
+            ),
+        )
+
+
+def _changed_shape_key(
+    profile_model: dict[str, Any], assigned_model: dict[str, Any]
+) -> str | None:
+    """Return the first key of a model that changes its shape; None if none does."""
+    config = profile_model.get("config")
+    assigned_config = assigned_model.get("config")
+    if not isinstance(config, dict) or not isinstance(assigned_config, dict):
+        return None  # validation says what is wrong with them
+    for key in sorted({*config, *assigned_config}):
+        has_changed = config.get(key) != assigned_config.get(key)
+        if has_changed and not _RECIPE_KEY.search(key):
+            return f"config.{key}"
+    if profile_model.get("null_keys") != assigned_model.get("null_keys"):
+        return "null_keys"
+    return None
 
 
 def _parse_value(text: str) -> object:
@@ -306,8 +352,10 @@ def missing_for_compile(device: str) -> str | None:
     """Return what ``torch.compile`` lacks on this machine, as text; None if nothing."""
     if device == "cuda" and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    # Triton and Inductor compile the launchers of kernels.
-    variable, compilers = _COMPILERS[device]
-    if os.environ.get(variable) or any(map(shutil.which, compilers)):
+    compiler = _COMPILERS[device]
+    if os.environ.get(compiler.variable):
         return None
-    return f"no compiler found ({', '.join(compilers)})"
+    for program in compiler.programs:
+        if shutil.which(program) is not None:
+            return None
+    return f"no compiler found ({', '.join(compiler.programs)})"

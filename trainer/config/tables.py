@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -20,9 +20,18 @@ from pydantic_core import ErrorDetails
 from trainer.errors import BadConfig, unreadable
 
 MAX_DEPTH = 32
+"""Limit of nested tables and lists: far above our own files, and far below Python's
+limit of recursion."""
 CHECK_PATH = "Check the path."
 _MAX_TOML_BYTES = 2**20
+"""Limit of a TOML file, which Python parses slowly."""
+_MAX_JSON_BYTES = 64 * 2**20
+"""Default limit of a JSON file, such as a dataset's manifest."""
 _MAX_SHOWN_CHARACTERS = 80
+"""Limit of a wrong value in a message: about a line of a terminal."""
+_LEAST_SIMILARITY = 0.6
+"""Share of common characters from which a misspelt name has a suggestion: the default
+of difflib."""
 
 
 class StrictTable(BaseModel):
@@ -46,7 +55,7 @@ def read_toml(path: Path, *, if_missing: str = CHECK_PATH) -> dict[str, Any]:
     return dict(
         _read(
             path,
-            kind="TOML",
+            file_format="TOML",
             parse=tomllib.loads,
             max_bytes=_MAX_TOML_BYTES,
             if_missing=if_missing,
@@ -54,7 +63,7 @@ def read_toml(path: Path, *, if_missing: str = CHECK_PATH) -> dict[str, Any]:
     )
 
 
-def read_json(path: Path, *, max_bytes: int = 64 * 2**20) -> Any:
+def read_json(path: Path, *, max_bytes: int = _MAX_JSON_BYTES) -> Any:
     """Read a JSON file.
 
     Raises:
@@ -62,7 +71,7 @@ def read_json(path: Path, *, max_bytes: int = 64 * 2**20) -> Any:
     """
     return _read(
         path,
-        kind="JSON",
+        file_format="JSON",
         parse=json.loads,
         max_bytes=max_bytes,
         if_missing=CHECK_PATH,
@@ -72,11 +81,31 @@ def read_json(path: Path, *, max_bytes: int = 64 * 2**20) -> Any:
 def _read(
     path: Path,
     *,
-    kind: str,
+    file_format: str,
     parse: Callable[[str], Any],
     max_bytes: int,
     if_missing: str,
 ) -> Any:
+    content = _read_bytes(path, max_bytes, if_missing)
+    try:
+        value = parse(content.decode())
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path} is not UTF-8 text", next_step=CHECK_PATH) from error
+    # Invalid syntax, or a number of too many digits.
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(
+            f"{path} is not valid {file_format}: {error}",
+            next_step="Correct the file there.",
+        ) from error
+    if _is_too_deep(value):
+        raise BadConfig(
+            f"{path} exceeds the limit of {MAX_DEPTH} nested levels",
+            next_step=CHECK_PATH,
+        )
+    return value
+
+
+def _read_bytes(path: Path, max_bytes: int, if_missing: str) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
@@ -93,21 +122,7 @@ def _read(
         raise BadConfig(
             f"{path} exceeds the limit of {max_bytes:,} bytes", next_step=CHECK_PATH
         )
-    try:
-        value = parse(content.decode())
-    except UnicodeDecodeError as error:
-        raise BadConfig(f"{path} is not UTF-8 text", next_step=CHECK_PATH) from error
-    # Invalid syntax, or a number of too many digits.
-    except (ValueError, RecursionError) as error:
-        raise BadConfig(
-            f"{path} is not valid {kind}: {error}", next_step="Correct the file there."
-        ) from error
-    if _is_too_deep(value):
-        raise BadConfig(
-            f"{path} exceeds the limit of {MAX_DEPTH} nested levels",
-            next_step=CHECK_PATH,
-        )
-    return value
+    return content
 
 
 def _is_too_deep(value: object) -> bool:
@@ -144,52 +159,59 @@ def _suggest_path(path: Path) -> str | None:
     return f"Did you mean {path.with_name(closest + path.suffix)}?"
 
 
-def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
+def parse_table(table_type: type[TableT], value: object, *, where: str) -> TableT:
     """Validate data, called ``where`` in messages, into a table.
 
     Raises:
         BadConfig: If it is invalid, with the first wrong key.
     """
     try:
-        return kind.model_validate(value)
+        return table_type.model_validate(value)
     except ValidationError as error:
         # A misspelt key explains the missing one that it stands for, so it comes first.
         problem = min(
             error.errors(), key=lambda problem: problem["type"] != "extra_forbidden"
         )
-        message, next_step = _explain(kind, problem)
+        message, next_step = _explain(table_type, problem)
         raise BadConfig(f"{where}: {message}", next_step=next_step) from error
 
 
-def _explain(kind: type[StrictTable], problem: ErrorDetails) -> tuple[str, str]:
+def _explain(table_type: type[StrictTable], problem: ErrorDetails) -> tuple[str, str]:
     """Return the message and next step for a problem that pydantic found."""
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {key!r}", _suggest_key(kind, problem["loc"])
+        return f"unknown key {key!r}", _suggest_key(table_type, problem["loc"])
     if problem["type"] == "missing":
         return f"missing key {key!r}", f"Add {key!r}."
     message = problem["msg"].removeprefix("Value error, ")
     if not key:  # settings that cannot be used together; the message names them
         return message, "Change one of these settings."
-    shown = repr(problem["input"])
-    if len(shown) > _MAX_SHOWN_CHARACTERS:
-        shown = shown[: _MAX_SHOWN_CHARACTERS - 3] + "..."
-    next_step = f"Correct {key!r}."
-    if isinstance(problem["input"], str) and problem["type"] == "list_type":
-        next_step = f"Did you mean [{shown}]?"
-    elif problem["type"] == "literal_error":
+    value = repr(problem["input"])
+    if len(value) > _MAX_SHOWN_CHARACTERS:
+        value = value[: _MAX_SHOWN_CHARACTERS - 3] + "..."
+    next_step = _suggest_value(problem, value) or f"Correct {key!r}."
+    return f"{key} = {value}: {message}", next_step
+
+
+def _suggest_value(problem: ErrorDetails, value: str) -> str | None:
+    """Return a suggestion for a wrong value, which is shown as ``value``, or None."""
+    is_text = isinstance(problem["input"], str)
+    if is_text and problem["type"] == "list_type":
+        return f"Did you mean [{value}]?"
+    if problem["type"] == "literal_error":
+        # Pydantic lists the choices in one text: "'a', 'b' or 'c'".
         choices = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
         match = nearest(str(problem["input"]), choices)
         if match is not None:
-            next_step = f"Did you mean {match!r}?"
-    return f"{key} = {shown}: {message}", next_step
+            return f"Did you mean {match!r}?"
+    return None
 
 
-def _suggest_key(kind: type[StrictTable], location: tuple[int | str, ...]) -> str:
+def _suggest_key(table_type: type[StrictTable], location: tuple[int | str, ...]) -> str:
     """Return a suggestion for the unknown key at a location."""
     name = str(location[-1])
     tables = [part for part in location[:-1] if isinstance(part, str)]
-    known_keys = _keys_of(kind, tables)
+    known_keys = _keys_of(table_type, tables)
     match = nearest(name, known_keys)
     if match is not None:
         return f"Did you mean {match!r}?"
@@ -197,9 +219,9 @@ def _suggest_key(kind: type[StrictTable], location: tuple[int | str, ...]) -> st
     return f"The closest of {len(known_keys)} known keys: {', '.join(closest)}."
 
 
-def _keys_of(kind: type[StrictTable], path: Iterable[str]) -> list[str]:
+def _keys_of(table_type: type[StrictTable], path: Iterable[str]) -> list[str]:
     """Return the keys of the table at a path of keys, sorted; none if unknown."""
-    table: type[BaseModel] | None = kind
+    table: type[BaseModel] | None = table_type
     for name in path:
         field = table.model_fields.get(name) if table else None
         table = _table_type(field.annotation) if field else None
@@ -219,7 +241,7 @@ def _table_type(annotation: object) -> type[BaseModel] | None:
 
 def nearest(name: str, known: list[str]) -> str | None:
     """Return the known name closest to a misspelt one, or None if none is close."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=_LEAST_SIMILARITY)
     return matches[0] if matches else None
 
 
@@ -227,21 +249,39 @@ def reject_infinite(value: object, where: str) -> None:
     """Raise ``BadConfig`` for a number in a value that is not finite.
 
     Such a number can be neither hashed nor shown.
+
+    Args:
+        value: A number, or tables and lists of numbers.
+        where: Name of the value's file or directory, for the message.
     """
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float):
+        _check_finite(value, where)
+        return
+    for key, number in _floats_by_key(value):
+        _check_finite(number, f"{where}: {key}")
+
+
+def _check_finite(number: float, where: str) -> None:
+    if not math.isfinite(number):
         raise BadConfig(
-            f"{where} = {value}: the number must be finite",
+            f"{where} = {number}: the number must be finite",
             next_step="Measure it again, or correct it.",
         )
+
+
+def _floats_by_key(value: object) -> Iterator[tuple[str, float]]:
+    """Yield the floats in nested tables and lists with their dotted keys."""
     parts: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
         parts = value.items()
     elif isinstance(value, list | tuple):
         parts = enumerate(value)
-    # The file's name, then a dotted key.
-    separator = "." if ": " in where else ": "
     for key, part in parts:
-        reject_infinite(part, f"{where}{separator}{key}")
+        if isinstance(part, float):
+            yield str(key), part
+        else:
+            for inner_key, number in _floats_by_key(part):
+                yield f"{key}.{inner_key}", number
 
 
 def canonical_json(value: object) -> bytes:
