@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.checkpoint.resume import AUTO, NEVER, Start, choose_run
 from trainer.config.resolve import ResolvedConfig, modified_text, resolve
-from trainer.config.train_config import TrainConfig, dotted
+from trainer.config.settings_text import settings_text
 from trainer.data.dataset import read_manifest
 from trainer.documentation import documentation_path
 from trainer.environment import CPU_ENVIRONMENT
@@ -96,7 +96,7 @@ def main() -> int:
             if resolved.profile_modified:
                 sys.stderr.write(modified_text(arguments.profile))
             writer, start = _open_run(arguments, resolved, clock, opened_writers.append)
-            _print_settings(resolved, writer.directory / RUN_FILE)
+            sys.stderr.write(settings_text(resolved, writer.directory / RUN_FILE))
         job = _Job(resolved, rank, writer, start, clock)
         job.prepare()
         return job.run()
@@ -507,26 +507,6 @@ def _version() -> str:
         return importlib.metadata.version("encoder-autotune")
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _print_settings(resolved: ResolvedConfig, record: Path) -> None:
-    """Print every setting that differs from its default, with its source, to stderr."""
-    model = resolved.config.model
-    defaults = dotted(TrainConfig(model=model).model_dump(mode="json"), "train.")
-    defaults["train.model.name"] = None  # the model is always printed
-    values = dotted(resolved.config.model_dump(mode="json"), "train.")
-    values["train.data.path"] = str(resolved.data_dir)
-    # Keys of the model's config are among the sources if the command line sets them.
-    values |= dotted(model.config, "train.model.config.")
-    lines = [
-        f"  {key} = {values.get(key)}  ({source})\n"
-        for key, source in sorted(resolved.sources.items())
-        if values.get(key) != defaults.get(key)
-    ]
-    sys.stderr.write(
-        f"train: settings that differ from the defaults; {record} has all of"
-        f" them\n{''.join(lines)}"
-    )
 
 
 if __name__ == "__main__":

@@ -1,83 +1,16 @@
 import datetime
 import json
-import math
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import Field
 
-from tests.trainer.oracles import config_of
-from trainer.__main__ import _print_settings
 from trainer.config.resolve import is_modified, resolve
-from trainer.config.tables import (
-    StrictTable,
-    canonical_json,
-    canonical_sha256,
-    parse_table,
-    read_json,
-    read_toml,
-)
-from trainer.config.train_config import (
-    CheckpointSettings,
-    ParallelSettings,
-    gradient_accumulation_steps,
-)
-from trainer.data.global_batch import make_plan
-from trainer.errors import BadConfig, ProfileMismatch, printable
-
-
-@given(
-    global_batch_size=st.integers(1, 500),
-    micro_batch_size=st.integers(1, 64),
-    world_size=st.integers(1, 9),
-)
-def test_batch_split_keeps_the_global_batch(
-    global_batch_size, micro_batch_size, world_size
-):
-    config = config_of(
-        micro_batch_size=micro_batch_size, global_batch_size=global_batch_size
-    )
-    plan = make_plan(config, 1000, world_size)
-    micro_batches = gradient_accumulation_steps(config, world_size) * world_size
-    assert plan.sequences_per_micro_batch <= micro_batch_size
-    assert plan.sequences_per_micro_batch * micro_batches >= global_batch_size
-
-
-@pytest.mark.parametrize(
-    ("kind", "key", "value"),
-    [
-        *((ParallelSettings, "timeout_s", value) for value in (1.0, 600.0, 604800.0)),
-        (CheckpointSettings, "interval_s", 1e-6),
-    ],
-)
-def test_accepts_possible_time(kind, key, value):
-    assert getattr(parse_table(kind, {key: value}, where="p.toml"), key) == value
-
-
-@pytest.mark.parametrize(
-    ("kind", "key", "value"),
-    [
-        *(
-            (ParallelSettings, "timeout_s", value)
-            for value in (0.0, 0.9, math.inf, math.nan, 1e10)
-        ),
-        *(
-            (CheckpointSettings, "interval_s", value)
-            for value in (0.0, -1.0, math.inf, math.nan)
-        ),
-    ],
-)
-def test_rejects_impossible_time(kind, key, value):
-    with pytest.raises(BadConfig) as raised:
-        parse_table(kind, {key: value}, where="p.toml")
-    assert f"{key} = {value}" in raised.value.message
-
+from trainer.config.settings_text import settings_text
+from trainer.config.tables import canonical_sha256
+from trainer.errors import BadConfig, ProfileMismatch
 
 PROFILE = """
 schema_version = 2
@@ -91,8 +24,6 @@ model_type = "bert"
 [train.data]
 path = "../data"
 """
-
-
 HASH_OF_PROFILE = canonical_sha256(tomllib.loads(PROFILE))
 
 
@@ -119,20 +50,22 @@ def test_names_the_source_of_each_value(profile):
     } <= set(resolved.sources)
 
 
-@pytest.mark.parametrize(
-    ("data", "environment", "expected", "source"),
-    [
-        (Path("cli"), {"AUTOTUNE_DATA": "env"}, Path("cli"), "command line"),
-        (None, {"AUTOTUNE_DATA": "env"}, Path("env"), "environment"),
-        (None, {}, None, "profile"),
-    ],
-)
-def test_command_line_names_the_dataset_before_environment(
-    profile, data, environment, expected, source
-):
-    resolved = resolve(profile, data=data, environment=environment)
-    assert resolved.data_dir == (expected or profile.parent / "../data")
-    assert resolved.sources["train.data.path"] == source
+def test_command_line_names_the_dataset_before_environment(profile):
+    resolved = resolve(profile, data=Path("cli"), environment={"AUTOTUNE_DATA": "env"})
+    assert resolved.data_dir == Path("cli")
+    assert resolved.sources["train.data.path"] == "command line"
+
+
+def test_environment_names_the_dataset_before_profile(profile):
+    resolved = resolve(profile, environment={"AUTOTUNE_DATA": "env"})
+    assert resolved.data_dir == Path("env")
+    assert resolved.sources["train.data.path"] == "environment"
+
+
+def test_dataset_of_profile_is_relative_to_it(profile):
+    resolved = resolve(profile, environment={})
+    assert resolved.data_dir == profile.parent / "../data"
+    assert resolved.sources["train.data.path"] == "profile"
 
 
 @pytest.mark.parametrize(
@@ -330,101 +263,26 @@ def test_trainer_warns_once_of_an_edited_profile(profile, tmp_path):
     assert not any("modified" in line for line in others)
 
 
-def test_prints_settings_that_differ_from_defaults(profile, capsys):
-    assignments = [
-        "train.seed=3",
-        "train.max_steps=1000",
-        "train.model.config.hidden_dropout_prob=0.0",
-    ]
-    _print_settings(
-        resolve(profile, assignments=assignments, data=Path("d")), Path("r")
+def test_settings_text_names_differences_with_their_source(profile):
+    assignments = ["train.seed=3", "train.model.config.hidden_dropout_prob=0.0"]
+    resolved = resolve(profile, assignments=assignments, data=Path("d"))
+    headline, *lines = settings_text(resolved, Path("r")).splitlines()
+    assert (
+        headline == "train: settings that differ from the defaults; r has all of them"
     )
-    first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "train: settings that differ from the defaults; r has all of them"
     assert {
         "  train.seed = 3  (command line)",
         "  train.data.path = d  (command line)",
         "  train.model.config.hidden_dropout_prob = 0.0  (command line)",
     } <= set(lines)
-    assert not any(
-        "max_steps" in line or "(default)" in line or "model.config =" in line
-        for line in lines
-    )
 
 
-def test_escapes_control_characters():
-    assert (
-        printable("a\x1b[2Jb\r\x07\nc\u202ed\tä") == "a\\x1b[2Jb\\r\\x07\nc\\u202ed\\tä"
-    )
-    error = BadConfig("unknown key 'x\x1b]0;'", next_step="remove 'x\x1b]0;'")
-    assert error.message == "unknown key 'x\\x1b]0;'"
-    assert error.next_step == "remove 'x\\x1b]0;'"
-
-
-class Inner(StrictTable):
-    learning_rate: float = 1.0
-
-
-class Outer(StrictTable):
-    inner: Inner = Inner()
-    others: list[Inner] = Field(default_factory=list)
-    batch_size: Annotated[int, Field(gt=0)] = 1
-
-
-@pytest.mark.parametrize(
-    ("value", "message", "next_step"),
-    [
-        ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
-        ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
-        ({"zzz": 1}, "zzz", "closest of 3 known keys"),
-        ({"batch_size": -3}, "batch_size = -3", "Correct 'batch_size'"),
-        # Nothing is converted silently.
-        ({"batch_size": "3"}, "batch_size = '3'", "Correct 'batch_size'"),
-    ],
-)
-def test_names_wrong_key_with_next_step(value, message, next_step):
-    with pytest.raises(BadConfig) as raised:
-        parse_table(Outer, value, where="p.toml")
-    assert message in raised.value.message
-    assert next_step in raised.value.next_step
-
-
-@pytest.mark.parametrize(
-    ("read", "content", "message"),
-    [
-        (read_toml, b"a = 1\n" * 200_000, "limit of 1,048,576 bytes"),
-        (read_json, b"[" * 40 + b"]" * 40, "32 nested levels"),
-        (read_json, b"[" * 100_000 + b"]" * 100_000, "not valid JSON"),
-        (read_json, b"{", "not valid JSON"),
-        (read_toml, b"x" + b".x" * 5000 + b" = 1\n", "nested levels|not valid TOML"),
-        (read_toml, b"x =", "not valid TOML"),
-        (read_toml, b"\xff\xfe\x00", "not UTF-8"),
-    ],
-    ids=["large", "deep", "deepest", "no JSON", "dotted", "no TOML", "no text"],
-)
-def test_rejects_invalid_file(tmp_path, read, content, message):
-    (tmp_path / "f").write_bytes(content)
-    with pytest.raises(BadConfig, match=message):
-        read(tmp_path / "f")
-
-
-@pytest.mark.parametrize(
-    ("name", "next_step"),
-    [
-        ("bert-mini-cpy.toml", "Did you mean {}/bert-mini-cpu.toml?"),
-        ("other.toml", "Write one."),
-        # Similar by its suffix only.
-        ("mini.toml", "Write one."),
-        ("none/bert-mini-cpu.toml", "Write one."),
-    ],
-)
-def test_suggests_file_for_missing_one(tmp_path, name, next_step):
-    (tmp_path / "bert-mini-cpu.toml").touch()
-    with pytest.raises(BadConfig) as raised:
-        read_toml(tmp_path / name, if_missing="Write one.")
-    assert raised.value.next_step == next_step.format(tmp_path)
-
-
-@given(st.dictionaries(st.text(), st.integers() | st.text()))
-def test_canonical_json_ignores_the_order_of_keys(value):
-    assert canonical_json(value) == canonical_json(dict(reversed(value.items())))
+def test_settings_text_leaves_out_defaults(profile):
+    default_max_steps = "train.max_steps=1000"
+    assignments = [default_max_steps, "train.model.config.hidden_dropout_prob=0.0"]
+    resolved = resolve(profile, assignments=assignments, data=Path("d"))
+    text = settings_text(resolved, Path("r"))
+    assert "max_steps" not in text
+    assert "(default)" not in text
+    # The config of the model is printed by its keys, not as a whole.
+    assert "model.config =" not in text

@@ -1,0 +1,84 @@
+from typing import Annotated
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from trainer.config.tables import (
+    StrictTable,
+    canonical_json,
+    parse_table,
+    read_json,
+    read_toml,
+)
+from trainer.errors import BadConfig
+
+
+class Inner(StrictTable):
+    learning_rate: float = 1.0
+
+
+class Outer(StrictTable):
+    inner: Inner = Inner()
+    others: list[Inner] = Field(default_factory=list)
+    batch_size: Annotated[int, Field(gt=0)] = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "message", "next_step"),
+    [
+        ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
+        ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
+        ({"zzz": 1}, "zzz", "closest of 3 known keys"),
+        ({"batch_size": -3}, "batch_size = -3", "Correct 'batch_size'"),
+        # Nothing is converted silently.
+        ({"batch_size": "3"}, "batch_size = '3'", "Correct 'batch_size'"),
+    ],
+)
+def test_names_wrong_key_with_next_step(value, message, next_step):
+    with pytest.raises(BadConfig) as raised:
+        parse_table(Outer, value, where="p.toml")
+    assert message in raised.value.message
+    assert next_step in raised.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    [
+        (read_toml, b"a = 1\n" * 200_000, "limit of 1,048,576 bytes"),
+        (read_json, b"[" * 40 + b"]" * 40, "32 nested levels"),
+        (read_json, b"[" * 100_000 + b"]" * 100_000, "not valid JSON"),
+        (read_json, b"{", "not valid JSON"),
+        (read_toml, b"x" + b".x" * 5000 + b" = 1\n", "nested levels|not valid TOML"),
+        (read_toml, b"x =", "not valid TOML"),
+        (read_toml, b"\xff\xfe\x00", "not UTF-8"),
+    ],
+    ids=["large", "deep", "deepest", "no JSON", "dotted", "no TOML", "no text"],
+)
+def test_rejects_invalid_file(tmp_path, read, content, message):
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(BadConfig, match=message):
+        read(tmp_path / "f")
+
+
+@pytest.mark.parametrize(
+    ("name", "next_step"),
+    [
+        ("bert-mini-cpy.toml", "Did you mean {}/bert-mini-cpu.toml?"),
+        ("other.toml", "Write one."),
+        # Similar by its suffix only.
+        ("mini.toml", "Write one."),
+        ("none/bert-mini-cpu.toml", "Write one."),
+    ],
+)
+def test_suggests_file_for_missing_one(tmp_path, name, next_step):
+    (tmp_path / "bert-mini-cpu.toml").touch()
+    with pytest.raises(BadConfig) as raised:
+        read_toml(tmp_path / name, if_missing="Write one.")
+    assert raised.value.next_step == next_step.format(tmp_path)
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text()))
+def test_canonical_json_ignores_the_order_of_keys(value):
+    assert canonical_json(value) == canonical_json(dict(reversed(value.items())))

@@ -1,0 +1,56 @@
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.oracles import config_of
+from trainer.config.tables import parse_table
+from trainer.config.train_config import (
+    CheckpointSettings,
+    ParallelSettings,
+    gradient_accumulation_steps,
+)
+from trainer.data.global_batch import make_plan
+from trainer.errors import BadConfig
+
+
+@given(
+    global_batch_size=st.integers(1, 500),
+    micro_batch_size=st.integers(1, 64),
+    world_size=st.integers(1, 9),
+)
+def test_batch_split_keeps_the_global_batch(
+    global_batch_size, micro_batch_size, world_size
+):
+    config = config_of(
+        micro_batch_size=micro_batch_size, global_batch_size=global_batch_size
+    )
+    plan = make_plan(config, 1000, world_size)
+    micro_batches = gradient_accumulation_steps(config, world_size) * world_size
+    assert plan.sequences_per_micro_batch <= micro_batch_size
+    assert plan.sequences_per_micro_batch * micro_batches >= global_batch_size
+
+
+@pytest.mark.parametrize("timeout_s", [1.0, 600.0, 604800.0])
+def test_accepts_possible_timeout(timeout_s):
+    settings = parse_table(ParallelSettings, {"timeout_s": timeout_s}, where="p.toml")
+    assert settings.timeout_s == timeout_s
+
+
+def test_accepts_short_checkpoint_interval():
+    settings = parse_table(CheckpointSettings, {"interval_s": 1e-6}, where="p.toml")
+    assert settings.interval_s == 1e-6
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.9, math.inf, math.nan, 1e10])
+def test_rejects_impossible_timeout(timeout_s):
+    with pytest.raises(BadConfig, match=f"timeout_s = {re.escape(str(timeout_s))}"):
+        parse_table(ParallelSettings, {"timeout_s": timeout_s}, where="p.toml")
+
+
+@pytest.mark.parametrize("interval_s", [0.0, -1.0, math.inf, math.nan])
+def test_rejects_impossible_checkpoint_interval(interval_s):
+    with pytest.raises(BadConfig, match=f"interval_s = {re.escape(str(interval_s))}"):
+        parse_table(CheckpointSettings, {"interval_s": interval_s}, where="p.toml")
