@@ -126,6 +126,7 @@ class _Run:
         self._learning_rate = 0.0
         self._evaluated_s = 0.0
 
+        # Events wait in this list until the run record is open.
         dataset = open_dataset(resolved)
         events, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
         if why_not_compiled is not None:
@@ -267,9 +268,8 @@ class _Run:
         self._phase_ended("first_batch")
         self._loader.check_first_step()
 
-        make_optimizer_state(
-            self._training
-        )  # before any activation, against fragmentation
+        # Before any activation, against fragmentation.
+        make_optimizer_state(self._training)
         module = self._training.module
         module.expect_documents(first_batches[0])
         overflows = module.overflows

@@ -353,9 +353,12 @@ def check_room(
         free_bytes = shutil.disk_usage(directory).free
     free_bytes = ranks.broadcast_object(free_bytes)
     free = f"{directory} has {free_bytes / 2**20:,.0f} MiB free"
-    if free_bytes >= max(1, keep_last + 1 - existing) * checkpoint_bytes:
+    # Existing checkpoints have their room already; each save needs room for one more.
+    checkpoints_to_keep = max(1, keep_last + 1 - existing)
+    if free_bytes >= checkpoints_to_keep * checkpoint_bytes:
         return []
-    if free_bytes >= max(1, CHECKPOINTS_THAT_FIT - existing) * checkpoint_bytes:
+    checkpoints_to_save = max(1, CHECKPOINTS_THAT_FIT - existing)
+    if free_bytes >= checkpoints_to_save * checkpoint_bytes:
         required_mib = (keep_last + 1) * checkpoint_bytes / 2**20
         return [
             _warning(

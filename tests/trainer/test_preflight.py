@@ -19,9 +19,21 @@ from trainer.record.writer import RunWriter
 CONFIG = config_of()
 RANKS = join_ranks(CONFIG, environment={})
 MIB = 2**20
+GIB = 2**30
+TOKEN_OF_RANK_0 = "0a0b"
+"""Part of the name of the file by which rank 0 tests its directory."""
+MEMORY = {"gpu_total_bytes": 80 * GIB}
+"""Fingerprint of a machine of which only the GPU's memory is known."""
+TUNED = {
+    "device": "cuda",
+    "gpu_name": "NVIDIA A100",
+    "torch": "2.10.0+cpu",
+    "allotted_cpus": 8,
+}
+"""Fingerprint of the machine that the profile was tuned on."""
 GPU = {
     "device": "NVIDIA A100",
-    "device_memory_bytes": str(80 * 2**30),
+    "device_memory_bytes": str(80 * GIB),
     "torch": "2.10.0+cu128",
     "allotted_cpus": "8",
 }
@@ -75,16 +87,6 @@ def test_accepts_ranks_without_shared_samples():
 def test_rejects_shared_samples(samples, message):
     with pytest.raises(BadConfig, match=message):
         check_no_shared_samples([np.array(numbers) for numbers in samples])
-
-
-GIB = 2**30
-MEMORY = {"gpu_total_bytes": 80 * GIB}
-TUNED = {
-    "device": "cuda",
-    "gpu_name": "NVIDIA A100",
-    "torch": "2.10.0+cpu",
-    "allotted_cpus": 8,
-}
 
 
 def test_rejects_gpu_with_less_memory():
@@ -145,45 +147,110 @@ def test_warns_of_another_machine(changes, message):
     assert warning.next_step
 
 
-@pytest.mark.parametrize(
-    ("quota_v2", "quota_v1_us", "unbound_cpus", "slurm_cpus", "expected"),
-    [
-        ("max 100000", "", None, "", 64),
-        ("800000 100000", "", None, "", 8),
-        ("50000 100000", "", None, "", 1),
-        ("x", "", None, "", 64),
-        ("", "-1", None, "", 64),
-        ("", "400000", None, "", 4),
-        ("", "1000", None, "", 1),
-        ("", "", None, "", 64),
-        ("", "", None, "12", 12),
-        ("", "", None, "many", 64),
-        ("", "", 2, "12", 2),
-        ("", "", 128, "", 128),
-        ("", "", 128, "12", 12),
-    ],
-)
-def test_allotted_cpus_are_the_least_limit(
-    monkeypatch, tmp_path, quota_v2, quota_v1_us, unbound_cpus, slurm_cpus, expected
-):
+@pytest.fixture
+def machine_cpus(monkeypatch) -> int:
+    """Number of CPUs to which nothing but a stricter limit restricts the process."""
+    cpus = 64
     monkeypatch.setattr(
-        "trainer.preflight.os.sched_getaffinity", lambda _: set(range(64))
+        "trainer.preflight.os.sched_getaffinity", lambda _: set(range(cpus))
     )
+    return cpus
+
+
+def write_cpu_quota_v2(root: Path, content: str) -> None:
+    """Write a quota of this process's unified control group, version 2."""
     match = re.search(
         r"^0::/?(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE
     )
-    if quota_v2 and match is None:
+    if match is None:
         pytest.skip("no unified control groups on this machine")
-    group = tmp_path / (match[1] if match else "")
-    older_group = tmp_path / "cpu"
-    for file, content in (
-        (group / "cpu.max", quota_v2),
-        (older_group / "cpu.cfs_quota_us", f"{quota_v1_us}\n"),
-        (older_group / "cpu.cfs_period_us", "100000\n"),
-    ):
-        file.parent.mkdir(exist_ok=True, parents=True)
-        file.write_text(content)
+    group = root / match[1]
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "cpu.max").write_text(content)
+
+
+def write_cpu_quota_v1(root: Path, quota_us: str) -> None:
+    """Write a quota of a version 1 control group, per 100 ms."""
+    group = root / "cpu"
+    group.mkdir()
+    (group / "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+
+
+@pytest.mark.parametrize(
+    ("quota_us_and_period_us", "expected"),
+    [
+        pytest.param("800000 100000", 8, id="eight CPUs"),
+        pytest.param("50000 100000", 1, id="half a CPU"),
+    ],
+)
+def test_control_group_v2_limits_cpus(
+    tmp_path, machine_cpus, quota_us_and_period_us, expected
+):
+    write_cpu_quota_v2(tmp_path, quota_us_and_period_us)
+    assert preflight.allotted_cpus(None, {}, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("max 100000", id="unlimited"),
+        pytest.param("x", id="no quota"),
+        pytest.param("", id="empty file"),
+    ],
+)
+def test_control_group_v2_without_quota_limits_nothing(tmp_path, machine_cpus, content):
+    write_cpu_quota_v2(tmp_path, content)
+    assert preflight.allotted_cpus(None, {}, tmp_path) == machine_cpus
+
+
+@pytest.mark.parametrize(
+    ("quota_us", "expected"),
+    [
+        pytest.param("400000", 4, id="four CPUs"),
+        pytest.param("1000", 1, id="a hundredth of a CPU"),
+    ],
+)
+def test_control_group_v1_limits_cpus(tmp_path, machine_cpus, quota_us, expected):
+    write_cpu_quota_v1(tmp_path, quota_us)
+    assert preflight.allotted_cpus(None, {}, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    "quota_us",
+    [pytest.param("-1", id="unlimited"), pytest.param("", id="empty file")],
+)
+def test_control_group_v1_without_quota_limits_nothing(
+    tmp_path, machine_cpus, quota_us
+):
+    write_cpu_quota_v1(tmp_path, quota_us)
+    assert preflight.allotted_cpus(None, {}, tmp_path) == machine_cpus
+
+
+def test_slurm_limits_cpus(tmp_path, machine_cpus):
+    environment = {"SLURM_CPUS_PER_TASK": "12"}
+    assert preflight.allotted_cpus(None, environment, tmp_path) == 12
+
+
+@pytest.mark.parametrize("slurm_cpus", ["many", ""])
+def test_ignores_slurm_cpus_that_are_no_number(tmp_path, machine_cpus, slurm_cpus):
     environment = {"SLURM_CPUS_PER_TASK": slurm_cpus}
+    assert preflight.allotted_cpus(None, environment, tmp_path) == machine_cpus
+
+
+def test_cpus_before_binding_replace_those_of_the_process(tmp_path, machine_cpus):
+    unbound_cpus = 2 * machine_cpus
+    assert preflight.allotted_cpus(unbound_cpus, {}, tmp_path) == unbound_cpus
+
+
+@pytest.mark.parametrize(
+    ("unbound_cpus", "expected"),
+    [pytest.param(2, 2, id="binding"), pytest.param(128, 12, id="SLURM")],
+)
+def test_allotted_cpus_are_the_least_limit(
+    tmp_path, machine_cpus, unbound_cpus, expected
+):
+    environment = {"SLURM_CPUS_PER_TASK": "12"}
     assert preflight.allotted_cpus(unbound_cpus, environment, tmp_path) == expected
 
 
@@ -248,47 +315,75 @@ def test_warns_if_not_all_checkpoints_fit(tmp_path):
     assert "keep_last" in warning.next_step
 
 
-TOKEN_OF_RANK_0 = "0a0b"
+class SeveralRanks:
+    """Several ranks, of which this process is the first (0) or the last.
+
+    Args:
+        leads: True if this process is rank 0.
+        misses: 1.0 for each other rank that does not see the file of rank 0, else 0.0.
+    """
+
+    def __init__(self, *misses: float, leads: bool = True) -> None:
+        self.leads = leads
+        self._misses = misses
+
+    def broadcast_object(self, token):
+        return token if self.leads else TOKEN_OF_RANK_0
+
+    def all_reduce_sum(self, *values):
+        return list(values)
+
+    def all_gather_float(self, value):
+        if self.leads:
+            return [value, *self._misses]
+        return [*self._misses, value]
 
 
-def _ranks(misses, *, leads=True):
-    """Several ranks, of which the others see the file of rank 0 or miss it (1.0)."""
-    return SimpleNamespace(
-        leads=leads,
-        broadcast_object=lambda token: token if leads else TOKEN_OF_RANK_0,
-        all_reduce_sum=lambda *values: list(values),
-        all_gather_float=lambda value: [value, *misses] if leads else [*misses, value],
-    )
-
-
-@pytest.mark.parametrize(
-    ("misses", "leads", "named"),
+RANKS_THAT_MISS_THE_DIRECTORY = pytest.mark.parametrize(
+    ("ranks", "named"),
     [
-        ((1.0,), True, "rank 1"),
-        ((0.0, 1.0, 1.0), True, "ranks 2, 3"),
-        ((0.0,), False, "rank 1"),
-        ((1.0,) * 6, True, "ranks 1, 2, 3, 4 and 2 more"),
+        pytest.param(SeveralRanks(1.0), "rank 1", id="the other rank"),
+        pytest.param(SeveralRanks(0.0, 1.0, 1.0), "ranks 2, 3", id="two of four"),
+        pytest.param(SeveralRanks(0.0, leads=False), "rank 1", id="this rank"),
+        pytest.param(
+            SeveralRanks(*[1.0] * 6), "ranks 1, 2, 3, 4 and 2 more", id="many ranks"
+        ),
     ],
 )
-def test_names_ranks_that_miss_the_directory(tmp_path, misses, leads, named):
-    ranks = _ranks(misses, leads=leads)
+
+
+@RANKS_THAT_MISS_THE_DIRECTORY
+def test_rejects_directory_that_ranks_must_see(tmp_path, ranks, named):
     with pytest.raises(
         BadConfig, match=f"not found on {named}, but all ranks write"
     ) as raised:
         preflight.check_shared(tmp_path, ranks, needed=True)
+    assert "--out" in raised.value.next_step
+    assert list(tmp_path.iterdir()) == []
+
+
+@RANKS_THAT_MISS_THE_DIRECTORY
+def test_warns_of_directory_that_ranks_miss(tmp_path, ranks, named):
     (warning,) = preflight.check_shared(tmp_path, ranks, needed=False)
     assert (
         f"not found on {named}: they cannot record their exit in exit.json"
         in warning.message
     )
-    assert warning.next_step == raised.value.next_step
     assert "--out" in warning.next_step
     assert list(tmp_path.iterdir()) == []
 
 
+def test_error_names_the_next_step_of_the_warning(tmp_path):
+    ranks = SeveralRanks(1.0)
+    (warning,) = preflight.check_shared(tmp_path, ranks, needed=False)
+    with pytest.raises(BadConfig) as raised:
+        preflight.check_shared(tmp_path, ranks, needed=True)
+    assert raised.value.next_step == warning.next_step
+
+
 @pytest.mark.parametrize("needed", [True, False])
 @pytest.mark.parametrize(
-    "ranks", [RANKS, _ranks((0.0, 0.0))], ids=["one rank", "several ranks"]
+    "ranks", [RANKS, SeveralRanks(0.0, 0.0)], ids=["one rank", "several ranks"]
 )
 def test_accepts_shared_directory(tmp_path, ranks, needed):
     assert preflight.check_shared(tmp_path, ranks, needed=needed) == []
@@ -297,7 +392,7 @@ def test_accepts_shared_directory(tmp_path, ranks, needed):
 
 def test_other_rank_sees_the_file_of_rank_0(tmp_path):
     (tmp_path / f".seen-by-all-ranks.{TOKEN_OF_RANK_0}").touch()
-    ranks = _ranks((0.0,), leads=False)
+    ranks = SeveralRanks(0.0, leads=False)
     assert preflight.check_shared(tmp_path, ranks, needed=True) == []
 
 
