@@ -261,7 +261,12 @@ class ForkServerMachine(StartedMachine):
                 start_new_session=True,
                 env=self.environment,
             )
-        self.versions = self._read_reply(self._server, self._start_timeout_s)
+        try:
+            self.versions = self._read_reply(self._server, self._start_timeout_s)
+        except KeyboardInterrupt:
+            # It would notice only after its imports, and has no trial to end.
+            self._server.kill()
+            raise
         return self._server
 
     def _request(

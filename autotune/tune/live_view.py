@@ -23,10 +23,10 @@ from trainer.record.progress import Update, progress
 class TuningView(Display):
     """Live display of a tuning's phases, which the tuning updates."""
 
-    planned: list[Stage]
-    """Phases that are not left out."""
     clock: Clock
     budget_s: float
+    planned: list[Stage] = field(default_factory=list)
+    """Phases that are not left out; empty until they are known."""
     began_s: float = field(init=False)
     _live: bool = False
     """True if a table is shown; other output on standard error then appears above
@@ -36,6 +36,8 @@ class TuningView(Display):
     _finished: list[FinishedTrial] = field(default_factory=list)
     _left_s: float = math.inf
     """Least time left that was shown, in seconds."""
+    _interrupted_s: float | None = None
+    """Seconds after which the tuning was interrupted."""
 
     def __post_init__(self) -> None:
         self.began_s = self.clock.monotonic_s()
@@ -44,6 +46,11 @@ class TuningView(Display):
     def elapsed_s(self) -> float:
         """Seconds since the tuning began."""
         return self.clock.monotonic_s() - self.began_s
+
+    def interrupt(self) -> None:
+        """Stop the clock and the countdown: only processes are left to end."""
+        if self._interrupted_s is None:
+            self._interrupted_s = self.elapsed_s
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -90,12 +97,20 @@ class TuningView(Display):
         if self._stage is not None:
             self._stage.seconds = self.clock.monotonic_s() - self._stage_began_s
         width = shutil.get_terminal_size().columns
-        # A countdown never rises, although the estimate may on a slow machine.
-        self._left_s = min(
-            self._left_s, left_s(self.planned, self.budget_s - self.elapsed_s)
-        )
+        if self.planned:
+            # A countdown never rises, although the estimate may on a slow machine.
+            self._left_s = min(
+                self._left_s, left_s(self.planned, self.budget_s - self.elapsed_s)
+            )
+        seconds = self.elapsed_s
+        if self._interrupted_s is not None:
+            seconds = self._interrupted_s
         return stages_text(
-            self.planned, seconds=self.elapsed_s, left_s=self._left_s, width=width
+            self.planned,
+            seconds=seconds,
+            left_s=self._left_s,
+            width=width,
+            interrupted=self._interrupted_s is not None,
         )
 
     @contextlib.contextmanager

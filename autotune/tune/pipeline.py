@@ -112,42 +112,21 @@ class Tuning:
         self._trial_s = ASSUMED_TRIAL_S[
             "cpu" if self.request.device == "cpu" else "cuda"
         ]
-        self.view = TuningView(
-            planned=self.stages, clock=self.clock, budget_s=60 * self.request.minutes
-        )
+        self.view = TuningView(clock=self.clock, budget_s=60 * self.request.minutes)
 
     def run(self) -> TuningResult:
         """Run all phases.
 
         It raises the error of a phase that failed in a way that affects all models.
         """
-        request, names = self.request, self.request.models
-        profile_paths(request.out, names, "")  # fails before anything is started
+        # Fails before anything is started.
+        profile_paths(self.request.out, self.request.models, "")
         with self.view.open():
-            with open_session(
-                request.device, request.probes[0].data, check=self._check
-            ) as opened:
-                bench = replace(opened, display=self.view)
-                self._paths = dict(
-                    zip(
-                        names,
-                        profile_paths(request.out, names, bench.site.name),
-                        strict=True,
-                    )
-                )
-                self._prepared = {
-                    one.config.model.name: prepare(bench, one) for one in request.probes
-                }
-                # Now, so that the others share all of the time.
-                for stage in self.stages:
-                    if why := self._why_not(stage):
-                        stage.status, stage.summary = "skipped", why
-                self.view.planned = [stage for stage in self.stages if not stage.over]
-                self._tell_least()
-                for stage in self.stages[:-1]:
-                    self._do(stage, lambda stage: self._measure(bench, stage))
-            self.waited_s += opened.server.waited_s
-            self._do(self.stages[-1], self._report)
+            try:
+                self._run_phases()
+            except KeyboardInterrupt:
+                self.view.interrupt()
+                raise
         return TuningResult(
             profiles=tuple(str(path) for path in self.tuned),
             report=None if self.report is None else str(self.report),
@@ -156,6 +135,33 @@ class Tuning:
             seconds_in_children=round(self.waited_s, 3),
             next_steps=next_steps(self.tuned, nodes=self.request.nodes),
         )
+
+    def _run_phases(self) -> None:
+        request, names = self.request, self.request.models
+        with open_session(
+            request.device, request.probes[0].data, check=self._check
+        ) as opened:
+            bench = replace(opened, display=self.view)
+            self._paths = dict(
+                zip(
+                    names,
+                    profile_paths(request.out, names, bench.site.name),
+                    strict=True,
+                )
+            )
+            self._prepared = {
+                one.config.model.name: prepare(bench, one) for one in request.probes
+            }
+            # Now, so that the others share all of the time.
+            for stage in self.stages:
+                if why := self._why_not(stage):
+                    stage.status, stage.summary = "skipped", why
+            self.view.planned = [stage for stage in self.stages if not stage.over]
+            self._tell_least()
+            for stage in self.stages[:-1]:
+                self._do(stage, lambda stage: self._measure(bench, stage))
+        self.waited_s += opened.server.waited_s
+        self._do(self.stages[-1], self._report)
 
     def _check(self, site: MeasuredDevice) -> None:
         """Check that the request can be met.
@@ -222,10 +228,14 @@ class Tuning:
             stage.summary = work(stage)
             stage.status = "done"
         except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            said = getattr(error, "message", str(error)) or type(error).__name__
-            told = "interrupted; its finished trials are kept" if interrupted else said
-            stage.status, stage.summary = "failed", told.splitlines()[0]
+            reason = getattr(error, "message", str(error)) or type(error).__name__
+            stage.status, stage.summary = "failed", reason.splitlines()[0]
+            if isinstance(error, KeyboardInterrupt):
+                stage.status = "interrupted"
+                stage.summary = "its finished trials are kept"
+                # Ending the processes may take seconds.
+                self.view.interrupt()
+                raise
             if isinstance(error, OutOfTime) and stage.name in BUDGET_WEIGHTS:
                 stage.status = "skipped"  # as one that had no time to begin
             elif isinstance(error, OF_ONE_MODEL):

@@ -16,16 +16,23 @@ _MARKS: dict[Status, str] = {
     "done": "+",
     "skipped": "-",
     "failed": "x",
+    "interrupted": "x",
 }
 _NAMES, _TIMES = 10, 8
 
 
 def stages_text(
-    stages: Sequence[Stage], *, seconds: float, left_s: float, width: int
+    stages: Sequence[Stage],
+    *,
+    seconds: float,
+    left_s: float,
+    width: int,
+    interrupted: bool = False,
 ) -> str:
     """Return phases, one per line, below the elapsed time and the time left.
 
-    A line has at most ``width`` characters.
+    A line has at most ``width`` characters. Without phases, torch is loading; after an
+    interrupt, no time is left to show.
     """
     models = max((len(one.model) for one in stages), default=0)
     over = sum(one.over for one in stages)
@@ -34,13 +41,18 @@ def stages_text(
         left = ", longer than expected"
         if left_s > 0:
             left = f", about {format_seconds(left_s)} left"
-    lines = [
-        f"tune: {over} of {len(stages)} phases, {format_seconds(seconds)} elapsed{left}"
-    ]
+    elapsed = format_seconds(seconds)
+    if interrupted:
+        heading = f"tune: interrupted after {elapsed}"
+    elif not stages:
+        heading = f"tune: loading torch, {elapsed} elapsed"
+    else:
+        heading = f"tune: {over} of {len(stages)} phases, {elapsed} elapsed{left}"
+    lines = [heading]
     for one in stages:
         took = (
             format_seconds(one.seconds)
-            if one.status in ("running", "done", "failed")
+            if one.status in ("running", "done", "failed", "interrupted")
             else ""
         )
         head = (

@@ -6,7 +6,7 @@ from typing import Literal
 StageName = Literal[
     "estimate", "probe", "explore", "workers", "network", "baseline", "report"
 ]
-Status = Literal["waiting", "running", "done", "skipped", "failed"]
+Status = Literal["waiting", "running", "done", "skipped", "failed", "interrupted"]
 
 BUDGET_WEIGHTS: dict[StageName, float] = {
     "explore": 4.0,
@@ -40,7 +40,7 @@ class Stage:
     @property
     def over(self) -> bool:
         """True if nothing of the phase is left to do."""
-        return self.status in ("done", "skipped", "failed")
+        return self.status in ("done", "skipped", "failed", "interrupted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

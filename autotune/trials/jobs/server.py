@@ -103,7 +103,12 @@ def main() -> None:
     preload = None
     if len(sys.argv) > 1:
         preload = Preload(**json.loads(sys.argv[1]))
-    serve(preload)
+    try:
+        serve(preload)
+    except SystemExit as end:
+        # The parent closed the input during a trial, which was killed.
+        if end.code != 0:
+            raise
     # Nothing is left to do, and taking torch apart would delay the parent by most of a
     # second.
     os._exit(0)

@@ -104,6 +104,17 @@ def test_trial_after_a_killed_server_starts_another(real_machine):
     assert isinstance(real_machine.run(trial_with("none")), Measured)
 
 
+def test_interrupt_of_the_start_ends_the_server(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with ForkServerMachine() as machine:
+        monkeypatch.setattr(machine, "_read_reply", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            machine.start()
+        assert machine._server.wait(timeout=10) == -signal.SIGKILL
+
+
 def test_trials_on_a_cpu_wait_as_training_does(real_machine):
     real_machine.run(trial_with("none"))
     server_environment = psutil.Process(real_machine._server.pid).environ()

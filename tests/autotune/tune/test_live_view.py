@@ -39,6 +39,25 @@ def test_phase_takes_its_elapsed_time(view):
     assert (probe.seconds, workers.seconds, view.elapsed_s) == (65.0, 0.0, 65.0)
 
 
+def test_no_phase_is_shown_before_they_are_known(view):
+    planned = view.planned
+    view.planned = []
+    view.clock.sleep(5.0)
+    assert view._text() == "tune: loading torch, 5 s elapsed"
+    view.planned = planned
+    assert "about" in view._text()
+
+
+def test_interrupt_stops_the_countdown(view):
+    view.begin(view.planned[0])
+    view.clock.sleep(30.0)
+    assert "30 s elapsed, about" in view._text()
+    view.interrupt()
+    view.clock.sleep(6.0)
+    heading, *_ = view._text().splitlines()
+    assert heading == "tune: interrupted after 30 s"
+
+
 def test_prints_lines_without_a_terminal(view, capsys):
     probe, workers = view.planned
     with view.open():

@@ -329,22 +329,31 @@ def test_model_that_does_not_fit_is_left_out(stages):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "status", "words"),
     [
-        (BadInput("cannot write r", next_step="Free space."), "cannot write r"),
-        (KeyboardInterrupt(), "interrupted; its finished trials are kept"),
-        (ValueError(), "ValueError"),
+        pytest.param(
+            BadInput("cannot write r", next_step="Free space."),
+            "failed",
+            "cannot write r",
+            id="bad input",
+        ),
+        pytest.param(
+            KeyboardInterrupt(),
+            "interrupted",
+            "its finished trials are kept",
+            id="interrupt",
+        ),
+        pytest.param(ValueError(), "failed", "ValueError", id="bug"),
     ],
-    ids=["bad input", "interrupt", "bug"],
 )
-def test_common_error_ends_the_tuning(stages, capsys, error, words):
+def test_common_error_ends_the_tuning(stages, capsys, error, status, words):
     stages.errors["workers", "a"] = error
     with pytest.raises(type(error)):
         stages.run()
     assert stages.calls[-1] == ("workers", "a")
     workers = stage_of(stages.tuning, "workers")
-    assert (workers.status, workers.summary) == ("failed", words)
-    assert f"workers a: failed: {words}" in capsys.readouterr().err
+    assert (workers.status, workers.summary) == (status, words)
+    assert f"workers a: {status}: {words}" in capsys.readouterr().err
 
 
 def test_models_require_different_profiles(stages, tmp_path):
