@@ -77,6 +77,16 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _TokenWeight:
+    """Weight of a predicted token's loss, once all ranks have counted their tokens."""
+
+    weight: torch.Tensor
+    """Inverse of the number of predicted tokens of all ranks, shape ()."""
+    count_requested: DeviceEvent
+    count_received: DeviceEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Backward:
     """Result of the forward and backward passes; fields are as in ``StepResult``."""
 
@@ -84,6 +94,19 @@ class _Backward:
     partial: PartialGradient | None
     count_requested: DeviceEvent
     count_received: DeviceEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReducedGradient:
+    """How the gradients were reduced; fields are as in ``StepResult``."""
+
+    partial: PartialGradient | None
+    departed: DeviceEvent | None
+
+
+_TOKENS = 0
+"""Position of the number of predicted tokens among the numbers summed over ranks; the
+caller's values follow it."""
 
 
 class TrainStep:
@@ -110,8 +133,8 @@ class TrainStep:
             for parameter in self._module.parameters()
             if parameter.requires_grad
         ]
-        # With gradient accumulation, gradients outlive the next forward. Allocated in
-        # each backward, they would fragment up to 5 % of GPU memory.
+        # With gradient accumulation, gradients outlive the next forward. If each
+        # backward allocated them, they would fragment up to 5 % of GPU memory.
         self.keeps_gradients = (
             config.device == "cuda"
             and gradient_accumulation_steps(config, ranks.world_size) > 1
@@ -164,91 +187,101 @@ class TrainStep:
         device = self._ranks.device
         began = mark(device)
         batches = [batch.to(device) for batch in micro_batches]
-        own_tokens = sum(batch.predicted_tokens for batch in batches)
-        sums = to_device([float(own_tokens), *values], device)
+        tokens_of_rank = sum(batch.predicted_tokens for batch in batches)
+        sums = to_device([float(tokens_of_rank), *values], device)
         backward = self._forward_and_backward(
-            batches, own_tokens, sums, measure_partial=measure_partial
+            batches, tokens_of_rank, sums, measure_partial=measure_partial
         )
         reduced = mark(device)
-        partial = backward.partial
-        departed = None
-        if self._traffic is not None:
-            square, departed = self._traffic.take()
-            if self._learns_graph and len(batches) > 1:
-                # With several reductions, norm and waiting time are unknown.
-                departed = None
-            else:
-                partial = PartialGradient(
-                    square=square, share=1 / self._ranks.world_size
-                )
-        self._learns_graph = False
+        reduced_gradient = self._read_traffic(backward.partial, len(batches))
         grad_norm, applied = self._update(lr, backward.loss, limits)
         return StepResult(
             loss=backward.loss,
             grad_norm=grad_norm,
             applied=applied,
-            sums=sums[1:],
-            partial=partial,
+            sums=sums[_TOKENS + 1 :],
+            partial=reduced_gradient.partial,
             began=began,
             count_requested=backward.count_requested,
             count_received=backward.count_received,
-            departed=departed,
+            departed=reduced_gradient.departed,
             reduced=reduced,
             updated=mark(device),
         )
 
+    def _read_traffic(
+        self, partial: PartialGradient | None, micro_batches: int
+    ) -> _ReducedGradient:
+        """Return when gradients were sent, and the gradient of a part of the step.
+
+        Under DDP, that part is this rank's; otherwise it is ``partial``.
+        """
+        learned_graph = self._learns_graph
+        self._learns_graph = False
+        if self._traffic is None:
+            return _ReducedGradient(partial=partial, departed=None)
+        square, departed = self._traffic.take()
+        if learned_graph and micro_batches > 1:
+            # Every micro-batch was reduced, so this rank's norm and its waiting time
+            # are unknown.
+            return _ReducedGradient(partial=partial, departed=None)
+        rank_gradient = PartialGradient(square=square, share=1 / self._ranks.world_size)
+        return _ReducedGradient(partial=rank_gradient, departed=departed)
+
     def _forward_and_backward(
         self,
         batches: Sequence[MicroBatch],
-        own_tokens: int,
+        tokens_of_rank: int,
         sums: torch.Tensor,
         *,
         measure_partial: bool,
     ) -> _Backward:
         """Accumulate the gradients of all micro-batches and ranks.
 
-        During the first forward, ``sums[0]`` becomes the number of predicted tokens of
-        all ranks.
+        The all-reduce of ``sums`` overlaps with the first forward, and that of the loss
+        with the last backward. ``sums`` holds the sums over ranks afterwards.
         """
         wait_for_sums = self._ranks.all_reduce_async(sums)
         loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
+        token: _TokenWeight | None = None
+        wait_for_loss: Callable[[], object] | None = None
         partial: PartialGradient | None = None
         for number, batch in enumerate(batches):
             self.progressed()
-            is_first = number == 0
             is_last = number == len(batches) - 1
             with self._synchronise(is_last or self._learns_graph):
                 loss = self._module(batch)
-                if is_first:
-                    count_requested = mark(sums.device)
-                    wait_for_sums()
-                    count_received = mark(sums.device)
-                    weight = 1 / sums[0].clamp(min=1)
+                if token is None:
+                    token = _receive_token_count(sums, wait_for_sums)
                 loss_sum += loss.detach()
                 if is_last:
-                    loss_sum *= weight
-                    # While the gradients are computed.
+                    loss_sum *= token.weight
                     wait_for_loss = self._ranks.all_reduce_async(loss_sum)
                 # DDP averages over ranks, but the loss is already divided by the
                 # predicted tokens of all ranks.
-                (loss * (weight * self._ranks.world_size)).backward()
-            is_single_part = is_last or self._ranks.world_size > 1
-            if measure_partial and is_first and not is_single_part:
-                partial = self._partial_gradient(batch, own_tokens)
+                (loss * (token.weight * self._ranks.world_size)).backward()
+            # So far, the gradient is that of the first micro-batch alone. With several
+            # ranks, ``run`` takes that of this rank instead.
+            is_first_of_several = number == 0 and not is_last
+            if measure_partial and is_first_of_several and self._ranks.world_size == 1:
+                partial = self._partial_gradient(batch, tokens_of_rank)
+        # A step has at least one micro-batch, which has set both.
+        assert token is not None
+        assert wait_for_loss is not None
         wait_for_loss()
         return _Backward(
             loss=loss_sum,
             partial=partial,
-            count_requested=count_requested,
-            count_received=count_received,
+            count_requested=token.count_requested,
+            count_received=token.count_received,
         )
 
     def _partial_gradient(
-        self, batch: MicroBatch, own_tokens: int
+        self, batch: MicroBatch, tokens_of_rank: int
     ) -> PartialGradient | None:
         """Return the gradient of the only micro-batch so far; None without a token."""
-        share = batch.predicted_tokens / max(1, own_tokens)
-        if not share:
+        share = batch.predicted_tokens / max(1, tokens_of_rank)
+        if batch.predicted_tokens == 0:
             return None
         # So far, the gradient is the part's contribution to the mean over the whole
         # step.
@@ -265,7 +298,7 @@ class TrainStep:
         norm = gradient_norm(self.parameters)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        # No number that is not finite is below these.
+        # Finite limits, as infinity and NaN are then above them.
         max_loss = min(limits.loss, _LARGEST_FP32)
         max_norm = min(limits.grad_norm, _LARGEST_FP32)
         is_healthy = (loss <= max_loss) & (norm <= max_norm)
@@ -273,8 +306,8 @@ class TrainStep:
             group["lr"] = lr
         max_grad_norm = self._config.max_grad_norm
         divisor = ((norm + _CLIPPING_EPSILON) / max_grad_norm).clamp(min=1)
-        # Fused optimizers divide gradients by the first, and skip the update if the
-        # second is 1, as for loss scaling.
+        # Made for loss scaling: fused optimizers divide gradients by ``grad_scale``,
+        # and skip the update if ``found_inf`` is 1.
         adamw: Any = unwrap_optimizer(self._optimizer)
         adamw.grad_scale = divisor.float()
         adamw.found_inf = (~is_healthy).float()
@@ -282,6 +315,20 @@ class TrainStep:
         self._weights_changed()
         self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         return norm, is_healthy
+
+
+def _receive_token_count(
+    sums: torch.Tensor, wait_for_sums: Callable[[], object]
+) -> _TokenWeight:
+    """Let the device wait for the number of predicted tokens of all ranks."""
+    count_requested = mark(sums.device)
+    wait_for_sums()
+    count_received = mark(sums.device)
+    return _TokenWeight(
+        weight=1 / sums[_TOKENS].clamp(min=1),
+        count_requested=count_requested,
+        count_received=count_received,
+    )
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
