@@ -43,7 +43,13 @@ from trainer.health.controller import (
 from trainer.health.events import Action, Diagnosis, EventRow, new_event
 from trainer.health.time_budget import TimeBudget, slurm_left_s
 from trainer.health.watchdog import REQUEUE, Watchdog
-from trainer.preflight import check_directory, check_ranks, describe_run, open_dataset
+from trainer.preflight import (
+    check_data,
+    check_directory,
+    check_ranks,
+    describe_run,
+    open_dataset,
+)
 from trainer.record.boards import open_boards
 from trainer.record.meter import Meter
 from trainer.record.run_record import MODEL_DIRECTORY, Phase, RunExit, StartClock
@@ -129,6 +135,7 @@ class _Run:
         # Events wait in this list until the run record is open.
         dataset = open_dataset(resolved)
         events, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
+        events += check_data(resolved.config, dataset.manifest, dataset.directory)
         if why_not_compiled is not None:
             events.append(_not_compiled(why_not_compiled))
         self._dataset = dataset

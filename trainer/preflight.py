@@ -16,8 +16,8 @@ from trainer.build import Training
 from trainer.checkpoint.resume import Start, job_name
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import BatchSplit, TrainConfig
-from trainer.data.batch_plan import BatchPlan
-from trainer.data.dataset import TokenDataset
+from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
+from trainer.data.dataset import MAX_CUT_TOKENS_SHARE, Manifest, TokenDataset
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.health.events import EventRow, new_event, utc_now
@@ -76,6 +76,34 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
             next_step="Pass another one with --data DIR.",
         )
     return dataset
+
+
+def check_data(
+    config: TrainConfig, manifest: Manifest, directory: Path
+) -> list[EventRow]:
+    """Return warnings about text that is cut off, and about missing validation data."""
+    warnings = []
+    limit_tokens = config.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
+    cut_share = manifest.train.cut_tokens_share(limit_tokens)
+    if cut_share is not None and cut_share > MAX_CUT_TOKENS_SHARE:
+        warnings.append(
+            _warning(
+                f"{cut_share:.1%} of the tokens in {directory} are cut off at the"
+                f" sequence length of {config.seq_length_tokens}",
+                "Tune for longer sequences (--seq-length), or prepare the dataset again"
+                f" with --max-tokens {limit_tokens} --long split.",
+            )
+        )
+    if config.evaluation.interval_steps is not None and not manifest.validation.samples:
+        warnings.append(
+            _warning(
+                f"train.evaluation.interval_steps = {config.evaluation.interval_steps}"
+                f" has no effect: {directory} has 0 validation samples, and"
+                f" {manifest.train.samples:,} for training",
+                "Prepare the dataset again with a larger --validation-share.",
+            )
+        )
+    return warnings
 
 
 def check_ranks(

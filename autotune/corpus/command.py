@@ -23,7 +23,13 @@ from autotune.console.options import (
     sites,
 )
 from autotune.console.slurm_job import JobRequest, SlurmOptions
-from autotune.corpus.sections import counts_of, dataset_text, facts_of, facts_text
+from autotune.corpus.sections import (
+    counts_of,
+    dataset_text,
+    facts_of,
+    facts_text,
+    preparation_warnings,
+)
 from autotune.corpus.values import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, BadInput, UsageError
 from trainer.record.progress import progress
@@ -334,6 +340,8 @@ def prepare(
             f" tokens; {advice}",
             file=sys.stderr,
         )
+    for warning in preparation_warnings(manifest, validation_share):
+        print(f"warning: {warning}", file=sys.stderr)
     # Size of stored masks, a byte per token; and of sequences padded as in the paper
     # baseline, ids and masks.
     samples = manifest.train.samples + manifest.validation.samples

@@ -4,6 +4,7 @@ They show its counts, its sample lengths, and padding at the profile's sequence 
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
 
 BAR_WIDTH = 40
 _PERCENTILES = (10, 50, 75, 90, 99)
+_HELD_OUT_SAMPLES = 20
+"""Validation samples that a suggested share holds out on average; by chance there are
+none in one of 5e8 datasets."""
 
 
 def counts_of(directory: "Path", manifest: "Manifest") -> dict[str, object]:
@@ -50,6 +54,39 @@ def counts_of(directory: "Path", manifest: "Manifest") -> dict[str, object]:
         "validation_samples": manifest.validation.samples,
         "validation_tokens": manifest.validation.tokens,
     }
+
+
+def preparation_warnings(manifest: "Manifest", validation_share: float) -> list[str]:
+    """Return what is likely wrong with a prepared dataset, a sentence each.
+
+    Args:
+        manifest: Its manifest.
+        validation_share: Share of samples that was to be held out.
+    """
+    from trainer.config.train_config import TrainConfig
+    from trainer.data.dataset import MAX_CUT_TOKENS_SHARE
+
+    warnings = []
+    samples = manifest.train.samples
+    if validation_share and not manifest.validation.samples:
+        larger_share = min(0.5, math.ceil(100 * _HELD_OUT_SAMPLES / samples) / 100)
+        warnings.append(
+            f"no validation samples: of {plural(samples, 'sample')},"
+            f" {format_share(validation_share)} were to be held out, and chance held"
+            f" out none; add --validation-share {larger_share} --overwrite, or make"
+            " more and shorter samples"
+        )
+    seq_length_tokens = TrainConfig.model_fields["seq_length_tokens"].default
+    limit_tokens = seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
+    cut_share = manifest.train.cut_tokens_share(limit_tokens)
+    if cut_share is not None and cut_share > MAX_CUT_TOKENS_SHARE:
+        warnings.append(
+            f"training would cut off {format_share(cut_share)} of the tokens at its"
+            f" default sequence length of {seq_length_tokens}; add --max-tokens"
+            f" {limit_tokens} --long split --overwrite, or tune with a larger"
+            " --seq-length"
+        )
+    return warnings
 
 
 def dataset_text(found: Inspected) -> str:

@@ -54,6 +54,9 @@ PREPARED_NAME = "prepared.json"
 DATASET_FILES = (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)
 """Names of the files besides the shards."""
 
+MAX_CUT_TOKENS_SHARE = 0.05
+"""Share of tokens cut off at the sequence length above which you are warned: a few long
+samples are usual, but this much text is worth longer sequences or split samples."""
 _DOCS = "dataset-not-found"
 _MAX_NPY_HEADER_BYTES = 4096
 _OFFSET_BYTES = 8
@@ -130,6 +133,40 @@ class Split(StrictTable):
     def tokens(self) -> int:
         """Stored tokens in all shards, special tokens not counted."""
         return sum(shard.tokens for shard in self.shards)
+
+    def cut_tokens_share(self, limit_tokens: int) -> float | None:
+        """Return the share of tokens that is lost if samples are cut to a limit.
+
+        An estimate, as the histogram has no exact lengths: samples within the limit
+        count as the middle of their bin, and the result stays within the bounds that
+        the bins of longer ones set.
+
+        Args:
+            limit_tokens: Longest sample, special tokens not counted.
+
+        Returns:
+            The share, 0 to 1; None without tokens or their lengths.
+        """
+        edges = self.length_histogram.edges
+        if len(edges) < 2 or not self.tokens:
+            return None
+        kept_tokens = 0.0
+        least_lost_tokens = 0
+        most_lost_tokens = 0
+        for number, count in enumerate(self.length_histogram.counts):
+            first = edges[number]
+            is_open_ended = number + 1 == len(edges)
+            last = first if is_open_ended else edges[number + 1] - 1
+            kept_tokens += count * min((first + last) / 2, limit_tokens)
+            least_lost_tokens += count * max(0, first - limit_tokens)
+            if is_open_ended and count:
+                most_lost_tokens = self.tokens
+            else:
+                most_lost_tokens += count * max(0, last - limit_tokens)
+        lost_tokens = min(
+            max(self.tokens - kept_tokens, least_lost_tokens), most_lost_tokens
+        )
+        return min(lost_tokens / self.tokens, 1.0)
 
 
 class SourceStatistics(StrictTable):

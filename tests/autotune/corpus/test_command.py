@@ -95,6 +95,24 @@ def test_warns_of_unknown_tokens(tmp_path):
     assert "does not know" not in prepared.stderr
 
 
+def test_warns_of_text_that_training_cuts_off(tmp_path):
+    for number in range(6):
+        text = " ".join(f"{number}w{word}" for word in range(3000))
+        (tmp_path / f"{number}.txt").write_text(text)
+    options = ("--text-unit", "file", "--vocab-size", 300, "--validation-share")
+    err = prepare(f"text:{tmp_path}", "--out", tmp_path / "a", *options, 0.01).stderr
+    assert re.search(r"cut off 9\d.* of the tokens at its default .* of 512;", err)
+    assert "--max-tokens 510 --long split" in err
+    assert "no validation samples: of 6 samples, 1" in err
+    assert "--validation-share 0.5 --overwrite" in err
+
+    split = ("--max-tokens", 510, "--long", "split")
+    err = prepare(
+        f"text:{tmp_path}", "--out", tmp_path / "b", *options, 0.5, *split
+    ).stderr
+    assert "warning" not in err
+
+
 def test_progress_shows_the_rate(tmp_path):
     (tmp_path / "lines.txt").write_text("one line\nanother line\n" * 500)
     err = prepare(f"text:{tmp_path}", "--out", tmp_path / "all").stderr

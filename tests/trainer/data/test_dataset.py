@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from testbed.datasets import write_dataset
 from trainer.data import dataset as dataset_module
-from trainer.data.dataset import TokenDataset, read_manifest
+from trainer.data.dataset import (
+    LengthHistogram,
+    Shard,
+    Split,
+    TokenDataset,
+    read_manifest,
+)
 from trainer.errors import BadConfig, UnreadableFile
 
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
@@ -85,6 +91,45 @@ def test_prefetches_offsets_only_while_reads_wait(make_dataset, monkeypatch):
     _, _, tokens = dataset.locate(np.arange(4))
     assert tokens.tolist() == [3, 0, 1, 4]
     assert count_prefetches() == 2
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=40),
+    limit=st.integers(6, 3000),
+)
+def test_estimates_tokens_beyond_a_limit(lengths, limit):
+    edges = [*range(0, 1024, 8), 1024, 2048, 4096]
+    bins = np.searchsorted(edges, lengths, side="right") - 1
+    histogram = LengthHistogram(
+        edges=edges, counts=np.bincount(bins, minlength=len(edges)).tolist()
+    )
+    shard = Shard(
+        tokens_file="t",
+        offsets_file="o",
+        samples=len(lengths),
+        tokens=sum(lengths),
+        tokens_sha256="0" * 64,
+        offsets_sha256="0" * 64,
+    )
+    split = Split(shards=[shard], length_histogram=histogram)
+    share = split.cut_tokens_share(limit)
+    lost_share = sum(max(0, length - limit) for length in lengths) / sum(lengths)
+    assert 0 <= share <= 1
+    if limit >= max(lengths) + 8 and max(lengths) < 1024:
+        assert share == 0
+    if min(lengths) > limit + 2048:
+        assert share == pytest.approx(lost_share)
+    if limit % 8 == 0 and max(lengths) < 1024:
+        # Each sample is known to half a bin.
+        assert abs(share - lost_share) <= 4 * len(lengths) / sum(lengths)
+
+
+def test_unknown_lengths_are_not_cut(make_dataset):
+    manifest = read_manifest(make_dataset(SAMPLES))
+    histogram = LengthHistogram(edges=[0], counts=[len(SAMPLES)])
+    split = manifest.train.model_copy(update={"length_histogram": histogram})
+    assert split.cut_tokens_share(8) is None
+    assert Split(shards=[], length_histogram=histogram).cut_tokens_share(8) is None
 
 
 def test_splits_are_separate(tmp_path):
