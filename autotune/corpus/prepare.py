@@ -372,12 +372,14 @@ class _Preparation:
                 if rejects
                 else ""
             )
+            next_step = (
+                "Pass a path with samples, such as"
+                f" {SOURCES[self.input.kinds[0]].example}"
+            )
+            if rejects and rejects[0].reason.startswith(("field ", "column ")):
+                next_step = "Name the field or column of text: --field NAME"
             raise NothingUsableError(
-                f"no sample found in {files} files{why}",
-                next_step=(
-                    "Pass a path with samples, such as"
-                    f" {SOURCES[self.input.kinds[0]].example}"
-                ),
+                f"no sample found in {files} files{why}", next_step=next_step
             )
         return receipts
 

@@ -41,6 +41,7 @@ from trainer.config.tables import (
     parse_table,
     read_json,
 )
+from trainer.data.raw_files import preparation_of
 from trainer.errors import BadConfig, unreadable
 
 Int64 = npt.NDArray[np.int64]
@@ -267,9 +268,7 @@ def _not_a_dataset(directory: Path) -> BadConfig:
     )
     if directory.is_file():
         message = f"{directory} is a raw file, not a prepared dataset"
-        next_step = (
-            f"Prepare it first: autotune data prepare text:{directory} --out DIR"
-        )
+        next_step = preparation_of(directory).next_step()
     elif not directory.is_dir():
         message = f"dataset not found: {os.path.normpath(directory)}"
         manifests = directory.parent.glob(f"*/{MANIFEST_NAME}")

@@ -33,6 +33,7 @@ from autotune.corpus.sources.text import (
 )
 from autotune.errors import BadInput, MachineLacks
 from trainer.config.tables import nearest
+from trainer.data.raw_files import list_names, preparation_of
 from trainer.record.progress import Update
 
 ELF_MAGIC = b"\x7fELF"
@@ -80,13 +81,21 @@ def _read_parquet(part: Slice, options: SourceOptions) -> Iterator[str | Reject]
             part.path, pre_buffer=False, buffer_size=2**20
         ) as file:
             if field not in file.schema_arrow.names:
-                names = ", ".join(repr(name) for name in file.schema_arrow.names[:5])
                 raise base.UnusableFileError(
-                    f"column {field!r} not found; columns: {names}"
+                    f"column {field!r} not found; columns:"
+                    f" {list_names(file.schema_arrow.names)}"
                 )
             kind = file.schema_arrow.field(field).type
             if not any(is_text(kind) for is_text in texts):
-                raise base.UnusableFileError(f"column {field!r} is {kind}, not text")
+                names = [
+                    column.name
+                    for column in file.schema_arrow
+                    if any(is_text(column.type) for is_text in texts)
+                ]
+                raise base.UnusableFileError(
+                    f"column {field!r} is {kind}, not text; columns of text:"
+                    f" {list_names(names) or 'none'}"
+                )
             batches = file.iter_batches(
                 batch_size=1024, columns=[field], use_threads=False
             )
@@ -160,11 +169,10 @@ def open_source(spec: str) -> tuple[RawSource, str]:
     kind, colon, place = spec.partition(":")
     known = ", ".join(f"{name}:" for name in SOURCES)
     if not colon:
-        suffix = Path(spec).suffix.removeprefix(".")
-        next_step = (
-            f"Did you mean {suffix if suffix in SOURCES else 'text'}:{spec}? Source"
-            f" types: {known}"
-        )
+        preparation = preparation_of(Path(spec))
+        next_step = f"Did you mean {preparation.source}? Source types: {known}"
+        if preparation.conversion is not None:
+            next_step = preparation.next_step()
         raise BadInput(f"{spec!r} has no source type", next_step=next_step)
     if kind not in SOURCES:
         match = nearest(kind, list(SOURCES))

@@ -17,6 +17,7 @@ from autotune.corpus.sources.base import (
     SourceOptions,
     UnusableFileError,
 )
+from trainer.data.raw_files import list_names, text_fields
 
 _GZIP_SUFFIX = ".gz"
 _STEP_BYTES = 2**16
@@ -163,17 +164,31 @@ def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
         return f"not JSON: {error}"
     except RecursionError:
         return "nested too deep"
+    line_object = value
     for key in keys:
         if not isinstance(value, dict) or key not in value:
-            return f"field {'.'.join(keys)!r} not found"
+            return f"field {'.'.join(keys)!r} not found; {_fields_of(line_object)}"
         value = value[key]
     if not isinstance(value, str):
-        return f"field {'.'.join(keys)!r} is {type(value).__name__}, not text"
+        return (
+            f"field {'.'.join(keys)!r} is {type(value).__name__}, not text;"
+            f" {_fields_of(line_object)}"
+        )
     try:
         value.encode()
     except UnicodeEncodeError:
         return f"field {'.'.join(keys)!r} contains half a character"
     return (value,)
+
+
+def _fields_of(value: object) -> str:
+    """Return the fields that a line has, as text: those of text, else all."""
+    if not isinstance(value, dict):
+        return f"the line is {type(value).__name__}, not an object"
+    names = text_fields(value)
+    if names:
+        return f"fields of text: {list_names(names)}"
+    return f"fields, none of text: {list_names(value) or 'none'}"
 
 
 def cut_lines(file: SourceFile) -> list[Slice]:

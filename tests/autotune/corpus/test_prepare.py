@@ -413,6 +413,7 @@ def test_missing_library_suggests_its_installation(programs, tmp_path, monkeypat
     ("spec", "tokenizer", "message"),
     [
         ("text:{}/blank.txt", None, "no sample found in 1 files"),
+        ("jsonl:{}/fields.jsonl", None, "field 'text' not found; fields of text: 'a'"),
         ("elf:{}", None, "no sample found in 1 files; the first, .*garbage"),
         ("text:{}/raw.txt", "nothing.json", "no token from this data"),
     ],
@@ -428,6 +429,7 @@ def test_request_without_samples_leaves_nothing(tmp_path, spec, tokenizer, messa
     nothing.pre_tokenizer = WhitespaceSplit()
     nothing.save(str(tmp_path / "nothing.json"))
     (tmp_path / "blank.txt").write_text("\n")
+    (tmp_path / "fields.jsonl").write_text('{"a": "x"}\n')
     (tmp_path / "raw.txt").write_text("xx\n")
     (tmp_path / "garbage").write_bytes(b"\x7fELF, but no more")
     options = {"tokenizer": tmp_path / tokenizer} if tokenizer else {}

@@ -176,9 +176,18 @@ def test_reads_field_of_every_line(path, texts, cut):
     ("line", "reason"),
     [
         (b"no json", "not JSON"),
-        (b"[1]", "field 'text' not found"),
-        (b'{"body": "x"}', "field 'text' not found"),
-        (b'{"text": 5}', "is int, not text"),
+        (b"[1]", "field 'text' not found; the line is list, not an object"),
+        (b"{}", "field 'text' not found; fields, none of text: none"),
+        (b'{"n": 5}', "field 'text' not found; fields, none of text: 'n'"),
+        (
+            b'{"n": 5, "body": "x", "doc": {"title": "y"}}',
+            "field 'text' not found; fields of text: 'body', 'doc.title'",
+        ),
+        (
+            b'{"a": "", "b": "", "c": "", "d": "", "e": "", "f": "", "g": ""}',
+            "fields of text: 'a', 'b', 'c', 'd', 'e' and 2 more",
+        ),
+        (b'{"text": 5, "body": "x"}', "is int, not text; fields of text: 'body'"),
         (b'{"text": null}', "is NoneType, not text"),
         (b'{"text": "\\ud800"}', "half a character"),
         (b'{"text": "\xff"}', "not UTF-8"),
@@ -229,7 +238,9 @@ def test_unusable_column_is_named(path):
         UnusableFileError, match="column 'body' not found; columns: 'text', 'n'"
     ):
         read(path, "parquet", field="body")
-    with pytest.raises(UnusableFileError, match="is int64, not text"):
+    with pytest.raises(
+        UnusableFileError, match="is int64, not text; columns of text: 'text'"
+    ):
         read(path, "parquet", field="n")
 
 
