@@ -333,7 +333,7 @@ class StepOptions:
         list[str],
         option(
             "NAME",
-            "Preset, or path of a config.json; repeatable.",
+            "Preset, or path of a config.json or profile; repeatable.",
             autocompletion=models,
         ),
     ]
@@ -560,7 +560,7 @@ class ProbeOptions(ModelOptions):
         list[str],
         option(
             "NAME",
-            "Preset, or path of a config.json; repeatable.",
+            "Preset, or path of a config.json or profile; repeatable.",
             autocompletion=models,
         ),
     ] = field(default_factory=list)

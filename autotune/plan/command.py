@@ -33,7 +33,7 @@ def plan(
         str | None,
         opt.option(
             "NAME",
-            "Preset, or path of a config.json; requires --gpu.",
+            "Preset, or path of a config.json or profile; requires --gpu.",
             autocompletion=opt.models,
         ),
     ] = None,

@@ -3,6 +3,7 @@
 They are on its settings, verification and approval, and the origin of its figures.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from autotune.base.document import (
@@ -288,7 +289,11 @@ def _field_text(field: str, value: object) -> str | None:
 
 def reproduction_blocks(reported: ReportedProfile) -> tuple[Block, ...]:
     """Return the commands that repeat the measurements, and the hashes to compare."""
-    words: Words = ("Run in this order, on the same machine, dataset and versions:",)
+    where = "" if reported.data is not None else " DIR is the dataset."
+    words: Words = (
+        "Run in this order, on the same machine, dataset and versions; paths are"
+        f" relative to the directory in which the report was built.{where}",
+    )
     if not reported.intact:
         warning = Strong(text="The profile was modified after it was written.")
         words = (*words, " ", warning)
@@ -324,16 +329,19 @@ def tuning_commands(reported: ReportedProfile) -> list[str]:
     """Return the commands that tuned the profile, with its settings, in their order."""
     profile = reported.profile
     probe = profile.evidence.probe
-    data_and_ranks = "--data DIR"
+    data = "DIR" if reported.data is None else str(reported.data)
+    data_option = shlex.join(["--data", data])
+    data_and_ranks = data_option
     if probe is not None:
         data_and_ranks += f" --ranks {probe.local_ranks}"
-    model = (
-        reported.name if reported.name in PRESETS else f"{reported.name}/config.json"
-    )
+    # The profile holds the shape of a model that has no preset.
+    model = reported.name if reported.name in PRESETS else str(reported.path)
     commands = {
-        "probe": probe_again(profile.train, profile, model=model, out=reported.path),
+        "probe": probe_again(
+            profile.train, profile, model=model, data=data, out=reported.path
+        ),
         "workers": f"autotune workers {reported.quoted} {data_and_ranks}",
-        "network": f"autotune network {reported.quoted} --data DIR",
+        "network": f"autotune network {reported.quoted} {data_option}",
         "baseline": f"autotune baseline {reported.quoted} {data_and_ranks}",
         "advise": f"autotune advise {reported.quoted} --apply",
     }

@@ -144,6 +144,7 @@ def _reported_profile(
         corrupt_lines=trials.corrupt_lines,
         dataset=manifest,
         dataset_lacking=lacking,
+        data=None if manifest is None else directory,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
         advice=advise(now),
         approval=stored.approval,

@@ -27,6 +27,8 @@ class ReportedProfile:
     """Number of corrupt lines of its trial log, which were left out."""
     dataset: Manifest | None = None
     dataset_lacking: str = "no dataset was found"
+    data: Path | None = None
+    """Directory of the dataset; None if it was not found."""
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
     """Advice in reading order."""

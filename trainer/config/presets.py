@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tables import nearest, parse_table, read_json
+from trainer.config.tables import nearest, parse_table, read_json, read_toml
 from trainer.config.train_config import ModelSettings
 from trainer.errors import BadConfig
 
@@ -80,16 +80,18 @@ copy, or they name custom code."""
 
 
 def model_settings(name: str) -> ModelSettings:
-    """Return the settings of a preset or a transformers ``config.json``.
+    """Return the settings of a preset, a transformers ``config.json`` or a profile.
 
     Raises:
-        BadConfig: If it is neither.
+        BadConfig: If it is none of them.
     """
     if name in PRESETS:
         return ModelSettings(name=name, config=PRESETS[name])
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
+    if path.suffix == ".toml":
+        return _model_of_profile(path)
     if path.suffix != ".json":
         raise _unknown_model(name)
     shape = _read_shape(path)
@@ -102,10 +104,21 @@ def model_settings(name: str) -> ModelSettings:
     return parse_table(ModelSettings, settings, where=str(path))
 
 
+def _model_of_profile(path: Path) -> ModelSettings:
+    """Return the model that a profile was tuned for.
+
+    Raises:
+        BadConfig: If the file is no profile.
+    """
+    train = read_toml(path, if_missing="Pass an existing profile.").get("train")
+    model = train.get("model") if isinstance(train, dict) else None
+    return parse_table(ModelSettings, model, where=f"{path}: train.model")
+
+
 def _unknown_model(name: str) -> BadConfig:
     next_step = (
         f"Built-in models: {', '.join(PRESETS)}; or pass the config.json of a masked-LM"
-        " model."
+        " model, or a profile of it."
     )
     match = nearest(name, list(PRESETS))
     if match is not None:

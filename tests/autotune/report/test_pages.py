@@ -5,6 +5,8 @@ import hashlib
 import html
 import json
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,11 +26,12 @@ from autotune.base.document import (
 from autotune.base.render import report_html, report_markdown
 from autotune.base.wording import format_hours
 from autotune.profiles.sections import tuning_commands
-from autotune.profiles.values import TrialLogCheck
+from autotune.profiles.values import TrialLogCheck, profile_to_toml
 from autotune.report.page import report_document, report_facts
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_inputs
 from tests.autotune.report.examples import Page, markdown_tables, reported, reported_run
+from trainer.config.presets import model_settings
 from trainer.config.train_config import ParallelSettings
 from trainer.health.events import new_event
 
@@ -307,6 +310,19 @@ def test_suggests_only_own_commands():
         _by("probe", parallel=ParallelSettings(strategy="zero1"))
     )
     assert " --strategy zero1 --ranks " in command
+
+
+def test_commands_to_reproduce_name_what_exists(tmp_path):
+    profile = but(example_profile(), provenance={"commands": ["probe", "workers"]})
+    path = tmp_path / "p.toml"
+    path.write_text(profile_to_toml(profile))
+    found = reported(path, profile, data=Path("my data"))
+    probe, workers = map(shlex.split, tuning_commands(found))
+    assert model_settings(probe[probe.index("--model") + 1]) == profile.train.model
+    assert probe[probe.index("--data") + 1] == "my data"
+    assert workers[workers.index("--data") + 1] == "my data"
+    unknown = tuning_commands(reported(path, profile))
+    assert all("--data DIR" in command for command in unknown)
 
 
 def test_foreign_commands_are_shown_inert():

@@ -103,6 +103,22 @@ def test_config_file_gives_shape(tmp_path):
     assert model_settings(str(path.parent)) == settings
 
 
+def test_profile_gives_shape(tmp_path):
+    profile = tmp_path / "profile.toml"
+    profile.write_text(
+        '[train.model]\nname = "my-encoder"\nnull_keys = ["classifier_dropout"]\n'
+        '[train.model.config]\nmodel_type = "bert"\nhidden_size = 64\n'
+    )
+    assert model_settings(str(profile)) == ModelSettings(
+        name="my-encoder",
+        config={"model_type": "bert", "hidden_size": 64},
+        null_keys=["classifier_dropout"],
+    )
+    profile.write_text("seed = 1\n")
+    with pytest.raises(BadConfig, match=r"train\.model"):
+        model_settings(str(profile))
+
+
 def test_rejects_config_with_its_own_code(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(
