@@ -109,9 +109,6 @@ class Tuning:
             Stage(name=stage, model=name) for name in names for stage in ORDER[2:-1]
         ]
         self.stages.append(Stage(name="report", model=""))
-        self._trial_s = ASSUMED_TRIAL_S[
-            "cpu" if self.request.device == "cpu" else "cuda"
-        ]
         self.view = TuningView(clock=self.clock, budget_s=60 * self.request.minutes)
 
     def run(self) -> TuningResult:
@@ -142,6 +139,7 @@ class Tuning:
             request.device, request.probes[0].data, check=self._check
         ) as opened:
             bench = replace(opened, display=self.view)
+            self._trial_s = ASSUMED_TRIAL_S[bench.site.device]
             self._paths = dict(
                 zip(
                     names,

@@ -150,7 +150,7 @@ class Stages:
     def open_session(self, device, data, check=None):
         self.benches += 1
         yield Session(
-            site=SimpleNamespace(name="cpu"),
+            site=SimpleNamespace(name="cpu", device="cpu"),
             manifest=None,
             server=SimpleNamespace(waited_s=SERVER_S),
             machine=SimpleNamespace(),
