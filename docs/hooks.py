@@ -62,7 +62,7 @@ def rules() -> str:
 
 
 def keys(kind: type[BaseModel]) -> str:
-    """Return the keys of all tables of a TOML file, with their values, default and meaning."""
+    """Return the keys of all tables of a TOML file, with their meaning and default."""
     schema = kind.model_json_schema()
     tables = list(_tables(schema, schema["$defs"], ""))
     return "\n".join(

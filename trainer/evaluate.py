@@ -109,7 +109,7 @@ def _until_all_lanes_end(
 ) -> Iterator[MicroBatch]:
     """Yield micro-batches until every lane of every rank has ended.
 
-    A lane is a stream of sequences that the split is dealt to. Lanes end one by one,
+    A lane is one of several streams into which the split is divided. Lanes end one by one,
     and then give empty sequences. A rank whose lanes have ended computes empty
     micro-batches as long as any other rank has tokens, so all ranks stop together.
     """

@@ -39,8 +39,8 @@ def scaling_text(scaled: Scaling) -> str:
         ),
         *scaled.sources,
         (
-            f"upper bound: {format_share(bound)} efficiency on {plural(nodes, 'node')} if"
-            " synchronisation overlapped all of backward"
+            f"upper bound: {format_share(bound)} efficiency on"
+            f" {plural(nodes, 'node')} if synchronisation overlapped all of backward"
         ),
         (
             "T_min, to overlap fp32 gradients with backward:"

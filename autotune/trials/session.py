@@ -382,7 +382,7 @@ def load_of_others(host: HostFacts) -> float | None:
     """Return the load average that other programs cause.
 
     None if this process has run for longer than the average covers: it is then the
-    load of its own trials.
+    load of the trials.
     """
     age_s = time.time() - process_started_s()
     return host.load_average_1min if age_s < LOAD_AVERAGE_S else None

@@ -274,8 +274,8 @@ def _reject_other_model(
 ) -> None:
     """Reject assignments that change the model's name or shape.
 
-    Its name would no longer tell which model was trained, and the profile's micro-batch
-    size and speeds are those of its own model.
+    The name would no longer tell which model was trained, and the profile's micro-batch
+    size and speeds are those of the model that it was tuned for.
 
     Raises:
         BadConfig: If the profile's model is not the one to train.

@@ -169,7 +169,7 @@ class Compiled:
                 replaced["_gradient_checkpointing_func"] = _call
             with (
                 mock.patch.multiple(self._module, **replaced),
-                mock.patch("trainer.build.checkpoint", _call),
+                mock.patch("trainer.compilation.checkpoint", _call),
             ):
                 return torch.func.functional_call(self._module, state, args, kwargs)
 
