@@ -109,8 +109,8 @@ def _until_all_lanes_end(
 ) -> Iterator[MicroBatch]:
     """Yield micro-batches until every lane of every rank has ended.
 
-    A lane is one of several streams into which the split is divided. Lanes end one by one,
-    and then give empty sequences. A rank whose lanes have ended computes empty
+    A lane is one of several streams into which the split is divided. Lanes end one by
+    one, and then give empty sequences. A rank whose lanes have ended computes empty
     micro-batches as long as any other rank has tokens, so all ranks stop together.
     """
     sequences_at_once = plan.sequences_per_micro_batch * ranks.world_size
