@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import release_run, resolved_of
-from tests.trainer.health.test_controller import read_late
 from tests.trainer.oracles import SHAPES, config_of
 from trainer import loop
 from trainer.checkpoint.format import (
@@ -34,6 +33,7 @@ from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig, TrainingFailed
+from trainer.health import controller as controller_module
 from trainer.health.events import EventRow
 from trainer.health.watchdog import Watchdog
 from trainer.loop import train
@@ -46,6 +46,12 @@ DROPOUT = ModelSettings(
     | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
 )
 CHECKPOINTS = Path("r") / CHECKPOINTS_DIRECTORY
+
+
+def read_late(monkeypatch):
+    """Let numbers be read as late on a CPU as on a GPU."""
+    steps_behind = controller_module._STEPS_BEHIND
+    monkeypatch.setitem(steps_behind, "cpu", steps_behind["cuda"])
 
 
 class _SignalledAfter(Watchdog):
