@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -82,6 +83,10 @@ def pytest_configure(config):
 
     Threads of two processes that spin for one core would cost most of it.
     """
+    # A shell starts programs in the background with SIGINT ignored, and their children
+    # inherit that: tests of Ctrl-C would wait in vain.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         cpus = sorted(os.sched_getaffinity(0))

@@ -96,7 +96,7 @@ def note_samples(file: Path) -> None:
     pairs: list[list[int]] = []
 
     def next_step_and_note(loader, take):
-        loader._upcoming, plans = itertools.tee(loader._upcoming)
+        loader._upcoming_plans, plans = itertools.tee(loader._upcoming_plans)
 
         def take_and_note(batches, count):
             taken_batches = take(batches, count)
