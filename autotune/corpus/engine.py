@@ -256,14 +256,14 @@ class _LocalEngine:
         return list(unfinished.values())
 
     def _open_pool(self) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(
-            self._workers,
-            # A fork would copy locks that other threads of this process hold.
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_begin_worker,
-            initargs=(os.getpid(),),
-        )
         try:
+            pool = ProcessPoolExecutor(
+                self._workers,
+                # A fork would copy locks that other threads of this process hold.
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_begin_worker,
+                initargs=(os.getpid(),),
+            )
             with _environment(_WORKER_ENVIRONMENT):
                 # The first task starts all processes.
                 pool.submit(os.getpid)
