@@ -20,7 +20,7 @@ SETTINGS = ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size
 
 def bench_on(machine: FakeMachine, data: Path, **changes) -> Session:
     site = replace(ON_CPU, host=FakeHost().facts([data]), **changes)
-    server = SimpleNamespace(versions={"cuda": None}, waited_s=0.0)
+    server = SimpleNamespace(versions={"cuda": None}, waited_s=0.0, environment={})
     return Session(
         site=site, manifest=read_manifest(data), server=server, machine=machine
     )
