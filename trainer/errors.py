@@ -16,6 +16,9 @@ autotune uses the same exit codes. After 75, an unchanged restart resumes the ru
 import errno
 import re
 import shlex
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 
 from trainer.documentation import documentation_path
@@ -42,12 +45,31 @@ def printable(text: str) -> str:
 def error_text(message: str, next_step: str, docs: str | None = None) -> str:
     """Return an error as the console shows it.
 
-    ``docs`` is the section of ``docs/faq.md`` that explains it, if any.
+    On a terminal its message is broken between words; the next step is not, as it holds
+    a command to copy. ``docs`` is the section of ``docs/faq.md`` that explains it, if
+    any.
     """
-    text = f"error: {message}\n  next: {next_step}\n"
+    text = f"{_fit_terminal(f'error: {message}')}\n  next: {next_step}\n"
     if docs:
         text += f"  docs: {documentation_path(f'faq.md#{docs}')}\n"
     return text
+
+
+def _fit_terminal(text: str) -> str:
+    """Break lines that are wider than the terminal on standard error, if any."""
+    if not sys.stderr.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(
+            line,
+            columns,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
 
 
 class TrainerError(Exception):

@@ -13,7 +13,7 @@ from autotune.advice.values import (
     Unit,
 )
 from autotune.base.interval import Interval
-from autotune.base.tables import printable_line, text_table
+from autotune.base.tables import printable_line, terminal_table
 from autotune.base.units import (
     format_bytes,
     format_count,
@@ -98,7 +98,7 @@ def _bottleneck_text(found: Bottleneck) -> str:
         for part in found.parts
         if part.share > 0
     ]
-    table = text_table(
+    table = terminal_table(
         ("part of the step", "share", "95 % CI", "measured in"), rows, align="lrrl"
     )
     lines = [f"{bottleneck_sentence(found)}{mfu}", table]
@@ -112,7 +112,7 @@ def rules_text(rules: Sequence[AdviceRule]) -> str:
     rows = [
         [rule.name, ", ".join(rule.covers) or None, rule.looks_for] for rule in rules
     ]
-    return text_table(("rule", "covers", "check"), rows)
+    return terminal_table(("rule", "covers", "check"), rows)
 
 
 def gain_text(gain: Gain | None) -> str:
@@ -177,7 +177,9 @@ def explanations_text(found: Sequence[Explanation]) -> str:
     defaults = [
         f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"
     ]
-    parts = [text_table(("setting", "value", "origin", "reason"), rows)] if rows else []
+    parts = (
+        [terminal_table(("setting", "value", "origin", "reason"), rows)] if rows else []
+    )
     parts += [f"defaults: {printable_line(', '.join(defaults))}"] if defaults else []
     return "\n\n".join(parts)
 

@@ -25,9 +25,11 @@ from autotune.base.tables import (
     escape_markdown,
     markdown_table,
     printable_line,
+    terminal_columns,
     text_table,
 )
 
+_INDENT = "  "
 _DEEPEST_HEADING = 6
 """Levels of headings that Markdown and HTML support."""
 _SHORT_CELL_CHARACTERS = 14
@@ -39,20 +41,25 @@ _LONG_WORD_CHARACTERS = 26
 def console_text(blocks: Sequence[doc.Block]) -> str:
     """Return a command's output for a terminal, tables and sections set apart.
 
-    Charts become their tables.
+    Charts become their tables. Tables fit the terminal on standard output, if any.
     """
-    groups = itertools.groupby(blocks, _is_set_apart)
-    return "\n\n".join(
-        ("\n\n" if is_set_apart else "\n").join(map(_console_block, group))
-        for is_set_apart, group in groups
-    )
+    return _console_blocks(blocks, terminal_columns())
+
+
+def _console_blocks(blocks: Sequence[doc.Block], max_columns: int | None) -> str:
+    """Return blocks as text, with tables of at most ``max_columns``, if not None."""
+    parts = []
+    for is_set_apart, group in itertools.groupby(blocks, _is_set_apart):
+        gap = "\n\n" if is_set_apart else "\n"
+        parts.append(gap.join(_console_block(block, max_columns) for block in group))
+    return "\n\n".join(parts)
 
 
 def _is_set_apart(block: doc.Block) -> bool:
     return isinstance(block, doc.Table | doc.Chart | doc.Section)
 
 
-def _console_block(block: doc.Block) -> str:
+def _console_block(block: doc.Block, max_columns: int | None) -> str:
     match block:
         case doc.Paragraph():
             return _console_words(block.words)
@@ -69,18 +76,28 @@ def _console_block(block: doc.Block) -> str:
                 f"{name}: {_console_words(words)}" for name, words in block.pairs
             )
         case doc.Table():
-            return _console_table(block)
+            return _console_table(block, max_columns)
         case doc.Chart():
-            return _console_table(replace(block.table, caption=block.title))
+            table = replace(block.table, caption=block.title)
+            return _console_table(table, max_columns)
         case doc.Section():
-            body = textwrap.indent(console_text(block.blocks), "  ")
+            if max_columns is not None:
+                max_columns -= len(_INDENT)
+            body = textwrap.indent(_console_blocks(block.blocks, max_columns), _INDENT)
             return f"{printable_line(block.title)}\n{body}"
         case doc.SideBySide():
-            return console_text(block.blocks)
+            return _console_blocks(block.blocks, max_columns)
 
 
-def _console_table(table: doc.Table) -> str:
-    text = text_table(table.headers, table.rows, table.align)
+def _console_table(table: doc.Table, max_columns: int | None) -> str:
+    text = text_table(
+        table.headers,
+        table.rows,
+        table.align,
+        max_columns=max_columns,
+        # Facts are pairs already, and their headers are left out.
+        always_columns=table.headers == FACTS,
+    )
     if table.headers == FACTS:
         _, _, text = text.partition("\n")
     else:

@@ -4,7 +4,10 @@ Names in them may come from untrusted files, so every cell loses its control cha
 first.
 """
 
+import itertools
 import re
+import shutil
+import sys
 import unicodedata
 from collections.abc import Sequence
 
@@ -12,6 +15,9 @@ from trainer.errors import printable
 
 Row = Sequence[str | None]
 """Cells of a row, one per column; a missing one shows as n/a."""
+
+_GAP = "  "
+"""Space between two columns."""
 
 # Characters that could start a column, code, HTML, a link's target, or a bare link
 # (address, www., e-mail).
@@ -34,14 +40,38 @@ def escape_markdown(text: str | None) -> str:
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", printable_line(text))
 
 
-def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
+def terminal_columns() -> int | None:
+    """Return the width of the terminal on standard output; None without one."""
+    if not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def terminal_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
+    """Return a ``text_table`` that fits the terminal on standard output, if any."""
+    return text_table(headers, rows, align, max_columns=terminal_columns())
+
+
+def text_table(
+    headers: Sequence[str],
+    rows: Sequence[Row],
+    align: str = "",
+    *,
+    max_columns: int | None = None,
+    always_columns: bool = False,
+) -> str:
     """Return columns aligned for a terminal, without a final newline.
+
+    A table that is too wide has its cells broken between words. If even that does not
+    make it fit, each row becomes lines of a header and its cell.
 
     Args:
         headers: Header of each column.
         rows: Cells of each row.
         align: One letter per column, ``l`` (left) or ``r`` (right); further columns are
             left-aligned.
+        max_columns: Width to fit; None does not limit it.
+        always_columns: True to exceed the width rather than to give up the columns.
 
     Raises:
         ValueError: If a row has another number of cells than there are headers.
@@ -51,15 +81,75 @@ def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> 
         max(_display_width(line[column]) for line in lines)
         for column in range(len(headers))
     ]
+    if max_columns is not None:
+        least_widths = [
+            max(_longest_word(line[column]) for line in lines)
+            for column in range(len(headers))
+        ]
+        room = max_columns - len(_GAP) * (len(headers) - 1)
+        if sum(least_widths) > room and not always_columns:
+            return _pairs(lines)
+        widths = _fit(widths, least_widths, room)
     sides = align.ljust(len(headers), "l")
     padded_lines = []
     for line in lines:
-        cells = [
-            _pad(text, width, side)
-            for text, width, side in zip(line, widths, sides, strict=False)
+        wrapped_cells = [
+            _wrap(text, width) for text, width in zip(line, widths, strict=True)
         ]
-        padded_lines.append("  ".join(cells).rstrip())
+        for parts in itertools.zip_longest(*wrapped_cells, fillvalue=""):
+            cells = [
+                _pad(text, width, side)
+                for text, width, side in zip(parts, widths, sides, strict=False)
+            ]
+            padded_lines.append(_GAP.join(cells).rstrip())
     return "\n".join(padded_lines)
+
+
+def _fit(widths: Sequence[int], least_widths: Sequence[int], room: int) -> list[int]:
+    """Return widths of columns that together need ``room``, or are the least.
+
+    The widest column gives way first, so that figures stay on one line.
+    """
+    fitting_widths = list(widths)
+    while sum(fitting_widths) > room:
+        shrinkable = [
+            column
+            for column, width in enumerate(fitting_widths)
+            if width > least_widths[column]
+        ]
+        if not shrinkable:
+            break
+        widest = max(shrinkable, key=lambda column: fitting_widths[column])
+        fitting_widths[widest] -= 1
+    return fitting_widths
+
+
+def _longest_word(text: str) -> int:
+    return max(map(_display_width, text.split()), default=0)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Break a text between words; one that fits is kept as it is."""
+    if _display_width(text) <= width:
+        return [text]
+    parts = [""]
+    for word in text.split():
+        longer = f"{parts[-1]} {word}".lstrip()
+        if _display_width(longer) <= width:
+            parts[-1] = longer
+        else:
+            parts.append(word)
+    return [part for part in parts if part]
+
+
+def _pairs(lines: Sequence[Sequence[str]]) -> str:
+    """Return a line of header and cell for each cell with text, rows set apart."""
+    headers, *rows = lines
+    groups = []
+    for row in rows:
+        pairs = zip(headers, row, strict=True)
+        groups.append("\n".join(f"{header}: {cell}" for header, cell in pairs if cell))
+    return "\n\n".join(groups)
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:

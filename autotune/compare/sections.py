@@ -3,7 +3,7 @@
 import re
 
 from autotune.base.interval import SHOWN_CONFIDENCE
-from autotune.base.tables import printable_line, text_table
+from autotune.base.tables import printable_line, terminal_table
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import format_bounds, format_confidence
 from autotune.compare.decide import Change, Compared, Comparison, Gate
@@ -48,13 +48,13 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
             for one in changes
         ]
         parts.append(
-            f"{title}\n{text_table(headers, rows, align='lrrrl')}"
+            f"{title}\n{terminal_table(headers, rows, align='lrrrl')}"
             if changes
             else f"{title}: the same"
         )
     figures = [_figure_cells(one) for one in found.figures]
     parts.append(
-        text_table(_HEADERS, figures, align="llrrrrrrl")
+        terminal_table(_HEADERS, figures, align="llrrrrrrl")
         if figures
         else "figures: none in common"
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from autotune.base.document import table_of
 from autotune.base.render import console_text
-from autotune.base.tables import printable_line, text_table
+from autotune.base.tables import printable_line, terminal_table
 from autotune.base.units import (
     format_amount,
     format_bytes,
@@ -142,7 +142,7 @@ def _figures(plan: Plan) -> str:
         _row("parameters", plan.parameters, format_amount),
         _row("FLOPs, 6·N·D", plan.flops_6n, lambda value: f"{value:.3g}"),
     ]
-    return text_table(("", "plan", "interval", "basis"), rows, align="lrll")
+    return terminal_table(("", "plan", "interval", "basis"), rows, align="lrll")
 
 
 def _row(

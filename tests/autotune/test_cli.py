@@ -9,6 +9,7 @@ import pytest
 
 from autotune import cli
 from autotune.cli import run
+from trainer import errors
 
 
 def test_denied_file_is_no_traceback(monkeypatch, capsys):
@@ -20,6 +21,22 @@ def test_denied_file_is_no_traceback(monkeypatch, capsys):
     error = capsys.readouterr().err
     assert error.startswith("error: cannot use reports/a b: Permission denied\n")
     assert "namei -l 'reports/a b'" in error
+
+
+def test_error_on_a_terminal_breaks_between_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    message = "the rate is 12 sequence/s, not 13 sequence/s"
+    command = "Run again: autotune tune --model m --data d"
+    piped = f"error: {message}\n  next: {command}\n"
+    assert errors.error_text(message, command) == piped
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert errors.error_text(message, command).splitlines() == [
+        "error: the rate is 12",
+        "  sequence/s, not 13",
+        "  sequence/s",
+        # The command can be copied.
+        f"  next: {command}",
+    ]
 
 
 @pytest.fixture

@@ -1,14 +1,19 @@
 import html
 import re
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.base import render
+from autotune.base.document import Section, facts_table
+from autotune.base.render import console_text
 from autotune.base.tables import (
     escape_markdown,
     markdown_table,
     printable_line,
+    terminal_table,
     text_table,
 )
 
@@ -89,3 +94,81 @@ def test_any_text_becomes_one_printable_line(text):
 
 def test_writes_terminal_escapes_out():
     assert printable_line("\x1b[31mred\udc80") == "\\x1b[31mred\\udc80"
+
+
+WIDE = (
+    ("model", "tokens/s", "what limits it"),
+    [
+        ["bert-mini", "8,323", "memory bandwidth of the embedding table"],
+        ["bert-small", "1,204", None],
+    ],
+    "lrl",
+)
+
+
+def test_wide_table_breaks_cells_between_words():
+    assert text_table(*WIDE, max_columns=40).splitlines() == [
+        "model       tokens/s  what limits it",
+        "bert-mini      8,323  memory bandwidth",
+        "                      of the embedding",
+        "                      table",
+        "bert-small     1,204  n/a",
+    ]
+
+
+@pytest.mark.parametrize("columns", [None, 200, 61])
+def test_table_that_fits_is_not_broken(columns):
+    assert text_table(*WIDE, max_columns=columns) == text_table(*WIDE)
+
+
+def test_table_of_long_words_becomes_pairs():
+    headers, rows, align = WIDE
+    rows = [*rows, ["modernbert", "1", ""]]
+    assert text_table(headers, rows, align, max_columns=24).splitlines() == [
+        "model: bert-mini",
+        "tokens/s: 8,323",
+        "what limits it: memory bandwidth of the embedding table",
+        "",
+        "model: bert-small",
+        "tokens/s: 1,204",
+        "what limits it: n/a",
+        "",
+        "model: modernbert",
+        "tokens/s: 1",
+    ]
+
+
+@given(
+    rows=st.lists(st.lists(st.text(), min_size=3, max_size=3), max_size=5),
+    columns=st.integers(1, 120),
+)
+def test_no_word_is_broken_or_lost(rows, columns):
+    wide = text_table(("a", "b", "c"), rows)
+    fitted = text_table(("a", "b", "c"), rows, max_columns=columns)
+    always = text_table(("a", "b", "c"), rows, max_columns=columns, always_columns=True)
+    assert sorted(always.split()) == sorted(wide.split())
+    words = [
+        word for row in rows for cell in row for word in printable_line(cell).split()
+    ]
+    assert set(words) <= set(fitted.split())
+
+
+def test_terminal_limits_tables_on_standard_output_only(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert terminal_table(*WIDE) == text_table(*WIDE)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert terminal_table(*WIDE) == text_table(*WIDE, max_columns=40)
+
+
+def test_facts_keep_their_names_apart(monkeypatch):
+    monkeypatch.setattr(render, "terminal_columns", lambda: 30)
+    table = facts_table(
+        "Facts", [("name", "some words that go on"), ("path", "x" * 40)]
+    )
+    section = Section(key="s", title="Section", blocks=(table,))
+    assert console_text((section,)).splitlines() == [
+        "Section",
+        "  Facts",
+        "  name  some words that go on",
+        f"  path  {'x' * 40}",
+    ]
