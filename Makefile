@@ -1,4 +1,4 @@
-# Everything goes through .venv, which any target makes by itself.
+# Everything but gpu-check goes through .venv, which any target makes by itself.
 PYTHON ?= python3
 # An index of other builds of torch, such as those for CPUs: without one you get the CUDA build.
 TORCH_INDEX ?=
