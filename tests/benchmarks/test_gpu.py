@@ -107,6 +107,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from benchmarks import gpu
 signal.signal(signal.SIGINT, signal.default_int_handler)
+gpu.require_gpu_of_torch = lambda: None
 gpu.open_device = lambda *_: SimpleNamespace(gpus=(1,))
 gpu.make_data = lambda *_: None
 gpu.open_check = lambda *_, tiny: {{"stages": {{}}}}
@@ -123,7 +124,7 @@ sys.exit(gpu.main(["--out", {str(tmp_path)!r}]))
     )
     log = tmp_path / "logs" / "hangs.log"
     while not (log.exists() and log.read_text().strip()):
-        assert process.poll() is None
+        assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
