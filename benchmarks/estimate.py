@@ -31,7 +31,8 @@ from statistics import median
 from typing import Any
 
 from autotune.base.tables import text_table
-from autotune.memory.decide.memory_model import MemoryModel, MemoryOverheads, peak_bytes
+from autotune.memory.decide.memory_model import MemoryModel, peak_bytes
+from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.estimate import (
     DOCUMENTS_PER_PACKED_SEQUENCE,
     FIRST_SIZES,

@@ -820,7 +820,11 @@ def _training(name: str, run: Run, profiles: Mapping[str, Profile]) -> dict[str,
 
     profile = profiles.get(name)
     probe = profile.evidence.probe if profile else None
-    promised = probe.promised(run.header.sequences_per_micro_batch) if probe else None
+    promised = (
+        probe.expected_throughput(run.header.sequences_per_micro_batch)
+        if probe
+        else None
+    )
     return {
         "training": name,
         "steps": rows[-1].step if rows else 0,

@@ -21,7 +21,7 @@ from typing import Any
 from autotune.base.clock import SystemClock
 from autotune.base.tables import text_table
 from autotune.memory.decide.batch_search import bracket
-from autotune.memory.decide.memory_model import overheads_on_cpu
+from autotune.memory.decide.overheads import overheads_on_cpu
 from autotune.memory.measure import (
     FIT_STEPS,
     Probe,

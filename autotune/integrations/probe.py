@@ -31,11 +31,8 @@ from autotune.integrations.values import (
     StepProbe,
 )
 from autotune.memory.decide.batch_search import Prediction, bracket, predict_bytes
-from autotune.memory.decide.memory_model import (
-    overheads_on_cpu,
-    overheads_on_gpu,
-    peak_bytes,
-)
+from autotune.memory.decide.memory_model import peak_bytes
+from autotune.memory.decide.overheads import overheads_on_cpu, overheads_on_gpu
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import CLOSE_BYTES, SizeSearch
 from autotune.profiles.decide.batch_split import with_headroom

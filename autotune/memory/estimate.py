@@ -18,10 +18,10 @@ from autotune.machine.decide import is_busy
 from autotune.machine.host import SystemHost
 from autotune.memory.decide.memory_model import (
     MemoryModel,
-    MemoryOverheads,
     fit_memory_model,
     largest_micro_batch_size,
 )
+from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.values import Trace, TraceRequest
 from autotune.profiles.store import StoredProfile
 from autotune.speed.values import StepWork

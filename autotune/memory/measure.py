@@ -25,11 +25,8 @@ from autotune.memory.decide.batch_search import (
     bracket,
     predict_bytes,
 )
-from autotune.memory.decide.memory_model import (
-    OverheadsRange,
-    memory_breakdown,
-    peak_bytes,
-)
+from autotune.memory.decide.memory_model import memory_breakdown, peak_bytes
+from autotune.memory.decide.overheads import OverheadsRange
 from autotune.memory.decide.sharding import smallest_sharding
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import SizeSearch

@@ -29,12 +29,11 @@ from autotune.machine.gpu_models import (
 from autotune.machine.host import SystemHost
 from autotune.machine.nvml import NvmlMonitor
 from autotune.machine.values import visible_devices
-from autotune.memory.decide.memory_model import (
+from autotune.memory.decide.memory_model import memory_breakdown, size_range
+from autotune.memory.decide.overheads import (
     OverheadsRange,
-    memory_breakdown,
     overheads_on_cpu,
     overheads_on_gpu,
-    size_range,
     unconfirmed_share,
 )
 from autotune.memory.decide.sharding import (

@@ -16,7 +16,7 @@ from autotune.base.render import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import format_bounds, format_number, plural
-from autotune.memory.decide.memory_model import MEASURED_TORCH, unconfirmed_share
+from autotune.memory.decide.overheads import MEASURED_TORCH, unconfirmed_share
 from autotune.memory.values import (
     ACTIVATIONS,
     LOWER_BOUND,
@@ -152,7 +152,9 @@ def _number_or_none(number: int | None) -> str | None:
 
 
 def _promised_rate(probed: ProbedModel) -> str | None:
-    promised = probed.evidence.promised(probed.profile.train.micro_batch_size)
+    promised = probed.evidence.expected_throughput(
+        probed.profile.train.micro_batch_size
+    )
     return format_count(promised.padded_tokens_per_s if promised else None)
 
 

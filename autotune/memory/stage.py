@@ -15,7 +15,7 @@ from autotune.base.files import check_writable
 from autotune.base.units import format_bytes
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import MeasuredDevice, local_ranks, memory_budget
-from autotune.memory.decide.memory_model import (
+from autotune.memory.decide.overheads import (
     OverheadsRange,
     overheads_on_cpu,
     overheads_on_gpu,

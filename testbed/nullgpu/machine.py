@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.base.process import start_child
 from autotune.machine.gpu_models import GpuModel, find_gpu_model
-from autotune.memory.decide.memory_model import COMMUNICATION_BYTES, CONTEXT_BYTES
+from autotune.memory.decide.overheads import COMMUNICATION_BYTES, CONTEXT_BYTES
 from testbed.nullgpu.counts import Counts
 from testbed.nullgpu.environment import ROOT, Environment
 from trainer.model.gpu_peaks import peak_flops_per_s

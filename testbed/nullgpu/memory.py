@@ -17,7 +17,7 @@ from autotune.errors import AutotuneError
 from autotune.machine.gpu_models import find_gpu_model
 from autotune.machine.nvml import NvmlMonitor
 from autotune.memory.decide.batch_search import bracket
-from autotune.memory.decide.memory_model import OverheadsRange, overheads_on_gpu
+from autotune.memory.decide.overheads import OverheadsRange, overheads_on_gpu
 from autotune.memory.measure import Probe, ProbeRequest, ProbeSearch, step_config
 from autotune.profiles.decide.batch_split import with_headroom
 from autotune.trials.fork_server import ForkServerMachine

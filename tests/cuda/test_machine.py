@@ -72,7 +72,7 @@ def test_kernels_of_every_generation_run(null_gpu, name):
 
 ACCOUNT_FOR_MEMORY = """
 import json, torch
-from autotune.memory.decide.memory_model import CONTEXT_BYTES
+from autotune.memory.decide.overheads import CONTEXT_BYTES
 def used(): return pynvml.nvmlDeviceGetMemoryInfo(gpu).used
 before = used()
 torch.zeros(1, device="cuda")

@@ -1,5 +1,7 @@
 """Pure decisions on memory: no torch, files, clock or environment.
 
-``memory_model`` replays the caching allocator, ``batch_search`` chooses the sizes to
-try, and ``sharding`` has the formulas for several GPUs.
+``memory_model`` gives the memory of any micro-batch size from traces of a few, by
+``caching_allocator``, which replays torch's, and ``overheads``, which a trace lacks.
+``batch_search`` chooses the sizes to try, and ``sharding`` has the formulas for several
+GPUs.
 """

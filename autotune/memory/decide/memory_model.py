@@ -5,81 +5,24 @@ It gives the peak, the terms of the peak, and the largest micro-batch that fits.
 Traces of different sizes have the same allocations in the same order, with other sizes
 in bytes. Between two traced sizes each allocation is interpolated separately; the
 sequence is then replayed through the device's allocator.
-
-The allocator follows ``c10/cuda/CUDACachingAllocator.cpp`` under
-``expandable_segments:True``. Sizes are rounded to 512 bytes. Requests of up to 1 MiB on
-a stream share one segment, larger ones another. The smallest free block that is large
-enough is taken; the last block of a segment counts with the size to which it could
-grow. If none is large enough, the segment grows by pages of 2 or 20 MiB. Adjacent free
-blocks are merged. Having to give pages back counts as not fitting.
 """
 
-import bisect
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.memory.decide.batch_search import MIB, largest_within
+from autotune.memory.decide.batch_search import largest_within
+from autotune.memory.decide.caching_allocator import reserve
+from autotune.memory.decide.overheads import (
+    UNTRACED_SHARE,
+    MemoryOverheads,
+    OverheadsRange,
+)
 from autotune.memory.values import MemoryBreakdown, Term, Trace
 
 Int64 = npt.NDArray[np.int64]
-DeviceKind = Literal["cpu", "cuda"]
-GIB = 2**30
-
-ROUND_BYTES = 512
-SMALL_BYTES = MIB
-"""Largest request that is served from the segment for small ones."""
-SMALL_PAGE_BYTES = 2 * MIB
-LARGE_PAGE_BYTES = 20 * MIB
-ADDRESS_SHARE = 9 / 8
-"""Addresses that a segment reserves, as a share of the device's memory."""
-
-
-class BytesRange(NamedTuple):
-    """An assumed amount of memory, with its range."""
-
-    least: int
-    usual: int
-    most: int
-
-
-CONTEXT_BYTES = BytesRange(
-    least=int(0.42 * GIB), usual=int(0.73 * GIB), most=int(0.92 * GIB)
-)
-"""CUDA context: least, usual and most, by the number of loaded kernels. Least and most:
-public reports for GPUs from Ampere on; usual: measured on an H100 with driver 580 and
-CUDA 13, with both BERT presets (``reports/gpu/``)."""
-COMMUNICATION_BYTES = BytesRange(least=int(0.5 * GIB), usual=GIB, most=2 * GIB)
-"""NCCL with 2 to 8 ranks on a node: least, usual and most; public reports."""
-NO_COMMUNICATION_BYTES = BytesRange(least=0, usual=0, most=0)
-HOPPER_WORKSPACE_BYTES = 32 * MIB
-"""cuBLAS workspace of a Hopper or later: torch's documented default of
-CUBLAS_WORKSPACE_CONFIG."""
-OLDER_WORKSPACE_BYTES = 8320 * 1024
-"""cuBLAS workspace of a GPU before Hopper: torch's documented default."""
-WORKSPACES = 2
-"""Number of cuBLAS workspaces: one for the forward thread, one for the backward
-thread."""
-LIBRARIES_BYTES = BytesRange(least=4 * MIB, usual=38 * MIB, most=52 * MIB)
-"""CPU overheads: least, usual, most. Measured with five models on two cores of an Intel
-Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an AMD
-EPYC: 11 MiB on two cores, 6 on one."""
-UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
-"""Kernel memory unseen by traces, as a share of the growth with the micro-batch;
-measured on CPUs, assumed on GPUs."""
-MEASURED_TORCH = "2.11"
-"""Version of torch whose compiled steps were measured on a GPU (docs/benchmarks.md)."""
-NEWER_TORCH_SHARE = 0.13
-"""Share by which a compiled step of newer torch is traced to need less per sequence.
-
-bert-120m took 177 MB on an H100 with torch 2.11; traced with 2.13 it takes 154 MB, as
-that keeps less for backward. No GPU has confirmed the difference, so it may be smaller.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,28 +73,6 @@ class MemoryModel:
         """Size of the largest single parameter, such as the embedding table."""
         number = self.terms.index(Term.PARAMETERS)
         return int(self.traced_bytes[0, self.term_of == number].max(initial=0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryOverheads:
-    """Memory that a device needs in addition to the traced allocations."""
-
-    kind: DeviceKind
-    workspaces_bytes: tuple[int, ...] = ()
-    """Blocks of PyTorch's allocator that libraries take once and keep."""
-    non_pytorch_bytes: int = 0
-    """Non-PyTorch memory: context, handles, communication."""
-    device_bytes: float = math.inf
-    """Total memory of the device; the allocator chooses other blocks when addresses are
-    scarce."""
-
-
-class OverheadsRange(NamedTuple):
-    """Assumed overheads, with their range."""
-
-    least: MemoryOverheads
-    usual: MemoryOverheads
-    most: MemoryOverheads
 
 
 def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
@@ -213,17 +134,14 @@ def peak_bytes(
 def memory_breakdown(
     model: MemoryModel, micro_batch_size: int, overheads: MemoryOverheads
 ) -> MemoryBreakdown:
-    """Return the memory breakdown at the peak."""
+    """Return the memory breakdown at the peak.
+
+    The blocks in use at the event with the most of them are summed by term. What the
+    device needs beyond these blocks and the overheads is rounding and fragmentation.
+    """
     peak = peak_bytes(model, micro_batch_size, overheads)
     peak_event = int(model.running_bytes(micro_batch_size).argmax())
-    events = model.events[: peak_event + 1]
-    is_made = events >= 0
-    signs = np.where(is_made, 1, -1)
-    numbers = np.where(is_made, events, -1 - events)
-    sizes = model.sizes_bytes(micro_batch_size)
-    by_term = np.zeros(len(model.terms), dtype=np.int64)
-    np.add.at(by_term, model.term_of[numbers], signs * sizes[numbers])
-    terms: dict[str, int] = dict(zip(model.terms, by_term.tolist(), strict=True))
+    terms = _terms_in_use(model, micro_batch_size, peak_event)
     terms[Term.WORKSPACES] = sum(overheads.workspaces_bytes)
     terms[Term.NON_PYTORCH] = overheads.non_pytorch_bytes
     terms[Term.ROUNDING] = peak - sum(terms.values())
@@ -232,6 +150,20 @@ def memory_breakdown(
         terms_bytes={term: size for term, size in terms.items() if size},
         peak_bytes=peak,
     )
+
+
+def _terms_in_use(
+    model: MemoryModel, micro_batch_size: int, last_event: int
+) -> dict[str, int]:
+    """Return the bytes in use after an event, by term."""
+    events = model.events[: last_event + 1]
+    is_made = events >= 0
+    signs = np.where(is_made, 1, -1)
+    numbers = np.where(is_made, events, -1 - events)
+    sizes = model.sizes_bytes(micro_batch_size)
+    by_term = np.zeros(len(model.terms), dtype=np.int64)
+    np.add.at(by_term, model.term_of[numbers], signs * sizes[numbers])
+    return dict(zip(model.terms, by_term.tolist(), strict=True))
 
 
 def largest_micro_batch_size(
@@ -262,9 +194,17 @@ def size_range(
     max_micro_batch_size: int,
     unconfirmed_share: float = 0.0,
 ) -> tuple[int, int]:
-    """Return the largest micro-batch size with most, and with least overheads.
+    """Return the range of the largest micro-batch size, its lower end first.
 
-    A step may also need more by ``unconfirmed_share`` of its growth with the size.
+    The lower end is for the most overheads, the upper end for the least.
+
+    Args:
+        model: Memory of any micro-batch size.
+        budget_bytes: Memory that a step may use.
+        overheads: Assumed overheads, with their range.
+        max_micro_batch_size: Largest size to consider.
+        unconfirmed_share: Share of its growth with the micro-batch size by which a step
+            may need more than was traced.
     """
     growth_bytes = max(0, budget_bytes - peak_bytes(model, 1, overheads.usual))
     untraced_bytes = UNTRACED_SHARE[overheads.usual.kind] * growth_bytes
@@ -281,170 +221,3 @@ def size_range(
         max_micro_batch_size=max_micro_batch_size,
     )
     return low, high
-
-
-def unconfirmed_share(device: str, torch_version: str, *, is_compiled: bool) -> float:
-    """Return the share by which a traced step may need more than it was traced to."""
-    numbers = [int(number) for number in re.findall(r"\d+", torch_version)[:2]]
-    is_newer = numbers > [int(number) for number in MEASURED_TORCH.split(".")]
-    if device == "cuda" and is_compiled and is_newer:
-        return NEWER_TORCH_SHARE
-    return 0.0
-
-
-def overheads_on_gpu(
-    compute_capability: tuple[int, int] | None,
-    local_ranks: int,
-    device_bytes: float = math.inf,
-) -> OverheadsRange:
-    """Return a GPU's overheads, with NCCL's if a node has several ranks.
-
-    Without a capability, return those of a Hopper.
-    """
-    is_hopper = compute_capability is None or compute_capability >= (9, 0)
-    workspace_bytes = HOPPER_WORKSPACE_BYTES if is_hopper else OLDER_WORKSPACE_BYTES
-    nccl = COMMUNICATION_BYTES if local_ranks > 1 else NO_COMMUNICATION_BYTES
-
-    def overheads(non_pytorch_bytes: int) -> MemoryOverheads:
-        return MemoryOverheads(
-            kind="cuda",
-            workspaces_bytes=(workspace_bytes,) * WORKSPACES,
-            non_pytorch_bytes=non_pytorch_bytes,
-            device_bytes=device_bytes,
-        )
-
-    return OverheadsRange(
-        least=overheads(CONTEXT_BYTES.least + nccl.least),
-        usual=overheads(CONTEXT_BYTES.usual + nccl.usual),
-        most=overheads(CONTEXT_BYTES.most + nccl.most),
-    )
-
-
-def overheads_on_cpu() -> OverheadsRange:
-    """Return the memory that libraries and threads of a process take on a CPU."""
-    return OverheadsRange(
-        *(
-            MemoryOverheads(kind="cpu", non_pytorch_bytes=size_bytes)
-            for size_bytes in LIBRARIES_BYTES
-        )
-    )
-
-
-class Segment:
-    """An expandable segment: blocks by address, from 0 to ``reserved_bytes``.
-
-    It grows by whole pages.
-    """
-
-    def __init__(self, page_bytes: int, address_bytes: float = math.inf) -> None:
-        self.reserved_bytes = 0
-        self._page_bytes = page_bytes
-        self._address_bytes = address_bytes
-        self._free: list[tuple[int, int]] = []
-        """Size and address of each free block, ascending."""
-        self._size_at: dict[int, int] = {}
-        """Sizes of the free blocks by address."""
-        self._size_before: dict[int, int] = {}
-        """Sizes of the free blocks by end address."""
-
-    def allocate(self, size_bytes: int) -> int:
-        """Return the address of a new block."""
-        index = bisect.bisect_left(self._free, (size_bytes, 0))
-        if index + 1 < len(self._free):
-            block_bytes, address = self._free[index]
-            next_bytes, _ = self._free[index + 1]
-            # The last block counts with the size to which it could grow, so that the
-            # next larger one may be the smaller of the two.
-            is_last = address + block_bytes == self.reserved_bytes
-            if is_last and next_bytes < self._address_bytes - address:
-                index += 1
-        if index < len(self._free):
-            block_bytes, address = self._free[index]
-            self._remove(block_bytes, address)
-        else:
-            address = self._grow(size_bytes)
-            block_bytes = self.reserved_bytes - address
-        if block_bytes > size_bytes:
-            self._add(block_bytes - size_bytes, address + size_bytes)
-        return address
-
-    def _grow(self, size_bytes: int) -> int:
-        """Grow by whole pages until a block fits at the end; return its address.
-
-        A free block at the end becomes a part of it.
-        """
-        last_bytes = self._size_before.get(self.reserved_bytes, 0)
-        address = self.reserved_bytes - last_bytes
-        if last_bytes:
-            self._remove(last_bytes, address)
-        pages = -(-(address + size_bytes) // self._page_bytes)
-        self.reserved_bytes = pages * self._page_bytes
-        return address
-
-    def release(self, address: int, size_bytes: int) -> None:
-        """Free a block, and merge it with free neighbours."""
-        before_bytes = self._size_before.get(address)
-        if before_bytes:
-            self._remove(before_bytes, address - before_bytes)
-            address -= before_bytes
-            size_bytes += before_bytes
-        after_bytes = self._size_at.get(address + size_bytes)
-        if after_bytes:
-            self._remove(after_bytes, address + size_bytes)
-            size_bytes += after_bytes
-        self._add(size_bytes, address)
-
-    def _add(self, size_bytes: int, address: int) -> None:
-        bisect.insort(self._free, (size_bytes, address))
-        self._size_at[address] = size_bytes
-        self._size_before[address + size_bytes] = size_bytes
-
-    def _remove(self, size_bytes: int, address: int) -> None:
-        del self._free[bisect.bisect_left(self._free, (size_bytes, address))]
-        del self._size_at[address]
-        del self._size_before[address + size_bytes]
-
-
-def rounded_bytes(requested_bytes: int) -> int:
-    """Return the size of the block that serves a request; 0 for an empty request."""
-    return -(-requested_bytes // ROUND_BYTES) * ROUND_BYTES
-
-
-def reserve(
-    sizes_bytes: Sequence[int],
-    events: Sequence[int],
-    streams: Sequence[int] | None = None,
-    *,
-    device_bytes: float = math.inf,
-) -> int:
-    """Replay a sequence of allocations through the caching allocator.
-
-    Each segment may grow to 9/8 of the device's memory.
-
-    Args:
-        sizes_bytes: Requested size of each allocation.
-        events: ``i`` makes allocation i, and ``-1 - i`` releases it.
-        streams: CUDA stream of each allocation; None if all are on one.
-        device_bytes: Memory of the device.
-
-    Returns:
-        The bytes that are reserved at the end. Segments never shrink, so it is the
-        peak.
-    """
-    segments: dict[tuple[int, int], Segment] = {}
-    blocks: dict[int, tuple[Segment, int, int]] = {}
-    for event in events:
-        if event >= 0:
-            size = rounded_bytes(sizes_bytes[event])
-            if not size:
-                continue
-            page_bytes = SMALL_PAGE_BYTES if size <= SMALL_BYTES else LARGE_PAGE_BYTES
-            key = page_bytes, streams[event] if streams else 0
-            if key not in segments:
-                segments[key] = Segment(page_bytes, device_bytes * ADDRESS_SHARE)
-            segment = segments[key]
-            blocks[event] = segment, segment.allocate(size), size
-        elif -1 - event in blocks:
-            segment, address, size = blocks.pop(-1 - event)
-            segment.release(address, size)
-    return sum(segment.reserved_bytes for segment in segments.values())

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotune.memory.decide.memory_model import DeviceKind
+from autotune.memory.decide.overheads import DeviceKind
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.kernels import attend
 from autotune.memory.values import Term

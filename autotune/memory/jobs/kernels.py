@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from autotune.memory.decide.memory_model import DeviceKind
+from autotune.memory.decide.overheads import DeviceKind
 from autotune.memory.jobs.allocation_recorder import OUTPUTS, Block, Requests, Within
 from trainer.config.train_config import Attention
 

@@ -325,7 +325,7 @@ def _explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
 def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFigure]:
     """Yield the throughput at a micro-batch size and at the fastest one."""
     curve = {point.micro_batch_size: point for point in probe.curve}
-    points = (probe.promised(size), curve.get(size), _fastest(probe))
+    points = (probe.expected_throughput(size), curve.get(size), _fastest(probe))
     for point in dict.fromkeys(points):
         if point is None:
             continue

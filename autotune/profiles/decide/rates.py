@@ -240,7 +240,7 @@ def _rate_of_probe(profile: Profile) -> Rate | None:
     non_padding_share = fill_share(profile)
     if probe is None or non_padding_share is None:
         return None
-    point = probe.promised(profile.train.micro_batch_size)
+    point = probe.expected_throughput(profile.train.micro_batch_size)
     if point is None:
         return None
     interval = point.padded_rate.scaled(non_padding_share)

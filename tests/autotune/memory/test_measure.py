@@ -6,7 +6,8 @@ import pytest
 import autotune.memory.estimate
 import autotune.memory.measure
 from autotune.errors import ExceedsMemory, OutOfTime, Undecided
-from autotune.memory.decide.memory_model import overheads_on_cpu, peak_bytes
+from autotune.memory.decide.memory_model import peak_bytes
+from autotune.memory.decide.overheads import overheads_on_cpu
 from autotune.memory.estimate import CannotTrace, estimate_model
 from autotune.memory.measure import Probe, ProbeRequest, probe_model
 from autotune.memory.values import Allocation, Trace, TraceRequest

@@ -1,4 +1,4 @@
-import random
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.memory.decide import memory_model as memory
-from autotune.memory.decide.memory_model import LARGE_PAGE_BYTES, MIB, SMALL_PAGE_BYTES
+from autotune.memory.decide.batch_search import MIB
+from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.values import Allocation, Term, Trace
 from autotune.speed.values import StepWork
 
 MAX_MICRO_BATCH_SIZE = 96
-TERMS = ("activations", "optimizer", Term.PARAMETERS)
+TERMS = ("activations", "optimizer")
 
 
 @st.composite
@@ -20,14 +21,15 @@ def memory_models(draw) -> memory.MemoryModel:
     """Draw a model: weights, then blocks that are made and released in any order."""
     count = draw(st.integers(2, 14))
     weights = draw(st.integers(1, count))
-    sizes = st.sampled_from([0, 4, 512, 100_000, 3 * MIB, 30 * MIB])
-    blocks, events = [], []
+    # Empty, small and large requests of the allocator.
+    fixed_sizes = st.sampled_from([0, 4, 512, 100_000, 3 * MIB, 30 * MIB])
+    sizes_by_sequence = st.sampled_from([0, 4, 2048, 100_000, 5 * MIB])
+    blocks = []
+    events = []
     live: list[int] = []
     for number in range(count):
         term = Term.PARAMETERS if number < weights else TERMS[number % 2]
-        blocks.append(
-            (draw(sizes), draw(st.sampled_from([0, 4, 2048, 100_000, 5 * MIB])), term)
-        )
+        blocks.append((draw(fixed_sizes), draw(sizes_by_sequence), term))
         while live and draw(st.booleans()):
             events.append(-1 - live.pop(draw(st.integers(0, len(live) - 1))))
         events.append(number)
@@ -36,8 +38,8 @@ def memory_models(draw) -> memory.MemoryModel:
     return fitted_model(*blocks, events=events)
 
 
-ON_CPU = memory.MemoryOverheads(kind="cpu")
-ON_GPU = memory.MemoryOverheads(kind="cuda")
+ON_CPU = MemoryOverheads(kind="cpu")
+ON_GPU = MemoryOverheads(kind="cuda")
 LARGE = replace(
     ON_GPU, workspaces_bytes=(32 * MIB, 32 * MIB), non_pytorch_bytes=600 * MIB
 )
@@ -78,7 +80,7 @@ def fitted_model(
 
 
 BLOCKS = ((100, 0, Term.PARAMETERS), (0, 4096, "activations"), (7, 1024, "activations"))
-TRACED_SIZES = (40, 3, 11)
+UNEVEN_SIZES = (3, 11, 40)
 
 
 @given(size=st.integers(1, 100))
@@ -88,45 +90,51 @@ def test_evenly_growing_sizes_are_exact(size):
     assert sizes == [100, 4096 * large, 7 + 1024 * large]
 
 
+def uneven_bytes(size: int) -> int:
+    """Return the size of a block that grows by 1,000 bytes every seven sequences."""
+    return 1000 * math.ceil(size / 7)
+
+
 @given(size=st.integers(1, 100))
 def test_other_sizes_lie_between_their_neighbours(size):
-    def traced_bytes(traced_size: int) -> int:
-        return 1000 * -(-traced_size // 7)
-
-    model = memory.fit_memory_model(
-        [
-            trace_of(traced_size, (traced_bytes(traced_size), 0, Term.PARAMETERS))
-            for traced_size in TRACED_SIZES
-        ]
-    )
+    # Traces may be in any order.
+    traces = [
+        trace_of(traced_size, (uneven_bytes(traced_size), 0, Term.PARAMETERS))
+        for traced_size in (40, 3, 11)
+    ]
+    model = memory.fit_memory_model(traces)
     assert model is not None
     (size_bytes,) = model.sizes_bytes(size)
     assert size_bytes >= 0
-    if 3 <= size <= 40:
-        below = max(traced_size for traced_size in TRACED_SIZES if traced_size <= size)
-        above = min(traced_size for traced_size in TRACED_SIZES if traced_size >= size)
-        assert traced_bytes(below) <= size_bytes <= traced_bytes(above)
+    if UNEVEN_SIZES[0] <= size <= UNEVEN_SIZES[-1]:
+        below = max(traced for traced in UNEVEN_SIZES if traced <= size)
+        above = min(traced for traced in UNEVEN_SIZES if traced >= size)
+        assert uneven_bytes(below) <= size_bytes <= uneven_bytes(above)
+
+
+LAST_TRACE = trace_of(24, *BLOCKS)
+OTHER_TERM = replace(LAST_TRACE.allocations[2], term="another")
 
 
 @pytest.mark.parametrize(
-    "change",
+    "unlike",
     [
-        lambda trace: {"events": (0, 2, 1)},
-        lambda trace: {"events": (0, 1, 2, -3)},
-        lambda trace: {"allocations": trace.allocations[:2], "events": (0, 1)},
-        lambda trace: {
-            "allocations": (
-                *trace.allocations[:2],
-                replace(trace.allocations[2], term="x"),
-            )
-        },
+        pytest.param({"events": (0, 2, 1)}, id="another order"),
+        pytest.param({"events": (0, 1, 2, -3)}, id="a release more"),
+        pytest.param(
+            {"allocations": LAST_TRACE.allocations[:2], "events": (0, 1)},
+            id="a block less",
+        ),
+        pytest.param(
+            {"allocations": (*LAST_TRACE.allocations[:2], OTHER_TERM)},
+            id="another term",
+        ),
     ],
-    ids=["order", "released", "fewer", "another's"],
 )
-def test_unlike_traces_have_no_model(change):
-    *alike, last = (trace_of(size, *BLOCKS) for size in (3, 8, 24))
-    assert memory.fit_memory_model([*alike, last]) is not None
-    assert memory.fit_memory_model([*alike, replace(last, **change(last))]) is None
+def test_unlike_traces_have_no_model(unlike):
+    alike = [trace_of(size, *BLOCKS) for size in (3, 8)]
+    assert memory.fit_memory_model([*alike, LAST_TRACE]) is not None
+    assert memory.fit_memory_model([*alike, replace(LAST_TRACE, **unlike)]) is None
 
 
 def test_peak_on_a_cpu_is_the_most_in_use():
@@ -193,93 +201,3 @@ def test_largest_micro_batch_is_the_largest_that_fits(
     # luck; then it is the edge of one range.
     if all(smaller <= larger for smaller, larger in pairwise(peaks)):
         assert largest == max(fitting, default=0)
-
-
-SIZES = st.one_of(*(st.integers(1, most) for most in (64, 4 * MIB, 64 * MIB))).map(
-    memory.rounded_bytes
-)
-SEQUENCES = st.lists(
-    st.tuples(SIZES, st.booleans(), st.integers(0, 2**16)), min_size=1, max_size=60
-)
-"""Sizes; whether a block is released before; which."""
-
-
-@pytest.mark.parametrize(
-    ("sizes", "events", "reserved"),
-    [
-        ([0], [0], 0),
-        ([512], [0], SMALL_PAGE_BYTES),
-        ([MIB], [0], SMALL_PAGE_BYTES),
-        ([MIB + 1], [0], LARGE_PAGE_BYTES),
-        ([20 * MIB], [0], LARGE_PAGE_BYTES),
-        ([20 * MIB + 1], [0], 2 * LARGE_PAGE_BYTES),
-        # Segments of their own.
-        ([2 * MIB, 100], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),
-        ([MIB - 512, 1, 1], [0, 1, 2], SMALL_PAGE_BYTES),  # rounded up to 512 bytes
-        ([2 * MIB - 512, 1], [0, 1], LARGE_PAGE_BYTES + SMALL_PAGE_BYTES),
-        # Its largest moment, and keeps it.
-        ([60 * MIB, 20 * MIB, 2 * MIB], [0, 1, -1, -2, 2], 80 * MIB),
-        ([20 * MIB, 60 * MIB], [0, -1, 1], 60 * MIB),
-        ([60 * MIB, 20 * MIB], [0, -1, 1], 60 * MIB),
-        ([0, 20 * MIB], [0, 1, -1, -2], 20 * MIB),
-        # It grows by what its last free block lacks.
-        ([6 * MIB, 16 * MIB], [0, 1], 40 * MIB),
-    ],
-)
-def test_requests_reserve_whole_pages(sizes, events, reserved):
-    assert memory.reserve(sizes, events) == reserved
-
-
-def with_released(
-    page_mib: int, sizes_mib: list[int], released: list[int], **limits: int
-) -> memory.Segment:
-    """Return a segment of blocks, of which those with these numbers are released."""
-    segment = memory.Segment(page_mib * MIB, **limits)
-    blocks = [(segment.allocate(size * MIB), size * MIB) for size in sizes_mib]
-    for number in released:
-        segment.release(*blocks[number])
-    return segment
-
-
-@pytest.mark.parametrize(
-    ("segment", "size_mib", "taken_mib"),
-    [
-        # The smallest that is large enough.
-        (with_released(1, [4, 1, 3, 1], [0, 2]), 3, [5, 0]),
-        # The last one only if no other will do.
-        (with_released(8, [5, 1], [0]), 2, [0, 2, 6]),
-        # The last counts as what it could grow to.
-        (with_released(10, [40, 5], [0], address_bytes=100 * MIB), 1, [0]),
-        (with_released(10, [40, 5], [0], address_bytes=60 * MIB), 1, [45]),
-    ],
-)
-def test_smallest_sufficient_block_is_taken(segment, size_mib, taken_mib):
-    assert [segment.allocate(size_mib * MIB) / MIB for _ in taken_mib] == taken_mib
-
-
-@settings(deadline=None)
-@given(
-    sequence=SEQUENCES,
-    page=st.sampled_from([2 * MIB, 20 * MIB]),
-    seed=st.integers(0, 2**16),
-)
-def test_blocks_never_overlap(sequence, page, seed):
-    segment = memory.Segment(page)
-    live: list[tuple[int, int]] = []
-    reserved = 0
-    for size, releases, which in sequence:
-        if releases and live:
-            segment.release(*live.pop(which % len(live)))
-        live.append((segment.allocate(size), size))
-        assert all(
-            before[0] + before[1] <= after[0]
-            for before, after in pairwise(sorted(live))
-        )
-        assert max(address + held for address, held in live) <= segment.reserved_bytes
-        assert segment.reserved_bytes >= reserved
-        assert segment.reserved_bytes % page == 0
-        reserved = segment.reserved_bytes
-    random.Random(seed).shuffle(live)
-    for block in live:
-        segment.release(*block)
-    assert (segment.allocate(reserved), segment.reserved_bytes) == (0, reserved)

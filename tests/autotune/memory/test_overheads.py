@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.memory.decide.memory_model import NEWER_TORCH_SHARE, unconfirmed_share
+from autotune.memory.decide.overheads import NEWER_TORCH_SHARE, unconfirmed_share
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""Memory that a device needs in addition to the traced allocations, with its range."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from autotune.memory.decide.batch_search import MIB
+
+DeviceKind = Literal["cpu", "cuda"]
+GIB = 2**30
+
+
+class BytesRange(NamedTuple):
+    """An assumed amount of memory, with its range."""
+
+    least: int
+    usual: int
+    most: int
+
+
+CONTEXT_BYTES = BytesRange(
+    least=int(0.42 * GIB), usual=int(0.73 * GIB), most=int(0.92 * GIB)
+)
+"""CUDA context: least, usual and most, by the number of loaded kernels. Least and most:
+public reports for GPUs from Ampere on; usual: measured on an H100 with driver 580 and
+CUDA 13, with both BERT presets (``reports/gpu/``)."""
+COMMUNICATION_BYTES = BytesRange(least=int(0.5 * GIB), usual=GIB, most=2 * GIB)
+"""NCCL with 2 to 8 ranks on a node: least, usual and most; public reports."""
+NO_COMMUNICATION_BYTES = BytesRange(least=0, usual=0, most=0)
+HOPPER_CAPABILITY = (9, 0)
+HOPPER_WORKSPACE_BYTES = 32 * MIB
+"""cuBLAS workspace of a Hopper or later: torch's documented default of
+CUBLAS_WORKSPACE_CONFIG."""
+OLDER_WORKSPACE_BYTES = 8320 * 1024
+"""cuBLAS workspace of a GPU before Hopper: torch's documented default."""
+WORKSPACES = 2
+"""Number of cuBLAS workspaces: one for the forward thread, one for the backward
+thread."""
+LIBRARIES_BYTES = BytesRange(least=4 * MIB, usual=38 * MIB, most=52 * MIB)
+"""CPU overheads: least, usual, most. Measured with five models on two cores of an Intel
+Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an AMD
+EPYC: 11 MiB on two cores, 6 on one."""
+UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
+"""Kernel memory unseen by traces, as a share of the growth with the micro-batch;
+measured on CPUs, assumed on GPUs."""
+MEASURED_TORCH = "2.11"
+"""Version of torch whose compiled steps were measured on a GPU (docs/benchmarks.md)."""
+NEWER_TORCH_SHARE = 0.13
+"""Share by which a compiled step of newer torch is traced to need less per sequence.
+
+bert-120m took 177 MB on an H100 with torch 2.11; traced with 2.13 it takes 154 MB, as
+that keeps less for backward. No GPU has confirmed the difference, so it may be smaller.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOverheads:
+    """Memory that a device needs in addition to the traced allocations."""
+
+    kind: DeviceKind
+    workspaces_bytes: tuple[int, ...] = ()
+    """Blocks of PyTorch's allocator that libraries take once and keep."""
+    non_pytorch_bytes: int = 0
+    """Non-PyTorch memory: context, handles, communication."""
+    device_bytes: float = math.inf
+    """Total memory of the device; the allocator chooses other blocks when addresses are
+    scarce."""
+
+
+class OverheadsRange(NamedTuple):
+    """Assumed overheads, with their range."""
+
+    least: MemoryOverheads
+    usual: MemoryOverheads
+    most: MemoryOverheads
+
+
+def unconfirmed_share(device: str, torch_version: str, *, is_compiled: bool) -> float:
+    """Return the share by which a traced step may need more than it was traced to.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        torch_version: Version of torch whose step was traced, such as ``2.13.0+cpu``.
+        is_compiled: True if torch.compile compiles the layers.
+    """
+    traced_release = [int(number) for number in re.findall(r"\d+", torch_version)[:2]]
+    measured_release = [int(number) for number in MEASURED_TORCH.split(".")]
+    is_newer = traced_release > measured_release
+    if device == "cuda" and is_compiled and is_newer:
+        return NEWER_TORCH_SHARE
+    return 0.0
+
+
+def overheads_on_gpu(
+    compute_capability: tuple[int, int] | None,
+    local_ranks: int,
+    device_bytes: float = math.inf,
+) -> OverheadsRange:
+    """Return a GPU's overheads, with NCCL's if a node has several ranks.
+
+    Without a capability, return those of a Hopper.
+    """
+    workspace_bytes = HOPPER_WORKSPACE_BYTES
+    if compute_capability is not None and compute_capability < HOPPER_CAPABILITY:
+        workspace_bytes = OLDER_WORKSPACE_BYTES
+    nccl = COMMUNICATION_BYTES if local_ranks > 1 else NO_COMMUNICATION_BYTES
+
+    def overheads(non_pytorch_bytes: int) -> MemoryOverheads:
+        return MemoryOverheads(
+            kind="cuda",
+            workspaces_bytes=(workspace_bytes,) * WORKSPACES,
+            non_pytorch_bytes=non_pytorch_bytes,
+            device_bytes=device_bytes,
+        )
+
+    return OverheadsRange(
+        least=overheads(CONTEXT_BYTES.least + nccl.least),
+        usual=overheads(CONTEXT_BYTES.usual + nccl.usual),
+        most=overheads(CONTEXT_BYTES.most + nccl.most),
+    )
+
+
+def overheads_on_cpu() -> OverheadsRange:
+    """Return the memory that libraries and threads of a process take on a CPU."""
+
+    def overheads(libraries_bytes: int) -> MemoryOverheads:
+        return MemoryOverheads(kind="cpu", non_pytorch_bytes=libraries_bytes)
+
+    return OverheadsRange(
+        least=overheads(LIBRARIES_BYTES.least),
+        usual=overheads(LIBRARIES_BYTES.usual),
+        most=overheads(LIBRARIES_BYTES.most),
+    )

@@ -1,0 +1,98 @@
+"""Evidence of a probe, as a profile stores it."""
+
+from pydantic import Field
+
+from autotune.base.interval import (
+    SHOWN_CONFIDENCE,
+    Interval,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+)
+from trainer.config.tables import StrictTable
+
+
+class CurvePoint(StrictTable):
+    """Throughput at one micro-batch size."""
+
+    micro_batch_size: Positive
+    padded_tokens_per_s: PositiveFloat
+    """Tokens/s including padding, with full sequences."""
+    step_s: PositiveFloat
+    """Median time of the timed optimizer steps of one micro-batch each, in seconds."""
+    timed_steps: Positive
+    padded_tokens_per_s_low: PositiveFloat | None = None
+    """Lower bound at 95 % confidence; None if the timed steps show no reliable
+    spread."""
+    padded_tokens_per_s_high: PositiveFloat | None = None
+
+    @property
+    def padded_rate(self) -> Interval:
+        """Tokens/s including padding, with their bounds."""
+        low, high = self.padded_tokens_per_s_low, self.padded_tokens_per_s_high
+        return Interval.from_bounds(
+            self.padded_tokens_per_s, low, high, SHOWN_CONFIDENCE
+        )
+
+
+LOWER_BOUND = "lower bound, not verified"
+"""Words for a largest size above which none is known to run out of memory."""
+
+
+class ProbeEvidence(StrictTable):
+    """Result of a probe: the largest micro-batch that fits, and the one in use."""
+
+    feasible_max: Positive
+    """Largest micro-batch, in sequences, that ran optimizer steps under the budget."""
+    infeasible_min: Positive | None = None
+    """Smallest micro-batch that ran out of memory; None if the search reached its upper
+    limit first."""
+    is_lower_bound: bool = False
+    """True if time ended before the limit was verified: ``feasible_max`` ran, and more
+    may fit."""
+    feasible_peak_bytes: Positive
+    """Peak memory of ``feasible_max`` in its trials."""
+    predicted_peak_bytes: Positive | None = None
+    """Peak of ``feasible_max`` predicted by the trace and smaller trials; without a
+    trace by a line through two."""
+    traced_peak_bytes: Positive | None = None
+    """Peak predicted for ``feasible_max`` before any trial; None if the model was not
+    traced."""
+    traced_micro_batch_size: NonNegative | None = None
+    """Largest micro-batch that the trace alone predicted."""
+    traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
+    """Memory breakdown of ``feasible_max``, predicted by the trace."""
+    parameters: Positive | None = None
+    not_traced: str | None = None
+    """Reason for a missing trace."""
+    local_ranks: Positive = 1
+    """Ranks that took the steps together, each under the budget."""
+    gradient_accumulation_steps: Positive = 1
+    """Micro-batches of a step; two stand for any larger number: gradients exist while
+    the next one is computed."""
+    search_trials: Positive
+    """Trials until both sides were verified; the throughput curve took further ones."""
+    seconds: NonNegativeFloat
+    """Time of all trials, the throughput curve's included."""
+    mean_tokens_per_sequence: PositiveFloat
+    """Mean non-padding tokens per sequence of this dataset, in this layout."""
+    curve: list[CurvePoint]
+    knee_micro_batch_sizes: list[Positive] = Field(default_factory=list)
+    """Two sizes between which the knee of the curve lies, within measurement noise."""
+    sustained: CurvePoint | None = None
+    """Throughput to expect: the chosen micro-batch over a minute, warm and at the power
+    limit; over less if a trial's time limit is below 4 minutes. None on a CPU."""
+    choice: str
+    """Reason for ``micro_batch_size``."""
+
+    def expected_throughput(self, micro_batch_size: int) -> CurvePoint | None:
+        """Return the throughput to expect of a micro-batch size.
+
+        Returns:
+            None if it was not measured.
+        """
+        for point in (self.sustained, *self.curve):
+            if point is not None and point.micro_batch_size == micro_batch_size:
+                return point
+        return None

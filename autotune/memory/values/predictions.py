@@ -1,0 +1,128 @@
+"""Predicted memory: by term, of one of several GPUs, and as answers of commands."""
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from autotune.plan.values import PlanFigure
+from autotune.speed.values import SpeedPrediction, StepWork
+from trainer.config.train_config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Memory of one GPU at its peak: of the whole model, or of a share of it."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    head_and_loss_bytes: int
+    temporaries_bytes: int
+    """Blocks that are allocated and released within a step."""
+    non_pytorch_bytes: int
+    """Non-PyTorch memory: context, NCCL, handles."""
+    gathered_bytes: int = 0
+    """The layer that ZeRO-3 has gathered at the moment."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer state, which ZeRO shards."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of all parts."""
+        return sum(astuple(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Memory of one GPU under one way of sharing a model."""
+
+    name: str
+    trains_here: bool
+    """True if this project's trainer supports it; the others are formulas for
+    comparison."""
+    total_bytes: int
+    fits: bool
+    held: StateBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Memory of a model, for a training plan."""
+
+    parameters: PlanFigure
+    state: StateBytes
+    """Memory of a rank alone, with ``micro_batch_size``."""
+    largest_bytes: int
+    """Largest unit that FSDP gathers."""
+    micro_batch_size: int
+    """Micro-batch size of a rank to which the figures apply."""
+    max_micro_batch_size: int
+    """Largest micro-batch that fits a rank alone with the headroom left; 0 if none
+    does."""
+    source: str
+    work: StepWork | None = None
+    """Kernels of a step, if it was traced."""
+    shares: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBreakdown:
+    """Memory at its peak, by term; the terms add up to the peak."""
+
+    micro_batch_size: int
+    terms_bytes: Mapping[str, int]
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedModel:
+    """Prediction for one model and one memory budget."""
+
+    model: str
+    config: TrainConfig
+    """Settings of the step; batch sizes are ignored."""
+    parameters: int
+    attention: str
+    attention_reason: str
+    budget_bytes: int
+    micro_batch_size: int
+    """Largest micro-batch that is predicted to fit."""
+    micro_batch_size_low: int
+    """Largest micro-batch if all assumed overheads are at their most."""
+    micro_batch_size_high: int
+    """Largest micro-batch if all assumed overheads are at their least."""
+    limited: bool
+    """True if more may fit, but larger sizes were not tried."""
+    breakdown: MemoryBreakdown
+    bytes_per_sequence: float
+    non_padding_tokens: float | None
+    samples: float | None
+    traces: int
+    torch: str
+    """Version of torch whose step was traced; others may keep more or less."""
+    speed: SpeedPrediction | None
+    """Predicted speed at ``micro_batch_size``; None if the machine's constants are not
+    known."""
+    shares: tuple[Share, ...]
+    """Memory of one of several GPUs that share the model; empty for one GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Predictions for one GPU, without any measurement."""
+
+    target: str
+    """GPU, or amount of memory, of the prediction."""
+    reserve_bytes: int
+    """GPU memory that is left out of the budget."""
+    models: tuple[PredictedModel, ...]
+    rejected: Mapping[str, Mapping[str, Any]]
+    """Models that do not fit or cannot be predicted, each with its ``exit_code``,
+    ``message`` and ``next_step``."""
+    what_if: tuple[Mapping[str, Any], ...]
+    """Alternatives: settings, the ``micro_batch_size`` that fits (null if unknown), its
+    ``non_padding_tokens``, and a ``note``."""
