@@ -1,7 +1,8 @@
 """The run record: what a run writes while it trains, and what others read of it.
 
 ``run_record`` documents the files and reads them: begin there. ``writer.RunWriter``
-writes them during training; ``meter.Meter`` measures the steps for it, the only module
-here that imports torch. ``boards`` passes the numbers on to TensorBoard and Weights &
-Biases, ``progress`` shows them on the console.
+writes them during training. ``meter.Meter`` measures the steps for it, from the sums
+over ranks in ``interval``, with ``noise_scale`` and ``pace_monitor``; only ``meter``,
+``interval`` and ``process_memory`` import torch. ``boards`` passes the numbers on to
+TensorBoard and Weights & Biases, ``progress`` shows them on the console.
 """

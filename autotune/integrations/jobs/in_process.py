@@ -29,7 +29,7 @@ from autotune.trials.jobs.budget import (
 from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, Trial
 from trainer.errors import TrainerError
 from trainer.health.failures import out_of_memory
-from trainer.record.meter import status_bytes
+from trainer.record.process_memory import status_bytes
 
 _KEPT_BLOCK_BYTES = 2**25
 """Size from which glibc returns blocks at the latest, by its own choice."""

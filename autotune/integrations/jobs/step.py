@@ -18,7 +18,7 @@ from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 from trainer.health.failures import out_of_memory
-from trainer.record.meter import status_bytes
+from trainer.record.process_memory import status_bytes
 
 _LARGE_BLOCK_BYTES = 32 * 1024
 """Blocks that go back to the kernel at once: samples of a batch are small, and would

@@ -18,7 +18,7 @@ import torch
 from autotune.base.units import format_bytes
 from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import DeviceMissing
-from trainer.record.meter import status_bytes
+from trainer.record.process_memory import status_bytes
 
 # Parameters of mallopt(3), from <malloc.h>.
 _M_TOP_PAD = -2

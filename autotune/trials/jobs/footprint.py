@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from trainer.distributed.ranks import Ranks
-from trainer.record.meter import status_bytes
+from trainer.record.process_memory import status_bytes
 
 _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
 """Exceptions that psutil raises if /proc is missing, hidden or blank."""

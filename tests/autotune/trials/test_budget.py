@@ -162,7 +162,7 @@ def test_figures_of_an_ended_process_are_unknown(monkeypatch):
 
 GROWTH_AFTER_CLEANING = """
 from autotune.trials.jobs import budget
-from trainer.record.meter import status_bytes
+from trainer.record.process_memory import status_bytes
 
 def growth_bytes(count, size_bytes):
     before_bytes = status_bytes("VmSize")

@@ -1,0 +1,163 @@
+"""Metrics of the steps between two logged ones, and their sums over ranks.
+
+The sums are one tensor, so that an interval costs one all-reduce and one copy to the
+host. ``pack_sums`` and ``unpack_sums`` define its layout: the totals, then a table with
+a row per quantity and a column per rank.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from trainer.data.micro_batch import MicroBatch
+from trainer.distributed.device_events import DeviceEvent, to_device
+from trainer.distributed.ranks import Ranks
+from trainer.distributed.step import StepResult
+from trainer.model.flops import ModelWork
+from trainer.record.process_memory import peak_memory_bytes
+
+_NUMBER_OF_TOTALS = 5
+_ROWS_BY_RANK = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """One rank's means per step in an interval, in seconds."""
+
+    step_s: float
+    compute_s: float | None
+    """None if compute and communication cannot be told apart."""
+    data_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseSample:
+    """Gradients of one step for the gradient noise scale; tensors of shape ()."""
+
+    part_share: float
+    """Share of the step's tokens in the part."""
+    part_square: torch.Tensor
+    """Squared norm of the part's mean gradient."""
+    whole_square: torch.Tensor
+    """Squared norm of the whole step's mean gradient."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Interval:
+    """Metrics of one rank since the last logged step."""
+
+    began: DeviceEvent
+    results: list[StepResult] = field(default_factory=list)
+    non_padding_tokens: int = 0
+    padded_tokens: int = 0
+    flops: float = 0.0
+    noise_samples: list[NoiseSample] = field(default_factory=list)
+
+    def add(
+        self, batches: Sequence[MicroBatch], result: StepResult, work: ModelWork
+    ) -> None:
+        """Count a step of a model that does ``work``."""
+        for batch in batches:
+            lengths = batch.tokens_N.numpy().astype(np.int64)
+            self.non_padding_tokens += batch.non_padding_tokens
+            self.padded_tokens += batch.ids_BS.numel()
+            self.flops += work.step_flops(lengths, batch.predicted_tokens)
+        self.results.append(result)
+        if result.partial is not None:
+            self.noise_samples.append(
+                NoiseSample(
+                    part_share=result.partial.share,
+                    part_square=result.partial.square.double(),
+                    whole_square=result.grad_norm.square().double(),
+                )
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalSums:
+    """Metrics of an interval over all ranks."""
+
+    non_padding_tokens: float
+    padded_tokens: float
+    flops: float
+    part_square: float
+    """Squared norm of the parts' mean gradients, mean over steps, summed over ranks."""
+    whole_square: float
+    """Squared norm of the steps' mean gradients, mean over steps, summed over ranks."""
+    compute_by_rank_s: list[float]
+    """Compute time per step in the interval before; NaN if unknown, 0 in the first."""
+    data_wait_by_rank_s: list[float]
+    """Data wait per step in the interval before; 0 in the first."""
+    peak_memory_by_rank_bytes: list[float]
+
+
+def pack_sums(
+    interval: Interval, previous_pace: Pace | None, ranks: Ranks
+) -> torch.Tensor:
+    """Return this rank's metrics as a tensor to be summed over ranks, on the device.
+
+    Args:
+        interval: Interval that ends now.
+        previous_pace: This rank's pace in the interval before; None in the first.
+        ranks: This rank, and the number of all.
+
+    Returns:
+        Tensor of dtype fp64; ``unpack_sums`` reads the sum of those of all ranks.
+    """
+    totals = [interval.non_padding_tokens, interval.padded_tokens, interval.flops]
+    # Only this rank's own column; all others are zero, so that the sum over ranks has
+    # every rank's.
+    table = np.zeros((_ROWS_BY_RANK, ranks.world_size))
+    if previous_pace is not None:
+        compute_s = previous_pace.compute_s
+        # If the compute time is unknown (NaN) on one rank, it is on all.
+        table[0, ranks.rank] = math.nan if compute_s is None else compute_s
+        table[1, ranks.rank] = previous_pace.data_wait_s
+    table[2, ranks.rank] = peak_memory_bytes(ranks.device)
+    return torch.cat(
+        [
+            to_device(totals, ranks.device),
+            _mean_squares(interval.noise_samples, ranks.device),
+            to_device(table.ravel().tolist(), ranks.device),
+        ]
+    )
+
+
+def _mean_squares(samples: Sequence[NoiseSample], device: torch.device) -> torch.Tensor:
+    """Return the mean squared norms of part and whole gradients, shape (2,).
+
+    They stay on the device; both are 0 without samples.
+    """
+    if not samples:
+        return torch.zeros(2, dtype=torch.float64, device=device)
+    parts = torch.stack([sample.part_square for sample in samples])
+    wholes = torch.stack([sample.whole_square for sample in samples])
+    return torch.stack([parts.mean(), wholes.mean()])
+
+
+def table_by_rank(sums: torch.Tensor) -> torch.Tensor:
+    """Return the table in the sums, a view of shape (quantities, ranks).
+
+    Its rows are compute times, data waits and peak memory.
+    """
+    return sums[_NUMBER_OF_TOTALS:].view(_ROWS_BY_RANK, -1)
+
+
+def unpack_sums(sums: torch.Tensor) -> IntervalSums:
+    """Read the sums over ranks of the tensors that ``pack_sums`` made."""
+    totals = sums[:_NUMBER_OF_TOTALS].tolist()
+    non_padding_tokens, padded_tokens, flops, part_square, whole_square = totals
+    compute_s, data_wait_s, memory_bytes = table_by_rank(sums).tolist()
+    return IntervalSums(
+        non_padding_tokens=non_padding_tokens,
+        padded_tokens=padded_tokens,
+        flops=flops,
+        part_square=part_square,
+        whole_square=whole_square,
+        compute_by_rank_s=compute_s,
+        data_wait_by_rank_s=data_wait_s,
+        peak_memory_by_rank_bytes=memory_bytes,
+    )
