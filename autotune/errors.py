@@ -79,7 +79,7 @@ class Undecided(AutotuneError, exit_code=8, docs="noisy-measurements"):
     """Trials ran, but their results do not support an answer."""
 
 
-class OutOfTime(Undecided):
+class OutOfTime(Undecided, docs="resume"):
     """The next trial would exceed the time budget.
 
     Results so far are in the trial log.

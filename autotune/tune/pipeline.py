@@ -345,10 +345,7 @@ class Tuning:
             limit = f" ({LOWER_BOUND})"
         elif evidence.infeasible_min is not None:
             limit = f", {evidence.infeasible_min:,} run out of memory"
-        batch = (
-            f"{train.global_batch_size:,} = {split.gradient_accumulation_steps:,} x"
-            f" {split.micro_batch_size:,}"
-        )
+        batch = split.words(evidence.local_ranks)
         return (
             f"{evidence.feasible_max:,} sequences fit{limit}; global batch of {batch}"
         )

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 from pathlib import Path
 
@@ -13,6 +14,12 @@ import pytest
 from tests.documentation.blocks import ROOT
 
 PINS = (ROOT / "constraints.txt").read_text().split()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHON_VERSIONS = [
+    version
+    for classifier in PROJECT["classifiers"]
+    for version in re.findall(r"Python :: (3\.\d+)", classifier)
+]
 NO_ANSWER = re.compile(
     r"Temporary failure|Could not fetch URL|ConnectionError|timed out"
 )
@@ -42,6 +49,28 @@ def test_pins_resolve_without_pip_settings():
     command += ["--ignore-installed", "--quiet", "--retries", "1"]
     resolved = subprocess.run(
         [*command, "--requirement", ROOT / "constraints.txt"],
+        env=environment_without_pip_settings(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if resolved.returncode and NO_ANSWER.search(resolved.stderr):
+        pytest.skip(f"no package index answers: {resolved.stderr[-300:]}")
+    assert resolved.returncode == 0, resolved.stderr
+
+
+@pytest.mark.system
+@pytest.mark.soak
+@pytest.mark.parametrize("python_version", PYTHON_VERSIONS)
+def test_dependencies_have_wheels_for_python(tmp_path, python_version):
+    # Not among the slow tests: an index without metadata files makes pip download
+    # torch's wheel of half a gigabyte.
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet"]
+    command += ["--target", str(tmp_path), "--ignore-installed", "--retries", "1"]
+    command += ["--python-version", python_version, "--only-binary", ":all:"]
+    command += ["--constraint", str(ROOT / "constraints.txt")]
+    resolved = subprocess.run(
+        [*command, *PROJECT["dependencies"]],
         env=environment_without_pip_settings(),
         capture_output=True,
         text=True,
