@@ -22,7 +22,8 @@ from autotune.memory.prediction import predicted_gains
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from autotune.profiles.decide.follow_up import command, probe_command
-from autotune.profiles.store import StoredProfile, read_profile, read_trials
+from autotune.profiles.recorded_trials import read_trials
+from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.speed.measure import known_rates
 from autotune.trials.decide.plausibility import check_run

@@ -40,7 +40,8 @@ def baseline(
     from autotune.base.document import answer_json
     from autotune.baseline.sections import baseline_text
     from autotune.baseline.stage import compare_recipes
-    from autotune.profiles.store import read_profile, require_local_probe
+    from autotune.profiles.local_probe import require_local_probe
+    from autotune.profiles.store import read_profile
     from autotune.trials.session import open_session
     from autotune.tune.decide import sweep_time_text
 

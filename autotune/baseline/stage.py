@@ -11,8 +11,10 @@ from autotune.base.files import write_atomically
 from autotune.baseline.measure import BaselineRunner, compare_with
 from autotune.baseline.values import BaselineEvidence
 from autotune.machine.measured_device import local_ranks
-from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.recorded_trials import add_evidence
+from autotune.profiles.store import StoredProfile
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.runner import Rounds
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows

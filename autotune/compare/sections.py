@@ -8,7 +8,7 @@ from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import format_bounds, format_confidence
 from autotune.compare.decide import Change, Compared, Comparison, Gate
 from autotune.profiles.decide.explain import meaning_of
-from autotune.profiles.sections import short_value
+from autotune.profiles.review_text import short_value
 
 _HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
 _MOST_NAMES = 6

@@ -34,7 +34,7 @@ from autotune.integrations.values import (
     Subject,
 )
 from autotune.machine.measured_device import DeviceChoice
-from autotune.profiles.decide.batch_split import with_headroom
+from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.store import profile_paths
 from autotune.trials.session import open_bench
 from trainer.errors import TrainerError

@@ -35,7 +35,7 @@ from autotune.memory.decide.memory_model import peak_bytes
 from autotune.memory.decide.overheads import overheads_on_cpu, overheads_on_gpu
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import CLOSE_BYTES, SizeSearch
-from autotune.profiles.decide.batch_split import with_headroom
+from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import (

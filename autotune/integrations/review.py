@@ -5,21 +5,24 @@ It has their report, and their verification on this machine.
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.base import document as doc
 from autotune.base.document import facts_table, jsonable
-from autotune.base.tables import Row
 from autotune.integrations.sections import loader_section, step_section, trials_table
 from autotune.integrations.store import StoredOwn, read_own
 from autotune.machine.host import Host
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
+from autotune.profiles.checks import Check, Verification
+from autotune.profiles.decide.fingerprint_check import check_fields, field_text
 from autotune.profiles.decide.follow_up import command
-from autotune.profiles.decide.trial_log_check import check_fields, field_text
-from autotune.profiles.sections import approval_line, fingerprint_table
-from autotune.profiles.store import read_trials
-from autotune.profiles.values import Check, Verification
+from autotune.profiles.recorded_trials import read_trials
+from autotune.profiles.review_text import approval_line
+from autotune.profiles.sections import fingerprint_table
+
+if TYPE_CHECKING:
+    from autotune.base.tables import Row
 
 
 def verify_own(

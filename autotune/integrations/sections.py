@@ -5,12 +5,11 @@ They show the largest size, the loader's workers, and the commands to run next.
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.base import document as doc
 from autotune.base.document import bulleted, facts_table, jsonable, table_of
 from autotune.base.render import console_text
-from autotune.base.tables import Row
 from autotune.base.units import (
     format_bytes,
     format_count,
@@ -25,11 +24,14 @@ from autotune.integrations.values import (
     Written,
 )
 from autotune.profiles.decide.follow_up import command
-from autotune.profiles.sections import approval_line
+from autotune.profiles.review_text import approval_line
 from autotune.profiles.values import Approval
 from autotune.trials.values import FinishedTrial, Measured, describe
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
 from autotune.workers.sections import count_head, count_table
+
+if TYPE_CHECKING:
+    from autotune.base.tables import Row
 
 _FASTER = 1.1
 """Advantage of half the largest size, or less, in the few timed steps of trials from

@@ -15,10 +15,11 @@ from autotune.profiles.approval import (
     read_content,
     read_with_approval,
 )
+from autotune.profiles.decide.fingerprint_check import compare_fingerprints
 from autotune.profiles.decide.follow_up import command
-from autotune.profiles.decide.trial_log_check import compare_fingerprints
-from autotune.profiles.store import trial_log_provenance
-from autotune.profiles.values import Provenance, content_of, tables_to_toml
+from autotune.profiles.recorded_trials import trial_log_provenance
+from autotune.profiles.toml_file import content_of, tables_to_toml
+from autotune.profiles.values import Provenance
 from autotune.trials.runner import TrialRunner
 from trainer.config.resolve import read_profile_tables
 from trainer.errors import TrainerError

@@ -37,8 +37,8 @@ from autotune.memory.values import (
     StepRequest,
     TraceRequest,
 )
-from autotune.profiles.decide.batch_split import (
-    DEFAULT_GLOBAL_BATCH_TOKENS,
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.profiles.decide.micro_batch import (
     MicroBatchChoice,
     choose_micro_batch,
     curve_sizes,

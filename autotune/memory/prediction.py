@@ -59,11 +59,8 @@ from autotune.memory.values import (
     TraceRequest,
 )
 from autotune.plan.values import Basis, Fleet, PlanFigure
-from autotune.profiles.decide.batch_split import (
-    default_layout,
-    default_precision,
-    with_headroom,
-)
+from autotune.profiles.decide.default_settings import default_layout, default_precision
+from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.values import Profile
 from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates

@@ -25,16 +25,15 @@ from autotune.memory.measure import Probe, ProbeRequest, probe_model
 from autotune.memory.sections import ProbedModel
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
-    default_layout,
-    default_precision,
     global_batch_size_of,
     split_global_batch,
 )
+from autotune.profiles.decide.default_settings import default_layout, default_precision
+from autotune.profiles.recorded_trials import trial_log_provenance
 from autotune.profiles.store import (
     keep_workers,
     profile_paths,
     relative_data_path,
-    trial_log_provenance,
     write_profile,
 )
 from autotune.profiles.values import Constraints, Evidence, Profile, Provenance

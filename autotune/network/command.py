@@ -72,7 +72,8 @@ def network(
     from autotune.network.scaling import Assumed, known_of, ranks_of
     from autotune.network.sections import network_text, scaling_text
     from autotune.network.stage import nodes_here, scale_profile, tune_network
-    from autotune.profiles.store import read_profile, require_local_probe
+    from autotune.profiles.local_probe import require_local_probe
+    from autotune.profiles.store import read_profile
     from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
     from autotune.tune.decide import sweep_time_text
 

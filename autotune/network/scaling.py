@@ -27,8 +27,8 @@ from autotune.network.values import (
     RankCompute,
     ScalingRow,
 )
-from autotune.profiles.decide.batch_split import with_headroom
 from autotune.profiles.decide.follow_up import probe_command
+from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.values import Profile
 
 ASSUMED_LATENCY_S = 25e-6

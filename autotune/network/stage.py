@@ -29,9 +29,11 @@ from autotune.network.measure import (
 )
 from autotune.network.scaling import evidence, predict_scaling, with_measured
 from autotune.network.values import NetworkEvidence, ScalingRow
-from autotune.profiles.decide.batch_split import with_headroom
-from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.decide.micro_batch import with_headroom
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.recorded_trials import add_evidence
+from autotune.profiles.store import StoredProfile
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.multirank import MultirankMachine
 from autotune.trials.session import (
     Display,

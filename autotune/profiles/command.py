@@ -15,8 +15,9 @@ from autotune.errors import UsageError
 if TYPE_CHECKING:
     from autotune.integrations.store import StoredOwn
     from autotune.profiles.approval import ApprovedProfile
+    from autotune.profiles.checks import Verification
     from autotune.profiles.decide.export.table import Target
-    from autotune.profiles.values import Profile, Verification
+    from autotune.profiles.values import Profile
 
 app = typer.Typer(
     help="Show, verify, approve and export profiles.",
@@ -111,9 +112,9 @@ def verify(
     """
     from autotune.base.document import answer_json
     from autotune.integrations.store import read_either
-    from autotune.profiles import approval
-    from autotune.profiles.sections import verification_text
-    from autotune.profiles.store import read_trials
+    from autotune.profiles.approval import reject_unapproved
+    from autotune.profiles.recorded_trials import read_trials
+    from autotune.profiles.review_text import verification_text
 
     stored = read_either(profile, reports)
     trial_log = read_trials(profile, stored.profile, reports).check
@@ -132,7 +133,7 @@ def verify(
             verification_text(result, trial_log, stored.approval, intact=stored.intact)
         )
     if require_approved or stored.approval.state in ("rejected", "voided"):
-        approval.reject_unapproved(stored, profile, reports)
+        reject_unapproved(stored, profile, reports)
     result.raise_if_bad(str(profile))
 
 
@@ -144,7 +145,7 @@ def _verify_here(
     from autotune.integrations.store import StoredOwn
     from autotune.machine.host import SystemHost
     from autotune.machine.nvml import NvmlMonitor
-    from autotune.profiles import approval
+    from autotune.profiles.verification import verify_profile
     from autotune.trials.fork_server import ForkServerMachine
 
     def read_cuda() -> str | None:
@@ -155,7 +156,7 @@ def _verify_here(
     with contextlib.closing(NvmlMonitor()) as monitor:
         if isinstance(stored, StoredOwn):
             return verify_own(stored, SystemHost(), monitor, read_cuda)
-        return approval.verify(stored, data, SystemHost(), monitor, read_cuda)
+        return verify_profile(stored, data, SystemHost(), monitor, read_cuda)
 
 
 @app.command("approve")
@@ -187,7 +188,7 @@ def approve(
     from autotune.base.document import answer_json
     from autotune.integrations.store import read_either
     from autotune.profiles.approval import review
-    from autotune.profiles.sections import review_text
+    from autotune.profiles.review_text import review_text
 
     if by is None and (reject or note is not None or as_edited):
         raise UsageError(

@@ -1,46 +1,20 @@
 """Reading and writing of profiles, with their evidence and trial logs."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from autotune.base.files import write_atomically
-from autotune.baseline.values import BaselineEvidence
-from autotune.errors import AutotuneError, ProfileRejected, UsageError
-from autotune.memory.values import ProbeEvidence
-from autotune.network.values import NetworkEvidence
-from autotune.profiles.decide.follow_up import probe_command
-from autotune.profiles.decide.trial_log_check import (
-    check_trial_log,
-    compare_fingerprints,
-    profile_records,
-)
-from autotune.profiles.values import (
-    Fingerprint,
-    Profile,
-    TrialLogCheck,
-    mismatch_docs,
-    profile_from_tables,
-    profile_to_toml,
-    updated,
-)
-from autotune.search.values import ExploreEvidence
-from autotune.trials import trial_log
+from autotune.errors import AutotuneError, UsageError
+from autotune.profiles.toml_file import profile_from_tables, profile_to_toml
+from autotune.profiles.values import Profile, updated
 from autotune.trials.decide.plausibility import check_profile
-from autotune.trials.runner import TrialRunner
-from autotune.trials.values import FinishedTrial
-from autotune.workers.values import WorkersEvidence
 from trainer.config.resolve import find_data, read_profile_tables
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
 from trainer.data.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError
-from trainer.health.events import utc_now
-
-if TYPE_CHECKING:
-    from autotune.integrations.values import OwnProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,37 +63,6 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
     return StoredProfile(path=path, profile=profile, intact=intact)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileTrials:
-    """A profile's trials in the trial log."""
-
-    finished: tuple[FinishedTrial, ...]
-    """Trials of the profile, later ones included."""
-    corrupt_lines: int
-    """Number of corrupt lines of the trial log, which were left out."""
-    check: TrialLogCheck
-
-
-def read_trials(
-    profile_path: Path, profile: "Profile | OwnProfile", reports: Path
-) -> ProfileTrials:
-    """Read a profile's trials and check the profile against them.
-
-    Raises:
-        BadInput: If a file of the trial log exceeds the size limit.
-    """
-    report_directory = trial_log.report_directory(profile_path, reports)
-    directory = report_directory / trial_log.TRIAL_LOG_DIRECTORY
-    records, corrupt_lines = trial_log.read_trial_records(directory)
-    return ProfileTrials(
-        finished=tuple(
-            record.finished() for record in profile_records(profile, records)
-        ),
-        corrupt_lines=corrupt_lines,
-        check=check_trial_log(profile, records),
-    )
-
-
 def profile_paths(
     out: Path | None, names: Sequence[str], device_name: str
 ) -> list[Path]:
@@ -150,50 +93,6 @@ def profile_paths(
         )
     directory = out or Path("profiles")
     return [directory / f"{name}-{device_name}.toml" for name in names]
-
-
-def trial_log_provenance(
-    runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int | None
-) -> dict[str, Any]:
-    """Return the ``[provenance]`` fields of the trial log.
-
-    They are the hash and the last time of the profile's trials so far.
-    """
-    records, _ = trial_log.read_trial_records(runner.trial_log.directory)
-    own = trial_log.own_records(records, made_on, seq_length_tokens)
-    return {
-        "trial_log_sha256": trial_log.trial_log_sha256(own),
-        "trial_log_until_utc": max((record.time_utc for record in own), default=None),
-    }
-
-
-def add_evidence(
-    profile: Profile,
-    command: Literal["explore", "workers", "network", "baseline"],
-    evidence: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
-    runner: TrialRunner,
-    train: TrainConfig | None = None,
-) -> Profile:
-    """Return the profile with a command's evidence, which replaces its earlier one.
-
-    Args:
-        profile: Profile to update.
-        command: Command that measured.
-        evidence: Its evidence.
-        runner: Runner of its trials, with the trial log.
-        train: Settings to train with; None keeps the profile's.
-    """
-    provenance = trial_log_provenance(
-        runner, profile.fingerprint, profile.train.seq_length_tokens
-    )
-    return updated(
-        profile,
-        train or profile.train,
-        command,
-        {command: evidence},
-        created_utc=utc_now(),
-        **provenance,
-    )
 
 
 def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
@@ -269,70 +168,6 @@ def _readable_profile(path: Path) -> Profile | None:
 def relative_data_path(data_dir: Path, profile_path: Path) -> str:
     """Return a dataset's path relative to the profile, as profiles name it."""
     return os.path.relpath(data_dir.resolve(), profile_path.parent.resolve())
-
-
-def require_local_probe(
-    stored: StoredProfile, here: Fingerprint | None = None, *, replayed: bool = False
-) -> ProbeEvidence:
-    """Return a profile's probe evidence, and report minor differences from here.
-
-    Args:
-        stored: Profile to check.
-        here: Fingerprint of this machine; None compares nothing.
-        replayed: True if a GPU's step is replayed, so that the GPU is not compared.
-
-    Raises:
-        ProfileRejected: If the profile has no probe or exceeds it; or its machine,
-            model or dataset does not match.
-    """
-    errors: dict[str, str] = {}
-    if here is not None:
-        errors = _report_differences(stored, here, replayed=replayed)
-    path = stored.path
-    probe = stored.profile.evidence.probe
-    micro_batch_size = stored.profile.train.micro_batch_size
-    if probe is None:
-        reason = f"{path} has no probe result, which this command requires"
-        step = "Probe first"
-    elif errors:
-        reason = f"{path} does not match: {'; '.join(errors.values())}"
-        step = "Probe here first"
-    elif micro_batch_size > probe.feasible_max:
-        reason = (
-            f"micro_batch_size = {micro_batch_size} exceeds {probe.feasible_max}, the"
-            " largest that was verified to fit"
-        )
-        step = f"Lower it in {path}, or probe again"
-    else:
-        return probe
-    raise ProfileRejected(
-        reason,
-        next_step=f"{step}: {probe_command(stored.profile, path)}",
-        docs=mismatch_docs(errors),
-    )
-
-
-def _report_differences(
-    stored: StoredProfile, here: Fingerprint, *, replayed: bool
-) -> dict[str, str]:
-    """Write minor differences of a profile to standard error.
-
-    Returns:
-        The errors, by field of the fingerprint.
-    """
-    errors = {}
-    made_on = stored.profile.fingerprint
-    for check in compare_fingerprints(made_on, here, replayed=replayed):
-        difference = (
-            f"{check.field} is {check.here} here, {check.profile} in the profile"
-        )
-        if check.found == "error":
-            errors[check.field] = difference
-        else:
-            sys.stderr.write(f"{check.found}: {difference}\n")
-    if not stored.intact:
-        sys.stderr.write(f"info: {stored.path} was modified since it was written\n")
-    return errors
 
 
 def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:

@@ -4,29 +4,25 @@ It has settings, constraints, a fingerprint of the machine, provenance and evide
 """
 
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from autotune.base.interval import NonNegative, Positive
 from autotune.baseline.values import BaselineEvidence
-from autotune.errors import BadInput, NotCheckable, ProfileRejected
 from autotune.machine.values import is_pretended
 from autotune.memory.values import ProbeEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.search.values import ExploreEvidence
 from autotune.workers.values import WorkersEvidence
-from trainer.config.resolve import PROFILE_HASH_KEY
-from trainer.config.tables import StrictTable, TableT, canonical_sha256, parse_table
+from trainer.config.tables import StrictTable, canonical_sha256
 from trainer.config.train_config import (
     PROFILE_SCHEMA_VERSION,
     ModelSettings,
     TrainConfig,
 )
-from trainer.errors import BadConfig
 
 
 class Evidence(StrictTable):
@@ -37,27 +33,6 @@ class Evidence(StrictTable):
     workers: WorkersEvidence | None = None
     network: NetworkEvidence | None = None
     baseline: BaselineEvidence | None = None
-
-
-_HEADER = (
-    (
-        "A tuned profile. The trainer reads [train]. If you edit it, content_sha256 no"
-        " longer matches, and reports show"
-    ),
-    "the profile as modified. Names contain the units; a _share is between 0 and 1.",
-)
-
-# Always written, so that a reader sees what was decided; everything else only if it
-# differs from its default.
-_ALWAYS_WRITTEN = (
-    "seq_length_tokens",
-    "layout",
-    "micro_batch_size",
-    "global_batch_size",
-    "precision",
-    "device",
-    "seed",
-)
 
 
 class Constraints(StrictTable):
@@ -178,173 +153,6 @@ class Profile(StrictTable):
 def model_sha256(settings: ModelSettings) -> str:
     """Return a hash that identifies the model, independent of its name."""
     return canonical_sha256(settings.model_dump(mode="json", exclude={"name"}))
-
-
-def profile_to_toml(profile: Profile) -> str:
-    """Return the profile as TOML, with its content hash."""
-    tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
-    changed = profile.train.model_dump(mode="json", exclude_defaults=True)
-    # Decided, even if the decision is the default.
-    if profile.evidence.workers is not None:
-        changed.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
-    always = {name: tables["train"][name] for name in _ALWAYS_WRITTEN}
-    tables["train"] = always | changed
-    return tables_to_toml(tables, _HEADER)
-
-
-def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
-    """Return the tables of a profile as TOML, with their hash.
-
-    Args:
-        tables: Tables and plain values of the profile.
-        header: Comments to write above them.
-    """
-    import tomlkit
-
-    document = tomlkit.document()
-    for line in header:
-        document.add(tomlkit.comment(line))
-    hashed = tables | {PROFILE_HASH_KEY: canonical_sha256(tables)}
-    # In TOML, plain values below a table would belong to it.
-    plain = [name for name in hashed if not isinstance(hashed[name], dict)]
-    nested = [name for name in hashed if isinstance(hashed[name], dict)]
-    for name in (*plain, *nested):
-        document.add(name, hashed[name])
-    return tomlkit.dumps(document)
-
-
-def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
-    """Return a file's profile, and whether its content has the recorded hash.
-
-    Raises:
-        BadInput: If it is invalid.
-    """
-    profile = content_of(Profile, tables, where=where)
-    is_intact = tables.get(PROFILE_HASH_KEY) == present_sha256(tables, where=where)
-    return profile, is_intact
-
-
-def content_of(kind: type[TableT], tables: dict[str, Any], *, where: str) -> TableT:
-    """Return a file's profile of either kind.
-
-    Raises:
-        BadInput: If it is invalid.
-    """
-    try:
-        return parse_table(kind, _hashed_tables(tables), where=where)
-    except BadConfig as error:
-        raise BadInput(error.message, next_step=error.next_step) from error
-
-
-def present_sha256(tables: dict[str, Any], *, where: str) -> str:
-    """Return a profile's present hash, whatever it records.
-
-    Raises:
-        BadInput: If a value has no canonical form.
-    """
-    try:
-        return canonical_sha256(_hashed_tables(tables))
-    except (TypeError, ValueError) as error:
-        # A date, or a number that is not finite.
-        raise BadInput(
-            f"{where} contains an unsupported value: {error}",
-            next_step="Use numbers, strings, lists and tables only.",
-        ) from error
-
-
-def _hashed_tables(tables: dict[str, Any]) -> dict[str, Any]:
-    """Return the content that the hash covers: all but the hash itself."""
-    return {key: value for key, value in tables.items() if key != PROFILE_HASH_KEY}
-
-
-Found = Literal["same", "error", "warning", "info", "unknown"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """Comparison of one field of a profile with this machine."""
-
-    field: str
-    found: Found
-    """``same``, the severity of a difference, or ``unknown`` if it cannot be checked on
-    this machine."""
-    profile: str
-    here: str
-    """Value on this machine, or the reason why it cannot be checked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialLogCheck:
-    """Comparison of a profile with the trial log beside it."""
-
-    found: Literal["same", "differs", "not recomputable", "no trials"]
-    """``same`` if no trial was changed, removed or inserted since the profile was
-    written. ``not recomputable`` if the profile does not record up to when trials
-    count. ``no trials`` if the log has none of it."""
-    trials: int
-    """Trials of the profile's model, dataset and sequence length, up to the time it was
-    written."""
-    added: int
-    others: int
-    """Trials in the trial log that are not the profile's."""
-    unfounded: tuple[str, ...]
-    """Figures of the profile that match no trial."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """All checks of a profile."""
-
-    checks: tuple[Check, ...]
-
-    def with_result(self, result: Found) -> tuple[Check, ...]:
-        """Return the checks with this result."""
-        return tuple(check for check in self.checks if check.found == result)
-
-    def raise_if_bad(self, name: str) -> None:
-        """Raise an error unless every field was compared and none is an error.
-
-        Raises:
-            ProfileRejected: If a difference invalidates the figures.
-            NotCheckable: If some differences are unknown.
-        """
-        errors = self.with_result("error")
-        if errors:
-            differences = "; ".join(
-                f"{check.field} is {check.here!r} here,"
-                f" {check.profile!r} in the profile"
-                for check in errors
-            )
-            next_step = (
-                "Tune here: autotune tune --model MODEL --data DIR; or use the"
-                " profile's own machine, model and dataset."
-            )
-            raise ProfileRejected(
-                f"{name} does not match this machine, model or dataset: {differences}",
-                next_step=next_step,
-                docs=mismatch_docs(check.field for check in errors),
-            )
-        unknown = [check.field for check in self.with_result("unknown")]
-        if unknown:
-            command = shlex.join(["autotune", "profile", "verify", name])
-            next_step = (
-                f"Run it on the machine that trains, with the dataset: {command}"
-                " --data DIR"
-            )
-            if set(unknown) <= {"dataset_hash", "data_filesystem"}:
-                next_step = f"Pass the dataset: {command} --data DIR"
-            raise NotCheckable(
-                f"cannot be verified here: {', '.join(unknown)}", next_step=next_step
-            )
-
-
-def mismatch_docs(fields: Iterable[str]) -> str | None:
-    """Return the section of the FAQ about fields of a fingerprint that differ.
-
-    Returns:
-        That on datasets if nothing else differs; None for the error's own.
-    """
-    return "dataset-mismatch" if set(fields) == {"dataset_hash"} else None
 
 
 _SHA256 = r"^[0-9a-f]{64}$"

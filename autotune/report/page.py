@@ -6,14 +6,12 @@ The same facts are available for machines.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.advice.decide.rules import rank
 from autotune.advice.sections import figure_text, gain_text
 from autotune.advice.values import Advice
 from autotune.base import document as doc
-from autotune.base.tables import Row
 from autotune.base.wording import format_setting, shorten_list
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
@@ -22,12 +20,8 @@ from autotune.corpus.values import LengthDistribution
 from autotune.memory.sections import curve_section, memory_section
 from autotune.network.sections import network_section
 from autotune.profiles.decide.rates import Rate, run_rate, tuned_rate
-from autotune.profiles.sections import (
-    approval_blocks,
-    fingerprint_table,
-    reproduction_blocks,
-    tuning_commands,
-)
+from autotune.profiles.reproduction import reproduction_blocks, tuning_commands
+from autotune.profiles.sections import approval_blocks, fingerprint_table
 from autotune.profiles.values import fill_share
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.runs import (
@@ -44,6 +38,11 @@ from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.sections import exploration_section
 from autotune.trials.sections import trials_section
 from autotune.workers.sections import workers_section
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from autotune.base.tables import Row
 
 Made = tuple[doc.Block, ...]
 

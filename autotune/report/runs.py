@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from autotune.base import document as doc
 from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import format_loss, format_number
-from autotune.profiles.decide.rates import Drift, drifts, run_rate
+from autotune.profiles.decide.drift import Drift, drifts
+from autotune.profiles.decide.rates import run_rate
 from autotune.report.sections import bottleneck_words, bounded, step_chart
 from autotune.report.values import ReportedProfile, ReportedRun
 from trainer.health.events import EventRow

@@ -18,7 +18,8 @@ from autotune.base.files import readable_json, write_atomically
 from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost
 from autotune.profiles.approval import read_with_approval
-from autotune.profiles.store import StoredProfile, read_trials
+from autotune.profiles.recorded_trials import read_trials
+from autotune.profiles.store import StoredProfile
 from autotune.report.values import ReportedProfile, ReportedRun
 from trainer.config.tables import reject_infinite
 from trainer.data.dataset import read_manifest

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.advice.values import Advice, Bottleneck
-from autotune.profiles.values import Approval, Profile, TrialLogCheck
+from autotune.profiles.checks import TrialLogCheck
+from autotune.profiles.values import Approval, Profile
 from autotune.trials.values import FinishedTrial
 from trainer.data.dataset import Manifest
 from trainer.record.run_record import Run

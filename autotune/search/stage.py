@@ -19,10 +19,13 @@ from autotune.memory.stage import prepare, profile_of_probe, settled_probe
 from autotune.profiles.decide.batch_split import (
     global_batch_size_of,
     split_global_batch,
-    with_headroom,
 )
-from autotune.profiles.store import StoredProfile, add_evidence, require_local_probe
-from autotune.profiles.values import Profile, profile_to_toml
+from autotune.profiles.decide.micro_batch import with_headroom
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.recorded_trials import add_evidence
+from autotune.profiles.store import StoredProfile
+from autotune.profiles.toml_file import profile_to_toml
+from autotune.profiles.values import Profile
 from autotune.search.decide import knob_space, with_split_batch
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import (

@@ -31,7 +31,8 @@ from autotune.memory.stage import check_budgets, prepare, probe_one
 from autotune.memory.values import LOWER_BOUND
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.profiles.store import profile_paths, read_profile, require_local_probe
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.store import profile_paths, read_profile
 from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
 from autotune.trials.session import Session, open_session

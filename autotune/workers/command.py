@@ -57,7 +57,8 @@ def workers(
     is measured, with --step or --step-time as its consumer.
     """
     from autotune.base.document import answer_json
-    from autotune.profiles.store import read_profile, require_local_probe
+    from autotune.profiles.local_probe import require_local_probe
+    from autotune.profiles.store import read_profile
     from autotune.trials.session import open_session
     from autotune.tune.decide import sweep_time_text
     from autotune.workers.sections import workers_text

@@ -6,13 +6,11 @@ import sys
 from autotune.base.files import write_atomically
 from autotune.errors import OutOfTime
 from autotune.machine.measured_device import local_ranks
-from autotune.profiles.store import (
-    StoredProfile,
-    add_evidence,
-    require_local_probe,
-    with_data,
-)
-from autotune.profiles.values import Profile, profile_to_toml
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.recorded_trials import add_evidence
+from autotune.profiles.store import StoredProfile, with_data
+from autotune.profiles.toml_file import profile_to_toml
+from autotune.profiles.values import Profile
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
 from autotune.workers import measure

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.trial_log import TrialLog
 from testbed.examples.tuning import (
     example_manifest,

@@ -19,7 +19,7 @@ from autotune.machine.nvml import NvmlMonitor
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import OverheadsRange, overheads_on_gpu
 from autotune.memory.measure import Probe, ProbeRequest, ProbeSearch, step_config
-from autotune.profiles.decide.batch_split import with_headroom
+from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog

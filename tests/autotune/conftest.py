@@ -10,7 +10,7 @@ from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import NvmlMonitor
 from autotune.memory import prediction
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials import session
 from autotune.trials.fork_server import ForkServerMachine
 from testbed.examples.profiles import example_profile

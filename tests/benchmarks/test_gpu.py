@@ -12,7 +12,7 @@ import pytest
 
 from autotune.errors import AutotuneError, MachineLacks, UsageError
 from autotune.machine.nvml import gpus_of_torch
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from benchmarks import gpu
 from benchmarks.bars import EXIT_UNMEASURED
 from benchmarks.gpu import CUT_OFF, ENDED, FAILED, NO_TIME, Stage

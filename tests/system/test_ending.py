@@ -12,7 +12,7 @@ import pytest
 
 from autotune.base.process import start_child
 from autotune.errors import MachineLacks
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import but, example_profile
 from testbed.simulators.hosts import check_namespaces, hosts
 from tests.system.faults.jobs import Workplace

@@ -21,11 +21,8 @@ from autotune.base.statistics import difference, estimate_from_bounds
 from autotune.base.units import format_percent
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
-from autotune.profiles.decide.batch_split import (
-    choose_micro_batch,
-    split_global_batch,
-    with_headroom,
-)
+from autotune.profiles.decide.batch_split import split_global_batch
+from autotune.profiles.decide.micro_batch import choose_micro_batch, with_headroom
 
 WORTH_RATIO = 1.02
 NOISE_ROWS, NOISE_STEPS = 8, 1000

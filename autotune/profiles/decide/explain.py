@@ -15,10 +15,10 @@ from autotune.memory.values import LOWER_BOUND, CurvePoint, ProbeEvidence
 from autotune.network.values import GradientSyncRow, NetworkEvidence
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
-    choose_micro_batch,
     global_batch_size_of,
     split_global_batch,
 )
+from autotune.profiles.decide.micro_batch import choose_micro_batch
 from autotune.profiles.values import Profile
 from autotune.search.values import KNOBS, Configuration, ExploredRow
 from autotune.workers.values import VERDICT_WORDS, WorkersEvidence, WorkersRow

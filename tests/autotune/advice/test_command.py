@@ -6,7 +6,7 @@ import pytest
 
 from autotune.advice.decide.rules import RULES
 from autotune.profiles.store import read_profile
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from testbed.simulators.worlds import World, profile_of, run_of, settings
 from trainer.record.run_record import RUN_FILE, STEPS_FILE
 

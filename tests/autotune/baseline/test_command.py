@@ -6,7 +6,7 @@ from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import NvmlMonitor
 from autotune.profiles.store import read_profile
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import example_profile
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig

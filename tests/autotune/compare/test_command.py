@@ -8,7 +8,7 @@ from autotune.cli import run
 from autotune.compare.decide import Change
 from autotune.compare.sections import _change_cells
 from autotune.profiles.decide.explain import meaning_of
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.trial_log import TrialLog
 from testbed.examples.checkpoints import exit_of, header_of, release_run
 from testbed.examples.profiles import but, example_profile

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.console.arguments import plain_arguments
 from autotune.console.slurm_job import command_in_job
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import but, example_profile
 
 WORKERS = ["workers", "p.toml", "--trial-timeout", "120s"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import example_profile
 from tests.autotune.network.test_scaling import probed
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence

@@ -5,7 +5,7 @@ import pytest
 
 from autotune.memory.prediction import memory_of_probe
 from autotune.profiles.store import read_profile
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import but
 from tests.autotune.network.test_scaling import probed
 from tests.autotune.plan.plans import on_gpus, traced

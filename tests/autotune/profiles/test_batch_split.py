@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 from autotune.errors import BadInput
 from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.batch_split import (
-    KNEE_SHARE,
     GlobalBatchSplit,
+    global_batch_size_of,
+    split_global_batch,
+)
+from autotune.profiles.decide.micro_batch import (
+    KNEE_SHARE,
     MicroBatchChoice,
     choose_micro_batch,
     curve_sizes,
-    global_batch_size_of,
     knee_interval,
-    split_global_batch,
     with_headroom,
 )
 

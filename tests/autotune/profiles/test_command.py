@@ -4,7 +4,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.profiles.store import read_profile
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.trial_log import (
     TrialLog,
     made_on,

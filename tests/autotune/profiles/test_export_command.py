@@ -12,7 +12,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.profiles.store import read_profile
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import but, example_profile
 from trainer.config.train_config import (
     CheckpointSettings,

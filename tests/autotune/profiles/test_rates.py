@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 
 from autotune.base.statistics import estimate_single, estimate_steps, estimate_windows
+from autotune.profiles.decide.drift import Drift, drifts, verdict_of
 from autotune.profiles.decide.rates import (
     MOST_WARM_UP_STEPS,
-    Drift,
     Rate,
-    drifts,
     expected_rate,
     run_rate,
     settled_steps,
     training_rates,
     tuned_rate,
-    verdict_of,
 )
 from autotune.profiles.values import Profile
 from autotune.trials.values import FinishedTrial

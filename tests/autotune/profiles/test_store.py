@@ -13,9 +13,13 @@ from autotune.profiles.approval import (
     require_approved,
     review,
     review_path,
-    verify,
 )
-from autotune.profiles.values import Check, Evidence, Verification, profile_to_toml
+from autotune.profiles.checks import Check, Verification
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.recorded_trials import add_evidence, read_trials
+from autotune.profiles.toml_file import profile_to_toml
+from autotune.profiles.values import Evidence
+from autotune.profiles.verification import verify_profile
 from autotune.trials.trial_log import TrialLog, read_trial_records, trial_log_sha256
 from autotune.workers.stage import add_workers
 from autotune.workers.values import JointChoice
@@ -101,7 +105,7 @@ def test_rejects_micro_batch_not_verified_to_fit(path):
     text = path.read_text()
     path.write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 3"))
     with pytest.raises(ProfileRejected, match="exceeds 2, the largest"):
-        store.require_local_probe(store.read_profile(path))
+        require_local_probe(store.read_profile(path))
 
 
 def test_rejects_rates_of_a_pretended_gpu(path):
@@ -150,7 +154,7 @@ BASELINE = BaselineEvidence(
 @pytest.fixture
 def compared():
     """Return the example with the evidence of a baseline."""
-    return store.add_evidence(EXAMPLE, "baseline", BASELINE, RUNNER)
+    return add_evidence(EXAMPLE, "baseline", BASELINE, RUNNER)
 
 
 def test_baseline_changes_no_settings(compared):
@@ -172,7 +176,7 @@ def test_baseline_is_dropped_with_its_settings(compared):
 
 
 def test_profile_without_trial_log_has_no_trials(tmp_path):
-    trials = store.read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
+    trials = read_trials(tmp_path / "p.toml", EXAMPLE, tmp_path)
     assert trials.finished == ()
     assert trials.corrupt_lines == 0
     assert trials.check.found == "no trials"
@@ -211,7 +215,7 @@ def test_profiles_of_one_name_have_their_own_trials(
 ):
     trial_log.append({"no": "trial"})
     profile = but(EXAMPLE, fingerprint={"dataset_hash": dataset_hash})
-    trials = store.read_trials(tmp_path / path, profile, tmp_path)
+    trials = read_trials(tmp_path / path, profile, tmp_path)
     assert len(trials.finished) == own
     assert trials.corrupt_lines == 1
     assert trials.check.others == others
@@ -240,7 +244,7 @@ def verify_on(tmp_path, monkeypatch, patterned_dataset):
 
     def verify_with(*gpus, cuda="13.0"):
         monitor = FakeGpuMonitor([FakeGpu(facts=gpu) for gpu in gpus])
-        return verify(
+        return verify_profile(
             read_with_approval(path, tmp_path / "reports"),
             patterned_dataset,
             HOST,

@@ -2,10 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.profiles.decide.trial_log_check import (
-    check_trial_log,
-    compare_fingerprints,
-)
+from autotune.profiles.decide.fingerprint_check import compare_fingerprints
+from autotune.profiles.decide.trial_log_check import check_trial_log
 from autotune.trials.trial_log import own_records, trial_log_sha256
 from autotune.trials.values import TrialRecord
 from testbed.examples.profiles import FINGERPRINT, but, example_profile

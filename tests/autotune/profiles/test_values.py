@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput
-from autotune.profiles.values import (
-    ApprovalRecord,
-    approval_of,
+from autotune.profiles.toml_file import (
     present_sha256,
     profile_from_tables,
     profile_to_toml,
 )
+from autotune.profiles.values import ApprovalRecord, approval_of
 from testbed.examples.profiles import but, example_profile
 from trainer.config.train_config import DataSettings
 

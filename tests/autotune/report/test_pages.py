@@ -25,8 +25,9 @@ from autotune.base.document import (
 )
 from autotune.base.render import report_html, report_markdown
 from autotune.base.wording import format_hours
-from autotune.profiles.sections import tuning_commands
-from autotune.profiles.values import TrialLogCheck, profile_to_toml
+from autotune.profiles.checks import TrialLogCheck
+from autotune.profiles.reproduction import tuning_commands
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.report.page import report_document, report_facts
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_inputs

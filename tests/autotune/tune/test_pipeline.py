@@ -10,7 +10,7 @@ from autotune.memory.estimate import CannotTrace
 from autotune.memory.measure import ProbeRequest
 from autotune.memory.sections import ProbedModel
 from autotune.memory.stage import requested_config
-from autotune.profiles.values import profile_to_toml
+from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.session import Session
 from autotune.tune import pipeline
 from autotune.tune.decide import ASSUMED_TRIAL_S, USUAL_S, least_s

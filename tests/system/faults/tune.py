@@ -28,7 +28,7 @@ import psutil
 
 from autotune.base.process import start_child
 from autotune.profiles.store import read_profile
-from autotune.profiles.values import profile_from_tables
+from autotune.profiles.toml_file import profile_from_tables
 from autotune.trials.trial_log import read_trial_log
 from testbed.datasets import write_dataset
 from tests.system.faults.kills import children_of

@@ -12,6 +12,7 @@ from autotune.profiles.decide.export.table import (
     Value,
     row,
 )
+from autotune.profiles.decide.export.unexpressed import unexpressed_rows
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
@@ -61,7 +62,7 @@ def settings(
     fsdp = train.parallel.strategy == "fsdp2" and train.device == "cuda"
     dtype = f"DDPCommunicationHookType.{train.parallel.gradient_dtype.upper()}"
     return (
-        *shared.unexpressed_rows(train),
+        *unexpressed_rows(train),
         *program.program_rows(train, fsdp=fsdp),
         *shared.shared_rows(profile, batch, NAMES, fsdp=fsdp),
         row("launch", "compute_environment", "LOCAL_MACHINE"),

@@ -10,6 +10,7 @@ from autotune.profiles.decide.export.table import (
     Value,
     row,
 )
+from autotune.profiles.decide.export.unexpressed import unexpressed_rows
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
@@ -43,7 +44,7 @@ def settings(
     train = profile.train
     fsdp = train.parallel.strategy == "fsdp2"
     return (
-        *shared.unexpressed_rows(train),
+        *unexpressed_rows(train),
         *shared.shared_rows(profile, batch, NAMES, fsdp=fsdp),
         *_step_rows(train, fsdp=fsdp),
         *_run_rows(profile, batch, fsdp=fsdp),

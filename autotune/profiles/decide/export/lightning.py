@@ -13,6 +13,7 @@ from autotune.profiles.decide.export.table import (
     Value,
     row,
 )
+from autotune.profiles.decide.export.unexpressed import unexpressed_rows
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
@@ -66,7 +67,7 @@ def settings(
         # Its FSDP clips no norms.
         names["max_grad_norm"] = "clip_grad_norm_(max_norm)"
     rows = (
-        *shared.unexpressed_rows(train),
+        *unexpressed_rows(train),
         *program.program_rows(train, fsdp=fsdp),
         *shared.shared_rows(profile, batch, names, fsdp=fsdp),
         *_step_rows(train),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autotune.profiles.decide.export.schedule import their_schedule
 from autotune.profiles.decide.export.table import (
     Equivalent,
     ExportedBatch,
@@ -204,42 +205,6 @@ def _schedule_rows(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TheirSchedule:
-    """Schedule of learning rates in transformers."""
-
-    name: str
-    arguments: dict[str, Scalar]
-
-
-def their_schedule(train: TrainConfig) -> TheirSchedule:
-    """Return the schedule with the same learning rates after the warm-up."""
-    share = train.final_learning_rate_share
-    arguments: dict[str, Scalar] = {}
-    if train.schedule == "constant" or (train.schedule == "linear" and share == 1):
-        name = "constant_with_warmup"
-    elif train.schedule == "linear" and share == 0:
-        name = "linear"
-    elif train.schedule == "linear":
-        name = "polynomial"
-        arguments = {"lr_end": share * train.learning_rate, "power": 1.0}
-    elif train.schedule == "cosine" and share == 0:
-        name = "cosine"
-    elif train.schedule == "cosine":
-        name = "cosine_with_min_lr"
-        arguments = {"min_lr_rate": share}
-    else:
-        name = "warmup_stable_decay"
-        falling_steps = max(1, round(train.decay_share * train.max_steps))
-        falls_after = max(train.warmup_steps, train.max_steps - falling_steps)
-        arguments = {
-            "num_decay_steps": train.max_steps - falls_after,
-            "decay_type": "1-sqrt",
-            "min_lr_ratio": share,
-        }
-    return TheirSchedule(name=name, arguments=arguments)
-
-
 def _loader_rows(profile: Profile, names: Mapping[str, str]) -> tuple[Equivalent, ...]:
     train = profile.train
     data = train.data
@@ -294,98 +259,4 @@ def _ddp_rows(
         values["no synchronisation of buffers"] = False
     return tuple(
         row(setting, names.get(setting), value) for setting, value in values.items()
-    )
-
-
-def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return settings that no target expresses.
-
-    Each has what happens instead if the profile uses it.
-    """
-    checkpoint = train.checkpoint
-    return (
-        row("model"),
-        row("attention_dropout"),
-        row("seq_length_tokens"),
-        row("decay_share"),
-        row("global_batch_tokens"),
-        row("global_batch_samples"),
-        row("checkpoint.interval_steps"),
-        _lost_if(
-            "residual_dtype",
-            train.residual_dtype == "bf16",
-            "autocast keeps the residual stream in fp32",
-        ),
-        _lost_if(
-            "float8",
-            train.float8 != "none",
-            "computes linear layers in the precision of the others",
-        ),
-        _lost_if("fused_cross_entropy", train.fused_cross_entropy, "holds all logits"),
-        row(
-            "masking_probability",
-            near="set in the collator; masks depend on the order of the batches",
-        ),
-        *_mlm_head_rows(train),
-        _lost_if(
-            "attention",
-            _has_varlen_attention(train),
-            "computes whole padded sequences under a mask",
-        ),
-        row(
-            "masks depend on seed, epoch and sample only",
-            lost="masks change with ranks, workers and resuming",
-        ),
-        row("data.dataset_hash", lost="accepts any dataset"),
-        row("data.path", lost="your program passes a dataset in its own format"),
-        _lost_if(
-            "data.stage_to",
-            train.data.stage_to is not None,
-            "no staging to local disks",
-        ),
-        _lost_if(
-            "checkpoint.asynchronous",
-            checkpoint.enabled and checkpoint.asynchronous,
-            "training waits for each checkpoint",
-        ),
-        _lost_if(
-            "checkpoint.keep_every_steps",
-            checkpoint.keep_every_steps is not None,
-            "older ones are deleted",
-        ),
-        row(
-            "health",
-            lost=(
-                "a loss that is not finite, spikes or explodes is neither skipped nor"
-                " rolled back"
-            ),
-        ),
-    )
-
-
-def _lost_if(setting: str, is_used: bool, remark: str) -> Equivalent:
-    """Return a setting with what happens instead, if the profile uses it."""
-    return row(setting, lost=remark if is_used else None)
-
-
-def _mlm_head_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return the settings of the MLM head, of which ModernBERT has a sparse one."""
-    if train.mlm_head != "sparse":
-        return row("mlm_head"), row("last_layer")
-    all_positions = "computes all positions"
-    head = row("mlm_head", lost=all_positions)
-    if train.model.config["model_type"] == "modernbert":
-        head = row("mlm_head", near="sparse_prediction")
-    is_sparse_layer = train.last_layer == "sparse"
-    return head, row("last_layer", lost=all_positions if is_sparse_layer else None)
-
-
-def _has_varlen_attention(train: TrainConfig) -> bool:
-    """Return whether attention skips padding in this project's trainer."""
-    if train.attention != "auto":
-        return train.attention in {"varlen", "fa3"}
-    return (
-        train.device == "cuda"
-        and train.precision == "bf16"
-        and train.layout == "packed"
     )

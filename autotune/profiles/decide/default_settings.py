@@ -1,0 +1,16 @@
+"""Settings of a profile that follow from its model or device. Pure."""
+
+from typing import Literal
+
+from trainer.config.train_config import Layout, ModelSettings, Precision
+from trainer.model.families import FAMILIES
+
+
+def default_layout(model: ModelSettings) -> Layout:
+    """Return ``packed`` if the architecture takes packed sequences, else ``padded``."""
+    return "packed" if model.config["model_type"] in FAMILIES else "padded"
+
+
+def default_precision(device: Literal["cpu", "cuda"]) -> Precision:
+    """Return the default matmul precision of a device."""
+    return "bf16" if device == "cuda" else "fp32"

@@ -1,0 +1,244 @@
+"""Drift of a run from its profile: tokens/s, MFU and peak memory. Pure.
+
+Drift is judged by the confidence interval of the ratio of the two rates.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autotune.base.interval import Interval
+from autotune.base.statistics import Estimate, difference, reason_without_bounds
+from autotune.base.wording import plural
+from autotune.profiles.decide.rates import Rate, expected_rate, run_rate, settled_steps
+from autotune.profiles.values import Profile
+from autotune.trials.values import FinishedTrial, Measured, StepFigures
+from trainer.record.run_record import Run
+
+ALIKE_SHARE = 0.02
+"""Share up to which a difference counts as none."""
+FAR_SHARE = 0.1
+"""Share above which a difference is reported even if the noise is unknown."""
+NOTHING_EXPECTED = "no expected value"
+_MEMORY_SETTINGS = (
+    "seq_length_tokens",
+    "layout",
+    "precision",
+    "device",
+    "mlm_head",
+    "last_layer",
+    "compile",
+    "activation_checkpointing",
+    "attention_dropout",
+    "float8",
+    "fused_cross_entropy",
+)
+"""Settings that a step's memory depends on, besides the micro-batch size."""
+Quantity = Literal["non-padding tokens/s", "MFU", "peak memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Comparison of one quantity of a run with its expected value."""
+
+    quantity: Quantity
+    expected: Interval | None
+    expected_source: str
+    achieved: Interval | None
+    ratio: Interval | None = None
+    verdict: str
+
+
+def drifts(
+    profile: Profile | None,
+    run: Run,
+    *,
+    trials: Sequence[FinishedTrial] = (),
+    intact: bool = True,
+    other_settings: Sequence[str] = (),
+) -> tuple[Drift, ...]:
+    """Compare a run since its last start with its profile.
+
+    Args:
+        profile: Profile that the run was started from.
+        run: Run to compare.
+        trials: Trials of the profile, which have the expected memory.
+        intact: False if the profile was edited: nothing is comparable then.
+        other_settings: Settings in which the run deviates from the profile: nothing is
+            comparable if there are any.
+
+    Returns:
+        Nothing without a profile or steps.
+    """
+    if profile is None or not run.steps:
+        return ()
+    all_drifts = (
+        *_speed_drifts(profile, run),
+        _memory_drift(profile, run, trials),
+    )
+    reason = _not_comparable_reason(other_settings, intact=intact)
+    if reason is None:
+        return all_drifts
+    verdict = f"not comparable: {reason}"
+    return tuple(replace(drift, verdict=verdict) for drift in all_drifts)
+
+
+def _not_comparable_reason(
+    other_settings: Sequence[str], *, intact: bool
+) -> str | None:
+    """Return why a run cannot be compared with its profile; None if it can."""
+    if other_settings:
+        return f"trained with other settings ({', '.join(other_settings)})"
+    if not intact:
+        return "the profile was modified"
+    return None
+
+
+def _speed_drifts(profile: Profile, run: Run) -> tuple[Drift, Drift]:
+    """Compare non-padding tokens/s and MFU with the rate to expect of the ranks."""
+    achieved = run_rate(run)
+    expected = expected_rate(profile, run.header.world_size)
+    if expected is None:
+        source = f"no rate is known for {plural(run.header.world_size, 'rank')}"
+        mfu_source = source
+    else:
+        source = f"{expected.known}: {expected.source}"
+        mfu_source = f"{expected.known}: expected tokens/s times FLOPs per token"
+    return (
+        _rate_drift("non-padding tokens/s", expected, source, achieved),
+        _mfu_drift(run, expected, mfu_source, achieved),
+    )
+
+
+def verdict_of(expected: Estimate, achieved: Estimate) -> str:
+    """Judge the ratio of an achieved to an expected figure.
+
+    It is ``drift`` if its interval excludes 1 and it differs from 1 by more than
+    ``ALIKE_SHARE``.
+    """
+    change = difference(expected, achieved)
+    deviation = abs(change.value - 1)
+    if deviation <= ALIKE_SHARE:
+        return "as expected"
+    direction = "slower" if change.value < 1 else "faster"
+    if change.low is None or change.high is None:
+        verdict = f"noise unknown: {reason_without_bounds(expected, achieved)}"
+        if deviation > FAR_SHARE:
+            verdict += f"; {deviation:.0%} {direction}"
+        return verdict
+    if change.low <= 1 <= change.high:
+        return "within noise"
+    return f"drift: {direction}, beyond noise"
+
+
+def _mfu_drift(
+    run: Run, expected: Rate | None, source: str, achieved: Rate | None
+) -> Drift:
+    """Compare MFU: expected and achieved rate, times MFU per non-padding token/s.
+
+    This factor is the run's own.
+    """
+    steps = settled_steps(run) or run.steps
+    mfu_per_rate = [
+        step.mfu / step.tokens_per_s
+        for step in steps
+        if step.mfu and step.tokens_per_s > 0
+    ]
+    if not mfu_per_rate:
+        no_peak = "the device's peak is unknown"
+        return Drift(
+            quantity="MFU",
+            expected=None,
+            expected_source=no_peak,
+            achieved=None,
+            verdict=no_peak,
+        )
+    factor = statistics.median(mfu_per_rate)
+    return _rate_drift("MFU", expected, source, achieved, factor)
+
+
+def _rate_drift(
+    quantity: Quantity,
+    expected: Rate | None,
+    source: str,
+    achieved: Rate | None,
+    factor: float = 1.0,
+) -> Drift:
+    """Compare two rates, each times a factor."""
+    drift = Drift(
+        quantity=quantity,
+        expected=None if expected is None else expected.interval.scaled(factor),
+        expected_source=source,
+        achieved=None if achieved is None else achieved.interval.scaled(factor),
+        verdict=NOTHING_EXPECTED if expected is None else "the run logged no rate",
+    )
+    if expected is None or achieved is None:
+        return drift
+    return replace(
+        drift,
+        ratio=difference(expected.estimate, achieved.estimate),
+        verdict=verdict_of(expected.estimate, achieved.estimate),
+    )
+
+
+def _memory_drift(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
+    """Compare peak memory with the trials.
+
+    It is not judged on a CPU, as a run counts its process, a trial what it adds.
+    """
+    expected_bytes = _peak_bytes_of_trials(profile, run, trials)
+    steps = settled_steps(run) or run.steps
+    achieved_bytes = float(max(step.peak_memory_bytes for step in steps))
+    ratio = None
+    if expected_bytes:
+        ratio = achieved_bytes / expected_bytes
+    source = "no trial" if expected_bytes is None else "measured: trials"
+    size = run.header.sequences_per_micro_batch
+    return Drift(
+        quantity="peak memory",
+        expected=None if expected_bytes is None else Interval(value=expected_bytes),
+        expected_source=f"{source} with these settings at micro-batch size {size}",
+        achieved=Interval(value=achieved_bytes),
+        ratio=None if ratio is None else Interval(value=ratio),
+        verdict=_memory_verdict(run.header.device, ratio),
+    )
+
+
+def _memory_verdict(device: str, ratio: float | None) -> str:
+    """Judge the ratio of achieved to expected peak memory."""
+    if device == "cpu":
+        return "not comparable on a CPU: the run counts its whole process"
+    if ratio is None:
+        return NOTHING_EXPECTED
+    if abs(ratio - 1) <= ALIKE_SHARE:
+        return "as expected"
+    if ratio > 1:
+        return "drift: more than in the trial"
+    return "drift: less than in the trial"
+
+
+def _peak_bytes_of_trials(
+    profile: Profile, run: Run, trials: Sequence[FinishedTrial]
+) -> float | None:
+    """Return the highest peak of trials with the run's micro-batch size.
+
+    None if there are none.
+    """
+    # A trial log has trials of other recipes too.
+    settings = {name: getattr(profile.train, name) for name in _MEMORY_SETTINGS}
+    settings["micro_batch_size"] = run.header.sequences_per_micro_batch
+    peaks_bytes = []
+    for trial in trials:
+        if trial.trial.job != "step" or not isinstance(trial.outcome, Measured):
+            continue
+        config = trial.trial.config
+        # Settings that a trial does not record are the profile's.
+        trial_settings = {**settings, "micro_batch_size": None, **config}
+        if config and trial_settings.items() >= settings.items():
+            figures = StepFigures.of(trial.outcome)
+            # A run counts the memory of its allocator, without non-PyTorch memory.
+            peaks_bytes.append(
+                float(figures.peak_bytes - (figures.non_pytorch_bytes or 0))
+            )
+    return max(peaks_bytes, default=None)

@@ -1,0 +1,96 @@
+"""A profile's trials in the trial log, and the evidence that rests on them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from autotune.baseline.values import BaselineEvidence
+from autotune.network.values import NetworkEvidence
+from autotune.profiles.checks import TrialLogCheck
+from autotune.profiles.decide.trial_log_check import check_trial_log, profile_records
+from autotune.profiles.values import Fingerprint, Profile, updated
+from autotune.search.values import ExploreEvidence
+from autotune.trials import trial_log
+from autotune.trials.runner import TrialRunner
+from autotune.trials.values import FinishedTrial
+from autotune.workers.values import WorkersEvidence
+from trainer.config.train_config import TrainConfig
+from trainer.health.events import utc_now
+
+if TYPE_CHECKING:
+    from autotune.integrations.values import OwnProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileTrials:
+    """A profile's trials in the trial log."""
+
+    finished: tuple[FinishedTrial, ...]
+    """Trials of the profile, later ones included."""
+    corrupt_lines: int
+    """Number of corrupt lines of the trial log, which were left out."""
+    check: TrialLogCheck
+
+
+def read_trials(
+    profile_path: Path, profile: "Profile | OwnProfile", reports: Path
+) -> ProfileTrials:
+    """Read a profile's trials and check the profile against them.
+
+    Raises:
+        BadInput: If a file of the trial log exceeds the size limit.
+    """
+    report_directory = trial_log.report_directory(profile_path, reports)
+    directory = report_directory / trial_log.TRIAL_LOG_DIRECTORY
+    records, corrupt_lines = trial_log.read_trial_records(directory)
+    return ProfileTrials(
+        finished=tuple(
+            record.finished() for record in profile_records(profile, records)
+        ),
+        corrupt_lines=corrupt_lines,
+        check=check_trial_log(profile, records),
+    )
+
+
+def trial_log_provenance(
+    runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int | None
+) -> dict[str, Any]:
+    """Return the ``[provenance]`` fields of the trial log.
+
+    They are the hash and the last time of the profile's trials so far.
+    """
+    records, _ = trial_log.read_trial_records(runner.trial_log.directory)
+    own = trial_log.own_records(records, made_on, seq_length_tokens)
+    return {
+        "trial_log_sha256": trial_log.trial_log_sha256(own),
+        "trial_log_until_utc": max((record.time_utc for record in own), default=None),
+    }
+
+
+def add_evidence(
+    profile: Profile,
+    command: Literal["explore", "workers", "network", "baseline"],
+    evidence: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
+    runner: TrialRunner,
+    train: TrainConfig | None = None,
+) -> Profile:
+    """Return the profile with a command's evidence, which replaces its earlier one.
+
+    Args:
+        profile: Profile to update.
+        command: Command that measured.
+        evidence: Its evidence.
+        runner: Runner of its trials, with the trial log.
+        train: Settings to train with; None keeps the profile's.
+    """
+    provenance = trial_log_provenance(
+        runner, profile.fingerprint, profile.train.seq_length_tokens
+    )
+    return updated(
+        profile,
+        train or profile.train,
+        command,
+        {command: evidence},
+        created_utc=utc_now(),
+        **provenance,
+    )

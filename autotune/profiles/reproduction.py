@@ -1,0 +1,81 @@
+"""Report blocks on how to repeat the measurements of a profile."""
+
+import shlex
+
+from autotune.base.document import (
+    Block,
+    Bullets,
+    Code,
+    Paragraph,
+    Strong,
+    Words,
+    facts_table,
+)
+from autotune.base.tables import Row
+from autotune.profiles.decide.follow_up import probe_again
+from autotune.profiles.review_text import trial_log_words
+from autotune.report.values import ReportedProfile
+from trainer.config.presets import PRESETS
+
+
+def reproduction_blocks(reported: ReportedProfile) -> tuple[Block, ...]:
+    """Return the commands that repeat the measurements, and the hashes to compare."""
+    where = "" if reported.data is not None else " DIR is the dataset."
+    words: Words = (
+        "Run in this order, on the same machine, dataset and versions; paths are"
+        f" relative to the directory in which the report was built.{where}",
+    )
+    if not reported.intact:
+        warning = Strong(text="The profile was modified after it was written.")
+        words = (*words, " ", warning)
+    commands = tuning_commands(reported)
+    return (
+        Paragraph(words=words),
+        Bullets(items=tuple((Code(text=command),) for command in commands)),
+        facts_table("Identifiers of this tuning", _identifier_rows(reported)),
+    )
+
+
+def _identifier_rows(reported: ReportedProfile) -> list[Row]:
+    provenance = reported.profile.provenance
+    compared = None
+    if reported.trial_log is not None:
+        compared = trial_log_words(reported.trial_log)
+    commands = ", ".join(provenance.commands)
+    return [
+        ["profile", str(reported.path)],
+        ["profile, hash of its content", reported.content_sha256],
+        ["trials, hash", provenance.trial_log_sha256],
+        ["compared with the trial log", compared],
+        ["model config, hash", reported.profile.fingerprint.model_sha256],
+        ["dataset, hash", reported.profile.fingerprint.dataset_hash],
+        ["written", provenance.created_utc],
+        ["written by", f"encoder-autotune {provenance.tool_version}: {commands}"],
+        ["SLURM job", provenance.slurm_job_id],
+        ["seed", str(reported.profile.train.seed)],
+    ]
+
+
+def tuning_commands(reported: ReportedProfile) -> list[str]:
+    """Return the commands that tuned the profile, with its settings, in their order."""
+    profile = reported.profile
+    probe = profile.evidence.probe
+    data = "DIR" if reported.data is None else str(reported.data)
+    data_option = shlex.join(["--data", data])
+    data_and_ranks = data_option
+    if probe is not None:
+        data_and_ranks += f" --ranks {probe.local_ranks}"
+    # The profile holds the shape of a model that has no preset.
+    model = reported.name if reported.name in PRESETS else str(reported.path)
+    commands = {
+        "probe": probe_again(
+            profile.train, profile, model=model, data=data, out=reported.path
+        ),
+        "workers": f"autotune workers {reported.quoted} {data_and_ranks}",
+        "network": f"autotune network {reported.quoted} {data_option}",
+        "baseline": f"autotune baseline {reported.quoted} {data_and_ranks}",
+        "advise": f"autotune advise {reported.quoted} --apply",
+    }
+    # A profile may name anything there; only this program's commands are shown as such.
+    names = dict.fromkeys(profile.provenance.commands)
+    return [commands[name] for name in names if name in commands]

@@ -1,0 +1,139 @@
+"""Comparison of a profile with this machine and its dataset; measures nothing."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from autotune.machine.host import Host
+from autotune.machine.measured_device import MeasuredDevice, fingerprint, open_device
+from autotune.machine.nvml import GpuMonitor
+from autotune.profiles.approval import ApprovedProfile
+from autotune.profiles.checks import Check, Verification
+from autotune.profiles.decide.fingerprint_check import check_fields
+from autotune.profiles.values import Fingerprint
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Manifest, read_manifest
+from trainer.errors import TrainerError
+
+_MACHINE_INDEPENDENT_FIELDS = (
+    "model_sha256",
+    "dataset_hash",
+    "data_filesystem",
+    "torch",
+    "transformers",
+    "python",
+)
+"""Fingerprint fields that can be checked without the profile's GPU and host."""
+_LIBRARIES = ("torch", "transformers")
+"""Libraries whose versions are in the fingerprint, and which may not be installed."""
+
+
+def verify_profile(
+    stored: ApprovedProfile,
+    data: Path | None,
+    host: Host,
+    monitor: GpuMonitor,
+    read_cuda: Callable[[], str | None],
+) -> Verification:
+    """Compare a profile with this machine and its dataset.
+
+    Args:
+        stored: Profile to compare.
+        data: Directory of the dataset; None means AUTOTUNE_DATA, else the profile's.
+        host: Host to read.
+        monitor: GPUs to read.
+        read_cuda: Function that returns the CUDA version that torch is built for; it
+            is called only if a GPU is compared.
+    """
+    train = stored.profile.train
+    made_on = stored.profile.fingerprint
+    manifest, no_dataset = _read_dataset(stored, data)
+    site = open_device(
+        "auto" if made_on.device == "cuda" else "cpu",
+        stored.data_here(data) or stored.path.parent,
+        host,
+        monitor,
+        measures=False,
+    )
+    unknown = _unknown_fields(made_on, site, no_dataset)
+    # Fields of libraries that are missing are compared as "n/a".
+    for library in _LIBRARIES:
+        site.versions.setdefault(library, "n/a")
+    # On a CPU the CUDA version that torch was built for does not matter.
+    cuda = made_on.cuda if site.device == "cpu" else read_cuda()
+    here = fingerprint(site, train.model, manifest, cuda)
+    return Verification(
+        checks=(
+            _check_content(stored),
+            *_check_repeated_fields(train, made_on),
+            *check_fields(made_on, here, unknown),
+        )
+    )
+
+
+def _read_dataset(
+    stored: ApprovedProfile, data: Path | None
+) -> tuple[Manifest | None, str | None]:
+    """Return the manifest of the dataset, or None and the reason why it is missing."""
+    try:
+        return read_manifest(stored.data_dir(data)), None
+    except TrainerError as error:
+        return None, error.message
+
+
+def _unknown_fields(
+    made_on: Fingerprint, site: MeasuredDevice, no_dataset: str | None
+) -> dict[str, str]:
+    """Return the fingerprint fields that cannot be compared here, with the reasons.
+
+    Args:
+        made_on: Fingerprint of the profile.
+        site: This machine.
+        no_dataset: Reason why there is no dataset; None if there is one.
+    """
+    unknown: dict[str, str] = {}
+    is_elsewhere = made_on.device == "cuda" and site.device == "cpu"
+    if is_elsewhere:
+        reason = site.gpu_absent or "no GPU is in use"
+        for name in Fingerprint.model_fields:
+            if name not in _MACHINE_INDEPENDENT_FIELDS:
+                unknown[name] = f"this is not the profile's machine: {reason}"
+        unknown["data_filesystem"] = "this machine may mount other disks"
+    if no_dataset is not None:
+        unknown["data_filesystem"] = no_dataset
+        unknown["dataset_hash"] = no_dataset
+    for library in _LIBRARIES:
+        if site.versions.get(library, "n/a") == "n/a":
+            unknown[library] = "not installed here"
+    return unknown
+
+
+def _check_content(stored: ApprovedProfile) -> Check:
+    """Compare the profile's content with the hash that it was written with."""
+    return Check(
+        field="content",
+        found="same" if stored.intact else "warning",
+        profile=stored.recorded_sha256 or "n/a",
+        here=stored.approval.present_sha256,
+    )
+
+
+def _check_repeated_fields(train: TrainConfig, made_on: Fingerprint) -> Iterator[Check]:
+    """Yield an error for each setting that does not match the fingerprint.
+
+    Settings that repeat it must match, or the figures are of something else.
+    """
+    if train.device != made_on.device:
+        yield Check(
+            field="train.device",
+            found="error",
+            profile=made_on.device,
+            here=train.device,
+        )
+    dataset_hash = train.data.dataset_hash
+    if dataset_hash is not None and dataset_hash != made_on.dataset_hash:
+        yield Check(
+            field="train.data.dataset_hash",
+            found="error",
+            profile=made_on.dataset_hash,
+            here=dataset_hash,
+        )
