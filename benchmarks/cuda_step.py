@@ -25,8 +25,9 @@ from unittest.mock import patch
 from autotune.base.defaults import MAX_MICRO_BATCH_SIZE, VOCAB_SIZE
 from autotune.base.tables import text_table
 from autotune.machine.gpu_models import find_gpu_model
+from autotune.memory.contents import DEFAULT_SPECIAL_IDS
 from autotune.memory.decide.overheads import overheads_on_gpu
-from autotune.memory.estimate import DEFAULT_SPECIAL_IDS, estimate_model
+from autotune.memory.estimate import estimate_model
 from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.prediction import settings_of_step
 from autotune.memory.values import TraceRequest

@@ -25,7 +25,7 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.base.statistics import scaled_residuals, trimmed_mean
-from autotune.memory.measure import ProbeRequest
+from autotune.memory.probe import ProbeRequest
 from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.store import read_profile
 from autotune.search.history import ExploreRequest

@@ -22,13 +22,8 @@ from autotune.base.clock import SystemClock
 from autotune.base.tables import text_table
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import overheads_on_cpu
-from autotune.memory.measure import (
-    FIT_STEPS,
-    Probe,
-    ProbeRequest,
-    ProbeSearch,
-    step_trial,
-)
+from autotune.memory.measure import ProbeSearch
+from autotune.memory.probe import FIT_STEPS, Probe, ProbeRequest, step_trial
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog

@@ -26,7 +26,8 @@ from unittest import mock
 
 from autotune.base.tables import text_table
 from autotune.machine.host import SystemHost
-from autotune.memory.estimate import DEFAULT_SPECIAL_IDS, traced_work
+from autotune.memory.contents import DEFAULT_SPECIAL_IDS
+from autotune.memory.estimate import traced_work
 from autotune.memory.values import StepRequest, TraceRequest
 from autotune.speed.decide import data_sheet_rates, predict_speed
 from autotune.speed.measure import measure_rates

@@ -18,7 +18,7 @@ from autotune.base.model_work import attention_dropout
 from autotune.corpus.sources import SOURCES, find_files
 from autotune.errors import AutotuneError, BadInput, ProfileRejected
 from autotune.machine.host import Host, SystemHost
-from autotune.memory.prediction import predicted_gains
+from autotune.memory.gains import predicted_gains
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from autotune.profiles.decide.follow_up import command, probe_command

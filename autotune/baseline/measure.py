@@ -25,7 +25,7 @@ from autotune.baseline.decide.recipes import (
 )
 from autotune.baseline.values import BaselineEvidence, RecipeName, RecipeRow
 from autotune.errors import OutOfTime
-from autotune.memory.measure import FIT_STEPS
+from autotune.memory.probe import FIT_STEPS
 from autotune.memory.values import StepRequest
 from autotune.trials.runner import Rounds
 from autotune.trials.values import (

@@ -37,7 +37,7 @@ from autotune.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.integrations.values import OwnCode
-    from autotune.memory.measure import ProbeRequest
+    from autotune.memory.probe import ProbeRequest
     from autotune.profiles.store import StoredProfile
     from autotune.workers.values import SweepRequest
 
@@ -373,7 +373,7 @@ class ModelOptions(StepOptions):
         ``settings`` are further settings of the step, and ``more`` are fields of the
         probe.
         """
-        from autotune.memory.measure import ProbeRequest
+        from autotune.memory.probe import ProbeRequest
         from autotune.memory.stage import requested_config
         from trainer.config.presets import model_settings
 

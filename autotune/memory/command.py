@@ -236,13 +236,9 @@ def estimate(
     """
     from autotune.base.document import answer_json
     from autotune.memory.estimate import CannotTrace
-    from autotune.memory.prediction import (
-        PredictionRequest,
-        find_target,
-        predict,
-        settings_of_step,
-    )
+    from autotune.memory.prediction import predict, settings_of_step
     from autotune.memory.sections import estimate_text
+    from autotune.memory.target import PredictionRequest, find_target
     from autotune.profiles.decide.follow_up import command
     from trainer.config.presets import model_settings
     from trainer.record.progress import progress

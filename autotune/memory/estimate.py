@@ -1,18 +1,14 @@
 """Prediction of training memory without the device.
 
 The trainer's step is traced on the meta device, at a few micro-batch sizes, and
-replayed through an allocator. Contents of the sequences come from a dataset, or are
-assumed.
+replayed through an allocator.
 """
 
-import contextlib
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.corpus.values import SequenceContents, SequenceMeans
+from autotune.corpus.values import SequenceContents
 from autotune.errors import NotCheckable
 from autotune.machine.decide import is_busy
 from autotune.machine.host import SystemHost
@@ -23,13 +19,10 @@ from autotune.memory.decide.memory_model import (
 )
 from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.values import Trace, TraceRequest
-from autotune.profiles.store import StoredProfile
 from autotune.speed.values import StepWork
 from autotune.trials.fork_server import Machine
 from autotune.trials.values import Measured, TimedOut, TrialRequest
-from trainer.config.train_config import Layout, ModelSettings, TrainConfig
-from trainer.data.dataset import Manifest, SpecialIds, TokenDataset
-from trainer.data.global_batch import SequenceStatistics, sequence_statistics
+from trainer.config.train_config import TrainConfig
 
 FIRST_SIZES = (8, 64)
 """Micro-batch sizes that are traced first."""
@@ -44,13 +37,7 @@ SHIFTS = 3
 """Attempts to trace one sequence more, if no trace matches the largest: compiled layers
 reuse blocks of equal size."""
 TRACE_TIMEOUT_S = 120.0
-DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
-"""Documents per packed sequence, assumed without a dataset; program functions average
-2.1 per 512 tokens."""
-DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-PACKED_FULL_SHARE = 0.997
-"""Share of non-padding tokens in packed sequences of 512 tokens of program functions;
-``docs/benchmarks.md``."""
+"""Time limit of the ``trace`` job; usually it takes seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +86,20 @@ class _TracedSizes:
     attention_reason: str
 
 
+def trace_request(
+    config: TrainConfig, contents: SequenceContents, micro_batches: int, *, ranks: int
+) -> TraceRequest:
+    """Return the request to trace a step on sequences with such contents."""
+    return TraceRequest(
+        config=config,
+        vocab_size=contents.vocab_size,
+        special_ids=contents.special_ids,
+        documents_per_sequence=contents.documents,
+        micro_batches=micro_batches,
+        ranks=ranks,
+    )
+
+
 def estimate_model(
     request: AnyTraceRequest,
     machine: Machine,
@@ -129,10 +130,7 @@ def estimate_model(
     for round_number in range(MAX_ROUNDS):
         # A single sequence is a view; several are copied.
         size = max(2, largest_size(traced.memory_model))
-        if any(
-            abs(trace.micro_batch_size - size) <= CLOSE_SHARE * size
-            for trace in traced.traces
-        ):
+        if _is_traced_nearby(traced.traces, size):
             break
         sizes = [size]
         if round_number == 0:
@@ -145,6 +143,13 @@ def estimate_model(
         parameters=traced.parameters,
         attention=traced.attention,
         attention_reason=traced.attention_reason,
+    )
+
+
+def _is_traced_nearby(traces: Sequence[Trace], size: int) -> bool:
+    """Return whether a size is so close to a traced one that it is final."""
+    return any(
+        abs(trace.micro_batch_size - size) <= CLOSE_SHARE * size for trace in traces
     )
 
 
@@ -167,12 +172,7 @@ def _trace_more(
         new_sizes = [size for size in shifted if size not in known_sizes]
         figures = _run_trace(request, machine, new_sizes)
         traces += [Trace.of(trace) for trace in figures["traces"]]
-        largest = max(traces, key=lambda trace: trace.micro_batch_size)
-        alike = [
-            trace
-            for trace in traces
-            if trace is largest or fit_memory_model((trace, largest)) is not None
-        ]
+        alike = _like_the_largest(traces)
         memory_model = fit_memory_model(alike)
         if memory_model is not None and len(alike) > 1:
             return _TracedSizes(
@@ -185,6 +185,19 @@ def _trace_more(
     raise _cannot_trace(
         request, "its allocations change order with the micro-batch size"
     )
+
+
+def _like_the_largest(traces: Sequence[Trace]) -> list[Trace]:
+    """Return the traces with the same allocations, in the same order, as the largest.
+
+    The largest is among them.
+    """
+    largest = max(traces, key=lambda trace: trace.micro_batch_size)
+    return [
+        trace
+        for trace in traces
+        if trace is largest or fit_memory_model((trace, largest)) is not None
+    ]
 
 
 def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
@@ -216,7 +229,7 @@ def _run_trace(
 def _timed_out(request: AnyTraceRequest) -> CannotTrace:
     """Return the error of a trace that took too long, which may be the machine's."""
     error = _cannot_trace(request, f"tracing took longer than {TRACE_TIMEOUT_S:g} s")
-    host = SystemHost().facts(())
+    host = SystemHost().facts(paths=())
     load = host.load_average_1min
     # A trace keeps one core busy itself.
     if load is None or not is_busy(load - 1, host.allotted_cpus):
@@ -232,88 +245,4 @@ def _cannot_trace(request: AnyTraceRequest, reason: str) -> CannotTrace:
     return CannotTrace(
         f"the memory of {request.name!r} cannot be predicted: {reason}",
         next_step="Measure it on the machine that will train: autotune probe",
-    )
-
-
-def assumed_contents(
-    vocab_size: int, layout: Layout, seq_length_tokens: int
-) -> SequenceContents:
-    """Return the assumed contents of sequences without a dataset.
-
-    Packed sequences are nearly full, others hold one unpadded sample.
-    """
-    is_packed = layout == "packed"
-    full_share = PACKED_FULL_SHARE if is_packed else 1.0
-    return SequenceContents(
-        vocab_size=vocab_size,
-        special_ids=DEFAULT_SPECIAL_IDS,
-        dataset_hash=None,
-        mean_non_padding_tokens=full_share * seq_length_tokens,
-        # So that a global batch of 256 samples is one of 256 sequences, as BERT's was.
-        mean_samples=1.0,
-        documents=DOCUMENTS_PER_PACKED_SEQUENCE if is_packed else 1.0,
-    )
-
-
-def sequence_contents(
-    data: Path | None, vocab_size: int, config: TrainConfig
-) -> SequenceContents:
-    """Return the contents of sequences: the dataset's, or assumed ones without it."""
-    if data is None:
-        return assumed_contents(vocab_size, config.layout, config.seq_length_tokens)
-    return contents_of(data, config.layout, config.seq_length_tokens)
-
-
-@functools.cache
-def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceContents:
-    """Return the contents of a dataset's sequences, from a sample of it.
-
-    Raises:
-        TrainerError: If it is no dataset.
-    """
-    # Sequences do not depend on the model.
-    any_model = ModelSettings(name="any", config={"model_type": "bert"})
-    config = TrainConfig(
-        model=any_model, layout=layout, seq_length_tokens=seq_length_tokens
-    )
-    stats, manifest = _read_statistics(data, config)
-    return SequenceContents(
-        vocab_size=manifest.vocab_size,
-        special_ids=manifest.special_ids,
-        dataset_hash=manifest.dataset_hash,
-        mean_non_padding_tokens=stats.mean_non_padding_tokens,
-        mean_samples=stats.mean_samples,
-        documents=stats.max_documents if layout == "packed" else 1.0,
-    )
-
-
-def _read_statistics(
-    data: Path, config: TrainConfig
-) -> tuple[SequenceStatistics, Manifest]:
-    with contextlib.closing(TokenDataset.open(data)) as dataset:
-        return sequence_statistics(config, dataset), dataset.manifest
-
-
-def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
-    """Return the non-padding tokens and samples per sequence.
-
-    They are a dataset's, by a sample of it, or else the profile's.
-    """
-    profile = stored.profile
-    directory = data or stored.data_here()
-    if directory is None:
-        is_packed = profile.train.layout == "packed"
-        return SequenceMeans(
-            non_padding_tokens=profile.mean_tokens_per_sequence,
-            samples=None if is_packed else 1.0,
-            source="dataset not found" if is_packed else "one sample per sequence",
-        )
-    stats, manifest = _read_statistics(directory, profile.train)
-    source = "a sample of the dataset's sequences"
-    if manifest.dataset_hash != profile.fingerprint.dataset_hash:
-        source = "a different dataset from the profile's"
-    return SequenceMeans(
-        non_padding_tokens=stats.mean_non_padding_tokens,
-        samples=stats.mean_samples,
-        source=source,
     )

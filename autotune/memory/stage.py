@@ -21,7 +21,8 @@ from autotune.memory.decide.overheads import (
     overheads_on_gpu,
 )
 from autotune.memory.estimate import MemoryEstimate
-from autotune.memory.measure import Probe, ProbeRequest, probe_model
+from autotune.memory.measure import probe_model
+from autotune.memory.probe import Probe, ProbeRequest
 from autotune.memory.sections import ProbedModel
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,

@@ -20,8 +20,9 @@ from autotune.machine.gpu_models import (
     find_gpu_model,
     gpu_model_of,
 )
-from autotune.memory.estimate import CannotTrace, assumed_contents, contents_of
-from autotune.memory.prediction import (
+from autotune.memory.contents import assumed_contents, contents_of
+from autotune.memory.estimate import CannotTrace
+from autotune.memory.plan_memory import (
     max_micro_batch_size_shared,
     memory_of_probe,
     strategy_that_fits,

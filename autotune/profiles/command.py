@@ -254,7 +254,7 @@ def export(
     from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
     from autotune.launch.training_job import default_ranks
-    from autotune.memory.estimate import sequence_means
+    from autotune.memory.contents import sequence_means
     from autotune.profiles.decide.export import export_profile
     from autotune.profiles.export_text import export_text
     from autotune.profiles.store import read_profile

@@ -14,7 +14,7 @@ from autotune.base.files import write_atomically
 from autotune.base.model_work import attention_dropout
 from autotune.errors import ExceedsMemory, OutOfTime
 from autotune.memory.estimate import CannotTrace
-from autotune.memory.measure import ProbeRequest
+from autotune.memory.probe import ProbeRequest
 from autotune.memory.stage import prepare, profile_of_probe, settled_probe
 from autotune.profiles.decide.batch_split import (
     global_batch_size_of,

@@ -26,7 +26,7 @@ from autotune.errors import (
 )
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
-from autotune.memory.measure import Probe, ProbeRequest
+from autotune.memory.probe import Probe, ProbeRequest
 from autotune.memory.stage import check_budgets, prepare, probe_one
 from autotune.memory.values import LOWER_BOUND
 from autotune.network.stage import nodes_here, tune_network

@@ -18,7 +18,8 @@ from autotune.machine.gpu_models import find_gpu_model
 from autotune.machine.nvml import NvmlMonitor
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import OverheadsRange, overheads_on_gpu
-from autotune.memory.measure import Probe, ProbeRequest, ProbeSearch, step_config
+from autotune.memory.measure import ProbeSearch
+from autotune.memory.probe import Probe, ProbeRequest, step_config
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner

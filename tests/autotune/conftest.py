@@ -9,7 +9,7 @@ from autotune.cli import run
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import fingerprint, open_device
 from autotune.machine.nvml import NvmlMonitor
-from autotune.memory import prediction
+from autotune.memory import gains, plan_memory, prediction
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials import session
 from autotune.trials.fork_server import ForkServerMachine
@@ -113,7 +113,7 @@ def started_server() -> Iterator[ForkServerMachine]:
 @pytest.fixture
 def warm_server(monkeypatch, started_server) -> None:
     """Let commands that are called in this process use the started trial server."""
-    for module in (session, prediction):
+    for module in (session, prediction, plan_memory, gains):
         monkeypatch.setattr(
             module, "ForkServerMachine", lambda **_: Borrowed(started_server)
         )

@@ -77,6 +77,11 @@ class MemoryBreakdown:
     terms_bytes: Mapping[str, int]
     peak_bytes: int
 
+    @property
+    def largest_term(self) -> str:
+        """Name of the largest term."""
+        return max(self.terms_bytes, key=self.terms_bytes.__getitem__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedModel:

@@ -6,7 +6,7 @@ import pytest
 from autotune.advice.read_context import data_facts, profile_of_run
 from autotune.launch.sections import status_text
 from autotune.launch.status import find_runs_and_tunings, run_status, tuning_status
-from autotune.memory.estimate import assumed_contents, contents_of
+from autotune.memory.contents import assumed_contents, contents_of
 from autotune.profiles.store import read_profile
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.trial_log import TrialLog

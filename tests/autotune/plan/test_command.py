@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.memory.prediction import memory_of_probe
+from autotune.memory.plan_memory import memory_of_probe
 from autotune.profiles.store import read_profile
 from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import but

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput
-from autotune.memory import prediction
+from autotune.memory import plan_memory
 from autotune.memory.prediction import settings_of_step
 from autotune.network.scaling import Assumed, evidence
 from autotune.plan.inputs import PlanRequest, plan
@@ -49,7 +49,7 @@ def no_trace(monkeypatch):
     def refuse():
         raise AssertionError("traced")
 
-    monkeypatch.setattr(prediction, "ForkServerMachine", refuse)
+    monkeypatch.setattr(plan_memory, "ForkServerMachine", refuse)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.machine.values import GpuProcess, Unavailable
-from autotune.memory.measure import CURVE_STEPS, FIT_STEPS
+from autotune.memory.probe import FIT_STEPS
+from autotune.memory.throughput import CURVE_STEPS
 from autotune.trials.contamination_guard import (
     WAIT_AFTER_S,
     WAIT_BEFORE_S,

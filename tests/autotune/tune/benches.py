@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from autotune.memory.measure import ProbeRequest
+from autotune.memory.probe import ProbeRequest
 from autotune.memory.stage import requested_config
 from autotune.trials.session import Session
 from autotune.trials.values import Outcome, Trial

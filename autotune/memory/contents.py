@@ -1,0 +1,120 @@
+"""Contents of sequences, on which memory and tokens of a micro-batch depend.
+
+They come from a sample of a dataset, or are assumed.
+"""
+
+import contextlib
+import functools
+from pathlib import Path
+
+from autotune.corpus.values import SequenceContents, SequenceMeans
+from autotune.profiles.store import StoredProfile
+from autotune.profiles.values import Profile
+from trainer.config.train_config import Layout, ModelSettings, TrainConfig
+from trainer.data.dataset import Manifest, SpecialIds, TokenDataset
+from trainer.data.global_batch import SequenceStatistics, sequence_statistics
+
+DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
+"""Documents per packed sequence, assumed without a dataset; program functions average
+2.1 per 512 tokens."""
+DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+"""Special ids, assumed without a dataset."""
+PACKED_FULL_SHARE = 0.997
+"""Share of non-padding tokens in packed sequences of 512 tokens of program functions;
+``docs/benchmarks.md``."""
+
+
+def assumed_contents(
+    vocab_size: int, layout: Layout, seq_length_tokens: int
+) -> SequenceContents:
+    """Return the assumed contents of sequences without a dataset.
+
+    Packed sequences are nearly full, others hold one unpadded sample.
+    """
+    is_packed = layout == "packed"
+    full_share = PACKED_FULL_SHARE if is_packed else 1.0
+    return SequenceContents(
+        vocab_size=vocab_size,
+        special_ids=DEFAULT_SPECIAL_IDS,
+        dataset_hash=None,
+        mean_non_padding_tokens=full_share * seq_length_tokens,
+        # So that a global batch of 256 samples is one of 256 sequences, as BERT's was.
+        mean_samples=1.0,
+        documents=DOCUMENTS_PER_PACKED_SEQUENCE if is_packed else 1.0,
+    )
+
+
+def sequence_contents(
+    data: Path | None, vocab_size: int, config: TrainConfig
+) -> SequenceContents:
+    """Return the contents of sequences: the dataset's, or assumed ones without it."""
+    if data is None:
+        return assumed_contents(vocab_size, config.layout, config.seq_length_tokens)
+    return contents_of(data, config.layout, config.seq_length_tokens)
+
+
+@functools.cache
+def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceContents:
+    """Return the contents of a dataset's sequences, from a sample of it.
+
+    Raises:
+        TrainerError: If the directory has no dataset.
+    """
+    # Sequences do not depend on the model.
+    any_model = ModelSettings(name="any", config={"model_type": "bert"})
+    config = TrainConfig(
+        model=any_model, layout=layout, seq_length_tokens=seq_length_tokens
+    )
+    stats, manifest = _read_statistics(data, config)
+    return SequenceContents(
+        vocab_size=manifest.vocab_size,
+        special_ids=manifest.special_ids,
+        dataset_hash=manifest.dataset_hash,
+        mean_non_padding_tokens=stats.mean_non_padding_tokens,
+        mean_samples=stats.mean_samples,
+        documents=stats.max_documents if layout == "packed" else 1.0,
+    )
+
+
+def _read_statistics(
+    data: Path, config: TrainConfig
+) -> tuple[SequenceStatistics, Manifest]:
+    """Return the statistics of a sample of a dataset's sequences, and its manifest."""
+    with contextlib.closing(TokenDataset.open(data)) as dataset:
+        return sequence_statistics(config, dataset), dataset.manifest
+
+
+def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
+    """Return the non-padding tokens and samples per sequence.
+
+    They are those of a sample of the dataset, by default the profile's own. If it is
+    not found, the tokens are those that the profile stores.
+    """
+    profile = stored.profile
+    directory = data or stored.data_here()
+    if directory is None:
+        return _stored_means(profile)
+    stats, manifest = _read_statistics(directory, profile.train)
+    source = "a sample of the dataset's sequences"
+    if manifest.dataset_hash != profile.fingerprint.dataset_hash:
+        source = "a different dataset from the profile's"
+    return SequenceMeans(
+        non_padding_tokens=stats.mean_non_padding_tokens,
+        samples=stats.mean_samples,
+        source=source,
+    )
+
+
+def _stored_means(profile: Profile) -> SequenceMeans:
+    """Return what a profile knows of its sequences without the dataset."""
+    if profile.train.layout == "packed":
+        return SequenceMeans(
+            non_padding_tokens=profile.mean_tokens_per_sequence,
+            samples=None,
+            source="dataset not found",
+        )
+    return SequenceMeans(
+        non_padding_tokens=profile.mean_tokens_per_sequence,
+        samples=1.0,
+        source="one sample per sequence",
+    )

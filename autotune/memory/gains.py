@@ -1,0 +1,55 @@
+"""Predicted gains in throughput by changes of settings, from traces of the step."""
+
+import contextlib
+from collections.abc import Mapping
+
+from autotune.errors import BadInput
+from autotune.memory.contents import sequence_contents
+from autotune.memory.estimate import CannotTrace, trace_request, traced_work
+from autotune.speed.decide import predict_speed
+from autotune.speed.values import MachineRates
+from autotune.trials.fork_server import ForkServerMachine, Machine
+from trainer.config.train_config import TrainConfig
+from trainer.record.progress import Update
+
+
+def predicted_gains(
+    train: TrainConfig,
+    vocab_size: int,
+    rates: MachineRates,
+    changes: Mapping[str, Mapping[str, object]],
+    update: Update,
+) -> dict[str, float]:
+    """Predict the ratio of tokens/s with each change of settings to those without.
+
+    Returns:
+        Ratios by name of the change, without changes that cannot be traced; empty if
+        the present settings cannot be.
+    """
+    steps = 1 + len(changes)
+    gains: dict[str, float] = {}
+    with ForkServerMachine() as machine:
+        update(0, None, "loading torch")
+        machine.start()
+        update(0, steps, "predicting the present step")
+        try:
+            present = _padded_tokens_per_s(train, vocab_size, rates, machine)
+        except (CannotTrace, BadInput):
+            return {}
+        for number, (name, change) in enumerate(changes.items(), start=1):
+            update(number, steps, f"predicting {name}")
+            config = train.model_copy(update=dict(change))
+            with contextlib.suppress(CannotTrace, BadInput):
+                changed = _padded_tokens_per_s(config, vocab_size, rates, machine)
+                gains[name] = changed / present
+    return gains
+
+
+def _padded_tokens_per_s(
+    config: TrainConfig, vocab_size: int, rates: MachineRates, machine: Machine
+) -> float:
+    """Predict the throughput of a step of one micro-batch on one GPU."""
+    contents = sequence_contents(None, vocab_size, config)
+    request = trace_request(config, contents, 1, ranks=1)
+    work = traced_work(request, machine)
+    return predict_speed(work, rates, config).padded_tokens_per_s.value

@@ -1,0 +1,162 @@
+"""Probe of one model: its request, its settings at a known site, and its trials."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, TRIAL_TIMEOUT_S
+from autotune.machine.gpu_models import GpuModel
+from autotune.memory.decide.overheads import OverheadsRange
+from autotune.memory.estimate import MemoryEstimate, estimate_model
+from autotune.memory.values import StepRequest, TraceRequest
+from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.trials.fork_server import Machine
+from autotune.trials.values import Trial
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import Manifest
+from trainer.data.global_batch import SequenceStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounts:
+    """Optimizer steps of a trial."""
+
+    warmup: int
+    timed: int
+
+
+FIT_STEPS = StepCounts(warmup=1, timed=1)
+"""Steps, each followed by an evaluation, of a trial that tests if a size fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """Request to probe one model; None takes the default of the machine."""
+
+    config: TrainConfig
+    """Settings of the step; unless set, ``layout`` and ``precision`` are the defaults
+    of model and device."""
+    data: Path
+    reports: Path
+    memory_bytes: int | None = None
+    as_gpu: GpuModel | None = None
+    """Smaller GPU whose memory is imitated."""
+    ranks: int | None = None
+    accumulate: bool = True
+    """True if a step has several micro-batches on each rank; two stand for any larger
+    number."""
+    headroom_share: float = HEADROOM_SHARE
+    max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
+    traced: bool = True
+    """True if memory is predicted first; otherwise trials alone guide the search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A request at a known site, with all settings complete."""
+
+    request: ProbeRequest
+    config: TrainConfig
+    """Complete settings; the chosen micro-batch splits their ``global_batch_size``."""
+    manifest: Manifest
+    memory_budget_bytes: int
+    device_used_before_bytes: int | list[int] | None = None
+    """Memory used on each GPU before this program, by NVML; None on a CPU."""
+    local_ranks: int = 1
+    global_batch_tokens: int = DEFAULT_GLOBAL_BATCH_TOKENS
+    sequence_stats: SequenceStatistics | None = None
+    """Statistics of the dataset's sequences; None for full sequences of one
+    document."""
+    overheads: OverheadsRange | None = None
+    """Overheads of a traced step on this device; None if nothing is traced."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of an optimizer step, on each rank."""
+        return 2 if self.request.accumulate else 1
+
+    @property
+    def documents_per_sequence(self) -> float:
+        """Documents per sequence in the fullest micro-batches."""
+        if self.sequence_stats is None or self.config.layout != "packed":
+            return 1.0
+        return self.sequence_stats.max_documents
+
+    @property
+    def mean_tokens_per_sequence(self) -> float:
+        """Non-padding tokens per sequence: all of them without statistics."""
+        if self.sequence_stats is None:
+            return self.config.seq_length_tokens
+        return self.sequence_stats.mean_non_padding_tokens
+
+    def trace(self, machine: Machine) -> MemoryEstimate:
+        """Trace the model's step, and predict its memory near the largest micro-batch.
+
+        Raises:
+            CannotTrace: If the memory can only be measured.
+        """
+        assert self.overheads is not None
+        request = TraceRequest(
+            config=step_config(self, 1),
+            vocab_size=self.manifest.vocab_size,
+            special_ids=self.manifest.special_ids,
+            documents_per_sequence=self.documents_per_sequence,
+            micro_batches=self.micro_batches,
+            ranks=self.local_ranks,
+        )
+        return estimate_model(
+            request,
+            machine,
+            self.memory_budget_bytes,
+            self.overheads.usual,
+            max_micro_batch_size=self.request.max_micro_batch_size,
+        )
+
+
+def step_config(
+    probe: Probe, micro_batch_size: int, *, micro_batches: int | None = None
+) -> TrainConfig:
+    """Return the trainer's settings of a trial of a micro-batch size.
+
+    A step has ``micro_batches`` on each rank, by default those of the probe.
+    """
+    global_batch_size = (
+        micro_batch_size * probe.local_ranks * (micro_batches or probe.micro_batches)
+    )
+    return probe.config.model_copy(
+        update={
+            "micro_batch_size": micro_batch_size,
+            "global_batch_size": global_batch_size,
+        }
+    )
+
+
+def step_trial(
+    probe: Probe,
+    micro_batch_size: int,
+    steps: StepCounts,
+    budget_bytes: int | None,
+    *,
+    attempt: int = 0,
+    micro_batches: int | None = None,
+) -> Trial:
+    """Return a trial of the trainer's step, without a limit if there is no budget.
+
+    Each attempt is another trial.
+    """
+    request = StepRequest(
+        config=step_config(probe, micro_batch_size, micro_batches=micro_batches),
+        vocab_size=probe.manifest.vocab_size,
+        special_ids=probe.manifest.special_ids,
+        memory_budget_bytes=budget_bytes,
+        warmup_steps=steps.warmup,
+        timed_steps=steps.timed,
+        local_ranks=probe.local_ranks,
+        documents_per_sequence=probe.documents_per_sequence,
+        attempt=attempt,
+    )
+    return request.trial(
+        timeout_s=probe.request.trial_timeout_s,
+        device_used_before_bytes=probe.device_used_before_bytes,
+        first_attempt=not attempt,
+    )
