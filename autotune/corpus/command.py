@@ -29,6 +29,7 @@ from autotune.corpus.sections import (
     facts_of,
     facts_text,
     preparation_warnings,
+    uncompressed_bytes,
 )
 from autotune.corpus.values import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, BadInput, UsageError
@@ -354,7 +355,7 @@ def prepare(
                     "vocab_size": manifest.vocab_size,
                     "used_vocab_size": manifest.used_vocab_size,
                     **jsonable(source),
-                    "reduction": 1 - source.token_bytes / source.raw_bytes,
+                    "reduction": 1 - source.token_bytes / uncompressed_bytes(source),
                     "mask_bytes_not_stored": tokens,
                     "padded_with_masks_bytes": padded,
                     "other_files": other_files,

@@ -302,6 +302,7 @@ class _Preparation:
                 truncated_samples=said["truncated"],
                 split_samples=said["split"],
                 raw_bytes=sum(one["raw_bytes"] for one in extracted),
+                text_bytes=sum(sum(one["text_bytes"]) for one in extracted),
                 token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize,
                 unknown_tokens=said["unknown"],
             ),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from pathlib import Path
 
     from autotune.report.values import ReportedProfile, ReportedRun
-    from trainer.data.dataset import Manifest
+    from trainer.data.dataset import Manifest, SourceStatistics
 
 BAR_WIDTH = 40
 _PERCENTILES = (10, 50, 75, 90, 99)
@@ -128,19 +128,31 @@ def facts_text(told: Mapping[str, str | None], title: str, manifest: "Manifest")
     )
 
 
+def uncompressed_bytes(source: "SourceStatistics") -> int:
+    """Return the size of the input that the size of the tokens is compared with.
+
+    It is that of the files, or of their text where compression makes the files smaller.
+    Text of executables is written for the tokenizer, and is no size of the input.
+    """
+    if source.text_bytes is None or "elf" in source.kinds:
+        return source.raw_bytes
+    return max(source.raw_bytes, source.text_bytes)
+
+
 def facts_of(manifest: "Manifest") -> dict[str, str]:
     """Return the sources, vocabulary and long samples of a dataset, in words."""
     source = manifest.source
-    change = (
-        f" ({100 * (source.token_bytes / source.raw_bytes - 1):+.1f} %)"
-        if source.raw_bytes
-        else ""
-    )
+    raw = format_bytes(source.raw_bytes)
+    compared_bytes = uncompressed_bytes(source)
+    if compared_bytes > source.raw_bytes:
+        raw += f" ({format_bytes(compared_bytes)} uncompressed)"
+    change = ""
+    if compared_bytes:
+        change = f" ({100 * (source.token_bytes / compared_bytes - 1):+.1f} %)"
     return {
         "raw -> tokens": (
-            f"{format_bytes(source.raw_bytes)} ->"
-            f" {format_bytes(source.token_bytes)}{change}, {', '.join(source.kinds)},"
-            f" {plural(source.files, 'file')}"
+            f"{raw} -> {format_bytes(source.token_bytes)}{change},"
+            f" {', '.join(source.kinds)}, {plural(source.files, 'file')}"
         ),
         "vocabulary": (
             f"{format_count(manifest.vocab_size)} ids,"

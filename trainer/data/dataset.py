@@ -188,7 +188,10 @@ class SourceStatistics(StrictTable):
     split_samples: Count
     """Samples split into several at the maximum length."""
     raw_bytes: Count
-    """Size of the files read, each counted in full."""
+    """Size of the files read, each counted in full and as it is stored: compressed
+    files count less than their text."""
+    text_bytes: Count | None = None
+    """Size of the text of all samples, duplicates too; None in older datasets."""
     token_bytes: Count
     """Size of all stored ids."""
     unknown_tokens: Count

@@ -1,3 +1,4 @@
+import gzip
 import json
 import re
 import shutil
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from autotune.base.units import format_bytes
 from autotune.cli import run
 from autotune.corpus.command import _staged_text, app
 from autotune.corpus.values import HISTOGRAM_EDGES
@@ -80,6 +82,20 @@ def test_json_matches_the_manifest(programs, tmp_path):
     assert printed["rejected"] == 7
     assert Path(printed["rejects"]).is_file()
     assert printed["seconds"] > 0
+
+
+def test_compares_tokens_with_uncompressed_text(tmp_path):
+    text = "".join(f"line {number} of a text that repeats\n" for number in range(4000))
+    (tmp_path / "lines.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    out = tmp_path / "data"
+    printed = prepare(f"text:{tmp_path / 'lines.txt.gz'}", "--out", out).stdout
+    source = read_manifest(out).source
+    assert source.raw_bytes < source.token_bytes < source.text_bytes
+    # Line feeds end the samples and are not part of them.
+    assert source.text_bytes == len(text) - text.count("\n")
+    assert f"({format_bytes(source.text_bytes)} uncompressed)" in printed
+    change = source.token_bytes / source.text_bytes - 1
+    assert f"({100 * change:+.1f} %)" in printed
 
 
 def test_warns_of_unknown_tokens(tmp_path):
