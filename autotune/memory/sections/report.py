@@ -1,0 +1,243 @@
+"""Report sections on memory, and on throughput by micro-batch size with its knee."""
+
+from collections.abc import Mapping, Sequence
+
+from autotune.base import document as doc
+from autotune.base.document import bulleted, facts_table, table_of
+from autotune.base.tables import Row
+from autotune.base.units import format_bytes, format_count, format_seconds, format_share
+from autotune.base.wording import format_bounds, format_number, plural
+from autotune.memory.sections.probe import reasons_of
+from autotune.memory.sections.terms import TermLine, term_lines
+from autotune.memory.values import ACTIVATIONS, LOWER_BOUND, CurvePoint, ProbeEvidence
+from autotune.profiles.decide.follow_up import probe_command
+from autotune.profiles.values import Profile
+from autotune.report.values import ReportedProfile
+
+_MAX_PARTS = 7
+"""Most parts of a bar; more cannot be distinguished."""
+
+
+def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
+    """Return the section on memory: predicted, measured, and the budget."""
+    profile = reported.profile
+    probe = profile.evidence.probe
+    if probe is None:
+        return (
+            doc.Missing(
+                subject="Largest micro-batch",
+                commands=(probe_command(profile, reported.path),),
+            ),
+        )
+    table = facts_table("Largest micro-batch", _facts(profile, probe))
+    if not probe.traced_terms_bytes:
+        return (table,)
+    budget_bytes = profile.constraints.memory_budget_bytes
+    breakdown = _traced_breakdown(probe, budget_bytes, profile.fingerprint.bytes_known)
+    return (table, breakdown)
+
+
+def _facts(profile: Profile, probe: ProbeEvidence) -> list[Row]:
+    """Return the facts of a probe, each with its name."""
+    constraints, train = profile.constraints, profile.train
+    verified = "largest micro-batch, verified"
+    if probe.is_lower_bound:
+        verified = f"largest micro-batch that ran: {LOWER_BOUND}"
+    verified_size = (
+        f"{probe.feasible_max} sequences of {train.seq_length_tokens} tokens"
+    )
+    infeasible = str(probe.infeasible_min) if probe.infeasible_min else "none tried"
+    traced_peak: str | None = "not predicted"
+    if probe.traced_peak_bytes is not None:
+        traced_peak = format_bytes(probe.traced_peak_bytes)
+    accumulates = "yes" if probe.gradient_accumulation_steps > 1 else "no"
+    return [
+        ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
+        [
+            verified,
+            f"{probe.feasible_max} sequences of {train.seq_length_tokens} tokens",
+        ],
+        ["smallest micro-batch out of memory", infeasible],
+        [
+            f"peak memory of the largest, {profile.fingerprint.bytes_known}",
+            format_bytes(probe.feasible_peak_bytes),
+        ],
+        ["peak memory, predicted before any trial", traced_peak],
+        [
+            "peak memory, predicted with smaller trials",
+            format_bytes(probe.predicted_peak_bytes),
+        ],
+        [
+            "largest micro-batch, predicted before any trial",
+            format_count(probe.traced_micro_batch_size),
+        ],
+        ["parameters", format_count(probe.parameters)],
+        ["ranks training together", str(probe.local_ranks)],
+        ["gradient accumulation", accumulates],
+        ["layout", train.layout],
+        [
+            "non-padding tokens per sequence, average",
+            f"{probe.mean_tokens_per_sequence:.1f}",
+        ],
+        ["trials until both sizes were verified", str(probe.search_trials)],
+        ["time of all trials", format_seconds(probe.seconds)],
+        ["headroom", format_share(constraints.headroom_share)],
+        ["micro-batch size in use", f"{train.micro_batch_size}: {probe.choice}"],
+    ]
+
+
+def _traced_breakdown(
+    probe: ProbeEvidence, budget_bytes: int, bytes_known: str
+) -> doc.Chart:
+    """Return the chart of predicted memory by term, beside the measured peak."""
+    terms, measured_bytes = probe.traced_terms_bytes, probe.feasible_peak_bytes
+    predicted_bytes = sum(terms.values())
+    parts = _parts(terms)
+    lines = [
+        *term_lines(terms),
+        TermLine(name="all terms, predicted", size_bytes=predicted_bytes),
+        TermLine(name=f"peak, {bytes_known}", size_bytes=measured_bytes),
+        TermLine(name="memory budget per rank", size_bytes=budget_bytes),
+    ]
+
+    def share_of_predicted(line: TermLine) -> str | None:
+        if not predicted_bytes:
+            return None
+        return format_share(line.size_bytes / predicted_bytes)
+
+    by_term = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+    measured = doc.Stack(
+        label=bytes_known, parts=((f"peak, {bytes_known}", float(measured_bytes)),)
+    )
+    budget_line = doc.ReferenceLine(value=float(budget_bytes), label="memory budget")
+    return doc.Chart(
+        title=f"Memory breakdown at {plural(probe.feasible_max, 'sequence')}",
+        description=(
+            f"Predicted {format_bytes(predicted_bytes)}: {by_term}."
+            f" {bytes_known.capitalize()} {format_bytes(measured_bytes)}."
+            f" Budget {format_bytes(budget_bytes)}."
+        ),
+        drawing=doc.StackedBarChart(
+            axis=doc.Axis(label="memory per rank", unit="bytes"),
+            stacks=(doc.Stack(label="predicted", parts=parts), measured),
+            rules=(budget_line,),
+        ),
+        table=table_of(
+            "Memory by term",
+            lines,
+            ("term", "l", lambda line: line.name),
+            ("size", "r", lambda line: line.size),
+            ("share of predicted", "r", share_of_predicted),
+        ),
+    )
+
+
+def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
+    """Return the terms for the chart, the largest first.
+
+    All activations are one part, and the smallest parts are together ``other``.
+    """
+    joined: dict[str, float] = {}
+    for term, size_bytes in terms.items():
+        name = ACTIVATIONS if term.startswith(ACTIVATIONS) else term
+        # A bar has no negative part.
+        joined[name] = joined.get(name, 0.0) + max(0, size_bytes)
+    ranked = sorted(joined.items(), key=lambda item: -item[1])
+    if len(ranked) <= _MAX_PARTS:
+        return tuple(ranked)
+    shown, others = ranked[: _MAX_PARTS - 1], ranked[_MAX_PARTS - 1 :]
+    return (*shown, ("other", sum(size for _, size in others)))
+
+
+def curve_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
+    """Return the section on throughput by micro-batch size, and the size in use."""
+    profile = reported.profile
+    probe = profile.evidence.probe
+    missing = doc.Missing(
+        subject="Throughput by micro-batch size",
+        commands=(probe_command(profile, reported.path),),
+    )
+    if probe is None:
+        return (missing,)
+    used_size = profile.train.micro_batch_size
+    used = bulleted([f"micro-batch size in use: {used_size}", *reasons_of(profile)])
+    if not probe.curve:
+        return (used, missing)
+    return (_curve_chart(probe, used_size), used)
+
+
+def _curve_chart(probe: ProbeEvidence, used_size: int) -> doc.Chart:
+    """Return the chart of the throughput curve, with its knee and the size in use."""
+    best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
+    smallest, largest = probe.curve[0], probe.curve[-1]
+    return doc.Chart(
+        title="Throughput by micro-batch size",
+        description=(
+            f"Tokens/s including padding: {_rate_words(smallest)},"
+            f" {_rate_words(largest)}; the highest is {_rate_words(best)}. All"
+            " sequences are full."
+        ),
+        drawing=_curve_drawing(probe, used_size),
+        table=_curve_table(probe.curve, best),
+    )
+
+
+def _curve_drawing(probe: ProbeEvidence, used_size: int) -> doc.LineChart:
+    points = tuple(
+        doc.Point(
+            x=point.micro_batch_size,
+            y=point.padded_tokens_per_s,
+            low=point.padded_tokens_per_s_low,
+            high=point.padded_tokens_per_s_high,
+        )
+        for point in probe.curve
+    )
+    lines = [doc.Line(name="measured, 95 % interval", points=points, colour=0)]
+    used_points = tuple(
+        doc.Point(x=point.x, y=point.y) for point in points if point.x == used_size
+    )
+    if used_points:
+        lines.append(doc.Line(name="used", points=used_points, kind="dots", colour=5))
+    knee = probe.knee_micro_batch_sizes
+    shade = None
+    if len(set(knee)) == 2:
+        shade = doc.Shade(start=knee[0], end=knee[1], label="throughput levels off")
+    return doc.LineChart(
+        x=doc.Axis(
+            label="micro-batch size (sequences)",
+            unit="count",
+            log=2,
+            ticks=tuple(point.x for point in points),
+        ),
+        y=doc.Axis(label="tokens/s including padding", unit="count", low=0),
+        lines=tuple(lines),
+        shade=shade,
+    )
+
+
+def _curve_table(curve: Sequence[CurvePoint], best: CurvePoint) -> doc.Table:
+    def interval(point: CurvePoint) -> str | None:
+        rate = point.padded_rate
+        return format_bounds(rate.low, rate.high, format_number)
+
+    def share_of_best(point: CurvePoint) -> str:
+        return format_share(point.padded_tokens_per_s / best.padded_tokens_per_s)
+
+    return table_of(
+        "Throughput by micro-batch size (full sequences)",
+        curve,
+        ("micro-batch size", "r", lambda point: str(point.micro_batch_size)),
+        (
+            "tokens/s incl. padding",
+            "r",
+            lambda point: format_number(point.padded_tokens_per_s),
+        ),
+        ("95 % interval", "r", interval),
+        ("share of best", "r", share_of_best),
+        ("step time (median)", "r", lambda point: format_seconds(point.step_s)),
+        ("timed steps", "r", lambda point: str(point.timed_steps)),
+    )
+
+
+def _rate_words(point: CurvePoint) -> str:
+    return f"{format_number(point.padded_tokens_per_s)} at {point.micro_batch_size}"
