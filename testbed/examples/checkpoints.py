@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.checkpoint import format
+from trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.sampler import Position
@@ -50,9 +51,7 @@ def write_checkpoint(
 ) -> Path:
     """Write an intact checkpoint as a single rank does, and return its path."""
     name = format.checkpoint_name(step, rollbacks)
-    writer = format.CheckpointWriter(
-        root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0
-    )
+    writer = CheckpointWriter(root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0)
     writer.write(memoryview(content), tensor_entries(), state_of(step, **changes))
     return root / name
 

@@ -13,9 +13,9 @@ from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import release_run, resolved_of
 from tests.trainer.oracles import SHAPES, config_of
 from trainer import loop
+from trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from trainer.checkpoint.format import (
     CHECKPOINTS_DIRECTORY,
-    CheckpointWriter,
     list_checkpoints,
     read_checkpoint,
 )

@@ -1,12 +1,13 @@
 """Checkpoints: what is in them, how they are written, and how a run resumes.
 
-``format`` defines the files on disk and writes, checks, finds and removes them, without
-torch. ``tensors`` copies the training state to host memory and back, under any parallel
-strategy. ``manager`` saves at the right steps, and is what the training
-loop uses: begin there. ``async_writer`` writes in the background, and ``save_events``
-reports it. ``resume`` chooses the run directory and the checkpoint to start from,
-without torch, and ``changed_settings`` compares settings for it. ``export`` writes the
-trained model for transformers.
+``manager`` saves at the right steps, and is what the training loop uses: begin there.
+``format`` defines the files on disk and checks, finds and removes them;
+``checkpoint_writer`` writes them, both without torch. ``tensors`` lists the tensors of
+the training state under any parallel strategy, ``host_copy`` copies them to host
+memory, and ``restore`` reads them back. ``async_writer`` writes in the background, and
+``save_events`` reports it. ``resume`` chooses the run directory and the checkpoint to
+start from, without torch, and ``changed_settings`` compares settings for it. ``export``
+writes the trained model for transformers.
 
 This package exports no names, as ``manager``, ``tensors`` and ``export`` import torch;
 import ``manager.CheckpointManager``, ``resume.choose_run``, ``format.read_checkpoint``

@@ -18,15 +18,16 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint import format as disk
-from trainer.checkpoint.format import TrainingState
+from trainer.checkpoint.checkpoint_writer import CheckpointWriter
+from trainer.checkpoint.format import TrainingState, prune
+from trainer.checkpoint.host_copy import HostCopy
 from trainer.checkpoint.save_events import (
     SaveTimes,
     not_removed_event,
     save_failed_event,
     saved_event,
 )
-from trainer.checkpoint.tensors import HostCopy, TensorShard
+from trainer.checkpoint.tensors import TensorShard
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
 from trainer.errors import TrainerError
@@ -36,6 +37,7 @@ _LOWEST_PRIORITY = 19
 """Niceness of the writing thread while nothing waits for it, so that training comes
 first on a busy machine."""
 _NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+"""Errors after which removing older checkpoints helps: full disk, or full quota."""
 _MAX_REASON_LENGTH = 200
 """Length to which torch's message of a failed allocation is cut, for one line."""
 
@@ -61,6 +63,16 @@ class SaveRequest:
         return SaveTimes(
             stall_s=seconds if stall_s is None else stall_s, seconds=seconds
         )
+
+
+def _out_of_memory(error: Exception) -> OSError:
+    """Return the error of a save whose copy does not fit into host memory."""
+    first_line, _, _ = str(error).partition("\n")
+    return OSError(
+        errno.ENOMEM,
+        "host memory is too small for a copy of the state:"
+        f" {first_line[:_MAX_REASON_LENGTH]}",
+    )
 
 
 class AsyncCheckpointWriter:
@@ -114,10 +126,10 @@ class AsyncCheckpointWriter:
         self._allocation.start()
 
     def _allocate_copy(self, shards: Sequence[TensorShard]) -> None:
+        """Allocate the copy; if that fails, the first save tries again and reports."""
         if self._ranks.device.type == "cuda":
             # The current GPU is a property of each thread, and the first by default.
             torch.cuda.set_device(self._ranks.device)
-        # The save tries again and reports the error.
         with contextlib.suppress(MemoryError, RuntimeError):
             self._copy = self._new_copy(shards)
 
@@ -150,27 +162,12 @@ class AsyncCheckpointWriter:
             request: Checkpoint to write.
             writing_ranks: Ranks that write a share of it.
         """
-        self._checkpoints_begun += 1
-        checkpoint_writer = disk.CheckpointWriter(
-            self._root,
-            request.checkpoint_name,
-            attempt=self._attempt,
-            rank=self._ranks.rank,
-            writers=writing_ranks,
-            timeout_s=self._timeout_s,
-            number=self._checkpoints_begun,
-            progressed=self._progressed,
-        )
+        checkpoint_writer = self._new_checkpoint_writer(request, writing_ranks)
         try:
             copy = self._copy_to_host(shards)
         except (MemoryError, RuntimeError) as error:
             checkpoint_writer.give_up(error)
-            first_line, _, _ = str(error).partition("\n")
-            message = (
-                "host memory is too small for a copy of the state:"
-                f" {first_line[:_MAX_REASON_LENGTH]}"
-            )
-            self._note_failure(request, OSError(errno.ENOMEM, message), stall_s=None)
+            self._note_failure(request, _out_of_memory(error), stall_s=None)
             return
         stall_s = None
         if not request.training_waits:
@@ -183,7 +180,29 @@ class AsyncCheckpointWriter:
         )
         self._thread.start()
 
+    def _new_checkpoint_writer(
+        self, request: SaveRequest, writing_ranks: Sequence[int]
+    ) -> CheckpointWriter:
+        """Return the writer of this rank's share, with the number of the next save."""
+        self._checkpoints_begun += 1
+        return CheckpointWriter(
+            self._root,
+            request.checkpoint_name,
+            attempt=self._attempt,
+            rank=self._ranks.rank,
+            writers=writing_ranks,
+            timeout_s=self._timeout_s,
+            number=self._checkpoints_begun,
+            progressed=self._progressed,
+        )
+
     def _copy_to_host(self, shards: Sequence[TensorShard]) -> HostCopy:
+        """Copy the tensors, after which training may change them.
+
+        Raises:
+            MemoryError: If host memory is too small for the copy.
+            RuntimeError: If torch cannot allocate the copy.
+        """
         self.wait_for_allocation()
         if self._copy is None:
             self._copy = self._new_copy(shards)
@@ -194,12 +213,19 @@ class AsyncCheckpointWriter:
 
     def _write(
         self,
-        checkpoint_writer: disk.CheckpointWriter,
+        checkpoint_writer: CheckpointWriter,
         copy: HostCopy,
         request: SaveRequest,
         stall_s: float | None,
     ) -> None:
-        """Write a copy to disk; ``stall_s`` is the time that training waited for it."""
+        """Write a copy to disk, in the thread.
+
+        Args:
+            checkpoint_writer: Writer of this rank's share.
+            copy: Tensors of this rank.
+            request: Checkpoint to write.
+            stall_s: Time for which training waited, or None if it waits to the end.
+        """
         if not request.training_waits:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
@@ -255,7 +281,7 @@ class AsyncCheckpointWriter:
         if not self._ranks.leads:
             return []
         try:
-            return disk.prune(
+            return prune(
                 self._root,
                 keep_last=keep_last,
                 keep_every_steps=self._settings.keep_every_steps,

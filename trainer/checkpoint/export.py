@@ -19,6 +19,9 @@ from trainer.errors import BadConfig
 from trainer.files import sync
 from trainer.model.masked_lm import MaskedLM
 
+_SPECIAL_TOKENS = ("pad", "unk", "cls", "sep", "mask")
+"""Special tokens of a dataset, by the names that transformers has for their roles."""
+
 
 def export_model(
     module: MaskedLM,
@@ -37,32 +40,44 @@ def export_model(
     Raises:
         BadConfig: If the libraries cannot write, for example on a full disk.
     """
-    # Gathered on the host of rank 0, under transformers' names.
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(module.model, options=options)
-    weights = {
-        name: value for name, value in state.items() if isinstance(value, torch.Tensor)
-    }
+    weights = _gather_weights(module)
     if not leads:
         return
-    # Those of a start that was killed.
+    # An export that was killed has left its partial directory.
     for leftover in directory.parent.glob(f".{directory.name}.*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)
-    partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
+    partial = _hidden(directory, "partial")
     try:
         partial.mkdir(mode=0o700, parents=True)
         tokenizer = _tokenizer(dataset_dir, special_ids, seq_length_tokens)
         _write(module, weights, tokenizer, partial)
-        replaced = directory.with_name(
-            f".{directory.name}.{secrets.token_hex(4)}.replaced"
-        )
-        if directory.exists():  # a finished run that was continued
-            directory.rename(replaced)
-        partial.rename(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _publish(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     sync(directory.parent)
+
+
+def _gather_weights(module: MaskedLM) -> dict[str, torch.Tensor]:
+    """Return all weights on the host of rank 0, under transformers' names."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(module.model, options=options)
+    return {
+        name: value for name, value in state.items() if isinstance(value, torch.Tensor)
+    }
+
+
+def _hidden(directory: Path, suffix: str) -> Path:
+    """Return a new hidden path beside a directory."""
+    return directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.{suffix}")
+
+
+def _publish(partial: Path, directory: Path) -> None:
+    """Rename a complete export to its directory, in place of an earlier one."""
+    replaced = _hidden(directory, "replaced")
+    if directory.exists():  # a finished run that was continued
+        directory.rename(replaced)
+    partial.rename(directory)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _write(
@@ -71,13 +86,17 @@ def _write(
     tokenizer: PreTrainedTokenizerFast,
     partial: Path,
 ) -> None:
-    """Write model and tokenizer into a directory, and sync its files."""
+    """Write model and tokenizer into a directory, and sync its files.
+
+    Raises:
+        BadConfig: If the libraries cannot write.
+    """
     try:
         module.model.save_pretrained(partial, state_dict=weights)
         tokenizer.save_pretrained(str(partial))
     except Exception as error:
-        # The libraries raise no narrower exception than Exception itself for system
-        # errors.
+        # For errors of the file system, safetensors raises its own exception and
+        # tokenizers a bare Exception; all others are bugs.
         if not isinstance(error, SafetensorError) and type(error) is not Exception:
             raise
         raise BadConfig(
@@ -94,14 +113,11 @@ def _write(
 def _tokenizer(
     dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int
 ) -> PreTrainedTokenizerFast:
-    """Return the dataset's tokenizer.
-
-    It adds the same special tokens as training.
-    """
+    """Return the dataset's tokenizer, which adds special tokens as training does."""
     tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
     names = {
         role: tokenizer.id_to_token(getattr(special_ids, role))
-        for role in ("pad", "unk", "cls", "sep", "mask")
+        for role in _SPECIAL_TOKENS
     }
     tokenizer.post_processor = TemplateProcessing(
         single=f"{names['cls']} $A {names['sep']}",

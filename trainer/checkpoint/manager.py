@@ -15,11 +15,11 @@ from trainer.checkpoint.format import (
     StoredCheckpoint,
     TrainingState,
 )
+from trainer.checkpoint.restore import restore
 from trainer.checkpoint.save_events import corrupt_event
 from trainer.checkpoint.tensors import (
     TensorShard,
     make_optimizer_state,
-    restore,
     tensor_shards,
 )
 from trainer.config.train_config import TrainConfig
@@ -34,14 +34,23 @@ _ABANDONED_S = 20.0
 """Longest wait for an abandoned save, in seconds; torchrun kills ranks 30 s after
 SIGTERM."""
 _ASSUMED_OVERHEAD_S = 1.0
+"""Time of a save besides its bytes, from which that of the first is estimated."""
 _ASSUMED_BYTES_PER_S = 100e6
-"""Speed of the disk from which the duration of the first save is estimated."""
+"""Speed of the disk from which the duration of the first save is estimated: a slow
+one, as a run near its time limit keeps that much time for its last save."""
 
 
 class CheckpointManager:
     """Saves and restores checkpoints of a run, at the same steps on every rank.
 
-    ``progressed`` is called meanwhile.
+    Args:
+        directory: Run directory.
+        config: Configuration of training.
+        training: Training whose state is saved and restored.
+        ranks: This rank, and the number of all.
+        attempt: Number of this start of the run, counted from 1.
+        report_event: Callback that receives events of saves and corrupt checkpoints.
+        progressed: Callback while a checkpoint is written or read.
     """
 
     def __init__(
@@ -141,16 +150,18 @@ class CheckpointManager:
             self._settings.interval_steps,
             self._settings.keep_every_steps,
         )
-        return any(
-            interval is not None and step % interval == 0
-            for interval in intervals_steps
-        )
+        for interval_steps in intervals_steps:
+            if interval_steps is not None and step % interval_steps == 0:
+                return True
+        return False
 
     def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
-        """Start a save.
+        """Start a save; all ranks must call it after the same step.
 
-        All ranks call it after the same step. ``wait`` also waits until it has
-        succeeded or failed.
+        Args:
+            state: State besides tensors, which are taken from the training.
+            rollbacks: Number of rollbacks of the run so far.
+            wait: Whether to wait until the save has succeeded or failed.
         """
         request = SaveRequest(
             state=state,
@@ -194,9 +205,9 @@ class CheckpointManager:
         self.report_finished()
 
     def abandon(self) -> None:
-        """Wait a limited time for a save in progress.
+        """Wait a limited time for a save in progress, as this rank is about to exit.
 
-        Other ranks are gone, and this one is about to exit.
+        Other ranks may be gone, so this is not a collective.
         """
         self._writer.join(_ABANDONED_S)
         self.report_finished()
@@ -204,11 +215,10 @@ class CheckpointManager:
     def has_saved(self, step: int) -> bool:
         """Return whether the state after a step is saved, as rank 0 knows it.
 
-        A collective.
+        All ranks must call it, as rank 0 broadcasts the answer.
         """
-        return self._ranks.broadcast_object(
-            self.newest is not None and disk.step_of(self.newest) == step
-        )
+        is_saved = self.newest is not None and disk.step_of(self.newest) == step
+        return self._ranks.broadcast_object(is_saved)
 
     def restore(self, path: Path, manifest: CheckpointManifest) -> None:
         """Load a checkpoint's tensors into the training."""

@@ -10,7 +10,13 @@ from safetensors.torch import load_file
 
 from testbed.examples.checkpoints import state_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
-from trainer.checkpoint import format
+from trainer.checkpoint.checkpoint_writer import CheckpointWriter
+from trainer.checkpoint.format import (
+    CHECKPOINTS_DIRECTORY,
+    list_checkpoints,
+    read_checkpoint,
+    step_of,
+)
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.checkpoint.tensors import tensor_shards
 from trainer.config.train_config import CheckpointSettings
@@ -32,7 +38,7 @@ def events():
 @pytest.fixture
 def root(tmp_path):
     """Directory of the checkpoints of a manager."""
-    return tmp_path / format.CHECKPOINTS_DIRECTORY
+    return tmp_path / CHECKPOINTS_DIRECTORY
 
 
 @pytest.fixture
@@ -49,7 +55,18 @@ def manager_of(training, tmp_path, events):
     return make
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Clock of managers and their writers, which a test sets by ``now_s``."""
+    clock = SimpleNamespace(now_s=1000.0)
+    clock.monotonic = clock.perf_counter = lambda: clock.now_s
+    for module in ("manager", "async_writer"):
+        monkeypatch.setattr(f"trainer.checkpoint.{module}.time", clock)
+    return clock
+
+
 def save(manager, step, **changes):
+    """Save a state, and wait until the save has succeeded or failed."""
     manager.save(state_of(step, **changes), rollbacks=0, wait=True)
 
 
@@ -66,13 +83,26 @@ def fail_to_save(monkeypatch):
     return save_on_bad_disk
 
 
+def steps_in(root):
+    """Return the steps of all checkpoints, newest first."""
+    return [step_of(path.name) for path in list_checkpoints(root)]
+
+
 @pytest.mark.parametrize(
     ("settings", "due_steps"),
     [
-        ({}, []),
-        ({"interval_steps": 3}, [3, 6, 9]),
-        ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
-        ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
+        pytest.param({}, [], id="no interval"),
+        pytest.param({"interval_steps": 3}, [3, 6, 9], id="one interval"),
+        pytest.param(
+            {"interval_steps": 3, "keep_every_steps": 4},
+            [3, 4, 6, 8, 9],
+            id="two intervals",
+        ),
+        pytest.param(
+            {"interval_steps": 3, "keep_every_steps": 4, "enabled": False},
+            [],
+            id="disabled",
+        ),
     ],
 )
 def test_save_is_due_at_multiples_of_its_intervals(manager_of, settings, due_steps):
@@ -87,15 +117,6 @@ def test_requested_save_is_due_once(manager_of):
     assert not manager.is_due(5, requested_at=4)
     assert not manager.is_due(6, requested_at=5)
     assert manager.is_due(7, requested_at=6)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = SimpleNamespace(now_s=1000.0)
-    clock.monotonic = clock.perf_counter = lambda: clock.now_s
-    for module in ("manager", "async_writer"):
-        monkeypatch.setattr(f"trainer.checkpoint.{module}.time", clock)
-    return clock
 
 
 def test_save_is_due_after_its_interval(manager_of, clock):
@@ -116,18 +137,30 @@ def test_disabled_save_is_never_due_by_time(manager_of, clock):
     assert not manager.is_due_by_time()
 
 
-def test_duration_is_that_of_the_last_successful_save(
-    manager_of, training, events, fail_to_save
+def test_duration_is_estimated_before_the_first_save(manager_of, training):
+    # A second, and 100 MB/s.
+    expected_s = 1 + state_bytes(training) / 100e6
+    assert manager_of().expected_duration_s == pytest.approx(expected_s)
+
+
+def test_duration_is_that_of_the_last_save(manager_of, events):
+    manager = manager_of()
+    for step in (1, 2):
+        save(manager, step)
+        assert manager.expected_duration_s == events[-1].values["seconds"]
+
+
+@pytest.mark.parametrize("has_saved_before", [False, True])
+def test_failed_save_leaves_the_expected_duration(
+    manager_of, events, fail_to_save, has_saved_before
 ):
     manager = manager_of()
-    expected_s = 1 + state_bytes(training) / 100e6  # an estimate before the first
-    for step in (1, 3):
-        assert manager.expected_duration_s == pytest.approx(expected_s)
-        fail_to_save(manager, step)
-        assert events[-1].kind == "save_failed"
-        assert manager.expected_duration_s == pytest.approx(expected_s)
-        save(manager, step + 1)
-        expected_s = events[-1].values["seconds"]
+    if has_saved_before:
+        save(manager, 1)
+    duration_s = manager.expected_duration_s
+    fail_to_save(manager, 2)
+    assert events[-1].kind == "save_failed"
+    assert manager.expected_duration_s == duration_s
 
 
 def test_disabled_saves_take_no_time(manager_of):
@@ -137,10 +170,12 @@ def test_disabled_saves_take_no_time(manager_of):
 def test_state_has_three_values_per_trained_weight(training):
     parameters = list(training.module.parameters())
     weights = sum(parameter.numel() for parameter in parameters)
-    assert state_bytes(training) == 3 * 4 * weights
+    bytes_per_value = 4
+    assert state_bytes(training) == 3 * bytes_per_value * weights
     parameters[0].requires_grad_(False)
     frozen_weights = parameters[0].numel()
-    assert state_bytes(training) == 4 * (3 * weights - 2 * frozen_weights)
+    values = 3 * (weights - frozen_weights) + frozen_weights
+    assert state_bytes(training) == bytes_per_value * values
 
 
 def test_finished_saves_become_events(manager_of, events):
@@ -155,6 +190,7 @@ def test_finished_saves_become_events(manager_of, events):
 
 def test_only_the_writing_thread_has_low_priority(manager_of):
     manager = manager_of()
+    # On Linux, 0 is the calling thread.
     priority = os.getpriority(os.PRIO_PROCESS, 0)
     manager.save(state_of(1), rollbacks=0)
     manager.wait()
@@ -171,7 +207,7 @@ def test_only_the_writing_thread_has_low_priority(manager_of):
             id="full disk",
         ),
         pytest.param(
-            "trainer.checkpoint.format.CheckpointWriter.write",
+            "trainer.checkpoint.checkpoint_writer.CheckpointWriter.write",
             BadConfig("the share of rank 1 is not a table", next_step=""),
             "BadConfig: the share of rank 1 is not a table",
             id="invalid share of another rank",
@@ -221,25 +257,38 @@ def test_rollback_returns_to_the_newest_good_checkpoint(manager_of, events, root
     assert "step-000000003" in event.message
 
 
-@pytest.mark.parametrize("is_own", [True, False])
-def test_saved_state_is_restored(manager_of, training, tmp_path, is_own):
-    saver = manager_of(tmp_path / "a")
-    saver.save(state_of(4), rollbacks=0)
+def test_saved_state_is_restored(manager_of, training):
+    manager = manager_of()
+    manager.save(state_of(4), rollbacks=0)
     weight = next(training.module.parameters())
     saved_weight = weight.detach().clone()
-    checkpoint = saver.newest_good()
-
-    # A checkpoint of another run is not the newest of this one.
-    restorer = saver if is_own else manager_of(tmp_path / "b")
-    assert restorer.owns(checkpoint.path) == is_own
+    checkpoint = manager.newest_good()
     with torch.no_grad():
         weight.zero_()
-    restorer.last_state_step = None
-    restorer.restore(checkpoint.path, checkpoint.manifest)
+    manager.last_state_step = None
+    manager.restore(checkpoint.path, checkpoint.manifest)
     assert torch.equal(weight, saved_weight)
-    assert restorer.last_state_step == 4
-    assert restorer.newest == ("step-000000004" if is_own else None)
-    assert restorer.has_saved(4) == is_own
+    assert manager.last_state_step == 4
+    assert manager.owns(checkpoint.path)
+    assert manager.newest == "step-000000004"
+    assert manager.has_saved(4)
+
+
+def test_checkpoint_of_another_run_is_not_newest(manager_of, training, tmp_path):
+    other_run = manager_of(tmp_path / "other")
+    save(other_run, 4)
+    weight = next(training.module.parameters())
+    saved_weight = weight.detach().clone()
+    checkpoint = other_run.newest_good()
+    with torch.no_grad():
+        weight.zero_()
+    manager = manager_of(tmp_path / "run")
+    manager.restore(checkpoint.path, checkpoint.manifest)
+    assert torch.equal(weight, saved_weight)
+    assert manager.last_state_step == 4
+    assert not manager.owns(checkpoint.path)
+    assert manager.newest is None
+    assert not manager.has_saved(4)
 
 
 @pytest.fixture
@@ -251,16 +300,12 @@ def four_saves(manager_of):
     return manager
 
 
-def steps_in(root):
-    return [format.step_of(path.name) for path in format.list_checkpoints(root)]
-
-
 @pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EDQUOT])
 def test_full_disk_removes_older_checkpoints(
     four_saves, events, root, fail_to_save, error_number
 ):
     fail_to_save(four_saves, 5, error_number)
-    # The newest, and the newest good one.
+    # The newest one is kept, and the newest good one.
     assert steps_in(root) == [4, 2]
     assert (events[-1].kind, four_saves.newest) == ("save_failed", "step-000000004")
     message = events[-1].message
@@ -281,7 +326,9 @@ def test_save_succeeds_if_older_ones_cannot_be_removed(manager_of, events, monke
     manager = manager_of(keep_last=1)
     save(manager, 1)
     error = PermissionError(errno.EPERM, "Operation not permitted")
-    monkeypatch.setattr("trainer.checkpoint.format.prune", Mock(side_effect=error))
+    monkeypatch.setattr(
+        "trainer.checkpoint.async_writer.prune", Mock(side_effect=error)
+    )
     save(manager, 2)
     assert [event.kind for event in events] == ["saved", "not_removed", "saved"]
     assert events[1].level == "warning"
@@ -293,19 +340,17 @@ def test_save_succeeds_if_older_ones_cannot_be_removed(manager_of, events, monke
 def delayed_write(monkeypatch):
     """Delay writing until the event that is returned is set."""
     may_write = threading.Event()
-    write = format.CheckpointWriter.write
+    write = CheckpointWriter.write
 
     def wait_and_write(*arguments):
         assert may_write.wait(30)
         write(*arguments)
 
-    monkeypatch.setattr(format.CheckpointWriter, "write", wait_and_write)
+    monkeypatch.setattr(CheckpointWriter, "write", wait_and_write)
     return may_write
 
 
-def test_save_holds_the_state_at_its_call(
-    manager_of, training, root, events, delayed_write
-):
+def test_save_holds_the_state_at_its_call(manager_of, training, root, delayed_write):
     manager = manager_of()
     weights = {
         f"weights.{name}": parameter.detach().clone()
@@ -317,11 +362,21 @@ def test_save_holds_the_state_at_its_call(
             parameter.fill_(2.0)
     delayed_write.set()
     manager.wait()
-    (path,) = format.list_checkpoints(root)
-    assert format.read_checkpoint(path).state == state_of(3)
+    (path,) = list_checkpoints(root)
+    assert read_checkpoint(path).state == state_of(3)
     saved = load_file(path / "rank-00000.safetensors")
     assert {name for name in saved if name.startswith("weights.")} == weights.keys()
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
+
+
+def test_background_save_stalls_for_its_copy_only(
+    manager_of, root, events, delayed_write
+):
+    manager = manager_of()
+    manager.save(state_of(3), rollbacks=0)
+    delayed_write.set()
+    manager.wait()
+    (path,) = list_checkpoints(root)
     values = events[0].values
     assert values["size_bytes"] == (path / "rank-00000.safetensors").stat().st_size
     assert values["stall_s"] < values["seconds"]
@@ -334,28 +389,29 @@ def test_save_waits_for_the_one_before(
     manager.save(state_of(3), rollbacks=0)
     manager.report_finished()
     assert manager.busy
-    assert (events, format.list_checkpoints(root)) == ([], [])
+    assert (events, list_checkpoints(root)) == ([], [])
     with torch.no_grad():
         for parameter in training.module.parameters():
             parameter.fill_(2.0)
     threading.Timer(0.2, delayed_write.set).start()
     manager.save(state_of(4), rollbacks=1, wait=True)
     assert not manager.busy
-    newest, older = format.list_checkpoints(root)
+    newest, older = list_checkpoints(root)
     assert (newest.name, older.name) == ("step-000000004-rollback-1", "step-000000003")
     saved = load_file(newest / "rank-00000.safetensors")
     for name, _ in training.module.named_parameters():
         assert bool((saved[f"weights.{name}"] == 2).all())
 
 
-@pytest.fixture(params=[{"asynchronous": False}, {}], ids=["synchronous", "waited for"])
+@pytest.fixture(params=["synchronous", "waited for"])
 def saved_manager(request, manager_of, monkeypatch):
     """A manager after a save that training has waited for."""
-    manager = manager_of(**request.param)
+    is_synchronous = request.param == "synchronous"
+    manager = manager_of(asynchronous=not is_synchronous)
     manager._writer.wait_for_allocation()
     # The save uses the copy that was allocated before.
     monkeypatch.setattr("trainer.checkpoint.async_writer.HostCopy", None)
-    manager.save(state_of(0), rollbacks=0, wait=not request.param)
+    manager.save(state_of(0), rollbacks=0, wait=not is_synchronous)
     return manager
 
 
@@ -370,5 +426,5 @@ def test_save_before_the_first_step_has_optimizer_state(training, root):
     ranks = join_ranks(config_of(), environment={})
     names = {shard.name for shard in tensor_shards(training, ranks)}
     assert any(name.startswith("exp_avg_sq.") for name in names)
-    (path,) = format.list_checkpoints(root)
-    assert format.read_checkpoint(path).tensors.keys() == names
+    (path,) = list_checkpoints(root)
+    assert read_checkpoint(path).tensors.keys() == names

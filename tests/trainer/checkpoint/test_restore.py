@@ -1,0 +1,206 @@
+from dataclasses import replace
+
+import pytest
+from safetensors.torch import load_file
+
+from testbed.examples.checkpoints import state_of
+from tests.trainer.oracles import (
+    SHAPES,
+    config_of,
+    micro_batches,
+    same,
+    state_of_training,
+    training_of,
+)
+from trainer.checkpoint.checkpoint_writer import CheckpointWriter
+from trainer.checkpoint.format import checkpoint_name, read_checkpoint
+from trainer.checkpoint.host_copy import HostCopy
+from trainer.checkpoint.restore import restore
+from trainer.checkpoint.tensors import make_optimizer_state, tensor_shards
+from trainer.config.train_config import ModelSettings
+from trainer.distributed.optimizer import make_optimizer
+from trainer.distributed.ranks import join_ranks
+from trainer.distributed.step import TrainStep
+from trainer.errors import BadConfig
+
+CONFIG = config_of()
+RANKS = join_ranks(CONFIG, environment={})
+FILE = "rank-00000.safetensors"
+POSITION_EMBEDDINGS = "bert.embeddings.position_embeddings"
+
+
+@pytest.fixture
+def batches(dataset):
+    return micro_batches(dataset, CONFIG, steps=5)
+
+
+def trained(dataset, batches, config=CONFIG):
+    """Return a training after a step on each of the batches."""
+    training = training_of(config, dataset)
+    for batch in batches:
+        training.step.run([batch], 1e-3)
+    return training
+
+
+def save(training, root, ranks=1):
+    """Save a training, divided as that many ranks would; return path and manifest."""
+    shards = tensor_shards(training, RANKS)
+    name = checkpoint_name(5, 0)
+    for rank in reversed(range(ranks)):
+        own_shards = [part_of(shard, rank, ranks) for shard in shards]
+        own_shards = [shard for shard in own_shards if shard is not None]
+        copy = HostCopy(own_shards, f"rank-{rank:05d}.safetensors", pinned=False)
+        copy.take(own_shards)
+        writer = CheckpointWriter(
+            root, name, attempt=1, rank=rank, writers=range(ranks), timeout_s=1.0
+        )
+        writer.write(copy.content, copy.tensors, state_of(5))
+    return root / name, read_checkpoint(root / name)
+
+
+def part_of(shard, rank, ranks):
+    """Return a rank's part of a tensor; None if it has none."""
+    if ranks == 1 or not shard.shape:
+        return shard if rank == 0 else None
+    size = shard.shape[0]
+    part_size = -(-size // ranks)
+    return replace(
+        shard,
+        local=shard.local[rank * part_size : (rank + 1) * part_size],
+        begin=min(size, rank * part_size),
+    )
+
+
+def test_safetensors_reads_the_file(dataset, batches, tmp_path):
+    training = trained(dataset, batches[:2])
+    path, manifest = save(training, tmp_path)
+    tensors = load_file(path / FILE)
+    assert same(tensors, state_of_training(training))
+    assert tensors.keys() == manifest.tensors.keys()
+
+
+def test_checkpoint_holds_weights_and_optimizer_state(dataset, batches, tmp_path):
+    training = trained(dataset, batches[:2])
+    path, _ = save(training, tmp_path)
+    tensors = load_file(path / FILE)
+    names = [name for name, _ in training.module.named_parameters()]
+    for kind in ("weights", "step", "exp_avg", "exp_avg_sq"):
+        assert tensors.keys() >= {f"{kind}.{name}" for name in names}
+    assert float(tensors[f"step.{names[0]}"]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "ranks", "precision"),
+    [
+        pytest.param(2, 1, "bf16", id="bf16"),
+        pytest.param(2, 3, "fp32", id="saved by three ranks"),
+        pytest.param(0, 1, "fp32", id="before the first step"),
+    ],
+)
+def test_restored_training_continues_bit_by_bit(
+    dataset, batches, tmp_path, steps, ranks, precision
+):
+    config = config_of(precision=precision)
+    uninterrupted = trained(dataset, batches[:steps], config)
+    saved = trained(dataset, batches[:steps], config)
+    make_optimizer_state(saved)  # which changes nothing, also before the first step
+    restored = trained(dataset, batches[:3], config_of(seed=7, precision=precision))
+    assert not same(state_of_training(restored), state_of_training(saved))
+    path, manifest = save(saved, tmp_path, ranks)
+    restore(restored, path, manifest, RANKS)
+    assert same(state_of_training(restored), state_of_training(saved))
+    for batch in batches[steps:]:
+        expected = uninterrupted.step.run([batch], 1e-3)
+        result = restored.step.run([batch], 1e-3)
+        assert (result.loss, result.grad_norm) == (expected.loss, expected.grad_norm)
+    assert same(state_of_training(restored), state_of_training(uninterrupted))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(
+            {"intermediate_size": 96},
+            r"weights\.\S*intermediate.* is F32 \[64.*expected F32 \[96",
+            id="other shape",
+        ),
+        pytest.param(
+            {"num_hidden_layers": 3},
+            r"weights\.\S*layer\.2\.\S* is missing",
+            id="more layers",
+        ),
+    ],
+)
+def test_rejects_checkpoint_of_another_model(
+    dataset, batches, tmp_path, change, message
+):
+    path, manifest = save(trained(dataset, batches[:1]), tmp_path)
+    model = ModelSettings(name="m", config=SHAPES["bert"] | change)
+    other = training_of(config_of(model=model), dataset)
+    before = {name: value.clone() for name, value in other.module.named_parameters()}
+    with pytest.raises(BadConfig, match=f"does not match the model: {message}"):
+        restore(other, path, manifest, RANKS)
+    assert same(before, dict(other.module.named_parameters()))
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(slice(0, 1), id="first part"),
+        pytest.param(slice(1, 2), id="second part"),
+        pytest.param(slice(0, 0), id="no part"),
+    ],
+)
+def test_rejects_checkpoint_without_a_part(dataset, batches, tmp_path, kept):
+    training = trained(dataset, batches[:1])
+    path, manifest = save(training, tmp_path, ranks=2)
+    matrices = [
+        name for name, entry in manifest.tensors.items() if len(entry.shape) == 2
+    ]
+    name = matrices[0]  # with a part of each of the two ranks
+    entry = manifest.tensors[name]
+    incomplete_entry = entry.model_copy(update={"parts": entry.parts[kept]})
+    incomplete = manifest.model_copy(
+        update={"tensors": manifest.tensors | {name: incomplete_entry}}
+    )
+    with pytest.raises(BadConfig, match=f"lacks a part of {name}"):
+        restore(training, path, incomplete, RANKS)
+
+
+def test_tied_weights_stay_tied(dataset, batches, tmp_path):
+    training = trained(dataset, batches[:1])
+    restored = training_of(config_of(seed=7), dataset)
+    path, manifest = save(training, tmp_path)
+    restore(restored, path, manifest, RANKS)
+    for model in (training.module.model, restored.module.model):
+        embeddings = model.get_input_embeddings()
+        assert model.get_output_embeddings().weight is embeddings.weight
+
+
+def with_frozen_positions(dataset, seed):
+    """Return a training whose position embeddings are not trained."""
+    training = training_of(config_of(seed=seed), dataset)
+    positions = training.module.model.get_submodule(POSITION_EMBEDDINGS)
+    positions.requires_grad_(False)
+    # Built again, as an optimizer takes the parameters that are trained at its start.
+    optimizer = make_optimizer(training.module, CONFIG, RANKS)
+    step = TrainStep(
+        training.parallel_module,
+        optimizer,
+        CONFIG,
+        RANKS,
+        weights_changed=lambda: None,
+    )
+    return replace(training, optimizer=optimizer, step=step)
+
+
+def test_frozen_parameters_have_no_optimizer_state(dataset, batches, tmp_path):
+    training = with_frozen_positions(dataset, seed=0)
+    training.step.run([batches[0]], 1e-3)
+    path, manifest = save(training, tmp_path)
+    name = f"model.{POSITION_EMBEDDINGS}.weight"
+    assert f"weights.{name}" in manifest.tensors
+    assert f"exp_avg.{name}" not in manifest.tensors
+    restored = with_frozen_positions(dataset, seed=7)
+    restore(restored, path, manifest, RANKS)
+    assert same(state_of_training(restored), state_of_training(training))

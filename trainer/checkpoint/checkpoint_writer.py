@@ -1,0 +1,210 @@
+"""Writing of a checkpoint by all ranks that hold a part of it.
+
+Each rank writes its file into a hidden directory, and describes it in JSON for the
+first one. That one waits for all descriptions, writes the manifest, and renames the
+directory. ``trainer.checkpoint.format`` documents the files. No torch here.
+"""
+
+import contextlib
+import errno
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+
+from trainer.checkpoint.format import (
+    MANIFEST_FILE,
+    CheckpointManifest,
+    TensorEntry,
+    TrainingState,
+    manifest_text,
+    point_to_latest,
+)
+from trainer.config.tables import StrictTable, parse_table, read_json
+from trainer.files import FileEntry, sync, write_atomically, write_file
+from trainer.health.events import utc_now
+
+_POLL_S = 0.05
+"""Interval at which the first writer looks for files of others, in seconds."""
+
+
+class _Share(StrictTable):
+    """Description of the file that one rank has written."""
+
+    file: FileEntry
+    tensors: dict[str, TensorEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWriter:
+    """Writes one rank's share of a checkpoint; the first writer also publishes it.
+
+    A writer that fails leaves a failure note for the first one, which then fails as
+    well. ``attempt`` (which start of the run) and ``number`` (which save, counted the
+    same on every rank) separate its files from those of earlier saves.
+    """
+
+    root: Path
+    name: str
+    _: KW_ONLY
+    attempt: int
+    rank: int
+    writers: Sequence[int]
+    timeout_s: float
+    """Longest time that the first of ``writers`` waits for a share that does not grow,
+    in seconds."""
+    number: int = 1
+    progressed: Callable[[], None] = lambda: None
+    """Callback while data is written, by this rank or by one that it waits for."""
+
+    @property
+    def _is_first(self) -> bool:
+        return self.rank == self.writers[0]
+
+    @property
+    def _partial(self) -> Path:
+        """Hidden directory in which the checkpoint is written."""
+        return (
+            self.root
+            / f".{self.name}.attempt-{self.attempt}.save-{self.number}.partial"
+        )
+
+    def _file_of(self, rank: int, suffix: str) -> Path:
+        return self._partial / f"rank-{rank:05d}.{suffix}"
+
+    def write(
+        self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState
+    ) -> None:
+        """Write this rank's file.
+
+        On the first writer, also write the manifest and publish the checkpoint.
+
+        Raises:
+            OSError: If writing fails here or on another rank.
+            TimeoutError: If another rank's share is late.
+        """
+        try:
+            if self._is_first:
+                self._remove_earlier_saves()
+            self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
+            entry = write_file(
+                self._file_of(self.rank, "safetensors"),
+                content,
+                progressed=self.progressed,
+            )
+            share = _Share(file=entry, tensors=tensors)
+            if self._is_first:
+                other_shares = [self._wait_for(rank) for rank in self.writers[1:]]
+                self._publish([share, *other_shares], state)
+            else:
+                write_atomically(
+                    self._file_of(self.rank, "json"), share.model_dump_json()
+                )
+        except OSError as error:
+            self.give_up(error)
+            raise
+
+    def _remove_earlier_saves(self) -> None:
+        """Remove files of earlier saves of this start.
+
+        A rank may have continued to write after rank 0 gave up.
+        """
+        for partial in self.root.glob(f".step-*.attempt-{self.attempt}.save-*.partial"):
+            if partial != self._partial:
+                shutil.rmtree(partial, ignore_errors=True)
+
+    def _wait_for(self, rank: int) -> _Share:
+        """Wait for another rank's share, for as long as its file grows.
+
+        Raises:
+            OSError: If that rank left a failure note.
+            TimeoutError: If its file does not grow for ``timeout_s``.
+        """
+        share = self._file_of(rank, "json")
+        file = self._file_of(rank, "safetensors")
+        size_bytes: int | None = None
+        last_growth_s = time.monotonic()
+        while not share.is_file():
+            self._check_failure_note(rank)
+            now_s = time.monotonic()
+            new_size_bytes = file.stat().st_size if file.is_file() else None
+            if new_size_bytes != size_bytes:
+                last_growth_s = now_s
+                size_bytes = new_size_bytes
+                self.progressed()
+            if now_s - last_growth_s > self.timeout_s:
+                raise TimeoutError(
+                    f"rank {rank} has not written its file within {self.timeout_s:g} s"
+                )
+            time.sleep(_POLL_S)
+        return parse_table(_Share, read_json(share), where=str(share))
+
+    def _check_failure_note(self, rank: int) -> None:
+        """Raise ``OSError`` if another rank left a failure note."""
+        failure_note = self._file_of(rank, "failed")
+        if failure_note.is_symlink():
+            raise OSError(
+                _read_failure_note(failure_note),
+                f"rank {rank} could not write its file",
+            )
+
+    def _publish(self, shares: Sequence[_Share], state: TrainingState) -> None:
+        """Write the manifest and rename the directory to the checkpoint's name."""
+        manifest = CheckpointManifest(
+            schema_version=2,
+            written_utc=utc_now(),
+            state=state,
+            files=[share.file for share in shares],
+            tensors=_join_tensors(shares),
+        )
+        write_file(
+            self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode())
+        )
+        for rank in self.writers[1:]:
+            self._file_of(rank, "json").unlink()
+        # Synced before it gets its name, so that every visible checkpoint is complete.
+        sync(self._partial)
+        final = self.root / self.name
+        if final.exists():  # corrupt, as the step was repeated
+            final.rename(self.root / f".{self.name}.{secrets.token_hex(4)}.replaced")
+        self._partial.rename(final)
+        point_to_latest(self.root, self.name)
+        for replaced in self.root.glob(f".{self.name}.*.replaced"):
+            shutil.rmtree(replaced, ignore_errors=True)
+
+    def give_up(self, error: Exception) -> None:
+        """Remove partial files; a writer other than the first leaves a failure note."""
+        with contextlib.suppress(OSError):
+            if self._is_first:
+                shutil.rmtree(self._partial, ignore_errors=True)
+                return
+            self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file_of(self.rank, "safetensors").unlink(missing_ok=True)
+            error_number = errno.EIO
+            if isinstance(error, OSError) and error.errno:
+                error_number = error.errno
+            # The note is a symbolic link, as one can be created on a full disk.
+            self._file_of(self.rank, "failed").symlink_to(str(error_number))
+
+
+def _read_failure_note(note: Path) -> int:
+    """Return the error number that a writer left; EIO if it cannot be read."""
+    try:
+        return int(note.readlink().name)
+    except (OSError, ValueError):
+        return errno.EIO
+
+
+def _join_tensors(shares: Sequence[_Share]) -> dict[str, TensorEntry]:
+    """Return the entry of every tensor, with its parts from all shares in order."""
+    tensors: dict[str, TensorEntry] = {}
+    for share in shares:
+        for name, entry in share.tensors.items():
+            parts = list(entry.parts)
+            if name in tensors:
+                parts = [*tensors[name].parts, *parts]
+            parts.sort(key=lambda part: part.begin)
+            tensors[name] = entry.model_copy(update={"parts": parts})
+    return tensors
