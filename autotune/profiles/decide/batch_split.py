@@ -1,4 +1,4 @@
-"""Choice of micro-batch size, split of the global batch, and defaults of a profile."""
+"""Split of a global batch into ranks, gradient accumulation and micro-batches. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ class GlobalBatchSplit:
 
         The product exceeds the global batch by the empty sequences.
         """
-        positions = self.gradient_accumulation_steps * self.micro_batch_size * ranks
+        product = self.gradient_accumulation_steps * self.micro_batch_size * ranks
         by_ranks = f" x {ranks:,} ranks" if ranks > 1 else ""
         return (
-            f"{positions - self.empty_sequences:,} ="
+            f"{product - self.empty_sequences:,} ="
             f" {self.gradient_accumulation_steps:,} x {self.micro_batch_size:,}"
             f"{by_ranks}"
         )
@@ -58,19 +58,21 @@ def split_global_batch(
             f"global batch size {global_batch_size} is too small for {ranks} ranks",
             next_step=next_step,
         )
-    micro_batches = math.ceil(global_batch_size / (micro_batch_size * ranks))
-    all_micro_batches = micro_batches * ranks
-    size = math.ceil(global_batch_size / all_micro_batches)
-    empty_sequences = size * all_micro_batches - global_batch_size
+    accumulation_steps = math.ceil(global_batch_size / (micro_batch_size * ranks))
+    micro_batches = accumulation_steps * ranks
+    # Micro-batches of the same number may be smaller: this leaves the fewest sequences
+    # empty.
+    even_size = math.ceil(global_batch_size / micro_batches)
+    sequences = even_size * micro_batches
     without_empty: tuple[int, ...] = ()
-    if empty_sequences:
-        below = global_batch_size // all_micro_batches * all_micro_batches
-        above = size * all_micro_batches
-        without_empty = tuple(sorted({max(all_micro_batches, below), above}))
+    if sequences > global_batch_size:
+        # Every micro-batch has at least one sequence.
+        below = max(global_batch_size // micro_batches, 1) * micro_batches
+        without_empty = tuple(sorted({below, sequences}))
     return GlobalBatchSplit(
-        gradient_accumulation_steps=micro_batches,
-        micro_batch_size=size,
-        empty_sequences=empty_sequences,
+        gradient_accumulation_steps=accumulation_steps,
+        micro_batch_size=even_size,
+        empty_sequences=sequences - global_batch_size,
         without_empty=without_empty,
     )
 

@@ -66,64 +66,92 @@ def choose_micro_batch(
         sizes: Candidates; without any, only measured sizes are.
     """
     points = sorted(curve, key=lambda point: point.micro_batch_size)
-    largest = points[-1].micro_batch_size
+    largest_size = points[-1].micro_batch_size
+    if not sizes:
+        sizes = [point.micro_batch_size for point in points]
     # A rank has at least one sequence.
     global_batch_size = max(global_batch_size, ranks)
-    splits = {
-        size: split_global_batch(global_batch_size, size, ranks)
-        for size in sizes or [point.micro_batch_size for point in points]
-        if size <= largest
-    }
-    step_s = {size: _step_s(points, split) for size, split in splits.items()}
-    shortest_s = min(step_s.values())
-    chosen = min(size for size in step_s if step_s[size] * KNEE_SHARE <= shortest_s)
-    split = splits[chosen]
-    if split.gradient_accumulation_steps == 1:
-        per_rank = " per rank" if ranks > 1 else ""
-        return MicroBatchChoice(
-            micro_batch_size=chosen,
-            reason=(
-                f"{feasible_max} fit; your global batch needs"
-                f" {split.micro_batch_size}{per_rank}"
-            ),
-        )
-    split_words = f"{split.words(ranks)} ({SPLIT_FACTORS})"
-    fit = f"{feasible_max} is the largest that fits"
-    largest_split = split_global_batch(global_batch_size, largest, ranks)
-    if largest_split == split:
-        headroom = "" if largest == feasible_max else ", but leaves no headroom"
-        return MicroBatchChoice(
-            micro_batch_size=chosen,
-            reason=f"{split_words} has the shortest predicted step; {fit}{headroom}",
-        )
-    change = _step_s(points, largest_split) / step_s[chosen] - 1
-    more_or_less = "more" if change > 0 else "less"
+    steps = [
+        _predicted_step(points, size, global_batch_size, ranks)
+        for size in sizes
+        if size <= largest_size
+    ]
+    shortest_s = min(step.step_s for step in steps)
+    # Of steps that take as long, the smallest micro-batch leaves the most memory free.
+    chosen = min(
+        (step for step in steps if step.step_s * KNEE_SHARE <= shortest_s),
+        key=lambda step: step.size,
+    )
+    largest = _predicted_step(points, largest_size, global_batch_size, ranks)
     return MicroBatchChoice(
-        micro_batch_size=chosen,
-        reason=(
-            f"{split_words} is the smallest micro-batch within {1 - KNEE_SHARE:.0%} of"
-            f" the shortest predicted step; {largest_split.words(ranks)} would take"
-            f" {abs(change):.1%} {more_or_less} time; {fit}"
-        ),
+        micro_batch_size=chosen.size,
+        reason=_reason_of_choice(chosen, largest, feasible_max, ranks),
     )
 
 
-def _step_s(points: Sequence[CurvePoint], split: "GlobalBatchSplit") -> float:
-    """Return the predicted time of an optimizer step, interpolated between points.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PredictedStep:
+    """Optimizer step with micro-batches of at most a size."""
 
-    It is in seconds per position of a sequence, so that it only compares splits.
-    """
-    sizes = [point.micro_batch_size for point in points]
+    size: int
+    """Largest micro-batch size to use; the split may need a smaller one."""
+    split: GlobalBatchSplit
+    step_s: float
+    """Predicted time in seconds per position of a sequence, which only compares
+    steps."""
+
+
+def _predicted_step(
+    points: Sequence[CurvePoint], size: int, global_batch_size: int, ranks: int
+) -> _PredictedStep:
+    """Predict an optimizer step, its micro-batches interpolated between points."""
+    split = split_global_batch(global_batch_size, size, ranks)
+    measured_sizes = [point.micro_batch_size for point in points]
     micro_batches_s = [
         point.micro_batch_size / point.padded_tokens_per_s for point in points
     ]
-    micro_batch_s = np.interp(split.micro_batch_size, sizes, micro_batches_s)
-    return split.gradient_accumulation_steps * float(micro_batch_s)
+    micro_batch_s = np.interp(split.micro_batch_size, measured_sizes, micro_batches_s)
+    return _PredictedStep(
+        size=size,
+        split=split,
+        step_s=split.gradient_accumulation_steps * float(micro_batch_s),
+    )
+
+
+def _reason_of_choice(
+    chosen: _PredictedStep, largest: _PredictedStep, feasible_max: int, ranks: int
+) -> str:
+    """Return why a micro-batch size was chosen, and not the largest that fits.
+
+    Args:
+        chosen: Step with the chosen size.
+        largest: Step with the largest size that leaves the headroom free.
+        feasible_max: Largest micro-batch size that fits.
+        ranks: Ranks that train together.
+    """
+    if chosen.split.gradient_accumulation_steps == 1:
+        per_rank = " per rank" if ranks > 1 else ""
+        return (
+            f"{feasible_max} fit; your global batch needs"
+            f" {chosen.split.micro_batch_size}{per_rank}"
+        )
+    split_words = f"{chosen.split.words(ranks)} ({SPLIT_FACTORS})"
+    fit = f"{feasible_max} is the largest that fits"
+    if largest.split == chosen.split:
+        headroom = ", but leaves no headroom" if largest.size != feasible_max else ""
+        return f"{split_words} has the shortest predicted step; {fit}{headroom}"
+    change = largest.step_s / chosen.step_s - 1
+    more_or_less = "more" if change > 0 else "less"
+    return (
+        f"{split_words} is the smallest micro-batch within {1 - KNEE_SHARE:.0%} of the"
+        f" shortest predicted step; {largest.split.words(ranks)} would take"
+        f" {abs(change):.1%} {more_or_less} time; {fit}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BoundedPoint:
-    """Bounds of the throughput at a micro-batch size."""
+    """Bounds of the throughput at a micro-batch size, in tokens/s with padding."""
 
     micro_batch_size: int
     low: float
@@ -134,29 +162,33 @@ def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """Return bounds of the smallest micro-batch size within 2 % of the best.
 
     Returns:
-        None if the steps of a size show no spread.
+        Lower and upper bound; None if the steps of a size show no spread.
     """
+    points = _bounded_points(curve)
+    if not points:
+        return None
+    # By the geometric mean of its bounds.
+    best = max(points, key=lambda point: point.low * point.high)
+    # A size is within 2 % of the best for certain if its lower bound reaches the best's
+    # upper bound; it may be if its upper bound reaches the best's lower bound.
+    possible = [point for point in points if point.high >= KNEE_SHARE * best.low]
+    certain = [point for point in points if point.low >= KNEE_SHARE * best.high]
+    # The bounds of the best may be too far apart, but it is as good as itself.
+    certain.append(best)
+    earliest = min(point.micro_batch_size for point in possible)
+    latest = min(point.micro_batch_size for point in certain)
+    return earliest, latest
+
+
+def _bounded_points(curve: Sequence[CurvePoint]) -> list[_BoundedPoint]:
+    """Return the points of a curve; none if one of them has no bounds."""
     points = []
     for point in curve:
         low = point.padded_tokens_per_s_low
         high = point.padded_tokens_per_s_high
         if low is None or high is None:
-            return None
+            return []
         points.append(
             _BoundedPoint(micro_batch_size=point.micro_batch_size, low=low, high=high)
         )
-    if not points:
-        return None
-    # By the geometric mean of its bounds.
-    best = max(points, key=lambda point: point.low * point.high)
-    earliest = min(
-        point.micro_batch_size
-        for point in points
-        if point.high >= KNEE_SHARE * best.low
-    )
-    latest = min(
-        point.micro_batch_size
-        for point in points
-        if point.low >= KNEE_SHARE * best.high or point is best
-    )
-    return earliest, latest
+    return points

@@ -1,10 +1,14 @@
 """Export of a profile to a file for ``accelerate launch --config_file``. Pure.
 
-The loop around it is your program's, for which it has code.
+The file cannot hold the settings of the training loop, which is your program's: the
+export has code for them.
 """
 
-from autotune.profiles.decide.export import program, shared
+from autotune.profiles.decide.export import remarks
 from autotune.profiles.decide.export.batch import checkpoint_interval
+from autotune.profiles.decide.export.ddp import ddp_names, gradient_rows
+from autotune.profiles.decide.export.program import PROGRAM_NAMES, program_rows
+from autotune.profiles.decide.export.shared import shared_rows
 from autotune.profiles.decide.export.table import (
     Equivalent,
     ExportedBatch,
@@ -43,13 +47,13 @@ CALLS = {
 _DDP = "DistributedDataParallelKwargs"
 _PROJECT = "ProjectConfiguration"
 NAMES = {
-    **program.PROGRAM_NAMES,
+    **PROGRAM_NAMES,
     "global_batch_size": "Accelerator(gradient_accumulation_steps)",
     "max_steps": "range()",
     "max_grad_norm": "clip_grad_norm_(max_norm)",
     "seed": "set_seed(seed)",
     "checkpoint.keep_last": f"{_PROJECT}(total_limit)",
-    **shared.ddp_names(f"{_DDP}({{}})"),
+    **ddp_names(f"{_DDP}({{}})"),
 }
 
 
@@ -63,14 +67,22 @@ def settings(
     dtype = f"DDPCommunicationHookType.{train.parallel.gradient_dtype.upper()}"
     return (
         *unexpressed_rows(train),
-        *program.program_rows(train, fsdp=fsdp),
-        *shared.shared_rows(profile, batch, NAMES, fsdp=fsdp),
+        *program_rows(train, fsdp=fsdp),
+        *shared_rows(profile, batch, NAMES, fsdp=fsdp),
         row("launch", "compute_environment", "LOCAL_MACHINE"),
         *_fsdp_rows(train, batch.ranks, fsdp=fsdp),
         *_process_rows(train, batch.ranks, nodes, fsdp=fsdp),
         *_compile_rows(train),
-        *shared.hooked_rows(train, _DDP, "comm_hook", dtype, fsdp=fsdp),
-        *_loop_rows(profile, batch, fsdp=fsdp),
+        *gradient_rows(train, _DDP, "comm_hook", dtype, fsdp=fsdp),
+        *_handler_rows(train, fsdp=fsdp),
+        row(
+            "run directory",
+            f"{_PROJECT}(project_dir)",
+            f"runs/accelerate-{train.model.name}",
+            near=remarks.NO_RECORD,
+        ),
+        *_checkpoint_rows(profile, batch),
+        *_loop_rows(train),
     )
 
 
@@ -84,7 +96,6 @@ def _distributed_type(train: TrainConfig, ranks: int, *, fsdp: bool) -> str:
 
 def _fsdp_rows(train: TrainConfig, ranks: int, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the parallel strategy, and the settings of FSDP."""
-    remarks = shared.shared_remarks(train, fsdp=fsdp)
     config: Value = None
     copies: Value = None
     one_copy = None
@@ -102,14 +113,14 @@ def _fsdp_rows(train: TrainConfig, ranks: int, *, fsdp: bool) -> tuple[Equivalen
                 "parallelism_config_dp_shard_size": shard_ranks,
             }
         elif shard_ranks is not None:
-            one_copy = shared.HSDP
+            one_copy = remarks.HSDP
     return (
         row(
             "parallel.strategy",
             "distributed_type",
             _distributed_type(train, ranks, fsdp=fsdp),
-            lost=remarks.strategy,
-            near=remarks.weights,
+            lost=remarks.strategy_remark(train, fsdp=fsdp),
+            near=remarks.weights_remark(train, fsdp=fsdp),
         ),
         row(
             "layers gathered one at a time",
@@ -150,6 +161,7 @@ def _process_rows(
 
 
 def _compile_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of torch.compile, for each layer on its own."""
     config: Value = None
     whole_model = None
     if train.compiled:
@@ -167,57 +179,56 @@ def _compile_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
     )
 
 
-def _loop_rows(
-    profile: Profile, batch: ExportedBatch, *, fsdp: bool
-) -> tuple[Equivalent, ...]:
-    """Return the settings of the loop, which is your program's."""
-    train = profile.train
-    saves = train.checkpoint.enabled
-    interval = checkpoint_interval(profile, batch)
-    evaluation = "no evaluation"
-    if train.evaluation.interval_steps:
-        evaluation = (
-            f"your loop evaluates, every {train.evaluation.interval_steps} steps"
-        )
-    only_max_steps = None
-    if train.max_epochs is not None:
-        only_max_steps = "only max_steps ends the loop"
+def _handler_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
+    """Return the timeout, and the argument that takes all handlers of processes."""
     return (
         row(
             "parallel.timeout_s",
             "InitProcessGroupKwargs(timeout)",
             Raw(f"timedelta(seconds={train.parallel.timeout_s:g})"),
-            near="kills the process after it",
+            near=remarks.KILLS_AFTER_TIMEOUT,
         ),
         row(
             "handlers of both",
             "Accelerator(kwargs_handlers)",
             Raw("[group]" if fsdp else "[ddp, group]"),
         ),
-        row(
-            "run directory",
-            f"{_PROJECT}(project_dir)",
-            f"runs/accelerate-{train.model.name}",
-            near=shared.NO_RECORD,
-        ),
+    )
+
+
+def _checkpoint_rows(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent, ...]:
+    is_enabled = profile.train.checkpoint.enabled
+    interval = checkpoint_interval(profile, batch)
+    return (
         row(
             "checkpoint.enabled",
             f"{_PROJECT}(automatic_checkpoint_naming)",
-            True if saves else None,
+            True if is_enabled else None,
         ),
         row(
             "checkpoint.interval_s",
             "save_state()",
-            interval.steps if saves else None,
+            interval.steps if is_enabled else None,
             near=interval.remark,
         ),
+    )
+
+
+def _loop_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of the loop, which is your program's."""
+    evaluation = "no evaluation"
+    if train.evaluation.interval_steps:
+        evaluation = (
+            f"your loop evaluates, every {train.evaluation.interval_steps} steps"
+        )
+    return (
         row("evaluation", lost=evaluation),
         row("log_interval_steps", lost="your loop logs"),
         row(
             "log_to", "Accelerator(log_with)", [*train.log_to] if train.log_to else None
         ),
-        row("max_epochs", lost=only_max_steps),
-        row("stop_after_s", lost=shared.shared_remarks(train, fsdp=fsdp).stop_after_s),
+        row("max_epochs", lost=remarks.max_epochs_remark(train, "loop")),
+        row("stop_after_s", lost=remarks.stop_remark(train)),
         row(
             "exact resume with another number of ranks",
             lost="your loop skips the micro-batches trained on",

@@ -1,4 +1,4 @@
-"""Optimizer step of an export: whole samples that come closest to a profile's. Pure."""
+"""Optimizer step of an export: whole samples, as near a profile's as fit. Pure."""
 
 import math
 import sys
@@ -28,9 +28,10 @@ def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> Export
     train = profile.train
     sequences = _sequences_per_step(train, means)
     samples = max(1, round(sequences * (means.samples or 1.0)))
+    # As many micro-batches as the profile's size needs, then the nearest size.
     steps = max(1, math.ceil(samples / (train.micro_batch_size * ranks)))
-    wanted_size = max(1, round(samples / (steps * ranks)))
-    micro_batch_size = min(train.micro_batch_size, wanted_size)
+    nearest_size = max(1, round(samples / (steps * ranks)))
+    micro_batch_size = min(train.micro_batch_size, nearest_size)
     exported_samples = micro_batch_size * steps * ranks
     tokens_per_step = means.non_padding_tokens
     exported_tokens = None
@@ -79,7 +80,7 @@ def checkpoint_interval(profile: Profile, batch: ExportedBatch) -> CheckpointInt
             steps=checkpoint.interval_steps,
             remark="no measured step time to convert seconds into steps",
         )
-    # Bounded, as a foreign profile may hold any rate.
+    # Bounded, as a foreign profile may hold any rate: at least a nanosecond a step.
     steps = checkpoint.interval_s / max(1e-9, step_time.step_s)
     steps = max(1, math.floor(min(steps, sys.maxsize)))
     return CheckpointInterval(
@@ -100,10 +101,7 @@ class StepTime:
 
 
 def _step_time(profile: Profile, batch: ExportedBatch) -> StepTime | None:
-    """Return the time of this trainer's optimizer step.
-
-    None if nothing was measured.
-    """
+    """Return the time of this trainer's optimizer step; None if none was measured."""
     tokens = batch.tokens_per_step
     if tokens is None:
         return None

@@ -2,8 +2,10 @@
 
 import math
 
-from autotune.profiles.decide.export import shared
+from autotune.profiles.decide.export import remarks
 from autotune.profiles.decide.export.batch import checkpoint_interval
+from autotune.profiles.decide.export.ddp import ddp_names
+from autotune.profiles.decide.export.shared import shared_rows
 from autotune.profiles.decide.export.table import (
     Equivalent,
     ExportedBatch,
@@ -33,7 +35,7 @@ NAMES = {
     "data.pin_memory": "dataloader_pin_memory",
     "workers persist over epochs": "dataloader_persistent_workers",
     "checkpoint.keep_last": "save_total_limit",
-    **shared.ddp_names("ddp_{}"),
+    **ddp_names("ddp_{}"),
 }
 
 
@@ -45,10 +47,29 @@ def settings(
     fsdp = train.parallel.strategy == "fsdp2"
     return (
         *unexpressed_rows(train),
-        *shared.shared_rows(profile, batch, NAMES, fsdp=fsdp),
+        *shared_rows(profile, batch, NAMES, fsdp=fsdp),
         *_step_rows(train, fsdp=fsdp),
-        *_run_rows(profile, batch, fsdp=fsdp),
-        *_parallel_rows(train, batch, fsdp=fsdp),
+        row(
+            "run directory",
+            "output_dir",
+            f"runs/hf-{train.model.name}",
+            near=remarks.NO_RECORD,
+        ),
+        row(
+            "evaluation.max_sequences",
+            "per_device_eval_batch_size",
+            batch.per_device_batch_size,
+            near="the whole dataset, other masks",
+        ),
+        _layout_row(train),
+        *_optimizer_rows(train),
+        *_log_rows(train),
+        row("order of the data", "data_seed", train.seed, near=remarks.OTHER_ORDER),
+        *_checkpoint_rows(profile, batch),
+        *_evaluation_rows(train),
+        *_lost_rows(train),
+        *_parallel_rows(train, fsdp=fsdp),
+        *_gradient_rows(train, batch.ranks, fsdp=fsdp),
     )
 
 
@@ -77,77 +98,76 @@ def _step_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
             "activation_checkpointing",
             "gradient_checkpointing",
             True if has_checkpointing else None,
-            near=shared.shared_remarks(train, fsdp=fsdp).activation_checkpointing,
+            near=remarks.activation_checkpointing_remark(train),
         ),
     )
 
 
-def _run_rows(
-    profile: Profile, batch: ExportedBatch, *, fsdp: bool
-) -> tuple[Equivalent, ...]:
-    """Return the settings of data, optimizer, logs, checkpoints and evaluations."""
-    train = profile.train
-    remarks = shared.shared_remarks(train, fsdp=fsdp)
-    sampling = None
-    other_sampling = None
+def _layout_row(train: TrainConfig) -> Equivalent:
     if train.layout == "bucketed":
-        sampling = "group_by_length"
-        other_sampling = (
-            "groups samples of similar length within 50 batches: steps are not"
-            " independent draws"
-        )
-    saves = train.checkpoint.enabled
-    interval = checkpoint_interval(profile, batch)
-    evaluation_steps = train.evaluation.interval_steps
-    only_max_steps = None
-    if train.max_epochs is not None:
-        only_max_steps = "only max_steps ends the run"
-    return (
-        row(
-            "run directory",
-            "output_dir",
-            f"runs/hf-{train.model.name}",
-            near=shared.NO_RECORD,
-        ),
-        row(
-            "evaluation.max_sequences",
-            "per_device_eval_batch_size",
-            batch.per_device_batch_size,
-            near="the whole dataset, other masks",
-        ),
-        row(
+        return row(
             "layout",
             "train_sampling_strategy",
-            sampling,
-            lost=remarks.layout,
-            near=other_sampling,
-        ),
+            "group_by_length",
+            near=(
+                "groups samples of similar length within 50 batches: steps are not"
+                " independent draws"
+            ),
+        )
+    return row("layout", "train_sampling_strategy", lost=remarks.layout_remark(train))
+
+
+def _optimizer_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    return (
         row("adam_beta1", "adam_beta1", train.adam_beta1),
         row("adam_beta2", "adam_beta2", train.adam_beta2),
         row("fused AdamW", "optim", "adamw_torch_fused"),
+    )
+
+
+def _log_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    return (
         row("log_interval_steps", "logging_steps", train.logged_steps),
         row("log_to", "report_to", [*train.log_to] if train.log_to else None),
         row("losses that are not finite are logged", "logging_nan_inf_filter", False),
-        row("order of the data", "data_seed", train.seed, near=shared.OTHER_ORDER),
-        row("checkpoint.enabled", "save_strategy", "steps" if saves else "no"),
+    )
+
+
+def _checkpoint_rows(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent, ...]:
+    is_enabled = profile.train.checkpoint.enabled
+    interval = checkpoint_interval(profile, batch)
+    return (
+        row("checkpoint.enabled", "save_strategy", "steps" if is_enabled else "no"),
         row(
             "checkpoint.interval_s",
             "save_steps",
-            interval.steps if saves else None,
+            interval.steps if is_enabled else None,
             near=interval.remark,
         ),
+    )
+
+
+def _evaluation_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    interval_steps = train.evaluation.interval_steps
+    return (
         row(
             "evaluation.interval_steps",
             "eval_strategy",
-            "no" if evaluation_steps is None else "steps",
+            "no" if interval_steps is None else "steps",
         ),
-        row("steps between evaluations", "eval_steps", evaluation_steps),
+        row("steps between evaluations", "eval_steps", interval_steps),
+    )
+
+
+def _lost_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return what the Trainer lacks: exact resume, other ends of a run, MFU."""
+    return (
         row(
             "exact resume with another number of ranks",
             lost="skips as many micro-batches as were trained on",
         ),
-        row("max_epochs", lost=only_max_steps),
-        row("stop_after_s", lost=remarks.stop_after_s),
+        row("max_epochs", lost=remarks.max_epochs_remark(train, "run")),
+        row("stop_after_s", lost=remarks.stop_remark(train)),
         row(
             "non-padding tokens/s and MFU of every step",
             lost="logs samples/s, padding included",
@@ -155,12 +175,10 @@ def _run_rows(
     )
 
 
-def _parallel_rows(
-    train: TrainConfig, batch: ExportedBatch, *, fsdp: bool
-) -> tuple[Equivalent, ...]:
-    parallel = train.parallel
-    remarks = shared.shared_remarks(train, fsdp=fsdp)
+def _parallel_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
+    """Return the parallel strategy, and the settings of FSDP."""
     config: Value = None
+    one_copy = None
     if fsdp:
         config = {
             "version": 2,
@@ -168,19 +186,15 @@ def _parallel_rows(
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "activation_checkpointing": train.activation_checkpointing != "none",
         }
-    one_copy = None
-    if fsdp and parallel.shard_ranks is not None:
-        one_copy = shared.HSDP
-    stored_twice = None
-    if parallel.gradient_as_bucket_view and batch.ranks > 1 and not fsdp:
-        stored_twice = "stores gradients twice, in DDP's buckets and outside"
+        if train.parallel.shard_ranks is not None:
+            one_copy = remarks.HSDP
     return (
         row(
             "parallel.strategy",
             "fsdp",
             True if fsdp else None,
-            near=remarks.weights,
-            lost=remarks.strategy,
+            near=remarks.weights_remark(train, fsdp=fsdp),
+            lost=remarks.strategy_remark(train, fsdp=fsdp),
         ),
         row(
             "layers gathered one at a time",
@@ -189,7 +203,22 @@ def _parallel_rows(
             near="other layers" if fsdp else None,
         ),
         row("parallel.shard_ranks", lost=one_copy),
-        row("parallel.gradient_dtype", lost=remarks.gradient_dtype),
+    )
+
+
+def _gradient_rows(
+    train: TrainConfig, ranks: int, *, fsdp: bool
+) -> tuple[Equivalent, ...]:
+    """Return the settings of gradients, which no argument takes, and the timeout."""
+    parallel = train.parallel
+    stored_twice = None
+    if parallel.gradient_as_bucket_view and ranks > 1 and not fsdp:
+        stored_twice = "stores gradients twice, in DDP's buckets and outside"
+    return (
+        row(
+            "parallel.gradient_dtype",
+            lost=remarks.gradient_dtype_remark(train, fsdp=fsdp),
+        ),
         row("parallel.gradient_as_bucket_view", lost=stored_twice),
         row(
             "parallel.timeout_s",

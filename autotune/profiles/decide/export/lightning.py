@@ -1,11 +1,14 @@
 """Export of a profile to arguments of Lightning 2.6's ``Trainer``. Pure.
 
-For the module around it, it has code.
+The export has code for the settings that your program passes to other functions.
 """
 
 import math
 
-from autotune.profiles.decide.export import program, shared
+from autotune.profiles.decide.export import remarks
+from autotune.profiles.decide.export.ddp import ddp_names, gradient_rows
+from autotune.profiles.decide.export.program import PROGRAM_NAMES, program_rows
+from autotune.profiles.decide.export.shared import shared_rows
 from autotune.profiles.decide.export.table import (
     Equivalent,
     ExportedBatch,
@@ -42,34 +45,31 @@ CALLS = {
 }
 _CHECKPOINT = "ModelCheckpoint"
 NAMES = {
-    **program.PROGRAM_NAMES,
+    **PROGRAM_NAMES,
     "global_batch_size": "accumulate_grad_batches",
     "max_steps": "max_steps",
     "max_grad_norm": "gradient_clip_val",
     "seed": "seed_everything(seed)",
     "checkpoint.keep_last": f"{_CHECKPOINT}(save_top_k)",
-    **shared.ddp_names("DDPStrategy({})"),
+    **ddp_names("DDPStrategy({})"),
 }
 
 
 def settings(
     profile: Profile, batch: ExportedBatch, nodes: int
 ) -> tuple[Equivalent, ...]:
-    """Return the settings that its arguments or the module express.
-
-    Also return those that it lacks.
-    """
+    """Return the settings that its arguments or the module express, and the rest."""
     train = profile.train
     # Lightning rejects FSDP on CPUs.
     fsdp = train.parallel.strategy == "fsdp2" and train.device == "cuda"
     names = dict(NAMES)
     if fsdp:
-        # Its FSDP clips no norms.
+        # Lightning's FSDP does not clip by norm, so the module does.
         names["max_grad_norm"] = "clip_grad_norm_(max_norm)"
     rows = (
         *unexpressed_rows(train),
-        *program.program_rows(train, fsdp=fsdp),
-        *shared.shared_rows(profile, batch, names, fsdp=fsdp),
+        *program_rows(train, fsdp=fsdp),
+        *shared_rows(profile, batch, names, fsdp=fsdp),
         *_step_rows(train),
         *_evaluation_rows(train, batch),
         *_run_rows(train),
@@ -81,25 +81,24 @@ def settings(
         row("non-padding tokens/s and MFU of every step", lost="not logged"),
         *_parallel_rows(train, batch.ranks, nodes, fsdp=fsdp),
     )
-    if batch.ranks > 1 or fsdp:
-        return rows
-    # A single process has no DDP.
-    return tuple(
-        row(equivalent.setting) if _is_of_ddp(equivalent) else equivalent
-        for equivalent in rows
-    )
+    if batch.ranks == 1 and not fsdp:
+        return tuple(map(_without_ddp, rows))
+    return rows
 
 
-def _is_of_ddp(equivalent: Equivalent) -> bool:
-    return equivalent.argument is not None and "DDPStrategy(" in equivalent.argument
+def _without_ddp(equivalent: Equivalent) -> Equivalent:
+    """Return a setting for a single process, which has no DDP to take it."""
+    if equivalent.argument is not None and "DDPStrategy(" in equivalent.argument:
+        return row(equivalent.setting)
+    return equivalent
 
 
 def _step_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
     """Return the settings of device, arithmetic and the end of training."""
     max_time: Value = None
-    other_end = None
+    stop_remark = None
     if train.stop_after_s is not None:
-        other_end = "counts from the start of training, and ends it in success"
+        stop_remark = "counts from the start of training, and ends it in success"
         if train.stop_after_s:
             max_time = {"seconds": math.floor(train.stop_after_s)}
     return (
@@ -116,7 +115,7 @@ def _step_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             train.compile_mode if train.compiled else None,
         ),
         row("max_epochs", "max_epochs", train.max_epochs),
-        row("stop_after_s", "max_time", max_time, near=other_end),
+        row("stop_after_s", "max_time", max_time, near=stop_remark),
     )
 
 
@@ -125,36 +124,38 @@ def _evaluation_rows(
 ) -> tuple[Equivalent, ...]:
     """Return the settings of evaluations, whose intervals count micro-batches there."""
     interval_steps = train.evaluation.interval_steps
-    interval_micro_batches = interval_steps
-    if interval_steps:
-        interval_micro_batches = interval_steps * batch.gradient_accumulation_steps
-    batch_sequences = batch.per_device_batch_size * batch.ranks
-    evaluated_batches = math.ceil(train.evaluation.max_sequences / batch_sequences)
-    never_final = None
-    other_masks = None
+    no_sanity_check = row("no evaluation before training", "num_sanity_val_steps", 0)
     if interval_steps is None:
-        never_final = "the final model is not evaluated"
-    else:
-        other_masks = "other masks"
+        return (
+            row(
+                "evaluation.interval_steps",
+                "val_check_interval",
+                near="the final model is not evaluated",
+            ),
+            row("intervals count over epochs", "Trainer(check_val_every_n_epoch)"),
+            # Lightning evaluates by default; a limit of 0 batches turns it off.
+            row("evaluation.max_sequences", "limit_val_batches", 0),
+            no_sanity_check,
+        )
+    sequences_per_batch = batch.per_device_batch_size * batch.ranks
     return (
         row(
             "evaluation.interval_steps",
             "val_check_interval",
-            interval_micro_batches,
-            near=never_final,
+            interval_steps * batch.gradient_accumulation_steps,
         ),
         row(
             "intervals count over epochs",
             "Trainer(check_val_every_n_epoch)",
-            Raw("None") if interval_steps else None,
+            Raw("None"),
         ),
         row(
             "evaluation.max_sequences",
             "limit_val_batches",
-            evaluated_batches if interval_steps else 0,
-            near=other_masks,
+            math.ceil(train.evaluation.max_sequences / sequences_per_batch),
+            near="other masks",
         ),
-        row("no evaluation before training", "num_sanity_val_steps", 0),
+        no_sanity_check,
     )
 
 
@@ -170,40 +171,41 @@ def _run_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             "run directory",
             "default_root_dir",
             f"runs/lightning-{train.model.name}",
-            near=shared.NO_RECORD,
+            near=remarks.NO_RECORD,
         ),
     )
 
 
 def _checkpoint_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of checkpoints, which a callback writes by time."""
     checkpoint = train.checkpoint
-    saves = checkpoint.enabled
+    is_enabled = checkpoint.enabled
     interval = Raw(f"timedelta(seconds={checkpoint.interval_s:g})")
     by_time_only = None
-    if saves and checkpoint.interval_steps is not None:
+    if is_enabled and checkpoint.interval_steps is not None:
         by_time_only = f"not every {checkpoint.interval_steps} steps as well"
     return (
-        row("checkpoint.enabled", "enable_checkpointing", saves),
+        row("checkpoint.enabled", "enable_checkpointing", is_enabled),
         row(
             "checkpoints by a callback",
             "Trainer(callbacks)",
-            Raw("[checkpoint]") if saves else None,
+            Raw("[checkpoint]") if is_enabled else None,
         ),
         row(
             "checkpoint.interval_s",
             f"{_CHECKPOINT}(train_time_interval)",
-            interval if saves else None,
+            interval if is_enabled else None,
             near=by_time_only,
         ),
         row(
             "the newest checkpoints are kept",
             f"{_CHECKPOINT}(monitor)",
-            "step" if saves else None,
+            "step" if is_enabled else None,
         ),
         row(
             "the newest is the one of the highest step",
             f"{_CHECKPOINT}(mode)",
-            "max" if saves else None,
+            "max" if is_enabled else None,
         ),
     )
 
@@ -211,14 +213,14 @@ def _checkpoint_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 def _parallel_rows(
     train: TrainConfig, ranks: int, nodes: int, *, fsdp: bool
 ) -> tuple[Equivalent, ...]:
-    call = "FSDPStrategy" if fsdp else "DDPStrategy"
-    strategy = "auto"
+    """Return the processes, the parallel strategy, and the arguments of its class."""
+    call = "DDPStrategy"
+    strategy = "ddp" if ranks > 1 else "auto"
     fsdp1 = None
     if fsdp:
+        call = "FSDPStrategy"
         strategy = "fsdp"
         fsdp1 = "FSDP1, which with bf16 gathers weights and reduces gradients in bf16"
-    elif ranks > 1:
-        strategy = "ddp"
     hook = f"default_hooks.{train.parallel.gradient_dtype}_compress_hook"
     return (
         row("ranks", "devices", ranks // nodes),
@@ -228,7 +230,7 @@ def _parallel_rows(
             "strategy",
             strategy,
             near=fsdp1,
-            lost=shared.shared_remarks(train, fsdp=fsdp).strategy,
+            lost=remarks.strategy_remark(train, fsdp=fsdp),
         ),
         row(
             "arguments of the strategy",
@@ -236,12 +238,12 @@ def _parallel_rows(
             None if strategy == "auto" else Raw("strategy"),
         ),
         *_fsdp_rows(train, ranks, call, fsdp=fsdp),
-        *shared.hooked_rows(train, call, "ddp_comm_hook", hook, fsdp=fsdp),
+        *gradient_rows(train, call, "ddp_comm_hook", hook, fsdp=fsdp),
         row(
             "parallel.timeout_s",
             f"{call}(timeout)",
             Raw(f"timedelta(seconds={train.parallel.timeout_s:g})"),
-            near="kills the process after it",
+            near=remarks.KILLS_AFTER_TIMEOUT,
         ),
     )
 
@@ -260,7 +262,7 @@ def _fsdp_rows(
             sharding = "HYBRID_SHARD"
             mesh = Raw((ranks // shard_ranks, shard_ranks))
         else:
-            one_copy = shared.HSDP
+            one_copy = remarks.HSDP
     return (
         row(
             "layers gathered one at a time",

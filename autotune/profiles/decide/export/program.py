@@ -2,36 +2,33 @@
 
 from collections.abc import Mapping
 
-from autotune.profiles.decide.export.shared import OTHER_ORDER, shared_remarks
+from autotune.profiles.decide.export.remarks import (
+    OTHER_ORDER,
+    activation_checkpointing_remark,
+    layout_remark,
+)
 from autotune.profiles.decide.export.table import Equivalent, Raw, Value, row
 from trainer.config.train_config import TrainConfig
 
+_ADAMW = (
+    "bare = {name for name, _ in model.named_parameters() if"
+    ' name.lower().endswith(("bias", "norm.weight"))}\n'
+    "decayed = [one for name, one in model.named_parameters() if name not in bare]\n"
+    "others = [one for name, one in model.named_parameters() if name in bare]\n"
+    'optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others,'
+    ' "weight_decay": 0.0}], {})'
+)
+"""Optimizer without weight decay of biases and norms, as in this project's trainer."""
 FIRST = {
     "set_seed": "set_seed({})",
     "seed_everything": "seed_everything({}, workers=True)",
     "matmul_precision": "torch.set_float32_matmul_precision({})",
 }
-"""Code before the model is made."""
+"""Code before the model is made, by function; ``{}`` stands for its arguments."""
 PROGRAM = {
     "activation_checkpointing_enable": "model.activation_checkpointing_enable({})",
     "DataLoader": "loader = DataLoader(dataset, collate_fn=collator, {})",
-    "AdamW": "\n".join(
-        (
-            (
-                "bare = {name for name, _ in model.named_parameters() if"
-                ' name.lower().endswith(("bias", "norm.weight"))}'
-            ),
-            (
-                "decayed = [one for name, one in model.named_parameters() if name not"
-                " in bare]"
-            ),
-            "others = [one for name, one in model.named_parameters() if name in bare]",
-            (
-                'optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others,'
-                ' "weight_decay": 0.0}], {})'
-            ),
-        )
-    ),
+    "AdamW": _ADAMW,
     "get_scheduler": "schedule = get_scheduler(optimizer=optimizer, {})",
 }
 """Code after the model is made, for the arguments in ``PROGRAM_NAMES``."""
@@ -60,14 +57,10 @@ PROGRAM_NAMES: Mapping[str, str] = {
 
 def program_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the settings whose values only code around a loop takes."""
-    remarks = shared_remarks(train, fsdp=fsdp)
-    tf32 = None
-    if train.device == "cuda" and train.precision == "fp32":
-        tf32 = "high" if train.tf32 else "highest"
     checkpointing: Value = None
     if train.activation_checkpointing != "none" and not fsdp:
         checkpointing = {"use_reentrant": False}
-    lost_layout = remarks.layout
+    lost_layout = layout_remark(train)
     if train.layout == "bucketed":
         lost_layout = "mixes all lengths in a micro-batch"
 
@@ -78,16 +71,23 @@ def program_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
         named("adam_beta1", Raw((train.adam_beta1, train.adam_beta2))),
         named("fused AdamW", value=True),
         named("steps of the schedule", train.max_steps),
-        named("tf32", tf32),
+        named("tf32", _matmul_precision(train)),
         named("order of the data", value=True, near=OTHER_ORDER),
         named(
             "activation_checkpointing",
             checkpointing,
-            near=remarks.activation_checkpointing,
+            near=activation_checkpointing_remark(train),
         ),
         row("adam_beta2"),
         row("layout", lost=lost_layout),
     )
+
+
+def _matmul_precision(train: TrainConfig) -> str | None:
+    """Return torch's precision of fp32 matmuls; None if the GPU runs none."""
+    if train.device != "cuda" or train.precision != "fp32":
+        return None
+    return "high" if train.tf32 else "highest"
 
 
 def model_calls(train: TrainConfig) -> tuple[str, ...]:

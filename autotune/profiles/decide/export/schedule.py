@@ -1,20 +1,55 @@
-"""Schedules of learning rates in transformers. Pure."""
+"""Schedule of learning rates, as transformers names it. Pure.
 
+All targets take their schedule from transformers.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.profiles.decide.export.table import Scalar
+from autotune.profiles.decide.export.table import Equivalent, Scalar, row
 from trainer.config.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TheirSchedule:
-    """Schedule of learning rates in transformers."""
+class TransformersSchedule:
+    """Name of a schedule in transformers, and its arguments besides the steps."""
 
     name: str
     arguments: dict[str, Scalar]
 
 
-def their_schedule(train: TrainConfig) -> TheirSchedule:
+def schedule_rows(
+    train: TrainConfig, names: Mapping[str, str]
+) -> tuple[Equivalent, ...]:
+    """Return the settings of the schedule, by the target's names."""
+    schedule = transformers_schedule(train)
+    return (
+        row("schedule", names.get("schedule"), schedule.name),
+        row(
+            "final_learning_rate_share",
+            names.get("final_learning_rate_share"),
+            schedule.arguments or None,
+        ),
+        row(
+            "warmup_steps",
+            names.get("warmup_steps"),
+            train.warmup_steps,
+            near=_warm_up_remark(train),
+        ),
+    )
+
+
+def _warm_up_remark(train: TrainConfig) -> str | None:
+    """Return the difference of the warm-up; None without one."""
+    if train.warmup_steps == 0:
+        return None
+    if train.schedule == "wsd" and train.final_learning_rate_share:
+        return "its warm-up starts at the final learning rate instead of 0"
+    # With n steps of warm-up it has the share 0/n, in this project's trainer 1/n.
+    return "its first step has learning rate 0: the warm-up lags by one step"
+
+
+def transformers_schedule(train: TrainConfig) -> TransformersSchedule:
     """Return the schedule with the same learning rates after the warm-up."""
     share = train.final_learning_rate_share
     arguments: dict[str, Scalar] = {}
@@ -32,11 +67,12 @@ def their_schedule(train: TrainConfig) -> TheirSchedule:
         arguments = {"min_lr_rate": share}
     else:
         name = "warmup_stable_decay"
-        falling_steps = max(1, round(train.decay_share * train.max_steps))
-        falls_after = max(train.warmup_steps, train.max_steps - falling_steps)
+        decay_steps = max(1, round(train.decay_share * train.max_steps))
+        # The decay begins after the warm-up, even if it is then shorter than its share.
+        first_decay_step = max(train.warmup_steps, train.max_steps - decay_steps)
         arguments = {
-            "num_decay_steps": train.max_steps - falls_after,
+            "num_decay_steps": train.max_steps - first_decay_step,
             "decay_type": "1-sqrt",
             "min_lr_ratio": share,
         }
-    return TheirSchedule(name=name, arguments=arguments)
+    return TransformersSchedule(name=name, arguments=arguments)

@@ -1,7 +1,8 @@
-"""Values of an export. Pure.
+"""Table of an export: each setting with its equivalent in another trainer. Pure.
 
-They are the equivalent of each setting, the arguments of the file, and the code that
-takes the rest.
+From this table follow the arguments in the file of settings, and the code that takes
+the rest. An argument of the file is its bare name, ``max_steps``; an argument that only
+code can pass is ``function(argument)``, ``AdamW(lr)``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ class Raw(str):
 
     __slots__ = ()
 
+    # ``written_calls`` writes the repr of each value, which has quotes for other text.
     __repr__ = str.__str__
 
 
@@ -115,13 +117,13 @@ def row(
 
 def file_arguments(settings: Iterable[Equivalent]) -> dict[str, Value]:
     """Return the arguments that the file of settings holds."""
-    return {
-        setting.argument: setting.value
-        for setting in settings
-        if setting.argument
-        and setting.value is not None
-        and "(" not in setting.argument
-    }
+    arguments: dict[str, Value] = {}
+    for setting in settings:
+        if setting.argument is None or setting.value is None:
+            continue
+        if "(" not in setting.argument:
+            arguments[setting.argument] = setting.value
+    return arguments
 
 
 def written_calls(
@@ -134,7 +136,22 @@ def written_calls(
         templates: Code by function, with ``{}`` in place of its arguments; it is left
             out if it has this place but no arguments.
     """
-    arguments_of: dict[str, list[str]] = {}
+    arguments_by_function = _arguments_by_function(settings)
+    lines: list[str] = []
+    for function, template in templates.items():
+        if function in arguments_by_function or "{}" not in template:
+            arguments = ", ".join(arguments_by_function.get(function, []))
+            # Templates hold braces of their own, so that str.format fails on them.
+            lines += template.replace("{}", arguments).split("\n")
+    return lines
+
+
+def _arguments_by_function(settings: Iterable[Equivalent]) -> dict[str, list[str]]:
+    """Return the arguments of each function, as code: ``lr=0.001``.
+
+    An argument without a keyword, ``range()``, is positional.
+    """
+    arguments: dict[str, list[str]] = {}
     for setting in settings:
         if setting.argument is None or setting.value is None:
             continue
@@ -142,10 +159,5 @@ def written_calls(
         if bracket:
             value = repr(setting.value)
             argument = f"{keyword}={value}" if keyword else value
-            arguments_of.setdefault(function, []).append(argument)
-    lines: list[str] = []
-    for function, template in templates.items():
-        if function in arguments_of or "{}" not in template:
-            arguments = ", ".join(arguments_of.get(function, []))
-            lines += template.replace("{}", arguments).split("\n")
-    return lines
+            arguments.setdefault(function, []).append(argument)
+    return arguments

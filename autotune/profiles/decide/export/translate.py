@@ -22,12 +22,13 @@ _OWN_SETTINGS = {
     "num_workers": "data.num_workers",
     "gradient_accumulation_steps": "global_batch_size",
 }
-"""Setting that each value found for your own code is exported as."""
+"""Setting of the trainer that each value tuned for your own code is exported as."""
 _OWN_CALLS = {
     "DataLoader": "DataLoader(dataset, {})",
     "Accelerator": "Accelerator({})",
     "build_step": "build_step({})",
 }
+"""Code that takes such values, by function; ``{}`` stands for its arguments."""
 
 
 def export_profile(
@@ -72,15 +73,21 @@ def export_profile(
 def export_own_values(
     target: Target, tuned: Mapping[str, int]
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """Return the target's arguments for values found for your own code.
+    """Translate values that were tuned for your own training code.
 
-    Also return the code that takes the values that are no arguments.
+    Args:
+        target: Trainer to export to.
+        tuned: Values by name; a name without an equivalent stays a value that your
+            ``build_step`` takes.
+
+    Returns:
+        Arguments for the target's file of settings, and the code that takes the rest.
     """
     names = _TARGETS[target].NAMES
-    rows = []
+    settings = []
     for name, value in tuned.items():
         argument = f"build_step({name})"
         if name in _OWN_SETTINGS:
             argument = names[_OWN_SETTINGS[name]]
-        rows.append(row(name, argument, value))
-    return file_arguments(rows), tuple(written_calls(rows, _OWN_CALLS))
+        settings.append(row(name, argument, value))
+    return file_arguments(settings), tuple(written_calls(settings, _OWN_CALLS))

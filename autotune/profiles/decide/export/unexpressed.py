@@ -1,23 +1,43 @@
-"""Settings that no target takes, and what happens there instead. Pure."""
+"""Settings that no target expresses, and what happens there instead. Pure."""
 
 from autotune.profiles.decide.export.table import Equivalent, row
 from trainer.config.train_config import TrainConfig
 
+_EXPRESSED_BY_OTHERS = (
+    "model",
+    "attention_dropout",
+    "seq_length_tokens",
+    "decay_share",
+    "global_batch_tokens",
+    "global_batch_samples",
+    "checkpoint.interval_steps",
+)
+"""Settings whose effect is in other settings of an export, or in its code."""
+
 
 def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return settings that no target expresses.
+    """Return the settings that no target expresses.
 
-    Each has what happens instead if the profile uses it.
+    A setting has a remark if the profile uses it.
     """
-    checkpoint = train.checkpoint
     return (
-        row("model"),
-        row("attention_dropout"),
-        row("seq_length_tokens"),
-        row("decay_share"),
-        row("global_batch_tokens"),
-        row("global_batch_samples"),
-        row("checkpoint.interval_steps"),
+        *(row(setting) for setting in _EXPRESSED_BY_OTHERS),
+        *_model_rows(train),
+        *_data_rows(train),
+        *_checkpoint_rows(train),
+        row(
+            "health",
+            lost=(
+                "a loss that is not finite, spikes or explodes is neither skipped nor"
+                " rolled back"
+            ),
+        ),
+    )
+
+
+def _model_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of the model's arithmetic, loss and attention."""
+    return (
         _lost_if(
             "residual_dtype",
             train.residual_dtype == "bf16",
@@ -39,6 +59,12 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             _has_varlen_attention(train),
             "computes whole padded sequences under a mask",
         ),
+    )
+
+
+def _data_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of the dataset, and what masks depend on."""
+    return (
         row(
             "masks depend on seed, epoch and sample only",
             lost="masks change with ranks, workers and resuming",
@@ -50,6 +76,12 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             train.data.stage_to is not None,
             "no staging to local disks",
         ),
+    )
+
+
+def _checkpoint_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    checkpoint = train.checkpoint
+    return (
         _lost_if(
             "checkpoint.asynchronous",
             checkpoint.enabled and checkpoint.asynchronous,
@@ -59,13 +91,6 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             "checkpoint.keep_every_steps",
             checkpoint.keep_every_steps is not None,
             "older ones are deleted",
-        ),
-        row(
-            "health",
-            lost=(
-                "a loss that is not finite, spikes or explodes is neither skipped nor"
-                " rolled back"
-            ),
         ),
     )
 
