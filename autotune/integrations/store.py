@@ -18,7 +18,7 @@ from autotune.profiles.approval import (
 from autotune.profiles.decide.fingerprint_check import compare_fingerprints
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.recorded_trials import trial_log_provenance
-from autotune.profiles.toml_file import content_of, tables_to_toml
+from autotune.profiles.toml_file import parse_profile, tables_to_toml
 from autotune.profiles.values import Provenance
 from autotune.trials.runner import TrialRunner
 from trainer.config.resolve import read_profile_tables
@@ -63,7 +63,7 @@ def read_own(path: Path, reports: Path = Path("reports")) -> StoredOwn:
         BadInput: If it is invalid.
     """
     tables = read_profile_tables(path, SUBJECT_KEY)
-    profile = content_of(OwnProfile, tables, where=str(path))
+    profile = parse_profile(OwnProfile, tables, where=str(path))
     return StoredOwn(
         path=path, profile=profile, **vars(read_content(path, tables, reports))
     )

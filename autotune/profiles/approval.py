@@ -1,9 +1,8 @@
-"""Approval of a profile, and comparison of a profile with this machine.
+"""Approval of a profile, stored as ``review.json`` beside its report.
 
-The approval is stored beside the profile's report.
+An approval holds for the content that it names: any later edit voids it.
 """
 
-import functools
 import json
 import os
 import shlex
@@ -36,12 +35,13 @@ from trainer.errors import BadConfig, UnreadableFile
 from trainer.health.events import utc_now
 
 _MOST_REVIEW_BYTES = 2**20
+"""A review has at most a few thousand characters; a larger file is none."""
 
 
-# Without slots, as it is a second base of other classes.
+# Without slots: Python allows only one base class with slots, and this is a second one.
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """The content of a profile's file, whatever its tables, and its approval."""
+    """Hashes and approval of a profile's file, also of your own training code."""
 
     intact: bool
     """True if it still has the hash that it was written with."""
@@ -55,7 +55,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovedProfile(StoredProfile, Content):
-    """A profile's present content and its approval."""
+    """A profile with the hashes and the approval of its present content."""
 
 
 def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
@@ -65,13 +65,11 @@ def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
         BadInput: If the profile is invalid, or its review is corrupt.
         BadConfig: If its file cannot be read.
     """
+    # Read once: between two reads, somebody may write another profile.
     tables = read_profile_tables(profile)
     stored = read_profile(profile, tables)
-    return ApprovedProfile(
-        path=profile,
-        profile=stored.profile,
-        **vars(read_content(profile, tables, reports)),
-    )
+    content = read_content(profile, tables, reports)
+    return ApprovedProfile(path=profile, profile=stored.profile, **vars(content))
 
 
 def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Content:
@@ -81,15 +79,17 @@ def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Conten
         BadInput: If its review is corrupt.
     """
     recorded = tables.get(PROFILE_HASH_KEY)
-    present = present_sha256(tables, where=str(profile))
     recorded_sha256 = None
+    # A foreign profile may hold any value there.
     if isinstance(recorded, str) and is_sha256(recorded):
         recorded_sha256 = recorded
+    present = present_sha256(tables, where=str(profile))
+    review = _read_review(review_path(profile, reports))
     return Content(
         intact=recorded == present,
         recorded_sha256=recorded_sha256,
         file_sha256=profile_sha256(tables),
-        approval=approval_of(_read_review(review_path(profile, reports)), present),
+        approval=approval_of(review, present),
     )
 
 
@@ -213,27 +213,30 @@ def reject_unapproved(
     Raises:
         ProfileRejected: If it is not approved, or has another hash.
     """
-    state = content.approval.state
-    review = content.approval.review
-    present_hash = _short_hash(content.approval.present_sha256)
+    if content.approval.state != "approved":
+        raise _unapproved_error(content.approval, profile, reports)
+    if expect_sha256 is not None and expect_sha256 != content.file_sha256:
+        job = command("train", profile, slurm=True)
+        raise ProfileRejected(
+            f"{profile} does not match this job: its hash is"
+            f" {_short_hash(content.file_sha256)}, the job was written for"
+            f" {_short_hash(expect_sha256)}",
+            next_step=f"Write the job again: {job}; or undo the change.",
+        )
+
+
+def _unapproved_error(
+    approval: Approval, profile: Path, reports: Path
+) -> ProfileRejected:
+    """Return the error about a profile whose present content is not approved."""
+    review = approval.review
+    present_hash = _short_hash(approval.present_sha256)
     approve = command("profile approve", profile)
     reports_option = shlex.join(["--reports", str(reports)])
     next_step = f"Review and approve it: {approve} --by NAME {reports_option}"
-    if state == "approved":
-        if expect_sha256 is None or expect_sha256 == content.file_sha256:
-            return
-        reason = (
-            "does not match this job: its hash is"
-            f" {_short_hash(content.file_sha256)}, the job was written for"
-            f" {_short_hash(expect_sha256)}"
-        )
-        next_step = (
-            f"Write the job again: {command('train', profile, slurm=True)}; or undo the"
-            " change."
-        )
-    elif state == "not reviewed" or review is None:
+    if approval.state == "not reviewed" or review is None:
         reason = f"is not approved (hash {present_hash})"
-    elif state == "rejected":
+    elif approval.state == "rejected":
         reason = f"was rejected by {review.by!r} at {review.time_utc}"
         next_step = f"See the reason: {approve} {reports_option}"
     else:
@@ -241,7 +244,7 @@ def reject_unapproved(
             f"was modified since {review.by!r} approved it at {review.time_utc}: hash"
             f" {_short_hash(review.profile_sha256)} then, {present_hash} now"
         )
-    raise ProfileRejected(f"{profile} {reason}", next_step=next_step)
+    return ProfileRejected(f"{profile} {reason}", next_step=next_step)
 
 
 def reject_other_settings(approved: ApprovedProfile, requested: TrainConfig) -> None:
@@ -250,17 +253,15 @@ def reject_other_settings(approved: ApprovedProfile, requested: TrainConfig) -> 
     Raises:
         ProfileRejected: With all changed settings.
     """
-    # As text: in Python 1, 1.0 and True are equal.
-    as_text = functools.partial(json.dumps, sort_keys=True)
     approved_tables = approved.profile.train.model_dump(mode="json")
     requested_tables = requested.model_dump(mode="json")
-    if as_text(approved_tables) == as_text(requested_tables):
+    if _as_text(approved_tables) == _as_text(requested_tables):
         return
     approved_settings = flat_table(approved_tables)
     changes = []
     for key, value in flat_table(requested_tables).items():
         approved_value = approved_settings.get(key)
-        if as_text(value) != as_text(approved_value):
+        if _as_text(value) != _as_text(approved_value):
             name = f"train.{key}"
             changes.append(f"{name!r} = {value!r} instead of {approved_value!r}")
     raise ProfileRejected(
@@ -273,5 +274,11 @@ def reject_other_settings(approved: ApprovedProfile, requested: TrainConfig) -> 
     )
 
 
+def _as_text(value: object) -> str:
+    """Return a value as JSON: in Python 1, 1.0 and True are equal, as text not."""
+    return json.dumps(value, sort_keys=True)
+
+
 def _short_hash(sha256: str) -> str:
+    """Return the first digits of a hash, enough to tell it from others."""
     return f"{sha256[:12]}…"

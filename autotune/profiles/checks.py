@@ -1,13 +1,15 @@
 """Results of comparing a profile with this machine and with its trial log."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from autotune.errors import NotCheckable, ProfileRejected
 
 Found = Literal["same", "error", "warning", "info", "unknown"]
+"""Result of a check: ``same``, the severity of a difference, or ``unknown`` if it cannot
+be checked on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +17,10 @@ class Check:
     """Comparison of one field of a profile with this machine."""
 
     field: str
+    """Name of the field, as in ``Fingerprint``; dotted for a setting."""
     found: Found
-    """``same``, the severity of a difference, or ``unknown`` if it cannot be checked on
-    this machine."""
     profile: str
+    """Value in the profile."""
     here: str
     """Value on this machine, or the reason why it cannot be checked."""
 
@@ -35,6 +37,7 @@ class TrialLogCheck:
     """Trials of the profile's model, dataset and sequence length, up to the time it was
     written."""
     added: int
+    """Trials of the profile that were added since it was written."""
     others: int
     """Trials in the trial log that are not the profile's."""
     unfounded: tuple[str, ...]
@@ -43,7 +46,7 @@ class TrialLogCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """All checks of a profile."""
+    """All checks of a profile, which raise an error if one of them fails."""
 
     checks: tuple[Check, ...]
 
@@ -60,38 +63,45 @@ class Verification:
         """
         errors = self.with_result("error")
         if errors:
-            differences = "; ".join(
-                f"{check.field} is {check.here!r} here,"
-                f" {check.profile!r} in the profile"
-                for check in errors
-            )
-            next_step = (
-                "Tune here: autotune tune --model MODEL --data DIR; or use the"
-                " profile's own machine, model and dataset."
-            )
-            raise ProfileRejected(
-                f"{name} does not match this machine, model or dataset: {differences}",
-                next_step=next_step,
-                docs=mismatch_docs(check.field for check in errors),
-            )
-        unknown = [check.field for check in self.with_result("unknown")]
+            raise _mismatch_error(name, errors)
+        unknown = self.with_result("unknown")
         if unknown:
-            command = shlex.join(["autotune", "profile", "verify", name])
-            next_step = (
-                f"Run it on the machine that trains, with the dataset: {command}"
-                " --data DIR"
-            )
-            if set(unknown) <= {"dataset_hash", "data_filesystem"}:
-                next_step = f"Pass the dataset: {command} --data DIR"
-            raise NotCheckable(
-                f"cannot be verified here: {', '.join(unknown)}", next_step=next_step
-            )
+            raise _not_checkable_error(name, [check.field for check in unknown])
+
+
+def _mismatch_error(name: str, errors: Sequence[Check]) -> ProfileRejected:
+    """Return the error about fields that invalidate a profile's figures."""
+    differences = "; ".join(
+        f"{check.field} is {check.here!r} here, {check.profile!r} in the profile"
+        for check in errors
+    )
+    return ProfileRejected(
+        f"{name} does not match this machine, model or dataset: {differences}",
+        next_step=(
+            "Tune here: autotune tune --model MODEL --data DIR; or use the profile's"
+            " own machine, model and dataset."
+        ),
+        docs=mismatch_docs(check.field for check in errors),
+    )
+
+
+def _not_checkable_error(name: str, fields: Sequence[str]) -> NotCheckable:
+    """Return the error about fields that cannot be compared on this machine."""
+    command = shlex.join(["autotune", "profile", "verify", name])
+    next_step = (
+        f"Run it on the machine that trains, with the dataset: {command} --data DIR"
+    )
+    if set(fields) <= {"dataset_hash", "data_filesystem"}:
+        next_step = f"Pass the dataset: {command} --data DIR"
+    return NotCheckable(
+        f"cannot be verified here: {', '.join(fields)}", next_step=next_step
+    )
 
 
 def mismatch_docs(fields: Iterable[str]) -> str | None:
     """Return the section of the FAQ about fields of a fingerprint that differ.
 
     Returns:
-        That on datasets if nothing else differs; None for the error's own.
+        Section on datasets if only the dataset differs; None for the error's section.
     """
     return "dataset-mismatch" if set(fields) == {"dataset_hash"} else None

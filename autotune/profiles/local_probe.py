@@ -1,4 +1,8 @@
-"""The probe that all other measurements of a profile rest on."""
+"""Check that a profile was probed on this machine, before others measure with it.
+
+The worker sweep, network tuning, exploration and baseline rest on the probe: all train
+with the micro-batch size that it verified to fit.
+"""
 
 import sys
 
@@ -14,7 +18,9 @@ from autotune.profiles.values import Fingerprint
 def require_local_probe(
     stored: StoredProfile, here: Fingerprint | None = None, *, replayed: bool = False
 ) -> ProbeEvidence:
-    """Return a profile's probe evidence, and report minor differences from here.
+    """Return a profile's probe evidence, which must be of this machine.
+
+    Minor differences are written to standard error.
 
     Args:
         stored: Profile to check.
@@ -22,8 +28,9 @@ def require_local_probe(
         replayed: True if a GPU's step is replayed, so that the GPU is not compared.
 
     Raises:
-        ProfileRejected: If the profile has no probe or exceeds it; or its machine,
-            model or dataset does not match.
+        ProfileRejected: If the profile has no probe, its micro-batch size exceeds the
+            largest that the probe verified, or its machine, model or dataset does not
+            match.
     """
     errors: dict[str, str] = {}
     if here is not None:
@@ -58,7 +65,7 @@ def _report_differences(
     """Write minor differences of a profile to standard error.
 
     Returns:
-        The errors, by field of the fingerprint.
+        Differences that invalidate the probe, in words, by field of the fingerprint.
     """
     errors = {}
     made_on = stored.profile.fingerprint

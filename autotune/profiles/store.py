@@ -1,4 +1,4 @@
-"""Reading and writing of profiles, with their evidence and trial logs."""
+"""Reading and writing of profiles, and paths in them and to them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from trainer.errors import TrainerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProfile:
-    """A profile and its path."""
+    """A profile as read from a path, which finds the dataset that it names."""
 
     path: Path
     profile: Profile
@@ -56,9 +56,9 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
         Undecided: If it holds a rate that its GPU cannot reach.
         MachineLacks: If it holds a rate of a pretended GPU.
     """
-    profile, intact = profile_from_tables(
-        tables or read_profile_tables(path), where=str(path)
-    )
+    if tables is None:
+        tables = read_profile_tables(path)
+    profile, intact = profile_from_tables(tables, where=str(path))
     check_profile(profile)
     return StoredProfile(path=path, profile=profile, intact=intact)
 
@@ -112,9 +112,10 @@ def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
 
 
 def keep_workers(profile: Profile, path: Path) -> Profile:
-    """Keep the DataLoader workers of the profile at ``path``.
+    """Return the profile with the DataLoader workers of the profile at ``path``.
 
-    They are kept if they were measured with exactly these settings.
+    They are kept only if they were measured on this machine with exactly the settings
+    of the new profile, so that a repeated probe does not lose a worker sweep.
     """
     old = _readable_profile(path)
     if old is None or old.evidence.workers is None:

@@ -1,4 +1,7 @@
-"""Profiles as TOML, with the hash of their content."""
+"""Profiles as TOML, with the hash of their content.
+
+The hash tells whether a profile was edited since it was written.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +12,7 @@ from trainer.config.resolve import PROFILE_HASH_KEY
 from trainer.config.tables import TableT, canonical_sha256, parse_table
 from trainer.errors import BadConfig
 
+# Comments above a profile's tables.
 _HEADER = (
     (
         "A tuned profile. The trainer reads [train]. If you edit it, content_sha256 no"
@@ -55,11 +59,13 @@ def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
     for line in header:
         document.add(tomlkit.comment(line))
     hashed = tables | {PROFILE_HASH_KEY: canonical_sha256(tables)}
-    # In TOML, plain values below a table would belong to it.
-    plain = [name for name in hashed if not isinstance(hashed[name], dict)]
-    nested = [name for name in hashed if isinstance(hashed[name], dict)]
-    for name in (*plain, *nested):
-        document.add(name, hashed[name])
+    # Plain values come first: below a table, they would belong to it in TOML.
+    for name, value in hashed.items():
+        if not isinstance(value, dict):
+            document.add(name, value)
+    for name, value in hashed.items():
+        if isinstance(value, dict):
+            document.add(name, value)
     return tomlkit.dumps(document)
 
 
@@ -69,19 +75,26 @@ def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile,
     Raises:
         BadInput: If it is invalid.
     """
-    profile = content_of(Profile, tables, where=where)
+    profile = parse_profile(Profile, tables, where=where)
     is_intact = tables.get(PROFILE_HASH_KEY) == present_sha256(tables, where=where)
     return profile, is_intact
 
 
-def content_of(kind: type[TableT], tables: dict[str, Any], *, where: str) -> TableT:
-    """Return a file's profile of either kind.
+def parse_profile(
+    profile_type: type[TableT], tables: dict[str, Any], *, where: str
+) -> TableT:
+    """Return a file's profile, which may be one of your own training code.
+
+    Args:
+        profile_type: Class of the profile.
+        tables: Content of the file, with the hash.
+        where: Name of the file in errors.
 
     Raises:
         BadInput: If it is invalid.
     """
     try:
-        return parse_table(kind, _hashed_tables(tables), where=where)
+        return parse_table(profile_type, _hashed_tables(tables), where=where)
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
 

@@ -1,0 +1,166 @@
+"""Explanation of the micro-batch size and of the global batch size. Pure."""
+
+from collections.abc import Iterator
+
+from autotune.advice.values import EvidenceFigure, figure
+from autotune.base.wording import plural
+from autotune.memory.values import LOWER_BOUND, CurvePoint, ProbeEvidence
+from autotune.profiles.decide.batch_split import (
+    DEFAULT_GLOBAL_BATCH_TOKENS,
+    global_batch_size_of,
+    split_global_batch,
+)
+from autotune.profiles.decide.explain.explanation import Explanation, Origin
+from autotune.profiles.decide.micro_batch import choose_micro_batch
+from autotune.profiles.values import Profile
+
+
+def is_split(profile: Profile) -> bool:
+    """Return whether network tuning chose the micro-batch size.
+
+    It does so by its split of the global batch.
+    """
+    network = profile.evidence.network
+    if network is None:
+        return False
+    sizes = [row.micro_batch_size for row in network.gradient_syncs]
+    return profile.train.micro_batch_size in sizes
+
+
+def explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
+    size = profile.train.micro_batch_size
+    origin: Origin = profile.fingerprint.bytes_known
+    chosen = size
+    if probe.curve:
+        # Chosen again from the curve, as the setting may have been edited since.
+        origin = "measured"
+        chosen = choose_micro_batch(
+            probe.curve,
+            probe.feasible_max,
+            global_batch_size=profile.train.global_batch_size,
+            ranks=probe.local_ranks,
+        ).micro_batch_size
+    because = probe.choice
+    if size != chosen and is_split(profile):
+        because = (
+            "split of the global batch by the chosen gradient synchronisation; the"
+            f" probe chose {chosen}"
+        )
+    elif size != chosen:
+        origin = "changed"
+        because = f"{chosen} was measured to be the best choice: {probe.choice}"
+    return Explanation(
+        origin=origin,
+        because=because,
+        evidence=(
+            *_throughput_figures(probe, size),
+            *_memory_figures(profile, probe),
+        ),
+        rejected=tuple(_rejected_sizes(profile, probe, size)),
+    )
+
+
+def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFigure]:
+    """Yield the throughput at a micro-batch size and at the fastest one."""
+    curve = {point.micro_batch_size: point for point in probe.curve}
+    points = (probe.expected_throughput(size), curve.get(size), _fastest(probe))
+    for point in dict.fromkeys(points):
+        if point is None:
+            continue
+        part = "sustained" if point is probe.sustained else "curve"
+        yield figure(
+            f"tokens/s with padding at micro-batch size {point.micro_batch_size}",
+            point.padded_rate,
+            "tokens/s",
+            f"evidence.probe.{part}",
+            n=point.timed_steps,
+        )
+
+
+def _fastest(probe: ProbeEvidence) -> CurvePoint | None:
+    return max(probe.curve, key=lambda point: point.padded_tokens_per_s, default=None)
+
+
+def _memory_figures(
+    profile: Profile, probe: ProbeEvidence
+) -> tuple[EvidenceFigure, ...]:
+    known = profile.fingerprint.bytes_known
+    budget_bytes = profile.constraints.memory_budget_bytes
+    return (
+        figure(
+            "largest that fits",
+            probe.feasible_max,
+            "sequences",
+            "evidence.probe.feasible_max",
+            known=known,
+        ),
+        figure(
+            "its peak",
+            probe.feasible_peak_bytes,
+            "bytes",
+            "evidence.probe.feasible_peak_bytes",
+            known=known,
+        ),
+        figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
+    )
+
+
+def _rejected_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterator[str]:
+    """Yield the other micro-batch sizes that were measured, with their rates.
+
+    Sizes that the global batch is too small for are marked: they take the same steps.
+    """
+    fastest = _fastest(probe)
+    ranks = probe.local_ranks
+    global_batch_size = max(profile.train.global_batch_size, ranks)
+    split = split_global_batch(global_batch_size, size, ranks)
+    for point in probe.curve:
+        if fastest is None or point.micro_batch_size == size:
+            continue
+        if split == split_global_batch(
+            global_batch_size, point.micro_batch_size, ranks
+        ):
+            yield f"{point.micro_batch_size}: the same split, {split.words(ranks)}"
+        elif point.micro_batch_size == fastest.micro_batch_size:
+            yield f"{point.micro_batch_size}: the highest rate"
+        else:
+            share = point.padded_tokens_per_s / fastest.padded_tokens_per_s
+            yield (
+                f"{point.micro_batch_size}: {share:.1%} of the rate at"
+                f" {fastest.micro_batch_size}"
+            )
+    if probe.infeasible_min is not None:
+        yield f"{probe.infeasible_min}: out of memory"
+    if probe.is_lower_bound:
+        yield f"{probe.feasible_max}: {LOWER_BOUND}; larger sizes may fit"
+
+
+def explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
+    tokens = profile.constraints.global_batch_tokens
+    sequences = global_batch_size_of(tokens, tokens_per_sequence)
+    is_followed = profile.train.global_batch_size == sequences
+    is_default = tokens == DEFAULT_GLOBAL_BATCH_TOKENS
+    hold = "hold" if is_followed else "would hold"
+    origin_of_tokens = "the default" if is_default else "as you set"
+    return Explanation(
+        origin="constraint" if is_followed else "changed",
+        because=(
+            f"{plural(sequences, 'sequence')} {hold} {tokens:,} non-padding tokens,"
+            f" {origin_of_tokens}"
+        ),
+        evidence=(
+            figure(
+                "non-padding tokens per sequence, average",
+                tokens_per_sequence,
+                "tokens",
+                "evidence.probe",
+            ),
+            figure(
+                "global batch",
+                tokens,
+                "tokens",
+                "default" if is_default else "constraints",
+                known="assumed",
+            ),
+        ),
+    )
