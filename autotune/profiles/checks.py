@@ -8,8 +8,8 @@ from typing import Literal
 from autotune.errors import NotCheckable, ProfileRejected
 
 Found = Literal["same", "error", "warning", "info", "unknown"]
-"""Result of a check: ``same``, the severity of a difference, or ``unknown`` if it cannot
-be checked on this machine."""
+"""Result of a check: ``same``, the severity of a difference, or ``unknown`` if this
+machine has no value to compare with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

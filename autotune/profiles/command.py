@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from autotune.integrations.store import StoredOwn
     from autotune.profiles.approval import ApprovedProfile
     from autotune.profiles.checks import Verification
-    from autotune.profiles.decide.export.table import Target
-    from autotune.profiles.values import Profile
+    from autotune.profiles.decide.export.table import Export, Target
 
 app = typer.Typer(
     help="Show, verify, approve and export profiles.",
@@ -55,13 +54,7 @@ def show(
 
     stored = read_either(profile, reports)
     if key is not None or explain:
-        if isinstance(stored, StoredOwn):
-            next_step = f"Show it: autotune profile show {profile}"
-            raise UsageError(
-                "KEY and --explain are not for profiles of your own training code",
-                next_step=next_step,
-            )
-        _show_explanations(stored.profile, key, as_json=as_json)
+        _show_explanations(stored, key, as_json=as_json)
     elif as_json:
         answer = {
             **jsonable(stored.profile),
@@ -75,17 +68,25 @@ def show(
         print(profile_text(stored.profile, stored.approval, intact=stored.intact))
 
 
-def _show_explanations(profile: "Profile", key: str | None, *, as_json: bool) -> None:
-    """Show the origin of the settings, or of those that ``key`` selects."""
+def _show_explanations(
+    stored: "ApprovedProfile | StoredOwn", key: str | None, *, as_json: bool
+) -> None:
+    """Show the origin of all settings, or of those that ``key`` selects."""
     from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.document import answer_json
+    from autotune.integrations.store import StoredOwn
     from autotune.profiles.decide.explain import explanations, select_explanations
     from autotune.search.sections import exploration_text
 
-    settings = explanations(profile)
+    if isinstance(stored, StoredOwn):
+        raise UsageError(
+            "KEY and --explain are not for profiles of your own training code",
+            next_step=f"Show it: autotune profile show {stored.path}",
+        )
+    settings = explanations(stored.profile)
     if key is not None:
         settings = select_explanations(settings, key)
-    explore = profile.evidence.explore
+    explore = stored.profile.evidence.explore
     if as_json:
         print(answer_json(settings))
     elif key is not None:
@@ -140,7 +141,7 @@ def verify(
 def _verify_here(
     stored: "ApprovedProfile | StoredOwn", data: Path | None
 ) -> "Verification":
-    """Compare a profile with this machine."""
+    """Compare a profile, of your own training code or not, with this machine."""
     from autotune.integrations.review import verify_own
     from autotune.integrations.store import StoredOwn
     from autotune.machine.host import SystemHost
@@ -148,6 +149,7 @@ def _verify_here(
     from autotune.profiles.verification import verify_profile
     from autotune.trials.fork_server import ForkServerMachine
 
+    # Starts a process that imports torch, so it is called only if a GPU is compared.
     def read_cuda() -> str | None:
         with ForkServerMachine() as server:
             server.start()
@@ -251,12 +253,9 @@ def export(
         _export_own(profile, to, out, as_json=as_json)
         return
 
-    from autotune.base.document import answer_json
-    from autotune.base.files import write_atomically
     from autotune.launch.training_job import default_ranks
     from autotune.memory.contents import sequence_means
     from autotune.profiles.decide.export import export_profile
-    from autotune.profiles.export_text import export_text
     from autotune.profiles.store import read_profile
 
     stored = read_profile(profile)
@@ -267,6 +266,21 @@ def export(
         nodes=nodes,
         ranks_per_node=ranks or default_ranks(stored.profile),
     )
+    _write_export(result, out, as_json=as_json)
+
+
+def _write_export(result: "Export", out: Path | None, *, as_json: bool) -> None:
+    """Write the settings and remarks of an export to files, or print them.
+
+    Args:
+        result: Export to write.
+        out: File of settings; the remarks go to a file beside it.
+        as_json: True to print the whole export, without text on standard error.
+    """
+    from autotune.base.document import answer_json
+    from autotune.base.files import write_atomically
+    from autotune.profiles.export_text import export_text
+
     answer = answer_json(result)
     if not as_json:
         sys.stderr.write(f"{export_text(result)}\n")

@@ -17,7 +17,9 @@ from autotune.profiles.decide.batch_split import (
 from autotune.profiles.review_text import approval_line, content_state
 from autotune.profiles.values import Approval, Fingerprint, Profile
 from autotune.report.values import ReportedProfile
+from trainer.config.train_config import ParallelSettings
 
+# Fields of a fingerprint, in the order in which reports show them.
 _FIELD_NAMES = {
     "device": "device",
     "gpu_name": "GPU",
@@ -108,7 +110,7 @@ def _gradient_sync_rows(profile: Profile) -> Iterator[Row]:
     """
     parallel = profile.train.parallel
     network = profile.evidence.network
-    if network is None and parallel == type(parallel)():
+    if network is None and parallel == ParallelSettings():
         return
     strategy = "hsdp" if parallel.shard_ranks is not None else parallel.strategy
     settings = f"{strategy}, {parallel.gradient_dtype}"
@@ -137,6 +139,7 @@ def fingerprint_table(made_on: Sequence[Fingerprint], titles: Sequence[str]) -> 
 
 
 def _field_text(field: str, value: object) -> str | None:
+    """Return a value of a fingerprint as a report shows it; None if it has none."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -147,10 +150,7 @@ def _field_text(field: str, value: object) -> str | None:
 
 
 def approval_blocks(reported: ReportedProfile) -> tuple[Block, ...]:
-    """Return a profile's approval, or the command that approves it.
-
-    The command is shown if the profile was not reviewed.
-    """
+    """Return a profile's approval, or the command that reviews it if nobody did."""
     approval = reported.approval
     if approval is None or approval.state == "not reviewed":
         command = f"autotune profile approve {reported.quoted} --by NAME"

@@ -1,6 +1,7 @@
-"""The tuned profile, a TOML file.
+"""The tables of a profile, and its approval.
 
-It has settings, constraints, a fingerprint of the machine, provenance and evidence.
+A profile has settings to train with, constraints, a fingerprint of the machine,
+provenance and evidence.
 """
 
 import re
@@ -155,65 +156,16 @@ def model_sha256(settings: ModelSettings) -> str:
     return canonical_sha256(settings.model_dump(mode="json", exclude={"name"}))
 
 
-_SHA256 = r"^[0-9a-f]{64}$"
-Decision = Literal["approved", "rejected"]
-State = Literal["not reviewed", "approved", "rejected", "voided"]
-
-
-class ApprovalRecord(StrictTable):
-    """The last approval or rejection, in ``review.json``.
-
-    The name in it is not authenticated.
-    """
-
-    schema_version: Literal[2] = 2
-    profile_sha256: Annotated[str, Field(pattern=_SHA256)]
-    """Hash of the reviewed content."""
-    decision: Decision
-    by: Annotated[str, Field(min_length=1, max_length=200)]
-    note: Annotated[str, Field(max_length=2000)] | None = None
-    time_utc: Annotated[str, Field(max_length=40)]
-    as_edited: bool = False
-    """True if the content was approved although it was modified after it was
-    written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Approval:
-    """Approval of a profile's present content."""
-
-    state: State
-    """``voided``: the profile was edited after its approval."""
-    present_sha256: str
-    review: ApprovalRecord | None
-    """Last approval or rejection, of the present content or of an earlier one."""
-
-
-def approval_of(review: ApprovalRecord | None, present_sha256: str) -> Approval:
-    """Return the approval of this content.
-
-    A review counts only for the content that it names.
-    """
-    state: State = "not reviewed"
-    if review is not None and review.profile_sha256 == present_sha256:
-        state = review.decision
-    elif review is not None and review.decision == "approved":
-        state = "voided"
-    return Approval(state=state, present_sha256=present_sha256, review=review)
-
-
-def is_sha256(text: str) -> bool:
-    """Return whether a text is a SHA-256 as this project writes it."""
-    return re.fullmatch(_SHA256, text) is not None
-
-
 def fill_share(profile: Profile) -> float | None:
     """Return the share of non-padding tokens in a sequence, on average.
 
-    The average is over the dataset; None without a probe.
+    Returns:
+        Average over the dataset; None without a probe.
     """
     tokens = profile.mean_tokens_per_sequence
-    return tokens and tokens / profile.train.seq_length_tokens
+    if tokens is None:
+        return None
+    return tokens / profile.train.seq_length_tokens
 
 
 def updated(
@@ -252,3 +204,56 @@ def updated(
             "evidence": profile.evidence.model_copy(update=new_evidence),
         }
     )
+
+
+_SHA256 = r"^[0-9a-f]{64}$"
+Decision = Literal["approved", "rejected"]
+State = Literal["not reviewed", "approved", "rejected", "voided"]
+"""``voided``: the profile was edited after its approval."""
+
+
+class ApprovalRecord(StrictTable):
+    """The last approval or rejection, in ``review.json``.
+
+    The name in it is not authenticated.
+    """
+
+    schema_version: Literal[2] = 2
+    profile_sha256: Annotated[str, Field(pattern=_SHA256)]
+    """Hash of the reviewed content."""
+    decision: Decision
+    by: Annotated[str, Field(min_length=1, max_length=200)]
+    note: Annotated[str, Field(max_length=2000)] | None = None
+    time_utc: Annotated[str, Field(max_length=40)]
+    as_edited: bool = False
+    """True if the content was approved although it was modified after it was
+    written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approval:
+    """Approval of a profile's present content."""
+
+    state: State
+    present_sha256: str
+    review: ApprovalRecord | None
+    """Last approval or rejection, of the present content or of an earlier one."""
+
+
+def approval_of(review: ApprovalRecord | None, present_sha256: str) -> Approval:
+    """Return the approval of a profile's present content.
+
+    A review counts only for the content that it names; the approval of another content
+    is void.
+    """
+    state: State = "not reviewed"
+    if review is not None and review.profile_sha256 == present_sha256:
+        state = review.decision
+    elif review is not None and review.decision == "approved":
+        state = "voided"
+    return Approval(state=state, present_sha256=present_sha256, review=review)
+
+
+def is_sha256(text: str) -> bool:
+    """Return whether a text is a SHA-256 as this project writes it."""
+    return re.fullmatch(_SHA256, text) is not None

@@ -1,4 +1,4 @@
-"""Comparison of a profile with this machine and its dataset; measures nothing."""
+"""Comparison of a profile with this machine and its dataset, without measurements."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +46,12 @@ def verify_profile(
     """
     train = stored.profile.train
     made_on = stored.profile.fingerprint
-    manifest, no_dataset = _read_dataset(stored, data)
+    manifest: Manifest | None = None
+    no_dataset: str | None = None
+    try:
+        manifest = read_manifest(stored.data_dir(data))
+    except TrainerError as error:
+        no_dataset = error.message
     site = open_device(
         "auto" if made_on.device == "cuda" else "cpu",
         stored.data_here(data) or stored.path.parent,
@@ -70,16 +75,6 @@ def verify_profile(
     )
 
 
-def _read_dataset(
-    stored: ApprovedProfile, data: Path | None
-) -> tuple[Manifest | None, str | None]:
-    """Return the manifest of the dataset, or None and the reason why it is missing."""
-    try:
-        return read_manifest(stored.data_dir(data)), None
-    except TrainerError as error:
-        return None, error.message
-
-
 def _unknown_fields(
     made_on: Fingerprint, site: MeasuredDevice, no_dataset: str | None
 ) -> dict[str, str]:
@@ -91,8 +86,8 @@ def _unknown_fields(
         no_dataset: Reason why there is no dataset; None if there is one.
     """
     unknown: dict[str, str] = {}
-    is_elsewhere = made_on.device == "cuda" and site.device == "cpu"
-    if is_elsewhere:
+    # The profile was measured on a GPU that this machine lacks, such as a login node.
+    if made_on.device == "cuda" and site.device == "cpu":
         reason = site.gpu_absent or "no GPU is in use"
         for name in Fingerprint.model_fields:
             if name not in _MACHINE_INDEPENDENT_FIELDS:

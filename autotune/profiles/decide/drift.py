@@ -114,8 +114,8 @@ def _speed_drifts(profile: Profile, run: Run) -> tuple[Drift, Drift]:
 def verdict_of(expected: Estimate, achieved: Estimate) -> str:
     """Judge the ratio of an achieved to an expected figure.
 
-    It is ``drift`` if its interval excludes 1 and it differs from 1 by more than
-    ``ALIKE_SHARE``.
+    The verdict is ``drift`` if the interval of the ratio excludes 1, and the ratio
+    differs from 1 by more than ``ALIKE_SHARE``.
     """
     change = difference(expected, achieved)
     deviation = abs(change.value - 1)
@@ -135,9 +135,10 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
 def _mfu_drift(
     run: Run, expected: Rate | None, source: str, achieved: Rate | None
 ) -> Drift:
-    """Compare MFU: expected and achieved rate, times MFU per non-padding token/s.
+    """Compare MFU by the two rates.
 
-    This factor is the run's own.
+    Each is multiplied by the run's own MFU per non-padding token/s, as a profile has no
+    MFU of its own.
     """
     steps = settled_steps(run) or run.steps
     mfu_per_rate = [

@@ -15,11 +15,8 @@ from autotune.profiles.decide.micro_batch import choose_micro_batch
 from autotune.profiles.values import Profile
 
 
-def is_split(profile: Profile) -> bool:
-    """Return whether network tuning chose the micro-batch size.
-
-    It does so by its split of the global batch.
-    """
+def is_split_by_network(profile: Profile) -> bool:
+    """Return whether network tuning chose the micro-batch size, by its batch split."""
     network = profile.evidence.network
     if network is None:
         return False
@@ -28,6 +25,7 @@ def is_split(profile: Profile) -> bool:
 
 
 def explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
+    """Explain the micro-batch size by the probe, or by a later split of the batch."""
     size = profile.train.micro_batch_size
     origin: Origin = profile.fingerprint.bytes_known
     chosen = size
@@ -41,7 +39,7 @@ def explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
             ranks=probe.local_ranks,
         ).micro_batch_size
     because = probe.choice
-    if size != chosen and is_split(profile):
+    if size != chosen and is_split_by_network(profile):
         because = (
             "split of the global batch by the chosen gradient synchronisation; the"
             f" probe chose {chosen}"
@@ -64,6 +62,7 @@ def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFig
     """Yield the throughput at a micro-batch size and at the fastest one."""
     curve = {point.micro_batch_size: point for point in probe.curve}
     points = (probe.expected_throughput(size), curve.get(size), _fastest(probe))
+    # Two of them may be the same point, which is shown once.
     for point in dict.fromkeys(points):
         if point is None:
             continue
@@ -78,6 +77,7 @@ def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFig
 
 
 def _fastest(probe: ProbeEvidence) -> CurvePoint | None:
+    """Return the point of the curve with the most tokens/s; None without a curve."""
     return max(probe.curve, key=lambda point: point.padded_tokens_per_s, default=None)
 
 
@@ -112,14 +112,16 @@ def _rejected_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterat
     """
     fastest = _fastest(probe)
     ranks = probe.local_ranks
+    # A rank has at least one sequence.
     global_batch_size = max(profile.train.global_batch_size, ranks)
     split = split_global_batch(global_batch_size, size, ranks)
     for point in probe.curve:
         if fastest is None or point.micro_batch_size == size:
             continue
-        if split == split_global_batch(
+        other_split = split_global_batch(
             global_batch_size, point.micro_batch_size, ranks
-        ):
+        )
+        if other_split == split:
             yield f"{point.micro_batch_size}: the same split, {split.words(ranks)}"
         elif point.micro_batch_size == fastest.micro_batch_size:
             yield f"{point.micro_batch_size}: the highest rate"
@@ -136,14 +138,23 @@ def _rejected_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterat
 
 
 def explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
+    """Explain the global batch in sequences, which follows from its tokens.
+
+    Args:
+        profile: Profile with the global batch in tokens.
+        tokens_per_sequence: Non-padding tokens of a sequence, on average.
+    """
     tokens = profile.constraints.global_batch_tokens
     sequences = global_batch_size_of(tokens, tokens_per_sequence)
-    is_followed = profile.train.global_batch_size == sequences
+    origin: Origin = "constraint"
+    hold = "hold"
+    if profile.train.global_batch_size != sequences:
+        origin = "changed"
+        hold = "would hold"
     is_default = tokens == DEFAULT_GLOBAL_BATCH_TOKENS
-    hold = "hold" if is_followed else "would hold"
     origin_of_tokens = "the default" if is_default else "as you set"
     return Explanation(
-        origin="constraint" if is_followed else "changed",
+        origin=origin,
         because=(
             f"{plural(sequences, 'sequence')} {hold} {tokens:,} non-padding tokens,"
             f" {origin_of_tokens}"

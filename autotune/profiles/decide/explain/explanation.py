@@ -1,4 +1,4 @@
-"""Explanation of one setting."""
+"""Explanation of one setting, as ``profile show`` prints it."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,7 +19,8 @@ class Explanation:
     """A setting with its value, its origin and the reason for it."""
 
     key: str = ""
-    """Dotted name, without ``train``."""
+    """Dotted name, without ``train``; ``explanations`` adds it, the value and the
+    meaning."""
     value: Any = None
     origin: Origin
     because: str
@@ -27,3 +28,4 @@ class Explanation:
     rejected: tuple[str, ...] = ()
     """Alternatives that were measured, and the reasons against them."""
     meaning: str | None = None
+    """Description of the setting in the schema; None for a key of a model's config."""

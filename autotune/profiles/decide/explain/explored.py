@@ -1,45 +1,46 @@
 """Explanation of a setting by an exploration. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from autotune.advice.values import EvidenceFigure, figure
-from autotune.profiles.decide.explain.batch_sizes import explain_micro_batch, is_split
-from autotune.profiles.decide.explain.explanation import Explanation
+from autotune.profiles.decide.explain.batch_sizes import (
+    explain_micro_batch,
+    is_split_by_network,
+)
+from autotune.profiles.decide.explain.explanation import Explanation, Origin
 from autotune.profiles.values import Profile
-from autotune.search.values import KNOBS, Configuration, ExploredRow
+from autotune.search.values import KNOBS, Configuration, ExploredRow, ExploreEvidence
 
 
 def explain_explored(profile: Profile, key: str, value: object) -> Explanation | None:
     """Explain a setting by an exploration.
 
     Returns:
-        None if that tried one value only, or a later command decided it.
+        None if the exploration tried only one value, or another command decided it.
     """
     explore = profile.evidence.explore
-    probe = profile.evidence.probe
     if explore is None or key not in KNOBS:
         return None
-    # The starting configuration has the probe's choice, and network tuning runs later.
-    if key == "micro_batch_size" and (not explore.adopted or is_split(profile)):
-        return None
+    if key == "micro_batch_size":
+        # The starting configuration has the probe's choice.
+        is_probes_choice = not explore.adopted
+        # Network tuning runs later.
+        if is_probes_choice or is_split_by_network(profile):
+            return None
     rows_by_value: dict[object, list[ExploredRow]] = {}
     for row in explore.rows:
         rows_by_value.setdefault(getattr(row.settings, key), []).append(row)
     if len(rows_by_value) < 2:
         return None
-    figures: list[EvidenceFigure] = []
-    if explore.candidate != explore.starting:
-        name = f"{explore.candidate.name}, relative to the starting configuration"
-        figures.append(figure(name, explore.ratio, "ratio", "evidence.explore"))
-    if key == "micro_batch_size" and probe is not None:
-        figures += explain_micro_batch(profile, probe).evidence
     chosen = getattr(explore.chosen, key)
+    origin: Origin = "measured"
     because = f"joint search of the step's settings: {explore.choice}"
     if chosen != value:
+        origin = "changed"
         because = f"{chosen} was chosen; {because}"
     return Explanation(
-        origin="measured" if chosen == value else "changed",
-        evidence=tuple(figures),
+        origin=origin,
+        evidence=tuple(_figures(profile, explore, key)),
         because=because,
         rejected=tuple(
             _best_with(other, rows, explore.starting)
@@ -47,6 +48,18 @@ def explain_explored(profile: Profile, key: str, value: object) -> Explanation |
             if other != chosen
         ),
     )
+
+
+def _figures(
+    profile: Profile, explore: ExploreEvidence, key: str
+) -> Iterator[EvidenceFigure]:
+    """Yield the gain of the exploration, and the probe's figures on its own setting."""
+    if explore.candidate != explore.starting:
+        name = f"{explore.candidate.name}, relative to the starting configuration"
+        yield figure(name, explore.ratio, "ratio", "evidence.explore")
+    probe = profile.evidence.probe
+    if key == "micro_batch_size" and probe is not None:
+        yield from explain_micro_batch(profile, probe).evidence
 
 
 def _best_with(
@@ -59,6 +72,7 @@ def _best_with(
         rows: Configurations with this value.
         starting: Configuration that all were compared with.
     """
+    # As in TOML: true, false.
     shown = str(value).lower() if isinstance(value, bool) else value
     all_ratios = {row.settings.name: row.ratio_to_starting for row in rows}
     if any(row.settings == starting for row in rows):

@@ -8,12 +8,9 @@ from trainer.config.train_config import (
     ParallelSettings,
 )
 
-GRADIENT_SYNC_SETTINGS = (
-    "strategy",
-    "shard_ranks",
-    "bucket_cap_mib",
-    "gradient_dtype",
-)
+_SETTINGS = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
+GRADIENT_SYNC_KEYS = tuple(f"parallel.{name}" for name in _SETTINGS)
+"""Dotted names of the settings that network tuning decides together."""
 
 
 def explain_gradient_sync(
@@ -70,6 +67,4 @@ def _rejected_gradient_sync(row: GradientSyncRow) -> str:
 
 def _has_gradient_sync(parallel: ParallelSettings, row: GradientSyncRow) -> bool:
     """Return whether a measured row has the settings of a profile."""
-    return all(
-        getattr(row, name) == getattr(parallel, name) for name in GRADIENT_SYNC_SETTINGS
-    )
+    return all(getattr(row, name) == getattr(parallel, name) for name in _SETTINGS)

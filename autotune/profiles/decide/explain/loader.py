@@ -6,28 +6,36 @@ from autotune.base.wording import plural
 from autotune.profiles.decide.explain.explanation import Explanation
 from autotune.profiles.values import Profile
 from autotune.workers.values import VERDICT_WORDS, WorkersEvidence, WorkersRow
+from trainer.config.train_config import DataSettings, Tag, tagged
+
+_SEARCHED_KEYS = [f"data.{name}" for name in tagged(DataSettings, Tag.LOADER)]
+"""Settings that the joint search of a sweep varies together."""
 
 
-def explain_loader(
-    profile: Profile, workers: WorkersEvidence, name: str
-) -> Explanation:
+def is_decided_by_sweep(workers: WorkersEvidence, key: str) -> bool:
+    """Return whether a worker sweep decided a setting, alone or by its joint search."""
+    if key == "data.num_workers":
+        return True
+    joint = workers.joint
+    return joint is not None and joint.adopted and key in _SEARCHED_KEYS
+
+
+def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Explanation:
     """Explain a loader setting by the worker sweep and its joint search.
 
     Args:
         profile: Profile with the setting.
         workers: Evidence of the sweep.
-        name: Field of ``DataSettings``.
+        key: Dotted name of the setting, in ``data``.
     """
-    figures = [
-        _figure_of_count(row)
-        for row in workers.rows
-        if row.num_workers == workers.chosen
-    ]
-    rejected = [
-        _rejected_count(row)
-        for row in workers.rows
-        if row.num_workers != workers.chosen
-    ]
+    name = key.removeprefix("data.")
+    figures = []
+    rejected = []
+    for row in workers.rows:
+        if row.num_workers == workers.chosen:
+            figures.append(_figure_of_count(row))
+        else:
+            rejected.append(_rejected_count(row))
     if workers.next_smaller:
         rejected.append(workers.next_smaller)
     expected = workers.chosen

@@ -15,14 +15,13 @@ from autotune.profiles.decide.explain.batch_sizes import (
 from autotune.profiles.decide.explain.explanation import Explanation
 from autotune.profiles.decide.explain.explored import explain_explored
 from autotune.profiles.decide.explain.gradient_sync import (
-    GRADIENT_SYNC_SETTINGS,
+    GRADIENT_SYNC_KEYS,
     explain_gradient_sync,
 )
-from autotune.profiles.decide.explain.loader import explain_loader
+from autotune.profiles.decide.explain.loader import explain_loader, is_decided_by_sweep
 from autotune.profiles.values import Profile
 from trainer.config.tables import nearest
 from trainer.config.train_config import (
-    DataSettings,
     Tag,
     TrainConfig,
     dotted,
@@ -30,7 +29,7 @@ from trainer.config.train_config import (
 )
 
 _PROBED_SETTINGS = tagged(TrainConfig, Tag.PROBED)
-_LOADER_SETTINGS = tagged(DataSettings, Tag.LOADER)
+"""Settings that the probe measured with, so that all figures hold only for them."""
 _SUBJECT_OF_SETTING = {
     "model.name": "model",
     "model.config": "model",
@@ -60,7 +59,8 @@ def explanations(profile: Profile) -> tuple[Explanation, ...]:
 def meaning_of(key: str) -> str | None:
     """Return the schema's description of a dotted key, on one line.
 
-    None for a key of the model's own config.
+    Returns:
+        None for a key of the model's config, which the schema does not describe.
     """
     table: Any = TrainConfig
     description: str | None = None
@@ -70,7 +70,9 @@ def meaning_of(key: str) -> str | None:
             return None
         table = field.annotation
         description = field.description
-    return description and " ".join(description.split())
+    if description is None:
+        return None
+    return " ".join(description.split())
 
 
 def select_explanations(
@@ -89,15 +91,12 @@ def select_explanations(
     )
     if selected:
         return selected
+    next_step = "Omit the key to list all settings with their reasons."
     suggestion = _nearest_key(name, [known.key for known in all_explanations])
-    raise BadInput(
-        f"unknown setting {key[:80]!r}",
-        next_step=(
-            "Omit the key to list all settings with their reasons."
-            if suggestion is None
-            else f"Did you mean {suggestion!r}?"
-        ),
-    )
+    if suggestion is not None:
+        next_step = f"Did you mean {suggestion!r}?"
+    # Shortened, so that a pasted file does not fill the terminal.
+    raise BadInput(f"unknown setting {key[:80]!r}", next_step=next_step)
 
 
 def _nearest_key(name: str, keys: Sequence[str]) -> str | None:
@@ -116,29 +115,35 @@ def _last_part(key: str) -> str:
 
 
 def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:
+    """Explain a setting, without its key, value and meaning."""
+    measured = _explain_measured(profile, key, value)
+    if measured is not None:
+        return measured
+    return _explain_given(profile, key, value, default)
+
+
+def _explain_measured(profile: Profile, key: str, value: object) -> Explanation | None:
     """Explain a setting by the evidence that decided it.
 
-    Its key, value and meaning are left out.
+    Returns:
+        None if no measurement decided it.
     """
-    evidence = profile.evidence
+    # First, as an exploration may replace what earlier commands decided.
     explored = explain_explored(profile, key, value)
     if explored is not None:
         return explored
-    if key == "micro_batch_size" and evidence.probe is not None:
-        return explain_micro_batch(profile, evidence.probe)
-    if key == "global_batch_size" and evidence.probe is not None:
-        tokens_per_sequence = evidence.probe.mean_tokens_per_sequence
-        return explain_global_batch(profile, tokens_per_sequence)
-    table, _, name = key.rpartition(".")
-    if evidence.workers is not None and table == "data":
-        joint = evidence.workers.joint
-        is_searched = joint is not None and joint.adopted and name in _LOADER_SETTINGS
-        if name == "num_workers" or is_searched:
-            return explain_loader(profile, evidence.workers, name)
-    is_gradient_sync = table == "parallel" and name in GRADIENT_SYNC_SETTINGS
-    if evidence.network is not None and is_gradient_sync:
-        return explain_gradient_sync(profile, evidence.network, key, value)
-    return _explain_given(profile, key, value, default)
+    probe = profile.evidence.probe
+    if probe is not None and key == "micro_batch_size":
+        return explain_micro_batch(profile, probe)
+    if probe is not None and key == "global_batch_size":
+        return explain_global_batch(profile, probe.mean_tokens_per_sequence)
+    workers = profile.evidence.workers
+    if workers is not None and is_decided_by_sweep(workers, key):
+        return explain_loader(profile, workers, key)
+    network = profile.evidence.network
+    if network is not None and key in GRADIENT_SYNC_KEYS:
+        return explain_gradient_sync(profile, network, key, value)
+    return None
 
 
 def _explain_given(
