@@ -143,7 +143,7 @@ class _Bench:
         from autotune.trials.jobs.budget import enforce, keep_one_arena
         from trainer.config.tables import parse_table
         from trainer.config.train_config import TrainConfig
-        from trainer.data.dataset import SpecialIds
+        from trainer.data.manifest import SpecialIds
         from trainer.distributed.ranks import join_ranks
 
         self._case = case

@@ -28,7 +28,7 @@ from autotune.memory.jobs.worst_case import fullest_batch
 from trainer.build import build_training
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 from trainer.distributed.ranks import Ranks, join_ranks
 
 SEQ_LENGTH, VOCAB_SIZE, DOCUMENTS = 512, 30_522, 2.0

@@ -39,7 +39,7 @@ from benchmarks.bars import (
 from testbed.programs import run_program
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.distributed.ranks import join_ranks
 from trainer.loop import train
 from trainer.record.run_record import read_run

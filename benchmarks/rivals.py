@@ -26,7 +26,8 @@ from benchmarks.paper import PaperModel
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.data.dataset import TOKENIZER_NAME, TokenDataset
+from trainer.data.dataset import TokenDataset
+from trainer.data.manifest import TOKENIZER_NAME
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks
 from trainer.loop import train

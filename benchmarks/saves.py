@@ -32,7 +32,7 @@ from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch_source import MicroBatchSource
-from trainer.data.sampler import Position
+from trainer.data.position import Position
 from trainer.distributed.ranks import join_ranks
 from trainer.health.events import EventRow
 

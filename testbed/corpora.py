@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from trainer.config.tables import canonical_json
-from trainer.data.dataset import (
+from trainer.data.manifest import (
     MANIFEST_NAME,
     TOKENIZER_NAME,
     LengthHistogram,

@@ -27,7 +27,7 @@ from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.checkpoint.resume import AUTO, NEVER, Start, choose_run
 from trainer.config.resolve import ResolvedConfig, modified_text, resolve
 from trainer.config.settings_text import settings_text
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.documentation import documentation_path
 from trainer.environment import CPU_ENVIRONMENT
 from trainer.errors import (
@@ -38,13 +38,8 @@ from trainer.errors import (
     permission_denied,
 )
 from trainer.failure_notes import publish_failure, read_failure
-from trainer.health.watchdog import (
-    REQUEUE,
-    SIGNALS,
-    Watchdog,
-    end_with_parent,
-    exit_signals,
-)
+from trainer.health.signals import SIGNALS, end_with_parent, exit_signals
+from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.record.boards import check_installed
 from trainer.record.progress import ignore_closed_streams, progress, show_row
 from trainer.record.run_record import (
@@ -256,14 +251,17 @@ class _Job:
             )
         except Exception as error:  # noqa: BLE001 - the border: the record and the other ranks learn of any error
             lost = is_lost_rank_error(error, rehearsed=self.clock.rehearsed)
-            exit_code, reason, next_step = explain(error, lost=lost)
+            explanation = explain(error, lost=lost)
             docs = None
-            if exit_code == DeviceOutOfMemory.exit_code:
+            if explanation.exit_code == DeviceOutOfMemory.exit_code:
                 docs = DeviceOutOfMemory.docs
             else:
                 self._save_traceback()
             return _Outcome(
-                exit_code=exit_code, reason=reason, next_step=next_step, docs=docs
+                exit_code=explanation.exit_code,
+                reason=explanation.reason,
+                next_step=explanation.next_step,
+                docs=docs,
             )
         return _Outcome(exit_code=ending.exit_code, reason=ending.reason, ending=ending)
 
@@ -331,11 +329,12 @@ class _Job:
         try:
             leave(together=True)
         except RuntimeError as error:
-            _, reason, next_step = explain(error, lost=True)
-            exit_code = self._record_exit(RanksLost.exit_code, reason)
+            explanation = explain(error, lost=True)
+            exit_code = self._record_exit(RanksLost.exit_code, explanation.reason)
+            next_step = explanation.next_step
             if exit_code == 0:
                 next_step = "Nothing: the run is finished."
-            message = f"rank {self.rank}: after the last step, {reason}"
+            message = f"rank {self.rank}: after the last step, {explanation.reason}"
             sys.stderr.write(error_text(message, next_step, RanksLost.docs))
             return exit_code, False
         return exit_code, True

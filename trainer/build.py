@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from trainer.compilation import check_compile, compile_layers
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 from trainer.distributed.optimizer import make_optimizer
 from trainer.distributed.parallel import ParallelModule, parallelise
 from trainer.distributed.ranks import Ranks

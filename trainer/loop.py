@@ -25,11 +25,11 @@ from trainer.checkpoint.resume import Start
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.compilation import GraphCounter
 from trainer.config.resolve import ResolvedConfig, with_compile
-from trainer.data.batch_plan import hash_words
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan, with_batch_in_sequences
 from trainer.data.loader import MicroBatchLoader
 from trainer.data.micro_batch import MicroBatch
+from trainer.data.permutation import hash_words
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import BadConfig, TrainingFailed

@@ -17,7 +17,8 @@ from trainer.checkpoint.resume import Start, job_name
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import BatchSplit, TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
-from trainer.data.dataset import MAX_CUT_TOKENS_SHARE, Manifest, TokenDataset
+from trainer.data.dataset import TokenDataset
+from trainer.data.manifest import MAX_CUT_TOKENS_SHARE, Manifest
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.health.events import EventRow, new_event, utc_now

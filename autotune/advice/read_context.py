@@ -30,7 +30,7 @@ from autotune.trials.decide.plausibility import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.config.resolve import profile_sha256, read_profile_tables
 from trainer.config.train_config import Tag, TrainConfig, tagged
-from trainer.data.dataset import MANIFEST_NAME, read_manifest
+from trainer.data.manifest import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
 from trainer.record.progress import Update
 from trainer.record.run_record import RUN_FILE, Run, read_run, settings_of

@@ -38,8 +38,9 @@ from autotune.trials.values import (
 )
 from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.data.dataset import Manifest, TokenDataset
+from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import sequence_statistics, with_batch_in_sequences
+from trainer.data.manifest import Manifest
 
 TUNED: RecipeName = "tuned"
 

@@ -40,7 +40,7 @@ from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
 from autotune.trials.values import Measured, StepFigures, TrainingFigures, TrialRecord
 from trainer.config.tables import canonical_sha256, flat_table
-from trainer.data.dataset import MANIFEST_NAME, Manifest, read_manifest
+from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record.run_record import RUN_FILE, Run
 
 _LOSS_SHARE = 0.5

@@ -47,8 +47,11 @@ from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.errors import BadInput
 from trainer.config.tables import canonical_json, read_json
-from trainer.data import dataset as disk
-from trainer.data.dataset import (
+from trainer.data.manifest import (
+    MANIFEST_NAME,
+    PREPARED_NAME,
+    REJECTS_NAME,
+    TOKENIZER_NAME,
     LengthHistogram,
     Manifest,
     Shard,
@@ -167,15 +170,15 @@ def prepare(
     key = request_key(request, found.found, given.content if given else None)
     unfinished, note = places.workplace_path(out, key), {"request": key}
     with places.writing(out):
-        made = (out / disk.PREPARED_NAME).is_file() and read_json(
-            out / disk.PREPARED_NAME
+        made = (out / PREPARED_NAME).is_file() and read_json(
+            out / PREPARED_NAME
         ) == note
         if made and (unfinished.exists() or not overwrite):
             # Interrupted between its last two steps, or requested twice.
             manifest = read_manifest(out)
             if strict and manifest.source.rejected:
                 raise _strict(
-                    read_rejects(out / disk.REJECTS_NAME, 1)[0],
+                    read_rejects(out / REJECTS_NAME, 1)[0],
                     manifest.source.rejected,
                 )
             tell(f"{shown} already contains this dataset")
@@ -199,7 +202,7 @@ def prepare(
                     shutil.rmtree(workplace.path, ignore_errors=True)
                     raise
                 write_atomically(
-                    workplace.dataset / disk.PREPARED_NAME,
+                    workplace.dataset / PREPARED_NAME,
                     json.dumps(note).encode() + b"\n",
                 )
                 # Checked again, as the directory may have changed meanwhile.
@@ -208,7 +211,7 @@ def prepare(
                 shutil.rmtree(unfinished, ignore_errors=True)
     return (
         manifest,
-        read_rejects(out / disk.REJECTS_NAME, _SHOWN_REJECTS),
+        read_rejects(out / REJECTS_NAME, _SHOWN_REJECTS),
         sum(one.other_files for one in found.found),
     )
 
@@ -269,7 +272,7 @@ class _Preparation:
             seed=request.split_seed,
         )
         tokenizer = given or self._learn(selection)
-        write_atomically(self.workplace.path / disk.TOKENIZER_NAME, tokenizer.content)
+        write_atomically(self.workplace.path / TOKENIZER_NAME, tokenizer.content)
         encoded = self._run_pieces(
             ENCODE, encode_piece, selection=selection, limit=request.limit
         )
@@ -307,19 +310,17 @@ class _Preparation:
                 unknown_tokens=said["unknown"],
             ),
         )
-        with (self.workplace.dataset / disk.REJECTS_NAME).open("w") as file:
+        with (self.workplace.dataset / REJECTS_NAME).open("w") as file:
             file.writelines(
                 json.dumps(asdict(reject)) + "\n" for reject in self.input.unreadable
             )
             for number in range(len(extracted)):
                 with self._rejects_of(number).open() as rejects:
                     shutil.copyfileobj(rejects, file)
-        sync(self.workplace.dataset / disk.REJECTS_NAME)
-        write_atomically(
-            self.workplace.dataset / disk.TOKENIZER_NAME, tokenizer.content
-        )
+        sync(self.workplace.dataset / REJECTS_NAME)
+        write_atomically(self.workplace.dataset / TOKENIZER_NAME, tokenizer.content)
         content = canonical_json(manifest.model_dump(mode="json")) + b"\n"
-        write_atomically(self.workplace.dataset / disk.MANIFEST_NAME, content)
+        write_atomically(self.workplace.dataset / MANIFEST_NAME, content)
         return manifest
 
     def _extract(self, *, strict: bool) -> list[places.Receipt]:
@@ -426,7 +427,7 @@ class _Preparation:
                 [{"pieces": pieces, "vocab_size": vocab_size}],
             )
         return load_tokenizer(
-            self.workplace.directory(learning.LEARN, 0) / disk.TOKENIZER_NAME,
+            self.workplace.directory(learning.LEARN, 0) / TOKENIZER_NAME,
             used=learned["used"],
         )
 

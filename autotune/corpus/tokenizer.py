@@ -26,8 +26,8 @@ from autotune.corpus.pieces import Selection, drawn, power_of_two
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import BadInput
 from trainer.config.tables import read_json
-from trainer.data.batch_plan import permute
-from trainer.data.dataset import TOKENIZER_NAME, SpecialIds
+from trainer.data.manifest import TOKENIZER_NAME, SpecialIds
+from trainer.data.permutation import permute
 
 # Ids 0 to 4, in this order, in every tokenizer that is learned here.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

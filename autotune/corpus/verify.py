@@ -16,16 +16,21 @@ import numpy.typing as npt
 
 from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, SeqLengthEffect
 from autotune.corpus.workplace import StageMeter
-from trainer.data import dataset as disk
-from trainer.data.batch_plan import MIN_BLOCK_SAMPLES, pack_sequences, permute
-from trainer.data.dataset import (
+from trainer.data.batch_plan import MIN_BLOCK_SAMPLES
+from trainer.data.dataset import TokenDataset
+from trainer.data.manifest import (
+    DATASET_FILES,
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
     LengthHistogram,
     Manifest,
     Shard,
     Split,
-    TokenDataset,
     read_manifest,
 )
+from trainer.data.npy_file import open_npy
+from trainer.data.packing import pack_sequences
+from trainer.data.permutation import permute
 from trainer.errors import BadConfig, UnreadableFile, unreadable
 from trainer.staging.copying import in_threads
 
@@ -76,7 +81,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
         shard.tokens * item_bytes + 8 * (shard.samples + 1) for _, shard in shards
     )
     own = {
-        *disk.DATASET_FILES,
+        *DATASET_FILES,
         *(name for _, one in shards for name in (one.tokens_file, one.offsets_file)),
     }
     foreign = sorted(
@@ -85,7 +90,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     faults = [
         Fault(file=name, what="does not belong to the dataset") for name in foreign
     ]
-    tokenizer_path = directory / disk.TOKENIZER_NAME
+    tokenizer_path = directory / TOKENIZER_NAME
     try:
         with os.fdopen(
             os.open(tokenizer_path, os.O_RDONLY | os.O_NOFOLLOW), "rb"
@@ -99,7 +104,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
         if cannot_read is not None:
             raise cannot_read from error
         what = f"cannot be read: {error.strerror}"
-    faults += [Fault(file=disk.TOKENIZER_NAME, what=what)] if what else []
+    faults += [Fault(file=TOKENIZER_NAME, what=what)] if what else []
     with stage("verify") as update:
         # Updated by several threads; a slightly outdated sum is harmless.
         meter = StageMeter(update, total_bytes, in_bytes=True)
@@ -123,14 +128,14 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
             and counts.tolist() != split.length_histogram.counts
         ):
             what = f"the length histogram of {name} does not match its offsets"
-            faults.append(Fault(file=disk.MANIFEST_NAME, what=what))
+            faults.append(Fault(file=MANIFEST_NAME, what=what))
     token_bytes = (manifest.train.tokens + manifest.validation.tokens) * item_bytes
     if manifest.source.token_bytes != token_bytes:
         what = (
             f"source.token_bytes is {manifest.source.token_bytes}, but the shards"
             f" contain {token_bytes}"
         )
-        faults.append(Fault(file=disk.MANIFEST_NAME, what=what))
+        faults.append(Fault(file=MANIFEST_NAME, what=what))
     return Verified(
         manifest=manifest,
         files=2 * len(shards) + 2,
@@ -240,7 +245,7 @@ def _faults_of(
     The last call of ``look`` is with an empty chunk.
     """
     try:
-        fd, start = disk.open_npy(path, kind, length)
+        fd, start = open_npy(path, kind, length)
     except UnreadableFile:
         raise
     except BadConfig as error:

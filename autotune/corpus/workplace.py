@@ -30,7 +30,7 @@ from typing import Any
 from autotune.base.units import format_bytes, format_count
 from autotune.corpus.bounded import DISK_FULL
 from autotune.errors import BadInput
-from trainer.data.dataset import DATASET_FILES, MANIFEST_NAME
+from trainer.data.manifest import DATASET_FILES, MANIFEST_NAME
 from trainer.files import LockHeld, locked, sync
 from trainer.record.progress import Update
 

@@ -55,7 +55,7 @@ class TrainOptions:
         from autotune.profiles.approval import reject_other_settings, require_approved
         from autotune.profiles.store import read_profile
         from trainer.config.resolve import resolve
-        from trainer.data.dataset import read_manifest
+        from trainer.data.manifest import read_manifest
         from trainer.record.run_record import code_sha256
         from trainer.record.writer import default_run_directory
 

@@ -27,7 +27,7 @@ from autotune.machine.values import (
 )
 from autotune.profiles.values import Fingerprint, model_sha256
 from trainer.config.train_config import ModelSettings
-from trainer.data.dataset import Manifest, read_manifest
+from trainer.data.manifest import Manifest, read_manifest
 from trainer.errors import TrainerError
 from trainer.record.run_record import code_sha256
 

@@ -11,8 +11,9 @@ from autotune.corpus.values import SequenceContents, SequenceMeans
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Profile
 from trainer.config.train_config import Layout, ModelSettings, TrainConfig
-from trainer.data.dataset import Manifest, SpecialIds, TokenDataset
+from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import SequenceStatistics, sequence_statistics
+from trainer.data.manifest import Manifest, SpecialIds
 
 DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
 """Documents per packed sequence, assumed without a dataset; program functions average

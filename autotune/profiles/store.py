@@ -13,7 +13,7 @@ from autotune.profiles.values import Profile, updated
 from autotune.trials.decide.plausibility import check_profile
 from trainer.config.resolve import find_data, read_profile_tables
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
-from trainer.data.dataset import MANIFEST_NAME
+from trainer.data.manifest import MANIFEST_NAME
 from trainer.errors import TrainerError
 
 

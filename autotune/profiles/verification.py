@@ -11,7 +11,7 @@ from autotune.profiles.checks import Check, Verification
 from autotune.profiles.decide.fingerprint_check import check_fields
 from autotune.profiles.values import Fingerprint
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import Manifest, read_manifest
+from trainer.data.manifest import Manifest, read_manifest
 from trainer.errors import TrainerError
 
 _MACHINE_INDEPENDENT_FIELDS = (

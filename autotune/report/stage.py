@@ -22,7 +22,7 @@ from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.store import StoredProfile
 from autotune.report.values import ReportedProfile, ReportedRun
 from trainer.config.tables import reject_infinite
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.errors import BadConfig
 
 MOST_PROFILES, MOST_RUNS = 12, 24

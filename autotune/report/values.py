@@ -9,7 +9,7 @@ from autotune.advice.values import Advice, Bottleneck
 from autotune.profiles.checks import TrialLogCheck
 from autotune.profiles.values import Approval, Profile
 from autotune.trials.values import FinishedTrial
-from trainer.data.dataset import Manifest
+from trainer.data.manifest import Manifest
 from trainer.record.run_record import Run
 
 

@@ -40,7 +40,7 @@ from autotune.trials.values import FinishedTrial, Outcome, describe
 from autotune.workers.values import SweepRequest
 from trainer.config.tables import canonical_sha256
 from trainer.config.train_config import ModelSettings
-from trainer.data.dataset import Manifest, read_manifest
+from trainer.data.manifest import Manifest, read_manifest
 from trainer.health.time_budget import slurm_left_s
 from trainer.record.progress import Update, progress
 from trainer.record.run_record import process_started_s

@@ -9,7 +9,7 @@ from trainer.checkpoint import format
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
-from trainer.data.sampler import Position
+from trainer.data.position import Position
 from trainer.record.run_record import RunExit, RunHeader
 from trainer.record.writer import RunWriter
 

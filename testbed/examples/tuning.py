@@ -54,7 +54,7 @@ from trainer.config.train_config import (
     ParallelSettings,
     TrainConfig,
 )
-from trainer.data.dataset import (
+from trainer.data.manifest import (
     LengthHistogram,
     Manifest,
     Shard,

@@ -24,7 +24,7 @@ from trainer.config.train_config import (
     TrainConfig,
     gradient_accumulation_steps,
 )
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 from trainer.distributed.ranks import Ranks
 from trainer.model.encoder import build_config
 

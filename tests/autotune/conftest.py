@@ -14,7 +14,7 @@ from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials import session
 from autotune.trials.fork_server import ForkServerMachine
 from testbed.examples.profiles import example_profile
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from benchmarks.finders import (
     find_with_lightning,
 )
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 
 SHAPE = {
     "num_hidden_layers": 1,

@@ -19,7 +19,7 @@ from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import until
 from tests.trainer.oracles import config_of
 from trainer.config.train_config import DataSettings
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.record.run_record import read_exit
 
 pytestmark = pytest.mark.system

@@ -12,8 +12,8 @@ from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer import preflight
-from trainer.data.dataset import read_manifest
 from trainer.data.loader import check_no_shared_samples
+from trainer.data.manifest import read_manifest
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.record.writer import RunWriter

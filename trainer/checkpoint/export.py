@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from trainer.data.dataset import TOKENIZER_NAME, SpecialIds
+from trainer.data.manifest import TOKENIZER_NAME, SpecialIds
 from trainer.errors import BadConfig
 from trainer.files import sync
 from trainer.model.masked_lm import MaskedLM

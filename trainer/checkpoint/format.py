@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config.tables import StrictTable, canonical_sha256, parse_table, read_json
-from trainer.data.sampler import Position
+from trainer.data.position import Position
 from trainer.errors import BadConfig, DiskTrouble
 from trainer.files import CorruptFile, FileEntry, check_file, write_atomically
 

@@ -1,12 +1,14 @@
 """The dataset, and micro-batches of it.
 
-From the files on disk to tensors for a model, in this order: ``dataset`` reads
-pre-tokenised samples, and ``batch_plan`` assigns them to sequences and ranks as a pure
-function of the seed. ``sampler`` plans the micro-batches of one rank from any position,
-and ``masking`` chooses the tokens to predict. ``micro_batch_source`` makes a
-``micro_batch.MicroBatch`` from its plan, and ``loader`` does so for a whole run, in
-this process or in DataLoader workers. ``data_wait`` measures how long a device waits
-for data. ``global_batch`` computes the size of the global batch in sequences.
+From the files on disk to tensors for a model, in this order: ``manifest`` describes a
+dataset, and ``dataset`` reads its pre-tokenised samples. ``batch_plan`` assigns samples
+to sequences and ranks as a pure function of the seed, with ``permutation`` and
+``packing``. ``sampler`` plans the micro-batches of one rank, from a ``position`` on and
+from every ``lane`` in turn, and ``masking`` chooses the tokens to predict.
+``micro_batch_source`` makes a ``micro_batch.MicroBatch`` from its plan, and ``loader``
+does so for a whole run, in this process or in DataLoader workers. ``data_wait``
+measures how long a device waits for data. ``global_batch`` computes the size of the
+global batch in sequences.
 
 ``loader`` and the modules of micro-batches need torch, so this package exports no
 names; import them from their modules. To read a dataset, begin with

@@ -20,15 +20,11 @@ from trainer.data.batch_plan import BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
-from trainer.data.sampler import (
-    MicroBatchPlan,
-    Position,
-    SequenceSampler,
-    join_positions,
-)
+from trainer.data.position import Position, join_positions
+from trainer.data.sampler import MicroBatchPlan, SequenceSampler
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
-from trainer.health.watchdog import ignore_signals
+from trainer.health.signals import ignore_signals
 
 
 class Source(Protocol):

@@ -5,16 +5,13 @@ process, order, repetition or micro-batch in which it is drawn. The 80/10/10 rul
 that of Devlin et al. 2018, but a random replacement is always an ordinary token, unlike
 in transformers' collator.
 
-Shapes: N samples, T tokens of all of them, Q quads of all of them, P tokens to predict.
+Shapes: N samples, Q quads of all of them, P tokens to predict.
 """
 
-import math
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from trainer.data.batch_plan import GOLDEN, Int64, Uint64, hash_words, mix
+from trainer.data.array_types import Ids, Int64, Uint64
+from trainer.data.permutation import GOLDEN, hash_words, mix
 
 IGNORED_LABEL = -100
 """The label of a token that is not predicted; the default ``ignore_index`` of torch's
@@ -24,33 +21,10 @@ _NEVER = np.uint16(2**16 - 1)
 """Draw that never masks: above the edge of every probability below 1."""
 _EIGHT_TENTHS = np.uint64(2**64 * 8 // 10)
 _NINE_TENTHS = np.uint64(2**64 * 9 // 10)
-_DRAWS_PER_WORD = 4
-"""Draws of 16 bits that share one 64-bit word."""
-
-SLOTS_MULTIPLE = 64
-"""Multiple of the MLM head's slots: whole tiles of Tensor Cores."""
-_SLOTS_SIGMAS = 6.0
-"""Standard deviations above the mean that have slots: more tokens to predict come once
-in a billion micro-batches."""
-
-Ids = npt.NDArray[np.integer[Any]]
-
-
-def head_slots(positions: int, probability: float) -> int:
-    """Return the number of slots for tokens to predict in this many positions.
-
-    It is fixed, so that the shapes of the MLM head do not change between micro-batches.
-    """
-    mean = positions * probability
-    likely_slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))
-    return min(
-        _rounded_up(math.ceil(likely_slots), SLOTS_MULTIPLE),
-        _rounded_up(positions, SLOTS_MULTIPLE),
-    )
-
-
-def _rounded_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+_QUAD_TOKENS = 4
+"""Tokens whose draws of 16 bits share one 64-bit word."""
+_QUAD_BITS = 2
+"""Lowest bits of a token's number over all quads: they are its number in the quad."""
 
 
 class Masker:
@@ -103,12 +77,10 @@ class Masker:
         """
         keys = hash_words(self._seed, epochs, samples)
         drawn, words = self._draw(keys, tokens)
-        quads = _quads(tokens)
-        # Distance from a sample's draws, numbered over all quads, to its tokens.
-        shifts = begins - _DRAWS_PER_WORD * (np.cumsum(quads) - quads)
-        predicted = drawn + np.repeat(shifts, quads)[drawn >> 2]
+        predicted = _positions_of(drawn, begins, tokens)
         originals = ids[predicted]
         is_ordinary = self._is_ordinary.take(originals)
+        # Stored samples seldom contain special ids, such as that of [UNK].
         if not is_ordinary.all():
             predicted = predicted[is_ordinary]
             originals = originals[is_ordinary]
@@ -130,13 +102,16 @@ class Masker:
         """
         quads = _quads(tokens)
         ends = np.cumsum(quads)
+        # The generator's counter runs on over the quads of all samples. Less the quads
+        # of those before it, a sample's own counter begins at its key.
         first_states = keys - (ends - quads).astype(np.uint64) * GOLDEN
         quad_words = self._generate(first_states, quads)
         draws = quad_words.view("<u2").copy()
         # The last quad of a sample may hold fewer than four tokens.
-        absent_tokens = _DRAWS_PER_WORD * quads - tokens
-        for absent in (1, 2, 3):
-            draws[(_DRAWS_PER_WORD * ends - absent)[absent_tokens >= absent]] = _NEVER
+        absent_tokens = _QUAD_TOKENS * quads - tokens
+        for absent in range(1, _QUAD_TOKENS):
+            from_end = _QUAD_TOKENS * ends - absent
+            draws[from_end[absent_tokens >= absent]] = _NEVER
         drawn = np.flatnonzero(draws <= self._edge)
         at_edge = np.flatnonzero(draws[drawn] == self._edge)
         further_bits = mix(_token_words(quad_words, drawn[at_edge]) + GOLDEN)
@@ -148,8 +123,8 @@ class Masker:
     def _generate(self, first_states: Uint64, counts: Int64) -> Uint64:
         """Return ``counts`` outputs of SplitMix64 from each state on, in order.
 
-        As this is the hot loop of masking, it uses two buffers and no other
-        temporaries; otherwise it is ``mix``.
+        This is the hot loop of masking. It computes ``mix`` in place, with two buffers
+        and no other temporaries.
         """
         total = int(counts.sum())
         if len(self._counters) < total:
@@ -185,9 +160,18 @@ class Masker:
 
 def _quads(tokens: Int64) -> Int64:
     """Return the number of quads that hold each sample's tokens."""
-    return (tokens + 3) >> 2
+    return (tokens + _QUAD_TOKENS - 1) >> _QUAD_BITS
+
+
+def _positions_of(drawn: Int64, begins: Int64, tokens: Int64) -> Int64:
+    """Return positions in a micro-batch of tokens that are numbered over all quads."""
+    quads = _quads(tokens)
+    first_numbers = _QUAD_TOKENS * (np.cumsum(quads) - quads)
+    shifts = np.repeat(begins - first_numbers, quads)
+    return drawn + shifts[drawn >> _QUAD_BITS]
 
 
 def _token_words(quad_words: Uint64, tokens: Int64) -> Uint64:
     """Return 64 bits for each of ``tokens``, derived from those of its quad."""
-    return mix(quad_words[tokens >> 2] + (tokens & 3).view(np.uint64))
+    numbers_in_quads = tokens & (_QUAD_TOKENS - 1)
+    return mix(quad_words[tokens >> _QUAD_BITS] + numbers_in_quads.view(np.uint64))

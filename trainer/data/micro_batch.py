@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from trainer.data.masking import IGNORED_LABEL
-from trainer.data.sampler import Position
+from trainer.data.position import Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,24 +2,19 @@
 
 import contextlib
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.data.batch_plan import (
-    SPECIAL_TOKENS_PER_SAMPLE,
-    BatchPlan,
-    Int64,
-    Segments,
-)
+from trainer.data.array_types import Ids, Int64
+from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
 from trainer.data.dataset import TokenDataset
-from trainer.data.masking import Ids, Masker
+from trainer.data.masking import Masker
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.sampler import MicroBatchPlan
+from trainer.data.segments import Segments
 from trainer.errors import BadConfig
 
 WIDTH_STEP_TOKENS = 64
@@ -80,9 +75,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
             most_predicted_in_sequence=int(predicted_per_sequence.max()),
         )
 
-    def _read_samples(
-        self, segments: Segments, starts: Int64, width: int
-    ) -> npt.NDArray[np.unsignedinteger[Any]]:
+    def _read_samples(self, segments: Segments, starts: Int64, width: int) -> Ids:
         """Return the flat ids of a micro-batch before masking.
 
         Each sample lies between [CLS], at its position in ``starts``, and [SEP].
@@ -109,9 +102,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
             longest = math.ceil(longest / WIDTH_STEP_TOKENS) * WIDTH_STEP_TOKENS
         return min(width, longest)
 
-    def _mask(
-        self, ids: Ids, begins: Int64, segments: Segments
-    ) -> tuple[Int64, npt.NDArray[np.integer[Any]]]:
+    def _mask(self, ids: Ids, begins: Int64, segments: Segments) -> tuple[Int64, Ids]:
         """Mask the samples of ``ids`` in place.
 
         Returns:

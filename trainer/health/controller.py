@@ -22,7 +22,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
 from trainer.health.events import Action, Diagnosis, EventRow
 from trainer.health.monitor import HealthMonitor
-from trainer.health.watchdog import SIGNALS
+from trainer.health.signals import SIGNALS
 
 _STEPS_BEHIND = {"cpu": 0, "cuda": 2}
 """Number of steps before a step's numbers are read, so that a GPU has work while they

@@ -6,6 +6,7 @@ An error is out of memory, the loss of other ranks, a failure of a disk, or a cr
 import contextlib
 import os
 import re
+from dataclasses import dataclass
 
 import torch
 
@@ -43,6 +44,17 @@ _NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
 _NEARLY_FULL_BYTES = 512 * 2**20
 """Free GPU memory below which a vague error is taken for out of memory."""
 _MAX_REASON_LENGTH = 300
+"""Longest line that is quoted, in characters; messages of libraries may hold a whole
+stack trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Explanation of an error that ended training, and of what to do about it."""
+
+    exit_code: int
+    reason: str
+    next_step: str
 
 
 def out_of_memory(error: BaseException) -> str | None:
@@ -50,20 +62,36 @@ def out_of_memory(error: BaseException) -> str | None:
 
     None for any other error.
     """
-    text = str(error)
-    match = None
-    # Only errors of libraries count, as any text may be the name of a file.
-    if isinstance(error, RuntimeError):
-        match = _OUT_OF_MEMORY.search(text)
-        if match is None and _is_nearly_full():
-            match = _PERHAPS_OUT_OF_MEMORY.search(text)
+    match = _match_out_of_memory(error)
     if match is None and not isinstance(error, torch.OutOfMemoryError | MemoryError):
         return None
+    text = str(error)
     line_start = 0
     if match is not None:
         line_start = text.rfind("\n", 0, match.start()) + 1
     line, _, _ = text[line_start:].partition("\n")
     return line[:_MAX_REASON_LENGTH] or type(error).__name__
+
+
+def _match_out_of_memory(error: BaseException) -> re.Match[str] | None:
+    """Return the part of a message that reports out of memory, if any."""
+    # Only errors of libraries count, as any text may be the name of a file.
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error)
+    match = _OUT_OF_MEMORY.search(text)
+    if match is None and _gpu_is_nearly_full():
+        match = _PERHAPS_OUT_OF_MEMORY.search(text)
+    return match
+
+
+def _gpu_is_nearly_full() -> bool:
+    # A fault that ended CUDA in this process is unrelated to memory.
+    with contextlib.suppress(RuntimeError):
+        if torch.cuda.is_initialized():
+            free_bytes, _ = torch.cuda.mem_get_info()
+            return free_bytes < _NEARLY_FULL_BYTES
+    return False
 
 
 def is_vague(line: str) -> bool:
@@ -74,57 +102,97 @@ def is_vague(line: str) -> bool:
     )
 
 
-def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
-    """Return the exit code, reason and next step for a library's error.
+def explain(error: Exception, *, lost: bool) -> Explanation:
+    """Explain an error of a library.
 
-    ``lost``: another rank is unreachable.
+    The first explanation that applies is returned. Those of this rank come before a
+    lost connection, which is often only a consequence of them.
+
+    Args:
+        error: Error that ended training.
+        lost: Whether another rank is unreachable.
     """
-    text = str(error)
     memory_line = out_of_memory(error)
     if memory_line is not None:
-        reason = f"out of memory: {memory_line}"
-        return DeviceOutOfMemory.exit_code, reason, _LOWER_BATCH_SIZE
-    if "NCCL" in text or "CUDA" in text or "Cuda" in text:
-        if "invalid usage" in text or "Duplicate GPU" in text:
-            reason = f"NCCL initialisation failed: {_first_sentence(error)}"
-            next_step = "start one process per GPU, with one torchrun per node"
-            return BadConfig.exit_code, reason, next_step
-        if "ECC" in text:
-            reason = f"uncorrectable ECC error of a GPU: {_first_sentence(error)}"
-            return RanksLost.exit_code, reason, f"{_RUN_AGAIN}; exclude this node"
+        return Explanation(
+            exit_code=DeviceOutOfMemory.exit_code,
+            reason=f"out of memory: {memory_line}",
+            next_step=_LOWER_BATCH_SIZE,
+        )
+    gpu_fault = _explain_gpu_fault(error)
+    if gpu_fault is not None:
+        return gpu_fault
     if lost:
-        reason = f"lost connection to another rank: {_first_sentence(error)}"
-        return RanksLost.exit_code, reason, _RUN_AGAIN
-    nccl_code = _NCCL_CODE.search(text)
+        return Explanation(
+            exit_code=RanksLost.exit_code,
+            reason=f"lost connection to another rank: {_first_sentence(error)}",
+            next_step=_RUN_AGAIN,
+        )
+    nccl_code = _NCCL_CODE.search(str(error))
     if nccl_code is not None:
-        reason = f"NCCL failed: {_first_sentence(error)} ({nccl_code[0]})"
-        next_step = "run it again with NCCL_DEBUG=INFO to see the call that failed"
-        return os.EX_SOFTWARE, reason, next_step
-    # Killed or crashed; errors in the data are reported otherwise.
-    if "DataLoader worker (pid" in text:
-        next_step = f"{_RUN_AGAIN}; if memory was short, lower train.data.num_workers"
-        return REQUEUE, _first_sentence(error), next_step
+        return Explanation(
+            exit_code=os.EX_SOFTWARE,
+            reason=f"NCCL failed: {_first_sentence(error)} ({nccl_code[0]})",
+            next_step="run it again with NCCL_DEBUG=INFO to see the call that failed",
+        )
+    # A worker was killed or crashed; errors in the data are reported otherwise.
+    if "DataLoader worker (pid" in str(error):
+        return Explanation(
+            exit_code=REQUEUE,
+            reason=_first_sentence(error),
+            next_step=(
+                f"{_RUN_AGAIN}; if memory was short, lower train.data.num_workers"
+            ),
+        )
     if isinstance(error, OSError):
-        if error.errno in PASSING_ERRORS:
-            next_step = f"{_RUN_AGAIN}, once the file system is available"
-            return DiskTrouble.exit_code, text, next_step
-        return BadConfig.exit_code, text, "check that disk or file"
-    reason = f"{type(error).__name__}: {error}"
-    return os.EX_SOFTWARE, reason, "please report this bug"
+        return _explain_file_error(error)
+    return Explanation(
+        exit_code=os.EX_SOFTWARE,
+        reason=f"{type(error).__name__}: {error}",
+        next_step="please report this bug",
+    )
 
 
-def _is_nearly_full() -> bool:
-    # A fault that ended CUDA in this process is unrelated to memory.
-    with contextlib.suppress(RuntimeError):
-        if torch.cuda.is_initialized():
-            free_bytes, _ = torch.cuda.mem_get_info()
-            return free_bytes < _NEARLY_FULL_BYTES
-    return False
+def _explain_gpu_fault(error: Exception) -> Explanation | None:
+    """Explain a GPU that several ranks share, or that is defective."""
+    text = str(error)
+    if not any(library in text for library in ("NCCL", "CUDA", "Cuda")):
+        return None
+    if "invalid usage" in text or "Duplicate GPU" in text:
+        return Explanation(
+            exit_code=BadConfig.exit_code,
+            reason=f"NCCL initialisation failed: {_first_sentence(error)}",
+            next_step="start one process per GPU, with one torchrun per node",
+        )
+    if "ECC" in text:
+        return Explanation(
+            exit_code=RanksLost.exit_code,
+            reason=f"uncorrectable ECC error of a GPU: {_first_sentence(error)}",
+            next_step=f"{_RUN_AGAIN}; exclude this node",
+        )
+    return None
+
+
+def _explain_file_error(error: OSError) -> Explanation:
+    if error.errno in PASSING_ERRORS:
+        return Explanation(
+            exit_code=DiskTrouble.exit_code,
+            reason=str(error),
+            next_step=f"{_RUN_AGAIN}, once the file system is available",
+        )
+    return Explanation(
+        exit_code=BadConfig.exit_code,
+        reason=str(error),
+        next_step="check that disk or file",
+    )
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return the first sentence of an error, without the place in the source."""
+    """Return the first sentence of an error, without the position in the source.
+
+    Errors of C++ begin with it, such as ``[gloo/transport/tcp/pair.cc:547] ``.
+    """
     first_line, _, _ = str(error).strip().partition("\n")
-    without_place = re.sub(r"^\[[^\]]*\]\s*", "", first_line)
-    sentence, _, _ = without_place.partition(". ")
+    without_position = re.sub(r"^\[[^\]]*\]\s*", "", first_line)
+    sentence, _, _ = without_position.partition(". ")
     return sentence[:_MAX_REASON_LENGTH]

@@ -6,23 +6,15 @@ units of a robust standard deviation.
 
 import dataclasses
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trainer.config.train_config import HealthSettings, Policy
+from trainer.config.train_config import HealthSettings
 from trainer.health.events import Action, Diagnosis, Kind
+from trainer.health.metric_history import MetricHistory
 from trainer.health.plateau import Plateau
-from trainer.health.robust_statistics import level_and_scatter
-
-FLOOR_SHARE = 0.1
-"""Smallest unusual excess over the median, as a share of the median: late in a run,
-sigma of the loss is tiny."""
-ENOUGH_VALUES = 16
-"""Values required before one is judged."""
-FEWEST_VALUES = 8
-"""The same for the shortest windows."""
+from trainer.health.recovery import Recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +29,6 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-
-
-@dataclass(slots=True, kw_only=True)
-class Recovery:
-    """Number of rollbacks, and the current easing of the learning rate.
-
-    The names of the fields are keys of checkpoints.
-    """
-
-    rollbacks: int = 0
-    without_progress: int = 0
-    """Rollbacks since training was last well past the trouble."""
-    furthest_trouble_step: int | None = None
-    eased_from_step: int | None = None
-    eased_share: float = 1.0
 
 
 class HealthMonitor:
@@ -76,35 +53,38 @@ class HealthMonitor:
     def _restore_history(self, saved: Mapping[str, Any]) -> None:
         """Restore the history of usual values, or start it empty if none is saved."""
         settings = self._settings
-        self._loss = _Series(
-            "loss",
-            Kind.SPIKE,
-            settings.on_spike,
+        self._loss = MetricHistory(
             settings,
+            key="loss",
+            name="loss",
+            kind=Kind.SPIKE,
+            policy=settings.on_spike,
             floor=0.0,
             saved=saved.get("loss", {}),
         )
-        self._norm = _Series(
-            "gradient norm",
-            Kind.EXPLOSION,
-            settings.on_explosion,
+        self._grad_norm = MetricHistory(
             settings,
+            key="grad_norm",
+            name="gradient norm",
+            kind=Kind.EXPLOSION,
+            policy=settings.on_explosion,
             floor=settings.explosion_ratio * self._max_grad_norm,
             saved=saved.get("grad_norm", {}),
         )
+        self._metrics = (self._loss, self._grad_norm)
         self._plateau = _restored(
             Plateau,
             saved.get("plateau", {}),
             window_steps=settings.plateau_window_steps,
         )
+        # True if nothing about the last step was unusual.
         self._usual: bool = saved.get("usual", True)
         self._skipped_in_a_row: int = saved.get("skipped_in_a_row", 0)
 
     def limits(self) -> Limits:
         """Return the limits above which the device skips the coming updates."""
         return Limits(
-            loss=self._loss.limit if self._loss.guarded else math.inf,
-            grad_norm=self._norm.limit if self._norm.guarded else math.inf,
+            loss=self._loss.device_limit, grad_norm=self._grad_norm.device_limit
         )
 
     def check(
@@ -121,29 +101,25 @@ class HealthMonitor:
             applied: Whether the device has applied the update, which it does unless a
                 value is not finite or exceeds the limits.
         """
-        self._forget_old_rollbacks(step)
+        self.recovery.forget_old_rollbacks(self._settings, step)
         values = {"loss": loss, "grad_norm": grad_norm}
         if math.isfinite(loss) and math.isfinite(grad_norm):
-            findings = self._check_series(step, values, applied=applied)
+            findings = self._check_finite(step, values, applied=applied)
         else:
             findings = [self._not_finite(step, values)]
-        is_skipped = any(finding.action is Action.SKIP for finding in findings)
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if is_skipped else 0
+        if any(finding.action is Action.SKIP for finding in findings):
+            self._skipped_in_a_row += 1
+        else:
+            self._skipped_in_a_row = 0
         findings = [self._escalated(finding) for finding in findings]
         if applied and math.isfinite(loss):
             findings += self._plateau.check(step, loss)
         return findings
 
-    def _forget_old_rollbacks(self, step: int) -> None:
-        """Reset the count of rollbacks once training is past the last trouble."""
-        furthest = self.recovery.furthest_trouble_step
-        if furthest is not None and step > furthest + self._settings.easing_steps:
-            self.recovery.without_progress = 0
-
     @property
     def calm(self) -> bool:
         """True if a rollback may return to a checkpoint saved now."""
-        in_excursion = self._loss.excursion or self._norm.excursion
+        in_excursion = self._loss.excursion or self._grad_norm.excursion
         return self._usual and not in_excursion and self._skipped_in_a_row == 0
 
     def learning_rate_share(self, step: int) -> float:
@@ -151,46 +127,32 @@ class HealthMonitor:
 
         Below 1 after a rollback.
         """
-        eased_from_step = self.recovery.eased_from_step
-        eased_share = self.recovery.eased_share
-        if eased_from_step is None or step < eased_from_step:
-            return 1.0
-        progress = min(1.0, (step - eased_from_step) / self._settings.easing_steps)
-        return eased_share + (1 - eased_share) * progress
+        return self.recovery.learning_rate_share(self._settings, step)
 
     def roll_back(
         self, saved: Mapping[str, Any], *, at_step: int, to_step: int
     ) -> None:
         """Return to the history at ``to_step`` after trouble at ``at_step``.
 
-        The learning rate is eased from there.
+        The learning rate is eased from there. The count of rollbacks is not part of
+        that history.
         """
         self._restore_history(saved)
         self._skipped_in_a_row = 0
-        recovery = self.recovery
-        recovery.rollbacks += 1
-        recovery.without_progress += 1
-        recovery.furthest_trouble_step = max(
-            recovery.furthest_trouble_step or 0, at_step
-        )
-        recovery.eased_from_step = to_step
-        recovery.eased_share = (
-            self._settings.eased_learning_rate_share**recovery.without_progress
-        )
+        self.recovery.count_rollback(self._settings, at_step=at_step, to_step=to_step)
 
     def reset_rollback_count(self) -> None:
         """Reset the count of rollbacks.
 
         Call it if settings were changed since the run gave up.
         """
-        self.recovery.without_progress = 0
-        self.recovery.furthest_trouble_step = None
+        self.recovery.reset_count()
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole state as JSON values; none of them is infinite."""
         return {
             "loss": self._loss.to_json(),
-            "grad_norm": self._norm.to_json(),
+            "grad_norm": self._grad_norm.to_json(),
             "plateau": dataclasses.asdict(self._plateau),
             "usual": self._usual,
             "skipped_in_a_row": self._skipped_in_a_row,
@@ -200,11 +162,10 @@ class HealthMonitor:
     def _not_finite(self, step: int, values: dict[str, float]) -> Diagnosis:
         """Return the finding on values of a step that are not finite."""
         self._usual = False
-        names = {"loss": "loss", "grad_norm": "gradient norm"}
         broken = [
-            f"{names[key]} is {value}"
-            for key, value in values.items()
-            if not math.isfinite(value)
+            f"{metric.name} is {values[metric.key]}"
+            for metric in self._metrics
+            if not math.isfinite(values[metric.key])
         ]
         return Diagnosis(
             kind=Kind.NON_FINITE,
@@ -213,160 +174,86 @@ class HealthMonitor:
             values=values,
         )
 
-    def _check_series(
+    def _check_finite(
         self, step: int, values: dict[str, float], *, applied: bool
     ) -> list[Diagnosis]:
-        """Return the findings on finite values of a step."""
-        pairs = [(self._loss, values["loss"]), (self._norm, values["grad_norm"])]
-        above = [series for series, value in pairs if value > series.limit]
-        blamed: _Series | None = None
-        if not applied and not any(series.guarded for series in above):
-            # An older limit caused the skip: that of the series nearest to its limit.
-            shares_of_limit = {
-                series: series.share_of_limit(value)
-                for series, value in pairs
-                if series.guarded
-            }
-            blamed = max(shares_of_limit, key=shares_of_limit.__getitem__, default=None)
+        """Return the findings on finite values of a step, and add usual ones."""
+        above = [
+            metric for metric in self._metrics if values[metric.key] > metric.limit
+        ]
+        blamed = None
+        if not applied and not any(metric.guarded for metric in above):
+            blamed = self._blame_older_limit(values)
         self._usual = not above and blamed is None
+        update = "applied" if applied else "skipped"
         findings = []
-        for series, value in pairs:
-            is_blamed = series is blamed
-            action = Action.SKIP if is_blamed else series.judge(value, applied=applied)
+        for metric in self._metrics:
+            value = values[metric.key]
+            is_blamed = metric is blamed
+            action = Action.SKIP if is_blamed else metric.judge(value, applied=applied)
             if action is not None:
-                limit = series.limit_text()
+                limit = metric.limit_text()
                 if is_blamed:
                     limit = "the limit of an earlier step"
-                update = "applied" if applied else "skipped"
+                message = (
+                    f"the {metric.name} of step {step} is {value:.4g}, above {limit};"
+                    f" the update was {update}"
+                )
                 findings.append(
                     Diagnosis(
-                        kind=series.kind,
+                        kind=metric.kind,
                         action=action,
-                        message=(
-                            f"the {series.name} of step {step} is {value:.4g}, above"
-                            f" {limit}; the update was {update}"
-                        ),
-                        values=values | self._limit_values(series),
+                        message=message,
+                        values=values | self._limit_values(metric),
                     )
                 )
-            is_usual = series not in above and not is_blamed
-            if is_usual or not series.guarded:
-                series.add(value)
+            is_usual = metric not in above and not is_blamed
+            # With the policy ``warn``, a lasting change becomes usual.
+            if is_usual or not metric.guarded:
+                metric.add(value)
         return findings
 
-    def _limit_values(self, series: "_Series") -> dict[str, float]:
-        """Return the numbers behind the limit of a series."""
-        values = {}
-        if not math.isnan(series.median):
-            values["median"] = series.median
-            values["limit"] = series.limit
-        if series is self._norm:
-            values["clip"] = self._max_grad_norm
-        return values
+    def _blame_older_limit(self, values: dict[str, float]) -> MetricHistory | None:
+        """Return the metric that made the device skip a step of usual values.
+
+        The limits of the device are some steps old. The metric that is nearest to its
+        present limit is blamed, of those that the device checks.
+        """
+        guarded = [metric for metric in self._metrics if metric.guarded]
+        if not guarded:
+            return None
+        return max(
+            guarded, key=lambda metric: metric.share_of_limit(values[metric.key])
+        )
+
+    def _limit_values(self, metric: MetricHistory) -> dict[str, float]:
+        """Return the numbers behind the limit of a metric."""
+        limit_values = metric.limit_values()
+        if metric is self._grad_norm:
+            limit_values["clip"] = self._max_grad_norm
+        return limit_values
 
     def _escalated(self, finding: Diagnosis) -> Diagnosis:
         """Return a finding with a stronger action if the milder one did not help."""
+        skipped = self._skipped_in_a_row
         action = finding.action
         message = finding.message
-        if (
-            action is Action.SKIP
-            and self._skipped_in_a_row >= self._settings.patience_steps
-        ):
+        if action is Action.SKIP and skipped >= self._settings.patience_steps:
             action = Action.ROLL_BACK
-            message += f", as {self._skipped_in_a_row} in a row were"
+            message += f", as {skipped} in a row were"
         if action is not Action.ROLL_BACK:
             return finding
         earlier_rollbacks = self.recovery.without_progress
         max_rollbacks = self._settings.max_rollbacks
         if earlier_rollbacks < max_rollbacks:
-            return dataclasses.replace(
-                finding, action=action, message=f"{message}; training rolls back"
-            )
+            message += "; training rolls back"
+            return dataclasses.replace(finding, action=action, message=message)
         if earlier_rollbacks:
             message += f"; {earlier_rollbacks} earlier rollbacks did not help"
         message += (
             f"; training gives up, at train.health.max_rollbacks = {max_rollbacks}"
         )
         return dataclasses.replace(finding, action=Action.GIVE_UP, message=message)
-
-
-class _Series:
-    """Last values of one metric, and the limit above which a value is unusual."""
-
-    def __init__(
-        self,
-        name: str,
-        kind: Kind,
-        policy: Policy,
-        settings: HealthSettings,
-        *,
-        floor: float,
-        saved: Mapping[str, Any],
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.guarded = policy != "warn"
-        """True if the device skips unusual steps, which it does unless the policy is
-        ``warn``."""
-        self.excursion: bool = saved.get("excursion", False)
-        """True if unusual values were reported and none was usual since; only with the
-        policy ``warn``."""
-        self._policy = policy
-        self._sigmas = settings.spike_sigmas
-        self._floor = floor
-        """Smallest limit."""
-        self._enough_values = max(
-            FEWEST_VALUES, min(ENOUGH_VALUES, settings.window_steps)
-        )
-        self._window: deque[float] = deque(
-            saved.get("window", ()), maxlen=settings.window_steps
-        )
-        self._measure()
-
-    def limit_text(self) -> str:
-        """Return the limit as messages show it."""
-        return (
-            f"{self.limit:.4g}; the median of the last {len(self._window)} steps is"
-            f" {self.median:.4g}"
-        )
-
-    def share_of_limit(self, value: float) -> float:
-        """Return a value as a share of the limit; 1 if the limit is 0."""
-        return value / self.limit if self.limit > 0 else 1.0
-
-    def judge(self, value: float, *, applied: bool) -> Action | None:
-        """Return the action for a value, or None if it is usual or already reported."""
-        if value <= self.limit:
-            self.excursion = False
-            return None
-        match self._policy:
-            case "rollback":
-                return Action.ROLL_BACK
-            case "skip":
-                # The device's limit is some steps old and can let through a value above
-                # the current one.
-                return Action.WARN if applied else Action.SKIP
-            case "warn":
-                was_reported = self.excursion
-                self.excursion = True
-                return None if was_reported else Action.WARN
-
-    def add(self, value: float) -> None:
-        """Add a value to those that are usual."""
-        self._window.append(value)
-        self._measure()
-
-    def to_json(self) -> dict[str, Any]:
-        return {"window": list(self._window), "excursion": self.excursion}
-
-    def _measure(self) -> None:
-        """Derive the median and the limit from the window."""
-        self.median = math.nan
-        self.limit = math.inf
-        if len(self._window) >= self._enough_values:
-            self.median, sigma = level_and_scatter(list(self._window))
-            room = max(self._sigmas * sigma, FLOOR_SHARE * abs(self.median))
-            self.limit = max(self.median + room, self._floor)
 
 
 StateT = TypeVar("StateT", Recovery, Plateau)

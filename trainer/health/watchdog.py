@@ -5,7 +5,6 @@ may be blocked in a collective, which runs no Python code.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import select
@@ -18,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.health.signals import SIGNALS, exit_signals
+
 REQUEUE = 75
 """Exit code after which a restart resumes the run."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 SAME_SIGNAL_S = 1.0
 """Seconds in which a second signal is the same request, as torchrun and SLURM both
 forward signals."""
@@ -37,7 +37,6 @@ _REARM_EVERY_S = 10.0
 _STOPPED_S = 5.0
 """Seconds between two checks above which the process must have been suspended."""
 _MAX_SIGNALS_READ = 64
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,29 +235,3 @@ def _write_message(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"train: {text}\n")
         sys.stderr.flush()
-
-
-def exit_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that request an exit; under ``nohup``, without SIGHUP."""
-    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return tuple(
-        number for number in SIGNALS if number != signal.SIGHUP or not under_nohup
-    )
-
-
-def ignore_signals() -> None:
-    """Ignore signals in a DataLoader worker.
-
-    A signal to all processes of a job is for training, which ends its workers.
-    """
-    signal.set_wakeup_fd(-1)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def end_with_parent() -> None:
-    """Request SIGTERM when the parent process dies.
-
-    A killed torchrun would otherwise leave its ranks running.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from trainer.config.tables import nearest
 from trainer.config.train_config import ModelSettings
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 from trainer.errors import BadConfig
 from trainer.model.attention import VARLEN_NAME, attend_within_documents, dropout_key
 from trainer.model.families import FAMILIES

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.data.batch_plan import Int64
+from trainer.data.array_types import Int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

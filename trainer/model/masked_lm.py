@@ -18,7 +18,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.masking import IGNORED_LABEL, SLOTS_MULTIPLE, head_slots
+from trainer.data.head_slots import SLOTS_MULTIPLE, head_slots
+from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch
 from trainer.model import precision
 from trainer.model.attention import (

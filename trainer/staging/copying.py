@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trainer.data.batch_plan import permute
-from trainer.data.dataset import (
+from trainer.data.dataset import TokenDataset
+from trainer.data.manifest import (
     MANIFEST_NAME,
     PREPARED_NAME,
     REJECTS_NAME,
     TOKENIZER_NAME,
     Manifest,
-    TokenDataset,
-    open_npy,
     read_manifest,
 )
+from trainer.data.npy_file import open_npy
+from trainer.data.permutation import permute
 from trainer.errors import BadConfig, unreadable
 from trainer.files import sync
 from trainer.record.progress import Update

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.config.resolve import ResolvedConfig
-from trainer.data.dataset import Manifest, read_manifest
+from trainer.data.manifest import Manifest, read_manifest
 from trainer.errors import BadConfig, UnreadableFile, unreadable
 from trainer.files import LockHeld, locked, sync
 from trainer.record.progress import Update

@@ -24,7 +24,7 @@ from autotune.speed.values import StepWork
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.parallel import DTYPES
 from trainer.distributed.ranks import Ranks

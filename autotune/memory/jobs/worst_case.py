@@ -9,8 +9,8 @@ import math
 import torch
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import SpecialIds
-from trainer.data.masking import head_slots
+from trainer.data.head_slots import head_slots
+from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
 
 

@@ -12,7 +12,7 @@ from autotune.base.model_work import (
 from trainer.build import model_work
 from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 from trainer.model.encoder import build_config, build_model
 from trainer.model.flops import ModelWork
 

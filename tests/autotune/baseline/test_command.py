@@ -10,7 +10,7 @@ from autotune.profiles.toml_file import profile_to_toml
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import example_profile
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 
 TINY = ModelSettings(
     name="tiny",

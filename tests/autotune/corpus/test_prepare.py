@@ -22,7 +22,8 @@ from autotune.corpus.tokenizer import SPECIAL_TOKENS
 from autotune.corpus.workplace import publish
 from autotune.errors import BadInput, MachineLacks
 from tests.system.faults.corpora import content
-from trainer.data.dataset import TokenDataset, read_manifest
+from trainer.data.dataset import TokenDataset
+from trainer.data.manifest import read_manifest
 from trainer.record.progress import progress
 
 DEFAULTS = {

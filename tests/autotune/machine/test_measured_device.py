@@ -15,7 +15,7 @@ from autotune.machine.measured_device import (
 from autotune.machine.values import GpuFacts
 from testbed.examples.feeds import ON_CPU
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.record.run_record import code_sha256
 
 MIB = 2**20

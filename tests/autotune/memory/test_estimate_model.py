@@ -14,8 +14,8 @@ from testbed.fakes import FakeHost, FakeMachine
 from tests.autotune.memory.simulated_traces import figures_of, trace_of
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
-from trainer.data.dataset import SpecialIds
-from trainer.data.masking import head_slots
+from trainer.data.head_slots import head_slots
+from trainer.data.manifest import SpecialIds
 
 REQUEST = TraceRequest(
     config=TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64),

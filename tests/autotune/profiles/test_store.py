@@ -27,7 +27,7 @@ from testbed.examples.profiles import but, example_profile
 from testbed.examples.trials import example_records, record
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from tests.autotune.machine.test_measured_device import H200
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.errors import UnreadableFile
 
 RUNNER = SimpleNamespace(trial_log=SimpleNamespace(directory=Path("nowhere")))

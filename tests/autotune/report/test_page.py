@@ -32,7 +32,7 @@ from testbed.examples.tuning import (
     example_profile,
 )
 from tests.autotune.report.examples import blocks_of, of_kind, reported, reported_run
-from trainer.data.dataset import LengthHistogram
+from trainer.data.manifest import LengthHistogram
 from trainer.health.events import new_event
 
 NULL = "0.0 (nullgpu)"

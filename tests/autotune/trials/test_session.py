@@ -24,7 +24,7 @@ from testbed.examples.profiles import FINGERPRINT, but, example_profile
 from testbed.examples.trials import record
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from tests.autotune.machine.test_measured_device import H200
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.environment import CPU_ENVIRONMENT
 
 EXAMPLE = example_profile()

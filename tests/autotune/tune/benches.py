@@ -13,7 +13,7 @@ from testbed.fakes import FakeClock, FakeHost, FakeMachine
 from testbed.simulators.explorations import Rate, machine_of
 from tests.autotune.memory.test_measure import simulate as step_of_a_machine
 from trainer.config.train_config import ModelSettings
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 
 SETTINGS = ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64})
 

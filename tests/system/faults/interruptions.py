@@ -36,7 +36,8 @@ from trainer.checkpoint.format import (
     step_of,
 )
 from trainer.errors import BadConfig
-from trainer.health.watchdog import REQUEUE, SIGNALS
+from trainer.health.signals import SIGNALS
+from trainer.health.watchdog import REQUEUE
 from trainer.record.run_record import RunExit
 
 Interruption = Callable[[Job, random.Random], bool]

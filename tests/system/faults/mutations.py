@@ -26,7 +26,7 @@ import tomlkit
 from autotune.cli import run
 from testbed.programs import run_program
 from trainer.config.tables import canonical_sha256
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 
 EXIT_BUG = 70
 ROOT = Path(__file__).parents[3]

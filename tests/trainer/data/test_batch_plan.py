@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.data.fake_dataset import FakeDataset, make_plan
-from trainer.data.batch_plan import LANES, lay_out, pack_sequences
+from trainer.data.batch_plan import LANES, lay_out
+from trainer.data.packing import pack_sequences
 
 PACKING_PROBLEMS = st.integers(1, 100).flatmap(
     lambda capacity: st.tuples(

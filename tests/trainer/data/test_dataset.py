@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 
 from testbed.datasets import write_dataset
 from trainer.data import dataset as dataset_module
-from trainer.data.dataset import (
-    LengthHistogram,
-    Shard,
-    Split,
-    TokenDataset,
-    read_manifest,
-)
+from trainer.data.dataset import TokenDataset
+from trainer.data.manifest import LengthHistogram, Shard, Split, read_manifest
 from trainer.errors import BadConfig, UnreadableFile
 
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]

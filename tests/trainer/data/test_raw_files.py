@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.data.raw_files import preparation_of
 from trainer.errors import BadConfig
 

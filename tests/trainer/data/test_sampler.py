@@ -18,9 +18,10 @@ from trainer.data.batch_plan import (
     MIN_BLOCK_SAMPLES,
     SPECIAL_TOKENS_PER_SAMPLE,
     BatchPlan,
-    Segments,
 )
-from trainer.data.sampler import UNKNOWN, Position, SequenceSampler, join_positions
+from trainer.data.position import UNKNOWN, Position, join_positions
+from trainer.data.sampler import SequenceSampler
+from trainer.data.segments import Segments
 
 LAYOUTS = st.sampled_from(["padded", "dynamic", "bucketed", "packed"])
 MAX_SAMPLE_TOKENS = SEQ_LENGTH_TOKENS - SPECIAL_TOKENS_PER_SAMPLE

@@ -12,7 +12,7 @@ from tests.trainer import oracles
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
 from trainer.data.loader import micro_batch_plans
-from trainer.data.masking import IGNORED_LABEL, head_slots
+from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.step import gradient_norm
@@ -341,19 +341,6 @@ def test_head_with_fixed_slots_drops_no_token(
         oracles.gradients_of(training, batches), oracles.learned(config, dataset)
     )
     assert training.module.overflows == overflows
-
-
-@pytest.mark.parametrize(
-    ("positions", "probability"), [(64, 0.15), (4096, 0.15), (94_208, 0.3), (64, 0.99)]
-)
-def test_head_slots_are_six_sigmas_above_the_mean(positions, probability):
-    slots = head_slots(positions, probability)
-    assert slots % 64 == 0
-    mean = positions * probability
-    sigma = math.sqrt(mean * (1 - probability))
-    likely_most = mean + 6 * sigma
-    assert slots >= min(positions, likely_most)
-    assert slots <= max(64, min(positions, likely_most + 64))
 
 
 def test_micro_batch_without_predicted_tokens_has_no_gradient(dataset):

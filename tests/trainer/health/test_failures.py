@@ -1,11 +1,7 @@
-import re
-
 import pytest
 import torch
-from torch.distributed import DistBackendError, DistStoreError, TCPStore
+from torch.distributed import DistBackendError
 
-from trainer.distributed.ranks import is_lost_rank_error
-from trainer.failure_notes import publish_failure, read_failure
 from trainer.health.failures import explain, out_of_memory
 
 MIB = 2**20
@@ -25,11 +21,13 @@ CLEAR_MESSAGES = [
     "could not create a memory object",
     "could not create a primitive",
 ]
+"""Messages that occur only if memory is short."""
 VAGUE_MESSAGES = [
     f"{library} error: {library.upper()}_STATUS_{status}"
     for library in ("CUBLAS", "cuDNN")
     for status in ("EXECUTION_FAILED", "INTERNAL_ERROR", "NOT_INITIALIZED")
 ]
+"""Messages that may also have another cause."""
 
 
 def pretend_cuda(monkeypatch, free_bytes):
@@ -44,26 +42,32 @@ def pretend_cuda(monkeypatch, free_bytes):
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
 
 
+@pytest.mark.parametrize("message", CLEAR_MESSAGES)
+def test_out_of_memory_is_recognised_by_its_message(message):
+    assert out_of_memory(RuntimeError(message)) == message
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        *((RuntimeError(message), message) for message in CLEAR_MESSAGES),
-        (MemoryError(), "MemoryError"),
-        (
+        pytest.param(MemoryError(), "MemoryError", id="Python"),
+        pytest.param(
             torch.OutOfMemoryError("the allocator had to retry"),
             "the allocator had to retry",
-        ),
-        (
-            RuntimeError(
-                "NCCL error in: NCCLUtils.cpp:94\nLast error:\nCuda failure 2 'out of"
-                " memory'\nmore"
-            ),
-            "Cuda failure 2 'out of memory'",
+            id="torch",
         ),
     ],
 )
-def test_out_of_memory_is_recognised_by_its_line(error, line):
+def test_out_of_memory_is_recognised_by_its_type(error, line):
     assert out_of_memory(error) == line
+
+
+def test_only_the_line_about_memory_is_returned():
+    error = RuntimeError(
+        "NCCL error in: NCCLUtils.cpp:94\nLast error:\nCuda failure 2 'out of"
+        " memory'\nmore"
+    )
+    assert out_of_memory(error) == "Cuda failure 2 'out of memory'"
 
 
 @pytest.mark.parametrize("message", VAGUE_MESSAGES)
@@ -84,8 +88,8 @@ def test_vague_error_on_a_full_gpu_is_out_of_memory(
     message, free_bytes, is_out_of_memory, monkeypatch
 ):
     pretend_cuda(monkeypatch, free_bytes)
-    line = out_of_memory(RuntimeError(message))
-    assert line == (message if is_out_of_memory else None)
+    expected_line = message if is_out_of_memory else None
+    assert out_of_memory(RuntimeError(message)) == expected_line
 
 
 @pytest.mark.parametrize(
@@ -106,149 +110,26 @@ def test_other_errors_are_not_out_of_memory(error, monkeypatch):
     assert out_of_memory(error) is None
 
 
-def nccl_error(code, last_error=""):
-    return DistBackendError(
-        f"NCCL error in: NCCLUtils.cpp:92, text, NCCL version 2.30.7\n{code}\nLast"
-        f" error:\n{last_error}"
+CUBLAS_OUT_OF_MEMORY = (
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_out_of_memory_is_explained_before_lost_ranks(lost):
+    explanation = explain(RuntimeError(CUBLAS_OUT_OF_MEMORY), lost=lost)
+    assert explanation.exit_code == 4
+    assert explanation.reason == f"out of memory: {CUBLAS_OUT_OF_MEMORY}"
+    assert "autotune probe" in explanation.next_step
+
+
+def test_error_of_nccl_is_explained_with_its_code():
+    error = DistBackendError(
+        "NCCL error in: NCCLUtils.cpp:92, text, NCCL version 2.30.7\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("error", "lost_before_rehearsal", "lost_later"),
-    [
-        pytest.param(
-            nccl_error("ncclUnhandledCudaError: Call to CUDA function failed."),
-            False,
-            False,
-            id="fault of this GPU",
-        ),
-        pytest.param(
-            nccl_error("ncclInternalError: Internal check failed."),
-            False,
-            False,
-            id="fault of NCCL",
-        ),
-        pytest.param(
-            nccl_error(
-                "ncclSystemError: System call failed.",
-                "Error: failed to extend /dev/shm/nccl-x",
-            ),
-            False,
-            True,
-            id="too little shared memory",
-        ),
-        pytest.param(
-            nccl_error(
-                "ncclSystemError: System call failed.",
-                "Call to recv failed : Connection reset by peer",
-            ),
-            True,
-            True,
-            id="connection reset",
-        ),
-        pytest.param(
-            nccl_error(
-                "ncclInternalError: Internal check failed.",
-                "Connection closed by remote peer",
-            ),
-            True,
-            True,
-            id="connection closed",
-        ),
-        pytest.param(
-            nccl_error(
-                "ncclRemoteError: A call failed possibly due to a network error"
-            ),
-            True,
-            True,
-            id="network error",
-        ),
-        pytest.param(
-            RuntimeError(
-                "[gloo/transport/tcp/pair.cc:547] Connection closed by peer"
-                " [127.0.0.1]:3333"
-            ),
-            True,
-            True,
-            id="gloo",
-        ),
-        pytest.param(
-            DistStoreError("wait timeout after 60000ms"), True, True, id="store"
-        ),
-        pytest.param(RuntimeError("shapes differ"), False, False, id="other error"),
-    ],
-)
-def test_lost_ranks_are_recognised(error, lost_before_rehearsal, lost_later):
-    assert is_lost_rank_error(error, rehearsed=False) == lost_before_rehearsal
-    assert is_lost_rank_error(error) == lost_later
-
-
-CUBLAS_OUT_OF_MEMORY = CLEAR_MESSAGES[3]
-
-
-@pytest.mark.parametrize(
-    ("error", "lost", "exit_code", "reason", "advice"),
-    [
-        *(
-            pytest.param(
-                RuntimeError(CUBLAS_OUT_OF_MEMORY),
-                lost,
-                4,
-                rf"out of memory: {re.escape(CUBLAS_OUT_OF_MEMORY)}$",
-                "autotune probe",
-                id=f"out of memory, lost={lost}",
-            )
-            for lost in (False, True)
-        ),
-        pytest.param(
-            nccl_error("ncclUnhandledCudaError: Call to CUDA function failed."),
-            False,
-            70,
-            r"NCCL failed: .*\(ncclUnhandledCudaError\)$",
-            "NCCL_DEBUG=INFO",
-            id="NCCL",
-        ),
-    ],
-)
-def test_error_of_a_library_is_explained(error, lost, exit_code, reason, advice):
-    explained_exit_code, explained_reason, next_step = explain(error, lost=lost)
-    assert explained_exit_code == exit_code
-    assert re.match(reason, explained_reason, re.DOTALL)
-    assert advice in next_step
-
-
-@pytest.fixture
-def torchrun():
-    """A store such as torchrun's agent has, as environment variables for its ranks."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    yield {
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_RESTART_COUNT": "1",
-    }
-    del store
-
-
-def test_failure_note_is_read_by_other_ranks(torchrun):
-    assert read_failure(torchrun) is None
-    for note in ((3, "rank 1: no such dataset: “ä”"), (5, "rank 2: no GPU")):
-        publish_failure(torchrun, *note)
-        assert read_failure(torchrun) == note
-
-
-def test_failure_note_is_not_read_by_other_starts(torchrun):
-    publish_failure(torchrun, 5, "rank 2: no GPU")
-    assert read_failure(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}) is None
-    del torchrun["TORCHELASTIC_RESTART_COUNT"]
-    assert read_failure(torchrun) is None
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("TORCHELASTIC_USE_AGENT_STORE", "False"), ("MASTER_PORT", "x")]
-)
-def test_no_failure_note_without_a_store(torchrun, key, value):
-    for environment in (torchrun | {key: value}, {}):
-        publish_failure(environment, 3, "for nobody")
-        assert read_failure(environment) is None
-    assert read_failure(torchrun) is None
+    explanation = explain(error, lost=False)
+    assert explanation.exit_code == 70
+    assert explanation.reason.startswith("NCCL failed: ")
+    assert explanation.reason.endswith("(ncclUnhandledCudaError)")
+    assert "NCCL_DEBUG=INFO" in explanation.next_step

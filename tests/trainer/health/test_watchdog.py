@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from trainer.health import watchdog
-from trainer.health.watchdog import REQUEUE, ignore_signals
+from trainer.health.signals import SIGNALS, ignore_signals
+from trainer.health.watchdog import REQUEUE
 
 PROGRAM = """
 import ctypes, json, os, signal, sys, time
@@ -198,7 +198,7 @@ def test_workers_ignore_signals():
     pid = os.fork()
     if not pid:
         ignore_signals()
-        for number in watchdog.SIGNALS:
+        for number in SIGNALS:
             os.kill(os.getpid(), number)
         os._exit(5)
     _, status = os.waitpid(pid, 0)

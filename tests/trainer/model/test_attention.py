@@ -10,7 +10,7 @@ from tests.trainer import oracles
 from trainer.build import checkpoint_activations
 from trainer.compilation import GraphCounter
 from trainer.config.train_config import ModelSettings
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model import attention, sparse_last_layer

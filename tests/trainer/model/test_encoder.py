@@ -6,7 +6,7 @@ import torch
 
 from trainer.config.presets import PRESETS, model_settings
 from trainer.config.train_config import ModelSettings
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 from trainer.errors import BadConfig
 from trainer.model.encoder import build_config, build_model
 

@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from tests.trainer import oracles
 from trainer.config.train_config import ModelSettings
-from trainer.data.dataset import SpecialIds
+from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model import attention, packing, sparse_last_layer

@@ -18,7 +18,7 @@ from testbed.examples.checkpoints import resolved_of
 from tests.system.faults.corpora import content
 from tests.trainer.oracles import config_of
 from trainer.config.train_config import DataSettings
-from trainer.data.dataset import read_manifest
+from trainer.data.manifest import read_manifest
 from trainer.errors import BadConfig, UnreadableFile
 from trainer.staging import stage as staging
 from trainer.staging.copying import (
