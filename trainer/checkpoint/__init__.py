@@ -5,9 +5,9 @@
 ``checkpoint_writer`` writes them, both without torch. ``tensors`` lists the tensors of
 the training state under any parallel strategy, ``host_copy`` copies them to host
 memory, and ``restore`` reads them back. ``async_writer`` writes in the background, and
-``save_events`` reports it. ``resume`` chooses the run directory and the checkpoint to
-start from, without torch, and ``changed_settings`` compares settings for it. ``export``
-writes the trained model for transformers.
+``save_events`` reports it. ``resume`` decides how a run starts, without torch: with
+``checkpoint_choice`` it finds the checkpoint, with ``changed_settings`` it compares
+settings. ``export`` writes the trained model for transformers.
 
 This package exports no names, as ``manager``, ``tensors`` and ``export`` import torch;
 import ``manager.CheckpointManager``, ``resume.choose_run``, ``format.read_checkpoint``

@@ -11,8 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint import format as disk
 from trainer.checkpoint.changed_settings import check_fixed_settings, describe_changes
+from trainer.checkpoint.checkpoint_choice import (
+    check_newest,
+    choose_own_checkpoint,
+    newest_of_other_run,
+    read_named_checkpoint,
+)
+from trainer.checkpoint.format import (
+    CHECKPOINTS_DIRECTORY,
+    MANIFEST_FILE,
+    CheckpointManifest,
+    list_checkpoints,
+)
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
@@ -21,6 +32,7 @@ from trainer.health.events import EventRow, new_event
 from trainer.record.run_record import (
     RUN_FILE,
     RunExit,
+    RunHeader,
     read_exit,
     read_first_header,
     read_header,
@@ -30,8 +42,11 @@ from trainer.record.writer import RunWriter, default_run_directory
 AUTO = "auto"
 NEVER = "never"
 OnOpen = Callable[[RunWriter], None]
+"""Callback that receives the writer of a run as soon as it is open."""
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 """Environment variables with the number of restarts of a job."""
+_START_TIME_FIELD = 22
+"""Number of the field ``starttime`` in ``/proc/PID/stat``, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +54,7 @@ class Start:
     """Decision of rank 0 on how training starts."""
 
     checkpoint: Path | None = None
-    manifest: disk.CheckpointManifest | None = None
+    manifest: CheckpointManifest | None = None
     events: tuple[EventRow, ...] = ()
     finished: RunExit | None = None
     """Exit of a run that has already finished; None if there are steps left to
@@ -51,10 +66,7 @@ class Start:
 
     @property
     def origin(self) -> str | None:
-        """Checkpoint as the run record names it.
-
-        Its name, or its path if it belongs to another run.
-        """
+        """Name of the checkpoint, or its path if it belongs to another run."""
         if self.checkpoint is None:
             return None
         if self.from_other_run:
@@ -63,9 +75,9 @@ class Start:
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Return the name of this process's SLURM or torchrun job.
+    """Return a name of this process's SLURM or torchrun job that survives a restart.
 
-    It survives a restart. Empty without such a job.
+    The name is empty without such a job.
     """
     if environment.get("SLURM_JOB_ID"):
         return f"slurm-{environment['SLURM_JOB_ID']}"
@@ -76,11 +88,15 @@ def job_name(environment: Mapping[str, str]) -> str:
 
 
 def _start_time(process: int) -> str:
-    """Return the start time of a process, as numbers of processes are used again."""
+    """Return the start time of a process, in clock ticks since the boot.
+
+    With it a name is unique, as the system uses numbers of processes again.
+    """
     stat = Path(f"/proc/{process}/stat").read_text()
-    # The name, in parentheses, may contain spaces; see proc_pid_stat(5).
-    _, _, fields = stat.rpartition(")")
-    return fields.split()[19]
+    # The second field, the program's name in parentheses, may contain spaces; see
+    # proc_pid_stat(5).
+    _, _, from_third_field = stat.rpartition(")")
+    return from_third_field.split()[_START_TIME_FIELD - 3]
 
 
 def choose_run(
@@ -136,6 +152,7 @@ def choose_run(
 
 
 def _is_restarted(environment: Mapping[str, str]) -> bool:
+    """Return whether SLURM or torchrun has restarted this process's job."""
     counts = [environment.get(name) or "0" for name in _RESTART_COUNTS]
     return any(int(count) > 0 for count in counts)
 
@@ -153,9 +170,9 @@ def _find_run_of_job(job: str, resolved: ResolvedConfig) -> Path | None:
         reverse=True,
     )
     for run_file in run_files:
-        with contextlib.suppress(BadConfig):
+        with contextlib.suppress(BadConfig):  # a record that cannot be read
             header = read_header(run_file.parent)
-            if (header.job, header.config_sha256) == (job, resolved.config_sha256):
+            if header.job == job and header.config_sha256 == resolved.config_sha256:
                 return run_file.parent
     return None
 
@@ -170,13 +187,12 @@ def _resume_run(
     header = read_header(directory)
     check_fixed_settings(header, resolved, directory)
     last_exit = read_exit(directory)
+    _reject_same_settings(directory, header, last_exit, resolved)
     gave_up = _has_given_up(last_exit)
-    if gave_up and header.config_sha256 == resolved.config_sha256:
-        raise _same_settings_gave_up(directory, last_exit)
     # From here on files change. All checks that reject a start are above.
     writer = _open_writer(directory, on_open, exists=True)
-    checkpoint, corruption_events = _select_checkpoint(
-        directory / disk.CHECKPOINTS_DIRECTORY, writer.attempt, gave_up=gave_up
+    checkpoint, corruption_events = choose_own_checkpoint(
+        directory / CHECKPOINTS_DIRECTORY, writer.attempt, gave_up=gave_up
     )
     if checkpoint is None:
         start = _repeat_first_start(
@@ -203,16 +219,26 @@ def _resume_run(
 
 
 def _has_given_up(last_exit: RunExit | None) -> bool:
-    """Return whether a run's last start ended because nothing helped its training."""
+    """Return whether a run's last start ended as no rollback helped its training."""
     return last_exit is not None and last_exit.exit_code == TrainingFailed.exit_code
 
 
-def _same_settings_gave_up(
-    directory: Path, last_exit: RunExit | None
-) -> TrainingFailed:
-    """Return the error of a start that would only repeat a failure."""
-    assert last_exit is not None
-    return TrainingFailed(
+def _reject_same_settings(
+    directory: Path,
+    header: RunHeader,
+    last_exit: RunExit | None,
+    resolved: ResolvedConfig,
+) -> None:
+    """Reject a start that would only repeat the failure of the last one.
+
+    Raises:
+        TrainingFailed: If the last start gave up under the same settings.
+    """
+    if last_exit is None or not _has_given_up(last_exit):
+        return
+    if header.config_sha256 != resolved.config_sha256:
+        return
+    raise TrainingFailed(
         f"{directory} gave up before with the same settings: {last_exit.reason}",
         next_step=(
             "Change a setting, such as --set train.learning_rate=…; or start from"
@@ -228,60 +254,6 @@ def _has_finished(last_exit: RunExit | None, step: int, config: TrainConfig) -> 
     )
 
 
-def _select_checkpoint(
-    root: Path, attempt: int, *, gave_up: bool
-) -> tuple[disk.StoredCheckpoint | None, list[EventRow]]:
-    """Find the checkpoint to resume from, and put aside those that cannot be used.
-
-    Args:
-        root: Directory of the run's checkpoints.
-        attempt: Number of this start of the run.
-        gave_up: Whether the last start gave up. Only a checkpoint from before its
-            trouble, marked as good, is then of use.
-
-    Returns:
-        The checkpoint, None if there is none, and an event for every corrupt one.
-    """
-    disk.clear_leftovers(root)
-    checkpoint, corrupt_checkpoints = disk.newest_checkpoint(root, only_good=gave_up)
-    # Renamed only after the search, as nothing may change if it fails.
-    corruption_events = [
-        _put_aside_corrupt(corrupt, attempt) for corrupt in corrupt_checkpoints
-    ]
-    if gave_up:
-        _put_aside_newer(root, checkpoint, attempt)
-    if checkpoint is not None:
-        disk.point_to_latest(root, checkpoint.path.name)
-    return checkpoint, corruption_events
-
-
-def _put_aside_corrupt(corrupt: disk.CorruptCheckpoint, attempt: int) -> EventRow:
-    """Rename a corrupt checkpoint, and return the event that reports it."""
-    path = corrupt.path
-    aside = path.with_name(f"{path.name}.corrupt-{attempt}")
-    path.rename(aside)
-    return new_event(
-        0,
-        "resumed",
-        f"checkpoint {path.name} is corrupt and is skipped: {corrupt.reason}; kept as"
-        f" {aside.name}",
-        level="error",
-    )
-
-
-def _put_aside_newer(
-    root: Path, checkpoint: disk.StoredCheckpoint | None, attempt: int
-) -> None:
-    """Rename a failed attempt's checkpoints that are newer than ``checkpoint``.
-
-    If they kept their names, they would seem newer than those that this start saves.
-    """
-    for path in disk.list_checkpoints(root):
-        if checkpoint is not None and path == checkpoint.path:
-            break
-        path.rename(path.with_name(f"{path.name}.given-up-{attempt}"))
-
-
 def _repeat_first_start(
     directory: Path, *, gave_up: bool, corruption_events: Sequence[EventRow]
 ) -> Start:
@@ -291,13 +263,13 @@ def _repeat_first_start(
         BadConfig: If all of the run's own checkpoints are corrupt.
     """
     origin = read_first_header(directory).resumed_from
-    # This start or an earlier one has renamed them.
-    corrupt = list((directory / disk.CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*"))
+    # Corrupt checkpoints have been renamed, by this start or an earlier one.
+    corrupt = list((directory / CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*"))
     if corrupt and not gave_up and origin is None:
         raise BadConfig(
             f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept"
             " as *.corrupt-*",
-            next_step=("Check that disk, and start from scratch with another --out"),
+            next_step="Check that disk, and start from scratch with another --out",
         )
     reason = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
@@ -308,7 +280,7 @@ def _repeat_first_start(
             level="warning",
         )
         return Start(events=(*corruption_events, from_scratch))
-    checkpoint = _read_checkpoint(Path(origin))
+    checkpoint = read_named_checkpoint(Path(origin))
     from_origin = new_event(
         checkpoint.manifest.state.step,
         "resumed",
@@ -322,22 +294,34 @@ def _repeat_first_start(
     )
 
 
-def _resume_path(
-    path: Path, out: Path | None, resolved: ResolvedConfig, on_open: OnOpen
-) -> tuple[RunWriter, Start]:
-    """Resume a run in its directory, or start another run from its checkpoints.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NamedOrigin:
+    """Run or checkpoint that ``--resume PATH`` names."""
 
-    ``path`` is a run, its directory of checkpoints, or one of them.
+    path: Path
+    is_checkpoint: bool
+    """True if ``path`` is a checkpoint, False if it is a run or its checkpoints."""
+    root: Path
+    """Directory of the run's checkpoints."""
+
+    @property
+    def run(self) -> Path:
+        """Directory of the run."""
+        return self.root.parent
+
+
+def _find_origin(path: Path) -> _NamedOrigin:
+    """Find the run of a path: a run, its directory of checkpoints, or one of them.
+
+    Raises:
+        BadConfig: If there are no checkpoints.
     """
-    is_checkpoint = (path / disk.MANIFEST_FILE).is_file()
-    if is_checkpoint:
-        root = path.parent
-    elif path.name == disk.CHECKPOINTS_DIRECTORY:
-        root = path
-    else:
-        root = path / disk.CHECKPOINTS_DIRECTORY
-    run = root.parent
-    if not is_checkpoint and not root.is_dir():
+    if (path / MANIFEST_FILE).is_file():
+        return _NamedOrigin(path=path, is_checkpoint=True, root=path.parent)
+    root = path
+    if path.name != CHECKPOINTS_DIRECTORY:
+        root = path / CHECKPOINTS_DIRECTORY
+    if not root.is_dir():
         raise BadConfig(
             f"--resume {path}: no checkpoint found there",
             next_step=(
@@ -345,58 +329,36 @@ def _resume_path(
                 " runs/NAME/checkpoints/step-000001000"
             ),
         )
-    if out is None or out.resolve() == run.resolve():
-        if is_checkpoint:
-            _check_newest(path, run)
-        return _resume_run(run, resolved, on_open)
-    return _start_from_path(
-        path, root, out, resolved, on_open, is_checkpoint=is_checkpoint
-    )
+    return _NamedOrigin(path=path, is_checkpoint=False, root=root)
 
 
-def _check_newest(checkpoint: Path, run: Path) -> None:
-    """Check that a run has no newer checkpoint, as resuming would discard it.
-
-    Raises:
-        BadConfig: If it has one.
-    """
-    checkpoints = disk.list_checkpoints(checkpoint.parent)
-    if checkpoints and checkpoints[0] == checkpoint:
-        return
-    raise BadConfig(
-        f"{run} has newer checkpoints than {checkpoint.name}",
-        next_step=(
-            "Start another run from it with --out DIR, or resume from the newest:"
-            f" --resume auto --out {run}"
-        ),
-    )
-
-
-def _start_from_path(
-    path: Path,
-    root: Path,
-    out: Path,
-    resolved: ResolvedConfig,
-    on_open: OnOpen,
-    *,
-    is_checkpoint: bool,
+def _resume_path(
+    path: Path, out: Path | None, resolved: ResolvedConfig, on_open: OnOpen
 ) -> tuple[RunWriter, Start]:
-    """Start the run ``out`` from a checkpoint of another run.
+    """Resume a run in its directory, or start another run from its checkpoints."""
+    origin = _find_origin(path)
+    if out is not None and out.resolve() != origin.run.resolve():
+        return _start_from(origin, out, resolved, on_open)
+    if origin.is_checkpoint:
+        check_newest(path, origin.run)
+    return _resume_run(origin.run, resolved, on_open)
 
-    The checkpoint is ``path``, or the newest in ``root`` if ``path`` is not a
-    checkpoint.
-    """
+
+def _start_from(
+    origin: _NamedOrigin, out: Path, resolved: ResolvedConfig, on_open: OnOpen
+) -> tuple[RunWriter, Start]:
+    """Start the run ``out`` from a checkpoint of another run: the named, or newest."""
     exists = (out / RUN_FILE).is_file()
     if exists:
-        _check_started_from(out, path)
-        if disk.list_checkpoints(out / disk.CHECKPOINTS_DIRECTORY):
+        _check_started_from(out, origin.path)
+        if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
             # The same command was run before, and its run has got further since.
             return _resume_run(out, resolved, on_open)
     corruption_events: list[EventRow] = []
-    if is_checkpoint:
-        checkpoint = _read_checkpoint(path)
+    if origin.is_checkpoint:
+        checkpoint = read_named_checkpoint(origin.path)
     else:
-        checkpoint, corruption_events = _newest_of_other_run(root)
+        checkpoint, corruption_events = newest_of_other_run(origin.root)
     state = checkpoint.manifest.state
     check_fixed_settings(state, resolved, checkpoint.path)
     changes = describe_changes(state, resolved)
@@ -428,50 +390,6 @@ def _check_started_from(directory: Path, path: Path) -> None:
         f"{directory} already contains a run, which did not start from {path}",
         next_step="Choose another --out, or resume that run with --resume auto",
     )
-
-
-def _newest_of_other_run(
-    root: Path,
-) -> tuple[disk.StoredCheckpoint, list[EventRow]]:
-    """Find the newest intact checkpoint of another run, whose files stay as they are.
-
-    Returns:
-        The checkpoint, and an event for every newer one that is corrupt.
-
-    Raises:
-        BadConfig: If no checkpoint is intact.
-    """
-    checkpoint, corrupt_checkpoints = disk.newest_checkpoint(root)
-    if checkpoint is None:
-        raise BadConfig(
-            f"{root} has no intact checkpoint",
-            next_step="Start from scratch with another --out, or pass another run",
-        )
-    corruption_events = [
-        new_event(
-            0,
-            "resumed",
-            f"a checkpoint is corrupt and is skipped: {corrupt.reason}",
-            level="error",
-        )
-        for corrupt in corrupt_checkpoints
-    ]
-    return checkpoint, corruption_events
-
-
-def _read_checkpoint(path: Path) -> disk.StoredCheckpoint:
-    """Read and check the checkpoint that was asked for by its path.
-
-    Raises:
-        BadConfig: If it is corrupt.
-    """
-    try:
-        return disk.StoredCheckpoint(path=path, manifest=disk.read_checkpoint(path))
-    except disk.BadCheckpoint as error:
-        raise BadConfig(
-            f"the checkpoint is corrupt: {error}",
-            next_step="Pass an older one, or the run: --resume RUN",
-        ) from error
 
 
 def _open_writer(directory: Path, on_open: OnOpen, *, exists: bool) -> RunWriter:

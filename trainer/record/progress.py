@@ -2,11 +2,10 @@
 
 import contextlib
 import datetime
-import functools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -16,17 +15,10 @@ from trainer.record.run_record import EvaluationRow, RunHeader, StepRow
 Update = Callable[[float, float | None, str], None]
 """Progress callback with the arguments (done, total or None, note)."""
 
-PLAIN_INTERVAL_S = 5.0
-_RATE_LINES = 12
-"""Lines that the estimate of the remaining time uses: about a minute."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reached:
-    """Progress at a moment."""
-
-    moment_s: float
-    done: float
+_LINE_INTERVAL_S = 5.0
+"""Interval between lines without a terminal, and between points of the history."""
+_HISTORY_POINTS = 12
+"""Points that the estimate of the remaining time uses: about a minute."""
 
 
 @contextlib.contextmanager
@@ -39,62 +31,90 @@ def progress(title: str, *, budget_s: float | None = None) -> Iterator[Update]:
             shown never exceeds; None if it has none.
     """
     deadline_s = None if budget_s is None else time.monotonic() + budget_s
-    history: deque[_Reached] = deque(maxlen=_RATE_LINES)
-    with _bar(title) if sys.stderr.isatty() else contextlib.nullcontext() as show:
-
-        def update(done: float, total: float | None, note: str) -> None:
-            now_s = time.monotonic()
-            finished = total is not None and done >= total
-            line_due = (
-                not history
-                or now_s - history[-1].moment_s >= PLAIN_INTERVAL_S
-                or finished
-            )
-            if line_due:
-                history.append(_Reached(moment_s=now_s, done=done))
-            time_left = "" if finished else _time_left(history, total, deadline_s)
-            if show is not None:
-                show(completed=done, total=total, note=note, left=time_left)
-            elif line_due:
-                parts = [note]
-                if total:
-                    parts.insert(0, f"{done / total * 100:3.0f} %")
-                elif done:
-                    parts.insert(0, f"{done:g}")
-                line = f"{title}: {' '.join(parts)}"
-                if time_left:
-                    line += f", {time_left}"
-                sys.stderr.write(f"{line}\n")
-                sys.stderr.flush()
-
-        yield update
+    history = _History(deadline_s)
+    if sys.stderr.isatty():
+        with _bar(title, history) as update_bar:
+            yield update_bar
+    else:
+        yield _line_writer(title, history)
 
 
-def _time_left(
-    history: Sequence[_Reached], total: float | None, deadline_s: float | None
-) -> str:
-    """Return the estimated time left, as text, from the rate of the last lines.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reached:
+    """Progress at a moment."""
 
-    The text is empty if it is unknown.
+    moment_s: float
+    done: float
+
+
+class _History:
+    """Records progress every few seconds, and estimates the time left from it.
+
+    ``deadline_s`` is the end of the phase's time budget, None if it has none.
     """
-    first = history[0]
-    last = history[-1]
-    if deadline_s is not None and last.moment_s > deadline_s:
-        return "over the time limit; finishing the minimum"
-    bounds_s = []
-    if deadline_s is not None:
-        bounds_s.append(deadline_s - last.moment_s)
-    if total is not None and last.done > first.done:
-        elapsed_s = last.moment_s - first.moment_s
-        bounds_s.append((total - last.done) * elapsed_s / (last.done - first.done))
-    if not bounds_s:
-        return ""
-    return f"{datetime.timedelta(seconds=round(min(bounds_s)))} left"
+
+    def __init__(self, deadline_s: float | None) -> None:
+        self._deadline_s = deadline_s
+        self._points: deque[_Reached] = deque(maxlen=_HISTORY_POINTS)
+
+    def add(self, done: float, total: float | None) -> bool:
+        """Record the progress if it is time to; return whether it was."""
+        now_s = time.monotonic()
+        if self._points and not _is_finished(done, total):
+            since_last_s = now_s - self._points[-1].moment_s
+            if since_last_s < _LINE_INTERVAL_S:
+                return False
+        self._points.append(_Reached(moment_s=now_s, done=done))
+        return True
+
+    def describe_time_left(self, done: float, total: float | None) -> str:
+        """Return the estimated time left, as text; empty if unknown or if finished."""
+        if _is_finished(done, total):
+            return ""
+        first = self._points[0]
+        last = self._points[-1]
+        bounds_s = []
+        if self._deadline_s is not None:
+            if last.moment_s > self._deadline_s:
+                return "over the time limit; finishing the minimum"
+            bounds_s.append(self._deadline_s - last.moment_s)
+        if total is not None and last.done > first.done:
+            elapsed_s = last.moment_s - first.moment_s
+            bounds_s.append((total - last.done) * elapsed_s / (last.done - first.done))
+        if not bounds_s:
+            return ""
+        return f"{datetime.timedelta(seconds=round(min(bounds_s)))} left"
+
+
+def _is_finished(done: float, total: float | None) -> bool:
+    return total is not None and done >= total
+
+
+def _line_writer(title: str, history: _History) -> Update:
+    """Return a callback that writes a line whenever the history gets a point."""
+
+    def write_line(done: float, total: float | None, note: str) -> None:
+        if not history.add(done, total):
+            return
+        line = f"{title}: "
+        if total:
+            line += f"{done / total * 100:3.0f} % "
+        elif done:
+            line += f"{done:g} "
+        line += note
+        time_left = history.describe_time_left(done, total)
+        if time_left:
+            line += f", {time_left}"
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    return write_line
 
 
 @contextlib.contextmanager
-def _bar(title: str) -> Iterator[Callable[..., None]]:
-    """Show a bar on the terminal, and yield the function that updates it."""
+def _bar(title: str, history: _History) -> Iterator[Update]:
+    """Show a bar on the terminal, and yield the callback that updates it."""
+    # Imported only if a bar is shown, to keep the start short.
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -114,7 +134,13 @@ def _bar(title: str) -> Iterator[Callable[..., None]]:
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=None, note="", left="")
-        yield functools.partial(bar.update, task)
+
+        def update_bar(done: float, total: float | None, note: str) -> None:
+            history.add(done, total)
+            time_left = history.describe_time_left(done, total)
+            bar.update(task, completed=done, total=total, note=note, left=time_left)
+
+        yield update_bar
 
 
 def show_row(

@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -49,15 +50,17 @@ def logged_to_wandb(directory):
 WANDB_HEADER_BYTES = 7
 WANDB_BLOCK_BYTES = 2**15
 RECORD_HEADER_BYTES = 7
-WHOLE, LAST = 1, 4
-"""Types of a record's parts: the whole record, or its last part."""
+WHOLE_RECORD = 1
+LAST_PART = 4
+"""Types of the parts after which a record is complete."""
 
 
 def _wandb_records(content):
     """Yield the records of a W&B file.
 
-    After a header, it is a log in LevelDB's format: records are split into parts at
-    blocks of 32 KiB.
+    After a header, it is a log in LevelDB's format: blocks of 32 KiB, at whose ends
+    records are split into parts. Each part begins with its checksum (4 bytes), size
+    and type.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -72,50 +75,58 @@ def _wandb_records(content):
         begin = position + RECORD_HEADER_BYTES
         record_content += content[begin : begin + size]
         position = begin + size
-        if part_type in (WHOLE, LAST):
+        if part_type in (WHOLE_RECORD, LAST_PART):
             record = Record()
             record.ParseFromString(record_content)
             yield record
             record_content = b""
 
 
+def write_start(directory, logger, attempt, rows, report):
+    """Write the rows of one start of a run, which are also logged to a board."""
+    writer = RunWriter(directory, active=True, again=True)
+    header = header_of(
+        resumed_step=attempt - 1, started_utc=f"2026-01-0{attempt}T00:00:00Z"
+    )
+    # A logger that is named twice is opened once.
+    opened = boards.open_boards([logger, logger], directory, header, attempt, report)
+    writer.start(header, boards=opened)
+    for row in rows:
+        writer.append(row)
+    writer.close()
+    release_run(writer)
+
+
+def numbers_of(group, row):
+    """Return the numbers of a row that a board logs, by name and step."""
+    numbers = row.model_dump(exclude={"step"}, exclude_none=True)
+    return {(f"{group}/{name}", row.step): value for name, value in numbers.items()}
+
+
 @pytest.mark.parametrize(
-    ("name", "logged"),
-    [("tensorboard", logged_to_tensorboard), ("wandb", logged_to_wandb)],
-    ids=["tensorboard", "wandb"],
+    ("logger", "logged"),
+    [
+        pytest.param("tensorboard", logged_to_tensorboard, id="tensorboard"),
+        pytest.param("wandb", logged_to_wandb, id="wandb"),
+    ],
 )
-def test_logger_gets_numbers_of_all_starts(tmp_path, monkeypatch, name, logged):
-    library = pytest.importorskip(name)
+def test_logger_gets_numbers_of_all_starts(tmp_path, monkeypatch, logger, logged):
+    library = pytest.importorskip(logger)
     monkeypatch.setenv("WANDB_MODE", "offline")
     failures = []
     first = row_of(1, loss=2.5)
     evaluation = evaluation_of(1)
     second = row_of(2, loss=None)
-    for attempt, rows in ((1, (first, evaluation)), (2, (second,))):
-        writer = RunWriter(tmp_path, active=True, again=True)
-        header = header_of(
-            resumed_step=attempt - 1, started_utc=f"2026-01-0{attempt}T00:00:00Z"
-        )
-        opened = boards.open_boards(
-            [name, name], tmp_path, header, attempt, failures.append
-        )
-        writer.start(header, boards=opened)
-        for row in rows:
-            writer.append(row)
-        writer.close()
-        release_run(writer)
-    if name == "wandb":
+    write_start(tmp_path, logger, 1, [first, evaluation], failures.append)
+    write_start(tmp_path, logger, 2, [second], failures.append)
+    if logger == "wandb":
         library.teardown()  # ends its child process
     assert failures == []
-    expected = {}
-    for group, row in (
-        ("train", first),
-        ("validation", evaluation),
-        ("train", second),
-    ):
-        numbers = row.model_dump(exclude={"step"}, exclude_none=True)
-        for number, value in numbers.items():
-            expected[f"{group}/{number}", row.step] = value
+    expected = {
+        **numbers_of("train", first),
+        **numbers_of("validation", evaluation),
+        **numbers_of("train", second),
+    }
     assert logged(tmp_path) == pytest.approx(expected)
 
 
@@ -137,32 +148,24 @@ print([event.message for event in events])
 )
 def test_wandb_writes_files_when_offline(tmp_path, lacks):
     pytest.importorskip("wandb")
-    variables = [f"HOME={tmp_path}"]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"WANDB_MODE", "WANDB_API_KEY"}
+    }
+    environment["HOME"] = str(tmp_path)  # which may have a key in .netrc
     if lacks == "server":
-        variables += [
-            "WANDB_BASE_URL=http://127.0.0.1:9",
-            "WANDB_INIT_TIMEOUT=1",
-            f"WANDB_API_KEY={'a' * 40}",
-        ]
-    command = [
-        "env",
-        "-u",
-        "WANDB_MODE",
-        "-u",
-        "WANDB_API_KEY",
-        *variables,
-        sys.executable,
-        "-c",
-        LOG_TO_WANDB,
-        str(tmp_path),
-    ]
+        environment["WANDB_BASE_URL"] = "http://127.0.0.1:9"  # nothing listens there
+        environment["WANDB_INIT_TIMEOUT"] = "1"
+        environment["WANDB_API_KEY"] = "a" * 40
     process = subprocess.run(
-        command,
+        [sys.executable, "-c", LOG_TO_WANDB, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
         stdin=subprocess.DEVNULL,
+        env=environment,
     )
     reported = "cannot log to wandb online" in process.stdout
     assert reported == (lacks == "server")
@@ -174,10 +177,11 @@ class FullBoard:
 
     name = "wandb"
 
-    def add(self, *_):
+    def add(self, step, numbers):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    close = add
+    def close(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_failed_board_is_reported_once(tmp_path):
@@ -218,7 +222,11 @@ def test_rejects_logger_that_is_not_installed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("log_to", "suggestion"), [(["wandbb"], "'wandb'"), ("wandb", "['wandb']")]
+    ("log_to", "suggestion"),
+    [
+        pytest.param(["wandbb"], "'wandb'", id="misspelt"),
+        pytest.param("wandb", "['wandb']", id="not a list"),
+    ],
 )
 def test_rejects_unknown_logger(log_to, suggestion):
     model = {"name": "m", "config": {"model_type": "bert"}}

@@ -1,23 +1,27 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from trainer.record import progress as module
+from trainer.record import progress as progress_module
 from trainer.record.progress import progress
 
 
 @pytest.fixture
 def lines_of(capsys, monkeypatch):
-    """Function that returns the lines written for updates of (second, done) of 100."""
+    """Function that returns the lines written for updates, without the title.
+
+    Updates are pairs: the second of the update, and the progress of 100.
+    """
 
     def run(updates, budget_s=None):
-        clock = {"now": 0.0}
-        monkeypatch.setattr(module.time, "monotonic", lambda: clock["now"])
+        clock = SimpleNamespace(now_s=0.0)
+        monkeypatch.setattr(progress_module.time, "monotonic", lambda: clock.now_s)
         with progress("work", budget_s=budget_s) as update:
             for second, done in updates:
-                clock["now"] = second
+                clock.now_s = second
                 update(done, 100, "note")
         lines = capsys.readouterr().err.splitlines()
         return [line.removeprefix("work: ") for line in lines]
@@ -41,7 +45,10 @@ def test_line_without_a_total_has_no_zero(capsys):
             id="every few seconds",
         ),
         pytest.param(
-            [(0, 20), (5, 20)], None, [" 20 % note"] * 2, id="without progress"
+            [(0, 20), (5, 20)],
+            None,
+            [" 20 % note", " 20 % note"],
+            id="without progress",
         ),
         pytest.param(
             [(0, 0), (5, 1), (10, 2), (30, 3)],
@@ -61,30 +68,31 @@ def test_writes_lines_without_a_terminal(lines_of, updates, budget_s, expected):
 
 
 def test_time_left_follows_the_last_minute(lines_of):
-    slow = [(5 * step, 49 + step) for step in range(2, 20)]
+    # Fast at first, then one in five seconds up to 68: 32 are left to do.
+    slow = [(5 * number, 49 + number) for number in range(2, 20)]
     lines = lines_of([(0, 0), (5, 50), *slow])
-    # One in five seconds, and 32 to go.
     assert lines[-1] == " 68 % note, 0:02:40 left"
 
 
-PROGRAM = """
+EXIT_CODE = 9
+PROGRAM = f"""
 import sys
 from trainer.record.progress import ignore_closed_streams
-if sys.argv[1] == "forgive":
+if sys.argv[1] == "ignore":
     ignore_closed_streams()
 sys.stdin.readline()
 for size in (1, 100_000, 1):
     for stream in (sys.stderr, sys.stdout):
         print("x" * size, file=stream)
         stream.flush()
-sys.exit(9)
+sys.exit({EXIT_CODE})
 """
 
 
-@pytest.mark.parametrize("how", ["forgive", "do not"])
-def test_program_survives_closed_streams_only_if_ignored(how):
+@pytest.mark.parametrize("ignores_errors", [True, False])
+def test_program_survives_closed_streams_only_if_ignored(ignores_errors):
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how],
+        [sys.executable, "-c", PROGRAM, "ignore" if ignores_errors else "fail"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -96,5 +104,5 @@ def test_program_survives_closed_streams_only_if_ignored(how):
     with process:
         process.stdin.write(b"\n")
         process.stdin.close()
-    assert (process.returncode == 9) == (how == "forgive")
+    assert (process.returncode == EXIT_CODE) == ignores_errors
     assert process.returncode != 0
