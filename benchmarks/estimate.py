@@ -37,7 +37,8 @@ from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.estimate import FIRST_SIZES, estimate_model
 from autotune.memory.values import TraceRequest
 from autotune.trials.fork_server import ForkServerMachine
-from autotune.trials.values import Measured, Outcome, Trial
+from autotune.trials.outcomes import Measured, Outcome
+from autotune.trials.values import Trial
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.fakes import FakeMachine
 from testbed.programs import CannotMeasure, run_program

@@ -27,10 +27,10 @@ from autotune.base.clock import SystemClock
 from autotune.network.decide.step_model import compute_of, step_time
 from autotune.network.measure import NetworkRequest, NetworkTuning
 from autotune.network.values import MIB, GradientSync
+from autotune.trials.job_figures import GradientSyncFigures
 from autotune.trials.multirank import MultirankMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
-from autotune.trials.values import GradientSyncFigures
 from benchmarks import golden_network, useful_nodes
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from testbed.corpora import real_lengths, write_learnable_corpus

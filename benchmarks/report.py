@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.base.render import report_html
+from autotune.base.render_html import report_html
 from autotune.base.tables import text_table
 from autotune.base.units import format_bytes
 from autotune.report.page import report_document

@@ -32,7 +32,7 @@ from autotune.memory.values import StepRequest, TraceRequest
 from autotune.speed.decide import data_sheet_rates, predict_speed
 from autotune.speed.measure import measure_rates
 from autotune.trials.fork_server import ForkServerMachine
-from autotune.trials.values import Measured
+from autotune.trials.outcomes import Measured
 from benchmarks.bars import Direction, bars_of, finish, measuring, parser, run
 from testbed.programs import TORCHAO, CannotMeasure
 from trainer.config.presets import model_settings

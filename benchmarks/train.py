@@ -306,7 +306,7 @@ def recipes(match: Any) -> list[Any]:
     They have the settings of the paper's trainer and of transformers'.
     """
     recipes = (
-        decide.paper(match.config, 1, most_workers=0, limit=""),
+        decide.paper(match.config, 1, max_workers=0, limit=""),
         decide.hf_trainer(match.config, 1),
     )
     samples = {

@@ -30,9 +30,10 @@ from autotune.machine.host import SystemHost
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration, confirm
 from autotune.search.values import Configuration
+from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
-from autotune.trials.values import Measured, Outcome, Trial
+from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import TrainingWindows
 from autotune.workers.values import SweepRequest

@@ -23,7 +23,8 @@ from autotune.machine.values import (
     HostFacts,
     Unavailable,
 )
-from autotune.trials.values import Outcome, Trial
+from autotune.trials.outcomes import Outcome
+from autotune.trials.values import Trial
 
 HOST = HostFacts(
     cpus_online=8,

@@ -20,7 +20,8 @@ from autotune.advice.decide.rules import NOTHING, TOO_LITTLE, advise
 from autotune.advice.values import Advice
 from autotune.base.interval import Interval
 from autotune.network.values import ComputeEvidence, GradientSyncRow, NetworkEvidence
-from autotune.trials.values import Contaminated, FinishedTrial, Measured, Outcome, Trial
+from autotune.trials.outcomes import Contaminated, Measured, Outcome
+from autotune.trials.values import FinishedTrial, Trial
 from testbed.examples.profiles import but
 from testbed.simulators import worlds
 from testbed.simulators.cluster import (

@@ -22,6 +22,8 @@ MAX_CELL_CHARACTERS = 240
 """Longest cell of a table; longer ones, as untrusted files may hold, are cut."""
 MAX_TEXT_CHARACTERS = 600
 """Longest part of running text; longer ones are cut."""
+DEEPEST_HEADING = 6
+"""Levels of headings that Markdown and HTML support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

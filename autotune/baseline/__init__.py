@@ -1,4 +1,6 @@
 """Comparison with untuned settings, and the cost of tuning (`baseline`).
 
-The tuned settings are compared with defaults and with the paper baseline.
+``stage.compare_recipes`` compares the tuned settings with transformers' defaults and
+with the paper's trainer (``decide.recipes``), in windows of training that ``measure``
+runs. ``decide.pay_back`` tells after how much training a tuning has paid for itself.
 """

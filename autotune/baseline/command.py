@@ -59,5 +59,8 @@ def baseline(
         return
     sys.stderr.write(sweep_time_text("baseline", train.device, window_s, time_limit_s))
     with open_session(train.device, request.data) as bench:
-        found = compare_recipes(bench, stored, request, rounds=rounds)
-    print(answer_json(found) if job.as_json else baseline_text(found, sweep.profile))
+        comparison = compare_recipes(bench, stored, request, rounds=rounds)
+    if job.as_json:
+        print(answer_json(comparison))
+    else:
+        print(baseline_text(comparison, sweep.profile))

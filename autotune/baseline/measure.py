@@ -14,8 +14,8 @@ import statistics
 from dataclasses import dataclass, field, replace
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.base.statistics import MIN_WINDOWS, estimate_windows, paired_ratio
 from autotune.base.units import format_bytes
+from autotune.base.window_statistics import MIN_WINDOWS, estimate_windows, paired_ratio
 from autotune.baseline.decide.recipes import (
     Recipe,
     differences,
@@ -27,15 +27,16 @@ from autotune.baseline.values import BaselineEvidence, RecipeName, RecipeRow
 from autotune.errors import OutOfTime
 from autotune.memory.probe import FIT_STEPS
 from autotune.memory.values import StepRequest
-from autotune.trials.runner import Rounds
-from autotune.trials.values import (
+from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.outcomes import (
     HostOutOfMemory,
     Measured,
     Outcome,
     OutOfMemory,
-    TrainingFigures,
     describe,
 )
+from autotune.trials.runner import Rounds
+from autotune.trials.values import Trial
 from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import TokenDataset
@@ -43,70 +44,80 @@ from trainer.data.global_batch import sequence_statistics, with_batch_in_sequenc
 from trainer.data.manifest import Manifest
 
 TUNED: RecipeName = "tuned"
+RoundFigures = dict[RecipeName, TrainingFigures]
+"""Figures of one round's windows, without those of recipes that failed."""
 
 
-def compare_with(
-    tuned: TrainConfig, dataset: TokenDataset, most_workers: int, limit: str
-) -> tuple[dict[RecipeName, Recipe], dict[RecipeName, float | None]]:
-    """Return the recipes, and the share of non-padding tokens of each.
+def recipes_to_compare(
+    tuned: TrainConfig, dataset: TokenDataset, max_workers: int, limit: str
+) -> dict[RecipeName, Recipe]:
+    """Return the tuned recipe, and after it both baselines with its global batch.
 
-    The tuned recipe is the first. ``most_workers`` and ``limit`` are as for ``paper``.
+    ``max_workers`` and ``limit`` are as for ``paper``.
     """
-    rows = with_batch_in_sequences(tuned, dataset).global_batch_size
-    tokens = (
-        tuned.global_batch_tokens
-        or round(rows * sequence_statistics(tuned, dataset).mean_non_padding_tokens)
-        or 1
+    global_batch_tokens = _global_batch_tokens(tuned, dataset)
+    recipes = (
+        Recipe(name=TUNED, config=tuned, because={}),
+        hf_trainer(tuned, global_batch_tokens),
+        paper(tuned, global_batch_tokens, max_workers, limit),
     )
-    others = (hf_trainer(tuned, tokens), paper(tuned, tokens, most_workers, limit))
-    recipes = {
-        one.name: one for one in (Recipe(name=TUNED, config=tuned, because={}), *others)
-    }
-    filled = {
-        name: (
-            sequence_statistics(one.config, dataset).mean_non_padding_tokens
-            / one.config.seq_length_tokens
-        )
-        for name, one in recipes.items()
-        if one.config.layout not in TRIMMED_LAYOUTS
-    }
-    return recipes, {name: filled.get(name) for name in recipes}
+    return {recipe.name: recipe for recipe in recipes}
+
+
+def _global_batch_tokens(tuned: TrainConfig, dataset: TokenDataset) -> int:
+    """Return the non-padding tokens of the tuned global batch, 1 at least."""
+    if tuned.global_batch_tokens:
+        return tuned.global_batch_tokens
+    sequences = with_batch_in_sequences(tuned, dataset).global_batch_size
+    mean_tokens = sequence_statistics(tuned, dataset).mean_non_padding_tokens
+    return max(1, round(sequences * mean_tokens))
+
+
+def non_padding_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
+    """Return the average share of non-padding tokens in a recipe's sequences.
+
+    Return None if sequences are trimmed: then each window has a share of its own.
+    """
+    if config.layout in TRIMMED_LAYOUTS:
+        return None
+    sequences = sequence_statistics(config, dataset)
+    return sequences.mean_non_padding_tokens / config.seq_length_tokens
 
 
 @dataclass(slots=True, kw_only=True)
 class BaselineRunner:
-    """State of a comparison."""
+    """Measures recipes in rounds of windows until their speedups are precise."""
 
     training: TrainingWindows
     recipes: dict[RecipeName, Recipe]
     """Recipes that are compared, the tuned one first."""
     non_padding_shares: dict[RecipeName, float | None]
-    """Average share of non-padding tokens in the dataset's sequences, by recipe; None
-    if each window counts its own."""
-    most_rounds: int
+    """``non_padding_share`` of each recipe."""
+    max_rounds: int
     memory_budget_bytes: int
-    micro_batches: int
+    gradient_accumulation_steps: int
     """Gradient accumulation steps in the check that a micro-batch fits, as the profile
     was probed."""
     manifest: Manifest
     device_used_before_bytes: list[int] | None = None
     """Bytes in use on each GPU before this program started, by NVML; None on a CPU or
     if unknown."""
-    reading: Rounds
-    fallen: dict[RecipeName, str] = field(default_factory=dict)
-    """Reasons why recipes dropped out."""
-    rounds: list[dict[RecipeName, TrainingFigures]] = field(default_factory=list)
+    windows: Rounds
+    failures: dict[RecipeName, str] = field(default_factory=dict)
+    """Reason why each recipe that failed is measured no longer."""
+    rounds: list[RoundFigures] = field(default_factory=list)
 
     def run(self) -> BaselineEvidence:
         """Measure the recipes that fit until their speedups are precise.
 
         Raises:
             Undecided: If the tuned settings fail.
+            OutOfTime: If there is no time for three rounds.
         """
-        for name in [name for name in self.recipes if name != TUNED]:
-            self._fit(name)
+        for name in self._remaining_baselines():
+            self._make_fit(name)
         try:
-            while self._continues():
+            while self._needs_another_round():
                 self._measure_round()
         except OutOfTime:
             if len(self.rounds) < MIN_WINDOWS:
@@ -115,88 +126,95 @@ class BaselineRunner:
             rows=[self._row(name) for name in reversed(self.recipes)],
             local_ranks=self.training.limits.local_ranks,
             window_s=self.training.request.window_s,
-            windows=sum(map(len, self.rounds)),
-            seconds=round(self.reading.runner.seconds, 3),
+            windows=sum(len(figures) for figures in self.rounds),
+            seconds=round(self.windows.runner.seconds, 3),
         )
 
-    def _continues(self) -> bool:
-        done, others = (
-            len(self.rounds),
-            [name for name in self._remaining() if name != TUNED],
-        )
-        if done >= self.most_rounds or not others:
-            return done == 0
-        if done < MIN_WINDOWS:
+    def _remaining(self) -> list[RecipeName]:
+        return [name for name in self.recipes if name not in self.failures]
+
+    def _remaining_baselines(self) -> list[RecipeName]:
+        return [name for name in self._remaining() if name != TUNED]
+
+    def _needs_another_round(self) -> bool:
+        rounds = len(self.rounds)
+        if rounds == 0:
+            # The tuned settings are measured even if no baseline fits.
             return True
-        precise = all(is_precise(self._speedup(name)) for name in others)
-        bounded = all(
+        if rounds >= self.max_rounds or not self._remaining_baselines():
+            return False
+        if rounds < MIN_WINDOWS:
+            return True
+        has_time = self.windows.runner.seconds < self.training.request.budget_s
+        return has_time and not self._is_precise()
+
+    def _is_precise(self) -> bool:
+        """Return whether all speedups are precise and all rates have bounds."""
+        speedups_are_precise = all(
+            is_precise(self._speedup(name)) for name in self._remaining_baselines()
+        )
+        rates_have_bounds = all(
             estimate_windows(self._rates(name)).interval().low is not None
             for name in self._remaining()
         )
-        return (
-            not (precise and bounded)
-            and self.reading.runner.seconds < self.training.request.budget_s
-        )
+        return speedups_are_precise and rates_have_bounds
 
-    def _rates(self, name: RecipeName) -> list[float]:
-        return [self._rate(name, one[name]) for one in self.rounds if name in one]
-
-    def _remaining(self) -> list[RecipeName]:
-        return [name for name in self.recipes if name not in self.fallen]
-
-    def _fit(self, name: RecipeName) -> None:
+    def _make_fit(self, name: RecipeName) -> None:
         """Halve a recipe's micro-batch until it fits the memory budget of the probe."""
-        ranks, timeout_s = (
-            self.training.limits.local_ranks,
-            self.training.request.trial_timeout_s,
-        )
         while True:
             recipe = self.recipes[name]
-            rows = recipe.config.micro_batch_size
-            # The trainer's step on full sequences under the memory budget, as in the
-            # probe.
-            sequences = rows * ranks * self.micro_batches
-            changes = {
-                "global_batch_size": sequences,
-                "global_batch_tokens": None,
-                "global_batch_samples": None,
-            }
-            asked = StepRequest(
-                config=recipe.config.model_copy(update=changes),
-                vocab_size=self.manifest.vocab_size,
-                special_ids=self.manifest.special_ids,
-                memory_budget_bytes=self.memory_budget_bytes,
-                warmup_steps=FIT_STEPS.warmup,
-                timed_steps=FIT_STEPS.timed,
-                local_ranks=ranks,
-                documents_per_sequence=1.0,
-            )
-            trial = asked.trial(
-                timeout_s=timeout_s,
-                device_used_before_bytes=self.device_used_before_bytes,
-            )
-            outcome = self.reading.measure_window(
-                trial, f"{name}: check that micro-batch {rows} fits"
+            size = recipe.config.micro_batch_size
+            outcome = self.windows.measure_window(
+                self._fit_trial(recipe.config),
+                f"{name}: check that micro-batch {size} fits",
             )
             if isinstance(outcome, Measured):
                 return
-            no_room = isinstance(outcome, OutOfMemory | HostOutOfMemory)
-            if rows == 1 or not no_room:
-                size = (
-                    "even with one sequence" if no_room else f"with micro-batch {rows}"
-                )
-                self.fallen[name] = f"{describe(outcome)} {size}"
+            if not isinstance(outcome, OutOfMemory | HostOutOfMemory):
+                self.failures[name] = f"{describe(outcome)} with micro-batch {size}"
                 return
-            budget = format_bytes(self.memory_budget_bytes)
-            config = recipe.config.model_copy(update={"micro_batch_size": rows // 2})
-            because = {
-                **recipe.because,
-                "micro_batch_size": f"{rows} does not fit {budget}",
-            }
-            self.recipes[name] = replace(recipe, config=config, because=because)
+            if size == 1:
+                self.failures[name] = f"{describe(outcome)} even with one sequence"
+                return
+            self.recipes[name] = self._with_half_micro_batch(recipe)
+
+    def _fit_trial(self, config: TrainConfig) -> Trial:
+        """Return a trial of full sequences under the memory budget, as in the probe."""
+        ranks = self.training.limits.local_ranks
+        sequences = config.micro_batch_size * ranks * self.gradient_accumulation_steps
+        global_batch = {
+            "global_batch_size": sequences,
+            "global_batch_tokens": None,
+            "global_batch_samples": None,
+        }
+        request = StepRequest(
+            config=config.model_copy(update=global_batch),
+            vocab_size=self.manifest.vocab_size,
+            special_ids=self.manifest.special_ids,
+            memory_budget_bytes=self.memory_budget_bytes,
+            warmup_steps=FIT_STEPS.warmup,
+            timed_steps=FIT_STEPS.timed,
+            local_ranks=ranks,
+            documents_per_sequence=1.0,
+        )
+        return request.trial(
+            timeout_s=self.training.request.trial_timeout_s,
+            device_used_before_bytes=self.device_used_before_bytes,
+        )
+
+    def _with_half_micro_batch(self, recipe: Recipe) -> Recipe:
+        size = recipe.config.micro_batch_size
+        reason = f"{size} does not fit {format_bytes(self.memory_budget_bytes)}"
+        return replace(
+            recipe,
+            config=recipe.config.model_copy(update={"micro_batch_size": size // 2}),
+            because={**recipe.because, "micro_batch_size": reason},
+        )
 
     def _measure_round(self) -> None:
-        number, names = len(self.rounds), self._remaining()
+        """Measure a window of each remaining recipe; those that fail drop out."""
+        number = len(self.rounds)
+        names = self._remaining()
         trials = {}
         for name in names:
             # On a CPU, one padded step of four micro-batches is long enough.
@@ -204,56 +222,74 @@ class BaselineRunner:
                 self.training, self.recipes[name].config, number, names, min_steps=1
             )
             trials[name] = (trial, f"{name}, round {number + 1}")
-
-        def check(name: RecipeName, outcome: Outcome, seconds: float) -> None:
-            if name == TUNED:
-                self.reading.runner.require_measured(
-                    "a window of the tuned settings", outcome
-                )
-
-        found: dict[RecipeName, TrainingFigures] = {}
-        for name, outcome in self.reading.measure_round(number, trials, check).items():
+        outcomes = self.windows.measure_round(number, trials, self._check_tuned)
+        figures: RoundFigures = {}
+        for name, outcome in outcomes.items():
             if isinstance(outcome, Measured):
-                found[name] = TrainingFigures.of(outcome)
+                figures[name] = TrainingFigures.of(outcome)
             else:
-                self.fallen[name] = f"{describe(outcome)} in round {number + 1}"
-        self.rounds.append(found)
+                self.failures[name] = f"{describe(outcome)} in round {number + 1}"
+        self.rounds.append(figures)
 
-    def _rate(self, name: RecipeName, figures: TrainingFigures) -> float:
+    def _check_tuned(self, name: RecipeName, outcome: Outcome, seconds: float) -> None:
+        """Check that a window of the tuned settings, if it is one, has figures."""
+        if name == TUNED:
+            self.windows.runner.require_measured(
+                "a window of the tuned settings", outcome
+            )
+
+    def _windows_of(self, name: RecipeName) -> list[TrainingFigures]:
+        return [figures[name] for figures in self.rounds if name in figures]
+
+    def _rates(self, name: RecipeName) -> list[float]:
+        """Return the non-padding tokens/s of a recipe's windows."""
+        windows = self._windows_of(name)
+        return [self._rate(name, window) for window in windows]
+
+    def _rate(self, name: RecipeName, window: TrainingFigures) -> float:
         share = self.non_padding_shares[name]
-        return (
-            figures.tokens_per_s
-            if share is None
-            else share * figures.padded_tokens_per_s
-        )
+        if share is None:
+            return window.tokens_per_s
+        return share * window.padded_tokens_per_s
 
     def _speedup(self, name: RecipeName) -> Interval:
         """Return the tuned settings' speedup over a recipe that was measured."""
-        both = [one for one in self.rounds if name in one]
+        # Windows of the same round only, as the machine may change between rounds.
         pairs = [
-            (self._rate(TUNED, one[TUNED]), self._rate(name, one[name])) for one in both
+            (self._rate(TUNED, figures[TUNED]), self._rate(name, figures[name]))
+            for figures in self.rounds
+            if name in figures
         ]
         return paired_ratio(pairs, confidence=SHOWN_CONFIDENCE)
 
     def _row(self, name: RecipeName) -> RecipeRow:
-        windows = [one[name] for one in self.rounds if name in one]
-        ratio = self._speedup(name) if windows else None
-        bounds = None if name == TUNED else ratio
+        """Return a recipe's row of the evidence."""
+        windows = self._windows_of(name)
+        speedup = None
+        speedup_low = None
+        speedup_high = None
+        data_wait_share = None
+        if windows:
+            ratio = self._speedup(name)
+            speedup = ratio.value
+            # The tuned settings have no noise against themselves.
+            if name != TUNED:
+                speedup_low = ratio.low
+                speedup_high = ratio.high
+            data_wait_share = statistics.median(
+                window.data_wait_share for window in windows
+            )
         return RecipeRow(
             name=name,
             tokens_per_s=self._rates(name),
-            speedup=None if ratio is None else ratio.value,
+            speedup=speedup,
             differences=differences(
                 self.recipes[name],
                 self.training.config,
                 self.training.limits.local_ranks,
             ),
-            speedup_low=bounds.low if bounds else None,
-            speedup_high=bounds.high if bounds else None,
-            data_wait_share=(
-                statistics.median(one.data_wait_share for one in windows)
-                if windows
-                else None
-            ),
-            outcome=self.fallen.get(name, "ran"),
+            speedup_low=speedup_low,
+            speedup_high=speedup_high,
+            data_wait_share=data_wait_share,
+            outcome=self.failures.get(name, "ran"),
         )

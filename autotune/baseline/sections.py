@@ -1,12 +1,14 @@
-"""Report sections on the speedup over other recipes, and on the cost of tuning."""
+"""Report sections on the speedup over other recipes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base import document as doc
-from autotune.base.render import console_text
-from autotune.base.statistics import estimate_windows as interval_of_windows
+from autotune.base.interval import Interval
+from autotune.base.render_console import console_text
 from autotune.base.units import format_seconds, format_share
+from autotune.base.window_statistics import estimate_windows
 from autotune.base.wording import (
     format_number,
     format_ratio,
@@ -15,128 +17,156 @@ from autotune.base.wording import (
     format_windows,
     plural,
 )
-from autotune.baseline.values import BaselineEvidence, SettingDifference
+from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
 
 
-def baseline_text(found: BaselineEvidence, profile: Path) -> str:
+def baseline_text(baseline: BaselineEvidence, profile: Path) -> str:
     """Return the comparison and the next command, for the console."""
-    following = (("profile", (str(profile),)), ("next", (command("report", profile),)))
-    return console_text((*_compared(found), doc.Pairs(pairs=following)))
+    pairs = (("profile", (str(profile),)), ("next", (command("report", profile),)))
+    return console_text((*_comparison(baseline), doc.Pairs(pairs=pairs)))
 
 
-def baseline_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
+def baseline_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the comparison with both baselines, or the command that measures it."""
-    found = one.profile.evidence.baseline
-    if found is None:
+    baseline = reported.profile.evidence.baseline
+    if baseline is None:
         commands = (
-            *probe_first(one.profile, one.path),
-            f"autotune baseline {one.quoted}",
+            *probe_first(reported.profile, reported.path),
+            f"autotune baseline {reported.quoted}",
         )
         return (doc.Missing(subject="Speedup over the baselines", commands=commands),)
-    return _compared(found)
+    return _comparison(baseline)
 
 
-def gains(found: BaselineEvidence) -> Iterator[str]:
-    """Yield the speedup of the tuned settings over each baseline, one line each."""
-    for row in (one for one in found.rows if one.name != "tuned"):
-        ratio = row.bounded_speedup
-        speedup = (
-            f"n/a ({row.outcome})"
-            if ratio is None
-            else f"{format_windows(ratio, format_ratio)} times as fast"
-        )
-        yield f"tuned vs {row.name}: {speedup}"
+def gains(baseline: BaselineEvidence) -> list[str]:
+    """Return a line for each baseline, with the speedup of the tuned settings."""
+    lines = []
+    for row in baseline.rows:
+        if row.name == "tuned":
+            continue
+        speedup = row.bounded_speedup
+        if speedup is None:
+            gain = f"n/a ({row.outcome})"
+        else:
+            gain = f"{format_windows(speedup, format_ratio)} times as fast"
+        lines.append(f"tuned vs {row.name}: {gain}")
+    return lines
 
 
-def _compared(found: BaselineEvidence) -> tuple[doc.Block, ...]:
-    rates = [
-        interval_of_windows(row.tokens_per_s).interval() if row.tokens_per_s else None
-        for row in found.rows
-    ]
-    speedups = (
-        None if row.name == "tuned" else row.bounded_speedup for row in found.rows
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TableRow:
+    """A recipe in the table and the chart."""
+
+    recipe: RecipeRow
+    rate: Interval | None
+    """Non-padding tokens/s; None if the recipe did not run."""
+    speedup: Interval | None
+    """Speedup of the tuned settings; None for these, or if the recipe did not run."""
+
+    @property
+    def rate_text(self) -> str | None:
+        return None if self.rate is None else format_number(self.rate.value)
+
+    @property
+    def rate_bounds(self) -> str | None:
+        return _bounds(self.rate, format_number)
+
+    @property
+    def speedup_text(self) -> str | None:
+        return None if self.speedup is None else format_ratio(self.speedup.value)
+
+    @property
+    def speedup_bounds(self) -> str | None:
+        return _bounds(self.speedup, format_ratio)
+
+
+def _bounds(figure: Interval | None, form: Callable[[float], str]) -> str | None:
+    return None if figure is None else format_window_bounds(figure, form)
+
+
+def _comparison(baseline: BaselineEvidence) -> tuple[doc.Block, ...]:
+    """Return the speedups, the chart or table of rates, the method and differences."""
+    rows = [_table_row(recipe) for recipe in baseline.rows]
+    differences = [_differences(row) for row in baseline.rows if row.name != "tuned"]
+    return (
+        doc.bulleted(gains(baseline)),
+        _rates(rows),
+        doc.paragraph(_method(baseline)),
+        doc.Bullets(items=tuple(differences)),
     )
-    rows = list(zip(found.rows, rates, speedups, strict=True))
+
+
+def _table_row(recipe: RecipeRow) -> _TableRow:
+    rate = None
+    if recipe.tokens_per_s:
+        rate = estimate_windows(recipe.tokens_per_s).interval()
+    speedup = None if recipe.name == "tuned" else recipe.bounded_speedup
+    return _TableRow(recipe=recipe, rate=rate, speedup=speedup)
+
+
+def _rates(rows: Sequence[_TableRow]) -> doc.Table | doc.Chart:
+    """Return a chart of the rates with its table; without bounds, the table alone."""
     table = doc.table_of(
         "Data table",
         rows,
-        ("settings", "l", lambda one: one[0].name),
-        ("tokens/s", "r", lambda one: format_number(one[1].value) if one[1] else None),
-        (
-            "95 % CI",
-            "r",
-            lambda one: format_window_bounds(one[1], format_number) if one[1] else None,
-        ),
-        (
-            "speedup of tuned",
-            "r",
-            lambda one: format_ratio(one[2].value) if one[2] else None,
-        ),
-        (
-            "95 % CI",
-            "r",
-            lambda one: format_window_bounds(one[2], format_ratio) if one[2] else None,
-        ),
-        ("data wait", "r", lambda one: format_share(one[0].data_wait_share)),
-        ("windows", "r", lambda one: str(len(one[0].tokens_per_s))),
-        ("outcome", "l", lambda one: one[0].outcome),
+        ("settings", "l", lambda row: row.recipe.name),
+        ("tokens/s", "r", lambda row: row.rate_text),
+        ("95 % CI", "r", lambda row: row.rate_bounds),
+        ("speedup of tuned", "r", lambda row: row.speedup_text),
+        ("95 % CI", "r", lambda row: row.speedup_bounds),
+        ("data wait", "r", lambda row: format_share(row.recipe.data_wait_share)),
+        ("windows", "r", lambda row: str(len(row.recipe.tokens_per_s))),
+        ("outcome", "l", lambda row: row.recipe.outcome),
     )
-    known = [
-        (row.name, rate)
-        for row, rate, _ in rows
-        if rate is not None and rate.low is not None
-    ]
     bars = [
         doc.Bar(
-            label=name,
-            value=it.value,
-            low=it.low,
-            high=it.high,
-            value_text=format_number(it.value),
+            label=row.recipe.name,
+            value=row.rate.value,
+            low=row.rate.low,
+            high=row.rate.high,
+            value_text=format_number(row.rate.value),
         )
-        for name, it in known
+        for row in rows
+        if row.rate is not None and row.rate.low is not None
     ]
-    shown: doc.Block = table
-    if bars:
-        said = ", ".join(f"{bar.label} {bar.value_text}" for bar in bars)
-        shown = doc.Chart(
-            title="Non-padding tokens/s before and after tuning",
-            description=f"Non-padding tokens/s: {said}. Thin bars: 95 % CI.",
-            drawing=doc.BarChart(
-                axis=doc.Axis(label="non-padding tokens/s", unit="count"),
-                bars=tuple(bars),
-            ),
-            table=table,
-        )
-    how = (
-        f"{plural(found.windows, 'interleaved window')} of at least"
-        f" {format_seconds(found.window_s)} on {plural(found.local_ranks, 'rank')},"
-        f" {format_seconds(found.seconds)} in total; speedups compare windows of the"
-        " same round. tokens/s excludes padding. Model, data, sequence length and"
-        " global batch are the same."
+    if not bars:
+        return table
+    rates = ", ".join(f"{bar.label} {bar.value_text}" for bar in bars)
+    return doc.Chart(
+        title="Non-padding tokens/s before and after tuning",
+        description=f"Non-padding tokens/s: {rates}. Thin bars: 95 % CI.",
+        drawing=doc.BarChart(
+            axis=doc.Axis(label="non-padding tokens/s", unit="count"),
+            bars=tuple(bars),
+        ),
+        table=table,
     )
-    differences: tuple[doc.Words, ...] = tuple(
-        (
-            doc.Strong(text=row.name),
-            f": {'; '.join(map(_difference, row.differences)) or 'same as tuned'}",
-        )
-        for row in found.rows
-        if row.name != "tuned"
-    )
+
+
+def _method(baseline: BaselineEvidence) -> str:
+    """Describe how the rates and the speedups were measured."""
     return (
-        doc.bulleted(gains(found)),
-        shown,
-        doc.Paragraph(words=(how,)),
-        doc.Bullets(items=differences),
+        f"{plural(baseline.windows, 'interleaved window')} of at least"
+        f" {format_seconds(baseline.window_s)} on"
+        f" {plural(baseline.local_ranks, 'rank')}, {format_seconds(baseline.seconds)}"
+        " in total; speedups compare windows of the same round. tokens/s excludes"
+        " padding. Model, data, sequence length and global batch are the same."
     )
 
 
-def _difference(one: SettingDifference) -> str:
-    instead = (
-        "" if one.theirs == one.tuned else f" instead of {format_setting(one.tuned)}"
-    )
-    return f"{one.key}: {format_setting(one.theirs)}{instead}" + (
-        "" if one.reason is None else f" ({one.reason})"
-    )
+def _differences(recipe: RecipeRow) -> doc.Words:
+    """Return the name of a recipe and its differences from the tuned settings."""
+    differences = "; ".join(map(_difference, recipe.differences))
+    return (doc.Strong(text=recipe.name), f": {differences or 'same as tuned'}")
+
+
+def _difference(difference: SettingDifference) -> str:
+    text = f"{difference.key}: {format_setting(difference.theirs)}"
+    # A forced setting may happen to be the tuned one.
+    if difference.theirs != difference.tuned:
+        text += f" instead of {format_setting(difference.tuned)}"
+    if difference.reason is not None:
+        text += f" ({difference.reason})"
+    return text

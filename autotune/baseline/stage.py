@@ -8,7 +8,11 @@ import contextlib
 
 from autotune.base.defaults import BASELINE_ROUNDS
 from autotune.base.files import write_atomically
-from autotune.baseline.measure import BaselineRunner, compare_with
+from autotune.baseline.measure import (
+    BaselineRunner,
+    non_padding_share,
+    recipes_to_compare,
+)
 from autotune.baseline.values import BaselineEvidence
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.local_probe import require_local_probe
@@ -31,35 +35,43 @@ def compare_recipes(
 ) -> BaselineEvidence:
     """Measure the speedup over both baselines, and write it into the profile.
 
+    Args:
+        bench: Machine with the dataset.
+        stored: The profile and its file.
+        request: Windows to train, and their time budget.
+        rounds: Maximum number of rounds.
+
     Raises:
         ProfileRejected: If it is of another machine, model or dataset.
         Undecided: If the tuned settings failed.
     """
-    probe, train = (
-        require_local_probe(stored, bench.fingerprint(stored.profile.train.model)),
-        stored.profile.train,
-    )
+    train = stored.profile.train
+    probe = require_local_probe(stored, bench.fingerprint(train.model))
     ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)
     training = training_windows(bench, train, request, ranks)
+    max_workers, limit = training.limits.max_workers()
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:
-        recipes, shares = compare_with(train, dataset, *training.limits.max_workers())
+        recipes = recipes_to_compare(train, dataset, max_workers, limit)
+        shares = {
+            name: non_padding_share(recipe.config, dataset)
+            for name, recipe in recipes.items()
+        }
+    # A check that it fits for each baseline, and a window of each recipe in each round.
     trials = len(recipes) - 1 + len(recipes) * rounds
     with bench.phase(
-        "baseline", stored.path, stored.profile.train.model, request, trials
+        "baseline", stored.path, train.model, request, trials
     ) as trial_runner:
-        found = BaselineRunner(
+        comparison = BaselineRunner(
             training=training,
             recipes=recipes,
             non_padding_shares=shares,
-            most_rounds=rounds,
+            max_rounds=rounds,
             memory_budget_bytes=stored.profile.constraints.memory_budget_bytes,
-            micro_batches=probe.gradient_accumulation_steps,
+            gradient_accumulation_steps=probe.gradient_accumulation_steps,
             manifest=bench.manifest,
             device_used_before_bytes=bench.used_before_bytes(ranks),
-            reading=Rounds(runner=trial_runner),
+            windows=Rounds(runner=trial_runner),
         ).run()
-    write_atomically(
-        stored.path,
-        profile_to_toml(add_evidence(stored.profile, "baseline", found, trial_runner)),
-    )
-    return found
+    profile = add_evidence(stored.profile, "baseline", comparison, trial_runner)
+    write_atomically(stored.path, profile_to_toml(profile))
+    return comparison

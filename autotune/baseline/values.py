@@ -11,17 +11,19 @@ from autotune.base.interval import (
     Positive,
     PositiveFloat,
 )
-from autotune.trials.values import Share
+from autotune.trials.job_figures import Share
 from trainer.config.tables import StrictTable
 
 SettingValue = str | int | float | bool | None
-
-
 RecipeName = Literal["paper", "hf-trainer", "tuned"]
+"""Name of a configuration in the comparison: the two baselines and the tuned one."""
 
 
 class SettingDifference(StrictTable):
-    """Setting in which a recipe differs from the tuned settings, or that was forced."""
+    """A setting that a recipe has otherwise than the tuned settings, or was forced to.
+
+    It was forced if the machine or the model does not allow the recipe's own value.
+    """
 
     key: str
     """Dotted name of the setting, without ``train``, such as ``data.num_workers``."""
@@ -55,13 +57,10 @@ class RecipeRow(StrictTable):
     @property
     def bounded_speedup(self) -> Interval | None:
         """Speedup with its bounds; None if the recipe did not run."""
-        known = self.speedup
-        return (
-            None
-            if not known
-            else Interval.from_bounds(
-                known, self.speedup_low, self.speedup_high, SHOWN_CONFIDENCE
-            )
+        if self.speedup is None:
+            return None
+        return Interval.from_bounds(
+            self.speedup, self.speedup_low, self.speedup_high, SHOWN_CONFIDENCE
         )
 
 
@@ -77,8 +76,9 @@ class BaselineEvidence(StrictTable):
 
 def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:
     """Return the row of a recipe; None if it was not compared."""
-    return (
-        next((row for row in baseline.rows if row.name == name), None)
-        if baseline
-        else None
-    )
+    if baseline is None:
+        return None
+    for row in baseline.rows:
+        if row.name == name:
+            return row
+    return None

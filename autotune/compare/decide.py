@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from autotune.base.estimates import Estimate, difference, reason_without_bounds
 from autotune.base.interval import Interval
-from autotune.base.statistics import Estimate, difference, reason_without_bounds
 
 Kind = Literal["profile", "tuning", "run", "dataset"]
 Circumstance = Literal[

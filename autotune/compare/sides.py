@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.advice.read_context import read_measured_run
+from autotune.base.estimates import Estimate, Scale, estimate_single
 from autotune.base.interval import Interval
-from autotune.base.statistics import (
-    Estimate,
-    Scale,
-    estimate_from_bounds,
-    estimate_plausible_steps,
-    estimate_single,
-    estimate_windows,
-    paired_difference,
-)
+from autotune.base.step_statistics import estimate_plausible_steps, paired_difference
 from autotune.base.units import format_bytes
+from autotune.base.window_statistics import estimate_from_bounds, estimate_windows
 from autotune.compare import decide
 from autotune.compare.decide import (
     Circumstance,
@@ -37,8 +31,10 @@ from autotune.profiles.decide.rates import (
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import has_rate
+from autotune.trials.job_figures import StepFigures, TrainingFigures
+from autotune.trials.outcomes import Measured
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
-from autotune.trials.values import Measured, StepFigures, TrainingFigures, TrialRecord
+from autotune.trials.values import TrialRecord
 from trainer.config.tables import canonical_sha256, flat_table
 from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record.run_record import RUN_FILE, Run

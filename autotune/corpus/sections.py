@@ -21,7 +21,7 @@ from autotune.base.document import (
     facts_table,
     table_of,
 )
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.base.wording import format_number, plural

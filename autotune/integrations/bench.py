@@ -17,7 +17,8 @@ from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, finge
 from autotune.profiles.values import Fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
-from autotune.trials.session import Bench, open_bench
+from autotune.trials.session import open_bench
+from autotune.trials.trial_bench import Bench
 from autotune.trials.values import Trial, TrialRequest
 
 

@@ -16,8 +16,9 @@ from autotune.integrations.values import (
     OwnLoaderFigures,
     OwnLoaderRequest,
 )
+from autotune.trials.outcomes import Crashed, Measured, Outcome, TimedOut
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
+from autotune.trials.values import Trial
 from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import Count

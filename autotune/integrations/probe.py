@@ -37,15 +37,9 @@ from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import CLOSE_BYTES, SizeSearch
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.outcomes import Crashed, Measured, Outcome, OutOfMemory, TimedOut
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import (
-    Crashed,
-    Measured,
-    Outcome,
-    OutOfMemory,
-    TimedOut,
-    Trial,
-)
+from autotune.trials.values import Trial
 
 WIDER = 4
 """Factor on the budget of a trial that shows how much too small it is."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.base import document as doc
 from autotune.base.document import bulleted, facts_table, jsonable, table_of
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.units import (
     format_bytes,
     format_count,
@@ -26,7 +26,8 @@ from autotune.integrations.values import (
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.review_text import approval_line
 from autotune.profiles.values import Approval
-from autotune.trials.values import FinishedTrial, Measured, describe
+from autotune.trials.outcomes import Measured, describe
+from autotune.trials.values import FinishedTrial
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
 from autotune.workers.sections import count_head, count_table
 

@@ -19,13 +19,8 @@ from autotune.base.interval import (
     PositiveFloat,
 )
 from autotune.profiles.values import Fingerprint, Provenance
-from autotune.trials.values import (
-    FinishedTrial,
-    JobFigures,
-    JobName,
-    LoadedWindow,
-    TrialRequest,
-)
+from autotune.trials.job_figures import JobFigures, LoadedWindow
+from autotune.trials.values import FinishedTrial, JobName, TrialRequest
 from autotune.workers.values import CountEvidence, CountRow
 from trainer.config.tables import StrictTable, canonical_sha256
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION

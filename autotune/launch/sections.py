@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from autotune.base.document import paragraph, table_of
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.units import format_count, format_seconds
 from autotune.launch.status import RunStatus, TuningStatus
 

@@ -14,7 +14,7 @@ from autotune.base.document import (
     paragraph,
     table_of,
 )
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.machine.decide import Unsuitable

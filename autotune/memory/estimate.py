@@ -20,8 +20,9 @@ from autotune.memory.decide.memory_model import (
 from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.values import Trace, TraceRequest
 from autotune.speed.values import StepWork
-from autotune.trials.fork_server import Machine
-from autotune.trials.values import Measured, TimedOut, TrialRequest
+from autotune.trials.outcomes import Measured, TimedOut
+from autotune.trials.trial_machine import Machine
+from autotune.trials.values import TrialRequest
 from trainer.config.train_config import TrainConfig
 
 FIRST_SIZES = (8, 64)

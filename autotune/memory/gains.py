@@ -8,7 +8,8 @@ from autotune.memory.contents import sequence_contents
 from autotune.memory.estimate import CannotTrace, trace_request, traced_work
 from autotune.speed.decide import predict_speed
 from autotune.speed.values import MachineRates
-from autotune.trials.fork_server import ForkServerMachine, Machine
+from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.trial_machine import Machine
 from trainer.config.train_config import TrainConfig
 from trainer.record.progress import Update
 

@@ -24,8 +24,10 @@ from autotune.memory.size_search import SizeSearch
 from autotune.memory.throughput import Throughput, measure_throughput
 from autotune.memory.values import ACTIVATIONS, MemoryBreakdown, ProbeEvidence
 from autotune.profiles.decide.micro_batch import knee_interval
+from autotune.trials.job_figures import StepFigures
+from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Measured, StepFigures, Trial
+from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 
 

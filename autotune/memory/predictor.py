@@ -30,7 +30,7 @@ from autotune.memory.values import MemoryBreakdown, PredictedModel, Share
 from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates
 from autotune.speed.values import SpeedPrediction, StepWork
-from autotune.trials.fork_server import Machine
+from autotune.trials.trial_machine import Machine
 from trainer.config.train_config import TrainConfig
 
 _SINGLE_CHANGES = (

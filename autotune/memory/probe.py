@@ -9,7 +9,7 @@ from autotune.memory.decide.overheads import OverheadsRange
 from autotune.memory.estimate import MemoryEstimate, estimate_model
 from autotune.memory.values import StepRequest, TraceRequest
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
-from autotune.trials.fork_server import Machine
+from autotune.trials.trial_machine import Machine
 from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 from trainer.data.global_batch import SequenceStatistics

@@ -18,15 +18,15 @@ from autotune.memory.decide.batch_search import (
     bracket,
     next_size,
 )
-from autotune.trials.runner import TrialRunner
-from autotune.trials.values import (
+from autotune.trials.outcomes import (
     Contaminated,
     Crashed,
     Measured,
     Outcome,
     OutOfMemory,
-    Trial,
 )
+from autotune.trials.runner import TrialRunner
+from autotune.trials.values import Trial
 
 CLOSE_BYTES = 2**20
 """Usual difference between processes that run the same size."""

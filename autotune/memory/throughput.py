@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.base.statistics import estimate_windows
+from autotune.base.window_statistics import estimate_windows
 from autotune.base.wording import plural
 from autotune.errors import OutOfTime, Undecided
 from autotune.memory.decide.batch_search import MAX_FAILURES
@@ -19,14 +19,9 @@ from autotune.profiles.decide.micro_batch import (
     curve_sizes,
     with_headroom,
 )
+from autotune.trials.job_figures import StepFigures
+from autotune.trials.outcomes import Contaminated, Crashed, Measured, OutOfMemory
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import (
-    Contaminated,
-    Crashed,
-    Measured,
-    OutOfMemory,
-    StepFigures,
-)
 
 CURVE_STEPS = {
     "cpu": StepCounts(warmup=1, timed=4),

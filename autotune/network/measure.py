@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.base.interval import Interval
-from autotune.base.statistics import paired_ratio
+from autotune.base.window_statistics import paired_ratio
 from autotune.errors import BadInput, OutOfTime
 from autotune.network.decide.link_fit import fit_link
 from autotune.network.decide.scaling_model import (
@@ -42,16 +42,10 @@ from autotune.network.values import (
 )
 from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
 from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
+from autotune.trials.job_figures import GradientSyncFigures, LinkFigures
+from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.runner import Rounds, TrialRunner, check_loss
-from autotune.trials.values import (
-    GradientSyncFigures,
-    LinkFigures,
-    Measured,
-    Outcome,
-    Trial,
-    TrialRequest,
-    describe,
-)
+from autotune.trials.values import Trial, TrialRequest
 from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 
 SIZES_BYTES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autotune.base import document as doc
 from autotune.base.document import bulleted, facts_table, table_of
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import format_bounds, format_bytes_per_s, plural
 from autotune.network.decide.scaling_model import Scaling

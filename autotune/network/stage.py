@@ -35,13 +35,9 @@ from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.multirank import MultirankMachine
-from autotune.trials.session import (
-    Display,
-    Session,
-    load_of_others,
-    open_measured_device,
-    warn_if_busy,
-)
+from autotune.trials.other_programs import load_of_others, warn_if_busy
+from autotune.trials.session import Session, open_measured_device
+from autotune.trials.trial_bench import Display
 from autotune.trials.trial_log import report_directory
 from autotune.workers.values import SweepRequest
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE

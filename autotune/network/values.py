@@ -16,7 +16,8 @@ from autotune.base.interval import (
     PositiveFloat,
     RatioBounds,
 )
-from autotune.trials.values import JobName, Share, TrialRequest
+from autotune.trials.job_figures import Share
+from autotune.trials.values import JobName, TrialRequest
 from trainer.config.tables import StrictTable
 from trainer.config.train_config import GradientDtype, Strategy, TrainConfig
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Callable
 
 from autotune.base.document import table_of
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.tables import printable_line, terminal_table
 from autotune.base.units import (
     format_amount,

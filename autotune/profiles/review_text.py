@@ -1,7 +1,7 @@
 """Text on a profile's verification and approval."""
 
 from autotune.base.document import Pairs, Table
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.wording import plural
 from autotune.profiles.checks import Check, TrialLogCheck, Verification

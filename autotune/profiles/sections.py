@@ -6,7 +6,7 @@ They are on its settings, verification and approval, and the origin of its figur
 from collections.abc import Iterator, Sequence
 
 from autotune.base.document import Block, Missing, Pairs, Table
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count
 from autotune.profiles.decide.batch_split import (

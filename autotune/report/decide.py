@@ -7,15 +7,16 @@ from typing import Literal
 from autotune.advice.values import Bottleneck
 from autotune.base.defaults import WINDOW_S
 from autotune.base.interval import Interval
-from autotune.base.statistics import MIN_WINDOWS
 from autotune.base.units import format_seconds, format_share
+from autotune.base.window_statistics import MIN_WINDOWS
 from autotune.base.wording import plural
 from autotune.baseline.values import RecipeName, RecipeRow, row_of
 from autotune.machine.decide import is_busy
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.report.values import ReportedProfile, ReportedRun
-from autotune.trials.values import Contaminated, FinishedTrial
+from autotune.trials.outcomes import Contaminated
+from autotune.trials.values import FinishedTrial
 
 BASELINES: dict[RecipeName, str] = {
     "hf-trainer": "defaults",

@@ -33,7 +33,7 @@ from autotune.profiles.decide.rates import tuned_rate
 from autotune.profiles.values import Profile
 from autotune.report.decide import BASELINES, main_bottleneck, quality_of
 from autotune.report.values import ReportedProfile, ReportedRun
-from autotune.trials.values import describe
+from autotune.trials.outcomes import describe
 
 URGENT = SEVERITIES[:2]
 """Severities of advice to follow before training."""

@@ -51,7 +51,8 @@ def build_report(
         AutotuneError: If a profile or a run cannot be reported.
     """
     # They load a library of charts, which other stages do without.
-    from autotune.base.render import report_html, report_markdown
+    from autotune.base.render_html import report_html
+    from autotune.base.render_markdown import report_markdown
     from autotune.integrations.review import own_report
     from autotune.integrations.store import is_own
     from autotune.report.page import report_document, report_facts
@@ -81,7 +82,7 @@ def pull_request_text(
 
     It raises the errors of ``build_report``.
     """
-    from autotune.base.render import markdown_text
+    from autotune.base.render_markdown import markdown_text
     from autotune.report.sections import pull_request
 
     reported, trained = _read(profiles, reports, runs, data)

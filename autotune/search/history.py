@@ -13,13 +13,8 @@ from autotune.search.decide import (
     useful_share,
 )
 from autotune.search.values import Configuration
-from autotune.trials.values import (
-    Contaminated,
-    Outcome,
-    OutOfMemory,
-    TrainingFigures,
-    describe,
-)
+from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.outcomes import Contaminated, Outcome, OutOfMemory, describe
 from autotune.workers.measure import TrainingWindows
 from trainer.config.train_config import Layout, TrainConfig
 

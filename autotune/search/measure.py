@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.base.interval import Interval
-from autotune.base.statistics import paired_ratio
+from autotune.base.window_statistics import paired_ratio
 from autotune.search.decide import expected_improvement
 from autotune.search.history import LEAST_IMPROVEMENT, ExploreRequest, SearchState
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
@@ -27,8 +27,10 @@ from autotune.trials.decide.equal_loss import (
     LOSS_STEPS,
     LossVerdict,
 )
+from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.runner import Rounds, TrialRunner, check_loss
-from autotune.trials.values import Measured, Outcome, TrainingFigures, Trial
+from autotune.trials.values import Trial
 from autotune.workers.measure import training_trial
 
 TOGETHER = 3

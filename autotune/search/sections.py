@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from autotune.base.document import Block, Missing, bulleted, table_of
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.units import format_count, format_seconds
 from autotune.base.wording import format_ratio, format_windows
 from autotune.report.values import ReportedProfile

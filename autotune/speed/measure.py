@@ -11,8 +11,8 @@ from autotune.base.files import write_atomically
 from autotune.errors import MachineLacks, Undecided
 from autotune.speed.decide import data_sheet_rates
 from autotune.speed.values import MachineRates, RatesRequest
-from autotune.trials.fork_server import Machine
-from autotune.trials.values import Measured, describe
+from autotune.trials.outcomes import Measured, describe
+from autotune.trials.trial_machine import Machine
 from trainer.config.tables import parse_table, read_json
 
 DIRECTORY = Path("reports/machines")

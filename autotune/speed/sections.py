@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.base.document import Table, facts_table
 from autotune.base.interval import Interval
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_count, format_seconds, format_share
 from autotune.speed.values import MachineRates, SpeedPrediction

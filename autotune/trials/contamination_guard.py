@@ -7,8 +7,9 @@ from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor
 from autotune.machine.values import GpuSeries
 from autotune.trials.decide import contamination
-from autotune.trials.fork_server import Machine
-from autotune.trials.values import Contaminated, Outcome, Trial
+from autotune.trials.outcomes import Contaminated, Outcome
+from autotune.trials.trial_machine import Machine
+from autotune.trials.values import Trial
 
 WAIT_BEFORE_S = 30.0
 """Longest wait for the GPUs of a trial to be free."""

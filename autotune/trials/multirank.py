@@ -18,11 +18,6 @@ from pathlib import Path
 from autotune.base.process import start_child
 from autotune.cluster.torchrun import Start
 from autotune.errors import MachineLacks
-from autotune.trials.fork_server import (
-    START_TIMEOUT_S,
-    StartedMachine,
-    classify,
-)
 from autotune.trials.messages import (
     END_FILE,
     JOINED_FILE,
@@ -32,7 +27,10 @@ from autotune.trials.messages import (
     RankAccount,
     result_file,
 )
-from autotune.trials.values import Crashed, Measured, Outcome, TimedOut, Trial
+from autotune.trials.outcomes import Crashed, Measured, Outcome, TimedOut
+from autotune.trials.rank_outcomes import classify
+from autotune.trials.trial_machine import START_TIMEOUT_S, StartedMachine
+from autotune.trials.values import Trial
 from trainer.config.tables import read_json
 from trainer.environment import CPU_ENVIRONMENT
 from trainer.files import write_atomically

@@ -28,19 +28,16 @@ from autotune.trials.decide.plausibility import (
     is_possible,
     rates_of_trial,
 )
-from autotune.trials.fork_server import Machine
-from autotune.trials.trial_log import TrialLog, read_trial_records
-from autotune.trials.values import (
+from autotune.trials.outcomes import (
     Contaminated,
-    FinishedTrial,
-    MadeOn,
     Measured,
     Outcome,
     OutOfMemory,
-    Trial,
-    TrialRecord,
     describe,
 )
+from autotune.trials.trial_log import TrialLog, read_trial_records
+from autotune.trials.trial_machine import Machine
+from autotune.trials.values import FinishedTrial, MadeOn, Trial, TrialRecord
 
 LEAVING_S = 5.0
 """Time for the rest of a job after its last trial, in seconds."""

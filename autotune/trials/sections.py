@@ -10,15 +10,9 @@ from autotune.base.wording import format_number, plural
 from autotune.profiles.values import Fingerprint, Profile
 from autotune.report.values import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
-from autotune.trials.values import (
-    FinishedTrial,
-    Measured,
-    Outcome,
-    OutOfMemory,
-    StepFigures,
-    TrainingFigures,
-    describe,
-)
+from autotune.trials.job_figures import StepFigures, TrainingFigures
+from autotune.trials.outcomes import Measured, Outcome, OutOfMemory, describe
+from autotune.trials.values import FinishedTrial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from autotune.base.clock import Clock
-from autotune.trials.session import Display
+from autotune.trials.trial_bench import Display
 from autotune.trials.values import FinishedTrial
 from autotune.tune.decide import left_s
 from autotune.tune.sections import best_words, stage_words, stages_text

@@ -14,15 +14,10 @@ from typing import Any, Generic, TypeVar
 from autotune.base.units import format_seconds
 from autotune.errors import AutotuneError, OutOfTime, Undecided
 from autotune.trials.decide.contamination import combine_known
+from autotune.trials.job_figures import GpuUse, LoadedWindow
+from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.runner import Rounds, TrialRunner
-from autotune.trials.values import (
-    GpuUse,
-    LoadedWindow,
-    Measured,
-    Outcome,
-    Trial,
-    describe,
-)
+from autotune.trials.values import Trial
 from autotune.workers.decide.dead_workers import WorkersDied, workers_died
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import (

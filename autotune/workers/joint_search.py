@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autotune.base.interval import Interval
-from autotune.base.statistics import paired_ratio
-from autotune.trials.values import FinishedTrial, Measured, TrainingFigures
+from autotune.base.window_statistics import paired_ratio
+from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.outcomes import Measured
+from autotune.trials.values import FinishedTrial
 from autotune.workers.count_sweep import NamedWindow
 from autotune.workers.decide.dead_workers import WorkersDied
 from autotune.workers.decide.worker_count import (

@@ -9,14 +9,10 @@ from autotune.base.units import format_percent, format_seconds
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
 from autotune.trials.decide.contamination import combine_known
+from autotune.trials.job_figures import GpuUseFigures, LoadedWindow, TrainingFigures
+from autotune.trials.outcomes import Measured
 from autotune.trials.session import Session
-from autotune.trials.values import (
-    GpuUseFigures,
-    LoadedWindow,
-    Measured,
-    TrainingFigures,
-    Trial,
-)
+from autotune.trials.values import Trial
 from autotune.workers.count_sweep import CountSweep, mean_gpu_use
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.workers.decide.worker_count import Count, WorkersChoice

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from autotune.base import document as doc
 from autotune.base.document import bulleted, sentence
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_percent, format_share
 from autotune.base.wording import (
@@ -18,7 +18,7 @@ from autotune.base.wording import (
 )
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
-from autotune.trials.values import GpuUse
+from autotune.trials.job_figures import GpuUse
 from autotune.workers.decide.worker_count import ENOUGH_SHARE
 from autotune.workers.values import (
     VERDICT_WORDS,

@@ -6,9 +6,10 @@ from typing import Any
 
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.machine.values import SlurmFacts
+from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
-from autotune.trials.values import Measured, Outcome, Trial
+from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import Sweep, TrainingWindows
 from autotune.workers.values import SweepRequest

@@ -37,14 +37,9 @@ from autotune.profiles.values import (
 )
 from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
-from autotune.trials.values import (
-    FinishedTrial,
-    GpuUse,
-    Measured,
-    Outcome,
-    OutOfMemory,
-    Trial,
-)
+from autotune.trials.job_figures import GpuUse
+from autotune.trials.outcomes import Measured, Outcome, OutOfMemory
+from autotune.trials.values import FinishedTrial, Trial
 from autotune.workers.values import WorkersEvidence, WorkersRow
 from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.run_rows import evaluation_of, row_of, startup_of

@@ -22,9 +22,9 @@ from autotune.memory.measure import ProbeSearch
 from autotune.memory.probe import Probe, ProbeRequest, step_config
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
+from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
-from autotune.trials.values import Measured
 from testbed.corpora import real_lengths, synthetic_manifest, write_corpus
 from trainer.config.presets import model_settings
 from trainer.config.train_config import (

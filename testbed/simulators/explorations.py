@@ -13,7 +13,8 @@ from autotune.search.decide import knob_space, useful_share
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration
 from autotune.search.values import KNOBS, Configuration
-from autotune.trials.values import Measured, Outcome, Trial
+from autotune.trials.outcomes import Measured, Outcome
+from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on, windows_of
 from testbed.examples.trials import TRAINING_FIGURES
 from testbed.fakes import FakeClock, FakeMachine

@@ -16,7 +16,7 @@ from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.step_model import expected_largest
 from autotune.network.values import ComputeEvidence, GradientSyncRow, NetworkEvidence
 from autotune.profiles.values import Profile
-from autotune.trials.values import GpuUse
+from autotune.trials.job_figures import GpuUse
 from autotune.workers.values import WorkersEvidence, WorkersRow
 from testbed.simulators.machines import Machine
 from testbed.simulators.records import profile_with, sweep_with

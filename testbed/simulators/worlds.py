@@ -17,7 +17,7 @@ from autotune.advice.values import SettingChange
 from autotune.memory.values import CurvePoint, ProbeEvidence
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.values import Profile
-from autotune.trials.values import GpuUse
+from autotune.trials.job_figures import GpuUse
 from autotune.workers.values import WorkersEvidence, WorkersRow
 from testbed.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig

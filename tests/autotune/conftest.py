@@ -13,7 +13,9 @@ from autotune.memory import gains, plan_memory, prediction
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials import session
 from autotune.trials.fork_server import ForkServerMachine
+from testbed.datasets import write_dataset
 from testbed.examples.profiles import example_profile
+from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.data.manifest import read_manifest
 
 
@@ -49,6 +51,51 @@ def workdir_with_data(workdir, patterned_dataset) -> Path:
     }
     (workdir / "p.toml").write_text(profile_to_toml(profile.model_copy(update=changes)))
     return workdir
+
+
+TINY_MODEL = ModelSettings(
+    name="tiny",
+    config={
+        "model_type": "bert",
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+    },
+)
+
+
+@pytest.fixture
+def tiny_profile(workdir, monkeypatch) -> Path:
+    """Return a profile of this machine's CPU and a model that trains in no time.
+
+    Its dataset, ``data``, is beside it; packed sequences are half full.
+    """
+    # Neither nvidia-smi nor SLURM's commands are found.
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("SLURM_NNODES", raising=False)
+    documents = [[5 + number % 100] * 30 for number in range(400)]
+    data = write_dataset(workdir / "data", documents, vocab_size=128)
+    manifest = read_manifest(data)
+    monitor = NvmlMonitor()
+    site = open_device("cpu", data, SystemHost(), monitor)
+    monitor.close()
+    train = TrainConfig(
+        model=TINY_MODEL,
+        data=DataSettings(path="data", dataset_hash=manifest.dataset_hash),
+        seq_length_tokens=64,
+        layout="packed",
+        micro_batch_size=2,
+        global_batch_size=4,
+    )
+    changes = {
+        "train": train,
+        "fingerprint": fingerprint(site, TINY_MODEL, manifest, None),
+    }
+    profile = example_profile().model_copy(update=changes)
+    (workdir / "tiny.toml").write_text(profile_to_toml(profile))
+    return workdir / "tiny.toml"
 
 
 @pytest.fixture

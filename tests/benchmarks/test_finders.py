@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.trials.fork_server import ForkServerMachine
-from autotune.trials.values import Measured, Trial
+from autotune.trials.outcomes import Measured
+from autotune.trials.values import Trial
 from benchmarks import finders
 from benchmarks.finders import (
     Case,

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.units import parse_bytes
 from autotune.profiles.store import read_profile
 from autotune.report.sections import summary_table

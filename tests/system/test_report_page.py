@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.base.render import report_html
+from autotune.base.render_html import report_html
 from autotune.report.page import report_document
 from testbed.browser import HOSTILE, PAPER_PX, SERIOUS, audit, taken_in, visit
 from testbed.examples.tuning import example_inputs

@@ -10,6 +10,7 @@ from dataclasses import replace
 from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
+from autotune.base.estimates import difference
 from autotune.base.interval import Interval
 from autotune.base.model_work import (
     HIDDEN_SIZE,
@@ -17,8 +18,8 @@ from autotune.base.model_work import (
     config_count,
     position_share,
 )
-from autotune.base.statistics import difference, estimate_from_bounds
 from autotune.base.units import format_percent
+from autotune.base.window_statistics import estimate_from_bounds
 from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
 from autotune.profiles.decide.batch_split import split_global_batch

@@ -15,15 +15,15 @@ from autotune.advice.decide.gpu_counters import (
     with_counters,
 )
 from autotune.advice.values import Bottleneck, Cause, StepPart
+from autotune.base.estimates import Estimate
 from autotune.base.model_work import position_share
-from autotune.base.statistics import (
-    Estimate,
+from autotune.base.step_statistics import (
     block_count,
     estimate_blocks,
     estimate_steps,
-    estimate_windows,
     split_blocks,
 )
+from autotune.base.window_statistics import estimate_windows
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig

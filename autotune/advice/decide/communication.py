@@ -17,7 +17,7 @@ from autotune.base.interval import Interval
 from autotune.base.units import format_percent
 from autotune.network.decide.link_fit import slow_members
 from autotune.network.values import GradientSyncRow
-from autotune.trials.values import LinkFigures
+from autotune.trials.job_figures import LinkFigures
 
 WORTH_RATIO = 1.02
 _KEYS = ("strategy", "bucket_cap_mib", "shard_ranks")

@@ -10,7 +10,8 @@ from autotune.advice.decide.context import TrainingContext
 from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure
 from autotune.base.units import format_percent
 from autotune.base.wording import plural
-from autotune.trials.values import Contaminated, FinishedTrial
+from autotune.trials.outcomes import Contaminated
+from autotune.trials.values import FinishedTrial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

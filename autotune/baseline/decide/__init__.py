@@ -1,1 +1,1 @@
-"""Pure decisions: no torch, files, clock or environment."""
+"""Pure decisions on a comparison: the recipes, and the cost of a tuning."""

@@ -31,30 +31,39 @@ class PayBack:
     rank_hours: float | None
     """Hours of one rank; None if the tuned settings are not faster."""
     rank_hours_low: float | None
+    """Hours if the speedup is at its upper bound."""
     rank_hours_high: float | None
-    """Bound from the interval of the speedup; None if the tuned settings may not be
+    """Hours if the speedup is at its lower bound; None if the tuned settings may not be
     faster."""
 
 
 def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
     """Return the cost by kind of trial, the most expensive first."""
-    rows = []
-    for job in dict.fromkeys(done.trial.job for done in trials):
-        some = [done for done in trials if done.trial.job == job]
-        rank_seconds = sum(done.seconds * done.trial.ranks for done in some)
-        seconds = sum(done.seconds for done in some)
-        rows.append(
-            CostRow(
-                job=job, trials=len(some), seconds=seconds, rank_seconds=rank_seconds
-            )
+    trials_by_job: dict[str, list[FinishedTrial]] = {}
+    for finished in trials:
+        trials_by_job.setdefault(finished.trial.job, []).append(finished)
+    rows = [
+        CostRow(
+            job=job,
+            trials=len(job_trials),
+            seconds=sum(finished.seconds for finished in job_trials),
+            rank_seconds=sum(
+                finished.seconds * finished.trial.ranks for finished in job_trials
+            ),
         )
+        for job, job_trials in trials_by_job.items()
+    ]
     return tuple(sorted(rows, key=lambda row: -row.rank_seconds))
 
 
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
     """Return the training time after which tuning pays for itself.
 
-    The reference is transformers' Trainer.
+    The tuned settings are compared with transformers' Trainer.
+
+    Args:
+        cost_rank_s: Cost of the tuning, in seconds of one rank.
+        baseline: Speedups of the tuned settings, if they were measured.
 
     Returns:
         The training time, or None if the two were not compared.
@@ -62,10 +71,17 @@ def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack |
     row = row_of(baseline, "hf-trainer")
     if row is None or row.speedup is None:
         return None
-    # An hour of tuned training replaces ``speedup`` hours, so it saves the difference.
-    speedups = (row.speedup, row.speedup_high, row.speedup_low)
-    value, low, high = (
-        None if one is None or one <= 1 else cost_rank_s / 3600 / (one - 1)
-        for one in speedups
+    # The highest speedup pays back soonest.
+    return PayBack(
+        rank_hours=_pay_back_hours(cost_rank_s, row.speedup),
+        rank_hours_low=_pay_back_hours(cost_rank_s, row.speedup_high),
+        rank_hours_high=_pay_back_hours(cost_rank_s, row.speedup_low),
     )
-    return PayBack(rank_hours=value, rank_hours_low=low, rank_hours_high=high)
+
+
+def _pay_back_hours(cost_rank_s: float, speedup: float | None) -> float | None:
+    """Return the hours that pay back a cost; None without a speedup above 1."""
+    if speedup is None or speedup <= 1:
+        return None
+    # An hour of tuned training replaces ``speedup`` hours, so it saves the difference.
+    return cost_rank_s / 3600 / (speedup - 1)

@@ -31,8 +31,13 @@ PRECISE_SHARE = 0.05
 """Half-width of a speedup's 95 % CI, as a share of the speedup, that is precise
 enough."""
 
-_OF_SPEED = tagged(TrainConfig, Tag.SPEED)
-_OF_LOADING = tagged(DataSettings, Tag.LOADER)
+_HF_MICRO_BATCH_SIZE = 8
+"""Default of ``per_device_train_batch_size`` in transformers."""
+_HF_WORKERS = 0
+"""Default of ``dataloader_num_workers`` in transformers."""
+
+_SPEED_SETTINGS = tagged(TrainConfig, Tag.SPEED)
+_LOADER_SETTINGS = tagged(DataSettings, Tag.LOADER)
 _PLAIN_STEP = {
     "precision": "fp32",
     "residual_dtype": "fp32",
@@ -66,26 +71,35 @@ def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
     Each micro-batch is padded to its longest sample.
     """
     config = _plain(
-        tuned, global_batch_tokens, layout="dynamic", micro_batch_size=8, num_workers=0
+        tuned,
+        global_batch_tokens,
+        layout="dynamic",
+        micro_batch_size=_HF_MICRO_BATCH_SIZE,
+        num_workers=_HF_WORKERS,
     )
     return Recipe(name="hf-trainer", config=config, because={})
 
 
 def paper(
-    tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit: str
+    tuned: TrainConfig, global_batch_tokens: int, max_workers: int, limit: str
 ) -> Recipe:
     """Return the paper's trainer: samples padded to the full length.
 
-    It has no attention dropout. Its micro-batch starts at the tuned size and is halved
-    until it fits. ``most_workers`` limits the DataLoader workers of a rank, for the
-    reason in ``limit``.
+    It has no attention dropout. Its micro-batch has the tuned size, which the
+    comparison halves until it fits.
+
+    Args:
+        tuned: Configuration of the tuned settings.
+        global_batch_tokens: Non-padding tokens of the global batch.
+        max_workers: Most DataLoader workers of a rank on this machine.
+        limit: Reason for ``max_workers``.
     """
-    workers, rows = min(PAPER_WORKERS, most_workers), tuned.micro_batch_size
+    workers = min(PAPER_WORKERS, max_workers)
     config = _plain(
         tuned,
         global_batch_tokens,
         layout="padded",
-        micro_batch_size=rows,
+        micro_batch_size=tuned.micro_batch_size,
         num_workers=workers,
     )
     because = {}
@@ -93,28 +107,42 @@ def paper(
         because["data.num_workers"] = (
             f"the paper's {PAPER_WORKERS} exceed the limit of this machine: {limit}"
         )
-    kind = tuned.model.config["model_type"]
-    if kind in FAMILIES:
+    model_type = tuned.model.config["model_type"]
+    if model_type in FAMILIES:
         config = config.model_copy(update={"attention_dropout": 0.0})
     else:
         because["attention_dropout"] = (
-            f"the model's own: this setting of {kind} is not known"
+            f"the model's own: this setting of {model_type} is not known"
         )
     return Recipe(name="paper", config=config, because=because)
 
 
 def _plain(
-    tuned: TrainConfig, global_batch_tokens: int, *, num_workers: int, **step: Any
+    tuned: TrainConfig,
+    global_batch_tokens: int,
+    *,
+    layout: str,
+    micro_batch_size: int,
+    num_workers: int,
 ) -> TrainConfig:
-    loading = {name: DataSettings.model_fields[name].default for name in _OF_LOADING}
+    """Return the tuned configuration with defaults for all that affects speed."""
+    loading = {
+        name: DataSettings.model_fields[name].default for name in _LOADER_SETTINGS
+    }
+    # DDP's own default, unlike this trainer's.
     parallel = ParallelSettings(
         timeout_s=tuned.parallel.timeout_s, gradient_as_bucket_view=False
     )
-    data = tuned.data.model_copy(update=loading | {"num_workers": num_workers})
-    batch = {"global_batch_tokens": global_batch_tokens, "global_batch_samples": None}
-    return tuned.model_copy(
-        update=_PLAIN_STEP | step | batch | {"data": data, "parallel": parallel}
-    )
+    changes = {
+        **_PLAIN_STEP,
+        "layout": layout,
+        "micro_batch_size": micro_batch_size,
+        "global_batch_tokens": global_batch_tokens,
+        "global_batch_samples": None,
+        "data": tuned.data.model_copy(update=loading | {"num_workers": num_workers}),
+        "parallel": parallel,
+    }
+    return tuned.model_copy(update=changes)
 
 
 def differences(
@@ -124,36 +152,36 @@ def differences(
 
     With one rank, settings of gradient synchronisation are left out.
     """
-    ours = _flat(tuned, local_ranks)
+    tuned_values = _speed_values(tuned, local_ranks)
+    recipe_values = _speed_values(recipe.config, local_ranks)
     return [
         SettingDifference(
-            key=key, theirs=value, tuned=ours[key], reason=recipe.because.get(key)
+            key=key,
+            theirs=value,
+            tuned=tuned_values[key],
+            reason=recipe.because.get(key),
         )
-        for key, value in _flat(recipe.config, local_ranks).items()
-        if value != ours[key] or key in recipe.because
+        for key, value in recipe_values.items()
+        if value != tuned_values[key] or key in recipe.because
     ]
 
 
-def _flat(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
-    values: dict[str, Any] = {name: getattr(config, name) for name in _OF_SPEED}
+def _speed_values(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
+    """Return the settings that affect speed, by their dotted names."""
+    values = {name: getattr(config, name) for name in _SPEED_SETTINGS}
     if config.device == "cpu":
         del values["tf32"]  # has no effect on CPUs
-    values |= {f"data.{name}": getattr(config.data, name) for name in _OF_LOADING}
-    gradient_sync = (
-        sorted(ParallelSettings.model_fields.keys() - {"timeout_s"})
-        if local_ranks > 1
-        else []
-    )
-    return values | {
-        f"parallel.{name}": getattr(config.parallel, name) for name in gradient_sync
-    }
+    for name in _LOADER_SETTINGS:
+        values[f"data.{name}"] = getattr(config.data, name)
+    if local_ranks > 1:
+        for name in sorted(ParallelSettings.model_fields.keys() - {"timeout_s"}):
+            values[f"parallel.{name}"] = getattr(config.parallel, name)
+    return values
 
 
 def is_precise(ratio: Interval) -> bool:
     """Return whether a speedup is precise enough to stop measuring."""
-    low, high = ratio.low, ratio.high
-    return (
-        low is not None
-        and high is not None
-        and (high - low) / 2 <= PRECISE_SHARE * ratio.value
-    )
+    if ratio.low is None or ratio.high is None:
+        return False
+    half_width = (ratio.high - ratio.low) / 2
+    return half_width <= PRECISE_SHARE * ratio.value

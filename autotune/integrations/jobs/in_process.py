@@ -18,7 +18,6 @@ import torch
 
 from autotune.integrations.jobs import loader, step
 from autotune.integrations.values import OwnLoaderRequest, OwnStepRequest
-from autotune.trials.fork_server import StartedMachine
 from autotune.trials.jobs.budget import (
     LARGE_BLOCK_BYTES,
     Budget,
@@ -26,7 +25,9 @@ from autotune.trials.jobs.budget import (
     CudaBudget,
     return_large_blocks,
 )
-from autotune.trials.values import Crashed, Measured, Outcome, OutOfMemory, Trial
+from autotune.trials.outcomes import Crashed, Measured, Outcome, OutOfMemory
+from autotune.trials.trial_machine import StartedMachine
+from autotune.trials.values import Trial
 from trainer.errors import TrainerError
 from trainer.health.failures import out_of_memory
 from trainer.record.process_memory import status_bytes

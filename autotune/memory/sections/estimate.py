@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.base import document as doc
 from autotune.base.document import paragraph, table_of
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.memory.decide.overheads import MEASURED_TORCH, unconfirmed_share
 from autotune.memory.sections.terms import TermLine, term_lines

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.base import document as doc
 from autotune.base.document import jsonable, table_of
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.base.wording import plural
 from autotune.memory.values import LOWER_BOUND, ProbeEvidence

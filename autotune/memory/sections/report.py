@@ -53,10 +53,7 @@ def _facts(profile: Profile, probe: ProbeEvidence) -> list[Row]:
     accumulates = "yes" if probe.gradient_accumulation_steps > 1 else "no"
     return [
         ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
-        [
-            verified,
-            f"{probe.feasible_max} sequences of {train.seq_length_tokens} tokens",
-        ],
+        [verified, verified_size],
         ["smallest micro-batch out of memory", infeasible],
         [
             f"peak memory of the largest, {profile.fingerprint.bytes_known}",

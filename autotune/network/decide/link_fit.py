@@ -15,7 +15,7 @@ from autotune.base.interval import CONFIDENCE
 from autotune.base.units import format_percent
 from autotune.network.decide.step_model import tree_hops
 from autotune.network.values import LinkEvidence, Scope
-from autotune.trials.values import LinkFigures
+from autotune.trials.job_figures import LinkFigures
 
 Array = npt.NDArray[np.float64]
 LEAST_REPEATS = 3

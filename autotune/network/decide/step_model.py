@@ -22,7 +22,7 @@ from autotune.network.values import (
     Network,
     RankCompute,
 )
-from autotune.trials.values import GradientSyncFigures
+from autotune.trials.job_figures import GradientSyncFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
 """Sizes of DDP's first bucket, small so that transfers start early, and of the others

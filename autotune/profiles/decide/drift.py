@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autotune.base.estimates import Estimate, difference, reason_without_bounds
 from autotune.base.interval import Interval
-from autotune.base.statistics import Estimate, difference, reason_without_bounds
 from autotune.base.wording import plural
 from autotune.profiles.decide.rates import Rate, expected_rate, run_rate, settled_steps
 from autotune.profiles.values import Profile
-from autotune.trials.values import FinishedTrial, Measured, StepFigures
+from autotune.trials.job_figures import StepFigures
+from autotune.trials.outcomes import Measured
+from autotune.trials.values import FinishedTrial
 from trainer.record.run_record import Run
 
 ALIKE_SHARE = 0.02

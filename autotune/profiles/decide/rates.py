@@ -8,13 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.base.estimates import Estimate
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.base.statistics import (
-    Estimate,
-    estimate_from_bounds,
-    estimate_plausible_steps,
-    estimate_windows,
-)
+from autotune.base.step_statistics import estimate_plausible_steps
+from autotune.base.window_statistics import estimate_from_bounds, estimate_windows
 from autotune.base.wording import plural
 from autotune.baseline.values import row_of
 from autotune.network.values import NetworkEvidence, ScalingRow

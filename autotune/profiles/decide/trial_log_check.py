@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from autotune.profiles.checks import TrialLogCheck
 from autotune.profiles.values import Profile
+from autotune.trials.job_figures import StepFigures, TrainingFigures
+from autotune.trials.outcomes import Measured, outcome_from_json
 from autotune.trials.trial_log import own_records, trial_log_sha256
-from autotune.trials.values import (
-    Measured,
-    StepFigures,
-    TrainingFigures,
-    TrialRecord,
-    outcome_from_json,
-)
+from autotune.trials.values import TrialRecord
 
 if TYPE_CHECKING:
     from autotune.integrations.values import OwnProfile

@@ -21,13 +21,8 @@ from autotune.machine.values import (
     Unavailable,
     throttle_faults,
 )
-from autotune.trials.values import (
-    Contaminated,
-    GpuUseFigures,
-    Measured,
-    Outcome,
-    OutOfMemory,
-)
+from autotune.trials.job_figures import GpuUseFigures
+from autotune.trials.outcomes import Contaminated, Measured, Outcome, OutOfMemory
 
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 """Tolerated change of an idle GPU's used memory: the driver's own changes are MiB, a

@@ -13,7 +13,8 @@ from autotune.base.model_work import expected_model_work
 from autotune.errors import MachineLacks, Undecided
 from autotune.machine.values import is_pretended
 from autotune.profiles.values import Profile, fill_share
-from autotune.trials.values import Measured, Trial
+from autotune.trials.outcomes import Measured
+from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 from trainer.model.gpu_peaks import NumberFormat, Peak, find_peak, matmul_format
 from trainer.record.run_record import Run, settings_of

@@ -1,6 +1,6 @@
 """Recognise DataLoader workers that ran out of host memory by how a window ended."""
 
-from autotune.trials.values import Crashed, HostOutOfMemory, Outcome
+from autotune.trials.outcomes import Crashed, HostOutOfMemory, Outcome
 
 _DEAD_WORKER_MESSAGES = (
     "killed by signal",

@@ -18,8 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.base.statistics import estimate_windows, scaled_residuals, trimmed_mean
 from autotune.base.units import format_share
+from autotune.base.window_statistics import (
+    estimate_windows,
+    scaled_residuals,
+    trimmed_mean,
+)
 from autotune.base.wording import format_bounds, format_times
 
 ENOUGH_SHARE = 0.98

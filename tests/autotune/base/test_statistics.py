@@ -8,20 +8,20 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autotune.base.interval import NOT_ENOUGH, Interval
-from autotune.base.statistics import (
+from autotune.base.estimates import (
     TOO_NOISY,
     Estimate,
-    block_count,
     difference,
-    estimate_from_bounds,
     estimate_single,
-    estimate_steps,
-    estimate_windows,
-    paired_difference,
-    paired_ratio,
     reason_without_bounds,
-    t_quantile,
+)
+from autotune.base.interval import NOT_ENOUGH, Interval
+from autotune.base.step_statistics import block_count, estimate_steps, paired_difference
+from autotune.base.student_t import t_quantile
+from autotune.base.window_statistics import (
+    estimate_from_bounds,
+    estimate_windows,
+    paired_ratio,
     trimmed_mean,
 )
 from tests.autotune.advice.runs import noisy

@@ -24,7 +24,7 @@ from autotune.base.document import (
     StackedBarChart,
     Table,
 )
-from autotune.base.render import report_html
+from autotune.base.render_html import report_html
 from autotune.base.svg import render_svg
 
 LINES = LineChart(

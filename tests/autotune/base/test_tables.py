@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.base import render
+from autotune.base import render_console
 from autotune.base.document import Section, facts_table
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.base.tables import (
     escape_markdown,
     markdown_table,
@@ -161,7 +161,7 @@ def test_terminal_limits_tables_on_standard_output_only(monkeypatch):
 
 
 def test_facts_keep_their_names_apart(monkeypatch):
-    monkeypatch.setattr(render, "terminal_columns", lambda: 30)
+    monkeypatch.setattr(render_console, "terminal_columns", lambda: 30)
     table = facts_table(
         "Facts", [("name", "some words that go on"), ("path", "x" * 40)]
     )

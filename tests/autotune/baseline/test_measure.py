@@ -1,18 +1,28 @@
+"""A comparison measures recipes in rounds until their speedups are precise."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
 import pytest
 
 from autotune.baseline.decide.recipes import Recipe, hf_trainer, paper
-from autotune.baseline.measure import BaselineRunner, compare_with
-from autotune.baseline.values import SettingDifference
+from autotune.baseline.measure import (
+    BaselineRunner,
+    non_padding_share,
+    recipes_to_compare,
+)
+from autotune.baseline.values import RecipeName, SettingDifference
 from autotune.errors import OutOfTime, Undecided
-from autotune.trials.runner import Rounds
-from autotune.trials.values import (
+from autotune.trials.outcomes import (
     Contaminated,
     Crashed,
     HostOutOfMemory,
     Measured,
+    Outcome,
     OutOfMemory,
     TimedOut,
 )
+from autotune.trials.runner import Rounds
 from testbed.corpora import synthetic_manifest
 from testbed.datasets import write_dataset
 from testbed.examples.feeds import CONFIG, figures_of, runner_on, windows_of
@@ -21,72 +31,109 @@ from testbed.fakes import FakeClock, FakeMachine
 from trainer.data.dataset import TokenDataset
 
 TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_size": 16})
-SPEEDS = {"tuned": 1000.0, "hf-trainer": 800.0, "paper": 400.0}
-SHARES = {"tuned": 1.0, "hf-trainer": 0.5, "paper": 0.5}
+RECIPE_BY_LAYOUT: Mapping[str, RecipeName] = {
+    "packed": "tuned",
+    "dynamic": "hf-trainer",
+    "padded": "paper",
+}
+PADDED_TOKENS_PER_S: Mapping[RecipeName, float] = {
+    "tuned": 1000.0,
+    "hf-trainer": 800.0,
+    "paper": 400.0,
+}
+NON_PADDING_SHARES: Mapping[RecipeName, float] = {
+    "tuned": 1.0,
+    "hf-trainer": 0.5,
+    "paper": 0.5,
+}
+WINDOW_SHARE = 0.6
+"""Share of non-padding tokens in every simulated window itself."""
 
 
-def name_of(trial) -> str:
-    return {"padded": "paper", "packed": "tuned", "dynamic": "hf-trainer"}[
-        trial.measured["config"]["layout"]
-    ]
+def recipe_of(trial) -> RecipeName:
+    return RECIPE_BY_LAYOUT[trial.measured["config"]["layout"]]
 
 
-class Trained(FakeMachine):
-    """A machine with a speed for each recipe, on which so many sequences fit."""
+def steady(name: RecipeName, round_number: int) -> float:
+    return 1.0
 
-    def __init__(self, *, fits=16, noise=lambda name, number: 1.0, fate=None) -> None:
-        self.clock = FakeClock()
 
-        def simulate(trial):
-            self.clock.sleep(1.0)
-            name = name_of(trial)
-            if trial.job == "step":
-                too_many = trial.measured["config"]["micro_batch_size"] > fits
-                return (
-                    OutOfMemory(detail="")
-                    if too_many
-                    else Measured(figures=STEP_FIGURES)
-                )
-            if (
-                fate is not None
-                and (outcome := fate(name, trial.measured["round"])) is not None
-            ):
-                return outcome
-            speed = SPEEDS[name] * noise(name, trial.measured["round"])
-            figures = figures_of(
-                trial,
-                lambda _: 1.0,
-                padded_tokens_per_s=speed,
-                tokens_per_s=0.6 * speed,
-            )
-            return Measured(figures=figures)
+def noisy(name: RecipeName, round_number: int) -> float:
+    """Return a factor of 0.7, 1 or 1.3, in another order for each recipe."""
+    return 1 + 0.3 * ((7 * round_number + len(name)) % 3 - 1)
 
-        super().__init__(simulate)
+
+@dataclass(slots=True, kw_only=True)
+class Simulation:
+    """Machine on which each recipe has a speed, and every trial lasts a second."""
+
+    max_micro_batch_size: int = 16
+    noise: Callable[[RecipeName, int], float] = steady
+    """Factor on the speed of a recipe in a round."""
+    failures: Mapping[tuple[RecipeName, int], Outcome] = field(default_factory=dict)
+    """Outcome of each window that fails, by its recipe and round."""
+    clock: FakeClock = field(default_factory=FakeClock)
+    machine: FakeMachine = field(init=False)
+
+    def __post_init__(self):
+        self.machine = FakeMachine(self._simulate)
+
+    def _simulate(self, trial) -> Outcome:
+        self.clock.sleep(1.0)
+        if trial.job == "step":
+            size = trial.measured["config"]["micro_batch_size"]
+            if size > self.max_micro_batch_size:
+                return OutOfMemory(detail="")
+            return Measured(figures=STEP_FIGURES)
+        return self._train(trial)
+
+    def _train(self, trial) -> Outcome:
+        name = recipe_of(trial)
+        round_number = trial.measured["round"]
+        if (name, round_number) in self.failures:
+            return self.failures[name, round_number]
+        tokens_per_s = PADDED_TOKENS_PER_S[name] * self.noise(name, round_number)
+        figures = figures_of(
+            trial,
+            lambda _: 1.0,
+            padded_tokens_per_s=tokens_per_s,
+            tokens_per_s=WINDOW_SHARE * tokens_per_s,
+        )
+        return Measured(figures=figures)
 
     @property
-    def windows(self) -> list[tuple[str, int]]:
+    def windows(self) -> list[tuple[RecipeName, int]]:
+        """Recipe and round of each window that was measured."""
         return [
-            (name_of(trial), trial.measured["round"])
-            for trial in self.trials
+            (recipe_of(trial), trial.measured["round"])
+            for trial in self.machine.trials
             if trial.job == "training"
         ]
 
+    @property
+    def fit_checks(self) -> list[dict]:
+        """Measured input of each check that a micro-batch fits."""
+        return [trial.measured for trial in self.machine.trials if trial.job == "step"]
 
-def comparison(machine, directory, *, rounds=5, budget_s=600.0) -> BaselineRunner:
+
+def comparison(
+    simulation, directory, *, max_rounds=5, budget_s=600.0
+) -> BaselineRunner:
     recipes = (
         Recipe(name="tuned", config=TUNED, because={}),
         hf_trainer(TUNED, 4096),
         paper(TUNED, 4096, 8, "CPUs"),
     )
+    trial_runner = runner_on(simulation.machine, directory, simulation.clock)
     return BaselineRunner(
         training=windows_of(TUNED, budget_s=budget_s),
-        most_rounds=rounds,
+        max_rounds=max_rounds,
         memory_budget_bytes=2**30,
-        micro_batches=2,
+        gradient_accumulation_steps=2,
         recipes={recipe.name: recipe for recipe in recipes},
-        non_padding_shares=dict(SHARES),
+        non_padding_shares=dict(NON_PADDING_SHARES),
         manifest=synthetic_manifest(64),
-        reading=Rounds(runner=runner_on(machine, directory, machine.clock)),
+        windows=Rounds(runner=trial_runner),
     )
 
 
@@ -94,155 +141,181 @@ def rows_by_name(evidence) -> dict:
     return {row.name: row for row in evidence.rows}
 
 
-def test_ratios_come_from_the_same_round(tmp_path):
-    machine = Trained(noise=lambda name, number: 1 + 0.1 * number)
-    evidence = comparison(machine, tmp_path).run()
+def test_speedups_compare_windows_of_one_round(tmp_path):
+    drifting = Simulation(noise=lambda name, round_number: 1 + 0.1 * round_number)
+    evidence = comparison(drifting, tmp_path).run()
     outcomes = [(row.name, row.outcome) for row in evidence.rows]
     assert outcomes == [("paper", "ran"), ("hf-trainer", "ran"), ("tuned", "ran")]
+    # Ratios of non-padding tokens/s, which the drift of all recipes does not change.
     assert [row.speedup for row in evidence.rows] == [
-        pytest.approx(1 / (0.4 * 0.5)),
-        pytest.approx(1 / (0.8 * 0.5)),
+        pytest.approx(1000 / (400 * 0.5)),
+        pytest.approx(1000 / (800 * 0.5)),
         1.0,
     ]
     assert rows_by_name(evidence)["hf-trainer"].tokens_per_s == pytest.approx(
         [400.0, 440.0, 480.0]
     )
-    assert (evidence.windows, evidence.seconds) == (9, 11.0)
+
+
+def test_every_other_round_runs_backwards(tmp_path):
+    simulation = Simulation()
+    evidence = comparison(simulation, tmp_path).run()
     forwards = ["tuned", "hf-trainer", "paper"]
-    assert [name for name, _ in machine.windows] == [
+    assert [name for name, _ in simulation.windows] == [
         *forwards,
         *reversed(forwards),
         *forwards,
     ]
+    assert evidence.windows == 9
+    assert evidence.seconds == 11.0  # nine windows, and two checks that they fit
 
 
 def test_two_rounds_give_no_interval(tmp_path):
-    row = rows_by_name(comparison(Trained(), tmp_path / "two", rounds=2).run())[
-        "hf-trainer"
-    ]
-    assert (row.speedup, row.speedup_low, row.speedup_high) == (
-        pytest.approx(1 / 0.4),
-        None,
-        None,
-    )
+    evidence = comparison(Simulation(), tmp_path, max_rounds=2).run()
+    row = rows_by_name(evidence)["hf-trainer"]
+    assert row.speedup == pytest.approx(1000 / (800 * 0.5))
+    assert row.speedup_low is None
+    assert row.speedup_high is None
 
 
 @pytest.mark.parametrize(
-    ("rounds", "budget_s", "windows"), [(7, 600.0, 21), (9, 1.0, 9), (9, 12.0, 12)]
+    ("max_rounds", "budget_s", "rounds"),
+    [
+        pytest.param(7, 600.0, 7, id="until the most rounds"),
+        pytest.param(9, 1.0, 3, id="three rounds beyond the budget"),
+        pytest.param(9, 12.0, 4, id="until the budget is spent"),
+    ],
 )
-def test_noise_takes_more_rounds(tmp_path, rounds, budget_s, windows):
-    machine = Trained(
-        noise=lambda name, number: 1 + 0.3 * ((7 * number + len(name)) % 3 - 1)
-    )
-    assert (
-        comparison(machine, tmp_path, rounds=rounds, budget_s=budget_s).run().windows
-        == windows
-    )
+def test_noise_takes_more_rounds(tmp_path, max_rounds, budget_s, rounds):
+    noisy_machine = Simulation(noise=noisy)
+    evidence = comparison(
+        noisy_machine, tmp_path, max_rounds=max_rounds, budget_s=budget_s
+    ).run()
+    assert evidence.windows == 3 * rounds
 
 
-def test_ends_early_after_three_rounds(tmp_path):
-    def ends(seconds):
-        machine = Trained(
-            noise=lambda name, number: 1 + 0.3 * ((7 * number + len(name)) % 3 - 1)
-        )
-        runner = comparison(machine, tmp_path / str(seconds), rounds=9)
-        runner.reading.runner.budget_ends_s = (
-            machine.clock.utc_now().timestamp() + seconds
-        )
-        return runner.run()
+def run_until(directory, windows_s):
+    """Run a noisy comparison whose deadline leaves this time for windows."""
+    noisy_machine = Simulation(noise=noisy)
+    runner = comparison(noisy_machine, directory, max_rounds=9)
+    fit_checks_s = 2.0
+    ends_s = noisy_machine.clock.utc_now().timestamp() + fit_checks_s + windows_s
+    runner.windows.runner.budget_ends_s = ends_s
+    return runner.run()
 
-    assert ends(2 + 13.5).windows == 12  # two trials before tell what fits
+
+def test_deadline_ends_comparison_after_whole_rounds(tmp_path):
+    assert run_until(tmp_path, windows_s=13.5).windows == 12
+
+
+def test_deadline_before_three_rounds_is_too_early(tmp_path):
     with pytest.raises(OutOfTime):
-        ends(2 + 8.5)
+        run_until(tmp_path, windows_s=8.5)
 
 
 def test_halves_micro_batch_until_it_fits(tmp_path):
-    machine = Trained(fits=5)
-    rows = rows_by_name(comparison(machine, tmp_path).run())
+    simulation = Simulation(max_micro_batch_size=5)
+    rows = rows_by_name(comparison(simulation, tmp_path).run())
     smaller = SettingDifference(
         key="micro_batch_size", theirs=4, tuned=16, reason="8 does not fit 1 GiB"
     )
-    assert all(smaller in rows[name].differences for name in ("paper", "hf-trainer"))
-    steps = [trial.measured for trial in machine.trials if trial.job == "step"]
-    assert [step["config"]["micro_batch_size"] for step in steps] == [8, 4, 16, 8, 4]
-    assert {
-        (step["memory_budget_bytes"], step["config"]["global_batch_tokens"])
-        for step in steps
-    } == {(2**30, None)}
+    assert smaller in rows["paper"].differences
+    assert smaller in rows["hf-trainer"].differences
+    sizes = [step["config"]["micro_batch_size"] for step in simulation.fit_checks]
+    assert sizes == [8, 4, 16, 8, 4]
+
+
+def test_checks_fit_under_the_budget(tmp_path):
+    simulation = Simulation()
+    comparison(simulation, tmp_path).run()
+    assert len(simulation.fit_checks) == 2
+    for step in simulation.fit_checks:
+        assert step["memory_budget_bytes"] == 2**30
+        assert step["config"]["global_batch_tokens"] is None
 
 
 def test_reports_recipe_that_never_fits(tmp_path):
-    evidence = comparison(Trained(fits=0), tmp_path).run()
+    evidence = comparison(Simulation(max_micro_batch_size=0), tmp_path).run()
     rows = rows_by_name(evidence)
-    assert (
-        rows["hf-trainer"].outcome
-        == rows["paper"].outcome
-        == "out of memory even with one sequence"
-    )
-    assert (rows["hf-trainer"].speedup, rows["hf-trainer"].tokens_per_s) == (None, [])
-    assert (rows["tuned"].outcome, evidence.windows) == ("ran", 1)
+    for name in ("hf-trainer", "paper"):
+        assert rows[name].outcome == "out of memory even with one sequence"
+    assert rows["hf-trainer"].speedup is None
+    assert rows["hf-trainer"].tokens_per_s == []
+    assert rows["tuned"].outcome == "ran"
+    assert evidence.windows == 1
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome"),
+    ("failure", "description"),
     [
-        (OutOfMemory, "out of memory"),
-        (HostOutOfMemory, "killed: host out of memory"),
-        (TimedOut, "timed out"),
-        (Crashed, "crashed"),
-        (Contaminated, "contaminated"),
+        pytest.param(OutOfMemory, "out of memory", id="out of memory"),
+        pytest.param(HostOutOfMemory, "killed: host out of memory", id="host"),
+        pytest.param(TimedOut, "timed out", id="timed out"),
+        pytest.param(Crashed, "crashed", id="crashed"),
+        pytest.param(Contaminated, "contaminated", id="contaminated"),
     ],
 )
-def test_failed_recipe_leaves_the_others_running(tmp_path, kind, outcome):
-    machine = Trained(
-        fate=lambda name, number: (
-            kind(detail="") if (name, number) == ("hf-trainer", 1) else None
-        )
-    )
-    rows = rows_by_name(comparison(machine, tmp_path).run())
-    assert rows["hf-trainer"].outcome == f"{outcome} in round 2"
-    assert [len(rows[name].tokens_per_s) for name in ("hf-trainer", "paper")] == [1, 3]
-    assert machine.windows.count(("hf-trainer", 1)) == (
-        3 if kind is Contaminated else 1
-    )
+def test_failed_recipe_leaves_the_others_running(tmp_path, failure, description):
+    simulation = Simulation(failures={("hf-trainer", 1): failure(detail="")})
+    rows = rows_by_name(comparison(simulation, tmp_path).run())
+    assert rows["hf-trainer"].outcome == f"{description} in round 2"
+    assert len(rows["hf-trainer"].tokens_per_s) == 1
+    assert len(rows["paper"].tokens_per_s) == 3
+    # Only a contaminated window is worth further attempts.
+    attempts = 3 if failure is Contaminated else 1
+    assert simulation.windows.count(("hf-trainer", 1)) == attempts
 
 
 def test_failed_tuned_settings_leave_it_undecided(tmp_path):
-    machine = Trained(
-        fate=lambda name, number: Crashed(detail="why") if name == "tuned" else None
-    )
+    simulation = Simulation(failures={("tuned", 0): Crashed(detail="why")})
     with pytest.raises(Undecided, match="why"):
-        comparison(machine, tmp_path).run()
+        comparison(simulation, tmp_path).run()
 
 
-def test_trimmed_sequences_have_no_known_share(tmp_path):
-    runner = comparison(Trained(), tmp_path)
+def test_trimmed_window_counts_its_own_tokens(tmp_path):
+    runner = comparison(Simulation(), tmp_path)
     runner.non_padding_shares["hf-trainer"] = None
-    assert rows_by_name(runner.run())["hf-trainer"].tokens_per_s == pytest.approx(
-        [480.0] * 3
-    )
+    row = rows_by_name(runner.run())["hf-trainer"]
+    assert row.tokens_per_s == pytest.approx([WINDOW_SHARE * 800.0] * 3)
 
 
-def test_baselines_get_the_global_batch_in_tokens(tmp_path):
-    dataset = TokenDataset.open(
-        write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128)
-    )
-    tuned = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_size": 10})
-    recipes, shares = compare_with(tuned, dataset, 2, "2 CPUs")
-    assert [
-        recipes[name].config.global_batch_tokens
-        for name in ("tuned", "hf-trainer", "paper")
-    ] == [None, 160, 160]
-    assert shares == {
-        "tuned": pytest.approx(1.0),
-        "hf-trainer": None,
-        "paper": pytest.approx(0.5),
+SHORT = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_size": 10})
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """Samples of 8 tokens, two of which fill one of ``SHORT``'s sequences."""
+    directory = write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128)
+    return TokenDataset.open(directory)
+
+
+def global_batches(tuned, dataset):
+    recipes = recipes_to_compare(tuned, dataset, 2, "2 CPUs")
+    return {name: recipe.config.global_batch_tokens for name, recipe in recipes.items()}
+
+
+def test_baselines_get_the_global_batch_in_tokens(dataset):
+    assert global_batches(SHORT, dataset) == {
+        "tuned": None,
+        "hf-trainer": 10 * 16,
+        "paper": 10 * 16,
     }
-    bucketed = tuned.model_copy(
-        update={"layout": "bucketed", "global_batch_tokens": 77}
-    )
-    recipes, shares = compare_with(bucketed, dataset, 2, "2 CPUs")
-    assert (recipes["hf-trainer"].config.global_batch_tokens, shares["tuned"]) == (
-        77,
-        None,
-    )
+
+
+def test_baselines_keep_a_global_batch_in_tokens(dataset):
+    in_tokens = SHORT.model_copy(update={"global_batch_tokens": 77})
+    assert global_batches(in_tokens, dataset)["hf-trainer"] == 77
+
+
+@pytest.mark.parametrize(
+    ("layout", "share"),
+    [
+        ("packed", pytest.approx(1.0)),
+        ("padded", pytest.approx(0.5)),
+        ("dynamic", None),
+        ("bucketed", None),
+    ],
+)
+def test_share_is_known_unless_sequences_are_trimmed(dataset, layout, share):
+    config = SHORT.model_copy(update={"layout": layout})
+    assert non_padding_share(config, dataset) == share

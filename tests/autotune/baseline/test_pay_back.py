@@ -1,13 +1,19 @@
+"""Cost of a tuning, and the training time that pays it back."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.baseline.decide.pay_back import cost_rows, pay_back
+from autotune.baseline.decide.pay_back import CostRow, cost_rows, pay_back
 from autotune.baseline.values import BaselineEvidence, RecipeRow
-from autotune.trials.values import Crashed, FinishedTrial, Trial
+from autotune.trials.outcomes import Crashed
+from autotune.trials.values import FinishedTrial, Trial
+
+ONE_HOUR_S = 3600.0
+SPEEDUPS = st.floats(1.01, 100)
 
 
-def trial(job, seconds, **measured):
+def finished(job, seconds, **measured) -> FinishedTrial:
     return FinishedTrial(
         trial=Trial(job=job, measured=measured, timeout_s=1.0),
         outcome=Crashed(detail=""),
@@ -17,58 +23,64 @@ def trial(job, seconds, **measured):
     )
 
 
-def baseline(speedup, low=None, high=None):
-    bounds = {"speedup_low": low, "speedup_high": high}
+def baseline(speedup, low=None, high=None) -> BaselineEvidence:
+    """Return the comparison with transformers' Trainer alone."""
     row = RecipeRow(
-        name="hf-trainer", tokens_per_s=[1.0], speedup=speedup, outcome="ran", **bounds
+        name="hf-trainer",
+        tokens_per_s=[1.0],
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        outcome="ran",
     )
     return BaselineEvidence(
         rows=[row], local_ranks=2, window_s=1.0, windows=1, seconds=1.0
     )
 
 
-@pytest.mark.parametrize("local_ranks", ["2", None, 0, -3, 1.5])
-def test_invalid_rank_count_is_one(local_ranks):
-    measured = {"local_ranks": local_ranks}
-    assert Trial(job="step", measured=measured, timeout_s=1.0).ranks == 1
-
-
 def test_counts_time_of_every_rank():
     trials = [
-        trial("step", 10, local_ranks=2),
-        trial("step", 5),
-        trial("links", 3, nodes=2, ranks_per_node=4),
+        finished("step", 10, local_ranks=2),
+        finished("step", 5),
+        finished("links", 3, nodes=2, ranks_per_node=4),
     ]
-    costs = [
-        (row.job, row.trials, row.seconds, row.rank_seconds)
-        for row in cost_rows(trials)
-    ]
-    assert costs == [("step", 2, 15, 25), ("links", 1, 3, 24)]
-
-
-@given(st.floats(0, 1e9), st.floats(1.01, 100), st.floats(1.01, 100))
-def test_larger_speedup_pays_back_sooner(cost_s, speedup, other_speedup):
-    later, sooner = sorted((speedup, other_speedup))
-    assert (
-        pay_back(cost_s, baseline(sooner)).rank_hours
-        <= pay_back(cost_s, baseline(later)).rank_hours
+    assert cost_rows(trials) == (
+        CostRow(job="step", trials=2, seconds=10 + 5, rank_seconds=2 * 10 + 5),
+        CostRow(job="links", trials=1, seconds=3, rank_seconds=2 * 4 * 3),
     )
 
 
+@given(st.floats(0, 1e9), SPEEDUPS, SPEEDUPS)
+def test_larger_speedup_pays_back_sooner(cost_s, speedup, other_speedup):
+    smaller, larger = sorted((speedup, other_speedup))
+    sooner = pay_back(cost_s, baseline(larger))
+    later = pay_back(cost_s, baseline(smaller))
+    assert sooner.rank_hours <= later.rank_hours
+
+
 def test_pay_back_has_bounds():
-    payback = pay_back(3600.0, baseline(2.0, 5 / 3, 2.5))
-    assert [
-        payback.rank_hours,
-        payback.rank_hours_low,
-        payback.rank_hours_high,
-    ] == pytest.approx([1.0, 0.4 / 0.6, 0.6 / 0.4])
+    payback = pay_back(ONE_HOUR_S, baseline(2.0, low=5 / 3, high=2.5))
+    # An hour of tuned training saves the speedup less one hour.
+    assert payback.rank_hours == pytest.approx(1 / (2.0 - 1))
+    assert payback.rank_hours_low == pytest.approx(1 / (2.5 - 1))
+    assert payback.rank_hours_high == pytest.approx(1 / (5 / 3 - 1))
 
 
-def test_slower_never_pays_back():
-    assert pay_back(3600.0, baseline(1.0)).rank_hours is None
-    assert pay_back(3600.0, baseline(1.1, 0.9, 1.25)).rank_hours_high is None
+def test_equal_speed_never_pays_back():
+    assert pay_back(ONE_HOUR_S, baseline(1.0)).rank_hours is None
 
 
-def test_without_comparison_nothing_pays_back():
-    # Nobody compared.
-    assert pay_back(3600.0, None) is pay_back(3600.0, baseline(None)) is None
+def test_perhaps_slower_may_never_pay_back():
+    perhaps_slower = baseline(1.1, low=0.9, high=1.25)
+    assert pay_back(ONE_HOUR_S, perhaps_slower).rank_hours_high is None
+
+
+@pytest.mark.parametrize(
+    "comparison",
+    [
+        pytest.param(None, id="none"),
+        pytest.param(baseline(None), id="recipe did not run"),
+    ],
+)
+def test_without_comparison_nothing_pays_back(comparison):
+    assert pay_back(ONE_HOUR_S, comparison) is None

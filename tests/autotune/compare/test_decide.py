@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.base.estimates import Estimate, estimate_single
 from autotune.base.interval import Interval
-from autotune.base.statistics import Estimate, estimate_single, estimate_windows
+from autotune.base.window_statistics import estimate_windows
 from autotune.compare import decide
 from autotune.compare.decide import (
     STEP_RATE,

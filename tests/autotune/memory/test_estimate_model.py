@@ -9,7 +9,7 @@ from autotune.memory.decide.memory_model import peak_bytes
 from autotune.memory.decide.overheads import overheads_on_cpu
 from autotune.memory.estimate import CannotTrace, estimate_model
 from autotune.memory.values import Allocation, TraceRequest
-from autotune.trials.values import Crashed, Measured, TimedOut
+from autotune.trials.outcomes import Crashed, Measured, TimedOut
 from testbed.fakes import FakeHost, FakeMachine
 from tests.autotune.memory.simulated_traces import figures_of, trace_of
 from trainer.config.presets import model_settings

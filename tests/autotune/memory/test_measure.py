@@ -8,15 +8,15 @@ from autotune.memory.decide.overheads import overheads_on_cpu
 from autotune.memory.measure import probe_model
 from autotune.memory.probe import Probe, ProbeRequest
 from autotune.memory.values import Allocation
-from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import made_on
-from autotune.trials.values import (
+from autotune.trials.outcomes import (
     Contaminated,
     Crashed,
     Measured,
     OutOfMemory,
     TimedOut,
 )
+from autotune.trials.runner import TrialRunner
+from autotune.trials.trial_log import made_on
 from testbed.datasets import write_dataset
 from testbed.examples.feeds import runner_on
 from testbed.examples.profiles import FINGERPRINT

@@ -6,7 +6,7 @@ from autotune.errors import BadInput, ExceedsMemory, OutOfTime
 from autotune.memory.sections import reasons_of
 from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
-from autotune.trials import session
+from autotune.trials import trial_bench
 from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeClock
 from testbed.simulators.explorations import additive
@@ -19,7 +19,7 @@ from trainer.errors import BadConfig
 @pytest.fixture
 def bench(monkeypatch, patterned_dataset):
     clock = FakeClock()
-    monkeypatch.setattr(session, "SystemClock", lambda: clock)
+    monkeypatch.setattr(trial_bench, "SystemClock", lambda: clock)
     return bench_on(machine_for(additive({}), clock), patterned_dataset)
 
 

@@ -14,7 +14,8 @@ from autotune.network.values import (
     Network,
     RankCompute,
 )
-from autotune.trials.values import Crashed, Measured, Outcome, Trial
+from autotune.trials.outcomes import Crashed, Measured, Outcome
+from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on
 from testbed.fakes import FakeClock
 from trainer.config.train_config import ModelSettings, TrainConfig

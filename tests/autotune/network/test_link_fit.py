@@ -8,7 +8,7 @@ from autotune.network.decide.link_fit import (
     lost_share,
     nccl_transport,
 )
-from autotune.trials.values import LinkFigures
+from autotune.trials.job_figures import LinkFigures
 
 SIZES = tuple(2**exponent for exponent in range(12, 27, 2))
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.base.statistics import estimate_single, estimate_steps, estimate_windows
+from autotune.base.estimates import estimate_single
+from autotune.base.step_statistics import estimate_steps
+from autotune.base.window_statistics import estimate_windows
 from autotune.profiles.decide.drift import Drift, drifts, verdict_of
 from autotune.profiles.decide.rates import (
     MOST_WARM_UP_STEPS,

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 
 from autotune.base.interval import NOT_ENOUGH
-from autotune.base.render import markdown_text
+from autotune.base.render_markdown import markdown_text
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.sections import pull_request
+from autotune.trials.outcomes import Contaminated
 from autotune.trials.trial_log import made_on
-from autotune.trials.values import Contaminated
 from testbed.examples.profiles import FINGERPRINT, but
 from testbed.examples.trials import record
 from testbed.examples.tuning import (

@@ -17,7 +17,7 @@ from autotune.base.document import (
     SideBySide,
     Table,
 )
-from autotune.base.render import report_markdown
+from autotune.base.render_markdown import report_markdown
 from autotune.errors import UsageError
 from autotune.profiles.values import Evidence
 from autotune.report.page import report_document, report_facts

@@ -23,7 +23,8 @@ from autotune.base.document import (
     Strong,
     Table,
 )
-from autotune.base.render import report_html, report_markdown
+from autotune.base.render_html import report_html
+from autotune.base.render_markdown import report_markdown
 from autotune.base.wording import format_hours
 from autotune.profiles.checks import TrialLogCheck
 from autotune.profiles.reproduction import tuning_commands

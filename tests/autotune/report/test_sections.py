@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.base.document import Chart, Missing, Section, Table
 from autotune.base.interval import NOT_ENOUGH
-from autotune.base.render import console_text
+from autotune.base.render_console import console_text
 from autotune.baseline.sections import baseline_section, baseline_text
 from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
@@ -27,7 +27,7 @@ from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.sections import profile_text
 from autotune.profiles.values import Approval
 from autotune.search.sections import exploration_section, exploration_text
-from autotune.trials.values import GpuUse
+from autotune.trials.job_figures import GpuUse
 from autotune.workers.sections import (
     chosen_loader,
     workers_lines,

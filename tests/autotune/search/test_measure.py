@@ -14,7 +14,7 @@ from autotune.search.measure import (
     confirm,
     evidence,
 )
-from autotune.trials.values import Crashed, OutOfMemory
+from autotune.trials.outcomes import Crashed, OutOfMemory
 from testbed.simulators.explorations import (
     CELLS,
     FEW,

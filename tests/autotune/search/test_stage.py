@@ -11,8 +11,8 @@ from autotune.search import stage
 from autotune.search.stage import explore_request, explore_settings
 from autotune.search.values import Configuration
 from autotune.speed.decide import data_sheet_rates
-from autotune.trials import session
-from autotune.trials.values import Crashed, Measured, OutOfMemory
+from autotune.trials import trial_bench
+from autotune.trials.outcomes import Crashed, Measured, OutOfMemory
 from autotune.workers.values import SweepRequest
 from testbed.examples.profiles import but
 from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
@@ -78,7 +78,7 @@ def make(monkeypatch, tmp_path, patterned_dataset):
     """Return a function that makes a workbench that fits ``above`` sequences."""
     monkeypatch.setattr(resolve.shutil, "which", lambda name: None)
     clock = FakeClock()
-    monkeypatch.setattr(session, "SystemClock", lambda: clock)
+    monkeypatch.setattr(trial_bench, "SystemClock", lambda: clock)
 
     def workbench(rate=BF16_WINS, above=64, precision="bf16"):
         plain = machine_for(rate, clock)

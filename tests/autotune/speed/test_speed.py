@@ -19,7 +19,7 @@ from autotune.speed.jobs import count_kernels
 from autotune.speed.jobs import measure_rates as job
 from autotune.speed.measure import known_rates, measure_rates, rates_path, write_rates
 from autotune.speed.values import Kernel, MachineRates, StepWork
-from autotune.trials.values import Crashed, Measured
+from autotune.trials.outcomes import Crashed, Measured
 from benchmarks.speed import rank_order_share
 from testbed.fakes import FakeMachine
 from trainer.config.presets import model_settings

@@ -24,7 +24,7 @@ from autotune.trials.decide.contamination import (
     window_gpu_use,
     with_gpu_activity,
 )
-from autotune.trials.values import (
+from autotune.trials.outcomes import (
     Contaminated,
     Crashed,
     HostOutOfMemory,

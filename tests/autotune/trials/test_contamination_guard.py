@@ -16,15 +16,15 @@ from autotune.trials.contamination_guard import (
     ContaminationGuard,
     other_users,
 )
-from autotune.trials.values import (
+from autotune.trials.outcomes import (
     Contaminated,
     Crashed,
     HostOutOfMemory,
     Measured,
     OutOfMemory,
     TimedOut,
-    Trial,
 )
+from autotune.trials.values import Trial
 from testbed.fakes import (
     GPU_FACTS,
     SAMPLE,

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from autotune.errors import BadInput, MachineLacks
-from autotune.trials.fork_server import classify
 from autotune.trials.jobs.run_job import run_job
 from autotune.trials.messages import JobResult, JobStatus, RankAccount
-from autotune.trials.values import Crashed, HostOutOfMemory, Measured, OutOfMemory
+from autotune.trials.outcomes import Crashed, HostOutOfMemory, Measured, OutOfMemory
+from autotune.trials.rank_outcomes import classify
 
 MEASURED = JobResult(status=JobStatus.MEASURED, figures={"rank": 0})
 OUT_OF_MEMORY = JobResult(status=JobStatus.OUT_OF_MEMORY, detail="too large")

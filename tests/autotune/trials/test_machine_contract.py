@@ -18,7 +18,8 @@ import pytest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
 from autotune.trials.multirank import MultirankMachine
-from autotune.trials.values import Crashed, Measured, OutOfMemory, TimedOut, Trial
+from autotune.trials.outcomes import Crashed, Measured, OutOfMemory, TimedOut
+from autotune.trials.values import Trial
 from testbed.fakes import FakeMachine
 from trainer.environment import CPU_ENVIRONMENT
 

@@ -8,15 +8,10 @@ import pytest
 from autotune.cluster.torchrun import on_this_node
 from autotune.errors import MachineLacks
 from autotune.network.decide.link_fit import link_warnings
+from autotune.trials.job_figures import GradientSyncFigures, LinkFigures
 from autotune.trials.multirank import MultirankMachine
-from autotune.trials.values import (
-    Crashed,
-    GradientSyncFigures,
-    LinkFigures,
-    Measured,
-    TimedOut,
-    Trial,
-)
+from autotune.trials.outcomes import Crashed, Measured, TimedOut
+from autotune.trials.values import Trial
 from testbed.datasets import write_dataset
 from testbed.simulators.hosts import hosts, together
 

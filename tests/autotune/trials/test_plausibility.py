@@ -15,7 +15,8 @@ from autotune.trials.decide.plausibility import (
     least_flops_per_token,
     rates_of_trial,
 )
-from autotune.trials.values import Measured, Trial
+from autotune.trials.outcomes import Measured
+from autotune.trials.values import Trial
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_profile as tuned_profile
 from tests.autotune.advice.runs import run_of

@@ -14,15 +14,10 @@ import psutil
 import pytest
 
 from autotune.errors import MachineLacks
+from autotune.trials.job_figures import StepFigures
 from autotune.trials.jobs.supervision import GRACE_S
-from autotune.trials.values import (
-    Crashed,
-    Measured,
-    OutOfMemory,
-    StepFigures,
-    TimedOut,
-    Trial,
-)
+from autotune.trials.outcomes import Crashed, Measured, OutOfMemory, TimedOut
+from autotune.trials.values import Trial
 
 pytestmark = pytest.mark.system
 

@@ -3,9 +3,10 @@
 import pytest
 
 from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
+from autotune.trials.outcomes import Measured
 from autotune.trials.runner import LEAVING_S
 from autotune.trials.trial_log import TrialLog, made_on, read_trial_records
-from autotune.trials.values import Measured, Trial
+from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on
 from testbed.examples.profiles import FINGERPRINT
 from testbed.examples.trials import STEP_FIGURES

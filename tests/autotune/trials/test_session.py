@@ -13,11 +13,12 @@ import pytest
 from autotune.errors import MachineLacks
 from autotune.machine.values import GpuProcess
 from autotune.report.stage import build_report
-from autotune.trials import session
-from autotune.trials.fork_server import StartedMachine
-from autotune.trials.session import Session, open_bench, require_idle_gpus
+from autotune.trials import other_programs, session
+from autotune.trials.other_programs import require_idle_gpus
+from autotune.trials.outcomes import TimedOut
+from autotune.trials.session import Session, open_bench
 from autotune.trials.trial_log import TrialLog
-from autotune.trials.values import TimedOut
+from autotune.trials.trial_machine import StartedMachine
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from testbed.examples.profiles import FINGERPRINT, but, example_profile
@@ -76,7 +77,7 @@ def test_environment_of_the_trials_counts_for_reuse(tmp_path):
 
 def test_changed_version_prevents_reuse(tmp_path, monkeypatch):
     site_before = runner(tmp_path).site
-    monkeypatch.setattr("autotune.trials.session.__version__", "9.9")
+    monkeypatch.setattr("autotune.trials.trial_bench.__version__", "9.9")
     assert runner(tmp_path).site != site_before
 
 
@@ -143,7 +144,9 @@ def open_on(monkeypatch):
     """Return a function that opens a bench on a site without starting torch."""
 
     def open_on(site, age_s=0.0, choice="cpu", **options):
-        monkeypatch.setattr(session, "process_started_s", lambda: time.time() - age_s)
+        monkeypatch.setattr(
+            other_programs, "process_started_s", lambda: time.time() - age_s
+        )
         monkeypatch.setattr(
             session,
             "open_measured_device",

@@ -5,15 +5,9 @@ from typing import get_args
 
 import pytest
 
-from autotune.trials.values import (
-    Measured,
-    Outcome,
-    StepFigures,
-    TrainingFigures,
-    TrialRecord,
-    describe,
-    outcome_from_json,
-)
+from autotune.trials.job_figures import StepFigures, TrainingFigures
+from autotune.trials.outcomes import Measured, Outcome, describe, outcome_from_json
+from autotune.trials.values import Trial, TrialRecord
 from testbed.examples.trials import STEP_FIGURES, TRAINING_FIGURES, record
 
 
@@ -49,6 +43,12 @@ def test_window_of_another_version_is_no_record():
     del old_figures["steps"]
     old_outcome = {"kind": "measured", "figures": old_figures}
     assert TrialRecord.of(entry | {"outcome": old_outcome}) is None
+
+
+@pytest.mark.parametrize("local_ranks", ["2", None, 0, -3, 1.5])
+def test_invalid_rank_count_is_one(local_ranks):
+    measured = {"local_ranks": local_ranks}
+    assert Trial(job="step", measured=measured, timeout_s=1.0).ranks == 1
 
 
 FAILURES = [kind(detail="d") for kind in get_args(Outcome) if kind is not Measured]

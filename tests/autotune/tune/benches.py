@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 from autotune.memory.probe import ProbeRequest
 from autotune.memory.stage import requested_config
+from autotune.trials.outcomes import Outcome
 from autotune.trials.session import Session
-from autotune.trials.values import Outcome, Trial
+from autotune.trials.values import Trial
 from testbed.examples.feeds import ON_CPU
 from testbed.fakes import FakeClock, FakeHost, FakeMachine
 from testbed.simulators.explorations import Rate, machine_of

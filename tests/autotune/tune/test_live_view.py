@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from autotune.trials.values import FinishedTrial, Measured, Trial
+from autotune.trials.outcomes import Measured
+from autotune.trials.values import FinishedTrial, Trial
 from autotune.tune import live_view
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import Stage

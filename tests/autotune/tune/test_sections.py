@@ -2,7 +2,8 @@ import pytest
 
 from autotune.baseline.values import BaselineEvidence, RecipeRow
 from autotune.profiles.decide.rates import tuned_rate
-from autotune.trials.values import FinishedTrial, Measured, OutOfMemory, Trial
+from autotune.trials.outcomes import Measured, OutOfMemory
+from autotune.trials.values import FinishedTrial, Trial
 from autotune.tune.live_view import TuningView
 from autotune.tune.sections import best_words, stage_words, stages_text, tuning_text
 from autotune.tune.values import Stage, TuningResult

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.trials.values import Measured, TrainingFigures, Trial
+from autotune.trials.job_figures import TrainingFigures
+from autotune.trials.outcomes import Measured
+from autotune.trials.values import Trial
 from autotune.workers.job import WARM_UP_STEPS, ReplayedStep, TrainingStep
 from testbed.datasets import write_dataset
 from tests.trainer.oracles import config_of, micro_batches, training_of

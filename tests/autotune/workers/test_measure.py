@@ -9,15 +9,10 @@ import pytest
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.values import DiskFacts
 from autotune.profiles.store import with_data
+from autotune.trials.job_figures import GpuUseFigures, TrainingFigures
+from autotune.trials.outcomes import Contaminated, Crashed, Measured
 from autotune.trials.runner import ATTEMPTS
-from autotune.trials.values import (
-    Contaminated,
-    Crashed,
-    GpuUseFigures,
-    Measured,
-    TrainingFigures,
-    Trial,
-)
+from autotune.trials.values import Trial
 from autotune.workers.count_sweep import NamedWindow
 from autotune.workers.joint_search import gap_remains, search_joint, study_of
 from autotune.workers.measure import evidence, gpu_source, training_trial

@@ -1,217 +1,26 @@
-"""Renderers of a document: for a terminal, as Markdown, and as one HTML file.
-
-The HTML file has no scripts and no external resources.
-"""
+"""Documents as one HTML file without scripts and external resources."""
 
 import base64
 import hashlib
 import importlib.resources
 import itertools
-import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from html import escape
 
 from autotune.base import document as doc
 from autotune.base.document import (
-    FACTS,
+    DEEPEST_HEADING,
     MAX_CELL_CHARACTERS,
     MAX_TEXT_CHARACTERS,
     render_words,
     shortened,
 )
 from autotune.base.svg import render_svg
-from autotune.base.tables import (
-    escape_markdown,
-    markdown_table,
-    printable_line,
-    terminal_columns,
-    text_table,
-)
 
-_INDENT = "  "
-_DEEPEST_HEADING = 6
-"""Levels of headings that Markdown and HTML support."""
 _SHORT_CELL_CHARACTERS = 14
 """Length of a cell above which the style sheet keeps its column wide."""
 _LONG_WORD_CHARACTERS = 26
 """Longest word for which a column has room."""
-
-
-def console_text(blocks: Sequence[doc.Block]) -> str:
-    """Return a command's output for a terminal, tables and sections set apart.
-
-    Charts become their tables. Tables fit the terminal on standard output, if any.
-    """
-    return _console_blocks(blocks, terminal_columns())
-
-
-def _console_blocks(blocks: Sequence[doc.Block], max_columns: int | None) -> str:
-    """Return blocks as text, with tables of at most ``max_columns``, if not None."""
-    parts = []
-    for is_set_apart, group in itertools.groupby(blocks, _is_set_apart):
-        gap = "\n\n" if is_set_apart else "\n"
-        parts.append(gap.join(_console_block(block, max_columns) for block in group))
-    return "\n\n".join(parts)
-
-
-def _is_set_apart(block: doc.Block) -> bool:
-    return isinstance(block, doc.Table | doc.Chart | doc.Section)
-
-
-def _console_block(block: doc.Block, max_columns: int | None) -> str:
-    match block:
-        case doc.Paragraph():
-            return _console_words(block.words)
-        case doc.Missing():
-            message = f"{printable_line(block.subject)}: {block.state}"
-            if block.commands:
-                commands = ", then ".join(map(printable_line, block.commands))
-                message += f" (run: {commands})"
-            return message
-        case doc.Bullets():
-            return "\n".join(_console_words(item) for item in block.items)
-        case doc.Pairs():
-            return "\n".join(
-                f"{name}: {_console_words(words)}" for name, words in block.pairs
-            )
-        case doc.Table():
-            return _console_table(block, max_columns)
-        case doc.Chart():
-            table = replace(block.table, caption=block.title)
-            return _console_table(table, max_columns)
-        case doc.Section():
-            if max_columns is not None:
-                max_columns -= len(_INDENT)
-            body = textwrap.indent(_console_blocks(block.blocks, max_columns), _INDENT)
-            return f"{printable_line(block.title)}\n{body}"
-        case doc.SideBySide():
-            return _console_blocks(block.blocks, max_columns)
-
-
-def _console_table(table: doc.Table, max_columns: int | None) -> str:
-    text = text_table(
-        table.headers,
-        table.rows,
-        table.align,
-        max_columns=max_columns,
-        # Facts are pairs already, and their headers are left out.
-        always_columns=table.headers == FACTS,
-    )
-    if table.headers == FACTS:
-        _, _, text = text.partition("\n")
-    else:
-        text = text.rstrip("\n")
-    return f"{printable_line(table.caption)}\n{text}" if table.caption else text
-
-
-def _console_words(words: doc.Words) -> str:
-    return render_words(words, printable_line, printable_line, printable_line)
-
-
-def markdown_text(blocks: Sequence[doc.Block]) -> str:
-    """Return blocks as Markdown without a final newline."""
-    return "\n\n".join(_markdown_parts(blocks, 2))
-
-
-def report_markdown(document: doc.Document) -> str:
-    """Return the whole report as Markdown.
-
-    Charts become their titles, descriptions and tables.
-    """
-    parts = [f"# {_markdown_cell(document.title)}", _markdown_plain(document.subtitle)]
-    for number, section in enumerate(document.sections, start=1):
-        parts += _markdown_section(section, 2, f"{number}. ")
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown_parts(blocks: Sequence[doc.Block], level: int) -> list[str]:
-    """Return the parts of blocks, between which Markdown has an empty line."""
-    parts: list[str] = []
-    for block in blocks:
-        parts += _markdown_block(block, level)
-    return parts
-
-
-def _markdown_block(block: doc.Block, level: int) -> list[str]:
-    match block:
-        case doc.Paragraph():
-            return [_markdown_words(block.words)]
-        case doc.Missing():
-            message = f"{_markdown_cell(block.subject)}: {block.state}"
-            if block.commands:
-                message += (
-                    f" (run: {', then '.join(map(_markdown_code, block.commands))})"
-                )
-            return [f"{message}."]
-        case doc.Bullets():
-            return ["\n".join(f"- {_markdown_words(item)}" for item in block.items)]
-        case doc.Pairs():
-            items = (
-                f"- **{_markdown_cell(name)}**: {_markdown_words(words)}"
-                for name, words in block.pairs
-            )
-            return ["\n".join(items)]
-        case doc.Table():
-            return _markdown_table(block)
-        case doc.Chart():
-            title = _markdown_cell(block.title)
-            description = _markdown_plain(block.description)
-            return [
-                f"**{title}.** {description}",
-                "<details><summary>Data table</summary>",
-                *_markdown_table(block.table),
-                "</details>",
-            ]
-        case doc.Section():
-            return _markdown_section(block, level)
-        case doc.SideBySide():
-            return _markdown_parts(block.blocks, level)
-
-
-def _markdown_section(section: doc.Section, level: int, number: str = "") -> list[str]:
-    hashes = "#" * min(level, _DEEPEST_HEADING)
-    badge = f"({section.badge}) " if section.badge else ""
-    heading = f"{hashes} {number}{badge}{_markdown_plain(section.title)}"
-    return [heading, *_markdown_parts(section.blocks, level + 1)]
-
-
-def _markdown_table(table: doc.Table) -> list[str]:
-    headers = [shortened(header) for header in table.headers]
-    rows = [
-        [None if cell is None else shortened(cell) for cell in row]
-        for row in table.rows
-    ]
-    return [
-        f"*{_markdown_cell(table.caption)}*",
-        markdown_table(headers, rows, align=table.align),
-    ]
-
-
-def _markdown_words(words: doc.Words) -> str:
-    return render_words(words, _markdown_plain, _markdown_code, _markdown_strong)
-
-
-def _markdown_strong(text: str) -> str:
-    return f"**{_markdown_plain(text)}**"
-
-
-def _markdown_code(text: str) -> str:
-    """Return text in backticks, or in ``<code>`` if it needs entities.
-
-    Entities are decoded only in the element.
-    """
-    line = shortened(text, MAX_TEXT_CHARACTERS)
-    escaped = _markdown_plain(text)
-    return f"`{line}`" if line == escaped else f"<code>{escaped}</code>"
-
-
-def _markdown_plain(text: str) -> str:
-    return escape_markdown(shortened(text, MAX_TEXT_CHARACTERS))
-
-
-def _markdown_cell(text: str) -> str:
-    return escape_markdown(shortened(text, MAX_CELL_CHARACTERS))
 
 
 def report_html(document: doc.Document) -> str:
@@ -345,7 +154,7 @@ def _html_section(
         attribute = ' class="card"'
         badge = f'<span class="badge {name}">{name}</span> '
     heading = f"{number}{badge}{_html_plain(section.title)}"
-    body = _html_blocks(section.blocks, min(level + 1, _DEEPEST_HEADING), chart_numbers)
+    body = _html_blocks(section.blocks, min(level + 1, DEEPEST_HEADING), chart_numbers)
     return (
         f'<section id="{escape(section.key)}"{attribute}>\n'
         f"<h{level}>{heading}</h{level}>\n{body}</section>\n"

@@ -1,0 +1,143 @@
+"""Statistics of independent measurements, such as the timed windows of rounds. Pure.
+
+A figure is the 20 % trimmed mean of its windows, which one disturbed window in five
+does not move, with Student's t on the winsorised spread (Yuen, Biometrika 61, 1974;
+Wilcox, Introduction to Robust Estimation, 3rd ed., ch. 4). Fewer than 5 windows are not
+trimmed, and fewer than 3 have no bounds.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autotune.base.estimates import Estimate, Scale, exp_without_overflow
+from autotune.base.interval import CONFIDENCE, NOT_ENOUGH, Interval
+from autotune.base.student_t import NORMAL_FREEDOM, t_quantile
+
+TRIMMED_SHARE = 0.2
+"""Share of the values that a trimmed mean leaves out at each end."""
+MIN_WINDOWS = 3
+"""Fewest windows that show a useful spread."""
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Return the 20 % trimmed mean."""
+    trimmed = _trimmed_count(len(values))
+    return statistics.fmean(sorted(values)[trimmed : len(values) - trimmed])
+
+
+def _trimmed_count(n: int) -> int:
+    """Return how many of ``n`` values are left out at each end."""
+    return int(TRIMMED_SHARE * n)
+
+
+def scaled_residuals(values: Sequence[float]) -> list[float]:
+    """Return the deviations of values from their trimmed mean.
+
+    They are scaled to the spread of the whole population; empty for fewer than two
+    values.
+    """
+    n = len(values)
+    if n < 2:
+        return []
+    center = trimmed_mean(values)
+    factor = math.sqrt(n / (n - 1))
+    return [factor * (value - center) for value in values]
+
+
+def estimate_windows(
+    values: Sequence[float],
+    *,
+    scale: Scale = "log",
+    residuals: Sequence[float] | None = None,
+) -> Estimate:
+    """Return the trimmed mean of independent measurements.
+
+    Args:
+        values: Rates of windows, or ratios within rounds.
+        scale: Scale of comparison.
+        residuals: Deviations on that scale; those of other figures with the same noise
+            may be added. By default those of the values.
+
+    Raises:
+        ValueError: If there are no values.
+    """
+    if not values:
+        raise ValueError("no figures")
+    points = [math.log(value) for value in values] if scale == "log" else values
+    center = trimmed_mean(points)
+    n = len(points)
+    value = exp_without_overflow(center) if scale == "log" else center
+
+    if residuals is None:
+        residuals = scaled_residuals(points)
+    m = len(residuals)
+    if m < MIN_WINDOWS:
+        return Estimate(value=value, n=n, scale=scale, no_spread=NOT_ENOUGH)
+    # The spread must be winsorised exactly if the mean is trimmed, even if added
+    # residuals are enough for it.
+    trimmed = _trimmed_count(m) if _trimmed_count(n) > 0 else 0
+    kept = m - 2 * trimmed
+    # Yuen's variance of a mean of m values, times m / n as the mean is one of n; the
+    # factor (m - 1) / m takes back the scale of the residuals.
+    spread = statistics.pvariance(_winsorised(residuals, trimmed))
+    variance = spread * (m - 1) / (kept * (kept - 1)) * m / n
+    return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=kept - 1)
+
+
+def _winsorised(values: Sequence[float], trimmed: int) -> list[float]:
+    """Return values of which ``trimmed`` at each end become the nearest kept one."""
+    in_order = sorted(values)
+    lowest = in_order[trimmed]
+    highest = in_order[len(in_order) - trimmed - 1]
+    return [min(max(value, lowest), highest) for value in in_order]
+
+
+def paired_ratio(
+    pairs: Sequence[tuple[float, float]],
+    *,
+    confidence: float = CONFIDENCE,
+    candidates: int = 1,
+) -> Interval:
+    """Return the ratio of the first to the second of figures of the same rounds.
+
+    Args:
+        pairs: Two figures of each round.
+        confidence: Confidence of the bounds.
+        candidates: Number of ratios of which this one may have been picked as the
+            highest. Its bounds are widened until all ratios lie within theirs with the
+            same confidence (Bonferroni).
+
+    Raises:
+        ValueError: If there are no figures.
+    """
+    estimate = estimate_windows([first / second for first, second in pairs])
+    interval = estimate.ratio(1 - (1 - confidence) / candidates)
+    return replace(interval, confidence=None if interval.low is None else confidence)
+
+
+def estimate_from_bounds(interval: Interval, n: int | None = None) -> Estimate:
+    """Return the figure with these bounds.
+
+    Args:
+        interval: The figure with its bounds.
+        n: Number of windows, for Student's t; None for a prediction, whose bounds are
+            those of a normal distribution.
+    """
+    measurements = n if n else 1
+    low, high, confidence = interval.low, interval.high, interval.confidence
+    if low is None or high is None or confidence is None or low <= 0:
+        return Estimate(
+            value=interval.value,
+            n=measurements,
+            no_spread=NOT_ENOUGH if n else "its prediction shows no spread",
+        )
+    freedom = NORMAL_FREEDOM
+    if n is not None:
+        freedom = max(1, n - 2 * _trimmed_count(n) - 1)
+    half_width = math.log(high / low) / 2
+    variance = (half_width / t_quantile(confidence, freedom)) ** 2
+    return Estimate(
+        value=interval.value, n=measurements, variance=variance, freedom=freedom
+    )

@@ -1,0 +1,229 @@
+"""Figures of jobs, as their child processes return them. Pure.
+
+If an outcome is ``Measured``, the ``JobFigures`` of the job read its figures.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from autotune.trials.outcomes import Measured
+from trainer.config.tables import StrictTable
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A part of a whole, 0 to 1."""
+
+
+class JobFigures:
+    """Base of the figures of each job: fields of a dataclass, read from JSON."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, outcome: Measured) -> Self:
+        """Read a trial's figures; unknown ones are left out.
+
+        Raises:
+            ValueError: If one is missing or of another type.
+        """
+        figures: Self = _adapter(cls).validate_python(outcome.figures)  # type: ignore[arg-type]  # classes are hashable
+        return figures
+
+
+# Building an adapter takes much longer than reading with it.
+_adapter = functools.cache(TypeAdapter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures(JobFigures):
+    """Figures of a ``step`` job: optimizer steps on random full sequences."""
+
+    optimizer_steps: int
+    """Steps that ran, warm-up included."""
+    step_s: tuple[float, ...]
+    padded_tokens_per_step: int
+    peak_bytes: int
+    """Peak use of the budget: on CUDA the allocator's reserve and non-PyTorch memory;
+    on a CPU the growth of the process since before the model was built."""
+    non_pytorch_bytes: int | None
+    """Non-PyTorch memory of the device (context, workspaces); None on a CPU."""
+    loss: float
+    model_flops_per_step: float | None = None
+    """Model FLOPs of a step on all ranks; None in trial logs from before they were
+    counted."""
+    local_ranks: int = 1
+    """Ranks that took the steps together; the figures are the job's: all ranks' tokens,
+    the slowest rank's seconds, and the highest memory of any rank."""
+
+
+class GpuUse(StrictTable):
+    """Activity of GPUs in one or several windows of training.
+
+    Figures are means, shares from 0 to 1; None if not reported.
+    """
+
+    utilisation_share: Share | None = None
+    """Share of the time with a kernel running, by NVML; this is not MFU."""
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    """Median SM clock of a window's samples."""
+    power_capped_share: Share | None = None
+    """Share of samples at the power cap, which is normal for a loaded GPU and not a
+    fault."""
+    gpm_sm_share: Share | None = None
+    """Share of the time, over SMs, with a warp resident; by GPM, as the fields
+    below."""
+    gpm_occupancy_share: Share | None = None
+    """Resident warps as a share of the most that fit."""
+    gpm_tensor_share: Share | None = None
+    """Share of the time in which Tensor Cores worked."""
+    gpm_dram_share: Share | None = None
+    """Share of the memory bandwidth in use."""
+    gpm_pcie_rx_bytes_per_s: float | None = None
+    """PCIe traffic from the host."""
+
+
+class GpuUseFigures(GpuUse):
+    """Activity of one GPU over one window."""
+
+    model_config = ConfigDict(strict=False, extra="ignore")
+
+    samples: int = 0
+    used_bytes: int | None = None
+    temperature_c: int | None = None
+    lacking: str | None = None
+    gpm_windows: int = 0
+    gpm_lacking: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedWindow(JobFigures):
+    """Figures of a timed window of steps that a loader feeds."""
+
+    steps: int
+    tokens_per_s: float
+    """Non-padding tokens per second; batches per second of a loader of your own."""
+    data_wait_share: float
+    """Share of the window in which devices had nothing to do but wait for data, summed
+    over ranks, 0 to 1: an upper bound on the cost of data loading, as a rank that waits
+    delays the others."""
+    window_start_s: float
+    """Start of the window by CLOCK_MONOTONIC, so that another process can cut its own
+    samples to the window."""
+    window_end_s: float
+    memory_bytes: int | None
+    """Memory of the ranks and their DataLoader workers, shared pages counted in parts;
+    None if it cannot be read."""
+    worker_bytes: int | None
+    """Private memory of the largest DataLoader worker; None without workers."""
+    storage_bytes_per_s: float | None
+    """Rate at which the kernel read from storage for them; None if it does not
+    count."""
+    gpus: tuple[GpuUseFigures, ...] = ()
+    """Activity of each GPU in the window; empty without a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFigures(LoadedWindow):
+    """Figures of a ``training`` job.
+
+    They are of a timed window of optimizer steps on the dataset, over all local ranks.
+    """
+
+    optimizer_steps: int
+    """Steps that ran, discarded ones included."""
+    discarded_batches: int
+    """Batches taken before the window: those that the queues held ready, up to twice
+    over, and warm-up."""
+    padded_tokens_per_s: float
+    local_ranks: int
+    gradient_accumulation_steps: int
+    model_flops_per_s: float | None = None
+    """Model FLOP/s of all ranks for non-padding tokens; None if the step was
+    replayed."""
+    losses: tuple[float, ...] = ()
+    """Loss of each step, warm-up included, if requested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures(JobFigures):
+    """Figures of a ``links`` job: times of messages between ranks."""
+
+    all: tuple[tuple[int, float], ...]
+    """Bytes and seconds of all-reduces over all ranks; the slowest rank's seconds, as
+    in the fields below."""
+    within: tuple[tuple[int, float], ...]
+    """Bytes and seconds of all-reduces within every node at once; empty if nodes have
+    one rank."""
+    between: tuple[tuple[int, float], ...]
+    """Bytes and seconds of all-reduces over the first ranks of all nodes; empty for one
+    node."""
+    neighbours_bytes_per_s: tuple[float, ...]
+    """Bandwidth in each direction between each node and the next, the last one with the
+    first."""
+    matmul_flops_per_s: tuple[float, ...]
+    """Matmul FLOP/s of each rank while all multiply: bf16 on GPUs, fp32 on CPUs."""
+    nodes: int
+    ranks_per_node: int
+    backend: str
+    """Backend of torch.distributed for tensors on the device."""
+    transport: str
+    """Transport of messages between nodes, or the reason that it is not known."""
+    interface: str | None
+    """Network interface of the first node."""
+    interface_bytes_per_s: int | None
+    """Bandwidth that the interface reports; None if it reports none."""
+    slowdown_share: float = 0.0
+    """Share of compute that is lost during communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSyncFigures(JobFigures):
+    """Figures of a ``gradient_sync`` job.
+
+    They are of optimizer steps of all ranks on cached batches of the dataset.
+    """
+
+    step_s: tuple[float, ...]
+    """Time of each step on its slowest rank."""
+    optimizer_step_s: float
+    communication_s: float | None
+    """Median wait for gradients after the last ones were sent; None if it cannot be
+    measured."""
+    compute_s_by_rank: tuple[tuple[float, ...], ...]
+    """Time of forward and backward of each step, without waiting for other ranks; empty
+    if it cannot be measured."""
+    forward_share: float | None
+    gradients: tuple[tuple[int, float], ...]
+    """Elements of each gradient, and the share of backward after which it was ready, in
+    that order."""
+    gradient_accumulation_steps: int
+    micro_batch_size: int
+    tokens_per_step: float
+    """Non-padding tokens of a step on all ranks."""
+    peak_bytes: int | None
+    """Highest growth of a rank's memory; None if it cannot be measured."""
+    losses: tuple[float, ...]
+
+
+_FIGURES_BY_JOB: dict[str, type[JobFigures]] = {
+    "step": StepFigures,
+    "training": TrainingFigures,
+    "links": LinkFigures,
+    "gradient_sync": GradientSyncFigures,
+}
+
+
+def check_figures(job: str, outcome: Measured) -> None:
+    """Check that an outcome has the figures of its job in this version.
+
+    Figures of jobs that no other command reads are not checked.
+
+    Raises:
+        ValueError: If one is missing or of another type.
+    """
+    figures = _FIGURES_BY_JOB.get(job)
+    if figures is not None:
+        figures.of(outcome)

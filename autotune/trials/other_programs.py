@@ -1,0 +1,52 @@
+"""Checks that other programs do not keep the CPU cores or the GPUs busy."""
+
+import sys
+import time
+from collections.abc import Sequence
+
+from autotune.errors import MachineLacks
+from autotune.machine.decide import busy_host, is_busy
+from autotune.machine.nvml import GpuMonitor
+from autotune.machine.values import HostFacts
+from autotune.trials.contamination_guard import other_users
+from trainer.record.run_record import process_started_s
+
+LOAD_AVERAGE_S = 60.0
+"""Time that the load average covers, in seconds."""
+
+
+def load_of_others(host: HostFacts) -> float | None:
+    """Return the load average that other programs cause.
+
+    None if this process has run for longer than the average covers: it is then the
+    load of the trials.
+    """
+    age_s = time.time() - process_started_s()
+    return host.load_average_1min if age_s < LOAD_AVERAGE_S else None
+
+
+def warn_if_busy(host: HostFacts, load_average_1min: float | None) -> None:
+    """Warn if other programs keep the CPU cores busy."""
+    cpus = host.allotted_cpus
+    if load_average_1min is None or not is_busy(load_average_1min, cpus):
+        return
+    problem = busy_host(load_average_1min, cpus)
+    sys.stderr.write(f"warning: {problem.claim}\n  next: {problem.next_step}\n")
+
+
+def require_idle_gpus(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
+    """Check that no other process uses these GPUs.
+
+    Raises:
+        MachineLacks: If one does.
+    """
+    users = other_users(monitor, uuids)
+    if not users:
+        return
+    next_step = "Wait until the GPU is free"
+    idle_gpus = [
+        gpu.index for gpu in monitor.devices() if not other_users(monitor, [gpu.uuid])
+    ]
+    if idle_gpus:
+        next_step += f", or select another GPU: CUDA_VISIBLE_DEVICES={idle_gpus[0]}"
+    raise MachineLacks("; ".join(users), next_step=f"{next_step}.")

@@ -1,0 +1,18 @@
+"""The number of DataLoader workers that a sweep chooses is in the profile."""
+
+import json
+
+import pytest
+
+from autotune.profiles.store import read_profile
+
+
+@pytest.mark.usefixtures("warm_server")
+def test_writes_chosen_workers_into_the_profile(tiny_profile, says):
+    sweep = ("workers", tiny_profile, "--window", "0.1s", "--max-workers", "1")
+    printed = json.loads(says(*sweep, "--json"))
+    stored = read_profile(tiny_profile)
+    assert stored.intact
+    assert stored.profile.train.data.num_workers == printed["chosen"]
+    assert stored.profile.evidence.workers.model_dump() == printed
+    assert stored.profile.provenance.commands == ["probe", "workers"]
