@@ -2,9 +2,10 @@
 
 From the files on disk to tensors for a model, in this order: ``manifest`` describes a
 dataset, and ``dataset`` reads its pre-tokenised samples. ``batch_plan`` assigns samples
-to sequences and ranks as a pure function of the seed, with ``permutation`` and
-``packing``. ``sampler`` plans the micro-batches of one rank, from a ``position`` on and
-from every ``lane`` in turn, and ``masking`` chooses the tokens to predict.
+to sequences and ranks as a pure function of the seed, by ``permutation`` and
+``packing``; its results are ``segments``. ``sampler`` plans the micro-batches of one
+rank, from a ``position`` on and from every ``lane`` in turn, and ``masking`` chooses
+the tokens to predict, for which the model has ``head_slots``.
 ``micro_batch_source`` makes a ``micro_batch.MicroBatch`` from its plan, and ``loader``
 does so for a whole run, in this process or in DataLoader workers. ``data_wait``
 measures how long a device waits for data. ``global_batch`` computes the size of the

@@ -137,7 +137,7 @@ def lay_out(plan: BatchPlan, lane: int, block: int, dataset: TokenDataset) -> Se
 def _one_sample_per_sequence(
     plan: BatchPlan, lane: int, block: int, dataset: TokenDataset
 ) -> Segments:
-    """Return the samples of one block, each at the start of its own sequence.
+    """Return the samples of one block, each in a separate sequence.
 
     Samples that are longer than a sequence are cut.
     """

@@ -1,4 +1,4 @@
-"""Signals that request an exit, and which process receives them. No torch here."""
+"""Signals that request an exit, and the processes that ignore them. No torch here."""
 
 import ctypes
 import signal
@@ -11,9 +11,9 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def exit_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that request an exit; under ``nohup``, without SIGHUP."""
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return tuple(
-        number for number in SIGNALS if number != signal.SIGHUP or not under_nohup
-    )
+    if under_nohup:
+        return tuple(number for number in SIGNALS if number != signal.SIGHUP)
+    return SIGNALS
 
 
 def ignore_signals() -> None:

@@ -28,7 +28,7 @@ PATIENCE_S = 10.0
 """Seconds after a signal before its name is recorded, in case the process is killed
 before the step ends."""
 _POLL_S = 0.5
-"""Interval between two checks of progress, in seconds."""
+"""Interval between two checks of progress, in seconds. A signal ends it early."""
 _LAST_RESORT_S = 30.0
 """Seconds after the timeout until ``faulthandler`` ends a process whose threads cannot
 run."""
@@ -37,6 +37,11 @@ _REARM_EVERY_S = 10.0
 _STOPPED_S = 5.0
 """Seconds between two checks above which the process must have been suspended."""
 _MAX_SIGNALS_READ = 64
+"""Signals read at once; others are read at the next check."""
+
+RecordExit = Callable[[str, int, bool], None]
+"""Function that records an exit: its reason, the number of finished steps, and whether
+the exit is only likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,34 +56,34 @@ class _Request:
         return signal.Signals(self.number).name
 
 
+def _record_nothing(reason: str, step: int, is_likely: bool, /) -> None:
+    """Record no exit."""
+
+
 class Watchdog:
-    """Watchdog for signals and progress; it has no effect until it is started."""
+    """Thread that handles signals, and ends the process if training hangs.
+
+    It has no effect until it is started.
+    """
 
     def __init__(
-        self,
-        *,
-        timeout_s: float,
-        record: Callable[[str, int, bool], None] = lambda *_: None,
+        self, *, timeout_s: float, record: RecordExit = _record_nothing
     ) -> None:
-        """Set the timeout and the callback for exits.
-
-        ``record`` receives the reason of an exit, the number of finished steps, and
-        whether the exit is only likely.
-        """
         self.timeout_s = timeout_s
         """Longest time without a heartbeat, in seconds."""
-        self._record = record
-        self._last_heartbeat_s = time.monotonic()
         self.step = 0
-        self._request: _Request | None = None
-        self._request_is_recorded = False
+        """Number of finished steps."""
         self.ending = False
         """True if the outcome of the run is final."""
-        self._last_rearmed_s = 0.0
-        self._stopped = threading.Event()
         self.traceback_file: Path | None = None
         """File for the traceback of a failed or hung rank, in addition to standard
         error."""
+        self._record = record
+        self._stopped = threading.Event()
+        self._request: _Request | None = None
+        self._request_is_recorded = False
+        self._last_heartbeat_s = time.monotonic()
+        self._last_rearmed_s = 0.0
 
     def start(self) -> None:
         """Install signal handlers and start the watching thread.
@@ -92,6 +97,7 @@ class Watchdog:
         # The interpreter writes a signal's number there at once, whatever the main
         # thread is doing.
         signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
+        # The handlers do nothing, but without one a signal would end the process.
         for number in (*exit_signals(), signal.SIGTSTP):
             signal.signal(number, lambda *_: None)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
@@ -134,7 +140,7 @@ class Watchdog:
             since_last_check_s = now_s - last_check_s
             last_check_s = now_s
             if since_last_check_s > _STOPPED_S:
-                # Suspended, for example by a scheduler: not a hang.
+                # A scheduler, for example, suspended the process, which is not a hang.
                 self._last_heartbeat_s += since_last_check_s
             if readable:
                 self._read_signals()
@@ -142,9 +148,10 @@ class Watchdog:
             self._record_late_request()
 
     def _postpone_last_resort(self) -> None:
-        """Postpone faulthandler's exit.
+        """Postpone the exit by faulthandler.
 
-        It acts even if the main thread keeps all others from running.
+        Its timer runs outside Python, so it acts even if the main thread holds the
+        interpreter and this thread cannot run.
         """
         now_s = time.monotonic()
         if now_s - self._last_rearmed_s > _REARM_EVERY_S:
@@ -192,16 +199,23 @@ class Watchdog:
         still_s = time.monotonic() - self._last_heartbeat_s
         if still_s <= self.timeout_s:
             return
-        faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
+        self._write_tracebacks()
         traceback = ""
         if self.traceback_file is not None:
             traceback = f"; traceback: {self.traceback_file.name}"
-            with contextlib.suppress(OSError), self.traceback_file.open("w") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
         self._exit(
             f"no progress for {still_s:.0f} s after step {self.step}: this rank hangs"
             f" or waits for one that does{traceback}"
         )
+
+    def _write_tracebacks(self) -> None:
+        """Write the tracebacks of all threads to standard error and to the file."""
+        faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
+        if self.traceback_file is None:
+            return
+        # The hang may be that of the disk.
+        with contextlib.suppress(OSError), self.traceback_file.open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
 
     def _record_late_request(self) -> None:
         """Record a signal to which training has not responded yet.
@@ -224,6 +238,10 @@ class Watchdog:
             self._record(reason, self.step, True)
 
     def _exit(self, reason: str) -> None:
+        """Record the reason if possible, and end the process at once.
+
+        ``sys.exit`` would only end this thread.
+        """
         _write_message(reason)
         with contextlib.suppress(Exception):
             self._record(reason, self.step, False)

@@ -1,7 +1,6 @@
 import errno
-import json
 import pickle
-from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from testbed.datasets import write_dataset
 from trainer.data import dataset as dataset_module
 from trainer.data.dataset import TokenDataset
-from trainer.data.manifest import LengthHistogram, Shard, Split, read_manifest
 from trainer.errors import BadConfig, UnreadableFile
 
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
@@ -50,81 +48,57 @@ def test_reads_many_samples_at_once(tmp_path_factory, samples, shards, data):
     shard_of, begins, tokens = dataset.locate(np.array(numbers, dtype=np.int64))
     assert tokens.tolist() == [len(samples[number]) for number in numbers]
 
-    ids = np.full(30 * len(numbers), 999, dtype=np.uint16)
-    targets = 30 * np.arange(len(numbers)) + 5
+    # There is room around each sample, to see that only its own ids are written.
+    room = 30
+    untouched = 999
+    ids = np.full(room * len(numbers), untouched, dtype=np.uint16)
+    targets = room * np.arange(len(numbers)) + 5
     dataset.read_into(ids, targets, shard_of, begins, tokens)
-    expected = np.full_like(ids, 999)
+    expected = np.full_like(ids, untouched)
     for target, number in zip(targets, numbers, strict=True):
         expected[target : target + len(samples[number])] = samples[number]
     assert ids.tolist() == expected.tolist()
     dataset.close()
 
 
+ALL_SAMPLES = np.arange(len(SAMPLES))
+
+
+def prefetches(dataset):
+    """Return whether a dataset prefetches offsets now: if it asks for samples."""
+    samples = Mock(return_value=ALL_SAMPLES)
+    dataset.prefetch_offsets(samples)
+    return samples.called
+
+
+read_cached = dataset_module._read_cached
+
+
+def read_as_if_cached(view, reads):
+    """Read all, and report that nothing had to wait for the disk."""
+    read_cached(view, reads)
+    return []
+
+
+def read_as_if_on_disk(view, reads):
+    """Read nothing, and report that everything has to wait for the disk."""
+    return reads
+
+
+def test_prefetches_offsets_before_the_first_read(make_dataset):
+    assert prefetches(TokenDataset.open(make_dataset(SAMPLES)))
+
+
 def test_prefetches_offsets_only_while_reads_wait(make_dataset, monkeypatch):
     dataset = TokenDataset.open(make_dataset(SAMPLES))
-    read_cached = dataset_module._read_cached
-    prefetched = []
-
-    def count_prefetches():
-        def all_samples():
-            prefetched.append(True)
-            return np.arange(4)
-
-        dataset.prefetch_offsets(all_samples)
-        return len(prefetched)
-
-    def read_as_if_cached(view, reads):
-        read_cached(view, reads)
-        return []
-
-    assert count_prefetches() == 1  # nothing is known yet
     monkeypatch.setattr(dataset_module, "_read_cached", read_as_if_cached)
-    dataset.locate(np.arange(4))
-    assert count_prefetches() == 1
-    # As if no read were cached.
-    monkeypatch.setattr(dataset_module, "_read_cached", lambda view, reads: reads)
-    _, _, tokens = dataset.locate(np.arange(4))
-    assert tokens.tolist() == [3, 0, 1, 4]
-    assert count_prefetches() == 2
+    dataset.locate(ALL_SAMPLES)
+    assert not prefetches(dataset)
 
-
-@given(
-    lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=40),
-    limit=st.integers(6, 3000),
-)
-def test_estimates_tokens_beyond_a_limit(lengths, limit):
-    edges = [*range(0, 1024, 8), 1024, 2048, 4096]
-    bins = np.searchsorted(edges, lengths, side="right") - 1
-    histogram = LengthHistogram(
-        edges=edges, counts=np.bincount(bins, minlength=len(edges)).tolist()
-    )
-    shard = Shard(
-        tokens_file="t",
-        offsets_file="o",
-        samples=len(lengths),
-        tokens=sum(lengths),
-        tokens_sha256="0" * 64,
-        offsets_sha256="0" * 64,
-    )
-    split = Split(shards=[shard], length_histogram=histogram)
-    share = split.cut_tokens_share(limit)
-    lost_share = sum(max(0, length - limit) for length in lengths) / sum(lengths)
-    assert 0 <= share <= 1
-    if limit >= max(lengths) + 8 and max(lengths) < 1024:
-        assert share == 0
-    if min(lengths) > limit + 2048:
-        assert share == pytest.approx(lost_share)
-    if limit % 8 == 0 and max(lengths) < 1024:
-        # Each sample is known to half a bin.
-        assert abs(share - lost_share) <= 4 * len(lengths) / sum(lengths)
-
-
-def test_unknown_lengths_are_not_cut(make_dataset):
-    manifest = read_manifest(make_dataset(SAMPLES))
-    histogram = LengthHistogram(edges=[0], counts=[len(SAMPLES)])
-    split = manifest.train.model_copy(update={"length_histogram": histogram})
-    assert split.cut_tokens_share(8) is None
-    assert Split(shards=[], length_histogram=histogram).cut_tokens_share(8) is None
+    monkeypatch.setattr(dataset_module, "_read_cached", read_as_if_on_disk)
+    _, _, tokens = dataset.locate(ALL_SAMPLES)
+    assert tokens.tolist() == [len(sample) for sample in SAMPLES]
+    assert prefetches(dataset)
 
 
 def test_splits_are_separate(tmp_path):
@@ -200,75 +174,12 @@ def test_file_without_permission_is_not_corrupt(make_dataset, deny_reading, name
     assert "corrupt" not in raised.value.next_step
 
 
-def test_directory_without_permission_is_no_traceback(make_dataset, monkeypatch):
-    def is_file(self):
-        raise PermissionError(errno.EACCES, "Permission denied", str(self))
-
-    directory = make_dataset(SAMPLES)
-    monkeypatch.setattr(Path, "is_file", is_file)
-    with pytest.raises(UnreadableFile, match="Permission denied"):
-        read_manifest(directory)
-
-
 def test_too_many_open_files_are_not_a_corrupt_dataset(make_dataset, deny_reading):
     directory = make_dataset(SAMPLES)
     deny_reading("train-tokens-00000.npy", errno.EMFILE)
     with pytest.raises(UnreadableFile) as raised:
         TokenDataset.open(directory)
     assert "ulimit -n" in raised.value.next_step
-
-
-def rejects_manifest(directory, change, message):
-    """Check that a dataset's manifest is rejected once it is changed."""
-    path = directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(BadConfig, match=message):
-        read_manifest(directory)
-
-
-@pytest.mark.parametrize("name", ["../x.npy", "/etc/passwd", "a/b.npy", ".."])
-def test_rejects_shard_outside_the_directory(make_dataset, name):
-    def change(manifest):
-        manifest["train"]["shards"][0]["tokens_file"] = name
-
-    rejects_manifest(make_dataset(SAMPLES), change, "tokens_file")
-
-
-@pytest.mark.parametrize(
-    "size",
-    [
-        pytest.param(600, id="exceeds vocab_size"),
-        pytest.param(4, id="below a special id"),
-    ],
-)
-def test_rejects_impossible_vocabulary(make_dataset, size):
-    def change(manifest):
-        manifest["used_vocab_size"] = size
-
-    rejects_manifest(make_dataset(SAMPLES), change, "used_vocab_size")
-
-
-@pytest.mark.parametrize(
-    ("bins", "message"),
-    [
-        ({"counts": [1]}, "4 edges do not match 1 counts"),
-        ({"edges": [0, 64, 32, 128]}, "edges must be ascending"),
-    ],
-)
-def test_rejects_impossible_histogram(make_dataset, bins, message):
-    def change(manifest):
-        manifest["train"]["length_histogram"].update(bins)
-
-    rejects_manifest(make_dataset(SAMPLES), change, message)
-
-
-def test_rejects_older_schema(make_dataset):
-    def change(manifest):
-        manifest["schema_version"] = 1
-
-    rejects_manifest(make_dataset(SAMPLES), change, "schema version 1")
 
 
 def test_rejects_offsets_beyond_the_shard(make_dataset):
@@ -279,24 +190,3 @@ def test_rejects_offsets_beyond_the_shard(make_dataset):
     )
     with pytest.raises(BadConfig, match="exceed the shard"):
         TokenDataset.open(directory).read(3, 10)
-
-
-@pytest.mark.parametrize(
-    ("name", "message", "next_step"),
-    [
-        (".", "is not a dataset", "autotune data prepare"),
-        (
-            "corpus.txt",
-            "is a raw file",
-            "autotune data prepare text:{directory}/corpus.txt --out",
-        ),
-        ("protein", "dataset not found", "Did you mean {directory}/proteins?"),
-        ("logs", "dataset not found", "autotune data prepare"),
-    ],
-)
-def test_path_without_a_dataset_gets_a_remedy(tmp_path, name, message, next_step):
-    write_dataset(tmp_path / "proteins", SAMPLES)
-    (tmp_path / "corpus.txt").write_text("a line\n")
-    with pytest.raises(BadConfig, match=message) as raised:
-        read_manifest(tmp_path / name)
-    assert next_step.format(directory=tmp_path) in raised.value.next_step

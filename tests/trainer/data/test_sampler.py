@@ -285,20 +285,6 @@ def test_rejects_position_of_another_job(lengths, sequences, lanes, message):
         next(iter(SequenceSampler(make_plan(dataset), dataset, 0, position)))
 
 
-def test_positions_of_different_steps_do_not_join():
-    positions = [
-        Position(steps=1, rows=8, lanes=(1,)),
-        Position(steps=2, rows=16, lanes=(2,)),
-    ]
-    with pytest.raises(ValueError, match="different steps"):
-        join_positions(positions)
-
-
-def test_positions_without_a_lane_do_not_join():
-    with pytest.raises(ValueError, match="no rank follows lane 1"):
-        join_positions([Position(steps=1, rows=8, lanes=(1, UNKNOWN))])
-
-
 def test_resuming_locates_only_current_blocks():
     class CountingDataset(FakeDataset):
         located_samples = 0

@@ -1,0 +1,84 @@
+"""Estimates of the tokens that are lost if samples are cut to a limit."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.data.manifest import LengthHistogram, Shard, Split
+
+BIN_TOKENS = 8
+"""Width of the bins of short samples."""
+SHORT_TOKENS = 1024
+"""Length from which bins are wider."""
+EDGES = [*range(0, SHORT_TOKENS, BIN_TOKENS), 1024, 2048, 4096]
+WIDEST_BIN_TOKENS = 2048
+"""Width of the widest bin that is not open-ended."""
+
+
+def lengths_between(shortest, longest):
+    return st.lists(st.integers(shortest, longest), min_size=1, max_size=40)
+
+
+def split_of(lengths):
+    """Return a split whose samples have these lengths."""
+    bins = np.searchsorted(EDGES, lengths, side="right") - 1
+    counts = np.bincount(bins, minlength=len(EDGES))
+    shard = Shard(
+        tokens_file="t",
+        offsets_file="o",
+        samples=len(lengths),
+        tokens=sum(lengths),
+        tokens_sha256="0" * 64,
+        offsets_sha256="0" * 64,
+    )
+    return Split(
+        shards=[shard],
+        length_histogram=LengthHistogram(edges=EDGES, counts=counts.tolist()),
+    )
+
+
+def true_share(lengths, limit):
+    """Return the share that is lost, from the lengths themselves."""
+    return sum(max(0, length - limit) for length in lengths) / sum(lengths)
+
+
+@given(lengths=lengths_between(1, 5000), limit=st.integers(6, 3000))
+def test_lost_share_is_a_share(lengths, limit):
+    assert 0 <= split_of(lengths).cut_tokens_share(limit) <= 1
+
+
+@given(lengths=lengths_between(1, SHORT_TOKENS - 1), excess=st.integers(0, 2000))
+def test_nothing_is_lost_above_all_lengths(lengths, excess):
+    limit = max(lengths) + BIN_TOKENS + excess
+    assert split_of(lengths).cut_tokens_share(limit) == 0
+
+
+@given(lengths=lengths_between(WIDEST_BIN_TOKENS + 7, 5000), data=st.data())
+def test_share_is_exact_far_below_all_lengths(lengths, data):
+    limit = data.draw(st.integers(6, min(lengths) - WIDEST_BIN_TOKENS - 1))
+    share = split_of(lengths).cut_tokens_share(limit)
+    assert share == pytest.approx(true_share(lengths, limit))
+
+
+@given(
+    lengths=lengths_between(1, SHORT_TOKENS - 1),
+    limit=st.integers(1, 3000 // BIN_TOKENS).map(lambda bins: BIN_TOKENS * bins),
+)
+def test_share_is_exact_to_half_a_bin(lengths, limit):
+    share = split_of(lengths).cut_tokens_share(limit)
+    tolerance = BIN_TOKENS / 2 * len(lengths) / sum(lengths)
+    assert abs(share - true_share(lengths, limit)) <= tolerance
+
+
+def test_share_is_unknown_without_lengths():
+    split = split_of([3, 5, 8])
+    histogram = LengthHistogram(edges=[0], counts=[3])
+    without_lengths = split.model_copy(update={"length_histogram": histogram})
+    assert without_lengths.cut_tokens_share(8) is None
+
+
+def test_share_is_unknown_without_tokens():
+    histogram = LengthHistogram(edges=EDGES, counts=[0] * len(EDGES))
+    split = Split(shards=[], length_histogram=histogram)
+    assert split.cut_tokens_share(8) is None
