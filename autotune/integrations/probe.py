@@ -119,7 +119,7 @@ class OwnSearch(SizeSearch):
             )
         return figures.peak_bytes
 
-    def failed(self, size: int, outcome: Outcome) -> None:
+    def reject_failure(self, size: int, outcome: Outcome) -> None:
         """Raise an error for a failure of your code.
 
         A crash is an error only if it happens twice in the same way.

@@ -4,9 +4,10 @@ The first measures it, the second predicts it.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +16,9 @@ from autotune.base.units import exact_bytes
 from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import ExceedsMemory
+
+if TYPE_CHECKING:
+    from autotune.memory.probe import ProbeRequest
 
 _OWN_STEP_OPTIONS = frozenset(
     {
@@ -39,12 +43,90 @@ _OWN_STEP_OPTIONS = frozenset(
     }
 )
 """Options of a probe of your own step."""
-_Accumulate = Annotated[
+_STEP_OPTIONS = (
+    "layout",
+    "precision",
+    "attention_dropout",
+    "activation_checkpointing",
+    "compile",
+)
+"""Options of both commands with the name of a setting of the step."""
+
+Accumulate = Annotated[
     bool,
     opt.option(
         None, "Allow gradient accumulation, which needs more memory.", advanced=True
     ),
 ]
+Strategy = Annotated[
+    Literal["ddp", "zero1", "fsdp2"],
+    opt.option(
+        None,
+        "Parallel strategy: zero1 shards the optimizer, fsdp2 everything.",
+        advanced=True,
+    ),
+]
+Headroom = Annotated[
+    float,
+    opt.option(
+        "SHARE",
+        "Share of the largest micro-batch to leave free.",
+        advanced=True,
+        min=0,
+        max=0.9,
+    ),
+]
+MultipleOf = Annotated[
+    int,
+    opt.option(
+        "N",
+        "Try multiples of N only, such as sequence lengths (with --step).",
+        advanced=True,
+        min=1,
+    ),
+]
+AllowVarying = Annotated[
+    bool,
+    opt.flag(
+        "--allow-varying",
+        "Accept steps that differ in memory (with --step).",
+        advanced=True,
+    ),
+]
+ProfileToWrite = Annotated[
+    Path | None,
+    opt.option(
+        "PATH",
+        "Profile to write; a directory for several models. Default: profiles/.",
+    ),
+]
+TargetDevice = Annotated[
+    Literal["cuda", "cpu"],
+    opt.option(None, "Target device; cpu requires --memory."),
+]
+DataForLengths = Annotated[
+    Path | None,
+    opt.option(
+        "DIR", "Dataset, for its vocabulary and lengths.", envvar="AUTOTUNE_DATA"
+    ),
+]
+Attention = Annotated[
+    Literal["auto", "varlen", "fa3", "sdpa"],
+    opt.option(None, "Attention kernel.", advanced=True),
+]
+MlmHead = Annotated[
+    Literal["sparse", "dense"],
+    opt.option(
+        None,
+        "Compute MLM logits of masked tokens only (sparse) or of all.",
+        advanced=True,
+    ),
+]
+AllRanks = Annotated[
+    int,
+    opt.option("N", "GPUs on all nodes together (elsewhere: GPUs per node).", min=1),
+]
+WhatIf = Annotated[bool, opt.flag("--what-if", "Add a table of alternative settings.")]
 
 
 @opt.grouped
@@ -55,52 +137,15 @@ def probe(
     own: opt.OwnOptions,
     layout: opt.Layout = None,
     activation_checkpointing: opt.Checkpointing = "none",
-    strategy: Annotated[
-        Literal["ddp", "zero1", "fsdp2"],
-        opt.option(
-            None,
-            "Parallel strategy: zero1 shards the optimizer, fsdp2 everything.",
-            advanced=True,
-        ),
-    ] = "ddp",
+    strategy: Strategy = "ddp",
     compile: opt.Compile = None,
     gpu: opt.Gpu = None,
-    accumulate: _Accumulate = True,
-    headroom: Annotated[
-        float,
-        opt.option(
-            "SHARE",
-            "Share of the largest micro-batch to leave free.",
-            advanced=True,
-            min=0,
-            max=0.9,
-        ),
-    ] = HEADROOM_SHARE,
-    multiple_of: Annotated[
-        int,
-        opt.option(
-            "N",
-            "Try multiples of N only, such as sequence lengths (with --step).",
-            advanced=True,
-            min=1,
-        ),
-    ] = 1,
-    allow_varying: Annotated[
-        bool,
-        opt.flag(
-            "--allow-varying",
-            "Accept steps that differ in memory (with --step).",
-            advanced=True,
-        ),
-    ] = False,
+    accumulate: Accumulate = True,
+    headroom: Headroom = HEADROOM_SHARE,
+    multiple_of: MultipleOf = 1,
+    allow_varying: AllowVarying = False,
     time_limit_s: Annotated[float | None, opt.time_limit("none")] = None,
-    out: Annotated[
-        Path | None,
-        opt.option(
-            "PATH",
-            "Profile to write; a directory for several models. Default: profiles/.",
-        ),
-    ] = None,
+    out: ProfileToWrite = None,
     job: JobOptions,
 ) -> None:
     """Find the largest micro-batch that fits.
@@ -117,27 +162,7 @@ def probe(
     from autotune.trials.session import open_session
 
     if own.step is not None:
-        from autotune.integrations.command import probe_own
-        from autotune.integrations.values import MAX_SIZE, StepProbe
-
-        own.reject_others(context, _OWN_STEP_OPTIONS)
-        code, *_ = own.codes()
-        max_size = options.max_micro_batch_size
-        if max_size == MAX_MICRO_BATCH_SIZE:
-            # The default of a model; sizes of your own step may be lengths.
-            max_size = MAX_SIZE
-        step_request = opt.make_request(
-            StepProbe, context, code=code, headroom_share=headroom, max_size=max_size
-        )
-        probe_own(
-            context,
-            own,
-            step_request,
-            options.device,
-            job,
-            out=out,
-            time_limit_s=time_limit_s,
-        )
+        _probe_own_step(context, options, own, job)
         return
     options.require()
     settings = {
@@ -151,24 +176,7 @@ def probe(
         headroom_share=headroom,
         as_gpu=None if gpu is None else find_gpu_model(gpu),
     )
-    names = [request.config.model.name for request in requests]
-    reports = [f"{name}-*" for name in names]
-    if out is not None and out.suffix == ".toml":
-        reports = [out.stem for _ in names]
-    job_request = JobRequest(
-        name=f"probe-{names[0]}" if len(names) == 1 else "probe",
-        purpose=(
-            f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles."
-        ),
-        trial_log=", ".join(str(job.reports / report / "trials") for report in reports),
-        # Each ten to twenty trials, most of which end in seconds.
-        expected_minutes=1 + 3 * len(names),
-        trial_timeout_s=options.trial_timeout_s,
-        ranks=options.ranks,
-        on_gpus=options.device != "cpu",
-        reports=job.reports,
-    )
-    if job.submitted_or_rejected(context, job_request):
+    if job.submitted_or_rejected(context, _probe_job(requests, options, job, out)):
         return
     with open_session(
         options.device, options.data, check=partial(check_budgets, requests)
@@ -183,6 +191,67 @@ def probe(
         print(probe_text(probed, options.data))
 
 
+def _probe_own_step(
+    context: typer.Context,
+    options: opt.ProbeOptions,
+    own: opt.OwnOptions,
+    job: JobOptions,
+) -> None:
+    """Find the largest size of your own step, in the place of a model."""
+    from autotune.integrations.command import probe_own
+    from autotune.integrations.values import MAX_SIZE, StepProbe
+
+    own.reject_others(context, _OWN_STEP_OPTIONS)
+    code, *_ = own.codes()
+    max_size = options.max_micro_batch_size
+    if max_size == MAX_MICRO_BATCH_SIZE:
+        # The default of a model; sizes of your own step may be lengths.
+        max_size = MAX_SIZE
+    request = opt.make_request(
+        StepProbe,
+        context,
+        code=code,
+        headroom_share=context.params["headroom"],
+        max_size=max_size,
+    )
+    probe_own(
+        context,
+        own,
+        request,
+        options.device,
+        job,
+        out=context.params["out"],
+        time_limit_s=context.params["time_limit_s"],
+    )
+
+
+def _probe_job(
+    requests: "Sequence[ProbeRequest]",
+    options: opt.ProbeOptions,
+    job: JobOptions,
+    out: Path | None,
+) -> JobRequest:
+    """Return the SLURM job that probes these models."""
+    names = [request.config.model.name for request in requests]
+    report_names = [f"{name}-*" for name in names]
+    if out is not None and out.suffix == ".toml":
+        report_names = [out.stem for _ in names]
+    trial_logs = [str(job.reports / report / "trials") for report in report_names]
+    return JobRequest(
+        name=f"probe-{names[0]}" if len(names) == 1 else "probe",
+        purpose=(
+            f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles."
+        ),
+        trial_log=", ".join(trial_logs),
+        # Each ten to twenty trials, most of which end in seconds.
+        expected_minutes=1 + 3 * len(names),
+        trial_timeout_s=options.trial_timeout_s,
+        ranks=options.ranks,
+        on_gpus=options.device != "cpu",
+        reports=job.reports,
+    )
+
+
 @opt.grouped
 def estimate(
     context: typer.Context,
@@ -190,44 +259,19 @@ def estimate(
     options: opt.StepOptions,
     gpu: opt.Gpu = None,
     memory_bytes: opt.Memory = None,
-    device: Annotated[
-        Literal["cuda", "cpu"],
-        opt.option(None, "Target device; cpu requires --memory."),
-    ] = "cuda",
-    data: Annotated[
-        Path | None,
-        opt.option(
-            "DIR", "Dataset, for its vocabulary and lengths.", envvar="AUTOTUNE_DATA"
-        ),
-    ] = None,
+    device: TargetDevice = "cuda",
+    data: DataForLengths = None,
     vocab_size: opt.VocabSize = None,
     layout: opt.Layout = None,
-    attention: Annotated[
-        Literal["auto", "varlen", "fa3", "sdpa"],
-        opt.option(None, "Attention kernel.", advanced=True),
-    ] = "auto",
+    attention: Attention = "auto",
     activation_checkpointing: opt.Checkpointing = "none",
-    mlm_head: Annotated[
-        Literal["sparse", "dense"],
-        opt.option(
-            None,
-            "Compute MLM logits of masked tokens only (sparse) or of all.",
-            advanced=True,
-        ),
-    ] = "sparse",
-    ranks: Annotated[
-        int,
-        opt.option(
-            "N", "GPUs on all nodes together (elsewhere: GPUs per node).", min=1
-        ),
-    ] = 1,
-    accumulate: _Accumulate = True,
+    mlm_head: MlmHead = "sparse",
+    ranks: AllRanks = 1,
+    accumulate: Accumulate = True,
     tensor_ranks: opt.TensorRanks = 1,
     pipeline_stages: opt.PipelineStages = 1,
     compile: opt.Compile = None,
-    what_if: Annotated[
-        bool, opt.flag("--what-if", "Add a table of alternative settings.")
-    ] = False,
+    what_if: WhatIf = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Predict the largest micro-batch without a GPU.
@@ -235,32 +279,24 @@ def estimate(
     Show its memory breakdown. The model is traced, not run.
     """
     from autotune.base.document import answer_json
-    from autotune.memory.estimate import CannotTrace
-    from autotune.memory.prediction import predict, settings_of_step
+    from autotune.memory.prediction import joined_error, predict, settings_of_step
     from autotune.memory.sections import estimate_text
     from autotune.memory.target import PredictionRequest, find_target
-    from autotune.profiles.decide.follow_up import command
     from trainer.config.presets import model_settings
     from trainer.record.progress import progress
 
+    # The request and the next command take other options from the context.
     models = {argument: model_settings(argument) for argument in options.model}
-    step_options = {
-        name: context.params[name]
-        for name in (
-            "layout",
-            "precision",
-            "attention_dropout",
-            "activation_checkpointing",
-            "compile",
-        )
-    }
-    only_here: dict[str, Any] = {
-        "seq_length_tokens": options.seq_length,
-        "attention": attention,
-        "mlm_head": mlm_head,
-    }
+    step_options = {name: context.params[name] for name in _STEP_OPTIONS}
     configs = tuple(
-        settings_of_step(model, device, **only_here, **step_options)
+        settings_of_step(
+            model,
+            device,
+            seq_length_tokens=options.seq_length,
+            attention=attention,
+            mlm_head=mlm_head,
+            **step_options,
+        )
         for model in models.values()
     )
     request = opt.make_request(
@@ -272,44 +308,43 @@ def estimate(
     too_large = {
         name for name, error in rejected.items() if isinstance(error, ExceedsMemory)
     }
-    probe_words = command(
-        "probe",
-        model=[
-            argument
-            for argument, model in models.items()
-            if model.name not in too_large
-        ],
-        data=data or "DIR",
-        memory=memory_bytes and exact_bytes(memory_bytes),
-        device=device if device == "cpu" else None,
-        seq_length=options.seq_length,
-        **step_options,
-        ranks=ranks if ranks > 1 else None,
-        max_micro_batch_size=options.max_micro_batch_size,
-        accumulate=accumulate,
-    )
-    # Options that the probe lacks: it measures its own choice.
-    differences = []
-    if mlm_head != "sparse":
-        differences.append("the sparse head")
-    if attention != "auto":
-        differences.append("its own choice of attention")
-    if differences:
-        probe_words += f"  # measures {' and '.join(differences)}"
+    may_fit = [
+        argument for argument, model in models.items() if model.name not in too_large
+    ]
+    next_command = _probe_command(may_fit, context.params)
     if as_json:
         print(answer_json(answer))
-    elif text := estimate_text(answer, probe_words):
+    elif text := estimate_text(answer, next_command):
         print(text)
     if rejected:
-        errors = list(rejected.values())
-        # All are reported with the exit code of the first.
-        first = errors[0]
-        next_steps = [
-            f"Measure it on the target machine: {probe_words}"
-            if isinstance(error, CannotTrace)
-            else error.next_step
-            for error in errors
-        ]
-        first.message = "\n".join(error.message for error in errors)
-        first.next_step = "\n  ".join(dict.fromkeys(next_steps))
-        raise first
+        raise joined_error(list(rejected.values()), next_command)
+
+
+def _probe_command(models: list[str], params: Mapping[str, Any]) -> str:
+    """Return the command that measures models with the options of an estimate.
+
+    A comment names the options that a probe lacks, because it chooses itself.
+    """
+    from autotune.profiles.decide.follow_up import command
+
+    memory_bytes = params["memory_bytes"]
+    words = command(
+        "probe",
+        model=models,
+        data=params["data"] or "DIR",
+        memory=exact_bytes(memory_bytes) if memory_bytes else None,
+        device="cpu" if params["device"] == "cpu" else None,
+        seq_length=params["seq_length"],
+        **{name: params[name] for name in _STEP_OPTIONS},
+        ranks=params["ranks"] if params["ranks"] > 1 else None,
+        max_micro_batch_size=params["max_micro_batch_size"],
+        accumulate=params["accumulate"],
+    )
+    differences = []
+    if params["mlm_head"] != "sparse":
+        differences.append("the sparse head")
+    if params["attention"] != "auto":
+        differences.append("its own choice of attention")
+    if differences:
+        words += f"  # measures {' and '.join(differences)}"
+    return words

@@ -1,6 +1,6 @@
 """Memory predictions for ``autotune estimate``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from autotune.errors import AutotuneError, ExceedsMemory
@@ -79,3 +79,22 @@ def _error_json(error: AutotuneError) -> dict[str, Any]:
         "message": error.message,
         "next_step": error.next_step,
     }
+
+
+def joined_error(errors: Sequence[AutotuneError], probe_command: str) -> AutotuneError:
+    """Return the first error, with the messages and next steps of all.
+
+    All are thus reported with the exit code of the first. Models that cannot be traced
+    have the probe command as their next step.
+    """
+    next_steps = [
+        f"Measure it on the target machine: {probe_command}"
+        if isinstance(error, CannotTrace)
+        else error.next_step
+        for error in errors
+    ]
+    first = errors[0]
+    first.message = "\n".join(error.message for error in errors)
+    # Several models may have the same next step.
+    first.next_step = "\n  ".join(dict.fromkeys(next_steps))
+    return first

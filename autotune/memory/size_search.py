@@ -34,7 +34,7 @@ CLOSE_BYTES = 2**20
 
 @dataclass(slots=True, kw_only=True)
 class SizeSearch(abc.ABC):
-    """State of a running search."""
+    """Searches for the largest size of a step, one trial after the other."""
 
     runner: TrialRunner
     name: str = field(init=False)
@@ -44,9 +44,11 @@ class SizeSearch(abc.ABC):
     max_size: int = field(init=False)
     """Largest size to try."""
     on_gpu: bool = field(init=False)
-    """True if the caching allocator of a GPU rounds peaks."""
+    """True on a GPU, whose caching allocator rounds peaks up."""
     tried: list[SizeTrial] = field(default_factory=list)
+    """Trials so far."""
     prediction: Prediction | None = None
+    """Peak memory that was predicted before any trial; None without a trace."""
     close_bytes: int = CLOSE_BYTES
     """Free memory below which the largest size is tried a second time, as processes
     differ slightly."""
@@ -65,7 +67,7 @@ class SizeSearch(abc.ABC):
         """Return a size in words."""
         return plural(size, "sequence")
 
-    def failed(self, size: int, outcome: Outcome) -> None:
+    def reject_failure(self, size: int, outcome: Outcome) -> None:
         """Raise an error for a failure that is not to be tried again.
 
         By default, every failure may be tried again.
@@ -111,28 +113,33 @@ class SizeSearch(abc.ABC):
         label = self.words(size)
         if earlier:
             label += f", attempt {len(earlier) + 1}"
-        trial = self.trial_of(size, len(earlier))
+        outcome = self._run(self.trial_of(size, len(earlier)), label)
+        if isinstance(outcome, Measured):
+            peak_bytes = self.peak_bytes_of(size, outcome)
+            trial = SizeTrial(micro_batch_size=size, fits=True, peak_bytes=peak_bytes)
+        elif isinstance(outcome, OutOfMemory):
+            trial = SizeTrial(micro_batch_size=size, fits=False)
+        else:
+            self.reject_failure(size, outcome)
+            can_repeat = isinstance(outcome, Crashed | Contaminated)
+            if not can_repeat or earlier.count(None) >= MAX_FAILURES - 1:
+                # Raises an error, as nothing was measured.
+                self.runner.require_measured(f"the trial {label!r}", outcome)
+            trial = SizeTrial(micro_batch_size=size, fits=None)
+        self.tried.append(trial)
+
+    def _run(self, trial: Trial, label: str) -> Outcome:
+        """Run a trial.
+
+        Raises:
+            OutOfTime: If the time is up; with the sizes that are known so far.
+        """
         try:
-            outcome = self.runner.run(trial, f"{self.name}: {label}")
+            return self.runner.run(trial, f"{self.name}: {label}")
         except OutOfTime as error:
             raise OutOfTime(
                 f"{self._known_words()}; {error.message}", next_step=error.next_step
             ) from error
-        peak_bytes = None
-        if isinstance(outcome, Measured):
-            fits = True
-            peak_bytes = self.peak_bytes_of(size, outcome)
-        elif isinstance(outcome, OutOfMemory):
-            fits = False
-        else:
-            self.failed(size, outcome)
-            can_repeat = isinstance(outcome, Crashed | Contaminated)
-            if not can_repeat or earlier.count(None) >= MAX_FAILURES - 1:
-                self.runner.require_measured(f"the trial {label!r}", outcome)
-            fits = None
-        self.tried.append(
-            SizeTrial(micro_batch_size=size, fits=fits, peak_bytes=peak_bytes)
-        )
 
     def _known_words(self) -> str:
         """Return the sizes that are known to fit and not to fit, in words."""

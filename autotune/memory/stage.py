@@ -117,16 +117,7 @@ def prepare(session: Session, request: ProbeRequest) -> Probe:
     )
     # Raises an error now if the global batch is too small for the ranks.
     split_global_batch(global_batch_size, 1, probe.local_ranks)
-    reserve = ""
-    if session.site.gpu is not None and request.memory_bytes is None:
-        reserve = (
-            f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget"
-            " with --memory)"
-        )
-    sys.stderr.write(
-        f"{probe.config.model.name}: memory budget"
-        f" {format_bytes(probe.memory_budget_bytes)} per rank{reserve}\n"
-    )
+    sys.stderr.write(f"{_budget_words(session, probe)}\n")
     config = probe.config.model_copy(update={"global_batch_size": global_batch_size})
     return replace(
         probe,
@@ -134,6 +125,20 @@ def prepare(session: Session, request: ProbeRequest) -> Probe:
         global_batch_tokens=tokens,
         sequence_stats=sequence_stats,
     )
+
+
+def _budget_words(session: Session, probe: Probe) -> str:
+    """Return the memory budget in words, and what a default budget leaves free."""
+    words = (
+        f"{probe.config.model.name}: memory budget"
+        f" {format_bytes(probe.memory_budget_bytes)} per rank"
+    )
+    if session.site.gpu is not None and probe.request.memory_bytes is None:
+        words += (
+            f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget"
+            " with --memory)"
+        )
+    return words
 
 
 def settled_probe(session: Session, request: ProbeRequest) -> Probe:

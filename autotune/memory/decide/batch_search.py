@@ -6,7 +6,7 @@ Predictions only choose sizes. If a size fits, all smaller ones do; if it runs o
 memory, all larger ones do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 MIB = 2**20
@@ -27,6 +27,8 @@ slope, not its unevenness."""
 PATIENCE = 6
 """Trials after which the smallest step doubles with each trial, so that any search ends
 in O(log n) trials."""
+FIRST_SIZE = 32
+"""Size that is evaluated first in the search on a curve; the second gives a line."""
 MAX_FAILURES = 3
 """Failures of one size, unrelated to memory, after which the search stops."""
 BytesBySize = Callable[[int], float]
@@ -104,8 +106,10 @@ def next_size(
     known = bracket(tried)
     low = known.feasible_max
     high = known.infeasible_min or max_micro_batch_size + 1
-    if known.infeasible_min == low + 1 or high == 1 or low >= max_micro_batch_size:
+    is_verified = known.infeasible_min == low + 1
+    if is_verified or high == 1 or low >= max_micro_batch_size:
         return None
+    # A prediction that does not grow with the size predicts nothing.
     if prediction is not None and not _grows(prediction, max_micro_batch_size):
         prediction = None
     decided = sum(trial.fits is not None for trial in tried)
@@ -127,6 +131,7 @@ def next_size(
         size = max(1, GROWTH * low)
     else:
         size = (low + high) // 2
+    # Each trial narrows the range by at least this much.
     smallest_step: int = min(2 ** max(0, decided - PATIENCE), (high - low) // 2)
     return min(max(size, low + smallest_step), high - smallest_step)
 
@@ -245,6 +250,7 @@ def _corrected(
         return None
     slope = 0.0
     if far:
+        # Between the two sizes, the growth that the prediction did not foresee.
         far_size, far_bytes = far[-1]
         grown = last_bytes - predicted(last_size) - far_bytes + predicted(far_size)
         slope = grown / (last_size - far_size)
@@ -266,25 +272,38 @@ def largest_within(
     """
     evaluated: dict[int, float] = {}
     high = top + 1
-    size = min(max(32, low + 1), top)
+    size = min(max(FIRST_SIZE, low + 1), top)
     while high - low > 1:
         evaluated[size] = needs(size)
-        if evaluated[size] <= limit:
+        is_within = evaluated[size] <= limit
+        if is_within:
             low = size
         else:
             high = size
+        halving = (low + high) // 2
+        doubling = 2 * low
         # A line lands next to the answer; halving then closes the rest.
-        nearest = sorted(evaluated, key=lambda known: abs(evaluated[known] - limit))[:2]
-        on_line = (low + high) // 2
-        if len(nearest) == 2 and evaluated[nearest[0]] != evaluated[nearest[1]]:
-            first, second = nearest
-            slope = (evaluated[first] - evaluated[second]) / (first - second)
-            on_line = first + int((limit - evaluated[first]) // slope)
-        elif low == size:
-            on_line = 2 * low
-        # One in four is the middle, or twice the last, so that uneven needs cost no
-        # more than halving does.
-        middle = (low + high) // 2 if high <= top else 2 * low
-        chosen = on_line if len(evaluated) % 4 else middle
+        chosen = _where_line_meets(limit, evaluated)
+        if chosen is None:
+            chosen = doubling if is_within else halving
+        # One in four is not on the line, so that uneven needs cost no more than halving
+        # does.
+        if len(evaluated) % 4 == 0:
+            chosen = doubling if high > top else halving
         size = min(max(chosen, low + 1), high - 1)
     return low
+
+
+def _where_line_meets(limit: float, evaluated: Mapping[int, float]) -> int | None:
+    """Return the size at which a line meets a limit; None if there is no line.
+
+    The line goes through the two sizes whose needs are nearest to the limit.
+    """
+    if len(evaluated) < 2:
+        return None
+    nearest = sorted(evaluated, key=lambda size: abs(evaluated[size] - limit))
+    first, second = nearest[:2]
+    if evaluated[first] == evaluated[second]:
+        return None
+    slope = (evaluated[first] - evaluated[second]) / (first - second)
+    return first + int((limit - evaluated[first]) // slope)

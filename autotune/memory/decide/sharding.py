@@ -11,6 +11,11 @@ from autotune.memory.values import ACTIVATIONS, Share, StateBytes, Term
 
 _SHARDED = ("optimizer_bytes", "gradients_bytes", "parameters_bytes")
 """Parts that ZeRO shards from stage 1, 2 and 3 on."""
+_SPLIT_PARTS = 24
+"""Parts of a layer's activations that tensor ranks split, of 34 (Korthikanti et al.
+2022, table 2)."""
+_WHOLE_PARTS = 10
+"""Parts of them that every tensor rank holds."""
 
 
 def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
@@ -80,14 +85,16 @@ def model_share(
     Temporaries and non-PyTorch memory count in full.
     """
     ranks = tensor_ranks * pipeline_stages
-    # Of a layer's 34 parts, 24 are split, and 10 are held by every rank.
-    held_parts = 24 + 10 * tensor_ranks
+    layer_parts = _SPLIT_PARTS + _WHOLE_PARTS
+    # Parts that all tensor ranks hold together.
+    held_parts = _SPLIT_PARTS + _WHOLE_PARTS * tensor_ranks
 
     def on_stage(micro_batches: int, head_and_loss_bytes: int) -> StateBytes:
         return replace(
             _shared(state, dict.fromkeys(_SHARDED, ranks)),
             activations_bytes=_share(
-                state.activations_bytes * micro_batches * held_parts, ranks * 34
+                state.activations_bytes * micro_batches * held_parts,
+                ranks * layer_parts,
             ),
             head_and_loss_bytes=_share(head_and_loss_bytes, tensor_ranks),
         )
@@ -175,4 +182,6 @@ def _shared(state: StateBytes, ranks_by_part: Mapping[str, int]) -> StateBytes:
 
 
 def _share(size_bytes: int, ranks: int) -> int:
-    return -(-size_bytes // ranks)  # shards are padded to the same size
+    """Return the size of one of several shards, which are padded to the same size."""
+    # Two negations round the division up instead of down.
+    return -(-size_bytes // ranks)

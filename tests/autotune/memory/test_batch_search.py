@@ -17,6 +17,7 @@ from autotune.memory.decide.batch_search import (
     bracket,
     largest_within,
     next_size,
+    predict_bytes,
 )
 
 MAX_MICRO_BATCH_SIZE = 16_384
@@ -52,13 +53,13 @@ class Machine:
         )
 
     def peak(self, size: int) -> int:
-        return (
-            -(-int(self._fixed + self._bytes_per_sequence * size) // self._step)
-            * self._step
-        )
+        exact_bytes = int(self._fixed + self._bytes_per_sequence * size)
+        # Two negations round the division up instead of down.
+        return -(-exact_bytes // self._step) * self._step
 
     @property
     def truth(self) -> int:
+        """Return the largest size that fits."""
         return bisect.bisect(
             range(1, MAX_MICRO_BATCH_SIZE + 1), self.budget, key=self.peak
         )
@@ -107,35 +108,33 @@ def decided_sizes(tried: list[SizeTrial]) -> list[int]:
     return [trial.micro_batch_size for trial in tried if trial.fits is not None]
 
 
-@pytest.mark.parametrize(
-    ("machine", "predicted", "first", "near_share"),
-    [
-        (Machine(fixed=5e8, bytes_per_sequence=3e7, budget=1e10), False, [1, 4], 0.1),
-        (
-            Machine(fixed=5e8, bytes_per_sequence=1e6, budget=1e10, step=20 * MIB),
-            False,
-            [1, 4, 16, 64],
-            1.0,
-        ),
-        (
-            Machine(
-                fixed=1e9, bytes_per_sequence=1e7, budget=1.2e9, constant_error=9.0
-            ),
-            True,
-            [1],
-            1.0,
-        ),
-    ],
-    ids=["a line", "hidden by steps of the allocator", "predicted not to fit"],
-)
-def test_sizes_grow_until_they_show_a_slope(machine, predicted, first, near_share):
-    tried = decided_sizes(machine.search(predicted=predicted))
-    assert tried[: len(first)] == first
-    assert abs(tried[len(first)] - machine.truth) < near_share * machine.truth
-    assert near_share == 1 or len(tried) <= 6
+def test_two_sizes_show_a_slope():
+    machine = Machine(fixed=5e8, bytes_per_sequence=3e7, budget=1e10)
+    first, second, third, *others = decided_sizes(machine.search(predicted=False))
+    assert (first, second) == (1, 4)
+    assert abs(third - machine.truth) < 0.1 * machine.truth
+    assert len(others) <= 3
+
+
+def test_sizes_grow_until_they_show_a_slope():
+    """Pages of the allocator hide the slope of small sizes."""
+    machine = Machine(fixed=5e8, bytes_per_sequence=1e6, budget=1e10, step=20 * MIB)
+    *growing, near = decided_sizes(machine.search(predicted=False))[:5]
+    assert growing == [1, 4, 16, 64]
+    assert abs(near - machine.truth) < machine.truth
+
+
+def test_model_predicted_not_to_fit_is_tried():
+    machine = Machine(
+        fixed=1e9, bytes_per_sequence=1e7, budget=1.2e9, constant_error=9.0
+    )
+    first, second, *_ = decided_sizes(machine.search(predicted=True))
+    assert first == 1
+    assert abs(second - machine.truth) < machine.truth
 
 
 def trials(*peaks: tuple[int, int | None]) -> list[SizeTrial]:
+    """Return trials of sizes with their peaks; None ran out of memory."""
     return [
         SizeTrial(micro_batch_size=size, fits=peak is not None, peak_bytes=peak)
         for size, peak in peaks
@@ -143,79 +142,84 @@ def trials(*peaks: tuple[int, int | None]) -> list[SizeTrial]:
 
 
 BUDGET = 95 * GB // 10
-ODD = {10: 10e9, 11: 9.1e9, 12: 9.2e9}
 CONTRADICTED = trials((20, 665 * GB // 100), (35, BUDGET), (36, None), (35, None))
+"""35 sequences fitted exactly, then did not; peaks are 2.85 GB and 0.19 GB a
+sequence."""
 
 
-@pytest.mark.parametrize(
-    ("tried", "known", "wanted"),
-    [
-        (trials((1, None)), None, {None}),
-        (trials((1, None)), lambda size: 1e9 + 1e7 * size, {None}),
-        (trials((30, None), (40, 2 * GB)), lambda size: 1e9 + 3e8 * size, range(1, 30)),
-        (CONTRADICTED, lambda size: 2.7e9 + 1.94e8 * size, {33, 34}),
-        (CONTRADICTED, None, range(21, 35)),
-        (
-            trials((10, 94 * GB // 10), (14, None), (12, None)),
-            lambda size: ODD.get(size, size * 1e9),
-            {11},
-        ),
-    ],
-    ids=[
-        "no size",
-        "no size as predicted",
-        "fitted by luck",
-        "contradicted",
-        "contradicted without a prediction",
-        "odd curve",
-    ],
-)
-def test_next_size_respects_sizes_out_of_memory(tried, known, wanted):
-    assert (
-        next_size(
-            tried, BUDGET, MAX_MICRO_BATCH_SIZE, known and Prediction(peak_bytes=known)
-        )
-        in wanted
-    )
+def known_bracket(tried: list[SizeTrial]) -> Bracket:
+    """Return what trials tell: sizes from the smallest out of memory on do not fit."""
     too_large = min(trial.micro_batch_size for trial in tried if not trial.fits)
-    sizes = [trial.micro_batch_size for trial in tried]
-    fitting = max((size for size in sizes if size < too_large), default=0)
-    assert bracket(tried) == Bracket(feasible_max=fitting, infeasible_min=too_large)
-
-
-@pytest.mark.parametrize("predicted", [True, False])
-def test_peak_is_predicted_from_smaller_sizes(
-    predicted,
-):
-    machine = Machine(
-        fixed=1e9, bytes_per_sequence=1e8, budget=9e9, constant_error=0.05
-    )
-    prediction = machine.prediction if predicted else None
     smaller = [
-        SizeTrial(micro_batch_size=size, fits=True, peak_bytes=machine.peak(size))
-        for size in (2, 30)
+        trial.micro_batch_size for trial in tried if trial.micro_batch_size < too_large
     ]
-    others = [
-        *trials((60, 8 * GB), (61, None)),
-        SizeTrial(micro_batch_size=20, fits=None),
-    ]
-    predict_bytes = batch_search.predict_bytes
-    predicted_bytes = predict_bytes([*smaller, *others], 60, prediction)
-    assert predicted_bytes == predict_bytes(smaller, 60, prediction)
-    assert predicted_bytes == pytest.approx(machine.peak(60), rel=0.01)
-    before, after = (
-        predict_bytes(tried, 60, prediction) for tried in ([], smaller[:1])
-    )
-    if predicted:  # one trial takes the constant error out
-        assert before == pytest.approx(machine.peak(60), rel=0.02)
-        assert abs(after - machine.peak(60)) < 0.3 * abs(before - machine.peak(60))
-    else:
-        assert before is after is None
+    return Bracket(feasible_max=max(smaller, default=0), infeasible_min=too_large)
+
+
+def size_after(tried: list[SizeTrial], predicted=None) -> int | None:
+    """Return the size to try next, given the predicted peak by size, if any."""
+    assert bracket(tried) == known_bracket(tried)
+    prediction = None if predicted is None else Prediction(peak_bytes=predicted)
+    return next_size(tried, BUDGET, MAX_MICRO_BATCH_SIZE, prediction)
+
+
+def test_search_ends_if_one_sequence_does_not_fit():
+    tried = trials((1, None))
+    assert size_after(tried) is None
+    assert size_after(tried, lambda size: 1e9 + 1e7 * size) is None
+
+
+def test_larger_size_that_fitted_by_luck_is_ignored():
+    tried = trials((30, None), (40, 2 * GB))
+    assert size_after(tried, lambda size: 1e9 + 3e8 * size) in range(1, 30)
+
+
+def test_size_that_failed_later_is_too_large():
+    assert size_after(CONTRADICTED, lambda size: 2.7e9 + 1.94e8 * size) in {33, 34}
+    assert size_after(CONTRADICTED) in range(21, 35)
+
+
+def test_odd_prediction_stays_between_the_bounds():
+    """A prediction that falls between two tried sizes does not lead out of them."""
+
+    def odd(size):
+        return {10: 10e9, 11: 9.1e9, 12: 9.2e9}.get(size, size * 1e9)
+
+    assert size_after(trials((10, 94 * GB // 10), (14, None), (12, None)), odd) == 11
+
+
+PREDICTED = Machine(fixed=1e9, bytes_per_sequence=1e8, budget=9e9, constant_error=0.05)
+SMALLER = [
+    SizeTrial(micro_batch_size=size, fits=True, peak_bytes=PREDICTED.peak(size))
+    for size in (2, 30)
+]
+
+
+@pytest.mark.parametrize("prediction", [PREDICTED.prediction, None])
+def test_peak_is_predicted_from_smaller_sizes(prediction):
+    larger = trials((60, 8 * GB), (61, None))
+    failed = SizeTrial(micro_batch_size=20, fits=None)
+    predicted_bytes = predict_bytes([*SMALLER, *larger, failed], 60, prediction)
+    assert predicted_bytes == predict_bytes(SMALLER, 60, prediction)
+    assert predicted_bytes == pytest.approx(PREDICTED.peak(60), rel=0.01)
+
+
+def test_one_trial_takes_the_constant_error_out():
+    before = predict_bytes([], 60, PREDICTED.prediction)
+    after = predict_bytes(SMALLER[:1], 60, PREDICTED.prediction)
+    assert before == pytest.approx(PREDICTED.peak(60), rel=0.02)
+    error = abs(after - PREDICTED.peak(60))
+    assert error < 0.3 * abs(before - PREDICTED.peak(60))
+
+
+def test_one_trial_predicts_nothing_by_itself():
+    assert predict_bytes([], 60, None) is None
+    assert predict_bytes(SMALLER[:1], 60, None) is None
 
 
 def test_good_prediction_takes_few_trials():
     draw = random.Random(0)
-    trials = []
+    trial_counts = []
     for _ in range(300):
         machine = Machine(
             fixed=draw.uniform(1e9, 12e9),
@@ -227,35 +231,31 @@ def test_good_prediction_takes_few_trials():
         )
         tried = machine.search(predicted=True)
         assert bracket(tried).feasible_max == machine.truth
-        trials.append(len(tried))
-    assert statistics.median(trials) <= 3
-    assert max(trials) <= 6
-    # An exact prediction takes one trial on each side.
-    assert (
-        len(
-            Machine(fixed=1e9, bytes_per_sequence=1e9, budget=9.5e9).search(
-                predicted=True
-            )
-        )
-        == 2
-    )
+        trial_counts.append(len(tried))
+    assert statistics.median(trial_counts) <= 3
+    assert max(trial_counts) <= 6
+
+
+def test_exact_prediction_takes_a_trial_on_each_side():
+    machine = Machine(fixed=1e9, bytes_per_sequence=1e9, budget=9.5e9)
+    assert len(machine.search(predicted=True)) == 2
 
 
 def test_neighbouring_sizes_show_no_slope():
     """A step that the prediction sees where there is none would make memory seem to
     shrink with the size."""
     machine = Machine(fixed=10 * GB, bytes_per_sequence=0.21 * GB, budget=98.7 * GB)
-    uneven = Prediction(
-        peak_bytes=lambda size: machine.peak(size) + 4 * GB * (size >= 418)
+
+    def uneven_bytes(size: int) -> float:
+        return machine.peak(size) + (4 * GB if size >= 418 else 0)
+
+    tried = search_all(
+        machine.peak,
+        machine.budget,
+        MAX_MICRO_BATCH_SIZE,
+        Prediction(peak_bytes=uneven_bytes),
     )
-    assert decided_sizes(
-        search_all(machine.peak, machine.budget, MAX_MICRO_BATCH_SIZE, uneven)
-    ) == [
-        417,
-        418,
-        422,
-        423,
-    ]
+    assert decided_sizes(tried) == [417, 418, 422, 423]
 
 
 @st.composite
@@ -352,22 +352,32 @@ def test_largest_within_evaluates_no_size_twice(fixed, slope, limit, step, low, 
     assert len(evaluated) == len(set(evaluated)) <= 60
 
 
-@pytest.mark.parametrize(
-    ("needs", "limit", "top", "largest", "max_evaluated"),
-    [
-        (lambda size: 7e9 + 1.7e8 * size, 94e9, 16_384, 511, 5),
-        (lambda _: 5, 5, 100, 100, 60),
-        (lambda _: 5, 4, 100, 3, 60),
-        (lambda size: -float(size), 5, 100, 100, 60),
-    ],
-    ids=["straight", "flat within", "flat beyond", "falling"],
-)
-def test_largest_within_of_special_curves(needs, limit, top, largest, max_evaluated):
+def test_straight_line_takes_few_evaluations():
     evaluated: list[int] = []
-    assert (
-        largest_within(
-            lambda size: evaluated.append(size) or needs(size), limit, low=3, top=top
-        )
-        == largest
-    )
-    assert len(evaluated) <= max_evaluated
+
+    def needs(size: int) -> float:
+        evaluated.append(size)
+        return 7e9 + 1.7e8 * size
+
+    # (94 - 7) / 0.17 = 511.8
+    assert largest_within(needs, 94e9, low=3, top=16_384) == 511
+    assert len(evaluated) <= 5
+
+
+@pytest.mark.parametrize(
+    ("needs", "limit", "largest"),
+    [
+        pytest.param(lambda size: 5, 5, 100, id="flat within the limit"),
+        pytest.param(lambda size: 5, 4, 3, id="flat above the limit"),
+        pytest.param(lambda size: -float(size), 5, 100, id="falling"),
+    ],
+)
+def test_largest_within_of_curves_that_do_not_grow(needs, limit, largest):
+    evaluated: list[int] = []
+
+    def recorded(size: int) -> float:
+        evaluated.append(size)
+        return needs(size)
+
+    assert largest_within(recorded, limit, low=3, top=100) == largest
+    assert len(evaluated) <= 60

@@ -40,15 +40,15 @@ def model(parameters, **others):
 
 
 def test_zero_shares_of_a_70b_model():
-    # The text's code counts weights and gradients in bf16 and 12 bytes of Adam, nothing
-    # else: 58.3 and 31.7 are not its results. What it calls ZeRO-3 divides the
-    # optimizer alone, over 8 data ranks: that is ZeRO-1.
+    # 16 bytes for each of 70 billion parameters, over 8 * 4 GPUs, are 35 GB. Over 8
+    # data-parallel ranks, ZeRO-1 divides 12 of the 16 bytes, ZeRO-2 divides 14, and
+    # ZeRO-3 all of them.
     shard = model_share(model(70 * GB), 8, 4)
-    totals = [
+    totals_gb = [
         zero_share(shard, stage, 8, largest_layer_bytes=0).total_bytes / GB
         for stage in range(4)
     ]
-    assert totals == pytest.approx([35.0, 12.0, 8.2, 4.4], abs=0.05)
+    assert totals_gb == pytest.approx([35.0, 12.0, 8.2, 4.4], abs=0.05)
 
 
 def test_shares_reproduce_the_zero_paper():
@@ -130,20 +130,23 @@ def test_no_term_is_lost(state, stage, count, tensor, pipeline, layer_bytes):
     assert shard.non_pytorch_bytes == state.non_pytorch_bytes
 
 
-@pytest.mark.parametrize(
-    ("held", "tensor", "pipeline", "expected"),
-    [
-        # 10 of 34 parts stay whole.
-        ({"activations": 34_000}, 8, 1, (10_000 + 24_000 // 8, 0)),
-        # The first stage saves none.
-        ({"activations": 8000, "head_and_loss": 1000}, 1, 4, (8000, 0)),
-        # A large head makes the last the fullest.
-        ({"activations": 8000, "head_and_loss": 9000}, 1, 4, (2000, 9000)),
-    ],
-)
-def test_activations_under_model_parallelism(held, tensor, pipeline, expected):
-    share = model_share(model(0, **held), tensor, pipeline)
-    assert (share.activations_bytes, share.head_and_loss_bytes) == expected
+def test_tensor_parallelism_splits_activations_partly():
+    share = model_share(model(0, activations=34_000), 8, 1)
+    # 10 of 34 parts stay whole.
+    assert share.activations_bytes == 10_000 + 24_000 // 8
+    assert share.head_and_loss_bytes == 0
+
+
+def test_first_pipeline_stage_saves_no_activations():
+    share = model_share(model(0, activations=8000, head_and_loss=1000), 1, 4)
+    assert share.activations_bytes == 8000
+    assert share.head_and_loss_bytes == 0
+
+
+def test_large_head_makes_the_last_stage_the_fullest():
+    share = model_share(model(0, activations=8000, head_and_loss=9000), 1, 4)
+    assert share.activations_bytes == 2000
+    assert share.head_and_loss_bytes == 9000
 
 
 TERMS_BYTES = {
@@ -161,10 +164,15 @@ TERMS_BYTES = {
         (15 * GB, "'zero1' over 2 ranks (predicted: 13 GiB per rank)"),
         # 8 of state, 1 gathered, 2 of activations.
         (12 * GB, "'fsdp2' over 2 ranks (predicted: 10.2 GiB per rank)"),
+        # 2 of state, 1 gathered, 2 of activations.
         (6 * GB, "'fsdp2' over 8 ranks (predicted: 4.66 GiB per rank)"),
-        (3 * GB, None),
     ],
 )
 def test_smallest_sharding_that_fits(budget, expected):
     setting = smallest_sharding(TERMS_BYTES, budget, largest_layer_bytes=GB)
-    assert setting == (expected and f"parallel.strategy = {expected}")
+    assert setting == f"parallel.strategy = {expected}"
+
+
+def test_no_sharding_fits_activations_of_a_rank():
+    # 1 gathered and 2 of activations, beside any share of the state.
+    assert smallest_sharding(TERMS_BYTES, 3 * GB, largest_layer_bytes=GB) is None
