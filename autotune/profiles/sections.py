@@ -150,7 +150,7 @@ def _field_text(field: str, value: object) -> str | None:
 
 
 def approval_blocks(reported: ReportedProfile) -> tuple[Block, ...]:
-    """Return a profile's approval, or the command that reviews it if nobody did."""
+    """Return a profile's approval, or the command that approves it if not reviewed."""
     approval = reported.approval
     if approval is None or approval.state == "not reviewed":
         command = f"autotune profile approve {reported.quoted} --by NAME"

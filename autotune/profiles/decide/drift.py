@@ -139,8 +139,8 @@ def _mfu_drift(
 ) -> Drift:
     """Compare MFU by the two rates.
 
-    Each is multiplied by the run's own MFU per non-padding token/s, as a profile has no
-    MFU of its own.
+    Each is multiplied by the run's MFU per non-padding token/s, as no profile has an
+    MFU.
     """
     steps = settled_steps(run) or run.steps
     mfu_per_rate = [

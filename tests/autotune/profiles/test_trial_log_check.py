@@ -2,11 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.profiles.decide.fingerprint_check import compare_fingerprints
 from autotune.profiles.decide.trial_log_check import check_trial_log
-from autotune.trials.trial_log import own_records, trial_log_sha256
+from autotune.trials.trial_log import trial_log_sha256
 from autotune.trials.values import TrialRecord
-from testbed.examples.profiles import FINGERPRINT, but, example_profile
+from testbed.examples.profiles import but, example_profile
 from testbed.examples.trials import example_records, record
 
 EXAMPLE = example_records()
@@ -24,68 +23,6 @@ def resting_on(records, **changes):
 def with_probe(profile, **figures):
     probe = profile.evidence.probe.model_copy(update=figures)
     return but(profile, evidence={"probe": probe})
-
-
-OWN = record()
-OLD = record("step", old=True)
-OF_GPU = FINGERPRINT.model_copy(update={"device": "cuda", "gpu_name": "H100"})
-KNOWN_OLD = record(old=True, config={"data": {"dataset_hash": "d"}})
-SHORT = record(config={"seq_length_tokens": 128})
-LONG = record(config={"seq_length_tokens": 512})
-WITHOUT_LENGTH = record("links", outcome={"kind": "crashed", "detail": ""})
-
-
-@pytest.mark.parametrize(
-    "fingerprint",
-    [
-        {"model_sha256": "other"},
-        {"dataset_hash": "other"},
-        {"cpu_model": "Another"},
-        {"gpu_name": "H100"},
-    ],
-    ids=["model", "dataset", "CPU", "GPU"],
-)
-def test_trials_with_another_fingerprint_are_not_own(fingerprint):
-    other = record(site="there", **fingerprint)
-    assert own_records([OWN, other], FINGERPRINT, None) == (OWN,)
-
-
-def test_other_software_or_cpu_share_is_own():
-    records = (OWN, record(site="there", torch="2.14.0"), record(allotted_cpus=1))
-    assert own_records(records, FINGERPRINT, None) == records
-
-
-def test_sequences_of_another_length_are_not_own():
-    records = [LONG, WITHOUT_LENGTH, SHORT]
-    assert own_records(records, FINGERPRINT, 512) == (LONG, WITHOUT_LENGTH)
-
-
-def test_every_length_is_own_to_a_profile_without():
-    records = (LONG, SHORT, WITHOUT_LENGTH)
-    assert own_records(records, FINGERPRINT, None) == records
-
-
-def test_gpu_steps_replayed_on_a_cpu_are_own():
-    on_gpu = record(gpu_name="H100", gpu_count=2)
-    replayed = record(site="cpu", cpu_model="Any")
-    assert own_records([on_gpu, replayed], OF_GPU, None) == (on_gpu, replayed)
-
-
-def test_trials_of_another_gpu_are_not_own():
-    assert own_records([record(gpu_name="A100")], OF_GPU, None) == ()
-
-
-def test_old_trials_are_known_by_settings_or_neighbours():
-    other_dataset = {"data": {"dataset_hash": "e"}}
-    other_model = {"model": {"name": "tiny", "config": {}}}
-    others = [
-        record(old=True, site="there", config=other_dataset),
-        # Without settings, beside a trial of another dataset.
-        record("step", old=True, site="there"),
-        record(old=True, site="elsewhere", config=other_model),
-    ]
-    records = [KNOWN_OLD, OLD, *others]
-    assert own_records(records, FINGERPRINT, None) == (KNOWN_OLD, OLD)
 
 
 @given(st.permutations(EXAMPLE))
@@ -193,84 +130,3 @@ def test_step_without_time_gives_no_rate(step_s):
     records = (*EXAMPLE[:2], with_figures(STEP, {"step_s": step_s}), *EXAMPLE[3:])
     unfounded = check_trial_log(resting_on(EXAMPLE), records).unfounded
     assert unfounded == ("evidence.probe.curve at micro-batch size 1",)
-
-
-def found_by(comparison):
-    return [check.found for check in comparison]
-
-
-ON_GPU = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
-
-
-@pytest.mark.parametrize(
-    ("change", "severity"),
-    [
-        pytest.param({"dataset_hash": "other"}, "error", id="dataset"),
-        pytest.param({"model_sha256": "other"}, "error", id="model"),
-        pytest.param({"torch": "2.14.0"}, "warning", id="torch"),
-        pytest.param({"python": "3.12.0"}, "info", id="python"),
-        pytest.param({"gpu_total_bytes": 99}, "error", id="less GPU memory"),
-        pytest.param({"gpu_total_bytes": 101}, "info", id="more GPU memory"),
-        pytest.param({"device": "cuda"}, "error", id="device"),
-        pytest.param({"cpu_model": "Another CPU"}, "warning", id="CPU"),
-        pytest.param({"data_filesystem": "lustre"}, "warning", id="file system"),
-    ],
-)
-def test_severity_of_a_difference(change, severity):
-    other = ON_GPU.model_copy(update=change)
-    assert found_by(compare_fingerprints(ON_GPU, other)) == [severity]
-
-
-@pytest.mark.parametrize(
-    ("change", "severity"),
-    [
-        pytest.param({"dataset_hash": "other"}, "error", id="dataset"),
-        pytest.param({"model_sha256": "other"}, "error", id="model"),
-        pytest.param({"torch": "2.14.0"}, "warning", id="torch"),
-        pytest.param({"python": "3.12.0"}, "info", id="python"),
-        pytest.param({"cpu_model": "Another CPU"}, "error", id="CPU"),
-        pytest.param({"data_filesystem": "lustre"}, "error", id="file system"),
-    ],
-)
-def test_severity_of_a_difference_to_a_replay(change, severity):
-    other = ON_GPU.model_copy(update=change)
-    assert found_by(compare_fingerprints(ON_GPU, other, replayed=True)) == [severity]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"gpu_total_bytes": 99}, {"gpu_total_bytes": 101}, {"device": "cuda"}],
-    ids=["less GPU memory", "more GPU memory", "device"],
-)
-def test_replay_ignores_differences_of_the_gpu(change):
-    other = ON_GPU.model_copy(update=change)
-    assert compare_fingerprints(ON_GPU, other, replayed=True) == ()
-
-
-@pytest.mark.parametrize("replayed", [False, True])
-def test_equal_fingerprints_have_no_differences(replayed):
-    assert compare_fingerprints(ON_GPU, ON_GPU.model_copy(), replayed=replayed) == ()
-
-
-def test_gpu_does_not_matter_to_a_replayed_step():
-    gpu_fields = {
-        "gpu_name": "NVIDIA H200",
-        "gpu_count": 8,
-        "gpu_total_bytes": 2**37,
-        "gpu_mig": False,
-        "gpu_power_cap_w": 700.0,
-        "driver": "580.1",
-        "cuda": "13.0",
-        "device": "cuda",
-    }
-    profile = FINGERPRINT.model_copy(update=gpu_fields)
-    assert compare_fingerprints(profile, FINGERPRINT, replayed=True) == ()
-
-
-@pytest.mark.parametrize(
-    ("replayed", "worst"), [(False, "dataset_hash"), (True, "cpu_model")]
-)
-def test_most_severe_difference_comes_first(replayed, worst):
-    other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", worst: "x"})
-    checks = compare_fingerprints(FINGERPRINT, other, replayed=replayed)
-    assert [check.field for check in checks] == [worst, "torch", "python"]

@@ -10,14 +10,19 @@ from autotune.profiles.decide.export.remarks import (
 from autotune.profiles.decide.export.table import Equivalent, Raw, Value, row
 from trainer.config.train_config import TrainConfig
 
-_ADAMW = (
+_BARE = (
     "bare = {name for name, _ in model.named_parameters() if"
-    ' name.lower().endswith(("bias", "norm.weight"))}\n'
-    "decayed = [one for name, one in model.named_parameters() if name not in bare]\n"
-    "others = [one for name, one in model.named_parameters() if name in bare]\n"
+    ' name.lower().endswith(("bias", "norm.weight"))}'
+)
+_DECAYED = (
+    "decayed = [one for name, one in model.named_parameters() if name not in bare]"
+)
+_OTHERS = "others = [one for name, one in model.named_parameters() if name in bare]"
+_OPTIMIZER = (
     'optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others,'
     ' "weight_decay": 0.0}], {})'
 )
+_ADAMW = "\n".join((_BARE, _DECAYED, _OTHERS, _OPTIMIZER))
 """Optimizer without weight decay of biases and norms, as in this project's trainer."""
 FIRST = {
     "set_seed": "set_seed({})",

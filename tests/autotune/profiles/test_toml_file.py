@@ -10,7 +10,6 @@ from autotune.profiles.toml_file import (
     profile_from_tables,
     profile_to_toml,
 )
-from autotune.profiles.values import ApprovalRecord, approval_of
 from testbed.examples.profiles import but, example_profile
 from trainer.config.train_config import DataSettings
 
@@ -78,33 +77,6 @@ def test_shipped_profile_is_intact(name):
     profile, intact = profile_from_tables(tables, where=name)
     assert intact
     assert tomllib.loads(profile_to_toml(profile)) == tables
-
-
-A = "a" * 64
-B = "b" * 64
-
-
-def reviewed(sha256, decision):
-    return ApprovalRecord(
-        profile_sha256=sha256,
-        decision=decision,
-        by="reviewer",
-        time_utc="2026-01-01T00:00:00Z",
-    )
-
-
-@pytest.mark.parametrize(
-    ("review", "state"),
-    [
-        (None, "not reviewed"),
-        (reviewed(A, "approved"), "approved"),
-        (reviewed(A, "rejected"), "rejected"),
-        (reviewed(B, "approved"), "voided"),
-        (reviewed(B, "rejected"), "not reviewed"),
-    ],
-)
-def test_review_counts_for_its_content_only(review, state):
-    assert approval_of(review, A).state == state
 
 
 def test_content_hash_excludes_the_recorded_hash():
