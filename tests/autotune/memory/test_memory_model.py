@@ -1,6 +1,8 @@
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +12,42 @@ from autotune.memory.decide import memory_model as memory
 from autotune.memory.decide.batch_search import MIB
 from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.values import Allocation, Term, Trace
-from autotune.speed.values import StepWork
+from tests.autotune.memory.simulated_traces import trace_of
 
 MAX_MICRO_BATCH_SIZE = 96
 TERMS = ("activations", "optimizer")
+
+
+class Block(NamedTuple):
+    """A block that grows evenly with the micro-batch size."""
+
+    fixed_bytes: int
+    bytes_per_sequence: int
+    term: str
+
+
+def trace_of_blocks(size: int, blocks: Sequence[Block], events: Sequence[int]) -> Trace:
+    allocations = [
+        Allocation(
+            size_bytes=block.fixed_bytes + size * block.bytes_per_sequence,
+            term=block.term,
+        )
+        for block in blocks
+    ]
+    return trace_of(size, allocations, events)
+
+
+def fitted_model(
+    *blocks: Block, events: Sequence[int] | None = None
+) -> memory.MemoryModel:
+    """Return the model of blocks that are made in turn, unless ``events`` are given."""
+    if events is None:
+        events = range(len(blocks))
+    model = memory.fit_memory_model(
+        [trace_of_blocks(size, blocks, events) for size in (8, 3)]
+    )
+    assert model is not None
+    return model
 
 
 @st.composite
@@ -29,7 +63,7 @@ def memory_models(draw) -> memory.MemoryModel:
     live: list[int] = []
     for number in range(count):
         term = Term.PARAMETERS if number < weights else TERMS[number % 2]
-        blocks.append((draw(fixed_sizes), draw(sizes_by_sequence), term))
+        blocks.append(Block(draw(fixed_sizes), draw(sizes_by_sequence), term))
         while live and draw(st.booleans()):
             events.append(-1 - live.pop(draw(st.integers(0, len(live) - 1))))
         events.append(number)
@@ -46,40 +80,11 @@ LARGE = replace(
 OVERHEADS = st.sampled_from(
     [ON_CPU, replace(ON_CPU, non_pytorch_bytes=38 * MIB), ON_GPU, LARGE]
 )
-
-
-def trace_of(
-    size: int, *blocks: tuple[int, int, str], events: list[int] | None = None
-) -> Trace:
-    """Return a trace of blocks: fixed bytes, bytes per sequence, and term of each."""
-    allocations = tuple(
-        Allocation(size_bytes=fixed + size * by_sequence, term=term)
-        for fixed, by_sequence, term in blocks
-    )
-    order = tuple(range(len(blocks)) if events is None else events)
-    work = StepWork(
-        micro_batch_size=size, padded_tokens=size, model_flops=0.0, kernels=()
-    )
-    return Trace(
-        work=work,
-        predicted_tokens=size,
-        allocations=allocations,
-        events=order,
-        repeats_from=0,
-    )
-
-
-def fitted_model(
-    *blocks: tuple[int, int, str], events: list[int] | None = None
-) -> memory.MemoryModel:
-    model = memory.fit_memory_model(
-        [trace_of(size, *blocks, events=events) for size in (8, 3)]
-    )
-    assert model is not None
-    return model
-
-
-BLOCKS = ((100, 0, Term.PARAMETERS), (0, 4096, "activations"), (7, 1024, "activations"))
+BLOCKS = (
+    Block(100, 0, Term.PARAMETERS),
+    Block(0, 4096, "activations"),
+    Block(7, 1024, "activations"),
+)
 UNEVEN_SIZES = (3, 11, 40)
 
 
@@ -99,7 +104,11 @@ def uneven_bytes(size: int) -> int:
 def test_other_sizes_lie_between_their_neighbours(size):
     # Traces may be in any order.
     traces = [
-        trace_of(traced_size, (uneven_bytes(traced_size), 0, Term.PARAMETERS))
+        trace_of(
+            traced_size,
+            [Allocation(size_bytes=uneven_bytes(traced_size), term=Term.PARAMETERS)],
+            [0],
+        )
         for traced_size in (40, 3, 11)
     ]
     model = memory.fit_memory_model(traces)
@@ -112,7 +121,7 @@ def test_other_sizes_lie_between_their_neighbours(size):
         assert uneven_bytes(below) <= size_bytes <= uneven_bytes(above)
 
 
-LAST_TRACE = trace_of(24, *BLOCKS)
+LAST_TRACE = trace_of_blocks(24, BLOCKS, [0, 1, 2])
 OTHER_TERM = replace(LAST_TRACE.allocations[2], term="another")
 
 
@@ -132,28 +141,31 @@ OTHER_TERM = replace(LAST_TRACE.allocations[2], term="another")
     ],
 )
 def test_unlike_traces_have_no_model(unlike):
-    alike = [trace_of(size, *BLOCKS) for size in (3, 8)]
+    alike = [trace_of_blocks(size, BLOCKS, [0, 1, 2]) for size in (3, 8)]
     assert memory.fit_memory_model([*alike, LAST_TRACE]) is not None
     assert memory.fit_memory_model([*alike, replace(LAST_TRACE, **unlike)]) is None
 
 
 def test_peak_on_a_cpu_is_the_most_in_use():
     model = fitted_model(
-        (1000, 0, Term.PARAMETERS),
-        (0, 10, "activations"),
-        (0, 7, "activations"),
+        Block(1000, 0, Term.PARAMETERS),
+        Block(0, 10, "activations"),
+        Block(0, 7, "activations"),
         events=[0, 1, -2, 2],
     )
     with_libraries = replace(ON_CPU, non_pytorch_bytes=9)
-    assert memory.peak_bytes(model, 5, ON_CPU) == 1050
-    assert memory.peak_bytes(model, 5, with_libraries) == 1059
+    # The parameters, and the larger of two activations that never exist together.
+    assert memory.peak_bytes(model, 5, ON_CPU) == 1000 + 5 * 10
+    assert memory.peak_bytes(model, 5, with_libraries) == 1000 + 5 * 10 + 9
     assert model.largest_parameter_bytes == 1000
 
 
 def test_peak_on_a_gpu_is_what_the_allocator_reserves():
-    model = fitted_model((3 * MIB, 0, Term.PARAMETERS), (0, 17 * MIB, "activations"))
+    model = fitted_model(
+        Block(3 * MIB, 0, Term.PARAMETERS), Block(0, 17 * MIB, "activations")
+    )
     overheads = replace(ON_GPU, workspaces_bytes=(32 * MIB,), non_pytorch_bytes=5)
-    # 32 + 3 + 17 MiB in pages of 20 MiB.
+    # 32 + 3 + 17 MiB, or twice 17 MiB, in pages of 20 MiB.
     assert memory.peak_bytes(model, 1, overheads) == 60 * MIB + 5
     assert memory.peak_bytes(model, 2, overheads) == 80 * MIB + 5
 

@@ -8,7 +8,7 @@ from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_p
 from autotune.profiles.store import read_profile
 from autotune.trials import trial_bench
 from testbed.examples.profiles import but, example_profile
-from testbed.fakes import FakeClock
+from testbed.fakes import FakeClock, FakeMachine
 from testbed.simulators.explorations import additive
 from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
@@ -68,17 +68,18 @@ def test_repeated_probe_runs_no_trial(bench, probed):
     assert again.profile.train == model.profile.train
 
 
-def test_profile_is_written_before_the_next_probe(tmp_path, bench, probed):
-    plain = bench.machine._simulate
-
+def test_profile_is_written_before_the_next_probe(tmp_path, bench, patterned_dataset):
     def simulate(trial):
-        assert (tmp_path / "p" / "tiny-cpu.toml").is_file() == (
-            trial.measured["config"]["model"]["name"] == "huge"
-        )
-        return plain(trial)
+        is_of_the_second = trial.measured["config"]["model"]["name"] == "huge"
+        assert (tmp_path / "p" / "tiny-cpu.toml").is_file() == is_of_the_second
+        return bench.machine.run(trial)
 
-    bench.machine._simulate = simulate
-    probed(SETTINGS, ModelSettings(name="huge", config={"model_type": "bert"}))
+    huge = ModelSettings(name="huge", config={"model_type": "bert"})
+    requests = [
+        probe_request(tmp_path, patterned_dataset, model) for model in (SETTINGS, huge)
+    ]
+    watched = replace(bench, machine=FakeMachine(simulate))
+    probe_models(watched, requests, tmp_path / "p")
     assert {path.name for path in (tmp_path / "p").glob("*.toml")} == {
         "tiny-cpu.toml",
         "huge-cpu.toml",
@@ -145,19 +146,23 @@ def test_profile_of_probe_is_not_written(tmp_path, bench, prepared):
     assert probe_one(bench, prepared(), path).profile.train == profile.train
 
 
-def test_memory_budget_is_reported(bench, prepared, capsys):
-    bench = replace(
-        bench,
-        site=replace(
-            bench.site, device="cuda", gpus=(replace(H200, total_bytes=2**35),)
-        ),
-    )
-    prepared(bench=bench, memory_bytes=None)
+@pytest.fixture
+def bench_on_gpu(bench):
+    """Return the bench on a GPU of 32 GiB."""
+    gpu = replace(H200, total_bytes=2**35)
+    return replace(bench, site=replace(bench.site, device="cuda", gpus=(gpu,)))
+
+
+def test_default_memory_budget_is_reported_with_reserve(bench_on_gpu, prepared, capsys):
+    prepared(bench=bench_on_gpu, memory_bytes=None)
     assert (
         "memory budget 31.5 GiB per rank (512 MiB of the GPU stay free"
         in capsys.readouterr().err
     )
-    prepared(bench=bench, memory_bytes=2**34)
+
+
+def test_requested_memory_budget_is_reported(bench_on_gpu, prepared, capsys):
+    prepared(bench=bench_on_gpu, memory_bytes=2**34)
     assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
 
