@@ -172,6 +172,7 @@ class AsyncCheckpointWriter:
         stall_s = None
         if not request.training_waits:
             stall_s = time.perf_counter() - request.began_s
+        # A daemon, so that a file system that hangs cannot keep the process alive.
         self._thread = threading.Thread(
             target=self._write,
             args=(checkpoint_writer, copy, request, stall_s),

@@ -14,8 +14,10 @@ from trainer.errors import BadConfig
 from trainer.record.run_record import RunHeader
 
 _FIXED_KEYS = (
+    # The weights and their shapes.
     "model.config",
     "model.null_keys",
+    # The sequences of a step, and their order: the position in the data counts them.
     "seq_length_tokens",
     "layout",
     "global_batch_size",
@@ -26,6 +28,7 @@ _FIXED_KEYS = (
 """Settings that must not change on resume, as weights or the position in the data would
 be invalid."""
 _REPORTED_KEYS = (
+    # The optimizer.
     "learning_rate",
     "schedule",
     "warmup_steps",
@@ -37,6 +40,7 @@ _REPORTED_KEYS = (
     "adam_epsilon",
     "max_grad_norm",
     "max_steps",
+    # The model's task and its numbers.
     "masking_probability",
     "attention_dropout",
     "precision",
@@ -77,7 +81,7 @@ def check_fixed_settings(
             f"train.{key} = {value!r} does not match {origin}, trained with"
             f" {earlier_value!r}"
         )
-        if len(message) >= _MAX_MESSAGE_LENGTH:
+        if len(message) >= _MAX_MESSAGE_LENGTH:  # without the values
             message = f"train.{key} does not match {origin}"
         raise BadConfig(
             message,

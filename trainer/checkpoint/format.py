@@ -32,6 +32,7 @@ from trainer.files import CorruptFile, FileEntry, check_file, write_atomically
 
 CHECKPOINTS_DIRECTORY = "checkpoints"
 MANIFEST_FILE = "manifest.json"
+# Numbers are padded, so that names sort by step; large ones may exceed the padding.
 _NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
 _FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors")
 _HASH_KEY = "content_sha256"
@@ -225,7 +226,7 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
     is_missing = isinstance(
         error, FileNotFoundError | NotADirectoryError | IsADirectoryError
     )
-    if is_missing or error.errno == errno.ELOOP:
+    if is_missing or error.errno == errno.ELOOP:  # ELOOP: a link to itself
         return BadCheckpoint(message)
     if isinstance(error, PermissionError):
         return BadConfig(message, next_step="Make it readable for this user.")

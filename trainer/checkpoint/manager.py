@@ -171,9 +171,11 @@ class CheckpointManager:
         )
         self._interval_began_s = time.monotonic()
         self.last_state_step = state.step
+        # The save before may still be writing the copy that this one overwrites.
         self._writer.join()
         shards = self._shards_to_save()
         if not self._writing_ranks:
+            # Agreed on once, as shards stay on their ranks during a run.
             self._writing_ranks = self._agree_on_writers(writes=len(shards) > 0)
         if shards:
             self._writer.start(shards, request, writing_ranks=self._writing_ranks)
@@ -235,7 +237,7 @@ class CheckpointManager:
         Raises:
             TrainingFailed: If there is none.
         """
-        self.wait()
+        self.wait()  # a save in progress may become the newest good one
         checkpoint: StoredCheckpoint | None = None
         if self._ranks.leads:
             checkpoint, corrupt_checkpoints = disk.newest_checkpoint(

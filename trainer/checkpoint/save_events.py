@@ -53,6 +53,7 @@ def save_failed_event(
     """Report a save that failed, and from which checkpoint a crash would resume."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.strerror:
+        # Without the number and the path, which ``str`` adds.
         reason = error.strerror
     newest_clause = "no checkpoint exists yet"
     if newest:

@@ -36,6 +36,7 @@ def _shape(
     heads: int,
     intermediate: int,
 ) -> dict[str, Any]:
+    """Return a transformers config, from the keys that a family of models shares."""
     return family | {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -116,6 +117,7 @@ def _model_of_profile(path: Path) -> ModelSettings:
 
 
 def _unknown_model(name: str) -> BadConfig:
+    """Return the error for a name that is neither a preset nor a file."""
     next_step = (
         f"Built-in models: {', '.join(PRESETS)}; or pass the config.json of a masked-LM"
         " model, or a profile of it."

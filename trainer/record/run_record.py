@@ -312,6 +312,7 @@ def _read_rows(path: Path, kind: type[RowT]) -> list[RowT]:
     if not path.is_file():
         return []
     rows: list[RowT] = []
+    # The last line has no end while it is written, or if its writer was killed.
     *lines, _unfinished = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -360,6 +361,7 @@ class StartClock:
         self._began_s = time.time() if began_s is None else began_s
         self._last_s = self._began_s
         self._phase_s: dict[Phase, float] = {}
+        # The start may be that of the process, which only the wall clock tells.
         self.monotonic_start_s = time.monotonic() - (time.time() - self._began_s)
         """Start of the clock on the scale of ``time.monotonic``."""
         self.is_over = False

@@ -298,6 +298,18 @@ def test_corrupt_checkpoint_is_reported_once(run):
     assert messages_of(next_start) == ["resumed from step-000000005"]
 
 
+def resume_by_out(run, config):
+    return choose(run, "auto", config)
+
+
+def resume_by_path(run, config):
+    return choose(None, run, config)
+
+
+def start_another_run(run, config):
+    return choose(run.parent / "other", run, config)
+
+
 RELU_MODEL = ModelSettings(name="m", config=SHAPES["bert"] | {"hidden_act": "relu"})
 MODEL_WITHOUT_A_KEY = ModelSettings(
     name="m", config=SHAPES["bert"], null_keys=["classifier_dropout"]
@@ -323,25 +335,24 @@ OTHER_DATASET = DataSettings(dataset_hash="e" * 64)
         ),
     ],
 )
-@pytest.mark.parametrize("start", ["auto", "in place", "another run"])
-def test_settings_of_weights_or_position_cannot_change(
-    run, tmp_path, key, value, message, start
-):
-    other_run = tmp_path / "other"
-    out, resume = {
-        "auto": (run, "auto"),
-        "in place": (None, run),
-        "another run": (other_run, run),
-    }[start]
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(resume_by_out, id="auto"),
+        pytest.param(resume_by_path, id="in place"),
+        pytest.param(start_another_run, id="another run"),
+    ],
+)
+def test_settings_of_weights_or_position_cannot_change(run, key, value, message, start):
     files = sorted(run.rglob("*"))
     with pytest.raises(BadConfig, match=message) as raised:
-        choose(out, resume, config_of(max_steps=20, **{key: value}))
+        start(run, config_of(max_steps=20, **{key: value}))
     assert "start from scratch" in raised.value.next_step
     assert sorted(run.rglob("*")) == files
-    assert not other_run.exists()
+    assert not (run.parent / "other").exists()
 
 
-RECIPE = {
+RECIPE = {  # other values than those of ``CONFIG``
     "learning_rate": 1e-3,
     "schedule": "cosine",
     "warmup_steps": 3,

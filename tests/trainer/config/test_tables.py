@@ -28,12 +28,34 @@ class Outer(StrictTable):
 @pytest.mark.parametrize(
     ("value", "message", "next_step"),
     [
-        ({"inner": {"learning_rat": 1.0}}, "inner.learning_rat", "'learning_rate'"),
-        ({"others": [{"learning_ratee": 1.0}]}, "learning_ratee", "'learning_rate'"),
-        ({"zzz": 1}, "zzz", "closest of 3 known keys"),
-        ({"batch_size": -3}, "batch_size = -3", "Correct 'batch_size'"),
+        pytest.param(
+            {"inner": {"learning_rat": 1.0}},
+            "inner.learning_rat",
+            "'learning_rate'",
+            id="misspelt in a table",
+        ),
+        pytest.param(
+            {"others": [{"learning_ratee": 1.0}]},
+            "learning_ratee",
+            "'learning_rate'",
+            id="misspelt in a list",
+        ),
+        pytest.param(
+            {"zzz": 1}, "zzz", "closest of 3 known keys", id="like no known key"
+        ),
+        pytest.param(
+            {"batch_size": -3},
+            "batch_size = -3",
+            "Correct 'batch_size'",
+            id="outside its range",
+        ),
         # Nothing is converted silently.
-        ({"batch_size": "3"}, "batch_size = '3'", "Correct 'batch_size'"),
+        pytest.param(
+            {"batch_size": "3"},
+            "batch_size = '3'",
+            "Correct 'batch_size'",
+            id="other type",
+        ),
     ],
 )
 def test_names_wrong_key_with_next_step(value, message, next_step):
@@ -65,11 +87,12 @@ def test_rejects_invalid_file(tmp_path, read, content, message):
 @pytest.mark.parametrize(
     ("name", "next_step"),
     [
-        ("bert-mini-cpy.toml", "Did you mean {}/bert-mini-cpu.toml?"),
-        ("other.toml", "Write one."),
-        # Similar by its suffix only.
-        ("mini.toml", "Write one."),
-        ("none/bert-mini-cpu.toml", "Write one."),
+        pytest.param(
+            "bert-mini-cpy.toml", "Did you mean {}/bert-mini-cpu.toml?", id="misspelt"
+        ),
+        pytest.param("other.toml", "Write one.", id="unlike any"),
+        pytest.param("mini.toml", "Write one.", id="similar by its suffix only"),
+        pytest.param("none/bert-mini-cpu.toml", "Write one.", id="other directory"),
     ],
 )
 def test_suggests_file_for_missing_one(tmp_path, name, next_step):
