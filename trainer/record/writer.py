@@ -41,6 +41,8 @@ _FILES: Mapping[type[Row], str] = {
     EventRow: EVENTS_FILE,
 }
 _LOCK_TIMEOUT_S = 30.0
+"""Longest wait for a run's lock, which DataLoader workers of a killed process hold for
+a moment."""
 
 
 class Board(Protocol):
@@ -56,13 +58,17 @@ class Board(Protocol):
 
 
 class RunWriter:
-    """Writer of a run record, which also shows it.
+    """Writes a run record, shows its rows, and logs their numbers to boards.
 
-    On ranks other than 0 (not ``active``), only ``finish`` has an effect.
+    Args:
+        directory: Run directory.
+        active: Whether to write, as rank 0 does; otherwise only ``finish`` has an
+            effect.
+        again: Whether the directory may contain a run, which is then resumed.
 
     Raises:
-        BadConfig: If the directory has a run already, unless ``again`` (resume), or if
-            another process uses it.
+        BadConfig: If the directory contains a run that is not resumed, or if another
+            process uses it.
     """
 
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
@@ -92,7 +98,7 @@ class RunWriter:
                 next_step="Resume it with --resume auto, or choose another --out.",
             )
         self.directory.mkdir(parents=True, exist_ok=True)
-        try:  # DataLoader workers of a killed process hold its lock for a moment
+        try:
             self.lock = open_locked(
                 self.directory / LOCK_FILE, _LOCK_TIMEOUT_S, needed=False
             )
@@ -104,6 +110,7 @@ class RunWriter:
         # The exit.json of a start that ended before its run.json counts as a start too.
         if any((self.directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
             self._set_earlier_aside()
+            self._cut_partial_lines()
 
     def _set_earlier_aside(self) -> None:
         """Keep the files of the last start in ``earlier/N``, and count this one."""
@@ -122,6 +129,9 @@ class RunWriter:
         for name in (STARTUP_FILE, EXIT_FILE):
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / name).rename(earlier / name)
+
+    def _cut_partial_lines(self) -> None:
+        """Cut the ends of lines that the last start was killed while writing."""
         for name in _FILES.values():
             with contextlib.suppress(FileNotFoundError):
                 _cut_partial_line(self.directory / name)
