@@ -112,13 +112,16 @@ def trace_memory(
         ``sequences_per_rank``; the error if the step cannot be traced.
     """
     overheads = _fleet_overheads(fleet, gpu_model).usual
+    # Two micro-batches stand for any larger number of them: gradients exist while the
+    # next one is computed.
+    request = trace_request(_unshared(train), contents, 2, ranks=fleet.ranks)
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
         update(0, None, f"tracing {train.model.name}")
         try:
             estimate = estimate_model(
-                trace_request(_unshared(train), contents, 2, ranks=fleet.ranks),
+                request,
                 machine,
                 fleet.memory_bytes,
                 overheads,

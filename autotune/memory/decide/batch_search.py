@@ -114,9 +114,11 @@ def next_size(
         prediction = None
     decided = sum(trial.fits is not None for trial in tried)
     peaks = _peaks(tried, low)
-    # Between two verified bounds, any difference of peaks serves as a slope.
-    between_bounds = prediction is None and known.infeasible_min is not None
-    corrected = _corrected(peaks, prediction, 1 if between_bounds else SLOPE_BYTES)
+    apart_bytes = SLOPE_BYTES
+    if prediction is None and known.infeasible_min is not None:
+        # Between two verified bounds, any difference of peaks serves as a slope.
+        apart_bytes = 1
+    corrected = _corrected(peaks, prediction, apart_bytes)
     if corrected is not None:
         size = _predicted_size(
             corrected,
