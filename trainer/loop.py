@@ -34,13 +34,9 @@ from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks, open_libraries
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.health.controller import (
-    HealthController,
-    HealthDecision,
-    RequestSums,
-    encode_requests,
-)
+from trainer.health.controller import HealthController, HealthDecision
 from trainer.health.events import Action, Diagnosis, EventRow, new_event
+from trainer.health.requests import RequestSums, encode_requests
 from trainer.health.time_budget import TimeBudget, slurm_left_s
 from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.preflight import (

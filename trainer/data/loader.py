@@ -7,6 +7,7 @@ planned samples.
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Protocol
@@ -34,7 +35,15 @@ class Source(Protocol):
         """Return the micro-batch of a plan."""
 
 
-class _SourceInWorker(Dataset[MicroBatch | dict[str, str]]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WorkerError:
+    """Error that a DataLoader worker returns in place of a micro-batch."""
+
+    message: str
+    next_step: str
+
+
+class _SourceInWorker(Dataset[MicroBatch | _WorkerError]):
     """Source for DataLoader workers.
 
     It returns errors as values, as torch's DataLoader alters exceptions.
@@ -43,17 +52,17 @@ class _SourceInWorker(Dataset[MicroBatch | dict[str, str]]):
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch | dict[str, str]:
+    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch | _WorkerError:
         try:
             return self._source.__getitems__(plan)
         except BadConfig as error:
-            return {"message": error.message, "next_step": error.next_step}
+            return _WorkerError(message=error.message, next_step=error.next_step)
 
 
-def _raise_error(result: MicroBatch | dict[str, str]) -> MicroBatch:
+def _raise_error(result: MicroBatch | _WorkerError) -> MicroBatch:
     """Return the micro-batch of a worker, or raise the error that it returned."""
-    if isinstance(result, dict):
-        raise BadConfig(**result)
+    if isinstance(result, _WorkerError):
+        raise BadConfig(result.message, next_step=result.next_step)
     return result
 
 
@@ -216,7 +225,7 @@ class MicroBatchLoader:
 
 
 def check_no_shared_samples(samples_by_rank: Sequence[npt.NDArray[np.int64]]) -> None:
-    """Check that no sample is computed twice.
+    """Check that no sample is computed twice in a step.
 
     Args:
         samples_by_rank: Numbers that identify sample and epoch, for every rank.

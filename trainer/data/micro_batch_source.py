@@ -1,4 +1,4 @@
-"""Making of a micro-batch from its plan: read, frame, pad and mask the samples."""
+"""Source of micro-batches: it reads, frames, pads and masks the samples of a plan."""
 
 import contextlib
 import math
@@ -55,24 +55,19 @@ class MicroBatchSource(Dataset[MicroBatch]):
         starts = segments.sequences * width + segments.positions
         ids = self._read_samples(segments, starts, width)
         predicted, targets = self._mask(ids, starts + 1, segments)
-        sample_lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
+        lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
         sequence_edges = np.arange(0, len(ids) + 1, width)
-        # ``predicted`` is ascending, so the number of predicted positions before each
-        # edge is found by bisection; the differences are those inside each sequence.
-        predicted_per_sequence = np.diff(np.searchsorted(predicted, sequence_edges))
-        # A sequence is full if one of its samples ends at its right edge.
-        is_full = np.isin(sequence_edges[1:], starts + sample_lengths)
         return MicroBatch(
             ids_BS=torch.from_numpy(ids.reshape(-1, width)),
             starts_N=torch.from_numpy(starts.astype(np.int32)),
-            tokens_N=torch.from_numpy(sample_lengths.astype(np.int32)),
+            tokens_N=torch.from_numpy(lengths.astype(np.int32)),
             predicted_P=torch.from_numpy(predicted.astype(np.int32)),
             targets_P=torch.from_numpy(targets),
-            non_padding_tokens=int(sample_lengths.sum()),
+            non_padding_tokens=int(lengths.sum()),
             predicted_tokens=len(predicted),
-            padded_sequences=len(is_full) - int(is_full.sum()),
+            padded_sequences=_count_padded(starts + lengths, sequence_edges),
             after=plan.after,
-            most_predicted_in_sequence=int(predicted_per_sequence.max()),
+            most_predicted_in_sequence=_most_per_sequence(predicted, sequence_edges),
         )
 
     def _read_samples(self, segments: Segments, starts: Int64, width: int) -> Ids:
@@ -130,3 +125,22 @@ class MicroBatchSource(Dataset[MicroBatch]):
                 f" {directory}"
             ),
         )
+
+
+def _count_padded(sample_ends: Int64, sequence_edges: Int64) -> int:
+    """Return the number of sequences that end in padding.
+
+    A sequence is full if one of its samples ends at its right edge.
+    """
+    is_full = np.isin(sequence_edges[1:], sample_ends)
+    return len(is_full) - int(is_full.sum())
+
+
+def _most_per_sequence(predicted: Int64, sequence_edges: Int64) -> int:
+    """Return the number of positions to predict in the sequence that has most.
+
+    ``predicted`` is ascending, so bisection finds the number of positions before each
+    edge; the differences are those inside each sequence.
+    """
+    predicted_before_edge = np.searchsorted(predicted, sequence_edges)
+    return int(np.diff(predicted_before_edge).max())

@@ -1,16 +1,13 @@
 """Health checks of every step, and agreement of all ranks on stops and saves.
 
 A step is checked once its numbers have reached the host. All ranks read the same
-numbers of the same step at the same point of their loop, so they decide alike. Their
-requests are summed in the same all-reduce as the number of tokens, which every step
-needs anyway.
+numbers of the same step at the same point of their loop, so they decide alike.
 """
 
-import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +19,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
 from trainer.health.events import Action, Diagnosis, EventRow
 from trainer.health.monitor import HealthMonitor
-from trainer.health.signals import SIGNALS
+from trainer.health.requests import decode_requests
 
 _STEPS_BEHIND = {"cpu": 0, "cuda": 2}
 """Number of steps before a step's numbers are read, so that a GPU has work while they
@@ -33,71 +30,6 @@ reacts within seconds."""
 _SEVERITY = list(Action)
 """Actions from the mildest to the strongest, the order in which ``Action`` declares
 them."""
-
-
-class RequestSums(NamedTuple):
-    """Requests of a rank, or their sums over ranks, in the order of the all-reduce.
-
-    A signal is described by three sums, from which ``decode_requests`` finds its name
-    and its rank.
-    """
-
-    signalled_ranks: float
-    """Number of ranks that received a signal."""
-    rank_sum: float
-    """Sum of the ranks that received a signal."""
-    signal_sum: float
-    """Sum of the numbers of the signals."""
-    ranks_out_of_time: float
-    """Number of ranks whose time limit is near."""
-    ranks_with_save_due: float
-    """Number of ranks on whose clock a save is due."""
-
-
-def encode_requests(
-    *, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool
-) -> RequestSums:
-    """Return a rank's requests as numbers to be summed over ranks."""
-    if signal_number is None:
-        return RequestSums(0.0, 0.0, 0.0, time_is_over, save_is_due)
-    return RequestSums(
-        1.0, float(rank), float(signal_number), time_is_over, save_is_due
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgreedRequests:
-    """Requests of all ranks at one step."""
-
-    stop_reason: str | None
-    """Reason to save and exit, if any."""
-    save_is_due: bool
-
-
-def decode_requests(sums: Sequence[float]) -> AgreedRequests:
-    """Decode ``RequestSums`` that are summed over all ranks."""
-    requests = RequestSums._make(map(round, sums))
-    stop_reason = None
-    if requests.signalled_ranks:
-        stop_reason = _describe_signals(requests)
-    elif requests.ranks_out_of_time:
-        stop_reason = "the time limit (train.stop_after_s, or the SLURM job's) is near"
-    return AgreedRequests(
-        stop_reason=stop_reason, save_is_due=bool(requests.ranks_with_save_due)
-    )
-
-
-def _describe_signals(requests: RequestSums) -> str:
-    """Return the name of the signal, and the rank or number of ranks it reached."""
-    # The mean is the signal if all ranks received the same one; if not, it may still
-    # be the number of some signal.
-    number, remainder = divmod(requests.signal_sum, requests.signalled_ranks)
-    name = "signals"
-    if not remainder and number in SIGNALS:
-        name = signal.Signals(int(number)).name
-    if requests.signalled_ranks == 1:
-        return f"{name} on rank {requests.rank_sum}"
-    return f"{name} on {requests.signalled_ranks} ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,26 +147,16 @@ class HealthController:
         stop_reason: str | None = None
         save_requested_at: int | None = None
         for pending in self._take_arrived(wait_for_all=wait_for_all):
-            step = pending.step
             numbers = _StepNumbers.unpack(pending.packed_numbers)
-            if not numbers.applied:
-                self.skipped_steps += 1
-            findings = self.health.check(
-                step,
-                loss=numbers.loss,
-                grad_norm=numbers.grad_norm,
-                applied=numbers.applied,
-            )
-            self._report(findings, pending)
-            for finding in findings:
+            for finding in self._findings(pending, numbers):
                 if worst is None or _is_stronger(finding, worst):
                     worst = finding
-                    at_step = step
+                    at_step = pending.step
             requests = decode_requests(numbers.request_sums)
             if stop_reason is None:
                 stop_reason = requests.stop_reason
             if requests.save_is_due:
-                save_requested_at = step
+                save_requested_at = pending.step
         return HealthDecision(
             worst=worst,
             at_step=at_step,
@@ -257,6 +179,21 @@ class HealthController:
         if arrived:
             arrived[-1].copied.wait()
         return arrived
+
+    def _findings(
+        self, pending: _PendingStep, numbers: _StepNumbers
+    ) -> list[Diagnosis]:
+        """Return and report the findings of a step."""
+        if not numbers.applied:
+            self.skipped_steps += 1
+        findings = self.health.check(
+            pending.step,
+            loss=numbers.loss,
+            grad_norm=numbers.grad_norm,
+            applied=numbers.applied,
+        )
+        self._report(findings, pending)
+        return findings
 
     def _report(self, findings: Sequence[Diagnosis], pending: _PendingStep) -> None:
         """Report findings with the samples of all ranks."""

@@ -100,12 +100,7 @@ class Plateau:
             f" the second half of the last {window_steps} steps, at step {step}"
         )
         if improvement < -max(ERRORS_OF_A_RISE * error, smallest_change):
-            message = f"the loss is rising: {medians}"
-            return [
-                Diagnosis(
-                    kind=Kind.RISE, action=Action.WARN, message=message, values=values
-                )
-            ]
+            return [_warning(Kind.RISE, f"the loss is rising: {medians}", values)]
         was_told = self.is_told
         self.is_told = improvement < noise
         if was_told or not self.is_told:
@@ -114,17 +109,21 @@ class Plateau:
             f"the loss has stopped falling: {medians} (a fall of {improvement:.2g};"
             f" noise is {noise:.2g})"
         )
-        return [
-            Diagnosis(
-                kind=Kind.PLATEAU, action=Action.WARN, message=message, values=values
-            )
-        ]
+        return [_warning(Kind.PLATEAU, message, values)]
 
     def _merge_blocks(self) -> None:
-        """Merge pairs of blocks if there are too many; an odd first one is dropped."""
+        """Merge pairs of blocks if there are too many; an odd first one is dropped.
+
+        So a checkpoint stays small however long the run.
+        """
         while len(self.blocks) > MOST_BLOCKS:
             even_blocks = self.blocks[len(self.blocks) % 2 :]
             pairs = zip(even_blocks[::2], even_blocks[1::2], strict=True)
+            # Halved first: the sum of two finite values need not be finite.
             self.blocks = [earlier / 2 + later / 2 for earlier, later in pairs]
             self.block_steps *= 2
             self.judged_at = len(self.blocks) * self.block_steps
+
+
+def _warning(kind: Kind, message: str, values: dict[str, float]) -> Diagnosis:
+    return Diagnosis(kind=kind, action=Action.WARN, message=message, values=values)

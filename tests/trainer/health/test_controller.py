@@ -1,123 +1,30 @@
 import math
 import signal
-from dataclasses import asdict, dataclass
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.trainer.oracles import config_of, result_of
 from trainer.config.train_config import HealthSettings
 from trainer.health import controller as controller_module
-from trainer.health.controller import HealthController, decode_requests, encode_requests
+from trainer.health.controller import HealthController
 from trainer.health.events import Action
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-
-
-def sum_over_ranks(requests):
-    return [sum(numbers) for numbers in zip(*requests, strict=True)]
+from trainer.health.requests import encode_requests
 
 
-def request(rank, signal_number=None, *, time_is_over=False, save_is_due=False):
+def request(*, signal_number=None, time_is_over=False, save_is_due=False):
+    """Return requests of rank 0, as their sums if no other rank has any."""
     return encode_requests(
-        rank=rank,
+        rank=0,
         signal_number=signal_number,
         time_is_over=time_is_over,
         save_is_due=save_is_due,
     )
 
 
-NO_REQUEST = request(0)
-
-
-@pytest.mark.parametrize(
-    ("requests", "reason"),
-    [
-        pytest.param([NO_REQUEST, request(1)], None, id="no signal"),
-        pytest.param(
-            [NO_REQUEST, request(3, signal.SIGUSR1)],
-            "SIGUSR1 on rank 3",
-            id="signal on the last of two ranks",
-        ),
-        pytest.param(
-            [request(0, signal.SIGTERM)],
-            "SIGTERM on rank 0",
-            id="signal on the only rank",
-        ),
-        pytest.param(
-            [request(0, signal.SIGTERM, time_is_over=True), request(1)],
-            "SIGTERM on rank 0",
-            id="signal takes precedence over the time limit",
-        ),
-        pytest.param(
-            [request(rank, signal.SIGUSR2) for rank in range(1024)],
-            "SIGUSR2 on 1024 ranks",
-            id="same signal on all ranks",
-        ),
-        pytest.param(
-            [request(0, signal.SIGTERM), request(1, signal.SIGUSR2)],
-            "signals on 2 ranks",
-            id="different signals",
-        ),
-        pytest.param(
-            [request(0, signal.SIGUSR1), request(1, signal.SIGUSR2)],
-            "signals on 2 ranks",
-            id="different signals whose mean is SIGSEGV",
-        ),
-    ],
-)
-def test_stop_reason_names_signals_and_ranks(requests, reason):
-    agreed = decode_requests(sum_over_ranks(requests))
-    assert agreed.stop_reason == reason
-    assert not agreed.save_is_due
-
-
-@dataclass(frozen=True)
-class RankRequests:
-    """Requests of one rank."""
-
-    signal_number: int | None
-    time_is_over: bool
-    save_is_due: bool
-
-
-REQUESTS_BY_RANK = st.lists(
-    st.builds(
-        RankRequests,
-        signal_number=st.none() | st.sampled_from(SIGNALS),
-        time_is_over=st.booleans(),
-        save_is_due=st.booleans(),
-    ),
-    min_size=1,
-)
-
-
-def agree(requests_by_rank):
-    """Return the agreement of ranks on their requests."""
-    encoded = [
-        encode_requests(rank=rank, **asdict(requests))
-        for rank, requests in enumerate(requests_by_rank)
-    ]
-    return decode_requests(sum_over_ranks(encoded))
-
-
-@given(requests_by_rank=REQUESTS_BY_RANK)
-def test_training_stops_if_any_rank_requests_it(requests_by_rank):
-    must_stop = any(
-        requests.signal_number is not None or requests.time_is_over
-        for requests in requests_by_rank
-    )
-    assert (agree(requests_by_rank).stop_reason is not None) == must_stop
-
-
-@given(requests_by_rank=REQUESTS_BY_RANK)
-def test_training_saves_if_any_rank_requests_it(requests_by_rank):
-    must_save = any(requests.save_is_due for requests in requests_by_rank)
-    assert agree(requests_by_rank).save_is_due == must_save
+NO_REQUEST = request()
 
 
 def add(controller, step, loss=2.0, *, applied=True, samples=(1,), requests=NO_REQUEST):
@@ -274,8 +181,8 @@ def test_first_of_the_strongest_findings_decides(make_experienced_controller):
 def test_requests_are_read_with_their_step(make_controller):
     controller = make_controller()
     add(controller, 1)
-    add(controller, 2, requests=request(0, save_is_due=True))
-    add(controller, 3, requests=request(0, signal.SIGTERM))
+    add(controller, 2, requests=request(save_is_due=True))
+    add(controller, 3, requests=request(signal_number=signal.SIGTERM))
     decision = controller.check()
     assert decision.worst is None
     assert decision.stop_reason == "SIGTERM on rank 0"
@@ -284,5 +191,5 @@ def test_requests_are_read_with_their_step(make_controller):
 
 def test_time_limit_is_a_reason_to_stop(make_controller):
     controller = make_controller()
-    add(controller, 4, requests=request(0, time_is_over=True))
+    add(controller, 4, requests=request(time_is_over=True))
     assert "time limit" in controller.check().stop_reason

@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 from trainer.health.time_budget import TimeBudget, parse_slurm_time_s, slurm_left_s
 
 START_S = 450.0
-"""Time of the monotonic clock at which the process began, 50 s ago."""
+"""Time of the monotonic clock at which the process began."""
+ELAPSED_S = 50.0
+"""Seconds since then at the beginning of each test."""
+EXIT_S = 2.0
+"""Seconds that every budget reserves to exit."""
+MOMENT_S = 0.1
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Both clocks, which stand still until they are moved."""
-    clock = SimpleNamespace(now_s=START_S + 50)
+    clock = SimpleNamespace(now_s=START_S + ELAPSED_S)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now_s)
     monkeypatch.setattr(time, "time", lambda: clock.now_s + 1e9)
     return clock
@@ -26,19 +31,20 @@ def clock(monkeypatch):
 @pytest.mark.parametrize(
     ("stop_after_s", "job_left_s", "left_s"),
     [
-        (100.0, None, 50),
-        (None, 30.0, 30),
-        (100.0, 30.0, 30),
-        (70.0, 30.0, 20),
+        pytest.param(100.0, None, 50, id="limit of the run"),
+        pytest.param(None, 30.0, 30, id="limit of the job"),
+        pytest.param(100.0, 30.0, 30, id="limit of the job comes first"),
+        pytest.param(70.0, 30.0, 20, id="limit of the run comes first"),
     ],
 )
 def test_budget_ends_in_time_for_a_save(clock, stop_after_s, job_left_s, left_s):
     budget = TimeBudget(stop_after_s, START_S, job_left_s)
-    # One and a half saves of 10 s, and 2 s to exit.
-    clock.now_s += left_s - 17.1
-    assert not budget.is_over(save_s=10.0, evaluation_due=False)
-    clock.now_s += 0.2
-    assert budget.is_over(save_s=10.0, evaluation_due=False)
+    save_s = 10.0
+    # As much as one and a half saves may take.
+    clock.now_s += left_s - 1.5 * save_s - EXIT_S - MOMENT_S
+    assert not budget.is_over(save_s=save_s, evaluation_due=False)
+    clock.now_s += 2 * MOMENT_S
+    assert budget.is_over(save_s=save_s, evaluation_due=False)
 
 
 def test_budget_without_limits_never_ends(clock):
@@ -48,33 +54,52 @@ def test_budget_without_limits_never_ends(clock):
     assert not budget.is_over(save_s=10.0, evaluation_due=False)
 
 
-def test_budget_reserves_time_for_an_evaluation(clock):
-    budget = TimeBudget(100.0, START_S)
-    budget.evaluation_s = 5.0
-    clock.now_s += 50 - 2 - 5 + 0.1
+STOP_AFTER_S = 100.0
+LEFT_S = STOP_AFTER_S - ELAPSED_S
+EVALUATION_S = 5.0
+
+
+@pytest.fixture
+def budget(clock):
+    """A budget of 100 s, of which 50 s are left; its evaluations take 5 s."""
+    budget = TimeBudget(STOP_AFTER_S, START_S)
+    budget.evaluation_s = EVALUATION_S
+    return budget
+
+
+def test_budget_reserves_time_for_an_evaluation(budget, clock):
+    clock.now_s += LEFT_S - EXIT_S - EVALUATION_S + MOMENT_S
     assert not budget.is_over(save_s=0.0, evaluation_due=False)
     assert budget.is_over(save_s=0.0, evaluation_due=True)
 
 
-def test_budget_reserves_time_for_the_slowest_step(clock):
-    budget = TimeBudget(100.0, START_S)
-    budget.step_s.extend([9.0, *[1.0] * 19])
-    budget.evaluation_s = 5.0
-    # Four times the step, as the numbers of some are late, and 2 s to exit.
-    clock.now_s += 50 - 38 - 0.1
+SLOW_STEP_S = 9.0
+STEP_S = 1.0
+RESERVED_STEPS = 4
+"""Steps that a budget reserves, as the numbers of some are late."""
+
+
+def test_budget_reserves_time_for_the_slowest_step(budget, clock):
+    budget.step_s.extend([SLOW_STEP_S, *[STEP_S] * 19])
+    clock.now_s += LEFT_S - RESERVED_STEPS * SLOW_STEP_S - EXIT_S - MOMENT_S
     assert not budget.is_over(save_s=0.0, evaluation_due=False)
     assert budget.is_over(save_s=0.0, evaluation_due=True)
 
 
-def test_budget_forgets_slow_steps(clock):
-    budget = TimeBudget(100.0, START_S)
-    budget.step_s.extend([9.0, *[1.0] * 19])
-    budget.evaluation_s = 5.0
-    budget.step_s.append(1.0)
-    clock.now_s += 50 - 38 - 0.1 + 27
+def test_budget_forgets_slow_steps(budget, clock):
+    budget.step_s.extend([SLOW_STEP_S, *[STEP_S] * 19])
+    budget.step_s.append(STEP_S)  # the slow step is the 21st from the end
+    clock.now_s += LEFT_S - RESERVED_STEPS * STEP_S - EXIT_S - MOMENT_S
     assert not budget.is_over(save_s=0.0, evaluation_due=False)
+    clock.now_s += 2 * MOMENT_S
+    assert budget.is_over(save_s=0.0, evaluation_due=False)
+
+
+def test_budget_after_slow_steps_reserves_an_evaluation(budget, clock):
+    budget.step_s.extend([SLOW_STEP_S, *[STEP_S] * 20])
+    clock.now_s += LEFT_S - RESERVED_STEPS * STEP_S - EXIT_S - EVALUATION_S - MOMENT_S
     assert not budget.is_over(save_s=0.0, evaluation_due=True)
-    clock.now_s += 3
+    clock.now_s += 2 * MOMENT_S
     assert not budget.is_over(save_s=0.0, evaluation_due=False)
     assert budget.is_over(save_s=0.0, evaluation_due=True)
 
@@ -91,6 +116,7 @@ def squeue(monkeypatch):
 
 @pytest.mark.usefixtures("clock")
 def test_end_of_job_is_read_from_the_environment(squeue):
+    # The clock is at 1e9 + 500.
     assert slurm_left_s({"SLURM_JOB_END_TIME": "1000000560.0"}) == 60
     assert slurm_left_s({"SLURM_JOB_END_TIME": "soon"}) is None
     assert squeue.call_count == 0
@@ -105,7 +131,13 @@ def test_end_of_job_is_requested_from_older_slurm(squeue):
 
 
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("environment", [{"SLURM_JOB_ID": "17; rm"}, {}])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({"SLURM_JOB_ID": "17; rm"}, id="not a number"),
+        pytest.param({}, id="no job"),
+    ],
+)
 def test_end_of_job_is_unknown_without_a_job_number(squeue, environment):
     assert slurm_left_s(environment) is None
     assert squeue.call_count == 0
