@@ -15,12 +15,21 @@ from autotune.trials.values import MadeOn
 from testbed.examples.profiles import but
 from testbed.examples.trials import example_records
 from testbed.examples.tuning import example_profile as full_example
-from tests.autotune.report.test_command import _change
+
+VERIFY = ("profile", "verify", "p.toml")
 
 
 @pytest.fixture
 def workdir(workdir_with_data):
+    """Return the working directory with a dataset and a profile of this machine."""
     return workdir_with_data
+
+
+def edit(path, old, new):
+    """Replace a text that a file must contain, once."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
 
 
 def test_show_names_decisions(workdir, says):
@@ -42,7 +51,7 @@ def test_verify_requires_approval_of_the_content(workdir, says):
     assert "is not approved (hash" in says(*verify, code=6)
     says("profile", "approve", "p.toml", "--by", "reviewer")
     says(*verify)
-    _change(workdir / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
+    edit(workdir / "p.toml", "micro_batch_size = 2", "micro_batch_size = 1")
     says(*verify, code=6)
 
 
@@ -53,25 +62,41 @@ def test_verify_compares_every_field(workdir, says):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "code", "field"),
+    ("old", "new", "exit_code", "field"),
     [
-        ("hidden_size = 64", "hidden_size = 32", 6, "model_sha256"),
-        ('device = "cpu"', 'device = "cuda"', 6, "train.device"),
-        ("micro_batch_size = 2", "micro_batch_size = 1", 0, "content"),
-        ('cpu_model = "', 'cpu_model = "Another ', 0, "cpu_model"),
-        ('torch = "', 'torch = "0.', 0, "torch"),
-        ('transformers = "', 'transformers = "0.', 0, "transformers"),
+        pytest.param(
+            "hidden_size = 64", "hidden_size = 32", 6, "model_sha256", id="model"
+        ),
+        pytest.param(
+            'device = "cpu"', 'device = "cuda"', 6, "train.device", id="device"
+        ),
+        pytest.param(
+            "micro_batch_size = 2", "micro_batch_size = 1", 0, "content", id="setting"
+        ),
+        pytest.param(
+            'cpu_model = "', 'cpu_model = "Another ', 0, "cpu_model", id="CPU"
+        ),
+        pytest.param('torch = "', 'torch = "0.', 0, "torch", id="torch"),
+        pytest.param(
+            'transformers = "',
+            'transformers = "0.',
+            0,
+            "transformers",
+            id="transformers",
+        ),
     ],
 )
-def test_verify_names_differences(workdir, capsys, old, new, code, field):
-    _change(workdir / "p.toml", old, new)
-    assert run(["profile", "verify", "p.toml"]) == code
+def test_verify_names_differences(workdir, capsys, old, new, exit_code, field):
+    edit(workdir / "p.toml", old, new)
+    assert run([*VERIFY]) == exit_code
     out, err = capsys.readouterr()
     lines = [line for line in out.splitlines() if line.startswith(field)]
     assert any("differs" in line for line in lines)
+    # Any edit changes the content, which is a warning.
     assert "differs (warning)" in out
     assert "modified since it was written" in out
-    assert (field in err) == bool(code)
+    # Only errors are named on standard error.
+    assert (field in err) == (exit_code != 0)
 
 
 def test_verify_without_dataset_is_not_checkable(workdir, says):
@@ -84,9 +109,6 @@ def test_verify_rejects_another_dataset(workdir, says, make_dataset):
     other = make_dataset([[5, 6, 7]]).rename(workdir / "other")
     verify = ("profile", "verify", "p.toml", "--data", str(other))
     assert "dataset_hash" in says(*verify, code=6)
-
-
-VERIFY = ("profile", "verify", "p.toml")
 
 
 def test_verify_without_trial_log_knows_nothing_of_it(workdir, says):
@@ -125,7 +147,7 @@ def test_edit_with_new_hash_shows_in_trial_log(trial_log, workdir, says):
     probe = profile.evidence.probe.model_copy(update={"feasible_max": 64})
     path.write_text(profile_to_toml(but(profile, evidence={"probe": probe})))
     out = says(*VERIFY)
-    # Whoever edits may write a new hash.
+    # An edit with a new hash leaves the content intact.
     assert "unmodified" in out
     assert "no trial matches evidence.probe.feasible_max = 64" in out
 
@@ -183,8 +205,8 @@ def test_show_key_omits_the_exploration(explored, says):
 )
 def test_show_escapes_control_characters(workdir, says, arguments):
     choice = 'choice = "\\u001b[31m\\u202ebecause"'
-    _change(workdir / "p.toml", 'choice = "because"', choice)
+    edit(workdir / "p.toml", 'choice = "because"', choice)
     created = 'created_utc = "\\u001b]0;x\\u00072026'
-    _change(workdir / "p.toml", 'created_utc = "2026', created)
+    edit(workdir / "p.toml", 'created_utc = "2026', created)
     out = says("profile", "show", "p.toml", *arguments)
     assert all(character.isprintable() or character == "\n" for character in out)

@@ -1,6 +1,6 @@
-"""Exports are loaded by the real libraries, in child processes.
+"""``profile export``, whose files the real libraries load in child processes.
 
-This process never imports them.
+This process never imports them: ``export_programs`` has what the child processes run.
 """
 
 import json
@@ -24,15 +24,12 @@ from trainer.distributed.optimizer import learning_rate
 
 SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
 CUDA = {"device": "cuda", "precision": "bf16"}
-BUCKETED = {"layout": "bucketed", "activation_checkpointing": "selective"}
 VARIANTS = {
-    "fsdp2": (
-        CUDA
-        | {
-            "parallel": ParallelSettings(strategy="fsdp2"),
-            "activation_checkpointing": "full",
-        }
-    ),
+    "fsdp2": {
+        **CUDA,
+        "parallel": ParallelSettings(strategy="fsdp2"),
+        "activation_checkpointing": "full",
+    },
     "zero1": {
         "parallel": ParallelSettings(
             strategy="zero1", bucket_cap_mib=100, static_graph=True
@@ -42,7 +39,11 @@ VARIANTS = {
         "compile": True,
         "data": DataSettings(num_workers=2, prefetch_factor=4),
     },
-    "bucketed": BUCKETED | {"evaluation": EvaluationSettings(interval_steps=9)},
+    "bucketed": {
+        "layout": "bucketed",
+        "activation_checkpointing": "selective",
+        "evaluation": EvaluationSettings(interval_steps=9),
+    },
     "tf32": {
         "device": "cuda",
         "tf32": True,
@@ -55,119 +56,29 @@ VARIANTS = {
     "linear-to-share": {"schedule": "linear", "final_learning_rate_share": 0.25},
     "constant": {"schedule": "constant", "warmup_steps": 0},
 }
-READ = """
-import json, sys, warnings
-from pathlib import Path
-import torch, transformers.training_args as theirs
-from transformers import HfArgumentParser, TrainingArguments, get_scheduler
-# This machine need not have the GPU that settings are for.
-theirs.is_torch_bf16_gpu_available = theirs.is_torch_tf32_available = lambda: True
-theirs.enable_tf32 = lambda on: None
-results = {}
-for path in map(Path, sys.argv[1:]):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(path))
-        TrainingArguments(**json.loads(path.read_text()))
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=arguments.learning_rate)
-    schedule = get_scheduler(
-        arguments.lr_scheduler_type,
-        optimizer,
-        arguments.get_warmup_steps(arguments.max_steps),
-        arguments.max_steps,
-        arguments.lr_scheduler_kwargs,
-    )
-    rates = []
-    for _ in range(arguments.max_steps):
-        rates.append(schedule.get_last_lr()[0])
-        optimizer.step(); schedule.step()
-    results[path.stem] = {
-        "arguments": json.loads(arguments.to_json_string()),
-        "rates": rates,
-        "warnings": [
-            str(warning.message) for warning in caught
-            if issubclass(warning.category, FutureWarning)
-        ],
-    }
-print(json.dumps(results))
-"""
-
-# Runs the code of each export in its order, with stand-ins for the dataset and its
-# tokenizer. Without a GPU, Lightning takes no arguments for one: then only their names
-# are checked.
-RUN = """
-import inspect, json, shutil, sys, types
-from datetime import timedelta
-from pathlib import Path
-import torch
-from accelerate import (
-    Accelerator,
-    DistributedDataParallelKwargs,
-    InitProcessGroupKwargs,
-)
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.state import AcceleratorState
-from accelerate.utils import DDPCommunicationHookType, ProjectConfiguration, set_seed
-from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.utils.data import DataLoader
-from transformers import AutoConfig, AutoModelForMaskedLM, get_scheduler
-from transformers.modeling_layers import GradientCheckpointingLayer
-CONFIG = {
-    "model_type": "bert",
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "vocab_size": 64,
-}
-texts = []
-dataset = [0] * 8
-tokenizer = lambda *_, **__: None
-DataCollatorForLanguageModeling = lambda tokenizer, mlm, mlm_probability: None
-wrapped = types.SimpleNamespace(clip_grad_norm_=lambda max_norm: None)
-self = types.SimpleNamespace(trainer=types.SimpleNamespace(model=wrapped))
-results = {}
-for path in sys.argv[1:]:
-    arguments = json.loads(Path(path).read_text())
-    remarks = json.loads(Path(path).with_suffix(".remarks.json").read_text())
-    names = dict(globals())
-    for call in remarks["calls"]:
-        if "trainer = " not in call or arguments["accelerator"] == "cpu":
-            exec(call, names)
-    groups = names["optimizer"].param_groups
-    result = {"groups": [len(group["params"]) for group in groups]}
-    if "trainer" in names:
-        result["strategy"] = type(names["trainer"].strategy).__name__
-    if "distributed_type" in arguments:
-        result |= load_config_from_file(path).to_dict()
-        result["backend"] = names["accelerator"].state.dynamo_plugin.backend.value
-        AcceleratorState._reset_state(True)
-        shutil.rmtree("runs")
-    else:
-        assert set(arguments) <= set(inspect.signature(Trainer.__init__).parameters)
-    results[path] = result
-print(json.dumps(results))
-"""
+"""Settings of profiles that are exported to transformers, besides the shipped ones."""
+PROGRAMS = Path(__file__).parent / "export_programs"
+LOAD_ARGUMENTS = str(PROGRAMS / "load_arguments.py")
+RUN_CALLS = str(PROGRAMS / "run_calls.py")
 LAUNCHED = {
     "alone": {},
     "compile": {"compile": True, "activation_checkpointing": "full"},
-    "fsdp2": (
-        VARIANTS["fsdp2"]
-        | {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2)}
-    ),
-    "ddp": (
-        CUDA | {"parallel": ParallelSettings(gradient_dtype="bf16", bucket_cap_mib=50)}
-    ),
+    "fsdp2": {
+        **CUDA,
+        "parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2),
+        "activation_checkpointing": "full",
+    },
+    "ddp": {
+        **CUDA,
+        "parallel": ParallelSettings(gradient_dtype="bf16", bucket_cap_mib=50),
+    },
 }
+"""Settings of profiles that are exported to accelerate and Lightning."""
 
 
 def export_to(target, profile, *options):
     """Export a profile, which must succeed."""
-    command = ["profile", "export", str(profile), "--to", target, *options]
-    assert run(command) == 0
+    assert run(["profile", "export", str(profile), "--to", target, *options]) == 0
 
 
 def run_python(directory, *arguments):
@@ -186,9 +97,10 @@ def run_python(directory, *arguments):
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Return what transformers loads from exports, with their profiles.
+    """Return what transformers loads from exports, with their profiles, by name.
 
-    The profiles are all that are shipped, and variants of the example.
+    The profiles are all that are shipped, and variants of the example. One process
+    loads all, as importing transformers takes most of the time.
     """
     directory = tmp_path_factory.mktemp("exports")
     profiles = {path.stem: path for path in SHIPPED}
@@ -200,7 +112,7 @@ def loaded(tmp_path_factory):
     for name, path in profiles.items():
         files.append(str(directory / f"{name}.json"))
         export_to("hf-trainer", path, "--out", files[-1], "--nodes", "2")
-    results = run_python(directory, "-c", READ, *files)
+    results = run_python(directory, LOAD_ARGUMENTS, *files)
     return {
         name: results[name] | {"profile": read_profile(path).profile}
         for name, path in profiles.items()
@@ -208,6 +120,7 @@ def loaded(tmp_path_factory):
 
 
 EXPORTED = [*(path.stem for path in SHIPPED), *VARIANTS]
+"""Names of the results of ``loaded``."""
 
 
 @pytest.mark.parametrize("name", EXPORTED)
@@ -310,45 +223,70 @@ def test_rejects_unknown_target(packed, says):
     assert "hf-trainer" in says(*export, code=2)
 
 
-def test_libraries_run_exported_calls(workdir):
-    files = []
-    for name, changes in LAUNCHED.items():
-        train = {"evaluation": EvaluationSettings(interval_steps=9), **changes}
-        profile = workdir / f"{name}.toml"
-        profile.write_text(profile_to_toml(but(example_profile(), train=train)))
-        ranks_by_target = {
-            "accelerate": 4 if "device" in changes else 1,
-            "lightning": 1 if name == "alone" else 4,
-        }
-        for target, ranks in ranks_by_target.items():
-            file = f"{target}-{name}.json"
-            export_to(target, profile, "--out", file, "--ranks", str(ranks))
-            files.append(file)
-    (workdir / "run.py").write_text(RUN)
-    results = run_python(workdir, "run.py", *files)
-    assert all(0 not in result["groups"] for result in results.values())
-    types = [
-        results[f"accelerate-{name}.json"]["distributed_type"] for name in LAUNCHED
-    ]
-    assert types == ["NO", "NO", "FSDP", "MULTI_GPU"]
-    parallelism = results["accelerate-fsdp2.json"]["parallelism_config"]
+def export_launched(directory, name, target, ranks):
+    """Export a profile of ``LAUNCHED``; return the path of its file of settings."""
+    train = {"evaluation": EvaluationSettings(interval_steps=9), **LAUNCHED[name]}
+    profile = directory / f"{name}.toml"
+    profile.write_text(profile_to_toml(but(example_profile(), train=train)))
+    file = str(directory / f"{target}-{name}.json")
+    export_to(target, profile, "--out", file, "--ranks", str(ranks))
+    return file
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Return what the code of exports makes, by target and name of the profile.
+
+    One process runs the code of all, as importing the libraries takes most of the time.
+    """
+    directory = tmp_path_factory.mktemp("calls")
+    files = {}
+    for name, train in LAUNCHED.items():
+        # On CPUs, accelerate launches one process only.
+        ranks = 4 if "device" in train else 1
+        files["accelerate", name] = export_launched(
+            directory, name, "accelerate", ranks
+        )
+        ranks = 1 if name == "alone" else 4
+        files["lightning", name] = export_launched(directory, name, "lightning", ranks)
+    results = run_python(directory, RUN_CALLS, *files.values())
+    return {key: results[file] for key, file in files.items()}
+
+
+def test_exported_optimizer_has_both_groups(ran):
+    # Parameters with weight decay and without.
+    assert all(0 not in result["groups"] for result in ran.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "distributed_type"),
+    [("alone", "NO"), ("compile", "NO"), ("fsdp2", "FSDP"), ("ddp", "MULTI_GPU")],
+)
+def test_accelerate_reads_its_distributed_type(ran, name, distributed_type):
+    assert ran["accelerate", name]["distributed_type"] == distributed_type
+
+
+def test_accelerate_reads_copies_of_the_weights(ran):
+    parallelism = ran["accelerate", "fsdp2"]["parallelism_config"]
     assert parallelism["parallelism_config_dp_replicate_size"] == 2
-    strategies = [
-        results[f"lightning-{name}.json"].get("strategy") for name in LAUNCHED
-    ]
-    assert strategies == ["SingleDeviceStrategy", "DDPStrategy", None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("alone", "SingleDeviceStrategy"),
+        ("compile", "DDPStrategy"),
+        # Without a GPU, no Trainer for one is made.
+        ("fsdp2", None),
+        ("ddp", None),
+    ],
+)
+def test_lightning_makes_its_strategy(ran, name, strategy):
+    assert ran["lightning", name].get("strategy") == strategy
 
 
 def test_accelerate_launches_exported_calls(workdir):
-    train = {
-        "evaluation": EvaluationSettings(interval_steps=9),
-        **LAUNCHED["compile"],
-    }
-    profile = workdir / "compile.toml"
-    profile.write_text(profile_to_toml(but(example_profile(), train=train)))
-    file = "accelerate-compile.json"
-    export_to("accelerate", profile, "--out", file, "--ranks", "1")
-    (workdir / "run.py").write_text(RUN)
+    file = export_launched(workdir, "compile", "accelerate", ranks=1)
     launch = ("-m", "accelerate.commands.launch", "--config_file", file)
-    results = run_python(workdir, *launch, "run.py", file)
+    results = run_python(workdir, *launch, RUN_CALLS, file)
     assert results[file]["backend"] == "INDUCTOR"

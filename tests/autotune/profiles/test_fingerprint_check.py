@@ -3,12 +3,11 @@ import pytest
 from autotune.profiles.decide.fingerprint_check import compare_fingerprints
 from testbed.examples.profiles import FINGERPRINT
 
-
-def found_by(comparison):
-    return [check.found for check in comparison]
-
-
 ON_GPU = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
+
+
+def severities(checks):
+    return [check.found for check in checks]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ ON_GPU = FINGERPRINT.model_copy(update={"gpu_total_bytes": 100})
 )
 def test_severity_of_a_difference(change, severity):
     other = ON_GPU.model_copy(update=change)
-    assert found_by(compare_fingerprints(ON_GPU, other)) == [severity]
+    assert severities(compare_fingerprints(ON_GPU, other)) == [severity]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_severity_of_a_difference(change, severity):
 )
 def test_severity_of_a_difference_to_a_replay(change, severity):
     other = ON_GPU.model_copy(update=change)
-    assert found_by(compare_fingerprints(ON_GPU, other, replayed=True)) == [severity]
+    assert severities(compare_fingerprints(ON_GPU, other, replayed=True)) == [severity]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def resting_on(records, **changes):
 
 
 def with_probe(profile, **figures):
+    """Return the profile with other figures of its probe."""
     probe = profile.evidence.probe.model_copy(update=figures)
     return but(profile, evidence={"probe": probe})
 
@@ -73,9 +74,21 @@ def test_trial_log_without_own_trials_says_nothing(records):
 @pytest.mark.parametrize(
     ("figures", "unfounded"),
     [
-        ({"feasible_max": 64}, "evidence.probe.feasible_max = 64 with its peak"),
-        ({"feasible_peak_bytes": 1}, "evidence.probe.feasible_max = 2 with its peak"),
-        ({"infeasible_min": 65}, "evidence.probe.infeasible_min = 65"),
+        pytest.param(
+            {"feasible_max": 64},
+            "evidence.probe.feasible_max = 64 with its peak",
+            id="largest size",
+        ),
+        pytest.param(
+            {"feasible_peak_bytes": 1},
+            "evidence.probe.feasible_max = 2 with its peak",
+            id="its peak",
+        ),
+        pytest.param(
+            {"infeasible_min": 65},
+            "evidence.probe.infeasible_min = 65",
+            id="out of memory",
+        ),
     ],
 )
 def test_names_unfounded_memory_figure(figures, unfounded):
@@ -108,16 +121,19 @@ def test_names_unfounded_rates():
 
 
 def with_figures(record, figures):
+    """Return a measured trial with other figures."""
     outcome = {"kind": "measured", "figures": record.outcome["figures"] | figures}
     return record.model_copy(update={"outcome": outcome})
 
 
 STEP = EXAMPLE[2]
+"""Trial of a step of micro-batch size 1."""
 
 
 @pytest.mark.parametrize(
     "figures",
     [{"step_s": ["x"]}, {"padded_tokens_per_step": "x"}, {"peak_bytes": []}],
+    ids=["times", "tokens", "peak"],
 )
 def test_record_with_hostile_figures_is_no_trial(figures):
     assert TrialRecord.of(STEP.model_dump(mode="json")) == STEP
@@ -125,7 +141,7 @@ def test_record_with_hostile_figures_is_no_trial(figures):
     assert TrialRecord.of(hostile) is None
 
 
-@pytest.mark.parametrize("step_s", [[], [0]])
+@pytest.mark.parametrize("step_s", [[], [0]], ids=["no steps", "no time"])
 def test_step_without_time_gives_no_rate(step_s):
     records = (*EXAMPLE[:2], with_figures(STEP, {"step_s": step_s}), *EXAMPLE[3:])
     unfounded = check_trial_log(resting_on(EXAMPLE), records).unfounded
