@@ -237,14 +237,15 @@ def _request(model: str, settings: Sequence[str]) -> TraceRequest:
 def _traced(model: str, settings: Sequence[str]) -> tuple[SpeedPrediction, StepWork]:
     request, rates = _request(model, settings), data_sheet_rates(H100_SXM.name)
     assert rates is not None
-    trace, _ = trace_steps(
+    traced = trace_steps(
         request.config,
         VOCAB_SIZE,
         DEFAULT_SPECIAL_IDS,
         documents_per_sequence=DOCUMENTS,
     )
-    assert trace.work is not None
-    return predict_speed(trace.work, rates, request.config), trace.work
+    work = traced.trace.work
+    assert work is not None
+    return predict_speed(work, rates, request.config), work
 
 
 def _variant(name: str) -> dict[str, float | None]:

@@ -508,13 +508,13 @@ def compare_published(published: Published) -> dict[str, Any]:
         ):
             # A causal query sees half of the positions, like one in documents of half
             # the length.
-            trace, _ = trace_steps(
+            traced = trace_steps(
                 config.model_copy(update=sizes),
                 published.vocab_size,
                 DEFAULT_SPECIAL_IDS,
                 documents_per_sequence=2.0 if published.causal else 1.0,
             )
-        seconds.append(predict_speed(trace.work, rates, config).step_s.value)
+        seconds.append(predict_speed(traced.trace.work, rates, config).step_s.value)
     further = seconds[1] - seconds[0] if len(seconds) > 1 else 0.0
     step_s = seconds[0] + (published.accumulation - 1) * further
     predicted = (
@@ -548,13 +548,13 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
             config = config_of(
                 step["model"], step["micro_batch_size"], step["settings"]
             )
-            trace, _ = trace_steps(
+            traced = trace_steps(
                 config,
                 VOCAB_SIZE,
                 DEFAULT_SPECIAL_IDS,
                 documents_per_sequence=DOCUMENTS,
             )
-            speed = predict_speed(trace.work, rates, config)
+            speed = predict_speed(traced.trace.work, rates, config)
             predicted_s = speed.step_s.value
             row = {
                 key: step[key]

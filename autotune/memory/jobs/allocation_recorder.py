@@ -1,8 +1,8 @@
 """Recorder of a computation on the meta device.
 
 It records every new storage with its owner and its release, and the kernels. Nothing is
-computed. Allocations inside of operators are invisible here; a device's
-rules list its kernels' requests.
+computed. Allocations inside of operators are invisible on this device; ``kernels`` has
+a device's rules for them.
 """
 
 import functools
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -25,12 +24,10 @@ from autotune.speed.values import StepWork
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A block that a kernel allocates and releases.
-
-    0 bytes if it needs none at this size.
-    """
+    """A block that a kernel allocates and releases."""
 
     size_bytes: int
+    """0 if the kernel needs no such block at this size."""
 
 
 OUTPUTS = Block(0)
@@ -63,8 +60,9 @@ class _LiveBlock:
 class AllocationRecorder(TorchDispatchMode):
     """Recorder of all allocations and kernels in its ``with`` block.
 
-    ``within`` maps operators to what they allocate internally; ``document_tokens`` is
-    the mean length of a document.
+    Args:
+        within: What operators allocate internally.
+        document_tokens: Mean length of a document.
     """
 
     def __init__(
@@ -82,18 +80,21 @@ class AllocationRecorder(TorchDispatchMode):
         self._streams: list[int] = []
         self._owners: list[str] = []
         self._events: list[int] = []
+        """Allocations and releases, as in ``Trace.events``."""
         self._live: dict[int, _LiveBlock] = {}
         """Allocations that are not released, by the address of their storage."""
         self._repeats_from = 0
         self._paused = False
         self._forward_from = 0
+        """Number of the first allocation of this forward."""
         self._allocates_nothing: dict[Any, bool] = {}
         """By operator: True for views and operators in place."""
         self._shapes: dict[Any, list[Any]] = {}
         """Shapes of results, by operator and arguments."""
         self._single: set[Any] = set()
         """Operators that return a tensor, not several."""
-        _references_of_gradient()  # counted before any mode is on
+        # Fills the cache: references must be counted before any mode is on.
+        _references_of_gradient()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -137,14 +138,15 @@ class AllocationRecorder(TorchDispatchMode):
             if block is OUTPUTS:
                 yield
             elif block in held:
-                self._events.append(-1 - held.pop(block))
+                self._events.append(_release_of(held.pop(block)))
             else:
                 held[block] = self._record(block.size_bytes, Term.TEMPORARIES)
 
     def transient(self, size_bytes: int) -> None:
         """Record a block that is released at once."""
         if size_bytes:
-            self._events.append(-1 - self._record(size_bytes, Term.TEMPORARIES))
+            number = self._record(size_bytes, Term.TEMPORARIES)
+            self._events.append(_release_of(number))
 
     def _record(self, size_bytes: int, term: str) -> int:
         """Record an allocation, and return its number."""
@@ -155,13 +157,28 @@ class AllocationRecorder(TorchDispatchMode):
         self._events.append(number)
         return number
 
-    def owned_by(self, owner: str, stream: int = 0) -> AbstractContextManager[object]:
+    @contextmanager
+    def owned_by(self, owner: str, stream: int = 0) -> Iterator[None]:
         """Record allocations within the block as this owner's, on this stream."""
-        return mock.patch.multiple(self, owner=owner, stream=stream)
+        outer_owner = self.owner
+        outer_stream = self.stream
+        self.owner = owner
+        self.stream = stream
+        try:
+            yield
+        finally:
+            self.owner = outer_owner
+            self.stream = outer_stream
 
-    def paused(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
         """Record no allocations within the block, except tensors passed to ``keep``."""
-        return mock.patch.object(self, "_paused", new=True)
+        was_paused = self._paused
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = was_paused
 
     def keep(self, results: Any) -> None:
         """Record tensors that were computed while recording was paused."""
@@ -177,7 +194,7 @@ class AllocationRecorder(TorchDispatchMode):
         for tensor in tensors:
             live = self._live.pop(_storage_key(tensor), None)
             if live is not None:
-                self._events.append(-1 - live.number)
+                self._events.append(_release_of(live.number))
 
     def relabel(self, tensors: Sequence[torch.Tensor], term: str) -> None:
         """Set the term of the blocks of some tensors."""
@@ -282,12 +299,17 @@ class AllocationRecorder(TorchDispatchMode):
             events: list[int] = self._events,
         ) -> None:
             if live.pop(key, None) is not None:
-                events.append(-1 - number)
+                events.append(_release_of(number))
 
         self._live[key] = _LiveBlock(
             storage=weakref.ref(storage, release), number=number
         )
         return size_bytes == tensor.element_size() * tensor.numel()
+
+
+def _release_of(number: int) -> int:
+    """Return the event of the release of an allocation."""
+    return -1 - number
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
@@ -375,10 +397,14 @@ def own_by_module(
 ) -> None:
     """Let the innermost module that is being called own all allocations.
 
-    It does so until the hooks are removed.
+    Allocations that the whole model makes outside of its parts are inputs before its
+    encoder, and the loss after it.
 
-    Allocations by ``module``, the whole model, itself are inputs before its encoder and
-    the loss after it; allocations by parts of ``head`` are the head's.
+    Args:
+        recorder: Recorder of the allocations.
+        module: The whole model.
+        head: Parts of the model's head, which own their allocations as the head.
+        hooks: Stack that removes the hooks.
     """
     owners: WeakIdKeyDictionary = WeakIdKeyDictionary(
         {part: activations_of(part) for part in module.modules()}

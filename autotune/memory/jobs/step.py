@@ -5,6 +5,7 @@ Sequences are random and full.
 
 import contextlib
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,77 +51,110 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         rendezvous=local.get("rendezvous"),
     )
     # Joining has allocated its memory by now, the model has not.
-    used: int | list[int] | None = local.get("device_used_before_bytes")
-    before_bytes = used[ranks.local_rank] if isinstance(used, list) else used
-    # On a GPU, the workspaces that are there by now stay, as in training.
-    budget = enforce(
-        request.memory_budget_bytes, ranks, before_bytes, clean=config.device == "cpu"
-    )
-    step_s, loss, flops = _take_steps(request, ranks)
+    budget = _enforce_budget(request, ranks, local.get("device_used_before_bytes"))
+    steps = take_steps(request, ranks)
     budget.check()
-    figures = _gather_figures(ranks, budget, step_s, loss)
-    figures["model_flops_per_step"] = ranks.all_reduce_sum(flops)[0]
+    figures = gather_figures(ranks, budget, steps, warmup_steps=request.warmup_steps)
     leave_ranks(together=True)
-    sequences_per_step = (
-        ranks.world_size
-        * gradient_accumulation_steps(config, ranks.world_size)
-        * config.micro_batch_size
+    return figures | {"padded_tokens_per_step": _padded_tokens_per_step(config, ranks)}
+
+
+def _enforce_budget(
+    request: StepRequest, ranks: Ranks, device_used_before_bytes: int | list[int] | None
+) -> Budget:
+    if isinstance(device_used_before_bytes, list):
+        device_used_before_bytes = device_used_before_bytes[ranks.local_rank]
+    return enforce(
+        request.memory_budget_bytes,
+        ranks,
+        device_used_before_bytes,
+        # On a GPU, the workspaces that are there by now stay, as in training.
+        clean=request.config.device == "cpu",
     )
-    figures["step_s"] = figures["step_s"][request.warmup_steps :]
-    figures["padded_tokens_per_step"] = sequences_per_step * config.seq_length_tokens
-    return figures
 
 
-def _take_steps(request: StepRequest, ranks: Ranks) -> tuple[list[float], float, float]:
-    """Return the seconds of each step, the last loss, and this rank's FLOPs a step."""
+def _padded_tokens_per_step(config: TrainConfig, ranks: Ranks) -> int:
+    """Return the tokens of a step on all ranks."""
+    micro_batches = ranks.world_size * gradient_accumulation_steps(
+        config, ranks.world_size
+    )
+    return micro_batches * config.micro_batch_size * config.seq_length_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsTaken:
+    """Measurements of one rank's optimizer steps."""
+
+    step_s: list[float]
+    """Duration of each step, warm-up included."""
+    loss: float
+    """Loss of the last step."""
+    model_flops_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TimedStep:
+    """Events between which the device took a step."""
+
+    began: DeviceEvent
+    ended: DeviceEvent
+
+
+def take_steps(request: StepRequest, ranks: Ranks) -> StepsTaken:
+    """Build the model, and take and time the requested steps on this rank."""
     config = request.config
     training = build_training(config, request.vocab_size, request.special_ids, ranks)
-    steps = request.warmup_steps + request.timed_steps
-    pinned = config.device == "cuda" and config.data.pin_memory
+    step_count = request.warmup_steps + request.timed_steps
     prepared = [
-        _batches(request, ranks, pinned=pinned) for _ in range(min(steps, PREPARED))
+        _batches_of_step(request, ranks) for _ in range(min(step_count, PREPARED))
     ]
-    # As a training begins.
+    # The trainer, too, does both before its first step.
     make_optimizer_state(training)
     training.step.rehearse(prepared[0][0])
-    began: list[DeviceEvent] = []
-    ended: list[DeviceEvent] = []
-    for number in range(steps):
+    timed: list[_TimedStep] = []
+    for number in range(step_count):
         batches = prepared[number % PREPARED]
-        if len(ended) >= IN_FLIGHT:
+        if len(timed) >= IN_FLIGHT:
             # No further ahead of the device than the trainer.
-            ended[-IN_FLIGHT].wait()
-        ranks.all_reduce_sum(0.0)  # ranks begin together
-        began.append(mark(ranks.device))
+            timed[-IN_FLIGHT].ended.wait()
+        # An all-reduce makes the ranks begin together.
+        ranks.all_reduce_sum(0.0)
+        began = mark(ranks.device)
         result = training.step.run(batches, learning_rate(config, number))
-        ended.append(mark(ranks.device))
-        # The last step starts after an evaluation, those before after steps.
-        if number in (request.warmup_steps - 1, steps - 1):
-            _evaluate(training, batches[0], config, ranks.device)
-    loss = float(result.loss)  # waits for the device
-    flops = sum(
-        training.work.step_flops(batch.tokens_N.numpy(), batch.predicted_tokens)
-        for batch in prepared[0]
+        timed.append(_TimedStep(began=began, ended=mark(ranks.device)))
+        # In a trial of whether a size fits, which has a step of each, an evaluation
+        # follows both: a step after an evaluation may need other blocks of memory.
+        if number in (request.warmup_steps - 1, step_count - 1):
+            evaluate_once(training, batches[0], config, ranks.device)
+    # Waits for the device; only then have all events a time.
+    loss = float(result.loss)
+    return StepsTaken(
+        step_s=[step.ended.seconds_since(step.began) for step in timed],
+        loss=loss,
+        model_flops_per_step=sum(
+            training.work.step_flops(batch.tokens_N.numpy(), batch.predicted_tokens)
+            for batch in prepared[0]
+        ),
     )
-    step_s = [end.seconds_since(begin) for begin, end in zip(began, ended, strict=True)]
-    return step_s, loss, flops
 
 
-def _batches(request: StepRequest, ranks: Ranks, *, pinned: bool) -> list[MicroBatch]:
-    """Return the micro-batches of a step."""
+def _batches_of_step(request: StepRequest, ranks: Ranks) -> list[MicroBatch]:
+    """Return the micro-batches of a step, pinned if the trainer pins them."""
+    config = request.config
+    is_pinned = config.device == "cuda" and config.data.pin_memory
     batches = []
-    for _ in range(gradient_accumulation_steps(request.config, ranks.world_size)):
+    for _ in range(gradient_accumulation_steps(config, ranks.world_size)):
         batch = fullest_batch(
-            request.config,
+            config,
             request.vocab_size,
             request.special_ids,
             documents_per_sequence=request.documents_per_sequence,
         )
-        batches.append(batch.pin_memory() if pinned else batch)
+        batches.append(batch.pin_memory() if is_pinned else batch)
     return batches
 
 
-def _evaluate(
+def evaluate_once(
     training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device
 ) -> None:
     """Evaluate as the trainer does: a size that fits also holds such a batch."""
@@ -136,34 +170,43 @@ def _evaluate(
     training.module.train()
 
 
-def _gather_figures(
-    ranks: Ranks, budget: Budget, step_s: list[float], loss: float
+def gather_figures(
+    ranks: Ranks, budget: Budget, steps: StepsTaken, *, warmup_steps: int
 ) -> dict[str, Any]:
-    """Return the job's figures.
+    """Return the figures of all ranks, each of which calls this.
 
     A step takes as long as its slowest rank, and fits if it fits on the fullest one.
+
+    Args:
+        ranks: Ranks, of which this process is one.
+        budget: Memory budget of this rank.
+        steps: Steps of this rank.
+        warmup_steps: Number of steps to leave out of ``step_s``.
 
     Raises:
         ValueError: If ranks took different numbers of steps, or the loss is not finite.
     """
     peaks = [round(peak) for peak in ranks.all_gather_float(budget.peak_bytes())]
-    step_counts = {round(steps) for steps in ranks.all_gather_float(len(step_s))}
+    step_count = len(steps.step_s)
+    step_counts = {round(count) for count in ranks.all_gather_float(step_count)}
     if len(step_counts) > 1:
         raise ValueError(
             f"ranks took different numbers of steps: {sorted(step_counts)}"
         )
-    if not math.isfinite(loss):
-        raise ValueError(f"the loss is {loss}")
-    slowest_s = ranks.all_reduce_max(*step_s)
+    if not math.isfinite(steps.loss):
+        raise ValueError(f"the loss is {steps.loss}")
+    slowest_s = ranks.all_reduce_max(*steps.step_s)
     non_pytorch_bytes = budget.non_pytorch_bytes
     if non_pytorch_bytes is not None:
         non_pytorch_bytes = round(ranks.all_reduce_max(non_pytorch_bytes)[0])
+    (model_flops_per_step,) = ranks.all_reduce_sum(steps.model_flops_per_step)
     return {
-        "optimizer_steps": len(step_s),
-        "step_s": slowest_s,
+        "optimizer_steps": step_count,
+        "step_s": slowest_s[warmup_steps:],
         "peak_bytes": max(peaks),
         "peak_bytes_by_rank": peaks,
         "non_pytorch_bytes": non_pytorch_bytes,
         "local_ranks": ranks.local_world_size,
-        "loss": loss,
+        "loss": steps.loss,
+        "model_flops_per_step": model_flops_per_step,
     }

@@ -1,13 +1,14 @@
 """The ``trace`` job: the allocations of one rank's training steps.
 
 Model, loss and step are the trainer's; only the tensors are without content, on the
-meta device. Behaviour that depends on the device comes from ``DeviceRules``. Shapes: K
-positions that the head computes, V tokens of the vocabulary.
+meta device. Behaviour that depends on the device comes from ``DeviceRules``. Shapes: N
+documents of a micro-batch.
 """
 
 import contextlib
 import importlib
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 from unittest import mock
 
@@ -16,9 +17,12 @@ import torch
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder, own_by_module
 from autotune.memory.jobs.compiled import Compiled
 from autotune.memory.jobs.device_rules import DeviceRules
+from autotune.memory.jobs.fused_loss import fused_loss
+from autotune.memory.jobs.gradient_buckets import GradientBuckets
 from autotune.memory.jobs.kernels import within_kernels
-from autotune.memory.jobs.shards import GradientBuckets, Shards, keep_largest_part
+from autotune.memory.jobs.shards import Shards
 from autotune.memory.jobs.worst_case import fullest_batch
+from autotune.memory.jobs.zero1 import keep_largest_part
 from autotune.memory.values import Term, Trace, TraceRequest
 from autotune.speed.values import StepWork
 from trainer.build import Training, build_training
@@ -44,21 +48,44 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """
     figures: dict[str, Any] = {"traces": []}
     for size in measured["sizes"]:
-        config = measured["config"] | {
-            "micro_batch_size": size,
-            "global_batch_size": size * measured["micro_batches"] * measured["ranks"],
-        }
-        request = TraceRequest.of(measured | {"config": config})
-        trace, model = trace_steps(
-            request.config,
-            request.vocab_size,
-            request.special_ids,
-            documents_per_sequence=request.documents_per_sequence,
-            ranks=request.ranks,
-        )
-        figures["traces"].append(trace.to_json())
-        figures |= model
+        steps = _trace_size(measured, size)
+        figures["traces"].append(steps.trace.to_json())
+        figures |= asdict(steps.model)
     return figures
+
+
+def _trace_size(measured: dict[str, Any], size: int) -> "TracedSteps":
+    """Trace one micro-batch size of a request."""
+    config = measured["config"] | {
+        "micro_batch_size": size,
+        "global_batch_size": size * measured["micro_batches"] * measured["ranks"],
+    }
+    request = TraceRequest.of(measured | {"config": config})
+    return trace_steps(
+        request.config,
+        request.vocab_size,
+        request.special_ids,
+        documents_per_sequence=request.documents_per_sequence,
+        ranks=request.ranks,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModel:
+    """Facts of a model that was built for a trace."""
+
+    parameters: int
+    attention: str
+    """Attention of the model: ``varlen``, ``sdpa`` and so on."""
+    attention_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSteps:
+    """Trace of a model's first steps."""
+
+    trace: Trace
+    model: TracedModel
 
 
 def trace_steps(
@@ -68,85 +95,152 @@ def trace_steps(
     *,
     documents_per_sequence: float = 1.0,
     ranks: int = 1,
-) -> tuple[Trace, dict[str, Any]]:
+) -> TracedSteps:
     """Trace the building of a model and its first optimizer steps.
 
-    They are those of one of ``ranks`` ranks. An evaluation before the last step leaves
-    other blocks of a GPU's memory free, which then serve that step.
-
-    Returns:
-        The trace; ``parameters``, ``attention`` and ``attention_reason`` of the model.
+    They are those of one of ``ranks`` ranks.
     """
     fullest = fullest_batch(
         config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence
     )
-    lengths_N = fullest.tokens_N.numpy()
-    mean_document_tokens = float(attended_pairs(lengths_N, None) / lengths_N.sum())
     recorder = AllocationRecorder(
-        within_kernels(config.device, config.attention), mean_document_tokens
+        within_kernels(config.device, config.attention), _mean_document_tokens(fullest)
     )
     rules = DeviceRules(
         config.device, bf16=config.precision == "bf16", recorder=recorder
     )
-    this_rank = Ranks(
-        rank=0, local_rank=0, local_world_size=1, world_size=1, device=META
-    )
     micro_batches = gradient_accumulation_steps(config, ranks)
-    with contextlib.ExitStack() as inside:
+    with contextlib.ExitStack() as hooks:
         for context in (recorder, rules, multi_tensor_kernels_on_meta()):
-            inside.enter_context(context)
-        # The share of one rank, whose training knows of no others.
-        own_config = config.model_copy(
-            update={"global_batch_size": micro_batches * config.micro_batch_size}
-        )
-        training = build_training(own_config, vocab_size, special_ids, this_rank)
+            hooks.enter_context(context)
+        training = _build_alone(config, vocab_size, special_ids, micro_batches)
         _replace_kernels(training, config, recorder)
         training.module.autocast = rules.autocast
-        parameters = [
-            parameter
-            for parameter in training.module.parameters()
-            if parameter.requires_grad
-        ]
         own_by_module(
-            recorder, training.module, model_head(training.module.model), inside
+            recorder, training.module, model_head(training.module.model), hooks
         )
-        _label_phases(training, parameters, recorder, inside)
+        _label_phases(training, recorder, hooks)
         sharing = _share_with_ranks(
-            training, config, ranks, recorder, inside, bf16=rules.bf16
+            training, config, ranks, recorder, hooks, bf16=rules.bf16
         )
         recorder.owner = Term.OPTIMIZER
         make_optimizer_state(training)
-
-        def batches(count: int) -> list[MicroBatch]:
-            recorder.owner = Term.INPUTS
-            for part in sharing:
-                part.step_begins(count)
-            return [fullest.to(META) for _ in range(count)]
-
-        training.step.rehearse(batches(1)[0])
+        steps = _Steps(
+            training=training,
+            config=config,
+            micro_batches=micro_batches,
+            batch=fullest,
+            sharing=sharing,
+            recorder=recorder,
+        )
+        steps.rehearse()
         if config.device == "cuda":
-            first_batches = batches(micro_batches)
-            training.step.run(first_batches, config.learning_rate)
-            shards = [part for part in sharing if isinstance(part, Shards)]
-            _evaluate(training, first_batches[0], shards)
-            # Or they would take memory in the last step.
-            del first_batches
+            steps.take_one_and_evaluate()
         recorder.marks_repetition()
-        training.step.run(batches(micro_batches), config.learning_rate)
+        steps.take_one()
     attention = training.module.attention
-    model = {
-        "parameters": training.work.parameters,
-        "attention": attention.kind,
-        "attention_reason": attention.reason,
-    }
-    flops = training.work.step_flops(lengths_N, fullest.predicted_tokens)
-    work = StepWork(
+    work = _work_of_step(training, config, micro_batches, fullest, recorder)
+    return TracedSteps(
+        trace=recorder.trace(work, fullest.predicted_tokens),
+        model=TracedModel(
+            parameters=training.work.parameters,
+            attention=attention.kind,
+            attention_reason=attention.reason,
+        ),
+    )
+
+
+def _mean_document_tokens(batch: MicroBatch) -> float:
+    """Return the mean length of the documents that tokens are in."""
+    lengths_N = batch.tokens_N.numpy()
+    return float(attended_pairs(lengths_N, None) / lengths_N.sum())
+
+
+def _build_alone(
+    config: TrainConfig, vocab_size: int, special_ids: SpecialIds, micro_batches: int
+) -> Training:
+    """Build the training of one rank on the meta device, as if there were no others."""
+    rank = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
+    # The share of one rank.
+    rank_config = config.model_copy(
+        update={"global_batch_size": micro_batches * config.micro_batch_size}
+    )
+    return build_training(rank_config, vocab_size, special_ids, rank)
+
+
+def _work_of_step(
+    training: Training,
+    config: TrainConfig,
+    micro_batches: int,
+    batch: MicroBatch,
+    recorder: AllocationRecorder,
+) -> StepWork:
+    """Return the kernels and FLOPs of the last step."""
+    flops = training.work.step_flops(batch.tokens_N.numpy(), batch.predicted_tokens)
+    return StepWork(
         micro_batch_size=config.micro_batch_size,
-        padded_tokens=micro_batches * fullest.ids_BS.numel(),
+        padded_tokens=micro_batches * batch.ids_BS.numel(),
         model_flops=micro_batches * flops,
         kernels=tuple(recorder.kernels.counts.items()),
     )
-    return recorder.trace(work, fullest.predicted_tokens), model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """Steps of one rank, each on copies of the same micro-batch.
+
+    No variable may keep a copy beyond its step, or the copy would take memory in the
+    next one.
+    """
+
+    training: Training
+    config: TrainConfig
+    micro_batches: int
+    """Micro-batches of a step."""
+    batch: MicroBatch
+    sharing: Sequence[GradientBuckets | Shards]
+    recorder: AllocationRecorder
+
+    def rehearse(self) -> None:
+        """Rehearse a step, as the trainer does before its first one."""
+        self.training.step.rehearse(self._begin(1)[0])
+
+    def take_one(self) -> None:
+        """Take an optimizer step."""
+        # No name for the micro-batches: they are released before the step's result.
+        self.training.step.run(
+            self._begin(self.micro_batches), self.config.learning_rate
+        )
+
+    def take_one_and_evaluate(self) -> None:
+        """Take an optimizer step, then evaluate one of its micro-batches.
+
+        The evaluation leaves other blocks of a GPU's memory free, which then serve the
+        next step.
+        """
+        batches = self._begin(self.micro_batches)
+        self.training.step.run(batches, self.config.learning_rate)
+        self._evaluate(batches[0])
+
+    def _begin(self, micro_batches: int) -> list[MicroBatch]:
+        """Begin a step, and return its micro-batches on the meta device."""
+        self.recorder.owner = Term.INPUTS
+        for part in self.sharing:
+            part.step_begins(micro_batches)
+        return [self.batch.to(META) for _ in range(micro_batches)]
+
+    def _evaluate(self, batch: MicroBatch) -> None:
+        # An evaluation gathers weights, and has no gradients for buckets.
+        shards = [part for part in self.sharing if isinstance(part, Shards)]
+        for part in shards:
+            part.forward_begins()
+        module = self.training.module
+        module.eval()
+        with torch.no_grad():
+            module.evaluate(batch)
+        module.train()
+        for part in shards:
+            part.evaluation_ended()
 
 
 def _share_with_ranks(
@@ -154,15 +248,16 @@ def _share_with_ranks(
     config: TrainConfig,
     ranks: int,
     recorder: AllocationRecorder,
-    inside: contextlib.ExitStack,
+    hooks: contextlib.ExitStack,
     *,
     bf16: bool,
 ) -> list[GradientBuckets | Shards]:
-    """Share the work between ranks as the strategy does, until the stack is closed."""
+    """Share the work between ranks as the strategy does, until hooks are removed."""
     buckets = GradientBuckets(training.module, config, recorder)
     if ranks == 1:
         return [buckets]
-    training.optimizer.zero_grad(set_to_none=True)  # DDP keeps them in its buckets
+    # With several ranks, gradients are kept in DDP's buckets.
+    training.optimizer.zero_grad(set_to_none=True)
     if config.parallel.strategy == "fsdp2":
         shards = Shards(
             training,
@@ -172,9 +267,9 @@ def _share_with_ranks(
             bf16=bf16,
             sent=DTYPES[config.parallel.gradient_dtype],
         )
-        shards.keep(inside)
+        shards.keep(hooks)
         return [buckets, shards]
-    buckets.keep(inside)
+    buckets.keep(hooks)
     if config.parallel.strategy == "zero1":
         keep_largest_part(
             training.optimizer, ranks, keeps_gradients=training.step.keeps_gradients
@@ -182,26 +277,16 @@ def _share_with_ranks(
     return [buckets]
 
 
-def _evaluate(training: Training, batch: MicroBatch, shards: Sequence[Shards]) -> None:
-    for part in shards:
-        part.forward_begins()
-    training.module.eval()
-    with torch.no_grad():
-        training.module.evaluate(batch)
-    training.module.train()
-    for part in shards:
-        part.evaluation_ended()
-
-
 def _replace_kernels(
     training: Training, config: TrainConfig, recorder: AllocationRecorder
 ) -> None:
-    """Replace compiled layers and losses by others that need no kernels."""
-    graphs: dict[Any, Any] = {}
+    """Replace compiled layers and losses by others that need no compiler."""
     if config.fused_cross_entropy:
-        training.module.fused_loss = _fused_loss
+        training.module.fused_loss = fused_loss
     if not config.compiled:
         return
+    # Layers that differ only in their index share a graph.
+    graphs: dict[Any, Any] = {}
     for layer in training.module.layers:
         layer._compiled_call_impl = Compiled(layer, layer, recorder, graphs)
     training.module.loss = cross_entropy_in_place(
@@ -209,75 +294,21 @@ def _replace_kernels(
     )
 
 
-def _fused_loss(*tensors: torch.Tensor) -> torch.Tensor:
-    with torch._C.DisableTorchFunction():  # it is outside autocast
-        loss: torch.Tensor = _FusedLoss.apply(*tensors)  # type: ignore[no-untyped-call]
-    return loss
-
-
-class _FusedLoss(torch.autograd.Function):
-    """Liger's fused linear cross-entropy: its blocks and matmuls.
-
-    They are in chunks of logits as large as the hidden states, after
-    ``ops/fused_linear_cross_entropy.py`` of liger-kernel 0.8. Another operator is in
-    the place of its kernel.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden_KD: Any, weight_VD: Any, labels_K: Any, bias_V: Any
-    ) -> torch.Tensor:
-        chunks = -(-weight_VD.shape[0] // weight_VD.shape[1])
-        chunk_size = -(-len(hidden_KD) // chunks)
-        # The next power of two.
-        chunk_size = min(1 << (chunk_size - 1).bit_length(), len(hidden_KD))
-        gradient_KD = torch.zeros_like(hidden_KD)
-        gradient_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
-        gradients = [gradient_VD]
-        if bias_V is not None:
-            gradients.append(torch.zeros_like(bias_V, dtype=torch.float32))
-        losses_K = torch.zeros_like(labels_K, dtype=torch.float32)
-        # One block each, so that their number does not depend on the chunks.
-        logits = hidden_KD.new_empty((chunk_size, len(weight_VD)))
-        sums_V = hidden_KD.new_empty(len(weight_VD))
-        for hidden, gradient in zip(
-            hidden_KD.split(chunk_size), gradient_KD.split(chunk_size), strict=True
-        ):
-            chunk = torch.mm(hidden, weight_VD.t(), out=logits[: len(hidden)])
-            if bias_V is not None:
-                chunk.add_(bias_V)
-                gradients[1].add_(torch.sum(chunk, 0, out=sums_V))
-            chunk.tanh_()
-            torch.mm(chunk, weight_VD, out=gradient)
-            torch.addmm(
-                gradient_VD,
-                chunk.t(),
-                hidden,
-                out_dtype=torch.float32,
-                out=gradient_VD,
-            )
-        del logits, chunk, sums_V
-        narrow = [gradient.to(weight_VD.dtype) for gradient in gradients]
-        ctx.gradients = [gradient_KD, *narrow]
-        return losses_K.sum()
-
-    @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_KD, weight_VD, *bias_V = ctx.gradients
-        return hidden_KD, weight_VD, None, *(bias_V or [None])
-
-
 def _label_phases(
     training: Training,
-    parameters: Sequence[torch.nn.Parameter],
     recorder: AllocationRecorder,
     hooks: contextlib.ExitStack,
 ) -> None:
-    """Set the terms of what each phase of a step allocates.
+    """Label what each phase of a step allocates, until the hooks are removed.
 
-    These are weights in bf16, gradients, optimizer state and temporaries. They are set
-    until the hooks are removed.
+    The labels are the terms of 16-bit copies of weights, gradients, optimizer state and
+    temporaries.
     """
+    parameters = [
+        parameter
+        for parameter in training.module.parameters()
+        if parameter.requires_grad
+    ]
 
     def update_begins(*_: object) -> None:
         gradients = [
@@ -307,15 +338,16 @@ def _label_phases(
 def multi_tensor_kernels_on_meta() -> Iterator[None]:
     """Let functions call kernels of many tensors on the meta device, as on a GPU.
 
-    These are fused AdamW and the norm of all gradients.
+    These are fused AdamW and the norm of all gradients. Torch calls them on the devices
+    that two private functions list.
     """
-    with contextlib.ExitStack() as inside:
+    with contextlib.ExitStack() as patches:
         for module, name in (
             ("torch.optim.optimizer", "_get_fused_kernels_supported_devices"),
             ("torch.utils._foreach_utils", "_get_foreach_kernels_supported_devices"),
         ):
             supported = getattr(importlib.import_module(module), name)()
-            inside.enter_context(
+            patches.enter_context(
                 mock.patch(f"{module}.{name}", return_value=[*supported, META.type])
             )
         yield

@@ -5,6 +5,7 @@ to predict.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -24,45 +25,68 @@ def fullest_batch(
     """Return a micro-batch of random words in full sequences.
 
     It has as many tokens to predict as the trainer has room for.
-    ``documents_per_sequence`` matters because kernels that compute documents one by one
-    round up each of them.
+
+    Args:
+        config: Trainer settings.
+        vocab_size: Tokens of the vocabulary.
+        special_ids: Tokens that are no words.
+        documents_per_sequence: Mean number of documents in a sequence. It matters as
+            kernels that compute documents one by one round up each of them.
     """
-    sequences, width = config.micro_batch_size, config.seq_length_tokens
-    is_ordinary = torch.ones(vocab_size, dtype=torch.bool)
-    is_ordinary[list(special_ids.all())] = False
-    words = is_ordinary.nonzero().squeeze(1)
-    ids = words[torch.randint(len(words), (sequences * width,))]
+    sequences = config.micro_batch_size
+    width = config.seq_length_tokens
+    ids = _random_words(sequences * width, vocab_size, special_ids)
     counts = predicted_by_sequence(sequences, width, config.masking_probability)
-    predicted = torch.cat(
-        [
-            number * width + torch.randperm(width)[:count].sort().values
-            for number, count in enumerate(counts)
-        ]
-    )
+    predicted = _random_positions(counts, width)
     targets = ids[predicted]
     ids[predicted] = special_ids.mask
-    # Whole documents, the same in every sequence, and none of a single token.
-    documents = min(max(1, math.ceil(documents_per_sequence)), width // 2)
-    edges = torch.arange(documents + 1) * width // documents
+    edges = _document_edges(width, documents_per_sequence)
     first_positions = torch.arange(sequences)[:, None] * width
     starts_N = (first_positions + edges[:-1]).flatten().to(torch.int32)
     tokens_N = edges.diff().repeat(sequences).to(torch.int32)
     # One position is padding, as a batch without any takes a shorter way through
     # attention, without a mask in memory.
     tokens_N[-1] -= 1
-    # As the loader delivers them.
-    stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32
+    # The loader delivers ids in this type.
+    id_dtype = torch.uint16 if vocab_size <= 2**16 else torch.uint32
     return MicroBatch(
-        ids_BS=ids.to(stored).reshape(sequences, width),
+        ids_BS=ids.to(id_dtype).reshape(sequences, width),
         starts_N=starts_N,
         tokens_N=tokens_N,
         predicted_P=predicted.to(torch.int32),
-        targets_P=targets.to(stored),
+        targets_P=targets.to(id_dtype),
         non_padding_tokens=int(tokens_N.sum()),
         predicted_tokens=len(predicted),
         most_predicted_in_sequence=max(counts),
         padded_sequences=1,
     )
+
+
+def _random_words(count: int, vocab_size: int, special_ids: SpecialIds) -> torch.Tensor:
+    """Return random tokens, none of which is special."""
+    is_word = torch.ones(vocab_size, dtype=torch.bool)
+    is_word[list(special_ids.all())] = False
+    words = is_word.nonzero().squeeze(1)
+    return words[torch.randint(len(words), (count,))]
+
+
+def _random_positions(counts: Sequence[int], width: int) -> torch.Tensor:
+    """Return so many random positions of each sequence, in ascending order."""
+    return torch.cat(
+        [
+            number * width + torch.randperm(width)[:count].sort().values
+            for number, count in enumerate(counts)
+        ]
+    )
+
+
+def _document_edges(width: int, documents_per_sequence: float) -> torch.Tensor:
+    """Return the first position of each document of a sequence, and the sequence's end.
+
+    There are whole documents only, none of which is a single token.
+    """
+    documents = min(max(1, math.ceil(documents_per_sequence)), width // 2)
+    return torch.arange(documents + 1) * width // documents
 
 
 def predicted_by_sequence(sequences: int, width: int, probability: float) -> list[int]:

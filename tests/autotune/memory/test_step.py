@@ -1,3 +1,5 @@
+"""Optimizer steps: figures over all ranks, and steps in flight on a simulated GPU."""
+
 import math
 from types import SimpleNamespace
 
@@ -5,32 +7,45 @@ import pytest
 import torch
 
 from autotune.memory.jobs import step
+from autotune.memory.jobs.step import StepsTaken
 from autotune.memory.values import StepRequest
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
 
+STEPS = StepsTaken(step_s=[0.2, 0.3], loss=1.5, model_flops_per_step=7.0)
+BUDGET = SimpleNamespace(non_pytorch_bytes=7, peak_bytes=lambda: 100)
 
-def figures_of(steps=2.0, loss=1.5):
-    """Return the figures of rank 0 of two, with numbers of the other one."""
-    gathered = iter((300.0, steps))
-    reduced = iter(([0.1, 0.4], [9.0]))
-    ranks = SimpleNamespace(
-        local_world_size=2,
-        all_gather_float=lambda value: [value, next(gathered)],
-        all_reduce_max=lambda *values: [
-            max(pair) for pair in zip(values, next(reduced), strict=True)
-        ],
-    )
-    return step._gather_figures(
-        ranks,
-        SimpleNamespace(non_pytorch_bytes=7, peak_bytes=lambda: 100),
-        [0.2, 0.3],
-        loss,
-    )
+
+class WithAnotherRank:
+    """Ranks of a job of two; the other one's numbers are fixed.
+
+    Args:
+        steps: Number of steps that the other rank took.
+    """
+
+    local_world_size = 2
+
+    def __init__(self, steps: float = 2.0) -> None:
+        # In the order in which the job gathers them: peak memory, number of steps.
+        self._gathered = iter([300.0, steps])
+        # Seconds of both steps, non-PyTorch memory.
+        self._maxima = iter([[0.1, 0.4], [9.0]])
+
+    def all_gather_float(self, value):
+        return [value, next(self._gathered)]
+
+    def all_reduce_max(self, *values):
+        pairs = zip(values, next(self._maxima), strict=True)
+        return [max(pair) for pair in pairs]
+
+    def all_reduce_sum(self, value):
+        """Return the sum with the same number on the other rank."""
+        return [2 * value]
 
 
 def test_figures_are_those_of_the_worst_rank():
-    assert figures_of() == {
+    figures = step.gather_figures(WithAnotherRank(), BUDGET, STEPS, warmup_steps=0)
+    assert figures == {
         "optimizer_steps": 2,
         "step_s": [0.2, 0.4],
         "peak_bytes": 300,
@@ -38,76 +53,121 @@ def test_figures_are_those_of_the_worst_rank():
         "non_pytorch_bytes": 9,
         "local_ranks": 2,
         "loss": 1.5,
+        "model_flops_per_step": 14.0,
     }
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"steps": 1.0}, "different numbers of steps"),
-        ({"loss": math.nan}, "the loss is nan"),
-        ({"loss": math.inf}, "the loss is inf"),
-    ],
-)
-def test_rejects_ranks_that_disagree(changes, message):
-    with pytest.raises(ValueError, match=message):
-        figures_of(**changes)
+def test_step_times_leave_out_warm_up():
+    figures = step.gather_figures(WithAnotherRank(), BUDGET, STEPS, warmup_steps=1)
+    assert figures["optimizer_steps"] == 2
+    assert figures["step_s"] == [0.4]
 
 
-class Device:
-    """A device with a queue: a step takes it 0.3 s, and the host 0.1 s to launch."""
+def test_rejects_different_numbers_of_steps():
+    with pytest.raises(ValueError, match="different numbers of steps"):
+        step.gather_figures(WithAnotherRank(steps=1.0), BUDGET, STEPS, warmup_steps=0)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_rejects_a_loss_that_is_not_finite(loss):
+    steps = StepsTaken(step_s=[0.2, 0.3], loss=loss, model_flops_per_step=7.0)
+    with pytest.raises(ValueError, match=f"the loss is {loss}"):
+        step.gather_figures(WithAnotherRank(), BUDGET, steps, warmup_steps=0)
+
+
+LAUNCH_S = 0.1
+"""Seconds in which the simulated host launches a step."""
+STEP_S = 0.3
+"""Seconds in which the simulated GPU takes it."""
+STEP_FLOPS = 7.0
+
+
+class SimulatedEvent:
+    """Event that a simulated GPU reaches at a known time."""
+
+    def __init__(self, gpu, at_s):
+        self._gpu = gpu
+        self.at_s = at_s
+
+    def wait(self):
+        self._gpu.host_s = max(self._gpu.host_s, self.at_s)
+
+    def seconds_since(self, earlier):
+        return self.at_s - earlier.at_s
+
+
+class SimulatedGpu:
+    """Training whose steps queue on a GPU that is slower than the host."""
 
     def __init__(self):
+        self.step = self
+        self.work = SimpleNamespace(step_flops=lambda lengths, predicted: STEP_FLOPS)
         self.host_s = 0.0
-        self.busy_until_s = 0.0
-        self.unfinished = []
-        self.max_unfinished = 0
-        self.rehearsed = False
+        """Time on the host's clock."""
+        self._busy_until_s = 0.0
+        self._step_ends_s = []
+        self._is_rehearsed = False
+        self.most_in_flight = 0
+        """Most steps that the GPU had not finished at the launch of one."""
 
-    def moment(self, _):
-        at_s = max(self.busy_until_s, self.host_s)
+    def mark(self, _device):
+        return SimulatedEvent(self, max(self._busy_until_s, self.host_s))
 
-        def wait():
-            self.host_s = max(self.host_s, at_s)
+    def rehearse(self, _batch):
+        self._is_rehearsed = True
 
-        return SimpleNamespace(
-            at_s=at_s, wait=wait, seconds_since=lambda earlier: at_s - earlier.at_s
-        )
-
-    def rehearse(self, batch):
-        self.rehearsed = True
-
-    def run(self, batches, lr):
-        assert self.rehearsed
-        self.host_s += 0.1
-        self.unfinished = [end_s for end_s in self.unfinished if end_s > self.host_s]
-        self.busy_until_s = max(self.busy_until_s, self.host_s) + 0.3
-        self.unfinished.append(self.busy_until_s)
-        self.max_unfinished = max(self.max_unfinished, len(self.unfinished))
+    def run(self, _batches, _learning_rate):
+        """Launch a step."""
+        assert self._is_rehearsed
+        self.host_s += LAUNCH_S
+        unfinished = [end_s for end_s in self._step_ends_s if end_s > self.host_s]
+        self.most_in_flight = max(self.most_in_flight, len(unfinished) + 1)
+        self._busy_until_s = max(self._busy_until_s, self.host_s) + STEP_S
+        self._step_ends_s.append(self._busy_until_s)
         return SimpleNamespace(loss=1.5)
 
 
-def test_two_steps_are_in_flight(monkeypatch):
-    device = Device()
-    prepared = []
-    work = SimpleNamespace(step_flops=lambda lengths, predicted: 7.0)
-    monkeypatch.setattr(step, "mark", device.moment)
-    monkeypatch.setattr(
-        step, "build_training", lambda *_: SimpleNamespace(step=device, work=work)
-    )
+@pytest.fixture
+def prepared(monkeypatch):
+    """Return the micro-batches that the job makes, which have one token each."""
+    batches = []
+
+    def make_batch(*_, **__):
+        batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)
+        batches.append(batch)
+        return batch
+
+    monkeypatch.setattr(step, "fullest_batch", make_batch)
+    return batches
+
+
+def test_two_steps_are_in_flight(monkeypatch, prepared):
+    gpu = SimulatedGpu()
+    monkeypatch.setattr(step, "mark", gpu.mark)
+    monkeypatch.setattr(step, "build_training", lambda *_: gpu)
     monkeypatch.setattr(step, "make_optimizer_state", lambda _: None)
-    monkeypatch.setattr(step, "_evaluate", lambda *_: None)
-    monkeypatch.setattr(
-        step, "_batches", lambda *_, **__: prepared.append(1) or [batch]
+    monkeypatch.setattr(step, "evaluate_once", lambda *_: None)
+    config = TrainConfig(
+        model=model_settings("bert-mini"),
+        device="cuda",
+        micro_batch_size=4,
+        global_batch_size=4,
+        data={"pin_memory": False},
     )
-    batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)
-    config = TrainConfig(model=model_settings("bert-mini"), device="cuda")
     request = StepRequest.model_construct(
-        config=config, vocab_size=99, special_ids=None, warmup_steps=3, timed_steps=10
+        config=config,
+        vocab_size=99,
+        special_ids=None,
+        warmup_steps=3,
+        timed_steps=10,
+        documents_per_sequence=1.0,
     )
-    ranks = SimpleNamespace(device="cuda", rank=0, all_reduce_sum=lambda _: None)
-    seconds, loss, flops = step._take_steps(request, ranks)
-    assert (loss, flops) == (1.5, 7.0)
+    ranks = SimpleNamespace(
+        device="cuda", rank=0, world_size=1, all_reduce_sum=lambda _: None
+    )
+    steps = step.take_steps(request, ranks)
+    assert steps.loss == 1.5
+    assert steps.model_flops_per_step == STEP_FLOPS
     assert len(prepared) == step.PREPARED
-    assert device.max_unfinished == step.IN_FLIGHT
-    assert seconds[3:] == pytest.approx([0.3] * 10)
+    assert gpu.most_in_flight == step.IN_FLIGHT
+    assert steps.step_s[3:] == pytest.approx([STEP_S] * 10)

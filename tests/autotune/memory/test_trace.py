@@ -1,6 +1,6 @@
-"""Compare traced memory with the CPU allocator's own account of real steps.
+"""Traced memory, compared with the CPU allocator's own account of real steps.
 
-Memory of a GPU is checked for how it differs.
+Without a GPU, its traces are checked for how they differ from those of a CPU.
 """
 
 from collections import Counter
@@ -29,16 +29,17 @@ SHAPE = {
     "intermediate_size": 256,
 }
 BASE = Case(family="bert", dropout=0.0, vocab_size=512, rows=8, width=64, shape=SHAPE)
+SELECTIVE_BF16 = replace(
+    BASE,
+    dropout=0.1,
+    settings={"activation_checkpointing": "selective", "precision": "bf16"},
+)
 CASES = [
     BASE,
     replace(BASE, dropout=0.1, vocab_size=8000),
     replace(BASE, dropout=0.1, settings={"precision": "bf16"}),
     replace(BASE, settings={"activation_checkpointing": "full"}),
-    replace(
-        BASE,
-        dropout=0.1,
-        settings={"activation_checkpointing": "selective", "precision": "bf16"},
-    ),
+    SELECTIVE_BF16,
     replace(BASE, dropout=0.1, settings={"layout": "padded"}),
     replace(BASE, settings={"mlm_head": "dense", "last_layer": "dense"}),
     replace(BASE, micro_batches=2, documents_per_sequence=3.0),
@@ -65,28 +66,32 @@ def one_thread():
 
 
 def traced(case: Case, *, ranks: int = 1, **changes: object) -> Trace:
+    """Return the trace of a case whose settings have some changes."""
     config = TrainConfig.model_validate(case.config.model_dump() | changes)
-    documents = case.documents_per_sequence
-    return trace_steps(
+    steps = trace_steps(
         config,
         case.vocab_size,
         SPECIAL_IDS,
-        documents_per_sequence=documents,
+        documents_per_sequence=case.documents_per_sequence,
         ranks=ranks,
-    )[0]
+    )
+    return steps.trace
 
 
-def sizes_of(trace: Trace) -> Iterator[tuple[str, int]]:
+def changes_of(trace: Trace) -> Iterator[tuple[str, int]]:
     """Yield the term and bytes of every event; bytes of a release are negative."""
     for event in trace.events:
-        is_made = event >= 0
-        allocation = trace.allocations[event if is_made else -1 - event]
-        size_bytes = allocation.size_bytes
-        yield allocation.term, size_bytes if is_made else -size_bytes
+        if event >= 0:
+            allocation = trace.allocations[event]
+            yield allocation.term, allocation.size_bytes
+        else:
+            allocation = trace.allocations[-1 - event]
+            yield allocation.term, -allocation.size_bytes
 
 
 def running_bytes(trace: Trace) -> list[int]:
-    return list(accumulate(size for _, size in sizes_of(trace)))
+    """Return the bytes in use after each event."""
+    return list(accumulate(size_bytes for _, size_bytes in changes_of(trace)))
 
 
 def peak_of(trace: Trace) -> int:
@@ -94,10 +99,11 @@ def peak_of(trace: Trace) -> int:
 
 
 def terms_after(trace: Trace, events: int) -> Counter[str]:
-    terms: Counter[str] = Counter()
-    for term, size_bytes in islice(sizes_of(trace), events):
-        terms[term] += size_bytes
-    return terms
+    """Return the bytes in use after the first events, by term."""
+    terms_bytes: Counter[str] = Counter()
+    for term, size_bytes in islice(changes_of(trace), events):
+        terms_bytes[term] += size_bytes
+    return terms_bytes
 
 
 def terms_at_peak(trace: Trace) -> Counter[str]:
@@ -105,8 +111,13 @@ def terms_at_peak(trace: Trace) -> Counter[str]:
 
 
 def between_steps(trace: Trace) -> Counter[str]:
-    """Return the bytes in use after the first step, before the second begins."""
+    """Return the bytes in use before the last step, by term."""
     return terms_after(trace, trace.repeats_from)
+
+
+def left_by_last_step(trace: Trace) -> Counter[str]:
+    """Return the bytes in use after the last step that were not before it, by term."""
+    return terms_after(trace, len(trace.events)) - between_steps(trace)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -118,16 +129,18 @@ def test_traced_peak_is_that_of_the_cpu_allocator(case):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"device": "cpu"},
-        {"device": "cuda"},
-        {"device": "cuda", "precision": "bf16"},
-        {
-            "device": "cuda",
-            "precision": "bf16",
-            "activation_checkpointing": "selective",
-        },
+        pytest.param({"device": "cpu"}, id="cpu"),
+        pytest.param({"device": "cuda"}, id="cuda"),
+        pytest.param({"device": "cuda", "precision": "bf16"}, id="cuda, bf16"),
+        pytest.param(
+            {
+                "device": "cuda",
+                "precision": "bf16",
+                "activation_checkpointing": "selective",
+            },
+            id="cuda, bf16, selective checkpointing",
+        ),
     ],
-    ids=str,
 )
 def test_size_between_traces_is_predicted(family, settings):
     case = replace(BASE, family=family, documents_per_sequence=3.0)
@@ -137,23 +150,31 @@ def test_size_between_traces_is_predicted(family, settings):
             case, micro_batch_size=size, global_batch_size=2 * size, **settings
         )
 
-    model = fit_memory_model([trace_size(40), trace_size(80)])
-    assert model is not None
+    memory_model = fit_memory_model([trace_size(40), trace_size(80)])
+    assert memory_model is not None
     trace = trace_size(61)
-    assert tuple(model.events) == trace.events
-    assert max(model.running_bytes(61)) == pytest.approx(peak_of(trace), rel=0.01)
+    assert tuple(memory_model.events) == trace.events
+    predicted_bytes = max(memory_model.running_bytes(61))
+    assert predicted_bytes == pytest.approx(peak_of(trace), rel=0.01)
+
+
+def weights_bytes(terms_bytes: Counter[str]) -> float:
+    """Return the bytes of all trained weights in fp32, by those of the optimizer.
+
+    It keeps two numbers for each weight, and a count of steps for each tensor.
+    """
+    return terms_bytes[Term.OPTIMIZER] / 2
 
 
 def test_ddp_keeps_gradient_buckets_between_steps():
-    alone, among = (
-        between_steps(traced(BASE, ranks=ranks, global_batch_size=BASE.rows * ranks))
-        for ranks in (1, 2)
+    one_rank = between_steps(traced(BASE))
+    two_ranks = between_steps(traced(BASE, ranks=2, global_batch_size=2 * BASE.rows))
+    assert one_rank[Term.GRADIENTS] == 0
+    assert two_ranks[Term.GRADIENTS] == pytest.approx(
+        weights_bytes(one_rank), rel=0.001
     )
-    assert alone[Term.GRADIENTS] == 0
-    # The optimizer keeps two numbers for each weight, and a count of steps for each
-    # tensor.
-    assert among[Term.GRADIENTS] == pytest.approx(alone[Term.OPTIMIZER] / 2, rel=0.001)
-    assert among - Counter({Term.GRADIENTS: among[Term.GRADIENTS]}) == alone
+    del two_ranks[Term.GRADIENTS]
+    assert two_ranks == one_rank
 
 
 def test_gradients_without_bucket_views_exist_twice():
@@ -164,42 +185,47 @@ def test_gradients_without_bucket_views_exist_twice():
             global_batch_size=2 * BASE.rows,
             parallel={"gradient_as_bucket_view": view},
         )
-        return max(
-            accumulate(size for term, size in sizes_of(trace) if term == Term.GRADIENTS)
+        gradients_bytes = (
+            size_bytes
+            for term, size_bytes in changes_of(trace)
+            if term == Term.GRADIENTS
         )
+        return max(accumulate(gradients_bytes))
 
-    once = between_steps(traced(BASE))[Term.OPTIMIZER] / 2
+    once = weights_bytes(between_steps(traced(BASE)))
     assert max_gradient_bytes(view=False) == pytest.approx(2 * once, rel=0.01)
     assert once < max_gradient_bytes(view=True) < 1.5 * once
 
 
 def test_dropout_mask_takes_a_byte_on_gpu():
     case = replace(BASE, dropout=0.1)
-    on_cpu, on_gpu = (
-        traced(case, device=device, attention="sdpa", compile=False)
-        for device in ("cpu", "cuda")
-    )
-    # After the embeddings and twice in each layer, the last of which computes the
-    # positions to predict alone.
-    numbers = HIDDEN * (
-        case.rows * case.width * (1 + 2 * (LAYERS - 1)) + 2 * on_cpu.predicted_tokens
-    )
+    on_cpu = traced(case, device="cpu", attention="sdpa", compile=False)
+    on_gpu = traced(case, device="cuda", attention="sdpa", compile=False)
+    # After the embeddings and twice in each layer; the last layer computes only the
+    # positions to predict.
+    positions = case.rows * case.width * (1 + 2 * (LAYERS - 1))
+    positions += 2 * on_cpu.predicted_tokens
+    numbers = HIDDEN * positions
     term = "activations: Dropout"
+    # A CPU keeps 4 bytes of each number.
     assert terms_at_peak(on_cpu)[term] - terms_at_peak(on_gpu)[term] == 3 * numbers
 
 
 def test_further_steps_end_as_they_begin():
-    trace = traced(BASE)
-    # And divisor of the optimizer, which the first step makes.
-    kept = Counter({Term.TEMPORARIES: 2 * 4})
-    assert terms_after(trace, len(trace.events)) - between_steps(trace) == kept
-    terms = terms_at_peak(trace)
+    # Two numbers that the first step makes, such as the divisor by which the optimizer
+    # clips gradients.
+    numbers = Counter({Term.TEMPORARIES: 2 * 4})
+    assert left_by_last_step(traced(BASE)) == numbers
+
+
+def test_optimizer_state_is_twice_the_parameters():
+    terms = terms_at_peak(traced(BASE))
     assert terms[Term.OPTIMIZER] == pytest.approx(2 * terms[Term.PARAMETERS], rel=0.02)
 
 
 def test_only_live_allocations_are_released():
     live: set[int] = set()
-    for event in traced(CASES[4]).events:
+    for event in traced(SELECTIVE_BF16).events:
         if event >= 0:
             assert event not in live
             live.add(event)
@@ -240,25 +266,29 @@ DEEP = replace(BASE, rows=64, shape=SHAPE | {"num_hidden_layers": 6})
 
 
 def test_compiled_layers_keep_fewer_activations():
-    def kept(**settings: object) -> int:
-        terms = terms_at_peak(traced(DEEP, **GPU, **settings))
+    def kept_bytes(checkpointing: str, *, compiled: bool) -> int:
+        settings = GPU | {"activation_checkpointing": checkpointing}
+        terms = terms_at_peak(traced(DEEP, **settings, compile=compiled))
         return sum(
-            size for term, size in terms.items() if term.startswith("activations")
+            size_bytes
+            for term, size_bytes in terms.items()
+            if term.startswith("activations")
         )
 
-    eager, compiled = (
-        {
-            kind: kept(activation_checkpointing=kind, compile=compiles)
-            for kind in ("none", "full")
-        }
-        for compiles in (False, True)
-    )
-    assert 0.5 * eager["none"] < compiled["none"] < eager["none"]
-    assert compiled["full"] < 0.4 * compiled["none"]
-    assert compiled["full"] < eager["full"]
+    eager = kept_bytes("none", compiled=False)
+    compiled = kept_bytes("none", compiled=True)
+    compiled_checkpointed = kept_bytes("full", compiled=True)
+    assert 0.5 * eager < compiled < eager
+    assert compiled_checkpointed < 0.4 * compiled
+    assert compiled_checkpointed < kept_bytes("full", compiled=False)
+
+
+def kernel_flops(trace: Trace) -> float:
+    return sum(kernel.flops * count for kernel, count in trace.work.kernels)
 
 
 def test_fused_loss_holds_no_logits(monkeypatch):
+    # As if liger-kernel is installed.
     monkeypatch.setattr(precision, "find_spec", lambda name: True)
 
     def trace_size(size: int, *, fused: bool) -> Trace:
@@ -272,49 +302,45 @@ def test_fused_loss_holds_no_logits(monkeypatch):
     plain = trace_size(400, fused=False)
     fused = trace_size(400, fused=True)
     assert peak_of(fused) < 0.7 * peak_of(plain)
-    plain_flops, fused_flops = (
-        sum(kernel.flops * count for kernel, count in trace.work.kernels)
-        for trace in (plain, fused)
-    )
     # It multiplies the same matrices.
-    assert fused_flops == pytest.approx(plain_flops)
+    assert kernel_flops(fused) == pytest.approx(kernel_flops(plain))
     assert fit_memory_model([fused, trace_size(800, fused=True)]) is not None
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_compiled_blocks_end_with_the_step(dropout):
-    attention = {"attention": "sdpa"} if dropout else {}
-    trace = traced(
-        replace(DEEP, dropout=dropout),
-        **GPU | attention,
-        activation_checkpointing="full",
-        compile=True,
-    )
-    assert (
-        sum((terms_after(trace, len(trace.events)) - between_steps(trace)).values())
-        <= 8
+    settings = GPU | {"activation_checkpointing": "full"}
+    if dropout:
+        # varlen attention has no dropout.
+        settings["attention"] = "sdpa"
+    trace = traced(replace(DEEP, dropout=dropout), **settings, compile=True)
+    # The two numbers that any step leaves.
+    assert left_by_last_step(trace).total() <= 2 * 4
+
+
+def trace_fsdp2(ranks: int) -> Trace:
+    return traced(
+        BASE,
+        ranks=ranks,
+        global_batch_size=ranks * BASE.rows,
+        **GPU,
+        parallel={"strategy": "fsdp2"},
     )
 
 
-def test_fsdp2_rank_holds_half_of_the_state():
-    alone, among = (
-        traced(
-            BASE,
-            ranks=ranks,
-            global_batch_size=ranks * BASE.rows,
-            **GPU,
-            parallel={"strategy": "fsdp2"},
-        )
-        for ranks in (1, 2)
-    )
-    for term in (Term.PARAMETERS, Term.OPTIMIZER):
-        assert between_steps(among)[term] == pytest.approx(
-            between_steps(alone)[term] / 2, rel=0.02
-        )
-    assert {allocation.stream for allocation in alone.allocations} == {0}
-    assert {allocation.stream for allocation in among.allocations} == {0, 1, 2}
-    released = {-1 - event for event in among.events if event < 0}
-    for number, allocation in enumerate(among.allocations):
+@pytest.mark.parametrize("term", [Term.PARAMETERS, Term.OPTIMIZER])
+def test_fsdp2_rank_holds_half_of_the_state(term):
+    one_rank = between_steps(trace_fsdp2(1))
+    two_ranks = between_steps(trace_fsdp2(2))
+    assert two_ranks[term] == pytest.approx(one_rank[term] / 2, rel=0.02)
+
+
+def test_fsdp2_communicates_on_streams_of_its_own():
+    one_rank, two_ranks = trace_fsdp2(1), trace_fsdp2(2)
+    assert {allocation.stream for allocation in one_rank.allocations} == {0}
+    assert {allocation.stream for allocation in two_ranks.allocations} == {0, 1, 2}
+    released = {-1 - event for event in two_ranks.events if event < 0}
+    for number, allocation in enumerate(two_ranks.allocations):
         if allocation.stream:
             assert number in released
 
@@ -328,13 +354,13 @@ def test_first_bucket_is_followed_by_smaller_ones():
     trace = traced(
         large, ranks=2, global_batch_size=2 * large.rows, parallel={"bucket_cap_mib": 1}
     )
-    everything = pytest.approx(between_steps(trace)[Term.OPTIMIZER] / 2, rel=0.01)
+    all_gradients = pytest.approx(weights_bytes(between_steps(trace)), rel=0.01)
     gradients_bytes = [
         allocation.size_bytes
         for allocation in trace.allocations
         if allocation.term == Term.GRADIENTS
     ]
-    assert max(gradients_bytes) == everything
-    assert between_steps(trace)[Term.GRADIENTS] == everything
+    assert max(gradients_bytes) == all_gradients
+    assert between_steps(trace)[Term.GRADIENTS] == all_gradients
     sizes_bytes = [allocation.size_bytes for allocation in trace.allocations]
     assert sizes_bytes.index(max(sizes_bytes)) < len(sizes_bytes) / 2

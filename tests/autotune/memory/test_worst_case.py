@@ -1,3 +1,5 @@
+"""The fullest micro-batch: as many tokens to predict as a batch has room for."""
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,18 +9,23 @@ from autotune.memory.jobs.worst_case import fullest_batch, predicted_by_sequence
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.head_slots import head_slots
 from trainer.data.manifest import SpecialIds
+from trainer.data.micro_batch import MicroBatch
 
 SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+VOCAB_SIZE = 500
+WIDTH = 128
+MASKING_PROBABILITY = 0.15
 
 
-def config_of(sequences: int) -> TrainConfig:
-    model = ModelSettings(name="m", config={"model_type": "bert"})
-    return TrainConfig(
-        model=model,
-        seq_length_tokens=128,
+def batch_of(sequences: int) -> MicroBatch:
+    config = TrainConfig(
+        model=ModelSettings(name="m", config={"model_type": "bert"}),
+        seq_length_tokens=WIDTH,
+        masking_probability=MASKING_PROBABILITY,
         micro_batch_size=sequences,
         global_batch_size=sequences,
     )
+    return fullest_batch(config, VOCAB_SIZE, SPECIAL_IDS)
 
 
 @given(
@@ -28,31 +35,39 @@ def config_of(sequences: int) -> TrainConfig:
 )
 def test_one_sequence_is_full(sequences, width, probability):
     counts = predicted_by_sequence(sequences, width, probability)
+    first, *others = counts
     assert len(counts) == sequences
-    assert sum(counts) == min(
-        head_slots(sequences * width, probability), sequences * width
-    )
-    assert max(counts) == counts[0] == min(head_slots(width, probability), width)
-    assert max(counts[1:], default=0) - min(counts[1:], default=0) <= 1
+    assert first == max(counts) == min(head_slots(width, probability), width)
+    positions = sequences * width
+    assert sum(counts) == min(head_slots(positions, probability), positions)
+    # The others share the rest evenly.
+    assert max(others, default=0) - min(others, default=0) <= 1
     assert min(counts) >= 0
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 7])
 def test_batch_describes_itself(sequences):
-    batch = fullest_batch(config_of(sequences), 500, SPECIAL_IDS)
-    sequence_of_token = batch.predicted_P.long() // 128
+    batch = batch_of(sequences)
+    sequence_of_token = batch.predicted_P.long() // WIDTH
     in_sequence = torch.bincount(sequence_of_token, minlength=sequences)
-    assert in_sequence.tolist() == predicted_by_sequence(sequences, 128, 0.15)
+    assert in_sequence.tolist() == predicted_by_sequence(
+        sequences, WIDTH, MASKING_PROBABILITY
+    )
     assert batch.most_predicted_in_sequence == int(in_sequence.max())
     assert batch.predicted_tokens == len(batch.predicted_P) == len(batch.targets_P)
-    assert batch.non_padding_tokens == sequences * 128 - 1
-    assert len(set(batch.predicted_P.tolist())) == batch.predicted_tokens
-    assert batch.predicted_P.tolist() == sorted(batch.predicted_P.tolist())
+    # One position is padding.
+    assert batch.non_padding_tokens == sequences * WIDTH - 1
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 7])
+def test_predicted_positions_are_distinct_in_order(sequences):
+    positions = batch_of(sequences).predicted_P.tolist()
+    assert positions == sorted(set(positions))
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 7])
 def test_targets_are_ordinary_words_behind_masks(sequences):
-    batch = fullest_batch(config_of(sequences), 500, SPECIAL_IDS)
+    batch = batch_of(sequences)
     is_mask = batch.ids_BS == SPECIAL_IDS.mask
     assert is_mask.flatten()[batch.predicted_P.long()].all()
     assert int(is_mask.sum()) == batch.predicted_tokens
@@ -61,9 +76,8 @@ def test_targets_are_ordinary_words_behind_masks(sequences):
 
 @pytest.mark.parametrize("sequences", [1, 2, 7])
 def test_chance_changes_no_shape(sequences):
-    batch, other = (
-        fullest_batch(config_of(sequences), 500, SPECIAL_IDS) for _ in range(2)
-    )
+    batch = batch_of(sequences)
+    other = batch_of(sequences)
     assert batch.predicted_P.tolist() != other.predicted_P.tolist()
     assert batch.predicted_P.shape == other.predicted_P.shape
     assert batch.most_predicted_in_sequence == other.most_predicted_in_sequence

@@ -52,7 +52,8 @@ def config(**changes):
 
 
 def work_of(**changes):
-    return trace_steps(config(**changes), 1000, IDS, documents_per_sequence=2.0)[0].work
+    steps = trace_steps(config(**changes), 1000, IDS, documents_per_sequence=2.0)
+    return steps.trace.work
 
 
 def counted(work):

@@ -1,0 +1,166 @@
+"""Gradient buckets of DDP on one rank, for a trace.
+
+A trace has a single rank, whose DDP would make no buckets, so these replace torch's.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from autotune.memory.decide.batch_search import MIB
+from autotune.memory.jobs.allocation_recorder import AllocationRecorder
+from autotune.memory.values import Term
+from trainer.config.train_config import TrainConfig
+from trainer.distributed.parallel import TORCHS_BUCKET_CAP_MIB
+
+_FIRST_BUCKET_BYTES = MIB
+"""Size of the first bucket of torch's DDP, small so that sending begins early."""
+_FP32_BYTES = 4
+_BROADCAST_BYTES = 250 * MIB
+"""Size of the pieces in which DDP sends the first weights; two of them exist at a
+time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Bucket:
+    """Parameters whose gradients are sent together."""
+
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    size_bytes: int = 0
+    missing: int = 0
+    """Gradients that are not computed yet; 0 before the first one is."""
+
+
+class GradientBuckets:
+    """Gradient buckets of a module's trained parameters, after torch's ``reducer.cpp``.
+
+    The last backward of every step sends them. One bucket holds all gradients of the
+    first backward. The next forward lays out smaller ones, in the order in which
+    gradients became ready. A computed gradient becomes a view of its bucket.
+    """
+
+    def __init__(
+        self, module: nn.Module, config: TrainConfig, recorder: AllocationRecorder
+    ) -> None:
+        self._module = module
+        self._config = config
+        self._recorder = recorder
+        self._parameters = [
+            parameter for parameter in module.parameters() if parameter.requires_grad
+        ]
+        self._forwards_to_come = 0
+        self._backwards_to_come: dict[int, int] = {}
+        """Number by identity of the parameter."""
+        self._views: dict[int, tuple[_Bucket, torch.Tensor]] = {}
+        """Bucket of each parameter, and its gradient's view of it."""
+        self._ready: list[nn.Parameter] = []
+        """Parameters in the order in which their gradients were ready in the first
+        backward that sends."""
+        self._rebuilt = False
+
+    def keep(self, hooks: contextlib.ExitStack) -> None:
+        """Make the buckets, and fill them until the hooks are removed."""
+        self._broadcast_weights()
+        self._lay_out(_assigned(self._parameters, []))
+        enter = hooks.enter_context
+        for parameter in self._parameters:
+            enter(parameter.register_post_accumulate_grad_hook(self._accumulated))
+        enter(self._module.register_forward_pre_hook(self._forward_begins))
+        enter(self._module.register_forward_hook(self._forward_ended))
+
+    def _broadcast_weights(self) -> None:
+        """Record the blocks in which DDP sends the first weights."""
+        # Two pieces exist at a time: each takes the place of the one before the last.
+        blocks = [torch.empty(0)] * 2
+        pieces = _assigned(self._parameters, [_BROADCAST_BYTES])
+        for number, piece in enumerate(pieces):
+            blocks[number % 2] = torch.empty(0)
+            blocks[number % 2] = self._empty(piece.size_bytes)
+
+    def step_begins(self, micro_batches: int) -> None:
+        """Begin a step, of which the last micro-batch sends the gradients."""
+        self._forwards_to_come = micro_batches
+        self._backwards_to_come = dict.fromkeys(
+            map(id, self._parameters), micro_batches
+        )
+
+    def _empty(self, size_bytes: int) -> torch.Tensor:
+        with self._recorder.owned_by(Term.GRADIENTS):
+            device = self._parameters[0].device
+            return torch.empty(size_bytes // _FP32_BYTES, device=device)
+
+    def _lay_out(self, buckets: Sequence[_Bucket]) -> None:
+        # Earlier buckets are released before others are made, except for those that are
+        # some parameter's gradient.
+        self._views = {}
+        for bucket in buckets:
+            buffer = self._empty(bucket.size_bytes)
+            views = buffer.split([parameter.numel() for parameter in bucket.parameters])
+            for parameter, view in zip(bucket.parameters, views, strict=True):
+                self._views[id(parameter)] = bucket, view.view_as(parameter)
+
+    def _forward_begins(self, *_: object) -> None:
+        if not self._ready or self._rebuilt:
+            return
+        self._rebuilt = True
+        cap_mib = self._config.parallel.bucket_cap_mib
+        limits_bytes = [cap_mib * MIB]
+        if cap_mib == TORCHS_BUCKET_CAP_MIB:
+            limits_bytes.insert(0, _FIRST_BUCKET_BYTES)
+        self._lay_out(_assigned(self._ready, limits_bytes))
+
+    def _forward_ended(self, *_arguments: object) -> None:
+        self._forwards_to_come -= 1
+        is_last = not self._forwards_to_come
+        if is_last and self._config.parallel.gradient_as_bucket_view:
+            self._move_gradients()
+
+    def _move_gradients(self) -> None:
+        """Move the gradients of earlier micro-batches to the buckets."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                _, view = self._views[id(parameter)]
+                parameter.grad = view
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        self._backwards_to_come[id(parameter)] -= 1
+        if self._backwards_to_come[id(parameter)]:
+            return
+        if not self._rebuilt:
+            self._ready.append(parameter)
+        bucket, view = self._views[id(parameter)]
+        if self._config.parallel.gradient_as_bucket_view:
+            parameter.grad = view
+        if not bucket.missing:
+            bucket.missing = len(bucket.parameters)
+        bucket.missing -= 1
+        if not bucket.missing:
+            self._send(bucket)
+
+    def _send(self, bucket: _Bucket) -> None:
+        # Gradients in fp32 are sent from the bucket itself, others from a 16-bit copy.
+        if self._config.parallel.gradient_dtype != "fp32":
+            self._recorder.transient(bucket.size_bytes // 2)
+
+
+def _assigned(
+    parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]
+) -> list[_Bucket]:
+    """Divide parameters into buckets, each full at its limit in bytes.
+
+    The last limit is that of all further buckets. Without a limit there is one bucket.
+    """
+    buckets = [_Bucket()]
+    for parameter in parameters:
+        bucket = buckets[-1]
+        bucket.parameters.append(parameter)
+        bucket.size_bytes += _FP32_BYTES * parameter.numel()
+        if not limits_bytes:
+            continue
+        number = min(len(buckets), len(limits_bytes))
+        if bucket.size_bytes >= limits_bytes[number - 1]:
+            buckets.append(_Bucket())
+    return [bucket for bucket in buckets if bucket.parameters]

@@ -1,0 +1,258 @@
+"""Memory of a compiled graph, planned after Inductor's rules.
+
+Pointwise operations and reductions are fused into the kernels that use them. Memory is
+allocated for inputs and outputs of library kernels, for results of a graph, and for
+values that are read several times and cost many reads. A kernel writes over values that
+were read for the last time just before.
+"""
+
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.memory.jobs.allocation_recorder import AllocationRecorder
+from autotune.memory.jobs.graph_nodes import (
+    base_of,
+    compute,
+    first_result,
+    is_library,
+    is_reduction,
+    is_small,
+    library_call,
+    may_overwrite,
+    size_and_type,
+    waits,
+)
+from autotune.speed.jobs.fused_kernels import kernels_of, waits_for_all
+
+aten = torch.ops.aten
+
+
+class GraphPlan:
+    """The graph of one forward or backward; values that are in memory are recorded."""
+
+    def __init__(self, graph: fx.GraphModule, recorder: AllocationRecorder) -> None:
+        self._recorder = recorder
+        self._attributes = graph
+        self._nodes = list(graph.graph.nodes)
+        placement = _place_values(self._nodes)
+        self._stored = placement.stored
+        self._last_read = _last_read_by_node(self._nodes, self._stored)
+        self._overwritten = self._plan_overwriting(placement)
+        """Earlier value that a later one is written over, by the later one."""
+        self._kernels = Counter(
+            kernels_of(self._nodes, self._stored, library_call, recorder.kernels)
+        )
+
+    def _plan_overwriting(self, placement: "_Placement") -> dict[fx.Node, fx.Node]:
+        """Return the earlier value that a later one is written over, by the later."""
+        results = {base_of(node) for node in self._nodes[-1].all_input_nodes}
+        reusable = placement.stored - results
+        overwriting = _Overwriting(placement)
+        for node in self._nodes:
+            dying = [
+                value
+                for value in self._last_read.get(node, ())
+                if value in reusable and size_and_type(value)
+            ]
+            overwriting.compute(node, dying)
+        return overwriting.overwritten
+
+    def run(self, *inputs: Any) -> Any:
+        """Run the graph on tensors without content."""
+        values: dict[fx.Node, Any] = {}
+        kept: dict[fx.Node, Any] = dict.fromkeys(self._overwritten.values())
+        """Values that are read for the last time, until others are written over."""
+        rest = iter(inputs)
+        del inputs
+        self._recorder.kernels.counts.update(self._kernels)
+        with self._recorder.paused():
+            for node in self._nodes:
+                if node.op == "placeholder":
+                    values[node] = next(rest)
+                elif node.op == "get_attr":
+                    values[node] = getattr(self._attributes, str(node.target))
+                elif node.op == "output":
+                    return fx.node.map_arg(node.args[0], values.__getitem__)
+                else:
+                    self._run_node(node, values, kept)
+                for value in self._last_read.get(node, ()):
+                    if value in kept:
+                        kept[value] = first_result(values[value])
+                    del values[value]
+        raise AssertionError("a graph without an output")
+
+    def _run_node(
+        self, node: fx.Node, values: dict[fx.Node, Any], kept: dict[fx.Node, Any]
+    ) -> None:
+        """Compute a node, into the block of an earlier value if it overwrites one.
+
+        No variable may hold a tensor when this returns, or it is released too late.
+        """
+        args = fx.node.map_arg(node.args, values.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+        library = node.target if is_library(node) else None
+        with self._recorder.requested(library, args, kwargs):
+            values[node] = compute(node, args, kwargs)
+            if node in self._overwritten:
+                earlier = self._overwritten[node]
+                block = kept.pop(earlier)
+                if block is None:
+                    block = first_result(values[earlier])
+                values[node] = block.as_strided(
+                    values[node].size(), values[node].stride()
+                )
+            elif node in self._stored:
+                self._recorder.keep(values[node])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placement:
+    """Values of a graph that are in memory; kernels compute all others as needed."""
+
+    stored: Set[fx.Node]
+    """Values that are written to memory."""
+    reducing: Set[fx.Node]
+    """Values computed by a kernel that also reduces."""
+
+
+def _place_values(nodes: Sequence[fx.Node]) -> _Placement:
+    """Decide which values are in memory."""
+    from torch._inductor import config
+
+    stored = _needed_in_memory(nodes)
+    reducing: set[fx.Node] = set()
+    reads: dict[fx.Node, set[fx.Node]] = {}
+    """Values in memory that a kernel reads to compute a value."""
+    for node in nodes:
+        sources = node.all_input_nodes
+        reads[node] = set().union(*(reads[source] for source in sources))
+        # A value that several operations read is computed once if it reads much
+        # itself.
+        if (
+            len(reads[node]) > config.realize_reads_threshold
+            and len(node.users) > 1
+            and base_of(node) is node
+        ):
+            stored.add(node)
+        fused = [source for source in sources if source not in stored]
+        if is_reduction(node) or any(source in reducing for source in fused):
+            reducing.add(node)
+        if node in stored or node.op != "call_function" or is_small(node):
+            reads[node] = {node}
+    computed = {node for node in stored if node.op == "call_function"}
+    return _Placement(stored=computed, reducing=reducing)
+
+
+def _needed_in_memory(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return inputs and outputs of library kernels, and results of the graph."""
+    needed: set[fx.Node] = set()
+    for node in nodes:
+        # ``copy_`` writes into an argument.
+        if is_library(node) or waits_for_all(node) or node.target is aten.copy_.default:
+            needed.add(node)
+    for node in nodes:
+        if node.op == "output" or is_library(node):
+            needed |= {base_of(source) for source in node.all_input_nodes}
+    return needed
+
+
+def _last_read_by_node(
+    nodes: Sequence[fx.Node], stored: Set[fx.Node]
+) -> dict[fx.Node, list[fx.Node]]:
+    """Return the values that nothing reads after a node, by that node."""
+    position = {node: number for number, node in enumerate(nodes)}
+    last_reader: dict[fx.Node, fx.Node] = {}
+    for node in reversed(nodes):
+        # A fused operation reads its inputs only when its kernel runs.
+        readers = [
+            user if user in stored or user.op == "output" else last_reader[user]
+            for user in node.users
+        ]
+        last_reader[node] = max((node, *readers), key=position.__getitem__)
+    last_read: dict[fx.Node, list[fx.Node]] = {}
+    for node, reader in last_reader.items():
+        last_read.setdefault(reader, []).append(node)
+    return last_read
+
+
+class _Overwriting:
+    """Assignment of values to the memory of earlier ones of the same size and type.
+
+    A pointwise kernel writes over its inputs, and any kernel over values that the one
+    before was last to read. Nodes are computed in the order of the graph.
+    """
+
+    def __init__(self, placement: _Placement) -> None:
+        self.overwritten: dict[fx.Node, fx.Node] = {}
+        """Earlier value that a later one is written over, by the later one."""
+        self._placement = placement
+        self._free = _FreeValues()
+        self._kernel = 0
+        """Number of the kernel that computes the node."""
+        self._is_fusing = False
+        """True if the kernel is a generated one, which further values may join."""
+
+    def compute(self, node: fx.Node, dying: Sequence[fx.Node]) -> None:
+        """Compute a node, which is the last to read ``dying``."""
+        earlier = None
+        if node in self._placement.stored:
+            self._join_or_begin_kernel(node)
+            earlier = self._value_to_overwrite(node, dying)
+        if earlier is not None:
+            self.overwritten[node] = earlier
+            self._free.remove(earlier)
+        for value in dying:
+            if value is not earlier:
+                self._free.add(self._kernel, value)
+
+    def _join_or_begin_kernel(self, node: fx.Node) -> None:
+        if waits(node):
+            if is_library(node) or not self._is_fusing:
+                self._kernel += 1
+            self._is_fusing = not is_library(node)
+
+    def _value_to_overwrite(
+        self, node: fx.Node, dying: Sequence[fx.Node]
+    ) -> fx.Node | None:
+        if not may_overwrite(node):
+            return None
+        is_pointwise = self._is_fusing and node not in self._placement.reducing
+        if is_pointwise:
+            for value in dying:
+                if size_and_type(value) == size_and_type(node):
+                    return value
+        return self._free.last_read_by(self._kernel - 1, node)
+
+
+class _FreeValues:
+    """Values that no later node reads, by size and type, with their last kernel."""
+
+    def __init__(self) -> None:
+        self._by_size_and_type: dict[Any, list[tuple[int, fx.Node]]] = {}
+
+    def add(self, kernel: int, value: fx.Node) -> None:
+        """Add a value that a kernel was last to read."""
+        values = self._by_size_and_type.setdefault(size_and_type(value), [])
+        values.append((kernel, value))
+
+    def last_read_by(self, kernel: int, node: fx.Node) -> fx.Node | None:
+        """Return the newest value of a node's size and type from a kernel, if any."""
+        values = self._by_size_and_type.get(size_and_type(node), [])
+        for reading_kernel, value in reversed(values):
+            if reading_kernel == kernel:
+                return value
+        return None
+
+    def remove(self, removed: fx.Node) -> None:
+        """Remove a value that is written over."""
+        key = size_and_type(removed)
+        self._by_size_and_type[key] = [
+            (kernel, value)
+            for kernel, value in self._by_size_and_type.get(key, [])
+            if value is not removed
+        ]
