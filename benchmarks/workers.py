@@ -33,14 +33,10 @@ from autotune.machine.values import HostFacts
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
+from autotune.workers.decide.count_statistics import Count, Round, WindowFigures
+from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.decide.worker_count import (
-    ENOUGH_SHARE,
-    Count,
-    Round,
-    WindowFigures,
-    WorkersRule,
-)
+from autotune.workers.decide.worker_count import WorkersRule
 from autotune.workers.measure import Sweep, TrainingWindows
 from autotune.workers.values import SweepRequest
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run

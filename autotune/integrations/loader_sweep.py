@@ -20,8 +20,8 @@ from autotune.trials.outcomes import Crashed, Measured, Outcome, TimedOut
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial
 from autotune.workers.count_sweep import CountSweep
+from autotune.workers.decide.count_statistics import Count
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.decide.worker_count import Count
 from autotune.workers.measure import gpu_source
 
 _PREFETCH_FACTOR = 2

@@ -28,8 +28,8 @@ from autotune.profiles.review_text import approval_line
 from autotune.profiles.values import Approval
 from autotune.trials.outcomes import Measured, describe
 from autotune.trials.values import FinishedTrial
-from autotune.workers.decide.worker_count import ENOUGH_SHARE
-from autotune.workers.sections import count_head, count_table
+from autotune.workers.count_tables import count_head, count_table
+from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 
 if TYPE_CHECKING:
     from autotune.base.tables import Row

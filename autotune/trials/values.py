@@ -33,7 +33,7 @@ JobName = Literal[
 ]
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
-    "training": "autotune.workers.job",
+    "training": "autotune.workers.jobs.training",
     "trace": "autotune.memory.jobs.trace",
     "links": "autotune.network.jobs.links",
     "gradient_sync": "autotune.network.jobs.gradient_sync",

@@ -6,7 +6,7 @@ the same machine, or the time of a step to replay.
 
 Begin with ``decide.worker_count``, the rule that chooses the count and the windows to
 measure next. ``count_sweep`` applies it, ``measure`` to the trainer's own DataLoader,
-and ``stage.count_workers`` is the whole phase. ``job`` runs a window in the child
-process. If no number of workers suffices, ``joint_search`` also tries prefetching and
-pinning.
+and ``stage.count_workers`` is the whole phase. ``jobs.training`` runs a window in the
+child process. If no number of workers suffices, ``joint_search`` also tries prefetching
+and pinning.
 """

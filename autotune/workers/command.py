@@ -13,6 +13,7 @@ from autotune.console.slurm_job import JobOptions, profile_job
 if TYPE_CHECKING:
     from autotune.memory.values import ProbeEvidence
     from autotune.profiles.store import StoredProfile
+    from autotune.workers.values import SweepRequest
 
 
 @opt.grouped
@@ -56,14 +57,6 @@ def workers(
     The time limit may leave several numbers undecided. With --loader, your own loader
     is measured, with --step or --step-time as its consumer.
     """
-    from autotune.base.document import answer_json
-    from autotune.profiles.local_probe import require_local_probe
-    from autotune.profiles.store import read_profile
-    from autotune.trials.session import open_session
-    from autotune.tune.decide import sweep_time_text
-    from autotune.workers.sections import workers_text
-    from autotune.workers.stage import count_workers
-
     if loader is not None or own.step is not None:
         from autotune.integrations.command import sweep_own
         from autotune.integrations.stage import sweep_request
@@ -82,9 +75,10 @@ def workers(
         )
         sweep_own(context, own_request, device, job, out=sweep.profile)
         return
+    from autotune.profiles.store import read_profile, require_local_probe
+
     stored = read_profile(sweep.required())
     probe = require_local_probe(stored)
-    train = stored.profile.train
     request = sweep.request(
         stored,
         job.reports,
@@ -93,19 +87,40 @@ def workers(
         max_workers=max_workers,
         replayed_step_s=step_time_s,
     )
+    _sweep_profile(context, stored, probe, request, job, time_limit_s=time_limit_s)
+
+
+def _sweep_profile(
+    context: typer.Context,
+    stored: "StoredProfile",
+    probe: "ProbeEvidence",
+    request: "SweepRequest",
+    job: JobOptions,
+    *,
+    time_limit_s: float,
+) -> None:
+    """Sweep the trainer's own DataLoader for a probed profile, here or as a job."""
+    from autotune.base.document import answer_json
+    from autotune.trials.session import open_session
+    from autotune.tune.decide import sweep_time_text
+    from autotune.workers.sections import workers_text
+    from autotune.workers.stage import count_workers
+
+    train = stored.profile.train
+    is_replayed = request.replayed_step_s is not None
     purpose = (
         f"Finds the DataLoader workers that {train.model.name} needs, and writes them"
         f" into {stored.path}."
     )
     job_request = profile_job(
-        "workers", purpose, stored, request, on_gpus=step_time_s is None
+        "workers", purpose, stored, request, on_gpus=not is_replayed
     )
     if job.submitted_or_rejected(context, job_request):
         return
-    measured_on = "cpu" if step_time_s else train.device
-    sys.stderr.write(sweep_time_text("workers", measured_on, window_s, time_limit_s))
+    device = "cpu" if is_replayed else train.device
+    sys.stderr.write(sweep_time_text("workers", device, request.window_s, time_limit_s))
     without_gpu = _next_step_without_gpu(stored, probe)
-    with open_session(measured_on, request.data, without_gpu=without_gpu) as bench:
+    with open_session(device, request.data, without_gpu=without_gpu) as bench:
         evidence = count_workers(bench, stored, request)
     if job.as_json:
         print(answer_json(evidence))

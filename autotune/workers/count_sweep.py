@@ -18,13 +18,15 @@ from autotune.trials.job_figures import GpuUse, LoadedWindow
 from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.runner import Rounds, TrialRunner
 from autotune.trials.values import Trial
+from autotune.workers.decide.count_statistics import (
+    FIRST_ROUNDS,
+    Count,
+    WindowFigures,
+)
 from autotune.workers.decide.dead_workers import WorkersDied, workers_died
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import (
-    FIRST_ROUNDS,
-    Count,
     NextRounds,
-    WindowFigures,
     WorkersChoice,
     WorkersRule,
 )

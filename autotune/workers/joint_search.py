@@ -14,12 +14,10 @@ from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import FinishedTrial
 from autotune.workers.count_sweep import NamedWindow
+from autotune.workers.decide.count_statistics import FIRST_ROUNDS
+from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.decide.dead_workers import WorkersDied
-from autotune.workers.decide.worker_count import (
-    ENOUGH_SHARE,
-    FIRST_ROUNDS,
-    WorkersChoice,
-)
+from autotune.workers.decide.worker_count import WorkersChoice
 from autotune.workers.measure import Sweep, training_trial
 from autotune.workers.values import JointChoice, TrainingRequest
 from trainer.config.train_config import DataSettings, Tag, tagged

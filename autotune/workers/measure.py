@@ -14,8 +14,9 @@ from autotune.trials.outcomes import Measured
 from autotune.trials.session import Session
 from autotune.trials.values import Trial
 from autotune.workers.count_sweep import CountSweep, mean_gpu_use
+from autotune.workers.decide.count_statistics import Count
 from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
-from autotune.workers.decide.worker_count import Count, WorkersChoice
+from autotune.workers.decide.worker_count import WorkersChoice
 from autotune.workers.values import (
     SweepRequest,
     TrainingRequest,

@@ -1,35 +1,31 @@
-"""Sections on a sweep of DataLoader workers."""
+"""Sections on a sweep of DataLoader workers, for the console and the report."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.base import document as doc
-from autotune.base.document import bulleted, sentence
+from autotune.base.document import bulleted
 from autotune.base.render_console import console_text
 from autotune.base.tables import Row
-from autotune.base.units import format_bytes, format_count, format_percent, format_share
+from autotune.base.units import format_count, format_percent, format_share
 from autotune.base.wording import (
     format_bytes_per_s,
     format_times,
-    format_window_bounds,
     format_windows,
     plural,
 )
 from autotune.profiles.decide.follow_up import command, probe_first
 from autotune.report.values import ReportedProfile
 from autotune.trials.job_figures import GpuUse
-from autotune.workers.decide.worker_count import ENOUGH_SHARE
-from autotune.workers.values import (
-    VERDICT_WORDS,
-    CountEvidence,
-    CountRow,
-    JointChoice,
-    WorkersEvidence,
-)
+from autotune.workers.count_tables import count_head, count_table
+from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
+from autotune.workers.throughput_chart import throughput_chart
+from autotune.workers.values import JointChoice, WorkersEvidence
 
 LONGER_SWEEP = 4
-"""Time of a sweep that decides an undecided count, in multiples of the one before."""
+"""Time of a sweep that decides an undecided count, in multiples of the one before: an
+interval from four times as many windows is half as wide."""
 LEAST_MINUTES = 10
 """Shortest time limit to suggest; the default of the command."""
 
@@ -80,8 +76,10 @@ def _sweep_blocks(evidence: WorkersEvidence) -> tuple[doc.Block, ...]:
         for row in evidence.rows
     ]
     table = count_table(evidence.rows, "tokens/s incl. padding (median)", rates)
+    throughput: doc.Block = table
     # A single count makes no curve.
-    throughput = _chart(evidence, table) if len(evidence.rows) > 1 else table
+    if len(evidence.rows) > 1:
+        throughput = throughput_chart(evidence, table)
     blocks: list[doc.Block] = [
         count_head("DataLoader workers", chosen_loader(evidence), evidence),
         throughput,
@@ -93,23 +91,8 @@ def _sweep_blocks(evidence: WorkersEvidence) -> tuple[doc.Block, ...]:
     return tuple(blocks)
 
 
-def _chart(evidence: WorkersEvidence, table: doc.Table) -> doc.Block:
-    ratios = "; ".join(
-        f"{row.num_workers}: {format_share(row.ratio_to_cached)}"
-        for row in evidence.rows
-    )
-    return doc.Chart(
-        title="Throughput by number of DataLoader workers, relative to cached batches",
-        description=(
-            "Throughput relative to cached batches by num_workers:"
-            f" {ratios}. Bars: 98 % CI."
-        ),
-        drawing=_drawing(evidence),
-        table=table,
-    )
-
-
 def _counters(evidence: WorkersEvidence) -> doc.Table:
+    """Return the GPU counters of windows; without rows on a CPU."""
     headers = (
         "num_workers",
         "SMs busy",
@@ -149,90 +132,6 @@ def _counter_cells(num_workers: int, gpu: GpuUse) -> Row:
     ]
 
 
-def count_head(title: str, chosen: str, evidence: CountEvidence) -> doc.Pairs:
-    """Return the chosen count with its reason, and the next smaller one's result."""
-    reason = f" ({evidence.choice})"
-    if evidence.next_smaller:
-        reason += f". {sentence(evidence.next_smaller)}"
-    return doc.Pairs(pairs=((title, (doc.Strong(text=chosen), reason)),))
-
-
-def count_table(
-    rows: Sequence[CountRow], rate_header: str, rates: Sequence[str]
-) -> doc.Table:
-    """Return the table of windows by number of workers, with a column of rates."""
-    headers = (
-        "num_workers",
-        rate_header,
-        "vs cached batches",
-        "98 % CI",
-        "data wait",
-        "GPU utilisation",
-        "RAM",
-        "verdict",
-    )
-    cells = [_count_cells(row, rate) for row, rate in zip(rows, rates, strict=True)]
-    return doc.Table(
-        caption="Throughput by num_workers",
-        headers=headers,
-        rows=tuple(cells),
-        align="r" * (len(headers) - 1) + "l",
-    )
-
-
-def _count_cells(row: CountRow, rate: str) -> Row:
-    utilisation_share = row.gpu.utilisation_share if row.gpu else None
-    return [
-        str(row.num_workers),
-        rate,
-        format_share(row.ratio_to_cached),
-        format_window_bounds(row.ratio, format_share),
-        format_share(row.data_wait_share),
-        format_share(utilisation_share),
-        format_bytes(row.memory_bytes),
-        VERDICT_WORDS[row.verdict],
-    ]
-
-
-def _drawing(evidence: WorkersEvidence) -> doc.LineChart:
-    rows = sorted(evidence.rows, key=lambda row: row.num_workers)
-    throughput = tuple(
-        doc.Point(
-            x=row.num_workers,
-            y=row.ratio_to_cached,
-            low=row.ratio_low,
-            high=row.ratio_high,
-        )
-        for row in rows
-    )
-    waits = tuple(doc.Point(x=row.num_workers, y=row.data_wait_share) for row in rows)
-    lines = [
-        doc.Line(name="throughput vs cached batches", points=throughput, colour=0),
-        doc.Line(name="data wait", points=waits, colour=5),
-    ]
-    utilisation = tuple(
-        doc.Point(x=row.num_workers, y=row.gpu.utilisation_share)
-        for row in rows
-        if row.gpu is not None and row.gpu.utilisation_share is not None
-    )
-    if utilisation:
-        lines.append(doc.Line(name="GPU utilisation", points=utilisation, colour=2))
-    return doc.LineChart(
-        x=doc.Axis(
-            label="num_workers (per rank)",
-            unit="count",
-            ticks=tuple(row.num_workers for row in rows),
-        ),
-        y=doc.Axis(label="share", unit="share", low=0),
-        lines=tuple(lines),
-        rules=(
-            doc.ReferenceLine(
-                value=ENOUGH_SHARE, label=f"sufficient: {format_percent(ENOUGH_SHARE)}"
-            ),
-        ),
-    )
-
-
 def chosen_loader(evidence: WorkersEvidence) -> str:
     """Return the chosen loader settings in a few words."""
     joint = evidence.joint
@@ -244,6 +143,16 @@ def chosen_loader(evidence: WorkersEvidence) -> str:
 
 def workers_lines(evidence: WorkersEvidence) -> Iterator[str]:
     """Yield the lines under the table."""
+    yield from _setup_lines(evidence)
+    yield _dataset_line(evidence)
+    yield from _gpu_lines(evidence)
+    yield from _data_loading_lines(evidence)
+    if evidence.joint:
+        yield _joint_line(evidence.joint)
+
+
+def _setup_lines(evidence: WorkersEvidence) -> Iterator[str]:
+    """Yield the lines on the windows that were measured."""
     cached = statistics.median(evidence.cached_padded_tokens_per_s)
     yield (
         f"upper bound without data loading (cached batches): {format_count(cached)}"
@@ -258,7 +167,10 @@ def workers_lines(evidence: WorkersEvidence) -> Iterator[str]:
         f"largest num_workers allowed: {evidence.max_workers}"
         f" ({evidence.max_workers_because})"
     )
-    yield _dataset_line(evidence)
+
+
+def _gpu_lines(evidence: WorkersEvidence) -> Iterator[str]:
+    """Yield the lines on the GPUs' figures."""
     yield f"GPU: {evidence.gpu_source}"
     if any(row.gpu for row in evidence.rows):
         yield (
@@ -267,6 +179,10 @@ def workers_lines(evidence: WorkersEvidence) -> Iterator[str]:
         )
     if evidence.operating_state:
         yield f"GPU state on cached batches: {evidence.operating_state}"
+
+
+def _data_loading_lines(evidence: WorkersEvidence) -> Iterator[str]:
+    """Yield the lines on what faster data loading would gain."""
     best_ratio = max(row.ratio_to_cached for row in evidence.rows)
     if evidence.data_on_network:
         most_gain = max(0.0, 1 / best_ratio - 1)
@@ -281,8 +197,6 @@ def workers_lines(evidence: WorkersEvidence) -> Iterator[str]:
             f" {format_percent(1 - best_ratio)} of the throughput; use more CPU cores"
             " per rank, faster storage or shorter samples"
         )
-    if evidence.joint:
-        yield _joint_line(evidence.joint)
 
 
 def _dataset_line(evidence: WorkersEvidence) -> str:

@@ -16,7 +16,9 @@ from torch.utils import _pytree
 from autotune.integrations.jobs import load
 from autotune.integrations.values import LOOP_STEPS, OwnLoaderRequest
 from autotune.trials.jobs import footprint
-from autotune.workers.job import Consumer, ReplayedStep, drain, timed_window
+from autotune.workers.jobs.batches import drain
+from autotune.workers.jobs.consumers import Consumer, ReplayedStep
+from autotune.workers.jobs.timed_window import WindowLength, timed_window
 from trainer.data.data_wait import DataWait
 from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.ranks import Ranks
@@ -196,10 +198,12 @@ def window(
         consumer,
         alone,
         lambda batches: None,
-        window_s=asked.window_s,
-        step_s=step_s,
-        min_steps=MIN_STEPS,
-        group=max(1, asked.num_workers),
+        WindowLength(
+            window_s=asked.window_s,
+            step_s=step_s,
+            min_steps=MIN_STEPS,
+            group=max(1, asked.num_workers),
+        ),
     )
     return window.figures | {
         "tokens_per_s": window.figures["steps"] / window.slowest_s,

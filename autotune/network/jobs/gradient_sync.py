@@ -13,7 +13,7 @@ from torch import nn
 
 from autotune.network.values import GradientSyncRequest
 from autotune.trials.jobs.footprint import Memory
-from autotune.workers.job import batches_of
+from autotune.workers.jobs.batches import batches_of
 from trainer.build import build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import gradient_accumulation_steps

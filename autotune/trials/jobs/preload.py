@@ -15,7 +15,7 @@ def preload_trainer() -> None:
     for module in (
         "trainer.loop",
         "autotune.memory.jobs.step",
-        "autotune.workers.job",
+        "autotune.workers.jobs.training",
         "torch._dynamo",
     ):
         importlib.import_module(module)

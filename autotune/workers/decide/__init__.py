@@ -1,5 +1,5 @@
 """Pure decisions of the sweep: no torch, files, clock or environment.
 
-``worker_count`` chooses the number of workers and the rounds to measure next;
-``loader_limits`` bounds it by CPUs and memory.
+``worker_count`` chooses the number of workers and the rounds to measure next, by the
+verdicts of ``count_verdicts``. ``loader_limits`` bounds it by CPUs and memory.
 """

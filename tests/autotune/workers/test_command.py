@@ -29,7 +29,9 @@ def sweep(request, monkeypatch, workdir_with_data, says):
     requests = []
 
     def record_request(*arguments, **_):
-        requests.extend(one for one in arguments if isinstance(one, SweepRequest))
+        requests.extend(
+            argument for argument in arguments if isinstance(argument, SweepRequest)
+        )
         raise NOT_MEASURED
 
     monkeypatch.setattr(*PHASES[request.param], record_request)
@@ -37,19 +39,19 @@ def sweep(request, monkeypatch, workdir_with_data, says):
         session, "open_session", lambda *_, **__: contextlib.nullcontext()
     )
 
-    def sweep(limit):
+    def run_with_limit(time_limit):
         text = says(
             request.param,
             "p.toml",
             "--data=data",
             "--time-limit",
-            limit,
+            time_limit,
             "--here",
-            code=3,
+            code=NOT_MEASURED.exit_code,
         )
         return requests[0], text
 
-    return sweep
+    return run_with_limit
 
 
 def test_time_limit_is_a_deadline(sweep):

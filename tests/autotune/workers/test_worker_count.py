@@ -1,3 +1,5 @@
+"""The number of DataLoader workers, chosen from simulated windows."""
+
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.workers.decide.count_statistics import Count, Round, WindowFigures
 from autotune.workers.decide.worker_count import (
-    Count,
     NextRounds,
-    Round,
-    WindowFigures,
     WorkersChoice,
     WorkersRule,
     ladder,
@@ -39,10 +39,11 @@ class Feed:
         self.random = random.Random(seed)
         self.windows = 0
 
-    def read(self, count: Count) -> WindowFigures:
+    def measure_window(self, count: Count) -> WindowFigures:
         self.windows += 1
         rate = 1.0 if count is None else self.rate(count)
         wait_share = max(0.0, 1 - rate) if self.waits else 1.0
+        # A uniform distribution of this width has a standard deviation of about 1.
         factor = 1 + self.noise * self.random.uniform(-1.7, 1.7)
         return WindowFigures(
             tokens_per_s=1000 * rate * factor,
@@ -51,14 +52,19 @@ class Feed:
 
     def measure(self, next_rounds: NextRounds) -> list[Round]:
         return [
-            {count: self.read(count) for count in next_rounds.counts}
+            {count: self.measure_window(count) for count in next_rounds.counts}
             for _ in range(next_rounds.rounds)
         ]
 
 
+MOST_WINDOWS = 3000
+"""Windows after which a decision is given up."""
+
+
 def decide(
-    feed: Feed, max_count: int, *, most_windows: int = 3000
+    feed: Feed, max_count: int, *, most_windows: int = MOST_WINDOWS
 ) -> tuple[WorkersChoice, list[Round]]:
+    """Return the choice, and the rounds that the rule asked for."""
     rounds: list[Round] = []
     while feed.windows < most_windows:
         next_rounds = WorkersRule(rounds, max_count).next_rounds()
@@ -71,7 +77,10 @@ def decide(
 
 
 def rising(knee: int, plateau: float = 1.0) -> Rate:
-    """Return a rate that grows with each worker until the knee."""
+    """Return a rate that grows with each worker until the knee.
+
+    Without workers, the rate is that of 0.4 workers, so that it is not 0.
+    """
     return lambda count: plateau * min(1.0, max(count, 0.4) / max(knee, 0.4))
 
 
@@ -85,20 +94,16 @@ def test_finds_every_knee_without_noise(max_count, waits):
         assert choice.workers == knee
         assert choice.undecided_between == ()
         assert choice.verdicts[knee] == "verified"
+        # Each rung of the ladder, and a bisection between two of them.
         few = len(ladder(max_count)) + max_count.bit_length()
         assert len(choice.verdicts) <= few
 
 
-@given(
-    st.integers(1, 24).flatmap(
-        lambda limit: st.tuples(st.just(limit), st.integers(0, limit))
-    ),
-    st.floats(0.2, 1.0),
-    st.integers(0, 10**6),
-)
+@given(data=st.data(), plateau=st.floats(0.2, 1.0), seed=st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
-def test_finds_knee_of_plateau_below_cached_batches(limits, plateau, seed):
-    max_count, knee = limits
+def test_finds_knee_of_plateau_below_cached_batches(data, plateau, seed):
+    max_count = data.draw(st.integers(1, 24), label="max_count")
+    knee = data.draw(st.integers(0, max_count), label="knee")
     choice, _ = decide(Feed(rising(knee, plateau), noise=0.0005, seed=seed), max_count)
     assert choice.workers == knee
     assert choice.undecided_between == ()
@@ -216,7 +221,7 @@ def test_proves_the_knee(case):
     assert choice.workers == case.workers
     assert choice.undecided_between == ()
     assert max(choice.verdicts) == case.largest_tried
-    # Far fewer windows than the 3000 after which ``decide`` gives up.
+    # Far fewer windows than those after which ``decide`` gives up.
     assert sum(map(len, rounds)) < 400
     assert choice.ratios[case.workers].value == pytest.approx(
         case.feed.rate(case.workers), rel=0.02
@@ -244,18 +249,20 @@ def test_refuted_count_refutes_all_smaller_ones(knee, noise, seed):
 
 @pytest.mark.parametrize("knee", [0, 1, 3, 6])
 def test_undecided_counts_contain_the_truth(knee):
-    undecided = 0
-    contained = 0
+    choices = []
     for seed in range(12):
         feed = Feed(rising(knee), noise=0.05, waits=False, seed=seed)
         choice, _ = decide(feed, 8, most_windows=20)
-        low, high = choice.undecided_between or (choice.workers, choice.workers)
-        assert low <= choice.workers <= high
-        contained += low <= knee <= high
-        undecided += bool(choice.undecided_between)
-    assert undecided > 0
+        choices.append(choice)
+    assert any(choice.undecided_between for choice in choices)
+    wrong_choices = 0
+    for choice in choices:
+        fewest, most = choice.undecided_between or (choice.workers, choice.workers)
+        assert fewest <= choice.workers <= most
+        if not fewest <= knee <= most:
+            wrong_choices += 1
     # An interval of 98 % is wrong now and then.
-    assert contained >= 11
+    assert wrong_choices <= 1
 
 
 @pytest.mark.parametrize(
@@ -273,17 +280,22 @@ def test_ladder_doubles_up_to_the_limit(max_count, counts):
 
 
 def test_first_round_decides_nothing():
-    first = NextRounds(counts=(None, 0), rounds=1)
-    assert WorkersRule([], 8).next_rounds() == first
-    rule = WorkersRule(Feed(lambda _: 1.0).measure(first), 4)
+    without_workers = NextRounds(counts=(None, 0), rounds=1)
+    assert WorkersRule([], 8).next_rounds() == without_workers
+    rule = WorkersRule(Feed(lambda _: 1.0).measure(without_workers), 4)
     assert rule.choose().undecided_between == (0, 4)
-    assert rule.next_rounds() == first
+    assert rule.next_rounds() == without_workers
 
 
 def waiting_rounds(
     wait_shares: dict[int, float], rates: dict[int, float]
 ) -> list[Round]:
-    """Return six rounds with noise of 5 %, by workers, next to cached batches."""
+    """Return six rounds of some counts, next to cached batches, with noise of 5 %.
+
+    Args:
+        wait_shares: Share of the time that each count waits for data.
+        rates: Share of the throughput on cached batches, by count.
+    """
     noise = random.Random(0)
     rounds = []
     for _ in range(6):
@@ -307,13 +319,15 @@ def test_count_that_hardly_waits_is_verified():
 
 
 def test_count_that_waits_is_open():
-    assert WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0) == "open"
+    choice = WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).choose()
+    assert choice.verdicts[0] == "open"
 
 
 def test_slow_count_is_refuted_however_little_it_waits():
-    rule = WorkersRule(waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0}), 8)
-    assert rule.verdict(0) == "refuted"
-    assert rule.choose().workers == 1
+    rounds = waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0})
+    choice = WorkersRule(rounds, 8).choose()
+    assert choice.verdicts[0] == "refuted"
+    assert choice.workers == 1
 
 
 @given(st.floats(1e-3, 1e3), st.integers(0, 10**6))

@@ -1,0 +1,55 @@
+"""Tables on a sweep of a number of DataLoader workers, the trainer's or your own."""
+
+from collections.abc import Sequence
+
+from autotune.base import document as doc
+from autotune.base.document import sentence
+from autotune.base.tables import Row
+from autotune.base.units import format_bytes, format_share
+from autotune.base.wording import format_window_bounds
+from autotune.workers.values import VERDICT_WORDS, CountEvidence, CountRow
+
+
+def count_head(title: str, chosen: str, evidence: CountEvidence) -> doc.Pairs:
+    """Return the chosen count with its reason, and the next smaller one's result."""
+    reason = f" ({evidence.choice})"
+    if evidence.next_smaller:
+        reason += f". {sentence(evidence.next_smaller)}"
+    return doc.Pairs(pairs=((title, (doc.Strong(text=chosen), reason)),))
+
+
+def count_table(
+    rows: Sequence[CountRow], rate_header: str, rates: Sequence[str]
+) -> doc.Table:
+    """Return the table of windows by number of workers, with a column of rates."""
+    headers = (
+        "num_workers",
+        rate_header,
+        "vs cached batches",
+        "98 % CI",
+        "data wait",
+        "GPU utilisation",
+        "RAM",
+        "verdict",
+    )
+    cells = [_count_cells(row, rate) for row, rate in zip(rows, rates, strict=True)]
+    return doc.Table(
+        caption="Throughput by num_workers",
+        headers=headers,
+        rows=tuple(cells),
+        align="r" * (len(headers) - 1) + "l",
+    )
+
+
+def _count_cells(row: CountRow, rate: str) -> Row:
+    utilisation_share = row.gpu.utilisation_share if row.gpu else None
+    return [
+        str(row.num_workers),
+        rate,
+        format_share(row.ratio_to_cached),
+        format_window_bounds(row.ratio, format_share),
+        format_share(row.data_wait_share),
+        format_share(utilisation_share),
+        format_bytes(row.memory_bytes),
+        VERDICT_WORDS[row.verdict],
+    ]

@@ -1,0 +1,146 @@
+"""Consumers of batches: the trainer's step, and a simulation of a GPU's."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from trainer.build import Training
+from trainer.config.train_config import TrainConfig
+from trainer.data.data_wait import DataWait
+from trainer.data.micro_batch import MicroBatch
+from trainer.distributed.device_events import DeviceEvent, mark
+from trainer.distributed.optimizer import learning_rate
+from trainer.distributed.ranks import Ranks
+from trainer.distributed.step import StepResult
+
+
+class Consumer(Protocol):
+    """Consumer of batches; the trainer's runs one step ahead of the device."""
+
+    wait: DataWait
+
+    def step(self, loader: Iterator[Any]) -> list[Any]:
+        """Take the batches of a step and the step; return the batches."""
+
+    def finish(self) -> None:
+        """Wait until the device is idle."""
+
+
+class TrainingStep:
+    """The trainer's step, with the host one step ahead of the device."""
+
+    def __init__(
+        self,
+        training: Training,
+        config: TrainConfig,
+        micro_batches: int,
+        device: torch.device,
+    ) -> None:
+        self._step = training.step
+        self._module = training.module
+        self.work = training.work
+        self._config = config
+        self._micro_batches = micro_batches
+        self._steps_taken = 0
+        self._last_result: StepResult | None = None
+        self.losses: list[torch.Tensor] = []
+        """Loss of each step so far, warm-up included."""
+        self.wait = DataWait(lambda: mark(device))
+
+    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+        """Take a step's micro-batches and launch the step.
+
+        Return after the device finished the previous one.
+        """
+        batches = self.wait.take(loader, self._micro_batches)
+        if not self._steps_taken:
+            self._module.expect_documents(batches[0])
+        previous = self._last_result
+        result = self._step.run(batches, learning_rate(self._config, self._steps_taken))
+        self._last_result = result
+        self.losses.append(result.loss)
+        self.wait.device_busy_until(result.updated)
+        self._steps_taken += 1
+        if previous is not None:
+            previous.updated.wait()
+        return batches
+
+    def finish(self) -> None:
+        """Wait until the device is idle.
+
+        Raises:
+            ValueError: If the loss is not finite.
+        """
+        if self._last_result is None:
+            return
+        loss = float(self._last_result.loss)
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss}")
+
+
+class ReplayedStep:
+    """Simulation of a GPU with a known time per micro-batch.
+
+    This process keeps one CPU core busy, as in training. A micro-batch starts when all
+    ranks have their data, as they synchronise gradients. Copies to the GPU and their
+    host memory bandwidth are not simulated.
+
+    Args:
+        micro_batch_s: Time of a full micro-batch.
+        share: Function that returns the share of ``micro_batch_s`` that a batch takes.
+        micro_batches: Micro-batches of a step.
+        ranks: Ranks that train together.
+    """
+
+    def __init__(
+        self,
+        micro_batch_s: float,
+        share: Callable[[Any], float],
+        micro_batches: int,
+        ranks: Ranks,
+    ) -> None:
+        self._micro_batch_s = micro_batch_s
+        self._share = share
+        self._micro_batches = micro_batches
+        self._ranks = ranks
+        self._idle_from_s = time.perf_counter()
+        self.wait = DataWait(lambda: DeviceEvent(time.perf_counter()))
+        torch.set_num_threads(1)
+        self._matrix = torch.rand(96, 96)
+
+    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+        """Take a step's micro-batches.
+
+        The host is as far ahead of the simulated GPU as the trainer is of a real one.
+        """
+        batches = []
+        begins_s = self._idle_from_s
+        for _ in range(self._micro_batches):
+            (batch,) = self.wait.take(loader, 1)
+            ready_s = max(time.perf_counter(), self._idle_from_s)
+            (begins_s,) = self._ranks.all_reduce_max(ready_s)
+            self._idle_from_s = begins_s + self._micro_batch_s * self._share(batch)
+            self.wait.device_busy_until(_Until(self._idle_from_s))
+            batches.append(batch)
+        self._compute_until(begins_s)
+        return batches
+
+    def finish(self) -> None:
+        """Wait until the device is idle."""
+        self._compute_until(self._idle_from_s)
+
+    def _compute_until(self, end_s: float) -> None:
+        while time.perf_counter() < end_s:
+            # Releases the GIL, unlike a loop that reads the clock.
+            torch.mm(self._matrix, self._matrix)
+
+
+class _Until(DeviceEvent):
+    """Device event at a time known in advance."""
+
+    def reached(self) -> bool:
+        assert isinstance(self.moment, float)
+        return time.perf_counter() >= self.moment

@@ -1,0 +1,145 @@
+"""Consumers of batches: the replayed step keeps time, the trainer's step trains."""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from autotune.workers.jobs.consumers import ReplayedStep, TrainingStep
+from tests.trainer.oracles import config_of, micro_batches, training_of
+from trainer.data.dataset import TokenDataset
+from trainer.distributed.ranks import Ranks
+
+STEP_S = 0.12
+"""Time of a replayed step."""
+STEPS = 6
+"""Timed steps."""
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """Restore torch's threads, which a replayed step takes away."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FullBatch:
+    """Batch that takes the whole time of a replayed step."""
+
+    share: float = 1.0
+
+
+ALONE = Ranks(
+    rank=0, local_rank=0, local_world_size=1, world_size=1, device=torch.device("cpu")
+)
+
+
+def replayed(step_s: float) -> ReplayedStep:
+    return ReplayedStep(step_s, lambda batch: batch.share, 1, ALONE)
+
+
+def delayed(delay_s: float) -> Iterator[FullBatch]:
+    """Yield a batch after each delay."""
+    while True:
+        time.sleep(delay_s)
+        yield FullBatch()
+
+
+def seconds_per_step(consumer: ReplayedStep, loader) -> float:
+    """Return the time of a step after a first one, which is not timed."""
+    consumer.step(loader)
+    consumer.finish()
+    consumer.wait.take_waited_s()
+    started_s = time.perf_counter()
+    for _ in range(STEPS):
+        consumer.step(loader)
+    consumer.finish()
+    return (time.perf_counter() - started_s) / STEPS
+
+
+def test_replayed_step_takes_its_time():
+    consumer = replayed(STEP_S)
+    cached = itertools.repeat(FullBatch())
+    assert seconds_per_step(consumer, cached) == pytest.approx(STEP_S, rel=0.25)
+    assert consumer.wait.take_waited_s() < STEP_S
+
+
+def test_replayed_step_lets_threads_run():
+    ticks = []
+    stop = threading.Event()
+
+    def tick():
+        while not stop.wait(0.005):
+            ticks.append(time.perf_counter())
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    seconds_per_step(replayed(STEP_S), itertools.repeat(FullBatch()))
+    stop.set()
+    ticking.join()
+    # Far fewer than the time allows, as the machine may be busy.
+    assert len(ticks) >= 5
+
+
+def test_fast_loader_hides_behind_the_step():
+    consumer = replayed(STEP_S)
+    step_s = seconds_per_step(consumer, delayed(0.5 * STEP_S))
+    assert 0.75 * STEP_S < step_s < 1.35 * STEP_S
+    # The first batch is waited for before there is a step to hide behind.
+    assert consumer.wait.take_waited_s() < 2 * STEP_S
+
+
+def test_slow_loader_sets_the_pace():
+    consumer = replayed(STEP_S)
+    step_s = seconds_per_step(consumer, delayed(2.5 * STEP_S))
+    assert 1.75 * STEP_S < step_s < 3.25 * STEP_S
+    assert consumer.wait.take_waited_s() >= STEPS * STEP_S
+
+
+def test_replayed_step_returns_its_batches():
+    first, second = FullBatch(), FullBatch()
+    loader = iter([first, second])
+    consumer = replayed(0.001)
+    assert consumer.step(loader) == [first]
+    assert consumer.step(loader) == [second]
+
+
+@pytest.fixture
+def training_step(patterned_dataset):
+    """Return a training step, its model and its micro-batches."""
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of(micro_batch_size=4)
+    training = training_of(config, dataset)
+    consumer = TrainingStep(training, config, 1, torch.device("cpu"))
+    batches = iter(micro_batches(dataset, config, steps=4))
+    return consumer, training.module.model, batches
+
+
+def test_training_step_changes_the_model(training_step):
+    consumer, model, batches = training_step
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(3):
+        (batch,) = consumer.step(batches)
+        assert batch.non_padding_tokens > 0
+    consumer.finish()
+    after = model.parameters()
+    assert any(
+        not torch.equal(old, new) for old, new in zip(before, after, strict=True)
+    )
+    assert consumer.wait.take_waited_s() > 0
+
+
+def test_training_step_rejects_a_loss_of_nan(training_step):
+    consumer, model, batches = training_step
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    consumer.step(batches)
+    with pytest.raises(ValueError, match="the loss is nan"):
+        consumer.finish()
