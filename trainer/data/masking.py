@@ -168,7 +168,8 @@ def _positions_of(drawn: Int64, begins: Int64, tokens: Int64) -> Int64:
     quads = _quads(tokens)
     first_numbers = _QUAD_TOKENS * (np.cumsum(quads) - quads)
     shifts = np.repeat(begins - first_numbers, quads)
-    return drawn + shifts[drawn >> _QUAD_BITS]
+    positions: Int64 = drawn + shifts[drawn >> _QUAD_BITS]
+    return positions
 
 
 def _token_words(quad_words: Uint64, tokens: Int64) -> Uint64:

@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -8,48 +9,70 @@ from hypothesis import strategies as st
 
 from trainer.data.masking import IGNORED_LABEL, Masker
 
+MASK_ID = 4
+PROBABILITY = 0.15
 RULE = {
     "vocab_size": 1000,
-    "mask_id": 4,
-    "special_ids": (0, 1, 2, 3, 4),
-    "probability": 0.15,
+    "mask_id": MASK_ID,
+    "special_ids": (0, 1, 2, 3, MASK_ID),
+    "probability": PROBABILITY,
 }
 ORDINARY_IDS = np.arange(5, 1000)
 SAMPLES = 400
 """Samples of all ordinary ids in ``mask_many``."""
 
 
-def mask(
-    ids, rule=RULE, *, seed=0, epochs=(0,), samples=(0,), tokens=None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the corrupted ids, and the labels: original ids where predicted."""
-    corrupted = np.array(ids, dtype=np.uint16)
-    if tokens is None:
-        tokens = [len(corrupted)]
-    lengths = np.array(tokens, dtype=np.int64)
+@dataclass(frozen=True)
+class Masked:
+    """Ids of samples, one after the other, before and after masking."""
+
+    original: np.ndarray
+    corrupted: np.ndarray
+    labels: np.ndarray
+    """Original ids of predicted tokens, elsewhere the ignored label."""
+
+    @property
+    def is_predicted(self) -> np.ndarray:
+        return self.labels != IGNORED_LABEL
+
+    @property
+    def is_masked(self) -> np.ndarray:
+        return self.is_predicted & (self.corrupted == MASK_ID)
+
+    @property
+    def is_replaced(self) -> np.ndarray:
+        """Whether each token is predicted and has another ordinary id."""
+        is_changed = self.corrupted != self.original
+        return self.is_predicted & ~self.is_masked & is_changed
+
+
+def mask_samples(bodies, rule=RULE, *, seed=0, epoch=0, samples=None) -> Masked:
+    """Mask samples, which have the numbers ``samples`` or are counted from 0."""
+    original = np.concatenate([np.array(body, dtype=np.uint16) for body in bodies])
+    corrupted = original.copy()
+    lengths = np.array([len(body) for body in bodies], dtype=np.int64)
+    if samples is None:
+        samples = range(len(bodies))
     predicted, originals = Masker(**rule, seed=seed).corrupt(
         corrupted,
         np.cumsum(lengths) - lengths,
         lengths,
-        epochs=np.array(epochs, dtype=np.int64),
+        epochs=np.full(len(bodies), epoch, dtype=np.int64),
         samples=np.array(samples, dtype=np.int64),
     )
     labels = np.full(len(corrupted), IGNORED_LABEL, dtype=np.int64)
     labels[predicted] = originals
-    return corrupted.astype(np.int64), labels
+    return Masked(original.astype(np.int64), corrupted.astype(np.int64), labels)
 
 
-def mask_many() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the original ids, corrupted ids and labels of many samples."""
-    ids = np.tile(ORDINARY_IDS, SAMPLES)
-    corrupted, labels = mask(
-        ids,
-        seed=1,
-        epochs=[0] * SAMPLES,
-        samples=range(SAMPLES),
-        tokens=[len(ORDINARY_IDS)] * SAMPLES,
-    )
-    return ids, corrupted, labels
+def mask(ids, *, seed=0, epoch=0, sample=0) -> Masked:
+    """Mask one sample."""
+    return mask_samples([ids], seed=seed, epoch=epoch, samples=[sample])
+
+
+def mask_many() -> Masked:
+    """Mask many samples, each of which holds all ordinary ids."""
+    return mask_samples([ORDINARY_IDS] * SAMPLES, seed=1)
 
 
 def is_likely(count: int, trials: int, probability: float) -> bool:
@@ -66,48 +89,47 @@ def test_ignored_label_is_that_of_torch():
 
 
 def test_fifteen_per_cent_are_predicted():
-    ids, _, labels = mask_many()
-    assert is_likely((labels != IGNORED_LABEL).sum(), len(ids), 0.15)
+    masked = mask_many()
+    assert is_likely(masked.is_predicted.sum(), len(masked.labels), PROBABILITY)
 
 
 def test_predicted_tokens_are_split_80_10_10():
-    ids, corrupted, labels = mask_many()
-    is_predicted = labels != IGNORED_LABEL
-    is_masked = (corrupted == RULE["mask_id"]) & is_predicted
-    assert is_likely(is_masked.sum(), is_predicted.sum(), 0.8)
-    is_replaced = is_predicted & ~is_masked & (corrupted != ids)
+    masked = mask_many()
+    predicted = masked.is_predicted.sum()
+    assert is_likely(masked.is_masked.sum(), predicted, 0.8)
     # One replacement in 995 draws the original id.
-    assert is_likely(is_replaced.sum(), is_predicted.sum(), 0.1 * 994 / 995)
+    assert is_likely(masked.is_replaced.sum(), predicted, 0.1 * 994 / 995)
 
 
-def test_replacements_are_uniform_over_ordinary_ids():
-    ids, corrupted, labels = mask_many()
-    is_predicted = labels != IGNORED_LABEL
-    is_masked = (corrupted == RULE["mask_id"]) & is_predicted
-    replacements = corrupted[is_predicted & ~is_masked & (corrupted != ids)]
-    assert not np.isin(replacements, RULE["special_ids"]).any()
-    assert replacements.max() < RULE["vocab_size"]
+def test_replacements_are_ordinary_ids():
+    masked = mask_many()
+    replacements = masked.corrupted[masked.is_replaced]
+    assert np.isin(replacements, ORDINARY_IDS).all()
+
+
+def test_replacements_are_uniform():
+    masked = mask_many()
+    replacements = masked.corrupted[masked.is_replaced]
     counts, _ = np.histogram(replacements, bins=5, range=(5, 1000))
-    assert all(is_likely(count, len(replacements), 0.2) for count in counts)
+    assert all(is_likely(count, len(replacements), 1 / 5) for count in counts)
 
 
 def test_every_position_is_predicted_equally_often():
-    _, _, labels = mask_many()
     positions = len(ORDINARY_IDS)
-    is_predicted = (labels != IGNORED_LABEL).reshape(SAMPLES, positions)
-    # Chi-square over all positions; its mean is their number (1 - 0.15 is divided
-    # out), its deviation sqrt(2 * that number).
-    variance = SAMPLES * 0.15 * 0.85
-    deviations = is_predicted.sum(axis=0) - SAMPLES * 0.15
+    is_predicted = mask_many().is_predicted.reshape(SAMPLES, positions)
+    # Each position is a binomial count over samples. The sum of its squared deviations
+    # in units of its variance is chi-square: its mean is the number of positions, and
+    # its standard deviation the square root of twice that number.
+    variance = SAMPLES * PROBABILITY * (1 - PROBABILITY)
+    deviations = is_predicted.sum(axis=0) - SAMPLES * PROBABILITY
     statistic = (deviations**2 / variance).sum()
     assert abs(statistic - positions) < 6 * math.sqrt(2 * positions)
 
 
 def test_neighbours_are_predicted_independently():
-    _, _, labels = mask_many()
-    is_predicted = (labels != IGNORED_LABEL).reshape(SAMPLES, len(ORDINARY_IDS))
+    is_predicted = mask_many().is_predicted.reshape(SAMPLES, len(ORDINARY_IDS))
     pairs = is_predicted[:, 1:] & is_predicted[:, :-1]
-    assert is_likely(pairs.sum(), pairs.size, 0.15**2)
+    assert is_likely(pairs.sum(), pairs.size, PROBABILITY**2)
 
 
 def test_special_ids_within_the_vocabulary_are_never_drawn():
@@ -117,8 +139,8 @@ def test_special_ids_within_the_vocabulary_are_never_drawn():
         "special_ids": (1, 3, 5, 7),
         "probability": 0.99,
     }
-    corrupted, _ = mask([0, 2, 4, 6] * 300, rule)
-    assert set(corrupted.tolist()) == {0, 2, 3, 4, 6}
+    masked = mask_samples([[0, 2, 4, 6] * 300], rule)
+    assert set(masked.corrupted.tolist()) == {0, 2, 3, 4, 6}
 
 
 IDS = st.integers(0, 999)
@@ -132,24 +154,19 @@ BODIES = st.lists(st.lists(IDS, max_size=40), min_size=1, max_size=8)
     data=st.data(),
 )
 def test_mask_does_not_depend_on_other_samples(bodies, seed, epoch, data):
-    count = len(bodies)
     distinct_samples = st.lists(
-        st.integers(0, 2**40), min_size=count, max_size=count, unique=True
+        st.integers(0, 2**40), min_size=len(bodies), max_size=len(bodies), unique=True
     )
     samples = data.draw(distinct_samples)
-    together = mask(
-        list(itertools.chain(*bodies)),
-        seed=seed,
-        epochs=[epoch] * count,
-        samples=samples,
-        tokens=[len(body) for body in bodies],
-    )
+    together = mask_samples(bodies, seed=seed, epoch=epoch, samples=samples)
     alone = [
-        mask(body, seed=seed, epochs=[epoch], samples=[sample])
+        mask(body, seed=seed, epoch=epoch, sample=sample)
         for body, sample in zip(bodies, samples, strict=True)
     ]
-    for joined, parts in zip(together, zip(*alone, strict=True), strict=True):
-        assert joined.tolist() == np.concatenate(parts).tolist()
+    corrupted = np.concatenate([masked.corrupted for masked in alone])
+    assert together.corrupted.tolist() == corrupted.tolist()
+    labels = np.concatenate([masked.labels for masked in alone])
+    assert together.labels.tolist() == labels.tolist()
 
 
 SAMPLE_IDS = st.lists(IDS, min_size=1, max_size=60)
@@ -157,34 +174,39 @@ SAMPLE_IDS = st.lists(IDS, min_size=1, max_size=60)
 
 @given(ids=SAMPLE_IDS, sample=st.integers(0, 1000))
 def test_special_tokens_are_never_predicted(ids, sample):
-    _, labels = mask(ids, samples=[sample])
-    is_special = np.isin(ids, RULE["special_ids"])
-    assert (labels[is_special] == IGNORED_LABEL).all()
+    masked = mask(ids, sample=sample)
+    is_special = np.isin(masked.original, RULE["special_ids"])
+    assert not masked.is_predicted[is_special].any()
 
 
 @given(ids=SAMPLE_IDS, sample=st.integers(0, 1000))
 def test_labels_are_the_original_ids(ids, sample):
-    original = np.array(ids)
-    corrupted, labels = mask(original, samples=[sample])
-    is_predicted = labels != IGNORED_LABEL
-    assert (labels[is_predicted] == original[is_predicted]).all()
-    assert (corrupted[~is_predicted] == original[~is_predicted]).all()
+    masked = mask(ids, sample=sample)
+    is_predicted = masked.is_predicted
+    assert (masked.labels[is_predicted] == masked.original[is_predicted]).all()
+
+
+@given(ids=SAMPLE_IDS, sample=st.integers(0, 1000))
+def test_other_ids_are_unchanged(ids, sample):
+    masked = mask(ids, sample=sample)
+    is_other = ~masked.is_predicted
+    assert (masked.corrupted[is_other] == masked.original[is_other]).all()
 
 
 @given(ids=SAMPLE_IDS, sample=st.integers(0, 1000))
 def test_truncation_keeps_the_mask_of_other_tokens(ids, sample):
-    corrupted, labels = mask(ids, samples=[sample])
     half = len(ids) // 2
-    truncated_corrupted, truncated_labels = mask(ids[:half], samples=[sample])
-    assert truncated_corrupted.tolist() == corrupted[:half].tolist()
-    assert truncated_labels.tolist() == labels[:half].tolist()
+    masked = mask(ids, sample=sample)
+    truncated = mask(ids[:half], sample=sample)
+    assert truncated.corrupted.tolist() == masked.corrupted[:half].tolist()
+    assert truncated.labels.tolist() == masked.labels[:half].tolist()
 
 
 def test_masks_differ_between_seeds_epochs_and_samples():
     ids = np.arange(5, 500)
     masks = set()
     for seed, epoch, sample in itertools.product(range(3), repeat=3):
-        _, labels = mask(ids, seed=seed, epochs=[epoch], samples=[sample])
+        labels = mask(ids, seed=seed, epoch=epoch, sample=sample).labels
         masks.add(labels.tobytes())
     assert len(masks) == 27
 
