@@ -1,4 +1,4 @@
-"""Text on an export: what its file of settings cannot express."""
+"""Text on an export: the settings that differ or are lost, and the code to add."""
 
 import json
 from collections.abc import Iterable
@@ -38,6 +38,7 @@ def export_text(export: Export) -> str:
 
 
 def _batch_sentence(export: Export) -> str:
+    """Compare the optimizer steps of the profile and of its export."""
     batch = export.batch
     return (
         f"For {export.written_for} on {plural(batch.ranks, 'rank')}: a step of"
@@ -51,13 +52,14 @@ def _batch_sentence(export: Export) -> str:
 
 
 def _with(export: Export, equivalence: Equivalence) -> Iterable[Equivalent]:
-    """Return the settings with a kind of equivalence."""
+    """Return the settings whose equivalent is of this kind."""
     return (
         setting for setting in export.settings if setting.equivalence == equivalence
     )
 
 
 def _differing_cells(setting: Equivalent) -> Row:
+    """Return a setting, its argument in the other trainer, and the difference."""
     value = setting.argument or ""
     if setting.value is not None:
         value = f"{setting.argument} = {json.dumps(setting.value)}"

@@ -1,7 +1,4 @@
-"""Text and report blocks of a profile.
-
-They are on its settings, verification and approval, and the origin of its figures.
-"""
+"""Text and report blocks of a profile: its settings, machine and approval."""
 
 from collections.abc import Iterator, Sequence
 

@@ -23,6 +23,7 @@ ALIKE_SHARE = 0.02
 FAR_SHARE = 0.1
 """Share above which a difference is reported even if the noise is unknown."""
 NOTHING_EXPECTED = "no expected value"
+"""Verdict on a quantity of which the profile has no measurement."""
 _MEMORY_SETTINGS = (
     "seq_length_tokens",
     "layout",
@@ -47,8 +48,10 @@ class Drift:
     quantity: Quantity
     expected: Interval | None
     expected_source: str
+    """Origin of the expected value, or the reason why there is none."""
     achieved: Interval | None
     ratio: Interval | None = None
+    """Achieved relative to expected value."""
     verdict: str
 
 
@@ -188,19 +191,22 @@ def _rate_drift(
 def _memory_drift(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
     """Compare peak memory with the trials.
 
-    It is not judged on a CPU, as a run counts its process, a trial what it adds.
+    On a CPU it is not judged: a run counts its whole process, a trial only what the
+    step adds.
     """
-    expected_bytes = _peak_bytes_of_trials(profile, run, trials)
     steps = settled_steps(run) or run.steps
     achieved_bytes = float(max(step.peak_memory_bytes for step in steps))
-    ratio = None
-    if expected_bytes:
-        ratio = achieved_bytes / expected_bytes
-    source = "no trial" if expected_bytes is None else "measured: trials"
+    expected_bytes = _peak_bytes_of_trials(profile, run, trials)
+    source = "no trial"
+    expected = None
+    if expected_bytes is not None:
+        source = "measured: trials"
+        expected = Interval(value=expected_bytes)
+    ratio = achieved_bytes / expected_bytes if expected_bytes else None
     size = run.header.sequences_per_micro_batch
     return Drift(
         quantity="peak memory",
-        expected=None if expected_bytes is None else Interval(value=expected_bytes),
+        expected=expected,
         expected_source=f"{source} with these settings at micro-batch size {size}",
         achieved=Interval(value=achieved_bytes),
         ratio=None if ratio is None else Interval(value=ratio),
@@ -224,24 +230,25 @@ def _memory_verdict(device: str, ratio: float | None) -> str:
 def _peak_bytes_of_trials(
     profile: Profile, run: Run, trials: Sequence[FinishedTrial]
 ) -> float | None:
-    """Return the highest peak of trials with the run's micro-batch size.
+    """Return the highest peak of trials with the run's settings.
 
-    None if there are none.
+    Returns:
+        None if no trial has its micro-batch size and the profile's other settings.
     """
     # A trial log has trials of other recipes too.
     settings = {name: getattr(profile.train, name) for name in _MEMORY_SETTINGS}
     settings["micro_batch_size"] = run.header.sequences_per_micro_batch
     peaks_bytes = []
-    for trial in trials:
-        if trial.trial.job != "step" or not isinstance(trial.outcome, Measured):
+    for finished in trials:
+        config = finished.trial.config
+        if finished.trial.job != "step" or not config:
             continue
-        config = trial.trial.config
         # Settings that a trial does not record are the profile's.
         trial_settings = {**settings, "micro_batch_size": None, **config}
-        if config and trial_settings.items() >= settings.items():
-            figures = StepFigures.of(trial.outcome)
+        has_same_settings = trial_settings.items() >= settings.items()
+        if has_same_settings and isinstance(finished.outcome, Measured):
+            figures = StepFigures.of(finished.outcome)
             # A run counts the memory of its allocator, without non-PyTorch memory.
-            peaks_bytes.append(
-                float(figures.peak_bytes - (figures.non_pytorch_bytes or 0))
-            )
+            peak_bytes = figures.peak_bytes - (figures.non_pytorch_bytes or 0)
+            peaks_bytes.append(float(peak_bytes))
     return max(peaks_bytes, default=None)

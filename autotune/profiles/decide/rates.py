@@ -1,6 +1,7 @@
-"""Non-padding tokens/s of a profile and of a run, and drift between them. Pure.
+"""Throughput of a profile and of a run, in non-padding tokens/s. Pure.
 
-Drift is judged by the confidence interval of the ratio of the two rates.
+A profile may hold several rates: of a baseline, a worker sweep, a probe and the scaling
+curve. The rate closest to actual training is preferred.
 """
 
 import math
@@ -22,9 +23,12 @@ WARM_UP_SHARE = 0.1
 """Warm-up as a share of a run's logged steps: caches, clocks and allocators settle in
 it."""
 MOST_WARM_UP_STEPS = 20
-"""Most logged steps of a run that count as warm-up."""
+"""Most logged steps of a run that count as warm-up: a tenth of a long run would discard
+steps that have settled."""
 
 ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
+"""Origin of a rate: training on the dataset (baseline), timed windows (worker sweep),
+single steps (probe), the scaling curve (network tuning), or a run's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,7 @@ class Rate:
     ranks: int
     read_from: ReadFrom
     source: str
+    """Origin in words, as reports show it."""
 
     @property
     def value(self) -> float:
@@ -143,7 +148,8 @@ def settled_steps(run: Run) -> tuple[StepRow, ...]:
 def run_rate(run: Run) -> Rate | None:
     """Return the rate of a run's settled steps, or of all if the run is too short.
 
-    None without figures.
+    Returns:
+        None if the run logged no plausible steps.
     """
     steps = settled_steps(run) or run.steps
     estimate = estimate_plausible_steps(
@@ -161,6 +167,7 @@ def run_rate(run: Run) -> Rate | None:
 
 
 def _rate_of_baseline(profile: Profile) -> Rate | None:
+    """Return the rate of the tuned settings in a baseline, which trains on the data."""
     baseline = profile.evidence.baseline
     tuned = row_of(baseline, "tuned")
     if baseline is None or tuned is None:
@@ -181,7 +188,8 @@ def _rate_of_baseline(profile: Profile) -> Rate | None:
 def _rate_of_workers(profile: Profile) -> Rate | None:
     """Return the rate with the profile's number of DataLoader workers.
 
-    It is that with the chosen number if the profile's was not measured.
+    If this number was not measured, return the rate with the number that the sweep
+    chose.
     """
     workers = profile.evidence.workers
     non_padding_share = fill_share(profile)
@@ -209,6 +217,7 @@ def _rate_of_workers(profile: Profile) -> Rate | None:
 
 
 def _rate_of_probe(profile: Profile) -> Rate | None:
+    """Return the rate of the probe's steps at the profile's micro-batch size."""
     probe = profile.evidence.probe
     non_padding_share = fill_share(profile)
     if probe is None or non_padding_share is None:

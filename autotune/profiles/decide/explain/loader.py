@@ -1,11 +1,18 @@
 """Explanation of a DataLoader setting by the worker sweep. Pure."""
 
+from collections.abc import Iterator
+
 from autotune.advice.values import EvidenceFigure, figure
 from autotune.base.units import format_share
 from autotune.base.wording import plural
-from autotune.profiles.decide.explain.explanation import Explanation
+from autotune.profiles.decide.explain.explanation import Explanation, Origin
 from autotune.profiles.values import Profile
-from autotune.workers.values import VERDICT_WORDS, WorkersEvidence, WorkersRow
+from autotune.workers.values import (
+    VERDICT_WORDS,
+    JointChoice,
+    WorkersEvidence,
+    WorkersRow,
+)
 from trainer.config.train_config import DataSettings, Tag, tagged
 
 _SEARCHED_KEYS = [f"data.{name}" for name in tagged(DataSettings, Tag.LOADER)]
@@ -29,40 +36,29 @@ def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Expl
         key: Dotted name of the setting, in ``data``.
     """
     name = key.removeprefix("data.")
-    figures = []
-    rejected = []
-    for row in workers.rows:
-        if row.num_workers == workers.chosen:
-            figures.append(_figure_of_count(row))
-        else:
-            rejected.append(_rejected_count(row))
-    if workers.next_smaller:
-        rejected.append(workers.next_smaller)
-    expected = workers.chosen
+    expected: object = workers.chosen
     because = workers.choice
+    figures = [
+        _figure_of_count(row)
+        for row in workers.rows
+        if row.num_workers == workers.chosen
+    ]
     joint = workers.joint
     if joint is not None and joint.adopted:
         expected = getattr(joint, name)
         because = (
             "found to be faster by a joint search over workers, prefetch and pinning"
         )
-        figures.append(
-            figure(
-                "relative to tuning workers alone",
-                joint.ratio,
-                "ratio",
-                "evidence.workers.joint",
-                n=joint.trials,
-            )
-        )
+        figures.append(_figure_of_search(joint))
+    origin: Origin = "measured"
     # Settings may have been edited since the sweep.
-    is_kept = getattr(profile.train.data, name) == expected
-    if not is_kept:
+    if getattr(profile.train.data, name) != expected:
+        origin = "changed"
         because = f"{expected} was measured to be the best choice: {because}"
     return Explanation(
-        origin="measured" if is_kept else "changed",
+        origin=origin,
         evidence=tuple(figures),
-        rejected=tuple(rejected),
+        rejected=tuple(_rejected_counts(workers)),
         because=because,
     )
 
@@ -78,9 +74,25 @@ def _figure_of_count(row: WorkersRow) -> EvidenceFigure:
     )
 
 
-def _rejected_count(row: WorkersRow) -> str:
-    """Return the result of a number of workers that was not chosen, in words."""
-    return (
-        f"{plural(row.num_workers, 'worker')}: {format_share(row.ratio_to_cached)} of"
-        f" the throughput on cached batches, {VERDICT_WORDS[row.verdict]}"
+def _figure_of_search(joint: JointChoice) -> EvidenceFigure:
+    """Return the throughput of a joint search, relative to tuning workers alone."""
+    return figure(
+        "relative to tuning workers alone",
+        joint.ratio,
+        "ratio",
+        "evidence.workers.joint",
+        n=joint.trials,
     )
+
+
+def _rejected_counts(workers: WorkersEvidence) -> Iterator[str]:
+    """Yield the results of the numbers of workers that were not chosen, in words."""
+    for row in workers.rows:
+        if row.num_workers != workers.chosen:
+            share = format_share(row.ratio_to_cached)
+            yield (
+                f"{plural(row.num_workers, 'worker')}: {share} of the throughput on"
+                f" cached batches, {VERDICT_WORDS[row.verdict]}"
+            )
+    if workers.next_smaller:
+        yield workers.next_smaller
