@@ -189,7 +189,8 @@ def test_curve_ends_at_the_headroom(probe):
 def test_trace_saves_trials(probe):
     evidence = probe(
         FakeMachine(simulate),
-        memory_budget_bytes=1_010_000_000,
+        # 10 MB more than 35 sequences take, so that the largest size runs only once.
+        memory_budget_bytes=BUDGET_BYTES + 10_000_000,
         overheads=overheads_on_cpu(),
     )
     assert bracket(evidence) == VERIFIED
@@ -324,15 +325,15 @@ def machine_interrupted_after(trials):
 
 
 def test_interrupted_probe_resumes(probe):
-    whole = FakeMachine(simulate)
-    expected = probe(whole)
-    for stop in range(1, len(whole.trials)):
+    uninterrupted = FakeMachine(simulate)
+    expected = probe(uninterrupted)
+    for stop in range(1, len(uninterrupted.trials)):
         site = f"stopped at {stop}"
         resumed = FakeMachine(simulate)
         with pytest.raises(KeyboardInterrupt):
             probe(machine_interrupted_after(stop), site=site)
         assert probe(resumed, site=site) == expected
-        assert len(resumed.trials) == len(whole.trials) - stop
+        assert len(resumed.trials) == len(uninterrupted.trials) - stop
 
 
 def test_finished_probe_is_repeated_from_its_trial_log(probe):
