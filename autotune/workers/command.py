@@ -75,7 +75,8 @@ def workers(
         )
         sweep_own(context, own_request, device, job, out=sweep.profile)
         return
-    from autotune.profiles.store import read_profile, require_local_probe
+    from autotune.profiles.local_probe import require_local_probe
+    from autotune.profiles.store import read_profile
 
     stored = read_profile(sweep.required())
     probe = require_local_probe(stored)
