@@ -71,7 +71,7 @@ def _random_words(count: int, vocab_size: int, special_ids: SpecialIds) -> torch
 
 
 def _random_positions(counts: Sequence[int], width: int) -> torch.Tensor:
-    """Return so many random positions of each sequence, in ascending order."""
+    """Return ``counts`` random positions of the sequences, in ascending order."""
     return torch.cat(
         [
             number * width + torch.randperm(width)[:count].sort().values
