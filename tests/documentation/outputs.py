@@ -3,6 +3,8 @@
 Words are compared exactly. A number matches any number of the same kind and unit: a
 count another count, ``6.08 MiB`` another binary size, ``2.32x`` another ratio with two
 decimals. A noun behind a count may change its number: ``37 files`` matches ``1 file``.
+A measured figure with its interval, ``2.32x (2.05x to 2.63x)``, matches one without,
+and ``n/a``: a slow machine has no time for all rounds, and the command says so.
 """
 
 import re
@@ -16,7 +18,9 @@ _DURATION = (
 _SCALED = r"\d[\d,]*(?:\.\d+)?(?:e\+\d+)?"
 # A count with separators may be below 1,000 elsewhere.
 _COUNT = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
+_FIGURE = r"\d[\d,]*(?:\.\d+)?x?"
 _KINDS = (
+    rf"(?P<figure>{_FIGURE}) \({_FIGURE} to {_FIGURE}\)",
     rf"(?P<duration>{_DURATION})",
     rf"{_SCALED}(?P<binary> ?){_BINARY}\b",
     rf"{_SCALED}(?P<decimal> ?){_DECIMAL}\b",
@@ -46,6 +50,9 @@ def line_pattern(line: str) -> re.Pattern[str]:
 
 
 def _pattern_of(quantity: re.Match[str]) -> str:
+    if quantity["figure"]:
+        figure = _figure_pattern(quantity["figure"])
+        return rf"(?:n/a|{figure}(?: \({figure} to {figure}\))?)"
     if quantity["duration"]:
         return _DURATION
     if quantity["binary"] is not None:
@@ -59,3 +66,10 @@ def _pattern_of(quantity: re.Match[str]) -> str:
     decimals = quantity["decimals"]
     fraction = rf"\.\d{{{len(decimals)}}}" if decimals else ""
     return f"{sign}{_COUNT}{fraction}"
+
+
+def _figure_pattern(figure: str) -> str:
+    """Return a pattern of figures with as many decimals, and ``x`` behind ratios."""
+    decimals = figure.rstrip("x").partition(".")[2]
+    fraction = rf"\.\d{{{len(decimals)}}}" if decimals else ""
+    return f"{_COUNT}{fraction}{'x' if figure.endswith('x') else ''}"

@@ -42,6 +42,8 @@ def patterns_of(line: str) -> list[re.Pattern[str]]:
         pytest.param("6.08 MiB (-34.0 %)", "952 KiB (+2.5 %)", id="binary sizes"),
         pytest.param("took 6 min 52 s", "took 3.4 s", id="durations"),
         pytest.param("2.32x (2.05x to 2.63x)", "10.00x (9.15x to 11.02x)", id="ratios"),
+        pytest.param("2.32x (2.05x to 2.63x)", "2.41x", id="without interval"),
+        pytest.param("6,209 (5,969 to 6,460)", "n/a", id="not measured"),
         pytest.param("--memory 40GB", "--memory 8GB", id="options"),
     ],
 )
@@ -59,6 +61,8 @@ def test_numbers_match_numbers_of_their_kind(shown, printed):
         pytest.param("40GB", "952 MiB", id="space before unit"),
         pytest.param("4.01 MiB", "4.01", id="unit"),
         pytest.param("2.32x", "2x", id="decimals"),
+        pytest.param("2.32x (2.05x to 2.63x)", "2 (1 to 3)", id="ratio and count"),
+        pytest.param("2.32x", "n/a", id="no interval shown"),
         pytest.param("12 ms", "12 MiB", id="duration and size"),
         pytest.param("-34.0 %", "34.0 %", id="sign"),
         pytest.param("uint16", "uint32", id="digits of a word"),
