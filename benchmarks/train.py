@@ -326,7 +326,7 @@ def flop_ratio(match: Any) -> float:
     """
     import torch
 
-    from trainer.build import model_work
+    from trainer.matmul_weights import model_work
     from trainer.model.encoder import build_model
 
     model = build_model(match.bert_config(), torch.device("meta"))

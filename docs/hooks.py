@@ -11,7 +11,7 @@ from autotune.advice.decide.rules import RULES
 from autotune.cli import application
 from autotune.cluster.site_file import SiteFile
 from autotune.profiles.values import Profile
-from trainer.__main__ import command_line
+from trainer.command_line import command_line
 
 _BOUNDS = (
     ("minimum", "≥"),

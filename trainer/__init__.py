@@ -4,6 +4,7 @@
 one rank per GPU. It needs a profile and a pre-tokenised dataset, both of which autotune
 makes, and runs without autotune.
 
-Begin reading in ``__main__``, which checks the input and joins the ranks; ``loop`` then
-tells a run from its first to its last step, with the parts that ``build`` makes.
+Begin reading in ``__main__``, which checks the input, and ``rank_job``, in which a rank
+trains and records its exit. ``loop`` then tells a run from its first to its last step,
+with the parts that ``preparation`` and ``build`` make.
 """

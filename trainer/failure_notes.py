@@ -9,9 +9,17 @@ import contextlib
 import datetime
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 _STORE_TIMEOUT = datetime.timedelta(seconds=5)
+"""Wait for an agent that may be gone, which delays the exit of this rank."""
+
+
+class FailureNote(NamedTuple):
+    """Exit code of a failed rank, and the reason to record in ``exit.json``."""
+
+    exit_code: int
+    reason: str
 
 
 def publish_failure(
@@ -23,14 +31,14 @@ def publish_failure(
         _store(environment).set(_key(environment), json.dumps([exit_code, reason]))
 
 
-def read_failure(environment: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return the exit code and reason of a rank's failure note, None without one."""
+def read_failure(environment: Mapping[str, str]) -> FailureNote | None:
+    """Return the failure note of a rank; None if no rank has left one."""
     with contextlib.suppress(Exception):
         store = _store(environment)
         key = _key(environment)
         if store.check([key]):
             exit_code, reason = json.loads(store.get(key))
-            return int(exit_code), str(reason)
+            return FailureNote(int(exit_code), str(reason))
     return None
 
 

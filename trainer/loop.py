@@ -11,43 +11,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from transformers.utils import logging as transformers_logging
 
-from trainer.build import build_training
 from trainer.checkpoint.export import export_model
-from trainer.checkpoint.format import (
-    CHECKPOINTS_DIRECTORY,
-    TrainingState,
-    list_checkpoints,
-)
-from trainer.checkpoint.manager import CheckpointManager, state_bytes
+from trainer.checkpoint.format import StoredCheckpoint, TrainingState
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.compilation import GraphCounter
-from trainer.config.resolve import ResolvedConfig, with_compile
-from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan, with_batch_in_sequences
-from trainer.data.loader import MicroBatchLoader
+from trainer.config.resolve import ResolvedConfig
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.permutation import hash_words
+from trainer.data.position import Position
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Ranks, open_libraries
+from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.health.controller import HealthController, HealthDecision
+from trainer.health.controller import HealthDecision
 from trainer.health.events import Action, Diagnosis, EventRow, new_event
 from trainer.health.requests import RequestSums, encode_requests
-from trainer.health.time_budget import TimeBudget, slurm_left_s
 from trainer.health.watchdog import REQUEUE, Watchdog
-from trainer.preflight import (
-    check_data,
-    check_directory,
-    check_ranks,
-    describe_run,
-    open_dataset,
-)
-from trainer.record.boards import open_boards
-from trainer.record.meter import Meter
+from trainer.preparation import PreparedRun, prepare_run
 from trainer.record.run_record import MODEL_DIRECTORY, Phase, RunExit, StartClock
 from trainer.record.writer import RunWriter, Show
 
@@ -87,16 +69,20 @@ def train(
         TrainingFailed: If loss or gradient are unhealthy, and rolling back does not
             help.
     """
-    run = _Run(
+    start = start or Start()
+    watchdog = watchdog or Watchdog(timeout_s=math.inf)
+    clock = clock or StartClock()
+    prepared = prepare_run(
         resolved,
         ranks,
         writer,
         show,
-        start=start or Start(),
-        watchdog=watchdog or Watchdog(timeout_s=math.inf),
-        clock=clock or StartClock(),
+        start=start,
+        watchdog=watchdog,
+        clock=clock,
         environment=environment or {},
     )
+    run = _Run(prepared, ranks, writer, start=start, watchdog=watchdog, clock=clock)
     return run.train()
 
 
@@ -105,121 +91,34 @@ class _Run:
 
     def __init__(
         self,
-        resolved: ResolvedConfig,
+        prepared: PreparedRun,
         ranks: Ranks,
         writer: RunWriter,
-        show: Show,
         *,
         start: Start,
         watchdog: Watchdog,
         clock: StartClock,
-        environment: Mapping[str, str],
     ) -> None:
-        """Check that the run can start, and build its parts."""
-        transformers_logging.disable_progress_bar()  # the run has its own progress bar
-        resolved, why_not_compiled = with_compile(resolved)
-        self._resolved = resolved
+        self._resolved = prepared.resolved
+        self._config = prepared.config
+        self._dataset = prepared.dataset
+        self._validation = prepared.validation
+        self._training = prepared.training
+        self._meter = prepared.meter
+        self._checkpoints = prepared.checkpoints
+        self._loader = prepared.loader
+        self._controller = prepared.controller
+        self._budget = prepared.budget
         self._ranks = ranks
         self._writer = writer
         self._start = start
         self._watchdog = watchdog
         self._clock = clock
+        self._graphs = GraphCounter()
         self._finished_steps = 0
         self._learning_rate = 0.0
         self._evaluated_s = 0.0
-
-        # Events wait in this list until the run record is open.
-        dataset = open_dataset(resolved)
-        events, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
-        events += check_data(resolved.config, dataset.manifest, dataset.directory)
-        if why_not_compiled is not None:
-            events.append(_not_compiled(why_not_compiled))
-        self._dataset = dataset
-        self._validation = TokenDataset(
-            dataset.directory, dataset.manifest, "validation"
-        )
-        self._config = with_batch_in_sequences(resolved.config, dataset)
-        plan = make_plan(self._config, len(dataset), ranks.world_size)
-
-        open_libraries(ranks)
-        self._training = build_training(
-            self._config,
-            dataset.manifest.vocab_size,
-            dataset.manifest.special_ids,
-            ranks,
-        )
-        events += self._check_weight_copies()
-        events += self._check_run_directory()
-
-        header = describe_run(
-            resolved,
-            dataset,
-            plan,
-            self._training,
-            hosts=hosts,
-            ranks=ranks,
-            start=start,
-        )
-        self._meter = Meter(
-            self._training.work,
-            ranks,
-            peak_flops_per_s=header.peak_flops_per_s,
-            hosts=hosts,
-        )
-        self._graphs = GraphCounter()
-        boards = open_boards(
-            self._config.log_to if ranks.leads else (),
-            writer.directory,
-            header,
-            writer.attempt,
-            events.append,
-        )
-        writer.start(header, show, boards)
-        self._checkpoints = CheckpointManager(
-            writer.directory,
-            self._config,
-            self._training,
-            ranks,
-            attempt=writer.attempt,
-            report_event=writer.append,
-            progressed=watchdog.heartbeat,
-        )
-        self._loader = MicroBatchLoader(dataset, self._config, plan, ranks)
-        self._controller = HealthController(self._config, ranks, writer.append)
-        for event in (*start.events, *events):
-            writer.append(event)
-        self._budget = TimeBudget(
-            self._config.stop_after_s,
-            clock.monotonic_start_s,
-            slurm_left_s(environment) if ranks.leads else None,
-        )
-
-    def _check_weight_copies(self) -> list[EventRow]:
-        """Return an event if weights are cast to bf16 again in every micro-batch."""
-        why = self._training.module.no_copies_reason
-        if why is None:
-            return []
-        model_type = self._config.model.config["model_type"]
-        message = (
-            f"weights of {model_type!r} are cast to bf16 in every micro-batch: {why}"
-        )
-        return [new_event(0, "preflight", message, level="info")]
-
-    def _check_run_directory(self) -> list[EventRow]:
-        """Return warnings about the directory that will keep the checkpoints."""
-        if not self._config.checkpoint.enabled:
-            return []
-        existing_checkpoints = 0
-        if self._ranks.leads:
-            checkpoints = self._writer.directory / CHECKPOINTS_DIRECTORY
-            existing_checkpoints = len(list_checkpoints(checkpoints))
-        return check_directory(
-            self._writer,
-            self._config,
-            state_bytes(self._training),
-            existing_checkpoints,
-            self._ranks,
-        )
+        """Duration of the evaluation after the current step, in seconds."""
 
     def train(self) -> RunExit:
         """Train from the first step, or from the checkpoint, to the last step."""
@@ -297,46 +196,52 @@ class _Run:
     def _take_steps(self) -> RunExit:
         """Take optimizer steps until the last one, or until a reason to exit."""
         while True:
-            while self._finished_steps < self._config.max_steps:
-                began_s = time.monotonic()
-                self._evaluated_s = 0.0
-                batches = self._loader.next_step(self._meter.take)
-                if not batches:
-                    break  # end of the last epoch
-                decision = self._take_step(batches)
-                stop_reason = self._act_on(decision)
-                if (
-                    stop_reason is not None
-                    and self._finished_steps < self._config.max_steps
-                ):
-                    return self._exit_early(stop_reason)
-                self._budget.step_s.append(
-                    time.monotonic() - began_s - self._evaluated_s
-                )
-            # On a GPU, the metrics of the last steps are still unchecked.
+            stop_reason = self._step_until_stopped()
+            if stop_reason is not None:
+                return self._exit_early(stop_reason)
+            # On a GPU, the metrics of the last steps are still unchecked; they may
+            # require a rollback, after which these steps are taken again.
             decision = self._controller.check(wait_for_all=True)
             if not self._handle_trouble(decision):
                 return self._finish()
+
+    def _step_until_stopped(self) -> str | None:
+        """Take optimizer steps until the last one.
+
+        Returns:
+            The reason to exit before the last step, if any.
+        """
+        while self._finished_steps < self._config.max_steps:
+            began_s = time.monotonic()
+            self._evaluated_s = 0.0
+            batches = self._loader.next_step(self._meter.take)
+            if not batches:
+                return None  # end of the last epoch
+            decision = self._take_step(batches)
+            stop_reason = self._act_on(decision)
+            is_last = self._finished_steps >= self._config.max_steps
+            if stop_reason is not None and not is_last:
+                return stop_reason
+            self._budget.step_s.append(time.monotonic() - began_s - self._evaluated_s)
+        return None
 
     def _take_step(self, batches: Sequence[MicroBatch]) -> HealthDecision:
         """Take one optimizer step, log and evaluate if due, and return the decision."""
         step = self._finished_steps + 1
         evaluation_due = self._evaluation_is_due(step)
-        logging_due = (
-            step % self._config.logged_steps == 0
-            or step == self._config.max_steps
-            or evaluation_due
-        )
+        logging_due = evaluation_due or self._logging_is_due(step)
         self._seed_dropout()
-        self._learning_rate = learning_rate(
-            self._config, self._finished_steps
-        ) * self._controller.health.learning_rate_share(self._finished_steps)
+        scheduled_rate = learning_rate(self._config, self._finished_steps)
+        health = self._controller.health
+        self._learning_rate = scheduled_rate * health.learning_rate_share(
+            self._finished_steps
+        )
         result = self._training.step.run(
             batches,
             self._learning_rate,
             measure_partial=logging_due,
             values=self._requests(evaluation_due=evaluation_due),
-            limits=self._controller.health.limits(),
+            limits=health.limits(),
         )
         self._finished_steps = step
         self._controller.add(step, result, self._loader.samples)
@@ -344,6 +249,7 @@ class _Run:
         self._meter.add(batches, result)
         self._graphs.stepped()
         self._watchdog.heartbeat(step)
+
         if logging_due:
             self._close_interval()
         self._write_metrics()
@@ -352,6 +258,9 @@ class _Run:
             self._meter.restart()
         self._write_startup_times()
         return decision
+
+    def _logging_is_due(self, step: int) -> bool:
+        return step % self._config.logged_steps == 0 or step == self._config.max_steps
 
     def _evaluation_is_due(self, step: int) -> bool:
         interval_steps = self._config.evaluation.interval_steps
@@ -450,30 +359,44 @@ class _Run:
     def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
         """Restore the last good checkpoint, and skip the data since then."""
         checkpoint = self._checkpoints.newest_good()
-        good = checkpoint.manifest.state
+        state = checkpoint.manifest.state
+        # The data after the checkpoint may be the cause, so it is not read again.
         resume_position = self._loader.job_position()
         self._checkpoints.restore(checkpoint.path, checkpoint.manifest)
-        self._controller.roll_back(good.health, at_step=at_step, to_step=good.step)
+        self._controller.roll_back(state.health, at_step=at_step, to_step=state.step)
         undone_step = self._finished_steps
-        self._finished_steps = good.step
+        self._finished_steps = state.step
         self._meter.discard()
         self._loader.start_at(resume_position)
+        self._writer.append(
+            self._rollback_event(trouble, undone_step, checkpoint, resume_position)
+        )
+        self._save()
 
+    def _rollback_event(
+        self,
+        trouble: Diagnosis,
+        undone_step: int,
+        checkpoint: StoredCheckpoint,
+        resume_position: Position,
+    ) -> EventRow:
+        """Return the event of a rollback to a checkpoint."""
+        state = checkpoint.manifest.state
         health = self._controller.health
-        learning_rate_share = health.learning_rate_share(good.step)
+        learning_rate_share = health.learning_rate_share(state.step)
         message = (
             f"rolled back from step {undone_step} to {checkpoint.path.name}; sequences"
-            f" {good.position.rows:,} to {resume_position.rows:,} are skipped, and the"
+            f" {state.position.rows:,} to {resume_position.rows:,} are skipped, and the"
             f" learning rate is {learning_rate_share:.3g} of its schedule for now"
         )
-        event = new_event(
-            good.step,
+        return new_event(
+            state.step,
             "rolled_back",
             message,
             values={
                 "from_step": undone_step,
-                "to_step": good.step,
-                "first_row_left_out": good.position.rows,
+                "to_step": state.step,
+                "first_row_left_out": state.position.rows,
                 "first_row_after": resume_position.rows,
                 "learning_rate_share": learning_rate_share,
                 "rollbacks": health.recovery.rollbacks,
@@ -482,8 +405,6 @@ class _Run:
             action="rollback",
             next_step=trouble.next_step,
         )
-        self._writer.append(event)
-        self._save()
 
     def _exit_early(self, reason: str) -> RunExit:
         """Save, and return an exit after which a restart resumes the run."""
@@ -589,14 +510,3 @@ class _Run:
         self._clock.ended("first_step")
         self._clock.is_over = True
         self._writer.started(self._clock.startup())
-
-
-def _not_compiled(why: str) -> EventRow:
-    """Return a warning that layers are not compiled."""
-    return new_event(
-        0,
-        "preflight",
-        why,
-        level="warning",
-        next_step="Install it, or accept this with --set train.compile=false",
-    )

@@ -32,7 +32,7 @@ from trainer.data.npy_file import open_npy
 from trainer.data.packing import pack_sequences
 from trainer.data.permutation import permute
 from trainer.errors import BadConfig, UnreadableFile, unreadable
-from trainer.staging.copying import in_threads
+from trainer.staging.threads import in_threads
 
 # A multiple of every item size, so that no number is split.
 _CHUNK_BYTES = 4 * 2**20

@@ -24,7 +24,7 @@ from tests.documentation.blocks import (
     commands_of,
     named_in_prose,
 )
-from trainer.__main__ import command_line as trainer_command_line
+from trainer.command_line import command_line as trainer_command_line
 
 OTHERS = frozenset(
     {".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"}

@@ -1,7 +1,6 @@
 import errno
 import math
 import signal
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_file
 from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import release_run, resolved_of
 from tests.trainer.oracles import SHAPES, config_of
-from trainer import loop
+from trainer import loop, preparation
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from trainer.checkpoint.format import (
     CHECKPOINTS_DIRECTORY,
@@ -34,10 +33,12 @@ from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.health import controller as controller_module
+from trainer.health import time_budget
 from trainer.health.events import EventRow
 from trainer.health.watchdog import Watchdog
 from trainer.loop import train
 from trainer.model.masked_lm import MaskedLM
+from trainer.record import run_record
 from trainer.record.run_record import Run, RunExit, StartClock, read_run
 
 DROPOUT = ModelSettings(
@@ -149,13 +150,13 @@ def test_libraries_take_workspaces_before_the_model_exists(monkeypatch):
     """Workspaces allocated within a step would split the memory of activations."""
     calls = []
     for name in ("open_libraries", "build_training"):
-        real = getattr(loop, name)
+        real = getattr(preparation, name)
 
         def call_and_note(*arguments, name=name, real=real):
             calls.append(name)
             return real(*arguments)
 
-        monkeypatch.setattr(loop, name, call_and_note)
+        monkeypatch.setattr(preparation, name, call_and_note)
     _run(max_steps=1)
     assert calls == ["open_libraries", "build_training"]
 
@@ -257,21 +258,47 @@ def test_interrupted_run_sees_every_sample_once():
     _check_same("r")
 
 
-def test_run_stops_before_its_time_limit():
+class _SteppedTime:
+    """Stands for the module ``time``; its clocks advance only by optimizer steps."""
+
+    def __init__(self, monkeypatch, *, step_s: float) -> None:
+        self._now_s = 1e9
+        run = TrainStep.run
+
+        def run_and_advance(*arguments, **options):
+            self._now_s += step_s
+            return run(*arguments, **options)
+
+        monkeypatch.setattr(TrainStep, "run", run_and_advance)
+        for module in (loop, time_budget, run_record):
+            monkeypatch.setattr(module, "time", self)
+
+    def time(self) -> float:
+        return self._now_s
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+
+def test_run_stops_before_its_time_limit(monkeypatch):
     settings = {"model": DROPOUT, "max_steps": 10_000}
+    stepped_time = _SteppedTime(monkeypatch, step_s=0.1)
     # The process began 20 s ago, so that 4 s are left.
-    clock = StartClock(time.time() - 20)
+    clock = StartClock(stepped_time.time() - 20)
     _, ending = _train(clock=clock, stop_after_s=24.0, **settings)
     assert ending.exit_code == 75
     assert "train.stop_after_s" in ending.reason
     assert 20 < clock.total_s() < 24
     assert ending.checkpoint == f"step-{ending.steps:09d}"
-    run, later = _train(signal_after=ending.steps + 1, **settings)
+    _, later = _train(signal_after=ending.steps + 1, **settings)
     assert later.steps == ending.steps + 2
+
+
+def test_startup_time_is_the_sum_of_its_phases():
+    run = _run(max_steps=1)
     assert run.startup is not None
-    assert run.startup.total_s == pytest.approx(
-        sum(run.startup.model_dump(exclude={"total_s"}).values())
-    )
+    phases_s = run.startup.model_dump(exclude={"total_s"})
+    assert run.startup.total_s == pytest.approx(sum(phases_s.values()))
 
 
 @pytest.fixture

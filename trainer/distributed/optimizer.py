@@ -23,21 +23,34 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    decay_begin = config.warmup_steps
-    if config.schedule == "wsd":
-        decay_steps = max(1, round(config.decay_share * config.max_steps))
-        decay_begin = max(decay_begin, config.max_steps - decay_steps)
+    decay_begin = _decay_begin(config)
     decay_steps = max(1, config.max_steps - decay_begin)
     progress = min(1.0, max(0.0, (step - decay_begin) / decay_steps))
-    shares = {
-        "constant": 1.0,
-        "linear": 1 - progress,
-        "cosine": (1 + math.cos(math.pi * progress)) / 2,
-        "wsd": 1 - math.sqrt(progress),
-    }
     final_share = config.final_learning_rate_share
-    share = final_share + (1 - final_share) * shares[config.schedule]
+    share = final_share + (1 - final_share) * _remaining(config.schedule, progress)
     return config.learning_rate * share
+
+
+def _decay_begin(config: TrainConfig) -> int:
+    """Return the step at which the learning rate begins to fall."""
+    if config.schedule != "wsd":
+        return config.warmup_steps
+    decay_steps = max(1, round(config.decay_share * config.max_steps))
+    return max(config.warmup_steps, config.max_steps - decay_steps)
+
+
+def _remaining(schedule: str, progress: float) -> float:
+    """Return the remaining share of the way down, from 1 to 0.
+
+    ``progress`` is the share of the steps of the decay that are finished.
+    """
+    if schedule == "linear":
+        return 1 - progress
+    if schedule == "cosine":
+        return (1 + math.cos(math.pi * progress)) / 2
+    if schedule == "wsd":
+        return 1 - math.sqrt(progress)
+    return 1.0  # constant
 
 
 def make_optimizer(

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not in its stubs
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     FSDPModule,
@@ -20,85 +18,16 @@ from torch.distributed.fsdp import (
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.train_config import (
-    GradientDtype,
     ParallelSettings,
     TrainConfig,
     gradient_accumulation_steps,
 )
-from trainer.distributed.device_events import DeviceEvent, mark
+from trainer.distributed.gradient_traffic import DTYPES, GradientTraffic
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 
-DTYPES: dict[GradientDtype, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 TORCHS_BUCKET_CAP_MIB = 25
 """Size of DDP's gradient buckets if none is set."""
-
-
-class GradientTraffic:
-    """DDP communication hook that averages gradient buckets over all ranks.
-
-    With a 16-bit gradient dtype, gradients are divided before they are added, so that
-    sums stay in range; ``parameter.grad`` and the optimizer stay in 32 bits.
-    """
-
-    def __init__(
-        self,
-        module: DistributedDataParallel,
-        dtype: GradientDtype,
-        device: torch.device,
-    ) -> None:
-        self._dtype = DTYPES[dtype]
-        self._device = device
-        self._square = torch.zeros((), device=device)
-        self._departed: DeviceEvent | None = None
-        self.synchronise = True
-        """False skips the all-reduce, to measure compute-only steps: weights then
-        differ between ranks."""
-        module.register_comm_hook(None, self._send)
-
-    def take(self) -> tuple[torch.Tensor, DeviceEvent | None]:
-        """Take what was noted since the last call.
-
-        Returns:
-            This rank's squared gradient norm, shape (), and the event before it waits
-            for the last all-reduce.
-        """
-        square = self._square
-        departed = self._departed
-        self._square = torch.zeros((), device=self._device)
-        self._departed = None
-        return square, departed
-
-    def _send(
-        self, _: object, bucket: GradBucket
-    ) -> torch.futures.Future[torch.Tensor]:
-        """Start the all-reduce of a bucket; the result is the averaged gradient."""
-        gradient = bucket.buffer()
-        self._square += gradient.dot(gradient)  # no temporary
-        self._departed = mark(self._device)
-        # NCCL divides on the way; gloo cannot.
-        backend_divides = self.synchronise and self._device.type == "cuda"
-        if not backend_divides:
-            gradient.div_(dist.get_world_size())
-        sent = gradient
-        if gradient.dtype != torch.float64:
-            sent = gradient.to(self._dtype)
-
-        def receive(future: torch.futures.Future[Any]) -> torch.Tensor:
-            (reduced,) = future.value()
-            return gradient if reduced is gradient else gradient.copy_(reduced)
-
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        if self.synchronise:
-            operation = dist.ReduceOp.AVG if backend_divides else dist.ReduceOp.SUM
-            future = dist.all_reduce(sent, operation, async_op=True).get_future()
-        else:
-            future.set_result([sent])
-        return future.then(receive)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,17 +86,12 @@ def _replicate(
     module: nn.Module, parallel: ParallelSettings, device: torch.device
 ) -> DistributedDataParallel:
     """Wrap a module for DDP, whose buffers never change."""
-    # The older name warns if torch has the newer one.
-    names = inspect.signature(DistributedDataParallel).parameters
-    sync_buffers = "broadcast_buffers"
-    if "forward_sync_buffers" in names:
-        sync_buffers = "forward_sync_buffers"
-    unchanged_buffers: dict[str, Any] = {sync_buffers: False}
     # torch makes the first bucket small, to start gradient synchronisation early, only
     # if no size is set.
     bucket_cap_mib: float | None = parallel.bucket_cap_mib
     if bucket_cap_mib == TORCHS_BUCKET_CAP_MIB:
         bucket_cap_mib = None
+    unchanged_buffers: dict[str, Any] = {_sync_buffers_option(): False}
     return DistributedDataParallel(
         module,
         device_ids=[device] if device.type == "cuda" else None,
@@ -178,10 +102,46 @@ def _replicate(
     )
 
 
+def _sync_buffers_option() -> str:
+    """Return the name of DDP's option to synchronise buffers in this torch.
+
+    The older name warns if torch has the newer one.
+    """
+    names = inspect.signature(DistributedDataParallel).parameters
+    if "forward_sync_buffers" in names:
+        return "forward_sync_buffers"
+    return "broadcast_buffers"
+
+
 def _shard(
     module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks
 ) -> None:
     """Shard a module and its layers with fsdp2, in place."""
+    _check_gradient_dtype(config, ranks)
+    mesh = _mesh(config, ranks)
+    gradient_dtype = config.parallel.gradient_dtype
+    module_policy = MixedPrecisionPolicy(
+        reduce_dtype=None if gradient_dtype == "fp32" else DTYPES[gradient_dtype]
+    )
+    layer_policy = module_policy
+    if config.precision == "bf16":
+        # Layers gather and use their weights in bf16. A cast of their inputs would put
+        # the residual stream in bf16 too.
+        layer_policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16,
+            reduce_dtype=DTYPES[gradient_dtype],
+            cast_forward_inputs=False,
+        )
+    # Layers first: the module then shards what is left, such as embeddings.
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=layer_policy)
+    fully_shard(module, mesh=mesh, mp_policy=module_policy)
+    # Without this, a call of ``evaluate`` would not gather weights as a forward does.
+    register_fsdp_forward_method(module, "evaluate")
+
+
+def _check_gradient_dtype(config: TrainConfig, ranks: Ranks) -> None:
+    """Raise ``BadConfig`` if fsdp2 would accumulate gradients in 16 bits."""
     gradient_dtype = config.parallel.gradient_dtype
     accumulation_steps = gradient_accumulation_steps(config, ranks.world_size)
     if gradient_dtype != "fp32" and accumulation_steps > 1:
@@ -193,21 +153,6 @@ def _shard(
                 " enough for one per step."
             ),
         )
-    mesh = _mesh(config, ranks)
-    module_policy = MixedPrecisionPolicy(
-        reduce_dtype=None if gradient_dtype == "fp32" else DTYPES[gradient_dtype]
-    )
-    layer_policy = module_policy
-    if config.precision == "bf16":
-        layer_policy = MixedPrecisionPolicy(
-            torch.bfloat16,
-            reduce_dtype=DTYPES[gradient_dtype],
-            cast_forward_inputs=False,
-        )
-    for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=layer_policy)
-    fully_shard(module, mesh=mesh, mp_policy=module_policy)
-    register_fsdp_forward_method(module, "evaluate")
 
 
 def _mesh(config: TrainConfig, ranks: Ranks) -> DeviceMesh:

@@ -3,8 +3,7 @@
 import datetime
 import gc
 import os
-import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,24 +13,13 @@ import torch.distributed as dist
 
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.cpu_binding import bind_to_nearest_cpus
-from trainer.errors import DeviceMissing
+from trainer.distributed.device import pick_device
 from trainer.staging.stage import DEFAULT_TIMEOUT_S
 
 ValueT = TypeVar("ValueT")
-_MAX_COMPILE_THREADS = 8
 _GROUP_EXTRA_S = 60.0
 """Time by which the process group's timeout exceeds others, in seconds, so that these
 report first."""
-_ERROR_OF_THIS_RANK = re.compile(
-    r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)"
-)
-"""NCCL error codes that are not caused by the death of a peer."""
-_CONNECTION_LOST = re.compile(
-    r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out"
-)
-_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Environment variables of torch's allocator. If both are set, torch reads only the
-first, even if it is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +62,7 @@ class Ranks:
         return self._all_reduce(values, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, *values: float) -> list[float]:
-        """Return the element-wise maxima over all ranks.
-
-        Otherwise like ``all_reduce_sum``.
-        """
+        """Return the element-wise maxima over all ranks, like ``all_reduce_sum``."""
         return self._all_reduce(values, dist.ReduceOp.MAX)
 
     def all_gather_float(self, value: float) -> list[float]:
@@ -118,7 +103,8 @@ class Ranks:
     def all_reduce_async(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Start to sum a tensor over all ranks, overwriting it.
 
-        Return a function that makes its device wait.
+        Returns:
+            A function that lets the tensor's device wait for the sums.
         """
         if self.world_size == 1:
             return lambda: None
@@ -146,26 +132,29 @@ def join_ranks(
     """
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     device = pick_device(config.device, local_rank)
-    cpus = len(os.sched_getaffinity(0))
+    cpus_before_binding = len(os.sched_getaffinity(0))
     ranks = Ranks(
         rank=int(environment.get("RANK", "0")),
         local_rank=local_rank,
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
         world_size=int(environment.get("WORLD_SIZE", "1")),
         device=device,
-        cpus_before_binding=cpus,
+        cpus_before_binding=cpus_before_binding,
     )
     if device.type == "cuda":
-        gpu: Any = torch.cuda.get_device_properties(device)
-        bind_to_nearest_cpus(
-            f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-        )
+        bind_to_nearest_cpus(_pci_address(device))
     else:
         # torchrun limits every rank to one thread unless you set OMP_NUM_THREADS.
-        torch.set_num_threads(max(1, cpus // ranks.local_world_size))
+        torch.set_num_threads(max(1, cpus_before_binding // ranks.local_world_size))
     if ranks.world_size > 1:
         _init_process_group(config, ranks, rendezvous)
     return ranks
+
+
+def _pci_address(device: torch.device) -> str:
+    """Return the PCI address of a GPU, such as ``0000:dc:00.0``."""
+    gpu: Any = torch.cuda.get_device_properties(device)
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 def _init_process_group(
@@ -226,68 +215,3 @@ def leave_ranks(*, together: bool) -> None:
         dist.barrier()
     gc.collect()  # reference cycles of modules keep the group alive
     dist.destroy_process_group()
-
-
-def is_lost_rank_error(error: Exception, *, rehearsed: bool = True) -> bool:
-    """Return whether an error means that another rank is unreachable.
-
-    Before a step was ``rehearsed``, which creates every communicator, an NCCL system
-    error comes from this node, such as too little shared memory or a wrong network
-    interface, and a restart does not help.
-    """
-    text = str(error)
-    is_error_of_this_node = not rehearsed and "ncclSystemError" in text
-    if is_error_of_this_node or _ERROR_OF_THIS_RANK.search(text):
-        return _CONNECTION_LOST.search(text) is not None
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        name in text for name in ("gloo", "NCCL", "TCPStore")
-    )
-
-
-def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
-    """Set the environment variables of CUDA and torch's allocator.
-
-    Options that you have set yourself stay. Call this before CUDA is first used.
-
-    GPUs are numbered by PCI bus position, as in NVML. Expandable segments make memory
-    grow almost linearly with the micro-batch size; ``cudaMallocAsync`` has no segments.
-    Processes in which Inductor compiles kernels, by default as many as CPUs in every
-    rank, share the CPUs.
-    """
-    local_world_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    cpus_per_rank = len(os.sched_getaffinity(0)) // local_world_size
-    threads = max(1, min(_MAX_COMPILE_THREADS, cpus_per_rank))
-    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
-    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    names = [name for name in _ALLOCATOR_SETTINGS if name in environment]
-    name = names[0] if names else "PYTORCH_ALLOC_CONF"
-    settings = environment.get(name, "")
-    if "expandable_segments" not in settings and "cudaMallocAsync" not in settings:
-        if settings:
-            settings += ","
-        environment[name] = f"{settings}expandable_segments:True"
-
-
-def pick_device(kind: str, local_rank: int) -> torch.device:
-    """Return the device of a local rank, and select it.
-
-    Raises:
-        DeviceMissing: If there is no such GPU.
-    """
-    if kind == "cpu":
-        return torch.device("cpu")
-    set_cuda_defaults(os.environ)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if local_rank >= gpus:
-        raise DeviceMissing(
-            f"process {local_rank} of this node requires a GPU, but torch sees {gpus}",
-            next_step=(
-                "Start one process per GPU (--nproc-per-node), or use --set"
-                " train.device=cpu"
-            ),
-        )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device

@@ -1,6 +1,6 @@
 """Optimizer step: micro-batches, gradient accumulation, clipping, update.
 
-Trials run this same code.
+Training and trials run this same code.
 
 The device decides from the loss and gradient of all ranks whether to apply the update,
 so the host does not wait. A loss or gradient norm that is not finite or exceeds the
@@ -98,10 +98,18 @@ class _Backward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReducedGradient:
-    """How the gradients were reduced; fields are as in ``StepResult``."""
+    """What the reduction of gradients measured; fields are as in ``StepResult``."""
 
     partial: PartialGradient | None
     departed: DeviceEvent | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Update:
+    """Result of clipping and update; fields are as in ``StepResult``."""
+
+    grad_norm: torch.Tensor
+    applied: torch.Tensor
 
 
 _TOKENS = 0
@@ -194,11 +202,11 @@ class TrainStep:
         )
         reduced = mark(device)
         reduced_gradient = self._read_traffic(backward.partial, len(batches))
-        grad_norm, applied = self._update(lr, backward.loss, limits)
+        update = self._update(lr, backward.loss, limits)
         return StepResult(
             loss=backward.loss,
-            grad_norm=grad_norm,
-            applied=applied,
+            grad_norm=update.grad_norm,
+            applied=update.applied,
             sums=sums[_TOKENS + 1 :],
             partial=reduced_gradient.partial,
             began=began,
@@ -214,19 +222,22 @@ class TrainStep:
     ) -> _ReducedGradient:
         """Return when gradients were sent, and the gradient of a part of the step.
 
-        Under DDP, that part is this rank's; otherwise it is ``partial``.
+        Under DDP, each rank measures its own part of the global batch; otherwise the
+        part is ``partial``.
         """
         learned_graph = self._learns_graph
         self._learns_graph = False
         if self._traffic is None:
             return _ReducedGradient(partial=partial, departed=None)
-        square, departed = self._traffic.take()
+        sent = self._traffic.take()
         if learned_graph and micro_batches > 1:
             # Every micro-batch was reduced, so this rank's norm and its waiting time
             # are unknown.
             return _ReducedGradient(partial=partial, departed=None)
-        rank_gradient = PartialGradient(square=square, share=1 / self._ranks.world_size)
-        return _ReducedGradient(partial=rank_gradient, departed=departed)
+        rank_gradient = PartialGradient(
+            square=sent.square, share=1 / self._ranks.world_size
+        )
+        return _ReducedGradient(partial=rank_gradient, departed=sent.departed)
 
     def _forward_and_backward(
         self,
@@ -288,13 +299,8 @@ class TrainStep:
         norm = gradient_norm(self.parameters) / share
         return PartialGradient(square=norm.square(), share=share)
 
-    def _update(
-        self, lr: float, loss: torch.Tensor, limits: Limits
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Clip and update.
-
-        Return the norm before clipping, and whether the update was applied.
-        """
+    def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> _Update:
+        """Clip the gradient and update the weights, unless a limit is exceeded."""
         norm = gradient_norm(self.parameters)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
@@ -302,10 +308,11 @@ class TrainStep:
         max_loss = min(limits.loss, _LARGEST_FP32)
         max_norm = min(limits.grad_norm, _LARGEST_FP32)
         is_healthy = (loss <= max_loss) & (norm <= max_norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
         max_grad_norm = self._config.max_grad_norm
         divisor = ((norm + _CLIPPING_EPSILON) / max_grad_norm).clamp(min=1)
+
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
         # Made for loss scaling: fused optimizers divide gradients by ``grad_scale``,
         # and skip the update if ``found_inf`` is 1.
         adamw: Any = unwrap_optimizer(self._optimizer)
@@ -314,7 +321,7 @@ class TrainStep:
         self._optimizer.step()
         self._weights_changed()
         self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)
-        return norm, is_healthy
+        return _Update(grad_norm=norm, applied=is_healthy)
 
 
 def _receive_token_count(

@@ -3,15 +3,14 @@
 import contextlib
 import hashlib
 import os
-import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -29,83 +28,17 @@ from trainer.data.permutation import permute
 from trainer.errors import BadConfig, unreadable
 from trainer.files import sync
 from trainer.record.progress import Update
+from trainer.staging.threads import in_threads
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-_POLL_S = 0.005
 _CHUNK_BYTES = 8 * 2**20
+"""Amount that is read at once: progress is reported, and a stop heard, after each."""
 _THREADS = 4
 """Number of files copied at once: one reader gets a fraction of a parallel file
 system's bandwidth."""
 _MEASURED_SAMPLES = 512
 """Samples whose mean read time is measured."""
 _MEASURED_TOKENS = 512
-"""Longest part of a sample that is read for it."""
-
-
-def in_threads(
-    work: Callable[[Item], Result],
-    items: Sequence[Item],
-    threads: int,
-    *,
-    stop: Callable[[], None] = lambda: None,
-) -> list[Result]:
-    """Run ``work`` on each item in threads.
-
-    The first error is raised when all threads have ended.
-
-    Args:
-        work: Function to call with each item.
-        items: Arguments.
-        threads: Number of threads.
-        stop: Callback on the first error and on Ctrl-C, to end running work early.
-
-    Returns:
-        The results, in the order of the items.
-    """
-    errors: list[BaseException] = []
-    results: dict[int, Result] = {}
-
-    def run(number: int, item: Item) -> None:
-        try:
-            if not errors:
-                results[number] = work(item)
-        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
-            errors.append(error)
-
-    # Signals are blocked while the main thread uses the executor, as Ctrl-C could leave
-    # its locks taken. Between polls they are delivered.
-    executor = ThreadPoolExecutor(threads)
-    try:
-        with _blocked_signals():
-            for number, item in enumerate(items):
-                executor.submit(run, number, item)
-        while len(results) < len(items) and not errors:
-            time.sleep(_POLL_S)
-    finally:
-        if len(results) < len(items):
-            stop()
-        with _blocked_signals():
-            executor.shutdown(cancel_futures=True)
-    if errors:
-        raise errors[0]
-    return [results[number] for number in range(len(items))]
-
-
-@contextlib.contextmanager
-def _blocked_signals() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM until the end of the block.
-
-    Threads started in it never receive them.
-    """
-    previous_mask = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM}
-    )
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+"""Longest part of a sample that is read to measure it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +66,23 @@ class CopyFigures:
 def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
     """Return a dataset's files, the manifest last.
 
+    A copy is complete only with its manifest, so that comes when all else is there.
+
     Raises:
         BadConfig: If one is missing or not a regular file.
     """
+    files = []
+    for name, sha256 in _hashes_by_name(source, manifest).items():
+        with _reading(source, name):
+            status = (source / name).lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise _corrupt(source, name, "is not a regular file")
+        files.append(DatasetFile(name=name, size_bytes=status.st_size, sha256=sha256))
+    return files
+
+
+def _hashes_by_name(source: Path, manifest: Manifest) -> dict[str, str | None]:
+    """Return the name of each file of a dataset, with its SHA-256 if it has one."""
     sha256_by_name: dict[str, str | None] = {}
     for shard in (*manifest.train.shards, *manifest.validation.shards):
         sha256_by_name[shard.tokens_file] = shard.tokens_sha256
@@ -145,14 +92,7 @@ def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
         if (source / name).is_file():
             sha256_by_name[name] = None
     sha256_by_name[MANIFEST_NAME] = None
-    files = []
-    for name, sha256 in sha256_by_name.items():
-        with _reading(source, name):
-            status = (source / name).lstat()
-        if not stat.S_ISREG(status.st_mode):
-            raise _corrupt(source, name, "is not a regular file")
-        files.append(DatasetFile(name=name, size_bytes=status.st_size, sha256=sha256))
-    return files
+    return sha256_by_name
 
 
 @contextlib.contextmanager
@@ -226,80 +166,108 @@ def copy_files(
         BadConfig: If a file cannot be read or does not match the manifest.
         OSError: If writing fails.
     """
-    total_bytes = sum(file.size_bytes for file in files)
-    copied_bytes = 0
     started_s = time.perf_counter()
-    stop = threading.Event()
-    lock = threading.Lock()
-
-    def count(chunk_bytes: int) -> bool:
-        nonlocal copied_bytes
-        with lock:
-            copied_bytes += chunk_bytes
-            elapsed_s = max(1e-9, time.perf_counter() - started_s)
-            note = f"{copied_bytes / elapsed_s / 2**20:,.0f} MiB/s"
-            update(copied_bytes, total_bytes, note)
-        return stop.is_set()
-
+    progress = _CopyProgress(sum(file.size_bytes for file in files), update)
     times = in_threads(
-        lambda file: _copy_file(file, source, target, count),
+        lambda file: _copy_file(file, source, target, progress),
         files,
         _THREADS,
-        stop=stop.set,
+        stop=progress.stop,
     )
     if read_manifest(target) != manifest:
         raise _corrupt(source, MANIFEST_NAME, "changed while it was copied")
     sync(target)
     return CopyFigures(
-        size_bytes=total_bytes,
+        size_bytes=progress.total_bytes,
         seconds=time.perf_counter() - started_s,
-        read_s=sum(read_s for read_s, _ in times),
-        write_s=sum(write_s for _, write_s in times),
+        read_s=sum(file_times.read_s for file_times in times),
+        write_s=sum(file_times.write_s for file_times in times),
     )
 
 
+class _CopyProgress:
+    """Progress that all copying threads report, and their signal to stop."""
+
+    def __init__(self, total_bytes: int, update: Update) -> None:
+        self.total_bytes = total_bytes
+        self._update = update
+        self._copied_bytes = 0
+        self._started_s = time.perf_counter()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def add(self, chunk_bytes: int) -> None:
+        """Count a chunk that was written, and show the progress."""
+        with self._lock:
+            self._copied_bytes += chunk_bytes
+            elapsed_s = max(1e-9, time.perf_counter() - self._started_s)
+            note = f"{self._copied_bytes / elapsed_s / 2**20:,.0f} MiB/s"
+            self._update(self._copied_bytes, self.total_bytes, note)
+
+    def stop(self) -> None:
+        """Let all threads stop after their current chunk."""
+        self._stopped.set()
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if threads should stop."""
+        return self._stopped.is_set()
+
+
+@dataclass(slots=True, kw_only=True)
+class _FileTimes:
+    """Seconds that copying one file has spent in reading and in writing."""
+
+    read_s: float = 0.0
+    write_s: float = 0.0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Add the duration of the block to the time of reading."""
+        began_s = time.perf_counter()
+        yield
+        self.read_s += time.perf_counter() - began_s
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Add the duration of the block to the time of writing."""
+        began_s = time.perf_counter()
+        yield
+        self.write_s += time.perf_counter() - began_s
+
+
 def _copy_file(
-    file: DatasetFile, source: Path, target: Path, count: Callable[[int], bool]
-) -> tuple[float, float]:
-    """Copy one file.
+    file: DatasetFile, source: Path, target: Path, progress: _CopyProgress
+) -> _FileTimes:
+    """Copy one file, unless all threads are stopped meanwhile.
 
-    ``count`` is called with the size of each chunk, and returns True to stop.
-
-    Returns:
-        The seconds of reading and of writing.
+    Raises:
+        BadConfig: If it cannot be read, or its size or hash is not that of ``file``.
+        OSError: If it cannot be written.
     """
+    times = _FileTimes()
     sha256 = hashlib.sha256()
-    read_s = 0.0
-    write_s = 0.0
     size_bytes = 0
-    with contextlib.ExitStack() as stack:
-        with _reading(source, file.name):
-            # O_NOFOLLOW: a dataset from elsewhere must not point outside its own
-            # directory.
-            fd = os.open(source / file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        reader = stack.enter_context(os.fdopen(fd, "rb", buffering=0))
-        writer = stack.enter_context((target / file.name).open("xb", buffering=0))
+    with (
+        _open_source(source, file.name) as reader,
+        (target / file.name).open("xb", buffering=0) as writer,
+    ):
         while True:
-            began_s = time.perf_counter()
-            with _reading(source, file.name):
+            with times.reading(), _reading(source, file.name):
                 chunk = reader.read(_CHUNK_BYTES)
-            read_s += time.perf_counter() - began_s
             if not chunk:
                 break
             size_bytes += len(chunk)
             if size_bytes > file.size_bytes:
                 raise _corrupt(source, file.name, "became longer while it was copied")
             sha256.update(chunk)
-            began_s = time.perf_counter()
-            unwritten = memoryview(chunk)
-            while unwritten:
-                unwritten = unwritten[writer.write(unwritten) :]
-            write_s += time.perf_counter() - began_s
-            if count(len(chunk)):
-                return read_s, write_s
-        began_s = time.perf_counter()
-        os.fsync(writer.fileno())
-        write_s += time.perf_counter() - began_s
+            with times.writing():
+                _write_all(writer, chunk)
+            progress.add(len(chunk))
+            if progress.is_stopped:
+                return times
+        with times.writing():
+            os.fsync(writer.fileno())
     if file.sha256 is not None and file.sha256 != sha256.hexdigest():
         raise _corrupt(
             source,
@@ -308,7 +276,25 @@ def _copy_file(
         )
     if size_bytes != file.size_bytes:
         raise _corrupt(source, file.name, "became shorter while it was copied")
-    return read_s, write_s
+    return times
+
+
+def _open_source(source: Path, name: str) -> FileIO:
+    """Open a file of the source for unbuffered reading.
+
+    A symbolic link is an error, as a dataset from elsewhere must not point outside its
+    own directory.
+    """
+    with _reading(source, name):
+        fd = os.open(source / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return os.fdopen(fd, "rb", buffering=0)
+
+
+def _write_all(writer: FileIO, chunk: bytes) -> None:
+    """Write all of a chunk, as a system call may write only a part."""
+    unwritten = memoryview(chunk)
+    while unwritten:
+        unwritten = unwritten[writer.write(unwritten) :]
 
 
 def seconds_per_sample(directory: Path) -> float | None:

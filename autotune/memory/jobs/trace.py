@@ -30,7 +30,7 @@ from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.parallel import DTYPES
+from trainer.distributed.gradient_traffic import DTYPES
 from trainer.distributed.ranks import Ranks
 from trainer.model.encoder import model_head
 from trainer.model.flops import attended_pairs

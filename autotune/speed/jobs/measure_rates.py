@@ -29,7 +29,7 @@ from autotune.speed.values import (
     PassRate,
     RatesRequest,
 )
-from trainer.distributed.ranks import pick_device
+from trainer.distributed.device import pick_device
 from trainer.model.sparse_last_layer import attend_documents
 
 REPEATS, FEWEST, LONG_S = 7, 3, 0.5

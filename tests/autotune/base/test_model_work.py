@@ -9,10 +9,10 @@ from autotune.base.model_work import (
     gradient_parts,
     largest_gather_bytes,
 )
-from trainer.build import model_work
 from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.manifest import SpecialIds
+from trainer.matmul_weights import model_work
 from trainer.model.encoder import build_config, build_model
 from trainer.model.flops import ModelWork
 

@@ -16,7 +16,7 @@ from autotune.console.commands import COMMANDS as COMMAND_TABLE
 from autotune.console.help import GUIDES, SECTIONS
 from autotune.trials import session
 from tests.documentation.blocks import ROOT
-from trainer.__main__ import command_line
+from trainer.command_line import command_line
 
 SUMMARY_CHARACTERS = 50
 SHOWN_OPTIONS = 14

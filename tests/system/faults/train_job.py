@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import trainer.__main__
+from trainer.rank_job import RankJob
 
 FACTORS = {"nan": math.nan, "nan_for_ever": math.nan, "spike": 20.0}
 
@@ -130,9 +131,8 @@ def main() -> int:
         if fault["kind"] == "no_local_disk" and fault["rank"] == rank:
             os.environ.pop("LOCAL_DISK", None)
     disturbed = Disturbed(request, rank)
-    job = trainer.__main__._Job
-    prepare = job.prepare
-    leave_together = job._leave_together
+    prepare = RankJob.prepare
+    leave_together = RankJob._leave_together
 
     def prepare_and_install(job) -> None:
         # After the trainer's own imports, so that a start is as usual.
@@ -144,8 +144,8 @@ def main() -> int:
         disturbed.do(-1)
         return leave_together(*args)
 
-    job.prepare = prepare_and_install
-    job._leave_together = disturb_and_leave
+    RankJob.prepare = prepare_and_install
+    RankJob._leave_together = disturb_and_leave
     exit_code = trainer.__main__.main()
     if disturbed.module is not None:
         (notes / f"weights-{rank}.txt").write_text(disturbed.weights_sha256())

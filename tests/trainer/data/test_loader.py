@@ -12,7 +12,12 @@ from tests.trainer.oracles import config_of
 from trainer.config.train_config import DataSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
-from trainer.data.loader import MicroBatchLoader, make_loader, micro_batch_plans
+from trainer.data.loader import (
+    MicroBatchLoader,
+    check_no_shared_samples,
+    make_loader,
+    micro_batch_plans,
+)
 from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
@@ -312,3 +317,26 @@ def test_close_stops_workers(loader_of, monkeypatch, is_stuck):
     finally:
         for worker in workers:
             worker.kill()
+
+
+def test_accepts_ranks_without_shared_samples():
+    check_no_shared_samples([])
+    check_no_shared_samples(
+        [np.array([1, 2]), np.array([], dtype=np.int64), np.array([3, 4])]
+    )
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        pytest.param(
+            [[9], [1, 2, 3], [3, 4, 2]],
+            "ranks 1 and 2 received 2 samples in common",
+            id="two ranks",
+        ),
+        pytest.param([[9], [1, 1]], "a rank received a sample twice", id="one rank"),
+    ],
+)
+def test_rejects_shared_samples(samples, message):
+    with pytest.raises(BadConfig, match=message):
+        check_no_shared_samples([np.array(numbers) for numbers in samples])

@@ -3,7 +3,7 @@
 import pytest
 from torch.distributed import DistBackendError, DistStoreError
 
-from trainer.distributed.ranks import is_lost_rank_error
+from trainer.distributed.rank_errors import is_lost_rank_error
 
 
 def nccl_error(code, last_error=""):

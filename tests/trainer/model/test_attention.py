@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import _registry, current_flash_attention_impl
 
 from tests.trainer import oracles
-from trainer.build import checkpoint_activations
+from trainer.activation_checkpointing import checkpoint_activations
 from trainer.compilation import GraphCounter
 from trainer.config.train_config import ModelSettings
 from trainer.data.manifest import SpecialIds

@@ -23,11 +23,12 @@ from trainer.config.train_config import DataSettings
 from trainer.data.global_batch import make_plan
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig
-from trainer.preflight import describe_run, gpu_driver_version, open_dataset
+from trainer.preflight.dataset_checks import open_dataset
 from trainer.record import run_record
 from trainer.record import writer as run_writer
 from trainer.record.boards import open_boards
 from trainer.record.writer import RunWriter
+from trainer.run_header import describe_run, gpu_driver_version
 
 
 @pytest.fixture

@@ -3,45 +3,28 @@ import errno
 import fcntl
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
-from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import resolved_of
 from tests.system.faults.corpora import content
 from tests.trainer.oracles import config_of
+from tests.trainer.staging.damage import (
+    change_manifest,
+    change_one_token,
+    cut_end,
+    empty_table,
+    overwrite,
+)
 from trainer.config.train_config import DataSettings
-from trainer.data.manifest import read_manifest
 from trainer.errors import BadConfig, UnreadableFile
 from trainer.staging import stage as staging
-from trainer.staging.copying import (
-    CopyFigures,
-    copy_files,
-    dataset_files,
-    in_threads,
-    seconds_per_sample,
-)
+from trainer.staging.copying import CopyFigures
 from trainer.staging.stage import Staged, stage, stage_data
-
-SAMPLES = [[5 + number % 90] * (1 + number % 40) for number in range(2000)]
-
-
-@pytest.fixture
-def source(tmp_path):
-    return write_dataset(tmp_path / "source", SAMPLES, shards=3, validation=[[7, 8]])
-
-
-@pytest.fixture
-def local(tmp_path):
-    (tmp_path / "local").mkdir()
-    return tmp_path / "local"
 
 
 @pytest.fixture
@@ -86,22 +69,6 @@ def test_reuses_an_intact_copy(source, local):
     assert again.copied is None
     assert again.break_even_epochs is None
     assert modified_ns(again.directory) == before
-
-
-def cut_end(path):
-    os.truncate(path, path.stat().st_size - 2)
-
-
-def overwrite(path):
-    path.write_bytes(b"x" * path.stat().st_size)
-
-
-def empty_table(path):
-    path.write_text("{}")
-
-
-def change_manifest(path):
-    path.write_text(path.read_text().replace('"rejected": 0', '"rejected": 1'))
 
 
 @pytest.mark.parametrize(
@@ -297,12 +264,6 @@ def test_explains_write_error(source, local, monkeypatch, number, message, next_
     assert list(local.rglob(".partial*")) == []
 
 
-def change_one_token(path):
-    raw = bytearray(path.read_bytes())
-    raw[300] = 7
-    path.write_bytes(raw)
-
-
 @pytest.mark.parametrize(
     "damage",
     [cut_end, change_one_token],
@@ -353,175 +314,3 @@ def test_rejects_unset_variable_in_stage_to(source):
     config = config_of(data=DataSettings(stage_to="$LOCAL_DISK/below"))
     with pytest.raises(BadConfig, match=r"\$LOCAL_DISK"):
         stage_data(resolved_of(config, source), {})
-
-
-INTERRUPTED = """\
-import os, signal, sys, threading, time
-from trainer.staging.copying import in_threads
-stopped = threading.Event()
-kill = threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGINT))
-kill.daemon = True
-kill.start()
-work = lambda item: stopped.is_set() or item
-try:
-    for _ in range(100_000):
-        in_threads(work, range(50), 4, stop=stopped.set)
-        stopped.clear()
-except KeyboardInterrupt:
-    sys.exit(7)
-"""
-
-
-def test_results_have_the_order_of_items():
-    def slow_first(item: int) -> int:
-        time.sleep(0.02 if item == 0 else 0)
-        return item * item
-
-    stopped: list[bool] = []
-    squares = in_threads(slow_first, range(20), 4, stop=lambda: stopped.append(True))
-    assert squares == [item * item for item in range(20)]
-    assert stopped == []
-    assert in_threads(slow_first, [], 4) == []
-
-
-def test_uses_the_requested_number_of_threads():
-    barrier = threading.Barrier(3, timeout=30)
-
-    def wait_for_others(_) -> str:
-        barrier.wait()
-        return threading.current_thread().name
-
-    names = in_threads(wait_for_others, range(9), 3)
-    assert len(set(names)) == 3
-
-
-def test_first_error_stops_all_threads():
-    stop = threading.Event()
-    begun: list[int] = []
-
-    def work(item: int) -> None:
-        begun.append(item)
-        if item == 1:
-            raise ValueError("one")
-        assert stop.wait(30)
-
-    with pytest.raises(ValueError, match="one"):
-        in_threads(work, range(100), 2, stop=stop.set)
-    assert set(begun) <= {0, 1, 2}
-    assert not any(
-        thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()
-    )
-
-
-@pytest.mark.parametrize("moment_s", [0.1, 0.2, 0.3])
-def test_ctrl_c_ends_threads_at_any_moment(moment_s):
-    command = [sys.executable, "-c", INTERRUPTED, str(moment_s)]
-    process = subprocess.run(command, timeout=60, check=False)
-    assert process.returncode == 7
-
-
-def copy(source, local, *, change=lambda: None, update=lambda done, total, note: None):
-    """Copy the dataset; ``change`` is called once its files are listed."""
-    manifest = read_manifest(source)
-    files = dataset_files(source, manifest)
-    change()
-    return copy_files(files, source, local, manifest, update)
-
-
-def test_copies_all_files_of_a_dataset_only(source, local):
-    (source / "rejects.jsonl").write_text("{}\n")
-    (source / "prepared.json").write_text("{}\n")
-    other = source / "other"
-    other.write_text("no part of the dataset")
-    figures = copy(source, local)
-    other.unlink()
-    assert content(local) == content(source)
-    assert figures.size_bytes == sum(len(file) for file in content(source).values())
-    assert min(figures.read_s, figures.write_s, figures.seconds) > 0
-
-
-def test_copy_reports_progress_in_bytes(source, local):
-    updates = []
-    figures = copy(
-        source,
-        local,
-        update=lambda done, total, note: updates.append((done, total, note)),
-    )
-    copied_bytes = [done for done, _, _ in updates]
-    assert copied_bytes == sorted(copied_bytes)
-    done, total, note = updates[-1]
-    assert done == total == figures.size_bytes
-    assert note.endswith(" MiB/s")
-
-
-@pytest.mark.parametrize(
-    "name", ["train-tokens-00002.npy", "validation-offsets-00000.npy", "tokenizer.json"]
-)
-def test_names_file_with_another_hash(source, local, name):
-    raw = bytearray((source / name).read_bytes())
-    raw[-1] ^= 1
-    (source / name).write_bytes(raw)
-    with pytest.raises(BadConfig, match=rf"source/{name}: its SHA-256 is") as raised:
-        copy(source, local)
-    assert raised.value.next_step.endswith(f"autotune data verify {source}")
-
-
-def append_line(path):
-    path.write_text(path.read_text() + "{}\n")
-
-
-def empty(path):
-    path.write_text("")
-
-
-def move_and_link(path):
-    path.symlink_to(path.rename(path.parent.parent / "outside"))
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("rejects.jsonl", append_line, "became longer"),
-        ("rejects.jsonl", empty, "became shorter"),
-        ("rejects.jsonl", Path.unlink, "No such file"),
-        ("manifest.json", change_manifest, "changed while it was copied"),
-        ("tokenizer.json", move_and_link, "Too many levels of symbolic links"),
-    ],
-    ids=["longer", "shorter", "missing", "other manifest", "link"],
-)
-def test_notices_source_that_changes_meanwhile(source, local, name, change, message):
-    (source / "rejects.jsonl").write_text("{}\n" * 20)
-    with pytest.raises(BadConfig, match=rf"source/{name}: {message}"):
-        copy(source, local, change=lambda: change(source / name))
-
-
-@pytest.mark.parametrize(
-    ("replace", "message"),
-    [
-        (lambda path: None, "No such file"),
-        (
-            lambda path: path.symlink_to(path.parent.parent / "outside"),
-            "is not a regular file",
-        ),
-        (os.mkfifo, "is not a regular file"),
-    ],
-    ids=["missing", "link", "pipe"],
-)
-def test_rejects_what_is_not_a_file(source, local, replace, message):
-    offsets = source / "train-offsets-00000.npy"
-    offsets.rename(source.parent / "outside")
-    replace(offsets)
-    with pytest.raises(BadConfig, match=rf"train-offsets-00000\.npy: {message}"):
-        copy(source, local)
-    assert list(local.iterdir()) == []
-
-
-def test_measuring_a_dataset_changes_nothing(source):
-    before = content(source)
-    assert seconds_per_sample(source) > 0
-    assert content(source) == before
-
-
-def test_time_per_sample_is_unknown_without_samples(tmp_path):
-    dataset = write_dataset(tmp_path / "empty", [], shards=0, validation=[[7]])
-    assert seconds_per_sample(dataset) is None

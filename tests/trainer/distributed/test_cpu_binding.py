@@ -1,0 +1,78 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.distributed.cpu_binding import NUMA_VARIABLE, bind_to_nearest_cpus
+
+GPU_ADDRESS = "0000:DC:00.0"
+
+
+def write_machine(root: Path, node: int, *cpu_lists: str) -> Path:
+    """Write the ``/sys`` of a machine with a GPU at one of its NUMA nodes."""
+    files = {root / "sys/bus/pci/devices/0000:dc:00.0/numa_node": str(node)}
+    for number, cpu_list in enumerate(cpu_lists):
+        files[root / f"sys/devices/system/node/node{number}/cpulist"] = cpu_list
+    for path, text in files.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("address", "node", "environment", "near_cpus"),
+    [
+        pytest.param(GPU_ADDRESS, 1, {}, {4, 5}, id="near"),
+        pytest.param(GPU_ADDRESS, 0, {}, set(), id="near CPUs not allowed"),
+        pytest.param(GPU_ADDRESS, -1, {}, set(), id="single node"),
+        pytest.param(GPU_ADDRESS, 7, {}, set(), id="node not listed"),
+        pytest.param(GPU_ADDRESS, 1, {NUMA_VARIABLE: "0"}, set(), id="disabled"),
+        pytest.param("0000:01:00.0", 1, {}, set(), id="another GPU"),
+    ],
+)
+def test_rank_is_bound_to_allowed_cpus_near_its_gpu(
+    tmp_path, monkeypatch, address, node, environment, near_cpus
+):
+    cpus_by_thread = {}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5})
+    monkeypatch.setattr(os, "sched_setaffinity", cpus_by_thread.__setitem__)
+    root = write_machine(tmp_path, node, "0-1", "4-5,6,7")
+    assert bind_to_nearest_cpus(address, environment, root) == near_cpus
+    assert cpus_by_thread.get(os.getpid(), set()) == near_cpus
+
+
+BINDING_PROGRAM = """
+import os, pathlib, sys, threading
+import torch
+from trainer.distributed.cpu_binding import bind_to_nearest_cpus
+torch.ones(512, 512) @ torch.ones(512, 512)
+ended = threading.Event()
+threading.Thread(target=ended.wait, daemon=True).start()
+near = bind_to_nearest_cpus("0000:dc:00.0", root=pathlib.Path(sys.argv[1]))
+threads = [int(name) for name in os.listdir("/proc/self/task")]
+masks = {frozenset(os.sched_getaffinity(thread)) for thread in threads}
+assert masks == {near}, masks
+if os.fork() == 0:
+    os._exit(0 if os.sched_getaffinity(0) == near else 1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+print(*near)
+"""
+
+
+@pytest.mark.system
+def test_every_thread_and_child_is_bound(tmp_path):
+    last_cpu = (os.cpu_count() or 1) - 1
+    if last_cpu == 0:
+        pytest.skip("this machine has one processor: nothing can be bound to less")
+    root = write_machine(tmp_path, 0, str(last_cpu))
+    process = subprocess.run(
+        [sys.executable, "-c", BINDING_PROGRAM, root],
+        capture_output=True,
+        text=True,
+        check=False,
+        # A test that runs beside others has one processor; this one needs two.
+        preexec_fn=lambda: os.sched_setaffinity(0, range(last_cpu + 1)),
+    )
+    assert (process.stdout, process.returncode) == (f"{last_cpu}\n", 0), process.stderr

@@ -1,0 +1,76 @@
+"""Activation checkpointing: which activations to recompute in the backward pass."""
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    create_selective_checkpoint_contexts,
+)
+from transformers import PreTrainedModel
+
+from trainer.config.train_config import TrainConfig
+from trainer.errors import BadConfig
+
+
+def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
+    """Set up activation checkpointing.
+
+    Raises:
+        BadConfig: If the architecture has none.
+    """
+    mode = config.activation_checkpointing
+    if mode == "none":
+        return
+    if mode == "selective" and config.compiled:
+        # Within its graphs, the compiler itself keeps the results of matmuls and
+        # recomputes cheap operations.
+        return
+    if not model.supports_gradient_checkpointing:
+        raise BadConfig(
+            "transformers has no activation checkpointing for"
+            f" {model.config.model_type!r}",
+            next_step="Use --set train.activation_checkpointing=none",
+        )
+    options: dict[str, Any] = {"use_reentrant": False}
+    if mode == "selective":
+        options["context_fn"] = functools.partial(
+            create_selective_checkpoint_contexts, _keep_costly_operations
+        )
+    model.config.use_cache = False  # only for decoders; transformers would warn
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    else:  # its earlier name
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+
+
+def _keep_costly_operations(
+    _: object, operation: Any, *_args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
+    """Return the policy of selective checkpointing for an operation."""
+    if operation in _costly_operations():
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@functools.cache
+def _costly_operations() -> frozenset[Any]:
+    """Return the matmuls and attention kernels that this version of torch has."""
+    aten = torch.ops.aten
+    operations = [
+        getattr(aten, name, None)
+        for name in (
+            "mm",
+            "addmm",
+            "bmm",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+        )
+    ]
+    operations.append(getattr(torch.ops.torch_attn, "_varlen_attn", None))
+    return frozenset(
+        operation.default for operation in operations if operation is not None
+    )

@@ -1,0 +1,93 @@
+"""Options of ``python -m trainer``, and their help."""
+
+import argparse
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from trainer.checkpoint.resume import AUTO, NEVER
+from trainer.documentation import documentation_path
+from trainer.errors import error_text
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argument parser whose errors have the form of all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print an error with a next step, and exit."""
+        next_step = "See: python -m trainer -h"
+        if any(word.partition("=")[0] == "--profile" for word in sys.argv):
+            next_step = "Name the profile without an option: python -m trainer PROFILE"
+        self.exit(2, error_text(message, next_step))
+
+
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = _Parser(
+        usage="python -m trainer PROFILE [OPTIONS]",
+        description="Train a masked-LM encoder from a profile.",
+        epilog=(
+            "Examples:\n  python -m trainer profiles/bert-mini-cpu.toml --out"
+            " runs/first\n  torchrun --nproc-per-node 8 -m trainer PROFILE --set"
+            " train.max_steps=1000\n\nDocs: " + documentation_path("train.md")
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "profile",
+        metavar="PROFILE",
+        type=Path,
+        help="Profile (TOML), as autotune tune writes it.",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="Dataset directory. Default: AUTOTUNE_DATA, else the profile's.",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="train.KEY=VALUE",
+        help="Override a setting; repeatable.",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="Run directory. Default: runs/<UTC>-<model>.",
+    )
+    parser.add_argument(
+        "--resume",
+        default=AUTO,
+        metavar=f"{AUTO}|PATH|{NEVER}",
+        help=(
+            "Run or checkpoint to resume; auto: the run in --out, or this job's after a"
+            " requeue. Default: auto."
+        ),
+    )
+    parser.add_argument(
+        "--expect-profile-sha256",
+        metavar="HASH",
+        help="Fail with exit code 6 if the profile has another hash.",
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"trainer {_version()}",
+        help="Show the version.",
+    )
+    parser.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+    return parser
+
+
+def _version() -> str:
+    """Return the version of the installed package."""
+    try:
+        return importlib.metadata.version("encoder-autotune")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,78 @@
+"""Header of the run record: ``run.json``, written before the first step."""
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+
+from trainer.build import Training
+from trainer.checkpoint.resume import Start, job_name
+from trainer.config.resolve import ResolvedConfig
+from trainer.config.train_config import BatchSplit
+from trainer.data.batch_plan import BatchPlan
+from trainer.data.dataset import TokenDataset
+from trainer.distributed.ranks import Ranks
+from trainer.health.events import utc_now
+from trainer.model.gpu_peaks import matmul_format, peak_flops_per_s
+from trainer.record.run_record import RUN_SCHEMA_VERSION, RunHeader
+
+
+def describe_run(
+    resolved: ResolvedConfig,
+    dataset: TokenDataset,
+    plan: BatchPlan,
+    training: Training,
+    *,
+    hosts: Sequence[str],
+    ranks: Ranks,
+    start: Start,
+) -> RunHeader:
+    """Return the content of ``run.json``; its writer sets ``attempt``."""
+    config = resolved.config
+    attention = training.module.attention
+    versions = {
+        name: importlib.metadata.version(name)
+        for name in ("torch", "transformers", "numpy")
+    }
+    return RunHeader(
+        **plan.model_dump(include=set(BatchSplit.model_fields)),
+        schema_version=RUN_SCHEMA_VERSION,
+        name=config.model.name,
+        job=job_name(os.environ),
+        started_utc=utc_now(),
+        resumed_from=start.origin,
+        resumed_step=0 if start.manifest is None else start.manifest.state.step,
+        config=config.model_dump(mode="json"),
+        sources=dict(resolved.sources),
+        profile_sha256=resolved.profile_sha256,
+        profile_modified=resolved.profile_modified,
+        dataset_hash=dataset.manifest.dataset_hash,
+        parameters=training.work.parameters,
+        attention=attention.kind,
+        attention_reason=attention.reason,
+        recipe_changes=list(training.recipe_changes),
+        hosts=list(hosts),
+        device=ranks.device_name,
+        driver=gpu_driver_version(ranks),
+        peak_flops_per_s=peak_flops_per_s(
+            ranks.device_name, matmul_format(config.precision, tf32=config.tf32)
+        ),
+        versions=versions | {"python": platform.python_version()},
+    )
+
+
+def gpu_driver_version(ranks: Ranks) -> str | None:
+    """Return the version of this rank's GPU driver.
+
+    None on a CPU, or if NVML does not report it.
+    """
+    if ranks.device.type != "cuda":
+        return None
+    with contextlib.suppress(ImportError):
+        nvml = importlib.import_module("pynvml")
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlInit()
+            return str(nvml.nvmlSystemGetDriverVersion())
+    return None
