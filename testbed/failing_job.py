@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,6 +36,11 @@ def run(measured, local):
         )
         child.start()
         Path(local["pid_file"]).write_text(str(child.pid))
+    if fault == "leave_daemon":
+        # In a session of its own, so that no signal to the rank's group reaches it.
+        daemon = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        Path(local["pid_file"]).write_text(str(daemon.pid))
+        fail("hang")
     fail(fault)
     return {"fault": fault}
 

@@ -76,7 +76,7 @@ def _global_batch_tokens(tuned: TrainConfig, dataset: TokenDataset) -> int:
 def non_padding_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
     """Return the average share of non-padding tokens in a recipe's sequences.
 
-    Return None if sequences are trimmed: then each window has a share of its own.
+    Return None if sequences are trimmed: then the share differs between windows.
     """
     if config.layout in TRIMMED_LAYOUTS:
         return None

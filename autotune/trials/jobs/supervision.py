@@ -34,7 +34,7 @@ MAX_LOG_CHARACTERS = 4000
 
 
 class _Ending(Enum):
-    """Why waiting for the ranks of a trial ended."""
+    """Reason for which the server no longer waits for the ranks of a trial."""
 
     ALL_ENDED = auto()
     TIMED_OUT = auto()
@@ -80,7 +80,7 @@ class RankProcess:
 def run_trial(
     request: TrialRequest, parent_gone: Callable[[float], bool]
 ) -> TrialReply:
-    """Run a trial in as many processes as it has local ranks.
+    """Run a trial in as many processes as it has local ranks, and leave none of them.
 
     Args:
         request: The trial.
@@ -94,9 +94,10 @@ def run_trial(
     processes = _fork_ranks(request)
     ending = _wait(processes, request.timeout_s, parent_gone)
     _kill([process for process in processes if process.exit_code is None])
+    # Also if the parent is gone: orphans outlive this process, which must not leave any.
+    _kill_orphans()
     if ending is _Ending.PARENT_GONE:
         raise SystemExit(0)
-    _kill_orphans()
     directory = Path(request.directory)
     return TrialReply(
         timed_out=ending is _Ending.TIMED_OUT,

@@ -24,6 +24,8 @@ from testbed.fakes import FakeMachine
 from trainer.environment import CPU_ENVIRONMENT
 
 MIB = 2**20
+START_TIMEOUT_S = 300
+"""Longest start of a command with its server, on a busy machine."""
 OUTCOMES: dict[str, Any] = {
     "none": Measured(figures={"fault": "none"}),
     "allocate": OutOfMemory(detail="can't allocate memory"),
@@ -156,6 +158,21 @@ def test_only_the_trainer_on_a_cpu_sets_the_policy(monkeypatch, make_machine, ex
     assert machine.environment["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
+def wait_for_pids(pid_file) -> list[int]:
+    """Return the process ids in a file, once it has been written."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    return [int(pid) for pid in pid_file.read_text().split()]
+
+
+def kill(command):
+    command.kill()
+    command.wait()
+
+
+# Writes the ids of its server and of both ranks, which hang.
 COMMAND_WITH_HANGING_TRIAL = """
 import psutil, sys, threading, time
 from autotune.trials.values import Trial
@@ -179,12 +196,33 @@ def test_killed_command_leaves_no_trial(tmp_path):
     command = subprocess.Popen(
         [sys.executable, "-c", COMMAND_WITH_HANGING_TRIAL, str(pid_file)]
     )
-    deadline_s = time.monotonic() + 60
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
-    pids = [int(pid) for pid in pid_file.read_text().split()]
-    assert len(pids) == 3  # the server and two ranks
-    command.kill()
-    command.wait()
+    pids = wait_for_pids(pid_file)
+    assert len(pids) == 3
+    kill(command)
     wait_for_end_of(pids, 60)
+
+
+# The trial writes the id of a process that it starts in another session, and hangs.
+COMMAND_WITH_DAEMON = """
+import sys
+from autotune.trials.values import Trial
+from autotune.trials.fork_server import ForkServerMachine
+
+trial = Trial(
+    job="testbed.failing_job",
+    measured={"fault": "leave_daemon"},
+    local={"pid_file": sys.argv[1]},
+    timeout_s=600,
+)
+ForkServerMachine().run(trial)
+"""
+
+
+def test_killed_command_leaves_no_daemon_of_a_trial(tmp_path):
+    pid_file = tmp_path / "pid"
+    command = subprocess.Popen(
+        [sys.executable, "-c", COMMAND_WITH_DAEMON, str(pid_file)]
+    )
+    daemon = wait_for_pids(pid_file)
+    kill(command)
+    wait_for_end_of(daemon, 60)
