@@ -33,7 +33,7 @@ MAX_LOG_CHARACTERS = 4000
 """Characters of a rank's log that its account quotes, from its end."""
 
 
-class _Ending(Enum):
+class Ending(Enum):
     """Reason for which the server no longer waits for the ranks of a trial."""
 
     ALL_ENDED = auto()
@@ -92,15 +92,15 @@ def run_trial(
     """
     kernel_kills_before = count_kernel_kills()
     processes = _fork_ranks(request)
-    ending = _wait(processes, request.timeout_s, parent_gone)
+    ending = wait_for_ranks(processes, request.timeout_s, parent_gone)
     _kill([process for process in processes if process.exit_code is None])
-    # Also if the parent is gone: orphans outlive this process, which must not leave any.
+    # Also if the parent is gone, as orphans would outlive this process.
     _kill_orphans()
-    if ending is _Ending.PARENT_GONE:
+    if ending is Ending.PARENT_GONE:
         raise SystemExit(0)
     directory = Path(request.directory)
     return TrialReply(
-        timed_out=ending is _Ending.TIMED_OUT,
+        timed_out=ending is Ending.TIMED_OUT,
         killed_by_kernel=count_kernel_kills() > kernel_kills_before,
         ranks=[
             _account(process, directory, rank) for rank, process in enumerate(processes)
@@ -119,12 +119,18 @@ def _fork_ranks(request: TrialRequest) -> list[RankProcess]:
     return processes
 
 
-def _wait(
+def wait_for_ranks(
     processes: Sequence[RankProcess],
     timeout_s: float,
     parent_gone: Callable[[float], bool],
-) -> _Ending:
-    """Wait until all ranks have ended, or until those that run have to be ended."""
+) -> Ending:
+    """Wait until all ranks have ended, or until those that run have to be ended.
+
+    Args:
+        processes: Processes of the ranks.
+        timeout_s: Time limit of the trial.
+        parent_gone: As for ``run_trial``.
+    """
     time_limit_s = time.monotonic() + timeout_s
     # Ranks wait for one that failed, some until they are killed.
     grace_ends_s = math.inf
@@ -134,10 +140,10 @@ def _wait(
             grace_ends_s = time.monotonic() + GRACE_S
         is_late = time.monotonic() > min(time_limit_s, grace_ends_s)
         if parent_gone(0 if is_late else POLL_S):
-            return _Ending.PARENT_GONE
+            return Ending.PARENT_GONE
         if is_late:
-            return _Ending.RANK_FAILED if has_failure else _Ending.TIMED_OUT
-    return _Ending.ALL_ENDED
+            return Ending.RANK_FAILED if has_failure else Ending.TIMED_OUT
+    return Ending.ALL_ENDED
 
 
 def _any_runs(processes: Sequence[RankProcess]) -> bool:

@@ -1,12 +1,8 @@
-"""Accounts of ranks at their ends, and the outcome that they add up to."""
-
-import json
+"""The outcome of a trial, from the accounts of its ranks at their ends."""
 
 import pytest
-import torch
 
 from autotune.errors import BadInput, MachineLacks
-from autotune.trials.jobs.run_job import run_job
 from autotune.trials.messages import JobResult, JobStatus, RankAccount
 from autotune.trials.outcomes import Crashed, HostOutOfMemory, Measured, OutOfMemory
 from autotune.trials.rank_outcomes import classify
@@ -116,52 +112,3 @@ def test_unusable_input_is_no_measurement(error_type):
     )
     with pytest.raises(error_type, match="not usable"):
         classify([account(rejected), account(killed=True, exit_code=-9)])
-
-
-def status_of_failure(result_file, message, **local):
-    """Run a job that raises this message, and return the status that it writes."""
-    fault = {"fault": f"raise {message}"}
-    assert not run_job("testbed.failing_job", result_file, fault, local)
-    return json.loads(result_file.read_text())["status"]
-
-
-@pytest.mark.parametrize(
-    ("message", "status"),
-    [
-        (
-            (
-                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"
-                " `cublasCreate(handle)`"
-            ),
-            "out_of_memory",
-        ),
-        (
-            "Last error:\nCuda failure 2 'out of memory'\nncclRemoteError",
-            "out_of_memory",
-        ),
-        ("[gloo/transport/tcp/pair.cc:534] Connection closed by peer", "lost_peer"),
-        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed"),
-    ],
-)
-def test_job_writes_how_it_failed(tmp_path, message, status):
-    assert status_of_failure(tmp_path / "rank-0.json", message) == status
-
-
-@pytest.mark.parametrize(
-    ("message", "status_of_first_attempt"),
-    [
-        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed"),
-        ("CUDA error: out of memory: CUBLAS_STATUS_INTERNAL_ERROR", "out_of_memory"),
-    ],
-)
-def test_vague_fault_is_of_memory_only_if_repeated(
-    tmp_path, monkeypatch, message, status_of_first_attempt
-):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    # Nearly no memory is free.
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**36))
-    result_file = tmp_path / "rank-0.json"
-    first = status_of_failure(result_file, message, first_attempt=True)
-    second = status_of_failure(result_file, message)
-    assert first == status_of_first_attempt
-    assert second == "out_of_memory"
