@@ -2,7 +2,7 @@ import itertools
 import json
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -119,146 +119,196 @@ class Step:
     """Whether the update was applied; None as the device decides by current limits."""
 
 
+def check_step(monitor, number, step):
+    """Check a step, and return its findings."""
+    if step.applied is None:
+        return check_as_device(monitor, number, step.loss, step.norm)
+    return check(monitor, number, step.loss, step.norm, applied=step.applied)
+
+
 USUAL = Step()
 SPIKE = Step(loss=3.5)
 NAN = Step(loss=math.nan)
 SKIP_BOTH = {"on_spike": "skip", "on_explosion": "skip"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Steps after 100 usual ones, and what a monitor says about them."""
+
+    settings: dict[str, object] = field(default_factory=dict)
+    """Settings of the monitor that are not defaults."""
+    steps: list[Step]
+    findings: list[str]
+    """Findings of each step, as ``kind:action``, separated by spaces."""
+    message: str
+    """Part of the message of the last finding."""
+
+
 @pytest.mark.parametrize(
-    ("changes", "steps", "findings", "message"),
+    "case",
     [
         pytest.param(
-            {},
-            [SPIKE, NAN, SPIKE, SPIKE, USUAL, SPIKE],
-            ["spike:warn", "non_finite:skip", "", "", "", "spike:warn"],
-            "update was applied",
+            Case(
+                steps=[SPIKE, NAN, SPIKE, SPIKE, USUAL, SPIKE],
+                findings=["spike:warn", "non_finite:skip", "", "", "", "spike:warn"],
+                message="update was applied",
+            ),
             id="excursion is reported once, and again after a usual value",
         ),
         pytest.param(
-            {},
-            [Step(norm=9.9), Step(norm=10.1)],
-            ["", "explosion:warn"],
-            "update was applied",
+            Case(
+                steps=[Step(norm=9.9), Step(norm=10.1)],
+                findings=["", "explosion:warn"],
+                message="update was applied",
+            ),
             id="explosion is far above max_grad_norm",
         ),
         pytest.param(
-            {"on_spike": "skip", "on_explosion": "rollback"},
-            [Step(loss=5.0, norm=50.0)],
-            ["spike:skip explosion:rollback"],
-            "training rolls back",
+            Case(
+                settings={"on_spike": "skip", "on_explosion": "rollback"},
+                steps=[Step(loss=5.0, norm=50.0)],
+                findings=["spike:skip explosion:rollback"],
+                message="training rolls back",
+            ),
             id="spike and explosion together",
         ),
         pytest.param(
-            {},
-            [NAN],
-            ["non_finite:skip"],
-            "loss is nan in step 101",
+            Case(
+                steps=[NAN],
+                findings=["non_finite:skip"],
+                message="loss is nan in step 101",
+            ),
             id="loss is not finite",
         ),
         pytest.param(
-            {},
-            [Step(norm=math.inf)],
-            ["non_finite:skip"],
-            "gradient norm is inf in step 101",
+            Case(
+                steps=[Step(norm=math.inf)],
+                findings=["non_finite:skip"],
+                message="gradient norm is inf in step 101",
+            ),
             id="norm is not finite",
         ),
         pytest.param(
-            {},
-            [Step(loss=math.inf, norm=math.nan)],
-            ["non_finite:skip"],
-            "loss is inf and gradient norm is nan in step 101",
+            Case(
+                steps=[Step(loss=math.inf, norm=math.nan)],
+                findings=["non_finite:skip"],
+                message="loss is inf and gradient norm is nan in step 101",
+            ),
             id="loss and norm are not finite",
         ),
         pytest.param(
-            {"on_non_finite": "rollback"},
-            [NAN],
-            ["non_finite:rollback"],
-            "training rolls back",
+            Case(
+                settings={"on_non_finite": "rollback"},
+                steps=[NAN],
+                findings=["non_finite:rollback"],
+                message="training rolls back",
+            ),
             id="rollback for a value that is not finite",
         ),
         pytest.param(
-            SKIP_BOTH | {"patience_steps": 4},
-            [NAN, SPIKE, Step(norm=30.0), Step(loss=math.inf)],
-            ["non_finite:skip", "spike:skip", "explosion:skip", "non_finite:rollback"],
-            "4 in a row were; training rolls back",
+            Case(
+                settings=SKIP_BOTH | {"patience_steps": 4},
+                steps=[NAN, SPIKE, Step(norm=30.0), Step(loss=math.inf)],
+                findings=[
+                    "non_finite:skip",
+                    "spike:skip",
+                    "explosion:skip",
+                    "non_finite:rollback",
+                ],
+                message="4 in a row were; training rolls back",
+            ),
             id="rollback after skips for any reason",
         ),
         pytest.param(
-            {"on_spike": "skip", "patience_steps": 2},
-            [SPIKE, USUAL, SPIKE],
-            ["spike:skip", "", "spike:skip"],
-            "update was skipped",
+            Case(
+                settings={"on_spike": "skip", "patience_steps": 2},
+                steps=[SPIKE, USUAL, SPIKE],
+                findings=["spike:skip", "", "spike:skip"],
+                message="update was skipped",
+            ),
             id="usual step resets the count of skips",
         ),
         pytest.param(
-            {"on_spike": "skip", "patience_steps": 2, "max_rollbacks": 0},
-            [SPIKE, SPIKE],
-            ["spike:skip", "spike:give_up"],
-            "train.health.max_rollbacks",
+            Case(
+                settings={"on_spike": "skip", "patience_steps": 2, "max_rollbacks": 0},
+                steps=[SPIKE, SPIKE],
+                findings=["spike:skip", "spike:give_up"],
+                message="train.health.max_rollbacks",
+            ),
             id="no rollback is allowed",
         ),
         pytest.param(
-            {"on_spike": "skip"},
-            [Step(loss=3.5, applied=True)],
-            ["spike:warn"],
-            "update was applied",
+            Case(
+                settings={"on_spike": "skip"},
+                steps=[Step(loss=3.5, applied=True)],
+                findings=["spike:warn"],
+                message="update was applied",
+            ),
             id="older limit lets a spike through",
         ),
         pytest.param(
-            {"on_spike": "rollback"},
-            [Step(loss=3.5, applied=True)],
-            ["spike:rollback"],
-            "update was applied",
+            Case(
+                settings={"on_spike": "rollback"},
+                steps=[Step(loss=3.5, applied=True)],
+                findings=["spike:rollback"],
+                message="update was applied",
+            ),
             id="older limit lets a spike through, and it is undone",
         ),
         pytest.param(
-            SKIP_BOTH | {"patience_steps": 2},
-            [Step(loss=2.2, applied=False)] * 2,
-            ["spike:skip", "spike:rollback"],
-            "limit of an earlier step",
+            Case(
+                settings=SKIP_BOTH | {"patience_steps": 2},
+                steps=[Step(loss=2.2, applied=False)] * 2,
+                findings=["spike:skip", "spike:rollback"],
+                message="limit of an earlier step",
+            ),
             id="older limit of the loss skips a usual step",
         ),
         pytest.param(
-            SKIP_BOTH | {"patience_steps": 2},
-            [Step(norm=9.8, applied=False)] * 2,
-            ["explosion:skip", "explosion:rollback"],
-            "limit of an earlier step",
+            Case(
+                settings=SKIP_BOTH | {"patience_steps": 2},
+                steps=[Step(norm=9.8, applied=False)] * 2,
+                findings=["explosion:skip", "explosion:rollback"],
+                message="limit of an earlier step",
+            ),
             id="older limit of the norm skips a usual step",
         ),
         pytest.param(
-            SKIP_BOTH | {"patience_steps": 2},
-            [Step(loss=0.1, norm=0.1, applied=False)] * 2,
-            ["spike:skip", "spike:rollback"],
-            "limit of an earlier step",
+            Case(
+                settings=SKIP_BOTH | {"patience_steps": 2},
+                steps=[Step(loss=0.1, norm=0.1, applied=False)] * 2,
+                findings=["spike:skip", "spike:rollback"],
+                message="limit of an earlier step",
+            ),
             id="older limit skips a step with low values",
         ),
         pytest.param(
-            {"on_explosion": "skip"},
-            [Step(loss=3.5, applied=False), Step(norm=30.0, applied=False)],
-            ["spike:warn explosion:skip", "explosion:skip"],
-            "update was skipped",
+            Case(
+                settings={"on_explosion": "skip"},
+                steps=[Step(loss=3.5, applied=False), Step(norm=30.0, applied=False)],
+                findings=["spike:warn explosion:skip", "explosion:skip"],
+                message="update was skipped",
+            ),
             id="only a metric that is skipped is blamed",
         ),
     ],
 )
-def test_findings_after_usual_steps(changes, steps, findings, message):
-    monitor = experienced_monitor(**changes)
-    findings_by_step = []
-    for number, step in enumerate(steps, start=101):
-        if step.applied is None:
-            of_step = check_as_device(monitor, number, step.loss, step.norm)
-        else:
-            of_step = check(monitor, number, step.loss, step.norm, applied=step.applied)
-        findings_by_step.append(of_step)
-    shown = [
-        " ".join(f"{finding.kind}:{finding.action}" for finding in of_step)
-        for of_step in findings_by_step
+def test_findings_after_usual_steps(case):
+    monitor = experienced_monitor(steps=100, **case.settings)
+    findings_by_step = [
+        check_step(monitor, number, step)
+        for number, step in enumerate(case.steps, start=101)
     ]
-    assert shown == findings
-    assert message in findings_by_step[-1][-1].message
+    shown = [
+        " ".join(f"{finding.kind}:{finding.action}" for finding in findings)
+        for findings in findings_by_step
+    ]
+    assert shown == case.findings
+    assert case.message in findings_by_step[-1][-1].message
     assert not monitor.calm
-    assert check_as_device(monitor, 101 + len(steps)) == []
+    # A usual step follows.
+    assert check_as_device(monitor, 101 + len(case.steps)) == []
     assert monitor.calm
 
 
@@ -272,7 +322,13 @@ def test_lasting_change_becomes_usual_with_warn():
 
 
 @pytest.mark.parametrize(
-    ("window_steps", "required_values"), [(8, 8), (12, 12), (16, 16), (128, 16)]
+    ("window_steps", "required_values"),
+    [
+        pytest.param(8, 8, id="shortest window"),
+        pytest.param(12, 12, id="short window"),
+        pytest.param(16, 16, id="window of as many values"),
+        pytest.param(128, 16, id="default window"),
+    ],
 )
 def test_nothing_is_judged_before_enough_values(window_steps, required_values):
     monitor = monitor_of(window_steps=window_steps, on_spike="skip")
@@ -280,7 +336,8 @@ def test_nothing_is_judged_before_enough_values(window_steps, required_values):
         assert monitor.limits() == NO_LIMITS
         loss = 100.0 if step == required_values else USUAL_LOSS
         assert check(monitor, step, loss) == []
-    assert monitor.limits().loss == pytest.approx(2.2)
+    # A tenth above the median, which is the least.
+    assert monitor.limits().loss == pytest.approx(1.1 * USUAL_LOSS)
 
 
 def test_always_large_norms_are_no_explosion():
@@ -331,7 +388,13 @@ def test_limits_are_those_of_guarded_metrics(policy):
     assert norm_limits == Limits(loss=math.inf, grad_norm=10 * MAX_GRAD_NORM)
 
 
-@pytest.mark.parametrize(("loss", "norm"), [(3.5, 0.5), (math.nan, 7.0)])
+@pytest.mark.parametrize(
+    ("loss", "norm"),
+    [
+        pytest.param(3.5, USUAL_NORM, id="spike"),
+        pytest.param(math.nan, 7.0, id="not finite"),
+    ],
+)
 def test_skipped_values_do_not_become_usual(loss, norm):
     monitor = experienced_monitor(on_spike="skip", patience_steps=100)
     limits = monitor.limits()
