@@ -6,7 +6,9 @@ profile with this machine and with its trial log, approves it, and exports it to
 trainers. It needs no GPU, and imports no torch.
 
 Begin with ``values``, the tables of a profile, and ``store``, with ``read_profile`` and
-``write_profile``. ``approval`` stores reviews and verifies a profile on this machine;
-``sections`` renders it; ``decide`` holds the pure decisions: batch split, expected
-rates and drift, explanations, checks, and exports.
+``write_profile``; ``toml_file`` has the format of the file. ``local_probe`` and
+``recorded_trials`` serve the commands that measure with a profile. ``verification``
+compares a profile with this machine (``checks``: the results), ``approval`` stores
+reviews. ``sections``, ``review_text``, ``reproduction`` and ``export_text`` render.
+``decide`` holds the pure decisions.
 """

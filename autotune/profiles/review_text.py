@@ -8,6 +8,7 @@ from autotune.profiles.checks import Check, TrialLogCheck, Verification
 from autotune.profiles.values import Approval, is_sha256
 
 _HASH_DIGITS = 12
+"""Digits of a hash that are shown, as few as tell it from others."""
 _MOST_CHARACTERS = 40
 """Longest value of a check, in characters; longer ones are cut."""
 _RESULT_WORDS = {
@@ -48,6 +49,7 @@ def verification_text(
 
 
 def _check_cells(check: Check) -> Row:
+    """Return a check as a row; a value that is the same is shown once."""
     here = short_value(check.here)
     if check.found == "same":
         here = ""
@@ -65,15 +67,14 @@ def trial_log_words(check: TrialLogCheck) -> str:
         if check.others:
             words += f"; of another profile: {plural(check.others, 'trial')}"
         return words
-    words = {
-        "same": f"the hash of {plural(check.trials, 'trial')} matches",
-        "differs": (
+    if check.found == "same":
+        words = f"the hash of {plural(check.trials, 'trial')} matches"
+    elif check.found == "differs":
+        words = (
             "the hash does not match: trials or the hash were changed, removed or added"
-        ),
-        "not recomputable": (
-            "the hash cannot be recomputed: the profile is of an older version"
-        ),
-    }[check.found]
+        )
+    else:
+        words = "the hash cannot be recomputed: the profile is of an older version"
     if check.added:
         words += f"; added later: {plural(check.added, 'trial')}"
     if check.unfounded:
@@ -125,5 +126,5 @@ def review_text(name: str, approval: Approval, *, intact: bool) -> str:
 
 
 def _short_hash(sha256: str) -> str:
-    """Return the first digits of a hash, enough to tell it from others."""
+    """Return the first digits of a hash."""
     return sha256[:_HASH_DIGITS]

@@ -7,7 +7,11 @@ from trainer.model.families import FAMILIES
 
 
 def default_layout(model: ModelSettings) -> Layout:
-    """Return ``packed`` if the architecture takes packed sequences, else ``padded``."""
+    """Return ``packed`` if the trainer packs sequences of this architecture.
+
+    Of other architectures it cannot prevent cross-document attention, so they are
+    ``padded``.
+    """
     return "packed" if model.config["model_type"] in FAMILIES else "padded"
 
 

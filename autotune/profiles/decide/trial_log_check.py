@@ -1,6 +1,7 @@
-"""Comparison of a profile with its trials, and with this machine, model and dataset.
+"""Comparison of a profile with its trials in the trial log. Pure.
 
-Pure.
+Two checks show an edit: the hash of all trials, and the figures that match no trial.
+Figures that are computed from many trials are not compared.
 """
 
 import math
@@ -45,8 +46,9 @@ def check_trial_log(
     unfounded: tuple[str, ...] = ()
     if own and isinstance(profile, Profile):
         unfounded = (
-            *_unfounded_by_steps(profile, covered),
-            *_unfounded_by_windows(profile, covered),
+            *_unfounded_memory(profile, covered),
+            *_unfounded_step_rates(profile, covered),
+            *_unfounded_window_rates(profile, covered),
         )
     return TrialLogCheck(
         found=_trial_log_state(profile, own, covered),
@@ -79,13 +81,10 @@ def _trial_log_state(
     return "differs"
 
 
-def _unfounded_by_steps(
-    profile: Profile, records: Sequence[TrialRecord]
+def _unfounded_memory(
+    profile: Profile, records: Iterable[TrialRecord]
 ) -> Iterator[str]:
-    """Yield the figures of a probe that match no trial.
-
-    Those computed from many trials are left out.
-    """
+    """Yield the micro-batch sizes of a probe, with their peak, that match no trial."""
     probe = profile.evidence.probe
     if probe is None:
         return
@@ -105,8 +104,17 @@ def _unfounded_by_steps(
         for record in steps_within_budget
         if outcome_from_json(record.outcome).kind == "out_of_memory"
     ]
-    if probe.infeasible_min not in (None, *too_large):
+    if probe.infeasible_min is not None and probe.infeasible_min not in too_large:
         yield f"evidence.probe.infeasible_min = {probe.infeasible_min}"
+
+
+def _unfounded_step_rates(
+    profile: Profile, records: Sequence[TrialRecord]
+) -> Iterator[str]:
+    """Yield the points of a probe's curve whose rate matches no trial."""
+    probe = profile.evidence.probe
+    if probe is None:
+        return
     points = list(probe.curve)
     if probe.sustained is not None:
         points.append(probe.sustained)
@@ -126,7 +134,7 @@ def _padded_rates(steps: Iterable[StepFigures]) -> list[float]:
     return rates
 
 
-def _unfounded_by_windows(
+def _unfounded_window_rates(
     profile: Profile, records: Iterable[TrialRecord]
 ) -> Iterator[str]:
     """Yield the rates of a worker sweep that match no trial."""
