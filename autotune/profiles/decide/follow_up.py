@@ -1,7 +1,4 @@
-"""Commands to run next, quoted for a shell.
-
-Options at their defaults are left out. Pure.
-"""
+"""Commands to run next, quoted for a shell, without options at their defaults. Pure."""
 
 import shlex
 from collections.abc import Mapping
@@ -26,6 +23,7 @@ _DEFAULTS: Mapping[str, object] = {
     "max_micro_batch_size": MAX_MICRO_BATCH_SIZE,
     "what_if": False,
 }
+"""Defaults of options, by their names with underscores."""
 
 
 def command(name: str, *arguments: object, **options: object) -> str:
@@ -40,27 +38,29 @@ def command(name: str, *arguments: object, **options: object) -> str:
     """
     words = ["autotune", *name.split(), *map(str, arguments)]
     for option, value in options.items():
-        word = option.replace("_", "-")
         if value is None or value == _DEFAULTS.get(option):
             continue
+        hyphenated = option.replace("_", "-")
         if isinstance(value, bool):
-            words.append(f"--{word}" if value else f"--no-{word}")
-            continue
-        for part in value if isinstance(value, list) else [value]:
-            words += [f"--{word}", str(part)]
+            words.append(f"--{hyphenated}" if value else f"--no-{hyphenated}")
+        elif isinstance(value, list):
+            for part in value:
+                words += [f"--{hyphenated}", str(part)]
+        else:
+            words += [f"--{hyphenated}", str(value)]
     return shlex.join(words)
 
 
 def _model_argument(model: ModelSettings) -> str:
-    """Return the preset's name, or a placeholder for the user's own config."""
+    """Return the preset's name, or a placeholder for the config of another model.
+
+    The name in a foreign profile may be anything, so it is not repeated.
+    """
     return model.name if model.name in PRESETS else "CONFIG.json"
 
 
 def probe_command(profile: Profile, path: object) -> str:
-    """Return the probe command that replaces this profile.
-
-    It chooses all settings for the machine.
-    """
+    """Return the probe command that replaces a profile by one for the machine."""
     model = _model_argument(profile.train.model)
     return command("probe", model=model, data="DIR", out=path)
 

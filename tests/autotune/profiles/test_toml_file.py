@@ -14,6 +14,7 @@ from testbed.examples.profiles import but, example_profile
 from trainer.config.train_config import DataSettings
 
 SHIPPED = Path(__file__).parents[3] / "profiles"
+"""Profiles in the repository."""
 
 
 def test_profile_reads_back_as_written():
@@ -86,7 +87,9 @@ def test_content_hash_excludes_the_recorded_hash():
     assert present_sha256({"a": 2}, where="p") != without_hash
 
 
-@pytest.mark.parametrize("value", [float("nan"), object()])
+@pytest.mark.parametrize(
+    "value", [float("nan"), object()], ids=["not finite", "no TOML type"]
+)
 def test_rejects_value_without_canonical_form(value):
     with pytest.raises(BadInput, match=r"p\.toml contains an unsupported value"):
         present_sha256({"a": value}, where="p.toml")
