@@ -15,7 +15,7 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
 from autotune.workers import measure
 from autotune.workers.joint_search import gap_remains, search_joint
-from autotune.workers.measure import Sweep, training_windows
+from autotune.workers.measure import Sweep, TrainingWindows, training_windows
 from autotune.workers.values import SweepRequest, WorkersEvidence
 from trainer.config.train_config import DataSettings, Tag, tagged
 
@@ -37,27 +37,18 @@ def count_workers(
         ProfileRejected: If the profile is of another machine, model or dataset.
         Undecided: If a window failed.
     """
-    is_replayed = request.replayed_step_s is not None
-    config = stored.profile.train
-    probe = require_local_probe(
-        stored, bench.fingerprint(config.model), replayed=is_replayed
-    )
-    ranks = request.ranks or probe.local_ranks
-    if is_replayed:
-        config = config.model_copy(update={"device": "cpu"})
-    else:
-        ranks = local_ranks(bench.site, ranks)
-    training = training_windows(bench, config, request, ranks)
+    training = _windows_of(bench, stored, request)
     warning = training.limits.warning()
     if warning is not None:
         sys.stderr.write(f"warning: {warning}\n")
     with bench.phase(
-        "workers", stored.path, config.model, request, EXPECTED_TRIALS
+        "workers", stored.path, training.config.model, request, EXPECTED_TRIALS
     ) as runner:
         sweep = Sweep(training=training, runner=runner, budget_s=request.budget_s)
         choice = sweep.run()
         joint = None
         if gap_remains(choice) and not sweep.time_is_over:
+            # The choice stands if no time is left to improve on it.
             with contextlib.suppress(OutOfTime):
                 joint = search_joint(sweep, choice)
     evidence = measure.evidence(sweep, choice, bench.site)
@@ -65,6 +56,28 @@ def count_workers(
     profile = add_workers(stored.profile, evidence, runner)
     write_atomically(stored.path, profile_to_toml(profile))
     return evidence
+
+
+def _windows_of(
+    bench: Session, stored: StoredProfile, request: SweepRequest
+) -> TrainingWindows:
+    """Return the windows of a probed profile, on as many ranks as it was probed with.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, model or dataset.
+    """
+    is_replayed = request.replayed_step_s is not None
+    config = stored.profile.train
+    probe = require_local_probe(
+        stored, bench.fingerprint(config.model), replayed=is_replayed
+    )
+    ranks = request.ranks or probe.local_ranks
+    if is_replayed:
+        # A replay needs no GPU, so this machine may have fewer than ranks.
+        config = config.model_copy(update={"device": "cpu"})
+    else:
+        ranks = local_ranks(bench.site, ranks)
+    return training_windows(bench, config, request, ranks)
 
 
 def add_workers(

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.machine.values import SlurmFacts
-from autotune.trials.outcomes import Measured, Outcome
+from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
@@ -20,6 +20,10 @@ from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 CONFIG = TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"}))
 CACHED_TOKENS_PER_S = 1000.0
 """Tokens/s on cached batches, the upper bound."""
+DEAD_WORKER = Crashed(
+    detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error"
+)
+"""Outcome of a window whose workers found no shared memory."""
 Rate = Callable[[DataSettings], float]
 """Function from loader settings to their share of the throughput on cached batches."""
 

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.memory.decide.overheads import DeviceKind
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
-from autotune.memory.jobs.kernels import attend
+from autotune.memory.jobs.attention_kernels import attend
 from autotune.memory.values import Term
 
 _LOWER_ON_BOTH = (

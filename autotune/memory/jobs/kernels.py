@@ -1,14 +1,15 @@
-"""Attention kernels by device, and the memory that kernels allocate internally.
+"""Memory that kernels allocate internally, by device.
 
-Shapes: B sequences, H heads, S query positions of a sequence, E dimensions of a head.
+A rule gives the requests of one call to the allocator. Their order must be the same at
+any size, so that traces of two sizes can be compared: a block that a kernel does not
+need at some size has 0 bytes there.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from autotune.memory.decide.overheads import DeviceKind
 from autotune.memory.jobs.allocation_recorder import OUTPUTS, Block, Requests, Within
@@ -16,12 +17,6 @@ from trainer.config.train_config import Attention
 
 aten = torch.ops.aten
 
-_TILE = 16
-"""Tile in which the memory-efficient attention kernel reads masks."""
-_MAX_FLASH_WIDTH = 256
-"""Widest head of FlashAttention."""
-_ALIGNED_BYTES = 16
-"""Alignment of heads in the memory-efficient kernel."""
 _FLASH_POSITIONS = 128
 """FlashAttention 2's backward accumulates gradients of queries in fp32, with every
 document rounded up to a multiple of this many positions."""
@@ -52,65 +47,6 @@ _PARTIAL_ROWS_FROM = 64 * 1024
 """Rows above which a layer norm's backward keeps partial sums."""
 _MAX_PARTIAL_VALUES = 2**20
 """Most values in these partial sums."""
-
-
-def attend(  # noqa: PLR0917 - torch's own order
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    *,
-    explicit: Callable[..., torch.Tensor],
-    cuda: bool,
-) -> torch.Tensor:
-    """Call the attention kernel that the device would choose; shape (B, H, S, E).
-
-    ``explicit`` computes attention with explicit weights; other arguments are those of
-    ``scaled_dot_product_attention``, with an additive mask.
-    """
-    options: dict[str, Any]
-    if not cuda:
-        if dropout > 0:  # the CPU's kernel has none
-            return explicit(query, key, value, mask, dropout, causal, scale=scale)
-        kernel = aten._scaled_dot_product_flash_attention_for_cpu
-        options = {"attn_mask": mask}
-    elif _takes_flash(query, mask):
-        kernel = aten._scaled_dot_product_flash_attention
-        options = {"return_debug_mask": False}
-    elif query.shape[-1] * query.element_size() % _ALIGNED_BYTES:
-        # No fused kernel takes such heads.
-        return explicit(query, key, value, mask, dropout, causal, scale=scale)
-    else:
-        if mask is not None:
-            mask = _tiled(mask).expand(
-                query.shape[0], query.shape[1], query.shape[2], key.shape[2]
-            )
-        kernel = aten._scaled_dot_product_efficient_attention
-        options = {
-            "attn_bias": mask,
-            "compute_log_sumexp": torch.is_grad_enabled() and query.requires_grad,
-        }
-    results: tuple[torch.Tensor, ...] = kernel(
-        query, key, value, dropout_p=dropout, is_causal=causal, scale=scale, **options
-    )
-    return results[0]
-
-
-def _takes_flash(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    is_bf16 = query.dtype == torch.bfloat16
-    return mask is None and is_bf16 and query.shape[-1] <= _MAX_FLASH_WIDTH
-
-
-def _tiled(mask: torch.Tensor) -> torch.Tensor:
-    """Return a mask whose rows lie in memory at multiples of a tile."""
-    positions = mask.shape[-1]
-    if positions % _TILE:
-        padding = _TILE - positions % _TILE
-        mask = functional.pad(mask, (0, padding))[..., :positions]
-    return mask
 
 
 def within_kernels(

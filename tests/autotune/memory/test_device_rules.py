@@ -1,4 +1,4 @@
-"""Compare the device rules with torch's own lists, and with torch's autocast."""
+"""Rules of devices, compared with torch's own lists and with torch's autocast."""
 
 import re
 from functools import partial
@@ -22,13 +22,15 @@ from trainer.model.encoder import build_config
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 NAMESPACES = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
 OWN_NAMES = {"__matmul__", "__pow__", "cross_entropy", "norm"}
-"""Names on our lists alone: operators of Python; a function that calls one of the list
-where it cannot be seen; and one with a macro of its own."""
+"""Names on our lists alone: two operators of Python; ``cross_entropy``, which calls a
+function of the list where it cannot be seen; and ``norm``, which has a macro of its
+own."""
 LISTS = {
     "AT_FORALL_LOWER_PRECISION_FP": device_rules._LOWER,
     "AT_FORALL_FP32": device_rules._WIDER,
+    "AT_FORALL_FP32_SET_OPT_DTYPE": device_rules._WIDER_RESULT,
 }
-LISTS |= {"AT_FORALL_FP32_SET_OPT_DTYPE": device_rules._WIDER_RESULT}
+"""Our lists by device, each with torch's macro of the functions on CUDA."""
 TINY = {
     "num_hidden_layers": 2,
     "hidden_size": 32,
@@ -44,36 +46,38 @@ def named_in_header(macro: str) -> set[str]:
     names = set()
     for name in re.findall(r"_\((\w+)", definition[1]):
         short = name.removeprefix("linalg_")
-        called = short if short != name and hasattr(torch.linalg, short) else name
-        if not called.startswith("_") and any(
-            hasattr(namespace, called) for namespace in NAMESPACES
-        ):
-            names.add(called)
+        public = short if hasattr(torch.linalg, short) else name
+        if is_public_function(public):
+            names.add(public)
     return names
+
+
+def is_public_function(name: str) -> bool:
+    has_function = any(hasattr(namespace, name) for namespace in NAMESPACES)
+    return has_function and not name.startswith("_")
 
 
 @pytest.mark.parametrize("macro", LISTS)
 def test_cuda_lists_are_those_of_the_header(macro):
-    ours, torchs = set(LISTS[macro]["cuda"].split()), named_in_header(macro)
-    # Which has a rule of its own.
+    ours = set(LISTS[macro]["cuda"].split())
+    torchs = named_in_header(macro)
+    # Attention has a rule of its own.
     assert torchs - {"scaled_dot_product_attention"} <= ours
     assert ours - torchs <= OWN_NAMES
 
 
 def test_cpu_lists_are_those_of_autocast():
-    operators = (
-        name
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("aten::")
-    )
-    ruled = {
-        name.removeprefix("aten::").split(".")[0].removeprefix("linalg_")
-        for name in operators
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
-    }
-    assert {
-        name for names in LISTS.values() for name in names["cpu"].split()
-    } - ruled <= OWN_NAMES
+    torchs = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("aten::"):
+            continue
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU"):
+            function, *_overload = name.removeprefix("aten::").split(".")
+            torchs.add(function.removeprefix("linalg_"))
+    ours = set()
+    for names in LISTS.values():
+        ours.update(names["cpu"].split())
+    assert ours - torchs <= OWN_NAMES
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -96,32 +100,32 @@ def test_memory_of_flash_attention_3_backward():
     rule = within_kernels("cuda", "fa3")[
         torch.ops.torch_attn._varlen_attn_backward.default
     ]
-    query, edges = (
-        torch.empty(1000, 12, 72, device="meta"),
-        torch.arange(0, 1001, 100, dtype=torch.int32),
-    )
-    rows = 1664  # 1,000 and for each of 10 segments 64, in tiles of 64
+    query = torch.empty(1000, 12, 72, device="meta")
+    edges = torch.arange(0, 1001, 100, dtype=torch.int32)
+    # 1,000 and 64 for each of 10 documents, in tiles of 64.
+    positions = 1664
+    number_bytes = 4 * 12 * positions
+    # Heads of 72 dimensions are computed as 96.
+    sums_bytes = number_bytes * 96
     requested = [block.size_bytes for block in rule(query, query, query, edges)[1:4]]
-    assert requested == [4 * 12 * rows, 4 * 12 * rows, 4 * 12 * rows * 96]
+    assert requested == [number_bytes, number_bytes, sums_bytes]
 
 
 @pytest.mark.parametrize(
     ("width", "masked", "kernel"),
     [
-        (64, False, "flash forward"),
-        (64, True, "efficient forward"),
-        (288, False, "efficient forward"),
-        (26, True, None),
+        pytest.param(64, False, "flash forward", id="usual head"),
+        pytest.param(64, True, "efficient forward", id="mask"),
+        pytest.param(288, False, "efficient forward", id="wide head"),
+        pytest.param(26, True, None, id="unaligned head"),
     ],
 )
 def test_attention_kernel_depends_on_the_head_size(width, masked, kernel):
     recorder, active_rules = rules("cuda", bf16=True)
     heads = torch.empty(1, 2, 32, width, dtype=torch.bfloat16, device="meta")
-    mask = (
-        torch.zeros(1, 1, 32, 32, dtype=torch.bfloat16, device="meta")
-        if masked
-        else None
-    )
+    mask = None
+    if masked:
+        mask = torch.zeros(1, 1, 32, 32, dtype=torch.bfloat16, device="meta")
     with recorder, active_rules:
         functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
     attention_kernels = [
@@ -129,22 +133,34 @@ def test_attention_kernel_depends_on_the_head_size(width, masked, kernel):
         for counted in recorder.kernels.counts
         if counted.kind == "attention"
     ]
-    assert attention_kernels == ([kernel] if kernel else [])
+    # Attention with explicit weights is no kernel.
+    expected = [] if kernel is None else [kernel]
+    assert attention_kernels == expected
 
 
 def dtypes_of(model: nn.Module, run) -> list[tuple[str, torch.dtype]]:
     """Return the dtype of every module's result, in the order of their calls."""
     dtypes: list[tuple[str, torch.dtype]] = []
 
-    def note(name: str, _module: nn.Module, _arguments: object, result: object) -> None:
+    def note_dtype(
+        name: str, _module: nn.Module, _arguments: object, result: object
+    ) -> None:
         first = result[0] if isinstance(result, tuple) else result
         if isinstance(first, torch.Tensor):
             dtypes.append((name, first.dtype))
 
     for name, module in model.named_modules():
-        module.register_forward_hook(partial(note, name))
+        module.register_forward_hook(partial(note_dtype, name))
     run()
     return dtypes
+
+
+def gradient_dtypes(model: nn.Module) -> list[tuple[str, torch.dtype]]:
+    return [
+        (name, parameter.grad.dtype)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    ]
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
@@ -155,37 +171,30 @@ def test_dtypes_on_meta_are_those_of_autocast(family, training):
         settings, vocab_size=128, special_ids=SPECIAL_IDS, seq_length_tokens=16
     )
 
-    def step(device: str) -> nn.Module:
+    def build(device: str) -> nn.Module:
         with torch.device(device):
             return AutoModelForMaskedLM.from_config(config).train(training)
 
-    def forward(model: nn.Module, device: str) -> None:
+    def step(model: nn.Module, device: str) -> None:
         ids_BS = torch.full((2, 16), 7, device=device)
         logits_BSV = model(input_ids=ids_BS).logits
         functional.cross_entropy(
             logits_BSV.flatten(0, 1).float(), ids_BS.flatten()
         ).backward()
 
-    real, traced = step("cpu"), step("meta")
+    real = build("cpu")
+    traced = build("meta")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = dtypes_of(real, lambda: forward(real, "cpu"))
+        expected = dtypes_of(real, lambda: step(real, "cpu"))
     recorder, active_rules = rules("cpu", bf16=True)
     with recorder, active_rules:
-        dtypes = dtypes_of(traced, lambda: forward(traced, "meta"))
+        dtypes = dtypes_of(traced, lambda: step(traced, "meta"))
     assert dtypes == expected
     assert {dtype for _, dtype in dtypes} == {torch.bfloat16, torch.float32}
-    gradients = [
-        (name, parameter.grad.dtype)
-        for name, parameter in traced.named_parameters()
-        if parameter.grad is not None
-    ]
-    assert gradients == [
-        (name, parameter.grad.dtype)
-        for name, parameter in real.named_parameters()
-        if parameter.grad is not None
-    ]
+    assert gradient_dtypes(traced) == gradient_dtypes(real)
 
 
+# Each function with the dtype of its result under autocast to bf16 on CUDA.
 CALLS = {
     "linear": (lambda x: functional.linear(x, x), torch.bfloat16),
     "operator @": (lambda x: x @ x, torch.bfloat16),
@@ -210,10 +219,11 @@ CALLS = {
 def test_functions_return_the_dtypes_of_cuda(name, bf16):
     call, expected = CALLS[name]
     recorder, active_rules = rules("cuda", bf16=bf16)
+    if not bf16:
+        # Without autocast, rules change no dtype.
+        expected = call(torch.ones(4, 4)).dtype
     with recorder, active_rules:
-        assert call(torch.empty(4, 4, device="meta")).dtype == (
-            expected if bf16 else call(torch.ones(4, 4)).dtype
-        )
+        assert call(torch.empty(4, 4, device="meta")).dtype == expected
 
 
 def test_weight_is_cast_once_per_forward():
@@ -252,6 +262,7 @@ def test_attention_on_gpu_keeps_no_weights():
             allocation.size_bytes for allocation in recorder.trace(1, 1).allocations
         )
 
+    # 2 sequences, 4 heads, 256 positions for each of 256, in bf16.
     weights_bytes = 2 * 4 * 256 * 256 * 2
     assert largest_block_bytes("cuda", 0.1) < weights_bytes
     assert largest_block_bytes("cpu", 0.0) < weights_bytes

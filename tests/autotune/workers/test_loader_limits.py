@@ -1,3 +1,5 @@
+"""Limits of DataLoader workers by CPUs, memory and shared memory."""
+
 from dataclasses import replace
 from pathlib import Path
 

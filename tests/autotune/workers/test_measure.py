@@ -1,24 +1,21 @@
+"""The sweep of the trainer's own DataLoader, on a machine whose feed is simulated."""
+
 import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import optuna
 import pytest
 
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.values import DiskFacts
-from autotune.profiles.store import with_data
 from autotune.trials.job_figures import GpuUseFigures, TrainingFigures
 from autotune.trials.outcomes import Contaminated, Crashed, Measured
 from autotune.trials.runner import ATTEMPTS
-from autotune.trials.values import Trial
-from autotune.workers.count_sweep import NamedWindow
-from autotune.workers.joint_search import gap_remains, search_joint, study_of
-from autotune.workers.measure import evidence, gpu_source, training_trial
+from autotune.workers.measure import evidence, gpu_source
 from testbed.examples.feeds import (
     CACHED_TOKENS_PER_S,
-    CONFIG,
+    DEAD_WORKER,
     LIMITS,
     ON_CPU,
     FeedMachine,
@@ -42,13 +39,15 @@ GPU = {
     "series": {"time_s": [1.0]},
 }
 
-DEAD = Crashed(
-    detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error"
-)
 ON_GPU = replace(ON_CPU, device="cuda", gpus=(H200,), gpu_absent=None)
+LUSTRE = DiskFacts(
+    path="data", filesystem_type="lustre", free_bytes=None, is_network=True
+)
+ON_LUSTRE = replace(ON_CPU, host=replace(ON_CPU.host, disks=(LUSTRE,)))
 
 
 def evidence_of(sweep, site=ON_CPU):
+    """Run a sweep, and return its evidence."""
     return evidence(sweep, sweep.run(), site)
 
 
@@ -72,12 +71,6 @@ def test_every_other_round_runs_backwards(tmp_path):
     assert machine.counts[:4] == [None, 0, 1, None]
     rounds = [trial.measured["round"] for trial in machine.trials]
     assert rounds == sorted(rounds)
-
-
-LUSTRE = DiskFacts(
-    path="data", filesystem_type="lustre", free_bytes=None, is_network=True
-)
-ON_LUSTRE = replace(ON_CPU, host=replace(ON_CPU.host, disks=(LUSTRE,)))
 
 
 @pytest.fixture
@@ -166,23 +159,23 @@ def uninterrupted(tmp_path):
     return sweep_on(FeedMachine(knee_at(2)), tmp_path / "other", storage="nfs:40")
 
 
-def trials_of(sweep):
+def count_trials(sweep):
     return len(sweep.runner.machine.trials)
 
 
 def test_interrupted_sweep_resumes_from_complete_rounds(interrupted, uninterrupted):
     resumed = sweep_on(FeedMachine(knee_at(2)), interrupted, storage="nfs:40")
     assert evidence_of(resumed) == evidence_of(uninterrupted)
-    # The round that was cut in two is measured again: its windows belong beside each
-    # other.
-    assert trials_of(resumed) == trials_of(uninterrupted) - 4
+    # Five trials ended, of which the complete rounds have four. The window of the round
+    # that was cut in two is measured again: windows of a round follow each other.
+    assert count_trials(resumed) == count_trials(uninterrupted) - 4
 
 
 def test_starts_again_on_another_file_system(interrupted, uninterrupted):
     moved = sweep_on(FeedMachine(knee_at(2)), interrupted, storage="ext4:2")
     moved.run()
     uninterrupted.run()
-    assert trials_of(moved) == trials_of(uninterrupted)
+    assert count_trials(moved) == count_trials(uninterrupted)
 
 
 def noisy_machine(knee: int) -> FeedMachine:
@@ -203,6 +196,7 @@ def test_budget_ends_an_undecided_sweep(tmp_path):
     sweep = sweep_on(noisy_machine(3), tmp_path, budget_s=12.0)
     workers = evidence_of(sweep)
     assert sweep.time_is_over
+    # A window takes a second, and the last round is completed.
     assert 12 <= len(sweep.runner.machine.trials) <= 12 + 3
     low, high = workers.undecided_between
     assert low <= 3 <= high
@@ -225,6 +219,7 @@ def test_small_budget_still_measures_three_rounds(tmp_path):
 
 
 def sweep_that_ends_after(seconds: float, directory: Path):
+    """Return a noisy sweep with a deadline, of windows that take a second."""
     sweep = sweep_on(noisy_machine(3), directory)
     now_s = sweep.runner.clock.utc_now().timestamp()
     sweep.runner.budget_ends_s = now_s + seconds
@@ -315,7 +310,7 @@ def test_large_workers_lower_the_limit(tmp_path, requested, limit_at_first):
 
 def test_dying_workers_lower_the_limit(tmp_path):
     def die_beyond_four_workers(trial):
-        return DEAD if loader_settings(trial)["num_workers"] > 4 else None
+        return DEAD_WORKER if loader_settings(trial)["num_workers"] > 4 else None
 
     machine = FeedMachine(knee_at(20), die_beyond_four_workers)
     workers = evidence_of(sweep_on(machine, tmp_path))
@@ -374,174 +369,3 @@ def test_names_the_source_of_gpu_figures(site, gpu_figures, replayed, words, abs
     source = gpu_source(site, [window], replayed=replayed)
     assert all(word in source for word in words)
     assert absent not in source
-
-
-FEW_WORKERS = replace(LIMITS, requested_workers=3)
-
-
-def prefetching_helps(data) -> float:
-    """Return at most 60 % of the upper bound, unless much is prefetched."""
-    factor = 1.5 if data.prefetch_factor == 8 else 1.0
-    return 0.2 * data.num_workers * factor + 0.01
-
-
-def prefetching_is_useless(data) -> float:
-    return 0.2 * data.num_workers + 0.01
-
-
-def finished_sweep(rate, directory, limits=FEW_WORKERS):
-    """Return a sweep on a machine of this rate, and its choice."""
-    sweep = sweep_on(FeedMachine(rate), directory, limits=limits)
-    return sweep, sweep.run()
-
-
-def settings_of(sweep):
-    return [loader_settings(window.trial) for window in sweep.runner.finished]
-
-
-def test_joint_search_adopts_faster_settings(tmp_path):
-    sweep, choice = finished_sweep(prefetching_helps, tmp_path)
-    joint = search_joint(sweep, choice, trials=15)
-    assert joint.adopted
-    assert joint.num_workers == 3
-    assert joint.prefetch_factor == 8
-    assert joint.ratio_to_workers_alone == pytest.approx(1.5, rel=0.03)
-    assert 1 < joint.ratio_low <= joint.ratio_to_workers_alone
-    # As it was: there is no GPU.
-    assert {data["pin_memory"] for data in settings_of(sweep)} == {True}
-
-
-def test_joint_search_repeats_from_its_trial_log(tmp_path):
-    sweep, choice = finished_sweep(prefetching_helps, tmp_path)
-    joint = search_joint(sweep, choice, trials=15)
-    again, same_choice = finished_sweep(prefetching_helps, tmp_path)
-    assert search_joint(again, same_choice, trials=15) == joint
-    assert again.runner.machine.trials == []
-
-
-def test_gap_remains_if_no_count_suffices(tmp_path):
-    _, choice = finished_sweep(prefetching_is_useless, tmp_path)
-    assert gap_remains(choice)
-
-
-def test_no_gap_remains_if_a_count_suffices(tmp_path):
-    _, choice = finished_sweep(knee_at(2), tmp_path)
-    assert not gap_remains(choice)
-
-
-def test_joint_search_without_trials_chooses_nothing(tmp_path):
-    sweep, choice = finished_sweep(prefetching_is_useless, tmp_path)
-    assert search_joint(sweep, choice, trials=0) is None
-
-
-def test_joint_search_rejects_settings_that_are_not_faster(tmp_path):
-    sweep, choice = finished_sweep(prefetching_is_useless, tmp_path)
-    before = evidence(sweep, choice, ON_CPU)
-    assert not search_joint(sweep, choice, trials=6).adopted
-    after = evidence(sweep, choice, ON_CPU)
-    assert after.chosen == before.chosen
-    assert after.rows == before.rows
-    assert after.choice == before.choice
-
-
-def test_joint_search_pairs_trials_with_cached_batches(tmp_path):
-    sweep, choice = finished_sweep(prefetching_is_useless, tmp_path)
-    swept = len(sweep.runner.finished)
-    search_joint(sweep, choice, trials=6)
-    searched = [
-        window.trial.measured for window in sweep.runner.finished[swept : swept + 12]
-    ]
-    for first, second in zip(searched[::2], searched[1::2], strict=True):
-        assert {first["cached"], second["cached"]} == {True, False}
-    assert [measured["round"] for measured in searched] == [
-        len(sweep.rounds) + number // 2 for number in range(12)
-    ]
-
-
-def test_joint_search_skips_settings_that_exceed_memory(tmp_path):
-    host = replace(LIMITS.host, shm_free_bytes=16 * 2**20)
-    tight = replace(FEW_WORKERS, host=host)
-    sweep, choice = finished_sweep(prefetching_helps, tmp_path, limits=tight)
-    search_joint(sweep, choice, trials=15)
-    for data in settings_of(sweep):
-        limits = replace(tight, prefetch_factor=data["prefetch_factor"])
-        assert limits.shortage(data["num_workers"]) is None
-    assert len({data["prefetch_factor"] for data in settings_of(sweep)}) > 1
-
-
-def test_joint_search_leaves_out_dying_workers(tmp_path):
-    def die_by_prefetching(trial):
-        return DEAD if loader_settings(trial)["prefetch_factor"] == 8 else None
-
-    machine = FeedMachine(prefetching_helps, die_by_prefetching)
-    sweep = sweep_on(machine, tmp_path, limits=FEW_WORKERS)
-    joint = search_joint(sweep, sweep.run(), trials=10)
-    assert joint.prefetch_factor != 8
-    assert not joint.adopted
-
-
-@pytest.fixture
-def finished(tmp_path):
-    """Return a finished sweep of a step that two workers keep up with."""
-    sweep = sweep_on(FeedMachine(knee_at(2)), tmp_path)
-    sweep.run()
-    return sweep
-
-
-def study_after(sweep, *, pinning=False):
-    return study_of(sweep.runner.finished, sweep.max_workers, pinning=pinning)
-
-
-def test_study_holds_ratios_to_cached_batches(finished):
-    study = study_after(finished)
-    counts = [count for count in finished.runner.machine.counts if count is not None]
-    assert [trial.params["num_workers"] for trial in study.trials] == counts
-    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
-    for trial in study.trials:
-        assert len(trial.params) == 2
-        assert trial.params["prefetch_factor"] == 2
-        count = trial.params["num_workers"]
-        data = CONFIG.data.model_copy(update={"num_workers": count})
-        assert trial.value == pytest.approx(knee_at(2)(data), rel=0.005)
-
-
-def test_study_on_a_gpu_includes_pinning(finished):
-    study = study_after(finished, pinning=True)
-    assert {trial.params["pin_memory"] for trial in study.trials} == {True}
-
-
-def test_study_ignores_windows_outside_its_space(finished):
-    known = len(study_after(finished).trials)
-    cached = training_trial(finished.training, CONFIG, 101, [], cached=True)
-    windows = [NamedWindow(name="cached batches", trial=cached)]
-    for name, num_workers, prefetch_factor in (
-        ("a prefetch that is not searched", 1, 3),
-        ("more than are allowed", 50, 2),
-        ("in the space", 1, 4),
-    ):
-        settings = {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
-        config = with_data(CONFIG, settings)
-        trial = training_trial(finished.training, config, 101, [])
-        windows.append(NamedWindow(name=name, trial=trial))
-    finished.measure_windows(101, windows)
-    added = study_after(finished).trials[known:]
-    assert [trial.params for trial in added] == [
-        {"num_workers": 1, "prefetch_factor": 4}
-    ]
-
-
-def test_study_ignores_rounds_without_cached_batches(finished):
-    known = len(study_after(finished).trials)
-    config = with_data(CONFIG, {"num_workers": 1})
-    trial = training_trial(finished.training, config, 100, [])
-    window = NamedWindow(name="without cached batches", trial=trial)
-    finished.measure_windows(100, [window])
-    assert len(study_after(finished).trials) == known
-
-
-def test_study_ignores_crashed_windows(finished):
-    known = len(study_after(finished).trials)
-    finished.runner.machine._simulate = lambda trial: Crashed(detail="boom")
-    trial = Trial(job="training", measured={"cached": False}, timeout_s=1)
-    finished.runner.run(trial, "crashes")
-    assert len(study_after(finished).trials) == known
