@@ -116,15 +116,12 @@ def trace_steps(
         training = _build_alone(config, vocab_size, special_ids, micro_batches)
         _replace_kernels(training, config, recorder)
         training.module.autocast = rules.autocast
-        own_by_module(
-            recorder, training.module, model_head(training.module.model), hooks
-        )
+        head = model_head(training.module.model)
+        own_by_module(recorder, training.module, head, hooks)
         _label_phases(training, recorder, hooks)
         sharing = _share_with_ranks(
             training, config, ranks, recorder, hooks, bf16=rules.bf16
         )
-        recorder.owner = Term.OPTIMIZER
-        make_optimizer_state(training)
         steps = _Steps(
             training=training,
             config=config,
@@ -133,15 +130,10 @@ def trace_steps(
             sharing=sharing,
             recorder=recorder,
         )
-        steps.rehearse()
-        if config.device == "cuda":
-            steps.take_one_and_evaluate()
-        recorder.marks_repetition()
-        steps.take_one()
+        steps.take_first()
     attention = training.module.attention
-    work = _work_of_step(training, config, micro_batches, fullest, recorder)
     return TracedSteps(
-        trace=recorder.trace(work, fullest.predicted_tokens),
+        trace=recorder.trace(steps.work(), fullest.predicted_tokens),
         model=TracedModel(
             parameters=training.work.parameters,
             attention=attention.kind,
@@ -168,23 +160,6 @@ def _build_alone(
     return build_training(rank_config, vocab_size, special_ids, rank)
 
 
-def _work_of_step(
-    training: Training,
-    config: TrainConfig,
-    micro_batches: int,
-    batch: MicroBatch,
-    recorder: AllocationRecorder,
-) -> StepWork:
-    """Return the kernels and FLOPs of the last step."""
-    flops = training.work.step_flops(batch.tokens_N.numpy(), batch.predicted_tokens)
-    return StepWork(
-        micro_batch_size=config.micro_batch_size,
-        padded_tokens=micro_batches * batch.ids_BS.numel(),
-        model_flops=micro_batches * flops,
-        kernels=tuple(recorder.kernels.counts.items()),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Steps:
     """Steps of one rank, each on copies of the same micro-batch.
@@ -201,23 +176,40 @@ class _Steps:
     sharing: Sequence[GradientBuckets | Shards]
     recorder: AllocationRecorder
 
-    def rehearse(self) -> None:
-        """Rehearse a step, as the trainer does before its first one."""
-        self.training.step.rehearse(self._begin(1)[0])
+    def take_first(self) -> None:
+        """Take the steps with which a training begins.
 
-    def take_one(self) -> None:
-        """Take an optimizer step."""
+        The last one repeats in every further step.
+        """
+        self.recorder.owner = Term.OPTIMIZER
+        make_optimizer_state(self.training)
+        self.training.step.rehearse(self._begin(1)[0])
+        if self.config.device == "cuda":
+            # An evaluation leaves other blocks of a GPU's memory free, which then serve
+            # the next step.
+            self._take_one_and_evaluate()
+        self.recorder.marks_repetition()
+        self._take_one()
+
+    def work(self) -> StepWork:
+        """Return the kernels and FLOPs of the last step."""
+        flops = self.training.work.step_flops(
+            self.batch.tokens_N.numpy(), self.batch.predicted_tokens
+        )
+        return StepWork(
+            micro_batch_size=self.config.micro_batch_size,
+            padded_tokens=self.micro_batches * self.batch.ids_BS.numel(),
+            model_flops=self.micro_batches * flops,
+            kernels=tuple(self.recorder.kernels.counts.items()),
+        )
+
+    def _take_one(self) -> None:
         # No name for the micro-batches: they are released before the step's result.
         self.training.step.run(
             self._begin(self.micro_batches), self.config.learning_rate
         )
 
-    def take_one_and_evaluate(self) -> None:
-        """Take an optimizer step, then evaluate one of its micro-batches.
-
-        The evaluation leaves other blocks of a GPU's memory free, which then serve the
-        next step.
-        """
+    def _take_one_and_evaluate(self) -> None:
         batches = self._begin(self.micro_batches)
         self.training.step.run(batches, self.config.learning_rate)
         self._evaluate(batches[0])
