@@ -274,14 +274,20 @@ def test_steps_do_not_depend_on_workers(loader_of, layout, workers):
     assert other.position == end
 
 
-@pytest.mark.parametrize(("samples", "batch_size"), [(400, 200), (4200, 4)])
+@pytest.mark.parametrize(
+    ("samples", "batch_size"),
+    [
+        pytest.param(400, 200, id="one lane"),
+        pytest.param(4200, 4, id="more lanes than sequences in a step"),
+    ],
+)
 def test_no_step_follows_the_last_epoch(loader_of, samples, batch_size):
     # Lanes end one by one, so a step of few sequences can be empty long before the
     # data is over.
-    bodies = [
-        [5 + (sample + position) % 60 for position in range(4 + sample % 50)]
-        for sample in range(samples)
-    ]
+    bodies = []
+    for sample in range(samples):
+        length = 4 + sample % 50
+        bodies.append([5 + (sample + position) % 60 for position in range(length)])
     loader = loader_of(bodies, max_epochs=1, global_batch_size=batch_size)
     loader.start_at(loader.position)
     taken_samples = []

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+from dataclasses import dataclass
 
 import pytest
 
@@ -11,55 +12,110 @@ from trainer.data.manifest import read_manifest
 from trainer.data.raw_files import preparation_of
 from trainer.errors import BadConfig
 
-PREPARE = "autotune data prepare "
+
+@dataclass(frozen=True, kw_only=True)
+class RawFile:
+    """Raw file, and what the next step says; ``{path}`` and ``{directory}`` are its."""
+
+    name: str
+    content: bytes
+    source: str
+    """Source and options, after ``autotune data prepare``."""
+    names: str = ""
+    """Names among which you choose a field."""
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "source", "names"),
+    "file",
     [
-        pytest.param("a.txt", b"a line", "text:{} ", "", id="text"),
-        pytest.param("a", b"\x7fELF\x02", "elf:{} ", "", id="program"),
         pytest.param(
-            "a.jsonl",
-            b'{"n": 1, "review": "good"}',
-            "jsonl:{} --field review ",
-            "",
+            RawFile(name="a.txt", content=b"a line", source="text:{path} "), id="text"
+        ),
+        pytest.param(
+            RawFile(name="a", content=b"\x7fELF\x02", source="elf:{path} "),
+            id="program",
+        ),
+        pytest.param(
+            RawFile(
+                name="a.jsonl",
+                content=b'{"n": 1, "review": "good"}',
+                source="jsonl:{path} --field review ",
+            ),
             id="one text field",
         ),
         pytest.param(
-            "a.ndjson",
-            b'{"title": "t", "n": 1, "doc": {"body": "b"}}',
-            "jsonl:{} --field NAME ",
-            "text fields of its first line: 'title', 'doc.body'",
+            RawFile(
+                name="a.ndjson",
+                content=b'{"title": "t", "n": 1, "doc": {"body": "b"}}',
+                source="jsonl:{path} --field NAME ",
+                names="text fields of its first line: 'title', 'doc.body'",
+            ),
             id="two text fields",
         ),
-        pytest.param("a.json", b"{", "jsonl:{} --field NAME ", "", id="not JSON"),
-        pytest.param("a.jsonl.gz", b"", "jsonl:{} --field NAME ", "", id="compressed"),
-        pytest.param("a.json", b"[" * 99999, "jsonl:{dir}/a-lines", "", id="array"),
         pytest.param(
-            "a.parquet", b"PAR1", "parquet:{} --field NAME ", "", id="parquet"
+            RawFile(name="a.json", content=b"{", source="jsonl:{path} --field NAME "),
+            id="not JSON",
         ),
         pytest.param(
-            "a.csv", b'"id",text\n', "jsonl:{dir}/a.jsonl", "'id', 'text'", id="csv"
+            RawFile(
+                name="a.jsonl.gz", content=b"", source="jsonl:{path} --field NAME "
+            ),
+            id="compressed",
         ),
-        pytest.param("A.TSV", b"id\ttext\n", "jsonl:{dir}/", "'id', 'text'", id="tsv"),
+        pytest.param(
+            RawFile(
+                # Nested too deeply to parse.
+                name="a.json",
+                content=b"[" * 99999,
+                source="jsonl:{directory}/a-lines",
+            ),
+            id="array",
+        ),
+        pytest.param(
+            RawFile(
+                name="a.parquet",
+                content=b"PAR1",
+                source="parquet:{path} --field NAME ",
+            ),
+            id="parquet",
+        ),
+        pytest.param(
+            RawFile(
+                name="a.csv",
+                content=b'"id",text\n',
+                source="jsonl:{directory}/a.jsonl",
+                names="'id', 'text'",
+            ),
+            id="csv",
+        ),
+        pytest.param(
+            RawFile(
+                name="A.TSV",
+                content=b"id\ttext\n",
+                source="jsonl:{directory}/",
+                names="'id', 'text'",
+            ),
+            id="tsv",
+        ),
     ],
 )
-def test_names_how_to_prepare_a_raw_file(tmp_path, name, content, source, names):
-    path = tmp_path / name
-    path.write_bytes(content)
+def test_names_how_to_prepare_a_raw_file(tmp_path, file):
+    path = tmp_path / file.name
+    path.write_bytes(file.content)
     with pytest.raises(BadConfig, match="is a raw file") as raised:
         read_manifest(path)
-    step = raised.value.next_step
-    assert PREPARE + source.format(path, dir=tmp_path) in step
-    assert names in step
+    source = file.source.format(path=path, directory=tmp_path)
+    assert f"autotune data prepare {source}" in raised.value.next_step
+    assert file.names in raised.value.next_step
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a b.csv", 'text,n\n"one, two",1\nthree,2\n'),
-        ("a.tsv", "text\tn\none, two\t1\nthree\t2\n"),
+        pytest.param(
+            "a b.csv", 'text,n\n"one, two",1\nthree,2\n', id="csv, space in its name"
+        ),
+        pytest.param("a.tsv", "text\tn\none, two\t1\nthree\t2\n", id="tsv"),
     ],
 )
 def test_suggested_conversion_writes_json_lines(tmp_path, name, content):

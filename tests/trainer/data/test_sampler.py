@@ -218,6 +218,17 @@ def test_ranks_share_a_step_evenly(job):
         assert by_rank.max() - by_rank.min() <= 1
 
 
+def _padding_share(steps: list[list[Segments]]) -> float:
+    """Return the share of padding if each micro-batch is as wide as its longest sample.
+
+    Every sequence holds one sample.
+    """
+    micro_batches = list(itertools.chain(*steps))
+    tokens = sum(part.tokens.sum() for part in micro_batches)
+    positions = sum(part.tokens.max() * len(part) for part in micro_batches)
+    return 1 - tokens / positions
+
+
 def test_bucketed_micro_batches_hold_like_lengths():
     dataset = FakeDataset(np.random.default_rng(0).integers(1, 60, 9000))
     options = {"global_batch_size": 256, "gradient_accumulation_steps": 8}
@@ -230,26 +241,21 @@ def test_bucketed_micro_batches_hold_like_lengths():
         content_of(step) for step in bucketed
     ]
 
-    def padding_share(steps):
-        micro_batches = list(itertools.chain(*steps))
-        tokens = sum(part.tokens.sum() for part in micro_batches)
-        positions = sum(part.tokens.max() * len(part) for part in micro_batches)
-        return 1 - tokens / positions
-
-    assert padding_share(bucketed) < padding_share(padded) / 3
+    assert _padding_share(bucketed) < _padding_share(padded) / 3
 
 
 def test_packing_leaves_less_than_half_a_per_cent_empty():
-    # Like the lengths of real documents.
+    # Log-normal, like the lengths of real documents.
     lengths = np.exp(np.random.default_rng(0).normal(5.05, 1.3, 40_000))
     dataset = FakeDataset(np.minimum(lengths, 5000).astype(np.int64))
     plan = make_plan(
         dataset, seq_length_tokens=512, global_batch_size=64, max_epochs=None
     )
-    segments_by_step, _ = all_ranks(dataset, plan, 200)
+    steps = 200
+    segments_by_step, _ = all_ranks(dataset, plan, steps)
     segments = Segments.join(list(itertools.chain(*segments_by_step)))
     non_padding_tokens = int((segments.tokens + SPECIAL_TOKENS_PER_SAMPLE).sum())
-    assert non_padding_tokens / (200 * plan.padded_tokens) > 0.995
+    assert non_padding_tokens / (steps * plan.padded_tokens) > 0.995
 
 
 def test_position_counts_blocks_of_each_lane():
