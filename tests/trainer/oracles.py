@@ -1,6 +1,8 @@
 """Plain computations that tests compare the trainer's fast ones with.
 
-And models small enough for a CPU.
+``SHAPES`` and ``config_of`` are models small enough for a CPU, ``attend_within_edges``
+is attention under a mask instead of a varlen kernel, and the other functions read the
+loss, gradient and state of a training.
 """
 
 from typing import NamedTuple
@@ -98,11 +100,13 @@ def attend_within_edges(
     window_size,
     min_length=0,
 ):
-    """Compute varlen attention under a mask.
+    """Compute varlen attention under a mask: the reference for the kernels.
 
     It compiles once for all numbers of documents. Like the kernels, it requires that
     edges cover everything, and that no document exceeds the given lengths;
     ``min_length`` is 1 for kernels that take no empty document.
+
+    Shapes: T queries and U keys, H heads, E elements of a head.
     """
     if not torch.compiler.is_compiling():
         _check_edges(query_edges, len(query_THE), min_length, max_query_length)

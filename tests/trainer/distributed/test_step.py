@@ -111,7 +111,10 @@ def _make_gradient_infinite(training):
 
 @pytest.mark.parametrize(
     ("break_step", "loss_is_finite"),
-    [(_make_loss_nan, False), (_make_gradient_infinite, True)],
+    [
+        pytest.param(_make_loss_nan, False, id="loss is NaN"),
+        pytest.param(_make_gradient_infinite, True, id="gradient is infinite"),
+    ],
 )
 def test_step_that_is_not_finite_is_skipped(
     started_training, break_step, loss_is_finite
@@ -217,12 +220,15 @@ def test_learning_rate_rises_then_falls(
 @pytest.mark.parametrize(
     ("schedule", "step", "rate"),
     [
-        ("constant", 99, 1),
-        ("linear", 25, 0.75),
-        ("cosine", 50, 0.5),
-        ("cosine", 25, 0.8536),
-        ("wsd", 79, 1),
-        ("wsd", 85, 0.5),
+        pytest.param("constant", 99, 1, id="constant"),
+        pytest.param("linear", 25, 0.75, id="linear"),
+        pytest.param("cosine", 50, 0.5, id="cosine, halfway"),
+        # (1 + cos(π / 4)) / 2
+        pytest.param("cosine", 25, 0.8536, id="cosine, a quarter"),
+        # The decay begins at step 80 of 100.
+        pytest.param("wsd", 79, 1, id="wsd, stable"),
+        # 1 - sqrt(5 / 20)
+        pytest.param("wsd", 85, 0.5, id="wsd, decaying"),
     ],
 )
 def test_each_schedule_has_its_shape(schedule, step, rate):
@@ -274,7 +280,8 @@ def _losses_by_token(
 ) -> dict[tuple[int, int], float]:
     """Return the loss of every predicted token of the first epoch.
 
-    The key is its sample and its position in the sample.
+    The key is the token's sample and its position in the sample, which no layout
+    changes, so that layouts can be compared token by token.
     """
     config = oracles.config_of(
         family, layout=layout, micro_batch_size=50, global_batch_size=50, max_epochs=1
