@@ -30,7 +30,8 @@ from trainer.health.events import Action, Diagnosis, EventRow, new_event
 from trainer.health.requests import RequestSums, encode_requests
 from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.preparation import PreparedRun, prepare_run
-from trainer.record.run_record import MODEL_DIRECTORY, Phase, RunExit, StartClock
+from trainer.record.run_record import MODEL_DIRECTORY, RunExit
+from trainer.record.start_clock import Phase, StartClock
 from trainer.record.writer import RunWriter, Show
 
 

@@ -25,7 +25,7 @@ from trainer.preflight.rank_checks import check_ranks, gather_facts
 from trainer.preflight.start_warning import start_warning
 from trainer.record.boards import open_boards
 from trainer.record.meter import Meter
-from trainer.record.run_record import StartClock
+from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter, Show
 from trainer.run_header import describe_run
 

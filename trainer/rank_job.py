@@ -21,7 +21,8 @@ from trainer.failure_notes import publish_failure, read_failure
 from trainer.health.signals import end_with_parent
 from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.record.progress import progress, show_row
-from trainer.record.run_record import RunExit, StartClock, read_exit
+from trainer.record.run_record import RunExit, read_exit
+from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data
 

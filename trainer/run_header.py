@@ -8,7 +8,8 @@ import platform
 from collections.abc import Sequence
 
 from trainer.build import Training
-from trainer.checkpoint.resume import Start, job_name
+from trainer.checkpoint.job import job_name
+from trainer.checkpoint.resume import Start
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import BatchSplit
 from trainer.data.batch_plan import BatchPlan

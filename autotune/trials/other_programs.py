@@ -9,7 +9,7 @@ from autotune.machine.decide import busy_host, is_busy
 from autotune.machine.nvml import GpuMonitor
 from autotune.machine.values import HostFacts
 from autotune.trials.contamination_guard import other_users
-from trainer.record.run_record import process_started_s
+from trainer.record.start_clock import process_started_s
 
 LOAD_AVERAGE_S = 60.0
 """Time that the load average covers, in seconds."""

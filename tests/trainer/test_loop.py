@@ -23,7 +23,8 @@ from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig
 from trainer.health import time_budget
 from trainer.record import run_record
-from trainer.record.run_record import Run, StartClock, read_run
+from trainer.record.run_record import Run, read_run
+from trainer.record.start_clock import StartClock
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 

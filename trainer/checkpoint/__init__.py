@@ -6,8 +6,9 @@
 the training state under any parallel strategy, ``host_copy`` copies them to host
 memory, and ``restore`` reads them back. ``async_writer`` writes in the background, and
 ``save_events`` reports it. ``resume`` decides how a run starts, without torch: with
-``checkpoint_choice`` it finds the checkpoint, with ``changed_settings`` it compares
-settings. ``export`` writes the trained model for transformers.
+``job`` it finds the run, with ``checkpoint_choice`` the checkpoint, and with
+``changed_settings`` it compares settings. ``export`` writes the trained model for
+transformers.
 
 This package exports no names, as ``manager``, ``tensors`` and ``export`` import torch;
 import ``manager.CheckpointManager``, ``resume.choose_run``, ``format.read_checkpoint``

@@ -4,9 +4,7 @@ Without ``--out``, ``--resume auto`` continues the run that the same SLURM job o
 torchrun began before its restart.
 """
 
-import contextlib
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from trainer.checkpoint.format import (
     CheckpointManifest,
     list_checkpoints,
 )
+from trainer.checkpoint.job import find_run_of_job, is_restarted, job_name
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
@@ -43,10 +42,6 @@ AUTO = "auto"
 NEVER = "never"
 OnOpen = Callable[[RunWriter], None]
 """Callback that receives the writer of a run as soon as it is open."""
-_RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-"""Environment variables with the number of restarts of a job."""
-_START_TIME_FIELD = 22
-"""Number of the field ``starttime`` in ``/proc/PID/stat``, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,31 +67,6 @@ class Start:
         if self.from_other_run:
             return str(self.checkpoint.absolute())
         return self.checkpoint.name
-
-
-def job_name(environment: Mapping[str, str]) -> str:
-    """Return a name of this process's SLURM or torchrun job that survives a restart.
-
-    The name is empty without such a job.
-    """
-    if environment.get("SLURM_JOB_ID"):
-        return f"slurm-{environment['SLURM_JOB_ID']}"
-    if environment.get("TORCHELASTIC_RUN_ID"):
-        torchrun = os.getppid()
-        return f"torchrun-{socket.gethostname()}-{torchrun}-{_start_time(torchrun)}"
-    return ""
-
-
-def _start_time(process: int) -> str:
-    """Return the start time of a process, in clock ticks since the boot.
-
-    With it a name is unique, as the system uses numbers of processes again.
-    """
-    stat = Path(f"/proc/{process}/stat").read_text()
-    # The second field, the program's name in parentheses, may contain spaces; see
-    # proc_pid_stat(5).
-    _, _, from_third_field = stat.rpartition(")")
-    return from_third_field.split()[_START_TIME_FIELD - 3]
 
 
 def choose_run(
@@ -126,8 +96,8 @@ def choose_run(
         TrainingFailed: If the run gave up under this same configuration.
     """
     try:
-        if out is None and resume == AUTO and _is_restarted(environment):
-            out = _find_run_of_job(job_name(environment), resolved)
+        if out is None and resume == AUTO and is_restarted(environment):
+            out = find_run_of_job(job_name(environment), resolved)
         directory = out or default_run_directory(resolved.config.model.name)
         if resume not in {AUTO, NEVER}:
             return _resume_path(Path(resume), out, resolved, on_open)
@@ -149,32 +119,6 @@ def choose_run(
                 " resumes."
             ),
         ) from error
-
-
-def _is_restarted(environment: Mapping[str, str]) -> bool:
-    """Return whether SLURM or torchrun has restarted this process's job."""
-    counts = [environment.get(name) or "0" for name in _RESTART_COUNTS]
-    return any(int(count) > 0 for count in counts)
-
-
-def _find_run_of_job(job: str, resolved: ResolvedConfig) -> Path | None:
-    """Return the newest run of a job with this configuration, or None.
-
-    The configuration is compared, as a job may train more than one model.
-    """
-    if not job:
-        return None
-    run_files = sorted(
-        Path("runs").glob(f"*/{RUN_FILE}"),
-        key=lambda path: path.stat().st_mtime,
-        reverse=True,
-    )
-    for run_file in run_files:
-        with contextlib.suppress(BadConfig):  # a record that cannot be read
-            header = read_header(run_file.parent)
-            if header.job == job and header.config_sha256 == resolved.config_sha256:
-                return run_file.parent
-    return None
 
 
 def _resume_run(

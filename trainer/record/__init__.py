@@ -5,4 +5,5 @@ writes them during training. ``meter.Meter`` measures the steps for it, from the
 over ranks in ``interval``, with ``noise_scale`` and ``pace_monitor``; only ``meter``,
 ``interval`` and ``process_memory`` import torch. ``boards`` passes the numbers on to
 TensorBoard and Weights & Biases, ``progress`` shows them on the console.
+``start_clock`` measures the start.
 """

@@ -19,8 +19,6 @@ A resumed run appends; the row of a repeated step replaces all rows from that st
 
 import hashlib
 import math
-import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +29,7 @@ from pydantic import Field, ValidationError
 from trainer.config.tables import StrictTable, canonical_sha256, parse_table, read_json
 from trainer.config.train_config import BatchSplit, TrainConfig
 from trainer.errors import BadConfig, TrainerError
-from trainer.health.events import EventRow, utc_now
-from trainer.health.watchdog import REQUEUE
+from trainer.health.events import EventRow
 
 RUN_FILE = "run.json"
 STARTUP_FILE = "startup.json"
@@ -340,81 +337,6 @@ def _is_finite(row: StrictTable) -> bool:
         for value in row.model_dump().values()
         if isinstance(value, float)
     )
-
-
-Phase = Literal[
-    "import",
-    "staging",
-    "process_group",
-    "build",
-    "restore",
-    "first_batch",
-    "compile",
-    "first_step",
-]
-
-
-class StartClock:
-    """Clock for the phases until the end of the first step."""
-
-    def __init__(self, began_s: float | None = None) -> None:
-        self._began_s = time.time() if began_s is None else began_s
-        self._last_s = self._began_s
-        self._phase_s: dict[Phase, float] = {}
-        # The start may be that of the process, which only the wall clock tells.
-        self.monotonic_start_s = time.monotonic() - (time.time() - self._began_s)
-        """Start of the clock on the scale of ``time.monotonic``."""
-        self.is_over = False
-        """True after the end of the first step."""
-
-    def ended(self, phase: Phase) -> None:
-        """Add the time since the last call, or since the start, to a phase."""
-        now_s = time.time()
-        self._phase_s[phase] = self._phase_s.get(phase, 0.0) + now_s - self._last_s
-        self._last_s = now_s
-
-    @property
-    def rehearsed(self) -> bool:
-        """True after the warm-up before the first step.
-
-        It created every communicator.
-        """
-        return "compile" in self._phase_s
-
-    def total_s(self) -> float:
-        """Return the seconds since the start."""
-        return time.time() - self._began_s
-
-    def startup(self) -> StartUp:
-        """Return the time of all phases; 0 for those that did not happen."""
-        fields = dict.fromkeys(StartUp.model_fields, 0.0)
-        for phase, seconds in self._phase_s.items():
-            fields[f"{phase}_s"] = seconds
-        fields["total_s"] = self._last_s - self._began_s
-        return StartUp(**fields)
-
-    def exit(
-        self, exit_code: int, reason: str, steps: int, checkpoint: str | None
-    ) -> RunExit:
-        """Return the content of ``exit.json`` for a run that ends now."""
-        return RunExit(
-            exit_code=exit_code,
-            reason=reason,
-            requeue=exit_code == REQUEUE,
-            steps=steps,
-            checkpoint=checkpoint,
-            seconds=self.total_s(),
-            finished_utc=utc_now(),
-        )
-
-
-def process_started_s() -> float:
-    """Return the start time of this process, in seconds since 1970."""
-    # The 22nd field; the second, the command's name, may contain spaces and brackets.
-    fields_from_third = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields_from_third[22 - 3])
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - age_s
 
 
 def settings_of(config: dict[str, Any]) -> TrainConfig | None:

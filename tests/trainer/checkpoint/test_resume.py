@@ -15,7 +15,8 @@ from testbed.examples.checkpoints import (
 )
 from tests.trainer.oracles import SHAPES, config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, prune
-from trainer.checkpoint.resume import Start, choose_run, job_name
+from trainer.checkpoint.job import job_name
+from trainer.checkpoint.resume import Start, choose_run
 from trainer.config.train_config import (
     CheckpointSettings,
     DataSettings,
@@ -191,19 +192,6 @@ def test_job_with_another_configuration_starts_another_run():
     config = config_of(max_steps=30)
     _, start = choose(None, config=config, environment=RESTARTED_SLURM)
     assert start.checkpoint is None
-
-
-def test_torchrun_job_name_survives_a_restart():
-    assert job_name(TORCHRUN).startswith("torchrun-")
-    assert job_name(RESTARTED_TORCHRUN) == job_name(TORCHRUN)
-
-
-def test_slurm_job_name_takes_precedence_over_torchrun():
-    assert job_name(TORCHRUN | SLURM) == "slurm-17"
-
-
-def test_process_without_a_job_has_no_job_name():
-    assert job_name({}) == ""
 
 
 def test_restarted_torchrun_resumes_its_run():

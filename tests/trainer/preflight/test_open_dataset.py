@@ -1,0 +1,37 @@
+import pytest
+
+from testbed.datasets import write_dataset
+from testbed.examples.checkpoints import resolved_of
+from tests.trainer.oracles import config_of
+from trainer.config.train_config import DataSettings
+from trainer.errors import BadConfig
+from trainer.preflight.dataset_checks import open_dataset
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_dataset(
+        tmp_path / "data", [[5 + step % 60 for step in range(20)]] * 40, vocab_size=128
+    )
+
+
+def test_opens_dataset_of_the_profile(data):
+    dataset_hash = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
+    config = config_of(data=DataSettings(dataset_hash=dataset_hash))
+    assert len(open_dataset(resolved_of(config, data))) == 40
+
+
+def test_rejects_dataset_that_does_not_match_the_profile(data):
+    dataset_hash = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
+    config = config_of(data=DataSettings(dataset_hash="0" * len(dataset_hash)))
+    with pytest.raises(
+        BadConfig, match=f"its hash is {dataset_hash[:12]}…, not 000000000000"
+    ) as raised:
+        open_dataset(resolved_of(config, data))
+    assert "--data" in raised.value.next_step
+
+
+def test_rejects_empty_dataset(tmp_path):
+    empty = write_dataset(tmp_path / "empty", [], vocab_size=128)
+    with pytest.raises(BadConfig, match="is empty"):
+        open_dataset(resolved_of(config_of(), empty))
