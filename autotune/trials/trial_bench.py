@@ -63,7 +63,7 @@ class Display:
         self, title: str, *, budget_s: float | None = None
     ) -> AbstractContextManager[Update]:
         """Show the progress of a phase; ``budget_s`` is its time budget, if any."""
-        return progress(title, budget_s=budget_s)
+        return progress(title, budget_s=budget_s, never_rises=True)
 
     def trial_finished(self, finished: FinishedTrial) -> None:
         """Receive each finished trial; the default does nothing."""

@@ -119,7 +119,11 @@ class TuningView(Display):
         if self._live:
             yield self._update
             return
-        with progress(f"tune: {title}", budget_s=budget_s) as plain:
+        # The phase ends with the tuning at the latest, if it is not bounded itself.
+        rest_s = max(0.0, self.budget_s - self.elapsed_s)
+        if budget_s is not None:
+            rest_s = min(rest_s, budget_s)
+        with progress(f"tune: {title}", budget_s=rest_s, never_rises=True) as plain:
 
             def both(done: float, total: float | None, note: str) -> None:
                 self._update(done, total, note)

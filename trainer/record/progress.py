@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import math
 import sys
 import time
 from collections import deque
@@ -22,16 +23,20 @@ _HISTORY_POINTS = 12
 
 
 @contextlib.contextmanager
-def progress(title: str, *, budget_s: float | None = None) -> Iterator[Update]:
+def progress(
+    title: str, *, budget_s: float | None = None, never_rises: bool = False
+) -> Iterator[Update]:
     """Show a phase's progress: a bar on a terminal, else a line every 5 s.
 
     Args:
         title: Name of the phase.
         budget_s: Time budget of the phase, in seconds, which the time left that is
             shown never exceeds; None if it has none.
+        never_rises: Show at most the time left that was shown before. Trials take
+            unequal times, so that an estimate from a few of them jumps.
     """
     deadline_s = None if budget_s is None else time.monotonic() + budget_s
-    history = _History(deadline_s)
+    history = _History(deadline_s, never_rises=never_rises)
     if sys.stderr.isatty():
         with _bar(title, history) as update_bar:
             yield update_bar
@@ -50,11 +55,14 @@ class _Reached:
 class _History:
     """Records progress every few seconds, and estimates the time left from it.
 
-    ``deadline_s`` is the end of the phase's time budget, None if it has none.
+    ``deadline_s`` is the end of the phase's time budget, None if it has none. With
+    ``never_rises``, the time left is at most what was described before.
     """
 
-    def __init__(self, deadline_s: float | None) -> None:
+    def __init__(self, deadline_s: float | None, *, never_rises: bool) -> None:
         self._deadline_s = deadline_s
+        self._never_rises = never_rises
+        self._described_s = math.inf
         self._points: deque[_Reached] = deque(maxlen=_HISTORY_POINTS)
 
     def add(self, done: float, total: float | None) -> bool:
@@ -83,7 +91,13 @@ class _History:
             bounds_s.append((total - last.done) * elapsed_s / (last.done - first.done))
         if not bounds_s:
             return ""
-        return f"{datetime.timedelta(seconds=round(min(bounds_s)))} left"
+        left_s = round(min(bounds_s))
+        if self._never_rises:
+            left_s = min(left_s, self._described_s)
+            self._described_s = left_s
+        if left_s == 0:
+            return "longer than expected"
+        return f"{datetime.timedelta(seconds=left_s)} left"
 
 
 def _is_finished(done: float, total: float | None) -> bool:

@@ -16,10 +16,10 @@ def lines_of(capsys, monkeypatch):
     Updates are pairs: the second of the update, and the progress of 100.
     """
 
-    def run(updates, budget_s=None):
+    def run(updates, budget_s=None, **options):
         clock = SimpleNamespace(now_s=0.0)
         monkeypatch.setattr(progress_module.time, "monotonic", lambda: clock.now_s)
-        with progress("work", budget_s=budget_s) as update:
+        with progress("work", budget_s=budget_s, **options) as update:
             for second, done in updates:
                 clock.now_s = second
                 update(done, 100, "note")
@@ -72,6 +72,25 @@ def test_time_left_follows_the_last_minute(lines_of):
     slow = [(5 * number, 49 + number) for number in range(2, 20)]
     lines = lines_of([(0, 0), (5, 50), *slow])
     assert lines[-1] == " 68 % note, 0:02:40 left"
+
+
+def test_time_left_never_rises_if_asked(lines_of):
+    slower = [(0, 0), (5, 50), (15, 60), (40, 70), (45, 71)]
+    assert lines_of(slower, never_rises=True) == [
+        "  0 % note",
+        " 50 % note, 0:00:05 left",
+        " 60 % note, 0:00:05 left",
+        " 70 % note, 0:00:05 left",
+        " 71 % note, 0:00:05 left",
+    ]
+
+
+def test_says_longer_instead_of_no_time(lines_of):
+    almost = [(0, 0), (5, 99.99), (10, 99.995)]
+    assert lines_of(almost)[1:] == [
+        "100 % note, longer than expected",
+        "100 % note, longer than expected",
+    ]
 
 
 EXIT_CODE = 9
