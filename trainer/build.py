@@ -19,16 +19,12 @@ from trainer.distributed.parallel import ParallelModule, parallelise
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import TrainStep
 from trainer.matmul_weights import model_work
-from trainer.model.attention import (
-    VARLEN_NAME,
-    choose_attention,
-    dropout_key,
-    pin_kernels,
-)
+from trainer.model.attention import choose_attention, dropout_key, pin_kernels
 from trainer.model.encoder import build_config, build_model
 from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
 from trainer.model.packing import verify_packing
+from trainer.model.varlen import VARLEN_NAME
 
 _SEED_STRIDE = 1_000_003
 """Distance of the dropout seeds of runs whose seeds are neighbours: above any number of

@@ -13,7 +13,7 @@ from trainer.config.resolve import missing_for_compile
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
-from trainer.model.precision import COMPILER_SAVES_COMPACT
+from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
 
 WARM_UP_STEPS = 3
 """Number of first optimizer steps in which compilation is expected."""

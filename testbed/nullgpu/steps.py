@@ -32,9 +32,12 @@ WITHOUT: dict[str, tuple[str, Any]] = {
         "trainer.model.masked_lm.verify_working_copies",
         lambda _: "left out",
     ),
-    "one matmul for queries, keys, values": ("trainer.model.precision._SIBLINGS", ()),
+    "one matmul for queries, keys, values": (
+        "trainer.model.working_copies._SIBLINGS",
+        (),
+    ),
     "layer norms that keep bf16": (
-        "trainer.model.precision.keep_norms_in_bf16",
+        "trainer.model.masked_lm.keep_norms_in_bf16",
         lambda *_: None,
     ),
     "token types without look-up": (

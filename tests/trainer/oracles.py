@@ -5,7 +5,9 @@ is attention under a mask instead of a varlen kernel, and the other functions re
 loss, gradient and state of a training.
 """
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from trainer.distributed.device_events import DeviceEvent
 from trainer.distributed.optimizer import unwrap_optimizer
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import StepResult
+from trainer.model.attention import choose_attention
 
 
 class Learned(NamedTuple):
@@ -126,6 +129,22 @@ def attend_within_edges(
     return functional.scaled_dot_product_attention(
         query_HTE, key_HUE, value_HUE, attn_mask=is_allowed_TU, scale=scale
     ).transpose(0, 1)
+
+
+def choose_varlen(
+    monkeypatch: pytest.MonkeyPatch, kind: Literal["varlen", "fa3"] = "varlen"
+) -> None:
+    """Let trainings use attention by document, without its kernels."""
+    # FlashAttention 3 hangs on empty documents.
+    attend = functools.partial(
+        attend_within_edges, min_length=1 if kind == "fa3" else 0
+    )
+    monkeypatch.setattr("trainer.model.varlen.varlen_attn", attend)
+
+    def choose(*arguments):
+        return dataclasses.replace(choose_attention(*arguments), kind=kind)
+
+    monkeypatch.setattr("trainer.build.choose_attention", choose)
 
 
 def _check_edges(edges, positions: int, min_length: int, max_length: int) -> None:

@@ -14,7 +14,7 @@ from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig
 from trainer.evaluate import evaluate
-from trainer.model.attention import VARLEN_NAME
+from trainer.model.varlen import VARLEN_NAME
 
 
 def ascending_samples(count, shortest, lengths):

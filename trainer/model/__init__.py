@@ -1,11 +1,18 @@
 """The encoder with its masked-LM loss.
 
-``encoder`` builds transformers' modules, ``packing`` verifies that documents can share
-a sequence, and ``attention`` chooses how they attend. ``precision`` lets linear layers
-compute with working copies in bf16 or float8, and ``sparse_last_layer`` computes the
-last layer for masked tokens only. ``loss`` is the cross-entropy. ``MaskedLM`` in
-``masked_lm`` puts them together: begin reading there. ``flops`` counts the FLOPs of a
-step and ``gpu_peaks`` is the table of GPUs' peak rates; they and ``families`` need no
-torch. All others import torch and transformers, so
-nothing is exported here.
+Begin reading at ``MaskedLM`` in ``masked_lm``, which puts the parts together:
+
+- ``encoder`` builds transformers' modules.
+- ``attention`` chooses how documents of a sequence attend, and ``varlen`` is the kernel
+  that computes them one by one. ``encoder_inputs`` gives the encoder their bounds.
+- ``packing`` and ``verify_copies`` verify what an architecture can do, on the small
+  copies of ``probe``.
+- ``working_copies``, ``layer_norms`` and ``float8`` set the precision of compute.
+- ``sparse_last_layer`` computes the last layer for masked tokens only, whose queries
+  are in ``last_layer_queries``.
+- ``loss`` is the cross-entropy, and ``fused_loss`` computes it without all logits.
+
+``flops`` counts the FLOPs of a step and ``gpu_peaks`` is the table of GPUs' peak rates;
+they, ``families`` and ``requirements`` need no torch. All others import torch, most of
+them transformers too, so nothing is exported here.
 """

@@ -1,5 +1,6 @@
 """Encoders with fresh weights, built from transformers' own modules."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,8 +22,9 @@ from trainer.config.tables import nearest
 from trainer.config.train_config import ModelSettings
 from trainer.data.manifest import SpecialIds
 from trainer.errors import BadConfig
-from trainer.model.attention import VARLEN_NAME, attend_within_documents, dropout_key
+from trainer.model.attention import dropout_key
 from trainer.model.families import FAMILIES
+from trainer.model.varlen import VARLEN_NAME, attend_within_documents
 
 VOCAB_MULTIPLE = 64
 """Multiple to which the embedding is padded, for whole tiles of Tensor Cores; the extra
@@ -49,8 +51,10 @@ def window_tokens(config: PretrainedConfig) -> int | None:
     Returns:
         The reach, or None if there are no such layers.
     """
-    kinds = getattr(config, "layer_types", None) or ()
-    return int(config.sliding_window) if "sliding_attention" in kinds else None
+    layer_types = getattr(config, "layer_types", None)
+    if not layer_types or "sliding_attention" not in layer_types:
+        return None
+    return int(config.sliding_window)
 
 
 def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
@@ -77,7 +81,11 @@ def head_inputs(
 ) -> AbstractContextManager[Any]:
     """Return a context in which the head gets only some hidden states.
 
-    ``position_K`` are their positions in the flattened sequences, int64.
+    Shapes: K positions given to the head, T of all flattened sequences, D hidden.
+
+    Args:
+        model: The model.
+        position_K: Positions of these states in the flattened sequences, int64.
     """
 
     def select(_: nn.Module, __: object, output: Any) -> Any:
@@ -109,14 +117,25 @@ def build_config(
         BadConfig: If transformers has no such masked-LM encoder, or it lacks the
             positions or that dropout.
     """
+    config = _config_of_shape(settings, vocab_size, special_ids)
+    _check_encoder(config)
+    _check_positions(config, seq_length_tokens, special_ids.pad)
+    if attention_dropout is not None:
+        _set_attention_dropout(config, attention_dropout)
+    return config
+
+
+def _config_of_shape(
+    settings: ModelSettings, vocab_size: int, special_ids: SpecialIds
+) -> PretrainedConfig:
     shape = dict(settings.config) | dict.fromkeys(settings.null_keys)
     model_type = shape.pop("model_type")
     _check_model_type(model_type)
     try:
-        config = AutoConfig.for_model(
+        return AutoConfig.for_model(
             model_type,
             **shape,
-            vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+            vocab_size=math.ceil(vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
             pad_token_id=special_ids.pad,
             bos_token_id=special_ids.cls,
             eos_token_id=special_ids.sep,
@@ -129,16 +148,6 @@ def build_config(
             f"transformers rejects the config of {settings.name!r}: {error}",
             next_step="Correct the config.",
         ) from error
-    is_seq2seq = getattr(config, "is_encoder_decoder", False)
-    if is_seq2seq or getattr(config, "is_decoder", False):
-        raise BadConfig(
-            f"{model_type!r} is not an encoder",
-            next_step="Choose an encoder such as bert or modernbert.",
-        )
-    _check_positions(config, seq_length_tokens, special_ids.pad)
-    if attention_dropout is not None:
-        _set_attention_dropout(config, attention_dropout)
-    return config
 
 
 def _check_model_type(model_type: str) -> None:
@@ -152,6 +161,15 @@ def _check_model_type(model_type: str) -> None:
         f"transformers has no masked-LM model of type {model_type!r}",
         next_step=next_step,
     )
+
+
+def _check_encoder(config: PretrainedConfig) -> None:
+    is_seq2seq = getattr(config, "is_encoder_decoder", False)
+    if is_seq2seq or getattr(config, "is_decoder", False):
+        raise BadConfig(
+            f"{config.model_type!r} is not an encoder",
+            next_step="Choose an encoder such as bert or modernbert.",
+        )
 
 
 def _check_positions(
@@ -192,12 +210,18 @@ def build_model(
 ) -> PreTrainedModel:
     """Return a model with fresh weights in fp32, in training mode.
 
+    Args:
+        config: Config of the model.
+        device: Device of the weights.
+        implementation: Attention function that layers use, by its name in transformers.
+
     Raises:
         BadConfig: If its sizes do not match.
     """
     AttentionInterface.register(VARLEN_NAME, attend_within_documents)
     model = fresh_model(config, device)
     model.train()
+    # The models with BERT's or ModernBERT's layout have no such parameters.
     if device.type != "meta" and FAMILIES.get(config.model_type) is None:
         _freeze_unused_parameters(model, device)
     if implementation != "sdpa":
@@ -226,15 +250,7 @@ def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedMod
     """
     try:
         with torch.device(device):
-            try:
-                return _model_of_config(config, "sdpa")
-            except ValueError as error:
-                # transformers' error for an architecture without SDPA, which uses eager
-                # attention.
-                if "scaled_dot_product_attention" not in str(error):
-                    raise
-                return _model_of_config(config, "eager")
-    # Sizes that do not match.
+            return _model_with_sdpa_or_eager(config)
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise BadConfig(
             f"transformers cannot build the model: {error}",
@@ -242,7 +258,17 @@ def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedMod
         ) from error
 
 
-def _model_of_config(config: PretrainedConfig, attention: str) -> PreTrainedModel:
+def _model_with_sdpa_or_eager(config: PretrainedConfig) -> PreTrainedModel:
+    try:
+        return _model_with_attention(config, "sdpa")
+    except ValueError as error:
+        # transformers' error for an architecture without SDPA.
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        return _model_with_attention(config, "eager")
+
+
+def _model_with_attention(config: PretrainedConfig, attention: str) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForMaskedLM.from_config(
         config, attn_implementation=attention, dtype=torch.float32
     )

@@ -93,24 +93,3 @@ def _write_gradient(
 def _wide(logits_KV: torch.Tensor) -> torch.Tensor:
     # fp32 at least, as sums over the vocabulary lose too much in bf16.
     return logits_KV if logits_KV.dtype == torch.float64 else logits_KV.float()
-
-
-def liger_cross_entropy(
-    hidden_KD: torch.Tensor,
-    weight_VD: torch.Tensor,
-    labels_K: torch.Tensor,
-    bias_V: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return the summed cross-entropy of a linear layer's results, fp32, shape ()."""
-    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-
-    loss: torch.Tensor = liger_fused_linear_cross_entropy(
-        hidden_KD,
-        weight_VD,
-        labels_K,
-        bias_V,
-        ignore_index=IGNORED_LABEL,
-        reduction="sum",
-        accum_dtype=torch.float32,
-    )
-    return loss

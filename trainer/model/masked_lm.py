@@ -1,9 +1,7 @@
-"""Masked-LM loss of a micro-batch.
+"""Masked-LM loss of a micro-batch: encoder, MLM head and cross-entropy.
 
-Encoder, MLM head at the positions to predict, and cross-entropy.
-
-Shapes: B sequences, S positions of a sequence, D hidden, P tokens to
-predict, K slots of the head, N documents, V ids.
+Shapes: B sequences, S positions of a sequence, D hidden, P tokens to predict, K slots
+of the head, N documents, V ids.
 """
 
 import functools
@@ -21,23 +19,22 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.head_slots import SLOTS_MULTIPLE, head_slots
 from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch
-from trainer.model import precision
-from trainer.model.attention import (
-    ChosenAttention,
-    EncoderInputs,
+from trainer.model.attention import ChosenAttention
+from trainer.model.encoder import head_inputs, model_layers, window_tokens
+from trainer.model.encoder_inputs import EncoderInputs, encoder_inputs
+from trainer.model.families import FAMILIES, LayerLayout
+from trainer.model.float8 import check_float8, use_float8
+from trainer.model.fused_loss import check_fused_loss, liger_cross_entropy
+from trainer.model.last_layer_queries import (
+    LastLayerQueries,
     document_queries,
-    encoder_inputs,
     sequence_queries,
 )
-from trainer.model.encoder import head_inputs, model_head, model_layers, window_tokens
-from trainer.model.families import FAMILIES, LayerLayout
-from trainer.model.loss import (
-    cross_entropy,
-    cross_entropy_in_place,
-    liger_cross_entropy,
-)
-from trainer.model.packing import verify_working_copies
-from trainer.model.sparse_last_layer import LastLayerQueries, make_sparse_layer
+from trainer.model.layer_norms import keep_norms_in_bf16, set_residual_dtype
+from trainer.model.loss import cross_entropy, cross_entropy_in_place
+from trainer.model.sparse_last_layer import make_sparse_layer
+from trainer.model.verify_copies import verify_working_copies
+from trainer.model.working_copies import WorkingCopies, compute_weights
 
 EVALUATION_CHUNK_POSITIONS = 4096
 """Positions whose logits are computed at once in evaluation if training holds none."""
@@ -111,7 +108,7 @@ class MaskedLM(nn.Module):
         """Loss from hidden states, weight, labels and bias of the head's last layer,
         without logits."""
         if config.fused_cross_entropy:
-            _check_fused(config, self.model)
+            check_fused_loss(config, self.model)
             self.fused_loss = liger_cross_entropy
 
     def _set_fixed_numbers(self, config: TrainConfig) -> None:
@@ -153,7 +150,7 @@ class MaskedLM(nn.Module):
         )
 
     def _compute_in_bf16(self, config: TrainConfig, layout: LayerLayout | None) -> None:
-        self.working_copies: precision.WorkingCopies | None = None
+        self.working_copies: WorkingCopies | None = None
         """Weights in bf16; None in fp32, or if autocast or fsdp2 casts them."""
         self.no_copies_reason: str | None = None
         """Reason why autocast casts weights in every micro-batch; None otherwise."""
@@ -162,14 +159,14 @@ class MaskedLM(nn.Module):
         # fsdp2 gathers weights in bf16 itself, those of layer norms too.
         is_sharded = config.parallel.strategy == "fsdp2"
         if is_sharded or self.residual_dtype == torch.bfloat16:
-            precision.set_residual_dtype(self.model, self.residual_dtype)
+            set_residual_dtype(self.model, self.residual_dtype)
         if self.residual_dtype == torch.bfloat16:
             # Embeddings may end without a layer norm.
             self.layers[0].register_forward_pre_hook(
                 lambda _, args: (args[0].bfloat16(), *args[1:])
             )
         if config.compiled:
-            precision.keep_norms_in_bf16(self.layers, self.residual_dtype)
+            keep_norms_in_bf16(self.layers, self.residual_dtype)
         if is_sharded:
             return
         self.no_copies_reason = verify_working_copies(self.model.config)
@@ -178,15 +175,15 @@ class MaskedLM(nn.Module):
             if self.has_sparse_last_layer and layout == "bert":
                 # The last layer's queries have another input than its keys.
                 alone = [self.layers[-1].get_submodule("attention.self.query")]
-            self.working_copies = precision.WorkingCopies(self.model, alone)
+            self.working_copies = WorkingCopies(self.model, alone)
 
     def _compute_in_float8(self, config: TrainConfig) -> None:
         if config.float8 == "none":
             return
-        precision.check_float8(
-            config, self.model.device, copies=self.working_copies is not None
+        check_float8(
+            config, self.model.device, has_copies=self.working_copies is not None
         )
-        precision.use_float8(self.layers, config.float8)
+        use_float8(self.layers, config.float8)
 
     def _skip_token_type_lookups(self) -> None:
         for name, part in self.model.named_modules():
@@ -210,7 +207,11 @@ class MaskedLM(nn.Module):
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Return the summed cross-entropy of predicted tokens in nats.
 
-        fp32, shape (), for a batch on the device.
+        Args:
+            batch: The micro-batch, on the device of the model.
+
+        Returns:
+            The loss in fp32, shape ().
         """
         if self._replays_graphs:
             # The results of earlier micro-batches may be overwritten.
@@ -219,7 +220,7 @@ class MaskedLM(nn.Module):
             logits_KV, labels_K = self._predict(batch)
             return self.loss(logits_KV, labels_K)
         hidden_KD, labels_K = self._hidden(batch)
-        weight_VD, bias_V = precision.compute_weights(self._decoder)
+        weight_VD, bias_V = compute_weights(self._decoder)
         weight_VD = weight_VD.to(self._dtype)
         if bias_V is not None:
             bias_V = bias_V.to(self._dtype)
@@ -228,10 +229,20 @@ class MaskedLM(nn.Module):
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed cross-entropy, as ``forward``, and the number of hits.
 
-        Hits are int64; both have shape (), for a batch on the device.
+        Args:
+            batch: The micro-batch, on the device of the model.
+
+        Returns:
+            The loss, and the number of tokens whose largest logit is the label's,
+            int64; both have shape ().
         """
         if self.fused_loss is None:
             return _loss_and_hits(*self._predict(batch))
+        return self._evaluate_in_chunks(batch)
+
+    def _evaluate_in_chunks(
+        self, batch: MicroBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         # All logits at once would take the memory that training saves.
         hidden_KD, labels_K = self._hidden(batch)
         chunks = zip(
@@ -288,9 +299,8 @@ class MaskedLM(nn.Module):
         self, batch: MicroBatch, inputs: EncoderInputs, segments: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions and labels of the head's slots, shapes (K,)."""
-        # No position needs a slot besides those to predict: an empty tensor on the
-        # device of the batch.
-        begins_N = batch.starts_N[:0]
+        # No position needs a slot besides those to predict.
+        begins_N = batch.starts_N.new_empty(0)
         fixed_slots = self._fixed_slots
         if (
             self.has_sparse_last_layer
@@ -313,26 +323,30 @@ class MaskedLM(nn.Module):
     def _logits_at(
         self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
     ) -> torch.Tensor:
+        """Return the logits of the head's slots, shape (K, V)."""
         if self.attention.kind == "row":
             return self._all_logits(inputs).index_select(0, position_K)
         if not self.has_sparse_last_layer:
             with head_inputs(self.model, position_K):
                 return self._all_logits(inputs)
-        queries: LastLayerQueries
-        if self.attention.uses_document_edges:
-            queries = document_queries(inputs, batch, position_K, self.attention.kind)
-        else:
-            sequence_slots = _sufficient_number(
-                batch.most_predicted_in_sequence, fixed=self._fixed_sequence_slots
-            )
-            queries = sequence_queries(
-                inputs,
-                batch,
-                position_K,
-                sequence_slots=sequence_slots,
-                dtype=self._dtype,
-            )
+        queries = self._last_layer_queries(position_K, inputs, batch)
         return self._all_logits(inputs, queries)
+
+    def _last_layer_queries(
+        self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
+    ) -> LastLayerQueries:
+        if self.attention.uses_document_edges:
+            return document_queries(inputs, batch, position_K, self.attention.kind)
+        sequence_slots = _sufficient_number(
+            batch.most_predicted_in_sequence, fixed=self._fixed_sequence_slots
+        )
+        return sequence_queries(
+            inputs,
+            batch,
+            position_K,
+            sequence_slots=sequence_slots,
+            dtype=self._dtype,
+        )
 
     def _all_logits(
         self, inputs: EncoderInputs, queries: LastLayerQueries | None = None
@@ -347,7 +361,8 @@ class MaskedLM(nn.Module):
     def expect_documents(self, batch: MicroBatch) -> None:
         """Reserve segments for micro-batches that are packed as unevenly as ``batch``.
 
-        ``batch`` is on the CPU.
+        Args:
+            batch: A micro-batch on the CPU.
         """
         sequences, width = batch.ids_BS.shape
         documents_B = torch.bincount(batch.starts_N // width, minlength=sequences)
@@ -357,8 +372,9 @@ class MaskedLM(nn.Module):
     def _max_segments(self, batch: MicroBatch, deviation: float) -> int:
         """Return a number of segments that micro-batches like ``batch`` hardly exceed.
 
-        ``deviation`` is the standard deviation of the number of documents in a
-        sequence.
+        Args:
+            batch: The micro-batch.
+            deviation: Standard deviation of the number of documents in a sequence.
         """
         documents = len(batch.starts_N)
         sequences = batch.ids_BS.shape[0]
@@ -393,9 +409,9 @@ def _loss_and_hits(
 
 
 def _expand_first_vector(embedding: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Return an embedding's first vector for every id, as all are 0.
+    """Return an embedding's first vector for every id, as all ids are 0.
 
-    The backward pass of a look-up would sort them.
+    A look-up would sort the ids in its backward pass.
     """
     vector_D: torch.Tensor = embedding.weight[0]  # type: ignore[index]
     return vector_D.expand(*ids.shape, -1)
@@ -447,51 +463,3 @@ def _positions_and_labels(
         return position_K, labels_K
     order_K = position_K.argsort(stable=True)
     return position_K[order_K], labels_K[order_K]
-
-
-def _check_fused(config: TrainConfig, model: PreTrainedModel) -> None:
-    """Check that the head's last layer and the loss can be computed in one function.
-
-    Raises:
-        BadConfig: If they cannot, or Liger Kernel is not installed.
-    """
-    precision.require(
-        "fused_cross_entropy=false",
-        "liger_kernel",
-        "liger",
-        (
-            precision.Condition(
-                is_fulfilled=config.device == "cuda", reason="requires a GPU"
-            ),
-            precision.Condition(
-                is_fulfilled=config.mlm_head == "sparse",
-                reason="requires a sparse MLM head",
-                setting="mlm_head=sparse",
-            ),
-            precision.Condition(
-                is_fulfilled=config.parallel.strategy != "fsdp2",
-                reason="cannot be used with fsdp2",
-                setting="parallel.strategy=zero1",
-            ),
-            precision.Condition(
-                is_fulfilled=_ends_in_linear_layer(model),
-                reason=(
-                    f"cannot be used with {model.config.model_type!r}, whose head does"
-                    " not end in a linear layer"
-                ),
-            ),
-        ),
-    )
-
-
-def _ends_in_linear_layer(model: PreTrainedModel) -> bool:
-    """Return True if a linear layer makes the logits, and nothing is added to them."""
-    decoder = model.get_output_embeddings()
-    if not isinstance(decoder, nn.Linear):
-        return False
-    for part in model_head(model):
-        for parameter in part.parameters():
-            is_bias = parameter.shape == (model.config.vocab_size,)
-            if is_bias and parameter is not decoder.bias:
-                return False
-    return True

@@ -23,7 +23,7 @@ from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.graph_nodes import SEEDED
 from autotune.memory.jobs.graph_plan import GraphPlan
 from autotune.memory.values import Term, activations_of
-from trainer.model.precision import COMPILER_SAVES_COMPACT
+from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
 
 aten = torch.ops.aten
 

@@ -30,7 +30,7 @@ from autotune.speed.values import (
     RatesRequest,
 )
 from trainer.distributed.device import pick_device
-from trainer.model.sparse_last_layer import attend_documents
+from trainer.model.varlen import attend_documents
 
 REPEATS, FEWEST, LONG_S = 7, 3, 0.5
 """Repeats of a measurement; of one that takes this long in all, the fewest."""

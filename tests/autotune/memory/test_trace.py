@@ -18,7 +18,7 @@ from autotune.memory.jobs.trace import trace_steps
 from autotune.memory.values import Term, Trace
 from testbed.simulators.allocator import SPECIAL_IDS, Case, allocator_peak_bytes
 from trainer.config.train_config import TrainConfig
-from trainer.model import precision
+from trainer.model import requirements
 
 LAYERS = 2
 HIDDEN = 64
@@ -289,7 +289,7 @@ def kernel_flops(trace: Trace) -> float:
 
 def test_fused_loss_holds_no_logits(monkeypatch):
     # As if liger-kernel is installed.
-    monkeypatch.setattr(precision, "find_spec", lambda name: True)
+    monkeypatch.setattr(requirements, "find_spec", lambda name: True)
 
     def trace_size(size: int, *, fused: bool) -> Trace:
         settings = GPU | {

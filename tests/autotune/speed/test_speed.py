@@ -107,7 +107,7 @@ def test_compiled_layers_launch_fewer_kernels():
 
 
 def test_bias_gradients_cost_the_same_cast(monkeypatch):
-    monkeypatch.setattr("trainer.model.precision._SIBLINGS", ())
+    monkeypatch.setattr("trainer.model.working_copies._SIBLINGS", ())
     plain = work_of()
     monkeypatch.setattr(
         "trainer.model.masked_lm.verify_working_copies", lambda _: "gradients are cast"

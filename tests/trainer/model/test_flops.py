@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
-from trainer.model.flops import attended_pairs
+from trainer.build import Training
+from trainer.config.train_config import TrainConfig
+from trainer.data.micro_batch import MicroBatch
+from trainer.model.flops import ModelWork, attended_pairs
+
+SEQUENCES = 8
+WIDTH = 16
+TOKENS = SEQUENCES * WIDTH
 
 
 @given(length=st.integers(1, 60), reach=st.one_of(st.none(), st.integers(0, 40)))
@@ -19,39 +26,53 @@ def test_counts_pairs_within_reach(length, reach):
     )
 
 
-def test_flops_match_count_of_torch(dataset):
-    """In sequences that one document fills, torch counts the matmuls that we count.
+@pytest.fixture
+def training(dataset) -> Training:
+    return training_of(_filled_config(), dataset)
 
-    Attention is compared on its own: torch's backward of attention multiplies 5 times
-    instead of 4, as it computes the scores again.
-    """
-    config = config_of(layout="padded", seq_length_tokens=16)
-    training = training_of(config, dataset)
-    tokens = 8 * 16
-    batch = next(
-        batch
-        for batch in micro_batches(dataset, config, steps=30)
-        if batch.non_padding_tokens == tokens
+
+@pytest.fixture
+def batch(dataset) -> MicroBatch:
+    """A micro-batch in which one document fills each sequence."""
+    batches = micro_batches(dataset, _filled_config(), steps=30)
+    return next(batch for batch in batches if batch.non_padding_tokens == TOKENS)
+
+
+def _filled_config() -> TrainConfig:
+    return config_of(
+        layout="padded", seq_length_tokens=WIDTH, micro_batch_size=SEQUENCES
     )
+
+
+def _matmul_flops(work: ModelWork, batch: MicroBatch) -> int:
+    """Return the FLOPs of a step without attention: forward, and twice backward."""
+    return 6 * (
+        work.weights_per_token * TOKENS
+        + work.weights_per_predicted_token * batch.predicted_tokens
+    )
+
+
+def test_matmuls_match_count_of_torch(training, batch):
     with FlopCounterMode(display=False) as counter:
         training.module(batch).backward()
-    matmuls = sum(
+    # Without attention: torch's backward of attention multiplies 5 times instead of 4,
+    # as it computes the scores again.
+    counted = sum(
         count
         for name, count in counter.get_flop_counts()["Global"].items()
         if "mm" in str(name)
     )
-    work = training.work
-    expected_matmuls = 6 * (
-        work.weights_per_token * tokens
-        + work.weights_per_predicted_token * batch.predicted_tokens
-    )
-    assert expected_matmuls == matmuls
+    assert _matmul_flops(training.work, batch) == counted
 
+
+def test_attention_counts_pairs_of_each_layer(training, batch):
     lengths = batch.tokens_N.numpy().astype(np.int64)
-    attention = work.step_flops(lengths, batch.predicted_tokens) - expected_matmuls
-    # Two layers of width 32, the last one for tokens to predict only.
-    pairs = (1 + batch.predicted_tokens / tokens) * tokens * 16
-    assert attention == pytest.approx(6 * 2 * 32 * pairs)
+    flops = training.work.step_flops(lengths, batch.predicted_tokens)
+    # Two layers of width 32, the last one for tokens to predict only. Scores and values
+    # are a matmul each.
+    pairs = TOKENS * WIDTH + batch.predicted_tokens * WIDTH
+    attention_flops = flops - _matmul_flops(training.work, batch)
+    assert attention_flops == pytest.approx(6 * 2 * 32 * pairs)
 
 
 def test_sliding_windows_cost_less(dataset):

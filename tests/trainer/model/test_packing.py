@@ -12,8 +12,13 @@ from trainer.config.train_config import ModelSettings
 from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
-from trainer.model import attention, packing, sparse_last_layer
-from trainer.model.attention import ChosenAttention, Packing, choose_attention
+from trainer.model import encoder_inputs, packing, probe
+from trainer.model.attention import (
+    CannotBePacked,
+    ChosenAttention,
+    Packing,
+    choose_attention,
+)
 from trainer.model.encoder import (
     build_config,
     build_model,
@@ -21,8 +26,10 @@ from trainer.model.encoder import (
     model_head,
     model_layers,
 )
+from trainer.model.encoder_inputs import document_positions
 from trainer.model.families import FAMILIES
-from trainer.model.packing import verify_packing, verify_working_copies
+from trainer.model.packing import verify_packing
+from trainer.model.verify_copies import verify_working_copies
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 SMALL = {
@@ -32,12 +39,12 @@ SMALL = {
     "intermediate_size": 64,
 }
 _OWN_SIZES = {"electra": {"embedding_size": 64}, "squeezebert": {"embedding_size": 64}}
+"""Sizes of an architecture that must match those of ``SMALL``."""
 
 
 def _config(model_type, **changes):
-    shape = (
-        {"model_type": model_type} | SMALL | _OWN_SIZES.get(model_type, {}) | changes
-    )
+    own_sizes = _OWN_SIZES.get(model_type, {})
+    shape = {"model_type": model_type} | SMALL | own_sizes | changes
     return build_config(
         ModelSettings(name="m", config=shape),
         vocab_size=100,
@@ -49,9 +56,9 @@ def _config(model_type, **changes):
 @pytest.fixture
 def no_cached_results():
     """Check models again in this test, and after it."""
-    packing._check_built.cache_clear()
+    probe.check_built.cache_clear()
     yield
-    packing._check_built.cache_clear()
+    probe.check_built.cache_clear()
 
 
 def _can_be_packed(model_type) -> bool:
@@ -60,10 +67,7 @@ def _can_be_packed(model_type) -> bool:
     # No encoder, or without a number of layers.
     except (BadConfig, NotImplementedError):
         return False
-    if not isinstance(verify_packing(config), Packing):
-        return False
-    assert verify_working_copies(config) is None
-    return True
+    return isinstance(verify_packing(config), Packing)
 
 
 @pytest.mark.slow
@@ -74,18 +78,29 @@ def test_table_lists_every_verified_encoder():
     assert verified == FAMILIES.keys()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_listed_encoder_takes_working_copies(model_type):
+    assert verify_working_copies(_config(model_type)) is None
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "expected"),
     [
-        ("bert", {}, Packing()),
-        ("roberta", {}, Packing(first_position=1)),
-        ("modernbert", {}, Packing()),
-        ("eurobert", {"num_key_value_heads": 2}, Packing()),
-        ("esm", {}, Packing(first_position=1, needs_embeddings=True)),
-        (
+        pytest.param("bert", {}, Packing(), id="bert"),
+        pytest.param("roberta", {}, Packing(first_position=1), id="roberta"),
+        pytest.param("modernbert", {}, Packing(), id="modernbert"),
+        pytest.param(
+            "eurobert", {"num_key_value_heads": 2}, Packing(), id="grouped queries"
+        ),
+        pytest.param(
+            "esm", {}, Packing(first_position=1, needs_embeddings=True), id="esm"
+        ),
+        pytest.param(
             "esm",
             {"position_embedding_type": "rotary", "token_dropout": True},
             Packing(needs_embeddings=True),
+            id="esm without position embeddings",
         ),
     ],
 )
@@ -104,29 +119,33 @@ def test_finds_packing_of_encoder(model_type, changes, expected):
     ],
 )
 def test_gives_reason_against_packing(model_type, reason):
-    assert reason in verify_packing(_config(model_type))
+    verified = verify_packing(_config(model_type))
+    assert isinstance(verified, CannotBePacked)
+    assert reason in verified.reason
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("convbert", "KeyError"), ("longformer", "inplace"), ("big_bird", "sparse")],
+)
+def test_gives_reason_against_working_copies(model_type, reason):
+    assert reason in verify_working_copies(_config(model_type))
 
 
 @pytest.mark.usefixtures("no_cached_results")
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [
-        ("convbert", "KeyError"),
-        ("longformer", "inplace"),
-        ("big_bird", "sparse"),
-        ("bert", "with other inputs"),
-    ],
-)
-def test_gives_reason_against_working_copies(model_type, reason, monkeypatch):
-    def with_keys_of_another_input(*arguments):
+def test_rejects_copies_for_keys_of_another_input(monkeypatch):
+    def double_input(_, inputs):
+        return (2 * inputs[0],)
+
+    def model_with_keys_of_another_input(*arguments):
         model = fresh_model(*arguments)
         for name, part in model.named_modules():
             if name.endswith("self.key"):
-                part.register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],))
+                part.register_forward_pre_hook(double_input)
         return model
 
-    monkeypatch.setattr(packing, "fresh_model", with_keys_of_another_input)
-    assert reason in verify_working_copies(_config(model_type))
+    monkeypatch.setattr(probe, "fresh_model", model_with_keys_of_another_input)
+    assert "with other inputs" in verify_working_copies(_config("bert"))
 
 
 def test_encoder_with_attention_of_its_own_needs_mask():
@@ -141,45 +160,47 @@ def test_encoder_with_attention_of_its_own_needs_mask():
 
 
 @pytest.mark.usefixtures("no_cached_results")
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        ("documents", "influence each other"),
-        ("positions", "other logits"),
-        ("head", "cannot be computed"),
-    ],
-)
-def test_finds_broken_packing(broken, reason, monkeypatch):
-    """The check's own path, with one part of it wrong."""
-    document_positions = attention.document_positions
+class TestBrokenPacking:
+    """Each test breaks one part of what the check relies on."""
 
-    def wrong(batch):
-        document_BS, position_BS = document_positions(batch)
-        if broken == "documents":
-            return torch.ones_like(document_BS), position_BS
-        return document_BS, torch.arange(position_BS.numel()).view_as(position_BS)
+    def test_is_found_in_documents(self, monkeypatch):
+        def one_document(batch):
+            document_BS, index_BS = document_positions(batch)
+            return torch.ones_like(document_BS), index_BS
 
-    if broken == "head":
+        monkeypatch.setattr(encoder_inputs, "document_positions", one_document)
+        assert "influence each other" in verify_packing(_config("bert")).reason
+
+    def test_is_found_in_positions(self, monkeypatch):
+        def positions_of_whole_sequence(batch):
+            document_BS, index_BS = document_positions(batch)
+            return document_BS, torch.arange(index_BS.numel()).view_as(index_BS)
+
+        monkeypatch.setattr(
+            encoder_inputs, "document_positions", positions_of_whole_sequence
+        )
+        assert "other logits" in verify_packing(_config("bert")).reason
+
+    def test_is_found_in_head(self, monkeypatch):
         monkeypatch.setattr(packing, "head_inputs", lambda *_: contextlib.nullcontext())
-    else:
-        monkeypatch.setattr(attention, "document_positions", wrong)
-    assert reason in verify_packing(_config("bert"))
+        assert "cannot be computed" in verify_packing(_config("bert")).reason
 
 
 @pytest.mark.usefixtures("no_cached_results")
 def test_check_changes_no_random_numbers_or_modes():
-    class Watch(TorchDispatchMode):
-        seen = 0
+    class OperationCounter(TorchDispatchMode):
+        operations = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            Watch.seen += 1
+            self.operations += 1
             return func(*args, **(kwargs or {}))
 
     config = _config("bert")
     state = torch.get_rng_state()
-    with Watch(), torch.device("meta"):
+    counter = OperationCounter()
+    with counter, torch.device("meta"):
         assert verify_packing(config) == Packing()
-    assert Watch.seen == 0
+    assert counter.operations == 0
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -231,15 +252,7 @@ def test_packed_documents_learn_as_one_by_one(
     config = oracles.config_of(family, precision=precision)
     batches = oracles.micro_batches(dataset, config)
     if kind == "varlen":
-        monkeypatch.setattr(
-            sparse_last_layer, "varlen_attn", oracles.attend_within_edges
-        )
-        monkeypatch.setattr(
-            "trainer.build.choose_attention",
-            lambda *arguments: dataclasses.replace(
-                choose_attention(*arguments), kind="varlen"
-            ),
-        )
+        oracles.choose_varlen(monkeypatch)
     packed = oracles.training_of(config, dataset)
     assert packed.module.attention.kind == kind
     learned_packed = oracles.gradients_of(packed, batches)

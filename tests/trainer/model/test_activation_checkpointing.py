@@ -1,0 +1,70 @@
+import pytest
+import torch
+
+from tests.trainer import oracles
+from trainer.build import checkpoint_activations
+from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.data.dataset import TokenDataset
+from trainer.errors import BadConfig
+
+DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *(oracles.SHAPES[name] for name in oracles.FAMILIES),
+        oracles.SHAPES["bert"] | DROPOUT,
+    ],
+    ids=[*oracles.FAMILIES, "dropout"],
+)
+@pytest.mark.parametrize("activation_checkpointing", ["selective", "full"])
+def test_checkpointing_changes_neither_loss_nor_gradient(
+    shape, activation_checkpointing, dataset
+):
+    config = oracles.config_of(model=ModelSettings(name="m", config=shape))
+    checkpointed = config.model_copy(
+        update={"activation_checkpointing": activation_checkpointing}
+    )
+    oracles.check_alike(
+        oracles.learned(checkpointed, dataset),
+        oracles.learned(config, dataset),
+        loss=1e-7,
+    )
+
+
+def _saved_bytes(config: TrainConfig, dataset: TokenDataset) -> int:
+    """Return the bytes of all tensors that a step saves for backward."""
+    training = oracles.training_of(config, dataset)
+    storage_bytes: dict[int, int] = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        storage_bytes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = training.module(*oracles.micro_batches(dataset, config))
+    loss.backward()
+    return sum(storage_bytes.values())
+
+
+@pytest.mark.parametrize("last_layer", ["sparse", "dense"])
+# Selective checkpointing keeps tensors in a cache of its own, which the hooks do not
+# see.
+@pytest.mark.parametrize("activation_checkpointing", ["selective", "full"])
+def test_checkpointing_saves_memory(last_layer, activation_checkpointing, dataset):
+    config = oracles.config_of(last_layer=last_layer)
+    checkpointed = config.model_copy(
+        update={"activation_checkpointing": activation_checkpointing}
+    )
+    assert _saved_bytes(checkpointed, dataset) < _saved_bytes(config, dataset)
+
+
+@pytest.mark.parametrize("last_layer", ["sparse", "dense"])
+def test_rejects_checkpointing_that_model_does_not_support(last_layer, dataset):
+    config = oracles.config_of(activation_checkpointing="full", last_layer=last_layer)
+    training = oracles.training_of(config, dataset)
+    training.module.model.supports_gradient_checkpointing = False
+    with pytest.raises(BadConfig, match="no activation checkpointing"):
+        checkpoint_activations(training.module.model, config)

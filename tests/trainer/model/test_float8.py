@@ -1,0 +1,55 @@
+import pytest
+
+from tests.trainer import oracles
+from trainer.build import Training
+from trainer.config.train_config import TrainConfig
+from trainer.model.float8 import use_float8
+
+pytestmark = pytest.mark.usefixtures("torchao")
+
+
+def _config(family: str) -> TrainConfig:
+    return oracles.config_of(family, precision="bf16", max_grad_norm=1.0)
+
+
+def _float8_training(config: TrainConfig, dataset, recipe) -> Training:
+    training = oracles.training_of(config, dataset)
+    use_float8(training.module.layers, recipe, emulate=True)
+    return training
+
+
+def _layer_gradients(learned: oracles.Learned):
+    return {
+        name: gradient
+        for name, gradient in learned.gradients.items()
+        if "layer" in name
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe"), [("bert", "tensorwise"), ("modernbert", "rowwise")]
+)
+def test_float8_rounds_gradients_of_layers(family, recipe, dataset):
+    config = _config(family)
+    batches = oracles.micro_batches(dataset, config)
+    in_bf16 = oracles.learned(config, dataset)
+    in_float8 = oracles.gradients_of(_float8_training(config, dataset, recipe), batches)
+    assert in_float8.loss == pytest.approx(in_bf16.loss, rel=1e-3)
+    distance = oracles.relative_distance(
+        _layer_gradients(in_bf16), _layer_gradients(in_float8)
+    )
+    assert 0.005 < distance < 0.1
+
+
+def _losses(training: Training, batches) -> list[float]:
+    return [float(training.step.run([batch], 3e-3).loss) for batch in batches]
+
+
+def test_float8_learns_as_bf16_does(dataset):
+    # One family only, as emulation is slow.
+    config = _config("bert")
+    batches = oracles.micro_batches(dataset, config, steps=10)
+    in_bf16 = _losses(oracles.training_of(config, dataset), batches)
+    in_float8 = _losses(_float8_training(config, dataset, "tensorwise"), batches)
+    assert in_float8[-1] == pytest.approx(in_bf16[-1], rel=0.01)
+    assert in_float8[-1] < 0.95 * in_float8[0]

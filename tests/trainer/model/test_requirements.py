@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+from tests.trainer import oracles
+from trainer.build import build_training
+from trainer.config.train_config import ParallelSettings
+from trainer.distributed.ranks import Ranks
+from trainer.errors import BadConfig
+from trainer.model import requirements
+
+
+@pytest.fixture
+def build(monkeypatch, dataset):
+    """Build a compiled bf16 training for a GPU, without its optional packages."""
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    without_gpu = Ranks(
+        rank=0,
+        local_rank=0,
+        local_world_size=1,
+        world_size=1,
+        device=torch.device("meta"),
+    )
+
+    def build(family: str = "bert", **changes):
+        settings = {"device": "cuda", "precision": "bf16", "compile": True} | changes
+        config = oracles.config_of(family, **settings)
+        return build_training(config, 128, dataset.manifest.special_ids, without_gpu)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"device": "cpu"}, "requires float8 Tensor Cores", id="CPU"),
+        pytest.param({"precision": "fp32"}, "float8 requires bf16", id="fp32"),
+        pytest.param({"compile": False}, "requires compiled layers", id="not compiled"),
+        pytest.param(
+            {"parallel": ParallelSettings(strategy="fsdp2")},
+            "float8 cannot be used with fsdp2",
+            id="fsdp2",
+        ),
+        pytest.param({}, "requires torchao", id="not installed"),
+    ],
+)
+def test_rejects_float8_that_cannot_be_used(build, changes, message):
+    with pytest.raises(BadConfig, match=message):
+        build(float8="rowwise", **changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        pytest.param("bert", {"device": "cpu"}, "requires a GPU", id="CPU"),
+        pytest.param(
+            "bert", {"mlm_head": "dense"}, "requires a sparse MLM head", id="dense head"
+        ),
+        pytest.param(
+            "esm",
+            {"layout": "padded"},
+            "whose head does not end in a linear layer",
+            id="bias added to logits",
+        ),
+        pytest.param("modernbert", {}, "requires liger_kernel", id="not installed"),
+    ],
+)
+def test_rejects_fused_loss_that_cannot_be_used(build, family, changes, message):
+    with pytest.raises(BadConfig, match=message):
+        build(family, fused_cross_entropy=True, **changes)

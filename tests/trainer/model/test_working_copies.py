@@ -1,0 +1,178 @@
+"""Weights that are cast once per step.
+
+They are compared with fp32, and with autocast, which casts weights in every layer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.trainer import oracles
+from trainer.config.train_config import TrainConfig
+from trainer.data.dataset import TokenDataset
+from trainer.model import masked_lm
+from trainer.model.verify_copies import verify_working_copies
+
+MAIN_FAMILIES = (*oracles.FAMILIES, "esm", "eurobert")
+CASES = [
+    *((family, "selective", "padded") for family in MAIN_FAMILIES),
+    *((family, "full", "packed") for family in MAIN_FAMILIES),
+    ("bert", "none", "packed"),
+    ("albert", "none", "packed"),
+    ("mpnet", "none", "padded"),
+]
+"""Architecture, activation checkpointing and layout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Learned:
+    """Results of one step."""
+
+    losses: dict[str, torch.Tensor]
+    """Loss of each token, under a name of its own."""
+    gradients: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Comparison:
+    """The same step in fp32, and in bf16 by autocast and with working copies."""
+
+    learn: Callable[..., _Learned]
+    """Computes the step with other settings."""
+    activation_checkpointing: str
+    in_fp32: _Learned
+    with_autocast: _Learned
+    with_copies: _Learned
+
+    @property
+    def autocast_error(self) -> float:
+        """Distance of autocast's gradients from those of fp32."""
+        return oracles.relative_distance(
+            self.in_fp32.gradients, self.with_autocast.gradients
+        )
+
+    @property
+    def copies_error(self) -> float:
+        """Distance of gradients with working copies from those of fp32."""
+        return oracles.relative_distance(
+            self.in_fp32.gradients, self.with_copies.gradients
+        )
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def comparison(request, patterned_dataset) -> _Comparison:
+    family, activation_checkpointing, layout = request.param
+    dataset = TokenDataset.open(patterned_dataset)
+
+    def learn(*, precision: str = "bf16", copies: bool = True, **changes) -> _Learned:
+        config = oracles.config_of(
+            family,
+            activation_checkpointing=activation_checkpointing,
+            layout=layout,
+            precision=precision,
+            **changes,
+        )
+        verify = verify_working_copies if copies else lambda _: "for comparison"
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(masked_lm, "verify_working_copies", verify)
+            training = oracles.training_of(config, dataset)
+        has_copies = training.module.working_copies is not None
+        assert has_copies == (copies and precision == "bf16")
+        batches = oracles.micro_batches(dataset, config)
+        with torch.no_grad():
+            logits_KV, labels_K = training.module._predict(batches[0])
+        losses_K = functional.cross_entropy(
+            logits_KV.float(), labels_K, reduction="none"
+        )
+        return _Learned(
+            losses={"losses": losses_K},
+            gradients=oracles.gradients_of(training, batches).gradients,
+        )
+
+    return _Comparison(
+        learn=learn,
+        activation_checkpointing=activation_checkpointing,
+        in_fp32=learn(precision="fp32"),
+        with_autocast=learn(copies=False),
+        with_copies=learn(),
+    )
+
+
+def test_losses_are_as_exact_as_with_autocast(comparison):
+    exact = comparison.in_fp32.losses
+    autocast_error = oracles.relative_distance(exact, comparison.with_autocast.losses)
+    error = oracles.relative_distance(exact, comparison.with_copies.losses)
+    assert 0 < error <= 1.5 * autocast_error
+
+
+def test_gradients_are_as_exact_as_with_autocast(comparison):
+    assert 0 < comparison.copies_error <= 1.5 * comparison.autocast_error
+
+
+def test_gradients_accumulate_over_micro_batches(comparison):
+    accumulated = comparison.learn(micro_batch_size=2).gradients
+    distance = oracles.relative_distance(comparison.with_copies.gradients, accumulated)
+    assert distance < 2 * comparison.autocast_error
+
+
+def test_bf16_residual_stream_is_less_exact(comparison):
+    if comparison.activation_checkpointing != "selective":
+        pytest.skip("one case of each architecture is enough")
+    with_bf16_residual = comparison.learn(residual_dtype="bf16").gradients
+    error = oracles.relative_distance(comparison.in_fp32.gradients, with_bf16_residual)
+    assert error != comparison.copies_error
+    assert error < 3 * comparison.autocast_error
+
+
+def _losses(config: TrainConfig, dataset) -> list[float]:
+    training = oracles.training_of(config, dataset)
+    return [
+        float(training.step.run([batch], 3e-3).loss)
+        for batch in oracles.micro_batches(dataset, config, steps=300)
+    ]
+
+
+@pytest.mark.slow
+def test_training_ends_with_loss_of_fp32(dataset):
+    exact, in_bf16 = (
+        _losses(oracles.config_of(max_grad_norm=1.0, precision=dtype), dataset)
+        for dtype in ("fp32", "bf16")
+    )
+    first_in_bf16, last_in_bf16 = sum(in_bf16[:20]), sum(in_bf16[-20:])
+    assert last_in_bf16 == pytest.approx(sum(exact[-20:]), rel=0.01)
+    assert last_in_bf16 < 0.8 * first_in_bf16
+
+
+@pytest.fixture
+def bf16_training(dataset):
+    return oracles.training_of(oracles.config_of(precision="bf16"), dataset)
+
+
+def test_copies_change_no_names(bf16_training, dataset):
+    exact = oracles.training_of(oracles.config_of(precision="fp32"), dataset)
+    names = bf16_training.module.model.state_dict().keys()
+    assert names == exact.module.model.state_dict().keys()
+
+
+def test_parameters_stay_in_fp32(bf16_training):
+    dtypes = {parameter.dtype for parameter in bf16_training.module.parameters()}
+    assert dtypes == {torch.float32}
+
+
+def test_one_matmul_gives_queries_keys_and_values(bf16_training, dataset):
+    first, last = (
+        layer.attention.self for layer in bf16_training.module.model.bert.encoder.layer
+    )
+    # Queries, keys and values of width 32.
+    assert first.query.compute_weight.shape == (96, 32)
+    # The last layer is sparse: its queries have another input.
+    assert last.key.compute_weight.shape == (64, 32)
+    bf16_training.step.run(oracles.micro_batches(dataset, oracles.config_of()), 1e-2)
+    expected = torch.cat(
+        [linear.weight for linear in (first.query, first.key, first.value)]
+    ).bfloat16()
+    assert torch.equal(first.query.compute_weight, expected)
+    assert not first.query.results

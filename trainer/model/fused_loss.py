@@ -1,0 +1,84 @@
+"""The head's last layer and its cross-entropy in one function of Liger Kernel.
+
+It never holds all logits, the largest tensor of a step.
+
+Shapes: K slots of the head, D hidden, V ids.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from trainer.config.train_config import TrainConfig
+from trainer.data.masking import IGNORED_LABEL
+from trainer.model.encoder import model_head
+from trainer.model.requirements import Condition, require
+
+
+def check_fused_loss(config: TrainConfig, model: PreTrainedModel) -> None:
+    """Check that the head's last layer and the loss can be computed in one function.
+
+    Raises:
+        BadConfig: If they cannot, or Liger Kernel is not installed.
+    """
+    conditions = (
+        Condition(is_fulfilled=config.device == "cuda", reason="requires a GPU"),
+        Condition(
+            is_fulfilled=config.mlm_head == "sparse",
+            reason="requires a sparse MLM head",
+            setting="mlm_head=sparse",
+        ),
+        Condition(
+            is_fulfilled=config.parallel.strategy != "fsdp2",
+            reason="cannot be used with fsdp2",
+            setting="parallel.strategy=zero1",
+        ),
+        Condition(
+            is_fulfilled=_ends_in_linear_layer(model),
+            reason=(
+                f"cannot be used with {model.config.model_type!r}, whose head does"
+                " not end in a linear layer"
+            ),
+        ),
+    )
+    require(
+        "fused_cross_entropy",
+        conditions,
+        off="false",
+        library="liger_kernel",
+        extra="liger",
+    )
+
+
+def _ends_in_linear_layer(model: PreTrainedModel) -> bool:
+    """Return True if a linear layer makes the logits, and nothing is added to them."""
+    decoder = model.get_output_embeddings()
+    if not isinstance(decoder, nn.Linear):
+        return False
+    for part in model_head(model):
+        for parameter in part.parameters():
+            is_bias = parameter.shape == (model.config.vocab_size,)
+            if is_bias and parameter is not decoder.bias:
+                return False
+    return True
+
+
+def liger_cross_entropy(
+    hidden_KD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    labels_K: torch.Tensor,
+    bias_V: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the summed cross-entropy of a linear layer's results, fp32, shape ()."""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    loss: torch.Tensor = liger_fused_linear_cross_entropy(
+        hidden_KD,
+        weight_VD,
+        labels_K,
+        bias_V,
+        ignore_index=IGNORED_LABEL,
+        reduction="sum",
+        accum_dtype=torch.float32,
+    )
+    return loss

@@ -1,0 +1,204 @@
+"""Query positions of the sparse last layer, and their attention.
+
+Each way of attention has a class here: ``DocumentQueries`` for varlen kernels,
+``SequenceQueries`` for whole sequences under a mask.
+
+Shapes: B sequences, S positions of a sequence, N documents, H heads, E dimensions of a
+head, K slots of the MLM head, R slots of a sequence.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from trainer.data.micro_batch import MicroBatch
+from trainer.model.attention import AttentionKind
+from trainer.model.encoder_inputs import EncoderInputs, additive_mask
+from trainer.model.varlen import attend_documents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentQueries:
+    """Query positions for attention document by document."""
+
+    position_K: torch.Tensor
+    """Positions in the flattened sequences, int64, ascending."""
+    query_edges: torch.Tensor
+    """Number of query positions before each of ``key_edges``, int32."""
+    key_edges: torch.Tensor
+    """Edges of documents in the flattened sequences, int32."""
+    max_query_length: int
+    """Upper bound of the query positions in a document."""
+    max_key_length: int
+    """Upper bound of the tokens of a document."""
+
+    def attend(
+        self,
+        query_KHE: torch.Tensor,
+        key_BSHE: torch.Tensor,
+        value_BSHE: torch.Tensor,
+        *,
+        dropout: float,
+    ) -> torch.Tensor:
+        """Return attention of the query positions over their documents; (K, H, E)."""
+        assert not dropout, "varlen does not support dropout"
+        return attend_documents(
+            query_KHE,
+            key_BSHE.flatten(0, 1),
+            value_BSHE.flatten(0, 1),
+            query_edges=self.query_edges,
+            key_edges=self.key_edges,
+            max_query_length=self.max_query_length,
+            max_key_length=self.max_key_length,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceQueries:
+    """Query positions for attention over whole sequences under a mask.
+
+    Queries are computed for the K slots of the head, and attend in a table of R slots
+    for each sequence.
+    """
+
+    position_K: torch.Tensor
+    """Positions in the flattened sequences, int64; any position in unused slots."""
+    slot_K: torch.Tensor
+    """Index of each position among B * R slots, int64; unused ones go to one more slot
+    behind these."""
+    mask_BRS: torch.Tensor
+    """Additive mask, shape (B, 1, R, S)."""
+
+    def attend(
+        self,
+        query_KHE: torch.Tensor,
+        key_BSHE: torch.Tensor,
+        value_BSHE: torch.Tensor,
+        *,
+        dropout: float,
+    ) -> torch.Tensor:
+        """Return attention of the query positions over their documents; (K, H, E)."""
+        sequences, _, slots, _ = self.mask_BRS.shape
+        # One more slot takes the queries of unused slots of the head.
+        empty = query_KHE.new_zeros((sequences * slots + 1, *query_KHE.shape[1:]))
+        query_BRHE = empty.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(
+            0, (sequences, slots)
+        )
+        attended_BHRE = functional.scaled_dot_product_attention(
+            query_BRHE.transpose(1, 2),
+            key_BSHE.transpose(1, 2),
+            value_BSHE.transpose(1, 2),
+            attn_mask=self.mask_BRS,
+            dropout_p=dropout,
+        )
+        # Unused slots of the head get zeros, from one more slot behind the others.
+        attended = functional.pad(
+            attended_BHRE.transpose(1, 2).flatten(0, 1), (0, 0, 0, 0, 0, 1)
+        )
+        return attended.index_select(0, self.slot_K)
+
+
+LastLayerQueries = SequenceQueries | DocumentQueries
+
+
+def document_queries(
+    inputs: EncoderInputs,
+    batch: MicroBatch,
+    position_K: torch.Tensor,
+    kind: AttentionKind,
+) -> DocumentQueries:
+    """Return the queries of the sparse last layer by document.
+
+    Args:
+        inputs: Inputs of the encoder.
+        batch: The micro-batch.
+        position_K: Positions of the head's slots, ascending.
+        kind: Kind of attention.
+    """
+    assert inputs.edges is not None
+    query_edges = torch.searchsorted(position_K, inputs.edges, out_int32=True)
+    if kind == "fa3":
+        # The number of segments differs in each micro-batch.
+        torch._dynamo.maybe_mark_dynamic(query_edges, 0)
+    slots = len(position_K)
+    max_key_length = batch.ids_BS.shape[1]
+    # Unused slots are spread evenly, so no document gets more of them than it has
+    # positions.
+    queries_per_position = 2 + slots // batch.ids_BS.numel()
+    return DocumentQueries(
+        position_K=position_K,
+        query_edges=query_edges,
+        key_edges=inputs.edges,
+        max_query_length=min(slots, queries_per_position * max_key_length),
+        max_key_length=max_key_length,
+    )
+
+
+def sequence_queries(
+    inputs: EncoderInputs,
+    batch: MicroBatch,
+    position_K: torch.Tensor,
+    *,
+    sequence_slots: int,
+    dtype: torch.dtype,
+) -> SequenceQueries:
+    """Return the queries of the sparse last layer for whole sequences under a mask.
+
+    Args:
+        inputs: Inputs of the encoder.
+        batch: The micro-batch.
+        position_K: Positions to predict, ascending, then those of unused slots.
+        sequence_slots: Slots of a sequence, at least the most tokens to predict in any.
+        dtype: Type of the mask.
+    """
+    document_BS = inputs.document_BS
+    assert document_BS is not None
+    slot_K = _slots_in_sequences(batch, position_K, sequence_slots)
+    document_BR = _documents_of_slots(document_BS, position_K, slot_K, sequence_slots)
+    is_allowed_BRS = document_BR[:, :, None] == document_BS[:, None, :]
+    return SequenceQueries(
+        position_K=position_K,
+        slot_K=slot_K,
+        mask_BRS=additive_mask(is_allowed_BRS, dtype),
+    )
+
+
+def _slots_in_sequences(
+    batch: MicroBatch, position_K: torch.Tensor, sequence_slots: int
+) -> torch.Tensor:
+    """Return the index of each position among B * R slots, int64, shape (K,).
+
+    The positions to predict of a sequence fill its first slots.
+    """
+    sequences, width = batch.ids_BS.shape
+    number_K = torch.arange(len(position_K), device=position_K.device)
+    is_used_K = number_K < batch.predicted_tokens
+    sequence_K = position_K // width
+    # Number of the first position to predict in the same sequence; unused slots are
+    # behind all sequences here, to keep the order ascending.
+    first_number_K = torch.searchsorted(
+        torch.where(is_used_K, position_K, sequences * width), sequence_K * width
+    )
+    return torch.where(
+        is_used_K,
+        sequence_K * sequence_slots + number_K - first_number_K,
+        sequences * sequence_slots,
+    )
+
+
+def _documents_of_slots(
+    document_BS: torch.Tensor,
+    position_K: torch.Tensor,
+    slot_K: torch.Tensor,
+    sequence_slots: int,
+) -> torch.Tensor:
+    """Return the document that each slot attends to, shape (B, R)."""
+    sequences = document_BS.shape[0]
+    # An unused slot attends as its sequence's first position does, as a softmax over
+    # nothing would be NaN.
+    first_documents = document_BS[:, :1].expand(sequences, sequence_slots).flatten()
+    documents = torch.cat([first_documents, document_BS.new_zeros(1)])
+    documents = documents.index_copy(0, slot_K, document_BS.flatten()[position_K])
+    document_BR: torch.Tensor = documents[:-1].unflatten(0, (sequences, sequence_slots))
+    return document_BR

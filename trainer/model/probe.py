@@ -1,0 +1,204 @@
+"""Small copies of encoders, which show what an architecture can compute.
+
+A small copy has few layers with random weights, on a CPU. It computes short documents.
+"""
+
+import copy
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from trainer.errors import BadConfig
+from trainer.model.encoder import fresh_model, window_tokens
+
+Ids = list[int]
+_Result = TypeVar("_Result")
+_FIRST_TOKENS = 7
+_SECOND_TOKENS = 9
+"""Tokens of the two documents: more than twice the window of ``_small_config``."""
+_VOCAB_SIZE = 64
+"""Ids of a small copy besides its special ones."""
+MODEL_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Errors of an architecture that gets arguments or sizes that it does not support."""
+_MAX_PARAMETERS = 40_000_000
+"""Limit of the small copy: some architectures have large parts besides the layers."""
+_TOLERANCE = 1e-4
+"""Largest difference of fp32 results, as a share of the largest result, from sums in
+another order."""
+
+
+class NoSmallCopy(Exception):
+    """No small copy of an architecture can be computed, for the reason given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeDocuments:
+    """Two documents, and another in place of each."""
+
+    first: Ids
+    second: Ids
+    other_first: Ids
+    other_second: Ids
+
+
+def check_small_copy(
+    check: Callable[[PreTrainedModel], _Result], config: PretrainedConfig
+) -> _Result:
+    """Return the result of a check of a small copy of a config's model.
+
+    Raises:
+        NoSmallCopy: If no small copy can be computed.
+    """
+    # BigBird chooses its attention by length.
+    if getattr(config, "attention_type", "original_full") != "original_full":
+        raise NoSmallCopy("its attention is sparse in sequences longer than a probe")
+    reason = ""
+    # Some architectures have sizes that depend on others, and fail if only some shrink.
+    for narrow in (True, False):
+        try:
+            small = _small_config(config, narrow=narrow)
+            result = check_built(check, small.to_json_string(use_diff=False))
+            return cast("_Result", result)
+        except (*MODEL_ERRORS, BadConfig) as error:
+            reason = f"a small copy of it cannot be computed ({first_line(error)})"
+    raise NoSmallCopy(reason)
+
+
+def _small_config(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
+    """Return the config with few layers, one or more of each kind.
+
+    ``narrow`` also leaves few heads, of the same size.
+    """
+    small = copy.deepcopy(config)
+    small.num_hidden_layers = min(config.num_hidden_layers, 2)
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        small.layer_types = list(dict.fromkeys(kinds))
+        if len(small.layer_types) == 1:
+            small.layer_types *= 2
+        small.num_hidden_layers = len(small.layer_types)
+    if narrow:
+        keys_of_config = dir(config)
+        for key, size in _narrow_sizes(config).items():
+            if key in keys_of_config:
+                setattr(small, key, size)
+    if window_tokens(config) is not None:
+        # Less than half of a document, so that a window has an effect.
+        small.sliding_window = 2
+    special_ids = [
+        value
+        for key, value in vars(config).items()
+        if key.endswith("_token_id") and isinstance(value, int)
+    ]
+    small.vocab_size = min(config.vocab_size, _VOCAB_SIZE + max(special_ids))
+    return small
+
+
+def _narrow_sizes(config: PretrainedConfig) -> dict[str, int]:
+    """Return sizes of a narrow copy, by the keys that architectures give them."""
+    heads = min(config.num_attention_heads, 2)
+    key_heads = (
+        getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    )
+    has_grouped_queries = key_heads < config.num_attention_heads
+    return {
+        "hidden_size": config.hidden_size // config.num_attention_heads * heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 1 if has_grouped_queries else heads,
+        "intermediate_size": 64,
+        "hidden_dim": 64,
+    }
+
+
+@functools.cache
+def check_built(check: Callable[[PreTrainedModel], object], small: str) -> object:
+    """Return the result of a check of a model with random weights.
+
+    Args:
+        check: The check.
+        small: Config of the model, as JSON, which the cache can compare.
+    """
+    values = json.loads(small)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    with _disable_current_modes():
+        on_meta = fresh_model(config, torch.device("meta"))
+        size = sum(parameter.numel() for parameter in on_meta.parameters())
+    if size > _MAX_PARAMETERS:
+        raise ValueError(f"even with few layers it has {size:,} parameters")
+    # Outside of all modes, as a trace would record the probe. The generator is left as
+    # it was, so the training draws the same numbers with and without a probe.
+    with (
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch.random.fork_rng([]),
+    ):
+        model = fresh_model(config, torch.device("cpu")).eval()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                _randomise(parameter.data)
+        return check(model)
+
+
+def _randomise(values: torch.Tensor) -> None:
+    """Move values away from zeros, ones and small values, which hide an influence."""
+    if values.dim() > 1:
+        values.normal_(std=2 * values.shape[-1] ** -0.5)
+    else:
+        values.add_(torch.randn_like(values), alpha=0.2)
+
+
+def is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return True if values are equal but for sums in another order; False for NaN."""
+    error = (actual - expected).abs().max()
+    return bool(error <= _TOLERANCE * expected.abs().max())
+
+
+def logits_alone(model: PreTrainedModel, ids: Ids) -> torch.Tensor:
+    """Return the logits of a document that has the sequence to itself."""
+    ids_BS = torch.tensor([ids])
+    logits: torch.Tensor = model(
+        input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)
+    ).logits
+    return logits[0]
+
+
+def probe_documents(config: PretrainedConfig) -> ProbeDocuments:
+    """Return documents of ordinary tokens, with mask tokens at different positions."""
+    special_ids = {
+        value for key, value in vars(config).items() if key.endswith("_token_id")
+    }
+    ordinary = [token for token in range(config.vocab_size) if token not in special_ids]
+    # Indexed, not sliced: a vocabulary that is too small raises an error.
+    first = [ordinary[_FIRST_TOKENS + index] for index in range(_FIRST_TOKENS)]
+    second = [ordinary[_SECOND_TOKENS + index] for index in range(_SECOND_TOKENS)]
+    # From the end of the vocabulary, so that all tokens differ.
+    other_first = [ordinary[-1 - index] for index in range(_FIRST_TOKENS)]
+    other_second = [ordinary[-1 - index] for index in range(_SECOND_TOKENS)]
+    for document, positions in ((first, (2,)), (second, (3,)), (other_first, (1, 4))):
+        for position in positions:
+            document[position] = config.mask_token_id
+    return ProbeDocuments(
+        first=first,
+        second=second,
+        other_first=other_first,
+        other_second=other_second,
+    )
+
+
+def first_line(error: Exception) -> str:
+    """Return an error's class and the beginning of its message."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:100]
