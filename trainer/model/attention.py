@@ -91,7 +91,7 @@ def choose_attention(
     device: torch.device,
     packing: Packing | CannotBePacked,
 ) -> ChosenAttention:
-    """Return the attention to use.
+    """Return the attention to use: for ``auto``, varlen if nothing prevents it.
 
     Args:
         config: Configuration of the training.

@@ -79,25 +79,16 @@ def check_small_copy(
 
 
 def _small_config(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
-    """Return the config with few layers, one or more of each kind.
+    """Return the config with few layers and ids, and a small window.
 
     ``narrow`` also leaves few heads, of the same size.
     """
     small = copy.deepcopy(config)
-    small.num_hidden_layers = min(config.num_hidden_layers, 2)
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        small.layer_types = list(dict.fromkeys(kinds))
-        if len(small.layer_types) == 1:
-            small.layer_types *= 2
-        small.num_hidden_layers = len(small.layer_types)
+    _keep_few_layers(small)
     if narrow:
-        keys_of_config = dir(config)
-        for key, size in _narrow_sizes(config).items():
-            if key in keys_of_config:
-                setattr(small, key, size)
-    if window_tokens(config) is not None:
-        # Less than half of a document, so that a window has an effect.
+        _keep_few_heads(small)
+    if window_tokens(small) is not None:
+        # Less than half of a document, so that the window has an effect.
         small.sliding_window = 2
     special_ids = [
         value
@@ -108,20 +99,37 @@ def _small_config(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig
     return small
 
 
-def _narrow_sizes(config: PretrainedConfig) -> dict[str, int]:
-    """Return sizes of a narrow copy, by the keys that architectures give them."""
-    heads = min(config.num_attention_heads, 2)
-    key_heads = (
-        getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    )
-    has_grouped_queries = key_heads < config.num_attention_heads
-    return {
-        "hidden_size": config.hidden_size // config.num_attention_heads * heads,
+def _keep_few_layers(config: PretrainedConfig) -> None:
+    """Leave one layer of each kind, and two if all are of one kind."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        layer_types = list(dict.fromkeys(kinds))
+        if len(layer_types) == 1:
+            layer_types *= 2
+        config.layer_types = layer_types
+        config.num_hidden_layers = len(layer_types)
+    else:
+        config.num_hidden_layers = min(config.num_hidden_layers, 2)
+
+
+def _keep_few_heads(config: PretrainedConfig) -> None:
+    """Leave two heads of the same size, and a narrow MLP."""
+    all_heads = config.num_attention_heads
+    heads = min(all_heads, 2)
+    key_heads = getattr(config, "num_key_value_heads", None)
+    has_grouped_queries = bool(key_heads) and key_heads < all_heads
+    # By the keys that architectures give them.
+    sizes = {
+        "hidden_size": config.hidden_size // all_heads * heads,
         "num_attention_heads": heads,
         "num_key_value_heads": 1 if has_grouped_queries else heads,
         "intermediate_size": 64,
         "hidden_dim": 64,
     }
+    keys_of_config = dir(config)
+    for key, size in sizes.items():
+        if key in keys_of_config:
+            setattr(config, key, size)
 
 
 @functools.cache
@@ -136,9 +144,9 @@ def check_built(check: Callable[[PreTrainedModel], object], small: str) -> objec
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     with _disable_current_modes():
         on_meta = fresh_model(config, torch.device("meta"))
-        size = sum(parameter.numel() for parameter in on_meta.parameters())
-    if size > _MAX_PARAMETERS:
-        raise ValueError(f"even with few layers it has {size:,} parameters")
+        parameters = sum(parameter.numel() for parameter in on_meta.parameters())
+    if parameters > _MAX_PARAMETERS:
+        raise ValueError(f"even with few layers it has {parameters:,} parameters")
     # Outside of all modes, as a trace would record the probe. The generator is left as
     # it was, so the training draws the same numbers with and without a probe.
     with (

@@ -138,6 +138,7 @@ def _computed_together(
     for module, names in itertools.product(part.modules(), _SIBLINGS):
         siblings = [getattr(module, name, None) for name in names]
         if all(sibling in linears for sibling in siblings):
+            # Of three siblings, two still share a matmul if one must be alone.
             group: list[Any] = [sibling for sibling in siblings if sibling not in alone]
             if _can_share_matmul(group):
                 groups.append(group)
