@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.trainer import oracles
-from trainer.build import checkpoint_activations
+from trainer.activation_checkpointing import checkpoint_activations
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.errors import BadConfig
