@@ -4,10 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from autotune.base.document import (
-    Axis,
-    Unit,
-)
+from autotune.base.document import Axis, Unit
 from autotune.base.tables import printable_line
 from autotune.base.units import BYTE_UNITS, format_count
 

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.base import document as doc
-from autotune.base.document import (
-    FACTS,
-    render_words,
-)
-from autotune.base.tables import (
-    printable_line,
-    terminal_columns,
-    text_table,
-)
+from autotune.base.document import FACTS, render_words
+from autotune.base.tables import printable_line, terminal_columns, text_table
 
 _INDENT = "  "
 

@@ -28,17 +28,6 @@ def report_html(document: doc.Document) -> str:
 
     Every text is escaped here, and nowhere before.
     """
-    style = (
-        importlib.resources.files("autotune.base")
-        .joinpath("page.css")
-        .read_text(encoding="utf-8")
-    )
-    # The policy allows only this very style, and nothing else of any kind.
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action"
-        " 'none'"
-    )
     chart_numbers = itertools.count(1)
     first_section, *other_sections = (
         _html_section(
@@ -52,17 +41,35 @@ def report_html(document: doc.Document) -> str:
     )
     title = _html_cell(document.title)
     return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f'<!DOCTYPE html>\n<html lang="en">\n{_html_head(title)}<body>\n'
         f"<main>\n<header><h1>{title}</h1>\n"
         f"<p>{_html_plain(document.subtitle)}</p></header>\n"
         f"{first_section}"
         f'<nav aria-label="Contents"><p>Contents</p><ol>{contents}</ol></nav>\n'
         f"{''.join(other_sections)}</main>\n</body>\n</html>\n"
+    )
+
+
+def _html_head(title: str) -> str:
+    """Return the head of the page, with the style and a policy for nothing else."""
+    style = (
+        importlib.resources.files("autotune.base")
+        .joinpath("page.css")
+        .read_text(encoding="utf-8")
+    )
+    # The policy allows only this very style, and nothing else of any kind.
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action"
+        " 'none'"
+    )
+    return (
+        '<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n"
     )
 
 

@@ -10,10 +10,7 @@ from autotune.base.document import (
     render_words,
     shortened,
 )
-from autotune.base.tables import (
-    escape_markdown,
-    markdown_table,
-)
+from autotune.base.tables import escape_markdown, markdown_table
 
 
 def markdown_text(blocks: Sequence[doc.Block]) -> str:

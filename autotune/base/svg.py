@@ -6,20 +6,16 @@ The page that holds them allows no script, no style attribute and no external re
 import io
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 from autotune.base.chart_figure import INK, figure_of
-from autotune.base.document import (
-    Drawing,
-)
+from autotune.base.document import Drawing
 from autotune.base.tables import printable_line
-
-if TYPE_CHECKING:
-    pass
 
 _SVG = "http://www.w3.org/2000/svg"
 _FRACTION = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+"""A coordinate or size; matplotlib writes six decimals, of which two are visible."""
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text, in the page's own font
     "svg.hashsalt": "autotune",  # the same drawing has the same bytes
@@ -62,13 +58,19 @@ def render_svg(
         figure_of(drawing, small=small).savefig(svg, format="svg")
     root = ElementTree.fromstring(svg.getvalue())
     _simplify(root, key)
-    for index, (name, text) in enumerate((("title", title), ("desc", description))):
-        label = ElementTree.Element(f"{{{_SVG}}}{name}", {"id": f"{key}-{name}"})
-        label.text = printable_line(text)
-        root.insert(index, label)
+    # Screen readers expect the title first.
+    root.insert(0, _label("title", title, key))
+    root.insert(1, _label("desc", description, key))
     root.attrib |= {"role": "img", "aria-labelledby": f"{key}-title {key}-desc"}
     ElementTree.register_namespace("", _SVG)
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _label(name: str, text: str, key: str) -> ElementTree.Element:
+    """Return a ``<title>`` or ``<desc>`` element, to whose id the chart refers."""
+    label = ElementTree.Element(f"{{{_SVG}}}{name}", {"id": f"{key}-{name}"})
+    label.text = printable_line(text)
+    return label
 
 
 def _simplify(root: ElementTree.Element, key: str) -> None:

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.errors import BadInput, MachineLacks
-from autotune.trials.messages import (
-    JobResult,
-    JobStatus,
-    RankAccount,
-)
+from autotune.trials.messages import JobResult, JobStatus, RankAccount
 from autotune.trials.outcomes import (
     Crashed,
     HostOutOfMemory,

@@ -17,9 +17,7 @@ from typing import Any, TypeVar
 from autotune import __version__
 from autotune.base.clock import SystemClock
 from autotune.base.files import check_writable
-from autotune.machine.measured_device import (
-    MeasuredDevice,
-)
+from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.values import Fingerprint
 from autotune.trials import trial_log
 from autotune.trials.outcomes import Outcome, describe

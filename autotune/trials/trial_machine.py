@@ -11,9 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self
 
-from autotune.trials.outcomes import (
-    Outcome,
-)
+from autotune.trials.outcomes import Outcome
 from autotune.trials.values import Trial
 
 START_TIMEOUT_S = 300.0

@@ -148,37 +148,51 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
             kind=_number_format(trial.config),
         )
     if trial.job == "links":
-        for flops_per_s in figures["matmul_flops_per_s"]:
-            yield GpuRate(name=name, per_s=flops_per_s)
-        for scope in ("all", "within", "between"):
-            for size_bytes, seconds in figures.get(scope, ()):
-                bytes_per_s = size_bytes / max(seconds, _LEAST_S)
-                yield GpuRate(name=name, per_s=bytes_per_s, kind="links")
-        for bytes_per_s in figures.get("neighbours_bytes_per_s", ()):
+        yield from _rates_of_links(name, figures)
+
+
+def _rates_of_links(name: str, figures: dict[str, Any]) -> Iterator[GpuRate]:
+    for flops_per_s in figures["matmul_flops_per_s"]:
+        yield GpuRate(name=name, per_s=flops_per_s)
+    for scope in ("all", "within", "between"):
+        for size_bytes, seconds in figures.get(scope, ()):
+            bytes_per_s = size_bytes / max(seconds, _LEAST_S)
             yield GpuRate(name=name, per_s=bytes_per_s, kind="links")
+    for bytes_per_s in figures.get("neighbours_bytes_per_s", ()):
+        yield GpuRate(name=name, per_s=bytes_per_s, kind="links")
 
 
 def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
     """Return the FLOP/s of one GPU: as counted, and at least what its tokens take."""
     flops_per_token = least_flops_per_token(settings_of(trial.config), None)
-    local_ranks = figures.get("local_ranks") or 1
     if trial.job == "training":
         counted_flops_per_s = figures.get("model_flops_per_s") or 0.0
         least_flops_per_s = flops_per_token * figures.get("tokens_per_s", 0.0)
-        return float(max(counted_flops_per_s, least_flops_per_s) / local_ranks)
+        flops_per_s = max(counted_flops_per_s, least_flops_per_s)
+        return float(flops_per_s / _local_ranks(figures))
     if not figures["step_s"]:
         return 0.0
     step_s = max(statistics.median(figures["step_s"]), _LEAST_S)
     if trial.job == "gradient_sync":
-        sequences_per_rank = (
-            figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
-        )
-        global_batch_size = trial.config.get("global_batch_size", 0)
-        ranks = max(1.0, global_batch_size / sequences_per_rank)
-        return float(flops_per_token * figures["tokens_per_step"] / step_s / ranks)
+        flops = flops_per_token * figures["tokens_per_step"]
+        return float(flops / step_s / _synchronised_ranks(trial, figures))
     counted_flops = figures.get("model_flops_per_step") or 0.0
     least_flops = flops_per_token * figures.get("padded_tokens_per_step", 0)
-    return float(max(counted_flops, least_flops) / step_s / local_ranks)
+    return float(max(counted_flops, least_flops) / step_s / _local_ranks(figures))
+
+
+def _local_ranks(figures: dict[str, Any]) -> int:
+    ranks: int = figures.get("local_ranks") or 1
+    return ranks
+
+
+def _synchronised_ranks(trial: Trial, figures: dict[str, Any]) -> float:
+    """Return the ranks of a ``gradient_sync`` trial, which share its global batch."""
+    sequences_per_rank = (
+        figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
+    )
+    global_batch_size: float = trial.config.get("global_batch_size", 0)
+    return max(1.0, global_batch_size / sequences_per_rank)
 
 
 def check_profile(profile: Profile) -> None:

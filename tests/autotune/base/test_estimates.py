@@ -11,9 +11,7 @@ from autotune.base.estimates import (
     reason_without_bounds,
 )
 from autotune.base.interval import Interval
-from autotune.base.window_statistics import (
-    estimate_windows,
-)
+from autotune.base.window_statistics import estimate_windows
 
 rates = st.floats(1e-3, 1e9)
 

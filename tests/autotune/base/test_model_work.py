@@ -1,3 +1,5 @@
+"""The work of an architecture matches that of the built model."""
+
 import pytest
 import torch
 from hypothesis import given

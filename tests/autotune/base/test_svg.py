@@ -1,3 +1,5 @@
+"""Charts as SVG obey the policy of the page, whatever names they have."""
+
 import math
 import re
 from xml.etree import ElementTree

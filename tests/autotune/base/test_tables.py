@@ -1,3 +1,5 @@
+"""Tables as text: aligned, within the terminal, and free of markup."""
+
 import html
 import re
 import sys

@@ -1,3 +1,5 @@
+"""Sizes, durations and amounts are read and shown in units that fit."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

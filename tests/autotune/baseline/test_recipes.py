@@ -1,3 +1,5 @@
+"""Recipes of both baselines, and their differences from the tuned settings."""
+
 import dataclasses
 
 import pytest
@@ -47,7 +49,12 @@ def differing(recipe, tuned=TUNED, local_ranks=1):
     }
 
 
-@pytest.mark.parametrize("config", [theirs(), papers()], ids=["Hugging Face", "paper"])
+both_baselines = pytest.mark.parametrize(
+    "config", [theirs(), papers()], ids=["Hugging Face", "paper"]
+)
+
+
+@both_baselines
 def test_baselines_keep_the_users_own_settings(config):
     kept = (
         "model",
@@ -60,6 +67,10 @@ def test_baselines_keep_the_users_own_settings(config):
     assert all(getattr(config, name) == getattr(TUNED, name) for name in kept)
     assert (config.data.path, config.data.dataset_hash) == ("../data", "d")
     assert (config.global_batch_tokens, config.global_batch_samples) == (4096, None)
+
+
+@both_baselines
+def test_baselines_have_plain_settings_that_are_valid(config):
     assert TrainConfig.model_validate(config.model_dump()) == config
     plain = {
         "precision": "fp32",
@@ -118,17 +129,24 @@ def test_differences_name_both_values():
     assert not any(
         "global_batch" in key or "timeout" in key for key in differing_settings
     )
-    assert differing(hf_trainer(theirs(), 4096), theirs(), 2) == {}
+
+
+def test_recipe_does_not_differ_from_itself():
+    assert differing(hf_trainer(theirs(), 4096), theirs(), local_ranks=2) == {}
+
+
+def test_settings_without_effect_are_no_differences():
     on_cpu = TUNED.model_copy(update={"device": "cpu", "precision": "fp32"})
     alone = differing(paper(on_cpu, 4096, 8, "limit"), on_cpu)
     assert not any(key.startswith(("parallel.", "tf32", "precision")) for key in alone)
 
 
+def test_free_choices_need_no_reason():
+    for _, _, reason in differing(paper(TUNED, 1, 8, "8 CPUs")).values():
+        assert reason is None
+
+
 def test_explains_fewer_workers_than_the_paper():
-    assert all(
-        reason is None
-        for _, _, reason in differing(paper(TUNED, 1, 8, "8 CPUs")).values()
-    )
     recipe = paper(TUNED, 1, 3, "3 CPUs")
     smaller = recipe.config.model_copy(update={"micro_batch_size": 32})
     because = {**recipe.because, "micro_batch_size": "64 do not fit"}
@@ -144,17 +162,11 @@ def test_explains_fewer_workers_than_the_paper():
 
 
 def test_explains_attention_dropout_of_deberta():
-    deberta = TUNED.model_copy(
-        update={
-            "model": TUNED.model.model_copy(
-                update={"config": {"model_type": "deberta"}}
-            )
-        }
-    )
-    assert (
-        "this setting of deberta"
-        in differing(paper(deberta, 1, 8, "8 CPUs"), deberta)["attention_dropout"][2]
-    )
+    model = ModelSettings(name="m", config={"model_type": "deberta"})
+    deberta = TUNED.model_copy(update={"model": model})
+    differing_settings = differing(paper(deberta, 1, 8, "8 CPUs"), deberta)
+    _, _, reason = differing_settings["attention_dropout"]
+    assert "this setting of deberta" in reason
 
 
 @pytest.mark.parametrize(
