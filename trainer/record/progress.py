@@ -91,7 +91,7 @@ class _History:
             bounds_s.append((total - last.done) * elapsed_s / (last.done - first.done))
         if not bounds_s:
             return ""
-        left_s = round(min(bounds_s))
+        left_s = float(round(min(bounds_s)))
         if self._never_rises:
             left_s = min(left_s, self._described_s)
             self._described_s = left_s
