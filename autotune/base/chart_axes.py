@@ -119,7 +119,7 @@ def _is_narrow(values: list[float]) -> bool:
 
 
 def _byte_step(units: float) -> float:
-    """Return the step between ticks of an axis of so many units, in its unit."""
+    """Return the step between ticks of an axis with this many units, in its unit."""
     for step in _BYTE_STEPS:
         if units / step <= _MAX_BYTE_TICKS:
             return step

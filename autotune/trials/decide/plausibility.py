@@ -188,10 +188,10 @@ def _local_ranks(figures: dict[str, Any]) -> int:
 
 def _synchronised_ranks(trial: Trial, figures: dict[str, Any]) -> float:
     """Return the ranks of a ``gradient_sync`` trial, which share its global batch."""
-    sequences_per_rank = (
+    sequences_per_rank: int = (
         figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
     )
-    global_batch_size: float = trial.config.get("global_batch_size", 0)
+    global_batch_size: int = trial.config.get("global_batch_size", 0)
     return max(1.0, global_batch_size / sequences_per_rank)
 
 
