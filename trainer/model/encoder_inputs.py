@@ -1,7 +1,7 @@
 """Inputs of an encoder that give it the bounds of documents.
 
-Except for ``row``, the encoder then builds no mask of its own, as that would not know
-of documents.
+Except for ``row``, the encoder then builds no mask itself, as that would not know of
+documents.
 
 Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents,
 D hidden.
