@@ -22,7 +22,7 @@ from trainer.config.train_config import CheckpointSettings, DataSettings, ModelS
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig
 from trainer.health import time_budget
-from trainer.record import run_record
+from trainer.record import start_clock
 from trainer.record.run_record import Run, read_run
 from trainer.record.start_clock import StartClock
 
@@ -191,7 +191,7 @@ class _SteppedTime:
             return run(*arguments, **options)
 
         monkeypatch.setattr(TrainStep, "run", run_and_advance)
-        for module in (loop, time_budget, run_record):
+        for module in (loop, time_budget, start_clock):
             monkeypatch.setattr(module, "time", self)
 
     def time(self) -> float:

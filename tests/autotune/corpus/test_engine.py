@@ -74,10 +74,11 @@ def run(engine, tasks):
     return receipts
 
 
-def tasks(stage, count):
+def tasks(stage, count, *, first=0):
+    """Return tasks with numbers from ``first`` on; those of one run are unique."""
     return [
         Task(stage=stage, number=n, work=write, arguments={"number": n})
-        for n in range(count)
+        for n in range(first, first + count)
     ]
 
 
@@ -135,7 +136,7 @@ def test_names_a_task_that_kills_workers(tmp_path):
     with opened(tmp_path) as workplace, local_engine(workplace, 2) as engine:
         deadly = Task(stage="deadly", number=7, work=die)
         with pytest.raises(InternalError, match="deadly/7"):
-            run(engine, [*tasks("harmless", 3), deadly, *tasks("other", 3)])
+            run(engine, [*tasks("harmless", 3), deadly, *tasks("other", 3, first=10)])
         started = set(psutil.Process().children()) - before
     still_running = [
         child
@@ -153,8 +154,8 @@ def test_tasks_of_killed_workers_are_done(tmp_path):
             work=die_once,
             arguments={"mark": str(tmp_path / "m")},
         )
-        done = run(engine, [*tasks("before", 4), once, *tasks("after", 4)])
-    assert set(done) == {0, 1, 2, 3, 9}
+        done = run(engine, [*tasks("before", 4), once, *tasks("after", 4, first=10)])
+    assert set(done) == {0, 1, 2, 3, 9, 10, 11, 12, 13}
 
 
 def test_workers_are_processes_that_stay(local):
