@@ -12,7 +12,7 @@ AUTOTUNE = Path(sys.executable).with_name("autotune")
 SHADOW = 'raise RuntimeError("a local file was imported")\n'
 QUICK_TUNING = (
     "--data data --device cpu --memory 400MiB --here --seq-length 32"
-    " --global-batch-tokens 512 --time-limit 3min --max-micro-batch-size 4"
+    " --global-batch-tokens 512 --time-limit 1min --max-micro-batch-size 4"
 )
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -40,9 +40,9 @@ COMMANDS = (
     "data verify data",
     "data stage data --to .",
     f"probe --model bert-mini {QUICK_TUNING} --out p.toml",
-    "workers p.toml --here --data data --time-limit 2min --window 0.2s",
-    "network p.toml --here --data data --ranks 2 --time-limit 2min",
-    "baseline p.toml --here --data data --time-limit 2min --window 0.2s",
+    "workers p.toml --here --data data --time-limit 20s --window 0.2s",
+    "network p.toml --here --data data --ranks 2 --time-limit 20s",
+    "baseline p.toml --here --data data --time-limit 20s --window 0.2s",
     "advise p.toml --data data",
     "plan p.toml --data data --steps 100",
     "report p.toml --data data --out report.html",
