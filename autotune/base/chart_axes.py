@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 _MAX_NAME_CHARACTERS = 44
 """Longest name in a chart; longer ones are cut, as they would leave no room to draw."""
 _MIN_UNITS = 4
-"""Fewest units of which the longest bar of an axis in bytes has, so that its parts are
-not all fractions."""
+"""Fewest units of bytes that the largest value of an axis has. With GiB for 2 GiB, all
+parts of a bar would be fractions."""
 _BYTE_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Steps between ticks on an axis of bytes, in its unit."""
 _MAX_BYTE_TICKS = 8
 """Most ticks on an axis of bytes."""
 _MAX_LABELS = 24
 """Number of labels that fit beside each other below a chart."""
+_MAX_LINEAR_INTERVALS = 6
+"""Most intervals between ticks that are chosen automatically on a linear axis."""
 _NARROW_RANGE = 30
 """Ratio of the largest to the smallest value below which a decimal logarithmic axis
 has ticks between powers of ten."""
@@ -52,7 +54,7 @@ class AxisUnit:
 
 
 def axis_unit(axis: Axis, largest: float) -> AxisUnit:
-    """Return the unit of an axis whose largest value is this."""
+    """Return the unit of an axis on which ``largest`` is the largest value."""
     if axis.unit != "bytes":
         return AxisUnit(kind=axis.unit)
     for name, size in BYTE_UNITS:
@@ -65,7 +67,14 @@ def axis_unit(axis: Axis, largest: float) -> AxisUnit:
 def scale_axis(
     axes: "Axes", direction: Literal["x", "y"], axis: Axis, values: list[float]
 ) -> None:
-    """Set the scale, ticks, label and lower end of an axis with these values."""
+    """Set the scale, ticks, label and lower end of an axis.
+
+    Args:
+        axes: The chart.
+        direction: Direction of the axis.
+        axis: Description of the axis.
+        values: Values that are drawn along the axis.
+    """
     from matplotlib.ticker import FuncFormatter
 
     unit = axis_unit(axis, max(values, default=1.0))
@@ -108,7 +117,9 @@ def _set_ticks(
         step = _byte_step(max(values, default=1.0) / unit.size)
         drawn_axis.set_major_locator(MultipleLocator(unit.size * step))
     else:
-        drawn_axis.set_major_locator(MaxNLocator(nbins=6, integer=axis.unit == "count"))
+        drawn_axis.set_major_locator(
+            MaxNLocator(nbins=_MAX_LINEAR_INTERVALS, integer=axis.unit == "count")
+        )
 
 
 def _is_narrow(values: list[float]) -> bool:
@@ -119,7 +130,7 @@ def _is_narrow(values: list[float]) -> bool:
 
 
 def _byte_step(units: float) -> float:
-    """Return the step between ticks of an axis with this many units, in its unit."""
+    """Return the step between ticks, in units, of an axis that is ``units`` long."""
     for step in _BYTE_STEPS:
         if units / step <= _MAX_BYTE_TICKS:
             return step
@@ -127,9 +138,10 @@ def _byte_step(units: float) -> float:
 
 
 def _ticks_apart(axis: Axis) -> list[float]:
-    """Return the ticks without those whose labels would touch the next one's.
+    """Return the ticks, from the last to the first, whose labels do not touch.
 
-    The last always stays.
+    A tick is left out if it is too close to the next one that is kept; the last tick
+    always stays.
     """
     positions = {
         tick: math.log(max(tick, _TINY)) if axis.log else tick for tick in axis.ticks
@@ -145,6 +157,7 @@ def _ticks_apart(axis: Axis) -> list[float]:
 def name_bars(axes: "Axes", labels: list[str]) -> None:
     """Set the names of the bars, the first one on top."""
     axes.set_yticks(range(len(labels)), [name_in_chart(label) for label in labels])
+    # Bars are at 0, 1 and so on; with the larger end first, the first bar is on top.
     axes.set_ylim(max(1, len(labels)) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)

@@ -38,36 +38,72 @@ grey."""
 _GREY = COLOURS[7]
 _DARK = (COLOURS[0], COLOURS[2], COLOURS[5])
 """Colours on which white text is easier to read than black."""
+
+# Sizes of the layout.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ChartSize:
+    """Size of a chart, in inches before the page scales it to its own width."""
+
+    width_inches: float
+    margin_inches: float
+    """Height of a bar chart beside its bars: the axis with its label."""
+    bar_inches: float
+    """Height for each bar of a bar chart, with the gap to the next one."""
+
+
+# The page scales both widths to the room that it has for them: a figure of fewer inches
+# is enlarged more, and its letters with it.
+_FULL_SIZE = _ChartSize(width_inches=6.6, margin_inches=0.75, bar_inches=0.42)
+_SMALL_SIZE = _ChartSize(width_inches=4.8, margin_inches=0.4, bar_inches=0.27)
+_HEIGHT_INCHES = 3.6
+"""Height of a chart without bars, before its legend is added."""
+_STACK_TO_BAR_HEIGHT = 1.2
+"""Height for a stacked bar relative to a plain one; figures are written into it."""
 _LEGEND_COLUMNS = 3
 _LEGEND_ROW_INCHES = 0.24
 """Height of a row of the legend."""
 _LONG_NAME_CHARACTERS = 20
 """Length of a name above which a small chart has one column less in its legend."""
 _SMALL_FONT_POINTS = 8.5
+"""Size of letters in the legend, in bars and beside them."""
 _BAR_HEIGHT = 0.62
 """Share of the distance between two bars that a bar fills."""
 _ROOM_FOR_LABEL_SHARE = 0.07
 """Share of the longest bar below which a part shows no figure."""
+_GAP_BEFORE_TEXT_SHARE = 0.015
+"""Gap between a bar and the text at its end, as a share of the longest bar."""
+_AXIS_WITH_TEXT = 1.22
+"""Length of an axis relative to the longest bar, with room for the text at its end."""
+_AXIS_OF_STACKS = 1.03
+"""Length of an axis relative to the longest stacked bar, which has no text at its
+end."""
 
 
 def figure_of(drawing: Drawing, *, small: bool) -> "Figure":
-    """Return a figure with the drawing, as high as it needs."""
+    """Return a matplotlib figure with the drawing, as high as it needs.
+
+    Args:
+        drawing: The drawing.
+        small: True if the chart is made for half the width of the page.
+    """
+    # Imported here, as matplotlib takes long and only pages with charts need it.
     from matplotlib.figure import Figure
 
-    # The page scales a chart to its width: smaller figures get larger letters.
-    width_inches = 4.8 if small else 6.6
-    bar_inches = 0.27 if small else 0.42
-    margin_inches = 0.4 if small else 0.75
-    figure = Figure(figsize=(width_inches, 3.6), layout="constrained")
+    size = _SMALL_SIZE if small else _FULL_SIZE
+    figure = Figure(figsize=(size.width_inches, _HEIGHT_INCHES), layout="constrained")
     axes = figure.subplots()
     match drawing:
         case LineChart():
             _draw_line_chart(axes, drawing)
         case BarChart():
-            figure.set_figheight(margin_inches + bar_inches * len(drawing.bars))
+            bars_inches = size.bar_inches * len(drawing.bars)
+            figure.set_figheight(size.margin_inches + bars_inches)
             _draw_bars(axes, drawing)
         case StackedBarChart():
-            figure.set_figheight(margin_inches + 1.2 * bar_inches * len(drawing.stacks))
+            stacks_inches = _STACK_TO_BAR_HEIGHT * size.bar_inches * len(drawing.stacks)
+            figure.set_figheight(size.margin_inches + stacks_inches)
             _draw_stacks(axes, drawing)
         case Histogram():
             _draw_histogram(axes, drawing)
@@ -76,7 +112,10 @@ def figure_of(drawing: Drawing, *, small: bool) -> "Figure":
 
 
 def _add_legend(figure: "Figure", axes: "Axes", *, small: bool) -> None:
-    """Add a legend below the chart, where it covers nothing, if anything has a name."""
+    """Add a legend below the chart if anything in it has a name.
+
+    The figure grows by the legend, so that the drawing keeps its height.
+    """
     handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return
@@ -95,6 +134,7 @@ def _add_legend(figure: "Figure", axes: "Axes", *, small: bool) -> None:
 
 
 def _draw_line_chart(axes: "Axes", drawing: LineChart) -> None:
+    """Draw the shade, the lines and the reference lines, and scale both axes."""
     shade = drawing.shade
     if shade is not None:
         axes.axvspan(
@@ -110,13 +150,13 @@ def _draw_line_chart(axes: "Axes", drawing: LineChart) -> None:
         points = [point for point in line.points if math.isfinite(point.x + point.y)]
         _draw_line(axes, line, points)
         drawn_points += points
-    for rule in drawing.rules:
+    for reference_line in drawing.reference_lines:
         axes.axhline(
-            rule.value,
+            reference_line.value,
             color=INK,
             linewidth=0.7,
             linestyle="--",
-            label=name_in_chart(rule.label),
+            label=name_in_chart(reference_line.label),
         )
     scale_axis(axes, "x", drawing.x, [point.x for point in drawn_points])
     scale_axis(axes, "y", drawing.y, [point.y for point in drawn_points])
@@ -124,6 +164,7 @@ def _draw_line_chart(axes: "Axes", drawing: LineChart) -> None:
 
 
 def _draw_line(axes: "Axes", line: Line, points: list[Point]) -> None:
+    """Draw finite points of a line in its style, with their bounds."""
     x = [point.x for point in points]
     y = [point.y for point in points]
     colour = COLOURS[line.colour % len(COLOURS)]
@@ -159,6 +200,7 @@ def _draw_line(axes: "Axes", line: Line, points: list[Point]) -> None:
 
 
 def _draw_bars(axes: "Axes", drawing: BarChart) -> None:
+    """Draw the bars with their bounds and texts, and name them."""
     longest = max((_end_of_bar(bar) for bar in drawing.bars), default=0.0)
     if longest == 0:
         longest = 1.0  # an axis needs a length
@@ -180,18 +222,19 @@ def _draw_bars(axes: "Axes", drawing: BarChart) -> None:
                 markersize=7,
             )
         axes.text(
-            _end_of_bar(bar) + 0.015 * longest,
+            _end_of_bar(bar) + _GAP_BEFORE_TEXT_SHARE * longest,
             index,
             name_in_chart(bar.value_text),
             va="center",
             fontsize=_SMALL_FONT_POINTS,
         )
     scale_axis(axes, "x", drawing.axis, [longest])
-    axes.set_xlim(0, 1.22 * longest)  # room for the text behind the longest bar
+    axes.set_xlim(0, _AXIS_WITH_TEXT * longest)
     name_bars(axes, [bar.label for bar in drawing.bars])
 
 
 def _end_of_bar(bar: Bar) -> float:
+    """Return the highest value that is drawn for a bar, its upper bound included."""
     return bar.value if bar.high is None else max(bar.value, bar.high)
 
 
@@ -200,19 +243,23 @@ class _Segment:
     """One coloured part of a stacked bar."""
 
     name: str
-    row: int
-    """Number of its bar."""
+    """Name of the part, in the legend."""
+    bar_index: int
+    """Number of the segment's bar, from the top."""
     start: float
+    """Position on the axis at which the segment begins."""
     size: float
+    """Length of the segment on the axis."""
     colour: str
     is_in_legend: bool
-    """True for the first segment of its name."""
+    """True for the first segment of a name, so that the legend has each name once."""
 
 
 def _draw_stacks(axes: "Axes", drawing: StackedBarChart) -> None:
+    """Draw the stacked bars with figures in them, and name the bars."""
     segments = _segments(drawing)
     ends = [segment.start + segment.size for segment in segments]
-    ends += [rule.value for rule in drawing.rules]
+    ends += [reference_line.value for reference_line in drawing.reference_lines]
     longest = max(ends, default=0.0)
     if longest == 0:
         longest = 1.0  # an axis needs a length
@@ -222,16 +269,19 @@ def _draw_stacks(axes: "Axes", drawing: StackedBarChart) -> None:
         _draw_segment(axes, segment)
         if segment.size >= _ROOM_FOR_LABEL_SHARE * longest:
             _write_in_segment(axes, segment, unit.format(segment.size))
-    _draw_vertical_rules(axes, drawing.rules)
-    axes.set_xlim(0, 1.03 * longest)
+    _draw_vertical_lines(axes, drawing.reference_lines)
+    axes.set_xlim(0, _AXIS_OF_STACKS * longest)
     name_bars(axes, [stack.label for stack in drawing.stacks])
 
 
 def _segments(drawing: StackedBarChart) -> list[_Segment]:
-    """Return the parts that have a size; parts of one name share a colour."""
+    """Return the segments of all bars; those of one name share a colour.
+
+    Parts of infinite size are left out.
+    """
     segments: list[_Segment] = []
     colours: dict[str, str] = {}
-    for row, stack in enumerate(drawing.stacks):
+    for bar_index, stack in enumerate(drawing.stacks):
         start = 0.0
         for name, size in stack.parts:
             if not math.isfinite(size):
@@ -241,7 +291,7 @@ def _segments(drawing: StackedBarChart) -> list[_Segment]:
                 colours[name] = COLOURS[len(colours) % len(COLOURS)]
             segment = _Segment(
                 name=name,
-                row=row,
+                bar_index=bar_index,
                 start=start,
                 size=size,
                 colour=colours[name],
@@ -254,7 +304,7 @@ def _segments(drawing: StackedBarChart) -> list[_Segment]:
 
 def _draw_segment(axes: "Axes", segment: _Segment) -> None:
     axes.barh(
-        segment.row,
+        segment.bar_index,
         segment.size,
         left=segment.start,
         height=_BAR_HEIGHT,
@@ -267,7 +317,7 @@ def _draw_segment(axes: "Axes", segment: _Segment) -> None:
 def _write_in_segment(axes: "Axes", segment: _Segment, text: str) -> None:
     axes.text(
         segment.start + segment.size / 2,
-        segment.row,
+        segment.bar_index,
         text,
         ha="center",
         va="center",
@@ -282,18 +332,21 @@ def _draw_histogram(axes: "Axes", drawing: Histogram) -> None:
     heights = [bin.height for bin in drawing.bins]
     widths = [bin.end - bin.start for bin in drawing.bins]
     axes.bar(starts, heights, width=widths, align="edge", color=COLOURS[0], linewidth=0)
-    _draw_vertical_rules(axes, drawing.rules)
+    _draw_vertical_lines(axes, drawing.reference_lines)
     scale_axis(axes, "x", drawing.x, ends)
     scale_axis(axes, "y", drawing.y, heights)
 
 
-def _draw_vertical_rules(axes: "Axes", rules: tuple[ReferenceLine, ...]) -> None:
+def _draw_vertical_lines(
+    axes: "Axes", reference_lines: tuple[ReferenceLine, ...]
+) -> None:
+    """Draw reference lines across the chart, each in another style."""
     styles = ("--", ":", "-.")
-    for index, rule in enumerate(rules):
+    for index, reference_line in enumerate(reference_lines):
         axes.axvline(
-            rule.value,
+            reference_line.value,
             color=INK,
             linewidth=1.0,
             linestyle=styles[index % len(styles)],
-            label=name_in_chart(rule.label),
+            label=name_in_chart(reference_line.label),
         )

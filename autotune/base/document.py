@@ -1,9 +1,10 @@
 """Content of command output and reports before it has a format.
 
-A document has sections of text, tables and charts, which ``render`` turns into text for
-a terminal, Markdown or HTML.
+A document has sections of text, tables and charts. ``render_console``,
+``render_markdown`` and ``render_html`` turn them into text for a terminal, Markdown or
+HTML.
 
-Nothing here is escaped or shortened: each format does that to every text alike.
+Nothing here is escaped or shortened: each renderer does that to every text alike.
 """
 
 import json
@@ -15,15 +16,15 @@ from typing import Any, Literal, TypeVar
 from autotune.base.tables import Row, printable_line
 
 LONG_TABLE_ROWS = 24
-"""Number of rows above which a table scrolls in its own area."""
+"""Number of rows above which a report makes a table ``long``."""
 FACTS = ("what", "value")
-"""Headers of a table of names and values; a terminal omits them."""
+"""Headers of a table of names and values; ``render_console`` omits them."""
 MAX_CELL_CHARACTERS = 240
 """Longest cell of a table; longer ones, as untrusted files may hold, are cut."""
 MAX_TEXT_CHARACTERS = 600
 """Longest part of running text; longer ones are cut."""
 DEEPEST_HEADING = 6
-"""Levels of headings that Markdown and HTML support."""
+"""Lowest level of headings that Markdown and HTML support; the title has level 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +42,10 @@ class Strong:
 
 
 _T = TypeVar("_T")
-TextFormat = Callable[[str], str]
+RenderText = Callable[[str], str]
 """Function that renders one part of running text in some format."""
 Words = tuple[str | Code | Strong, ...]
-"""Running text, in plain, verbatim and emphasised parts."""
+"""Running text: plain parts (``str``), verbatim and emphasised ones, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +54,17 @@ class Paragraph:
 
     words: Words
     large: bool = False
-    """True if the paragraph is a headline."""
+    """True if HTML shows the paragraph as a headline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A part that was not measured, and the commands that would measure it."""
+    """A part of a report that was not measured, with commands that would measure it."""
 
     subject: str
     """Name of the part."""
     state: str = "not measured"
-    """Short text about why it is missing."""
+    """Reason why the part is missing, in a few words."""
     commands: tuple[str, ...]
     """Commands in the order in which to run them; empty if none would measure it."""
 
@@ -80,6 +81,7 @@ class Pairs:
     """Names, each with a text about it."""
 
     pairs: tuple[tuple[str, Words], ...]
+    """Each name with its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,22 +89,23 @@ class Table:
     """A table with a caption and headers."""
 
     caption: str
+    """Title of the table; if it is empty, a terminal shows none."""
     headers: tuple[str, ...]
     rows: tuple[Row, ...]
     """Rows with one cell per column; a missing cell shows as n/a."""
     align: str = ""
-    """Alignment, one letter per column, ``l`` or ``r``; further columns are
-    left-aligned."""
+    """Alignment, one letter per column: ``l`` (left) or ``r`` (right). Columns beyond
+    its end are left-aligned."""
     long: bool = False
-    """True if the table scrolls in its own area on a screen; it is always printed in
-    full."""
+    """True if HTML shows the table in an area that scrolls; on paper the table is
+    complete."""
 
 
 # Charts hold values with their intervals, names and units. Infinite values, which
 # untrusted files may hold, are not drawn.
 Unit = Literal["count", "share", "bytes", "plain"]
-"""Format of an axis: with thousands separators, as per cent, in the binary unit that
-fits, or as it is."""
+"""Format of an axis: ``count`` has thousands separators, ``share`` is in per cent,
+``bytes`` has the binary unit that fits, and ``plain`` four significant digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,7 @@ class Axis:
     """One axis of a chart."""
 
     label: str
+    """Name of the axis, without the unit of bytes."""
     unit: Unit = "plain"
     log: Literal[2, 10] | None = None
     """Base of a logarithmic axis; None for a linear one."""
@@ -121,12 +125,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One value with its bounds."""
+    """One value of a line chart, perhaps with bounds."""
 
     x: float
     y: float
     low: float | None = None
+    """Lower bound of ``y``; None if there is none."""
     high: float | None = None
+    """Upper bound of ``y``; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +140,12 @@ class Line:
     """The points of one series."""
 
     name: str
+    """Name in the legend."""
     points: tuple[Point, ...]
+    """Points from left to right."""
     kind: Literal["line", "dots", "joined", "dotted"] = "joined"
-    """Style: a line, dots alone, dots on a line, or a thin dotted line without a
-    name."""
+    """Style: ``line`` has no dots, ``dots`` no line, ``joined`` has dots on a line, and
+    ``dotted`` is a thin dotted line that has no entry in the legend."""
     colour: int = 0
     """Index into the palette."""
 
@@ -149,6 +157,7 @@ class ReferenceLine:
     value: float
     """Position on the axis."""
     label: str
+    """Name in the legend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,17 +167,23 @@ class Shade:
     start: float
     end: float
     label: str
+    """Name in the legend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """A line chart; bounds are bars at dots, and bands around lines."""
+    """A line chart.
+
+    Bounds are drawn as a band around a ``line``, else as a bar at each dot.
+    """
 
     x: Axis
+    """Horizontal axis."""
     y: Axis
+    """Vertical axis."""
     lines: tuple[Line, ...]
     shade: Shade | None = None
-    rules: tuple[ReferenceLine, ...] = ()
+    reference_lines: tuple[ReferenceLine, ...] = ()
     """Horizontal lines, at values of the vertical axis."""
 
 
@@ -177,16 +192,20 @@ class Bar:
     """One bar of a bar chart."""
 
     label: str
+    """Name beside the bar."""
     value: float
+    """Length of the bar on the axis."""
     low: float | None = None
+    """Lower bound of the value; None if there is none."""
     high: float | None = None
+    """Upper bound of the value; None if there is none."""
     value_text: str = ""
     """Text at the end of the bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Horizontal bars from zero, one below the other."""
+    """Horizontal bars from zero, the first one on top."""
 
     axis: Axis
     bars: tuple[Bar, ...]
@@ -197,23 +216,25 @@ class Stack:
     """One bar of a stacked bar chart."""
 
     label: str
+    """Name beside the bar."""
     parts: tuple[tuple[str, float], ...]
-    """Name and size of each part; the same name has the same colour in all bars."""
+    """Name and size of each part, from zero outwards; the same name has the same colour
+    in all bars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackedBarChart:
-    """Horizontal stacked bars, one below the other."""
+    """Horizontal stacked bars from zero, the first one on top."""
 
     axis: Axis
     stacks: tuple[Stack, ...]
-    rules: tuple[ReferenceLine, ...] = ()
+    reference_lines: tuple[ReferenceLine, ...] = ()
     """Vertical lines, at values of the axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramBin:
-    """One bar of a histogram."""
+    """One bar of a histogram, which covers a range of the horizontal axis."""
 
     start: float
     end: float
@@ -222,12 +243,14 @@ class HistogramBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """A histogram."""
+    """A histogram: bars without gaps, as high as each range is frequent."""
 
     x: Axis
+    """Horizontal axis."""
     y: Axis
+    """Vertical axis."""
     bins: tuple[HistogramBin, ...]
-    rules: tuple[ReferenceLine, ...] = ()
+    reference_lines: tuple[ReferenceLine, ...] = ()
     """Vertical lines, at values of the horizontal axis."""
 
 
@@ -235,18 +258,24 @@ Drawing = LineChart | BarChart | StackedBarChart | Histogram
 
 
 def has_values(drawing: Drawing) -> bool:
-    """Return whether a drawing has anything to show beside its axes."""
+    """Return whether a drawing has anything to show besides its axes."""
     match drawing:
         case LineChart():
-            points = [point for line in drawing.lines for point in line.points]
-            return any(math.isfinite(point.x + point.y) for point in points)
+            return any(_has_finite_point(line) for line in drawing.lines)
         case BarChart():
             return bool(drawing.bars)
         case StackedBarChart():
-            parts = [part for stack in drawing.stacks for part in stack.parts]
-            return any(math.isfinite(size) and size > 0 for _, size in parts)
+            return any(_has_visible_part(stack) for stack in drawing.stacks)
         case Histogram():
             return any(bin.height > 0 for bin in drawing.bins)
+
+
+def _has_finite_point(line: Line) -> bool:
+    return any(math.isfinite(point.x + point.y) for point in line.points)
+
+
+def _has_visible_part(stack: Stack) -> bool:
+    return any(math.isfinite(size) and size > 0 for _, size in stack.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,11 +284,12 @@ class Chart:
 
     title: str
     description: str
-    """Description for readers who cannot see the chart."""
+    """Description for readers who cannot see the drawing."""
     drawing: Drawing
     table: Table
+    """Figures of the drawing; the only form of the chart in a terminal and Markdown."""
     small: bool = False
-    """True if the drawing is made for half the width."""
+    """True if the drawing is made for half the width of the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,10 +298,10 @@ class Section:
 
     title: str
     key: str
-    """Anchor of the section, unique in the document."""
+    """Anchor of the section in HTML, unique in the document."""
     blocks: "tuple[Block, ...]"
     badge: str | None = None
-    """Word in front of the title."""
+    """Word in front of the title, such as a severity; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +329,10 @@ class Document:
 
 
 def shortened(text: str | None, max_characters: int = MAX_CELL_CHARACTERS) -> str:
-    """Return one line without control characters, cut after this many characters."""
+    """Return the text as one line, cut after ``max_characters``; ``n/a`` for None.
+
+    Control characters are written out. A line that is cut ends with its full length.
+    """
     line = printable_line(text)
     if len(line) <= max_characters:
         return line
@@ -307,33 +340,30 @@ def shortened(text: str | None, max_characters: int = MAX_CELL_CHARACTERS) -> st
 
 
 def render_words(
-    words: Words, text: TextFormat, code: TextFormat, strong: TextFormat
+    words: Words,
+    *,
+    render_plain: RenderText,
+    render_code: RenderText,
+    render_strong: RenderText,
 ) -> str:
-    """Return running text in one format.
-
-    Args:
-        words: The parts of the text.
-        text: Renders a plain part.
-        code: Renders a verbatim part.
-        strong: Renders an emphasised part.
-    """
+    """Return running text in the format of these three functions."""
     rendered: list[str] = []
     for part in words:
         match part:
             case Code():
-                rendered.append(code(part.text))
+                rendered.append(render_code(part.text))
             case Strong():
-                rendered.append(strong(part.text))
+                rendered.append(render_strong(part.text))
             case _:
-                rendered.append(text(part))
+                rendered.append(render_plain(part))
     return "".join(rendered)
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital letter and a full stop."""
+    """Return the text with a capital letter, and a full stop unless it has an end."""
     text = text.strip()
-    end = "" if text.endswith((".", "!", "?")) else "."
-    return f"{text[:1].upper()}{text[1:]}{end}"
+    full_stop = "" if text.endswith((".", "!", "?")) else "."
+    return f"{text[:1].upper()}{text[1:]}{full_stop}"
 
 
 def paragraph(text: str) -> Paragraph:
@@ -357,31 +387,32 @@ def table_of(
     Args:
         caption: Title of the table.
         items: Values, one per row.
-        columns: Header of each column, its alignment (``l`` or ``r``), and the function
-            that returns the cell of an item.
-        long: True if the table scrolls in its own area on a screen.
+        columns: A tuple per column: its header, its alignment (``l`` or ``r``), and the
+            function that returns the cell of an item.
+        long: As for ``Table``.
     """
     headers = tuple(header for header, _, _ in columns)
     align = "".join(side for _, side, _ in columns)
-    rows = tuple([cell(item) for _, _, cell in columns] for item in items)
+    rows = tuple([cell_of(item) for _, _, cell_of in columns] for item in items)
     return Table(caption=caption, headers=headers, rows=rows, align=align, long=long)
 
 
 def facts_table(caption: str, rows: Sequence[Row]) -> Table:
-    """Return a table of names and values."""
+    """Return a table of names and values, a row of both for each fact."""
     return Table(caption=caption, headers=FACTS, rows=tuple(rows))
 
 
 def answer_json(answer: object) -> str:
-    """Return an answer as JSON whose keys are the names of its fields.
-
-    Properties are left out.
-    """
+    """Return a command's answer as JSON text, indented by two spaces."""
     return json.dumps(jsonable(answer), indent=2)
 
 
 def jsonable(answer: object) -> Any:
-    """Return the value as dictionaries, lists and scalars."""
+    """Return an answer as dictionaries, lists and scalars, which JSON can hold.
+
+    Fields of dataclasses and models become keys; properties are left out.
+    """
+    # Imported here, as most commands print no JSON.
     from pydantic_core import to_jsonable_python
 
     return to_jsonable_python(answer)

@@ -7,11 +7,11 @@ from pydantic import Field
 
 from trainer.config.tables import StrictTable
 
+# Types of fields in tables of profiles.
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-
 
 CONFIDENCE = 0.98
 """Confidence of bounds that decide; high, as repeated checks give chance several
@@ -59,8 +59,10 @@ class RatioBounds(StrictTable):
     """Bounds of a ratio at 98 % confidence; None if too few windows show a spread."""
 
     ratio_low: PositiveFloat | None = None
+    """Lower bound of the ratio."""
     ratio_high: PositiveFloat | None = None
+    """Upper bound of the ratio."""
 
     def bounded(self, ratio: float) -> Interval:
-        """Return the ratio with its bounds."""
+        """Return ``ratio``, which the bounds belong to, with them."""
         return Interval.from_bounds(ratio, self.ratio_low, self.ratio_high, CONFIDENCE)

@@ -1,7 +1,8 @@
-"""Cost of an architecture with known layers, from its config. Pure.
+"""Work of a model of a known architecture, from its config alone. Pure.
 
-FLOPs of a step, sizes of matrices, and gradients in the order in which the backward
-pass finishes them.
+The work is FLOPs of a step, sizes of matrices, and gradients in the order in which the
+backward pass finishes them. ``trainer.matmul_weights`` counts the first two on a built
+model.
 """
 
 from dataclasses import dataclass
@@ -14,20 +15,23 @@ from trainer.model.flops import ModelWork
 HIDDEN_SIZE = 768
 """Default for configs that leave it out: BERT's, and that of most encoders."""
 LAYERS = 12
-"""Default number of layers, as ``HIDDEN_SIZE``."""
+"""Default number of layers for configs that leave it out: BERT's."""
+_FP32_BYTES = 4
 _PREDICTED_ONLY_SHARE = 10 / 12
 """Share of a layer that a sparse last layer computes for masked tokens only: all but
 keys and values."""
 _VOCAB_MULTIPLE = 64
-"""Multiple to which the embedding table is padded, for whole tiles."""
+"""Multiple to which the trainer pads the embedding table, for whole tiles."""
 _PARTS_PER_LAYER = 4
-"""Parts in which the gradients of a layer become ready."""
+"""Equal parts in which the gradients of a layer are assumed to become ready."""
 _SIZE_LIMIT = 2**20
-"""Exclusive upper bound of sizes and counts in a model's config."""
+"""Size or count in a model's config from which it is not plausible."""
 _GLOBAL_EVERY = 3
-"""Default of ModernBERT: every third layer attends to the whole document."""
+"""Default of ModernBERT: every third layer, from the first one, attends to the whole
+document."""
 _LOCAL_ATTENTION_TOKENS = 128
-"""Default of ModernBERT: window of the other layers."""
+"""Default of ModernBERT: tokens in the window of the other layers, both sides
+together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +67,21 @@ def _shape(train: TrainConfig) -> _EncoderShape:
 def expected_model_work(
     train: TrainConfig, vocab_size: int, parameters: int
 ) -> ModelWork | None:
-    """Return the matmul and attention work of a model; None for other architectures."""
+    """Return the work that ``trainer.matmul_weights`` would count on the built model.
+
+    Args:
+        train: Settings with the model's config.
+        vocab_size: Number of token ids, without padding of the embedding table.
+        parameters: Number of all parameters.
+
+    Returns:
+        The work, or None if the architecture is not known.
+    """
     layout = FAMILIES.get(train.model.config["model_type"])
     if layout is None:
         return None
     shape = _shape(train)
-    reaches: tuple[int | None, ...] = (None,) * shape.layers
+    reaches: tuple[int | None, ...] = (None,) * shape.layers  # whole documents
     if layout == "modernbert":
         reaches = _reaches(train, shape.layers)
     has_sparse_last_layer = reaches[-1] is None
@@ -89,12 +102,12 @@ def expected_model_work(
 
 
 def estimate_vocab_size(train: TrainConfig, parameters: int) -> int | None:
-    """Return the size of the embedding table, to within 1 or 2 %.
+    """Return the number of vectors in the embedding table, 2 % off at most.
 
-    Estimated as the parameters that the layers and the head leave.
+    It follows from the parameters outside of the layers and the MLM head.
 
     Returns:
-        The number of ids, or None for other architectures.
+        The number of vectors, or None if the architecture is not known.
     """
     layout = FAMILIES.get(train.model.config["model_type"])
     if layout is None:
@@ -104,6 +117,8 @@ def estimate_vocab_size(train: TrainConfig, parameters: int) -> int | None:
     other_parameters = shape.layer_weights + hidden_size**2
     if layout == "bert":
         intermediate_size = config_number(train, "intermediate_size", 4 * hidden_size)
+        # Of the hidden size are the biases of query, key, value, the attention's output
+        # and the MLP's output, and weight and bias of two norms.
         biases_and_norms = 9 * hidden_size + int(intermediate_size)
         positions = int(config_number(train, "max_position_embeddings", 512))
         other_parameters += shape.layers * biases_and_norms + hidden_size * positions
@@ -112,31 +127,36 @@ def estimate_vocab_size(train: TrainConfig, parameters: int) -> int | None:
 
 
 def gradient_parts(train: TrainConfig, parameters: int) -> tuple[GradientPart, ...]:
-    """Return the gradients in the order of the backward pass.
+    """Return the gradients of a model in the order in which they become ready.
 
-    Those of the layers become ready one after the other; all others come at once, as
-    those of embeddings are ready last.
+    Those of the layers become ready one after the other. All others come last and at
+    once, as most of them are those of embeddings.
+
+    Args:
+        train: Settings with the model's config.
+        parameters: Number of all parameters. The parts add up to it but for fewer
+            elements than there are parts, as all parts of layers are equal.
     """
     shape = _shape(train)
     in_layers = min(parameters, shape.layer_weights)
-    parts = shape.layers * _PARTS_PER_LAYER
-    elements = max(1, in_layers // parts)
-    in_order = [
-        GradientPart(elements=elements, ready_share=number / parts)
-        for number in range(1, parts + 1)
+    parts_count = shape.layers * _PARTS_PER_LAYER
+    elements = max(1, in_layers // parts_count)
+    parts_of_layers = [
+        GradientPart(elements=elements, ready_share=number / parts_count)
+        for number in range(1, parts_count + 1)
     ]
-    last = GradientPart(elements=max(1, parameters - in_layers), ready_share=1.0)
-    return (*in_order, last)
+    others = GradientPart(elements=max(1, parameters - in_layers), ready_share=1.0)
+    return (*parts_of_layers, others)
 
 
 def largest_gather_bytes(train: TrainConfig, parameters: int) -> int:
-    """Return the most bytes that fsdp2 gathers at once, in fp32.
+    """Return the bytes of the most parameters that fsdp2 gathers at once, in fp32.
 
-    They are the embedding table's, or a layer's.
+    These are the parameters of one layer, or all those outside of the layers.
     """
     shape = _shape(train)
-    embedding = parameters - shape.layer_weights
-    return 4 * max(shape.weights_per_layer, embedding)
+    outside_layers = parameters - shape.layer_weights
+    return _FP32_BYTES * max(shape.weights_per_layer, outside_layers)
 
 
 def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
@@ -181,14 +201,18 @@ def config_count(train: TrainConfig, key: str, default: int) -> int:
 
 
 def position_share(train: TrainConfig, parameters: int | None) -> float:
-    """Return the share of a step's matmuls that grows with all positions.
+    """Return the share of a step's matmuls that all positions take part in.
 
-    Padding included. The rest (sparse head, ten of the last layer's twelve parts) grows
-    with the positions to predict. Counted in multiply-adds with weights, without
-    attention's own matmuls.
+    These positions include padding. Only the positions to predict take part in the
+    other matmuls, those of a sparse MLM head and of most of a sparse last layer. The
+    share is one of multiply-adds with weights; attention's own matmuls are left out.
+
+    Args:
+        train: Settings with the model's config.
+        parameters: Number of all parameters; None if it is not known.
 
     Returns:
-        The share; 1 without ``parameters``, and for other architectures.
+        The share; 1 without ``parameters``, and if the architecture is not known.
     """
     if parameters is None or train.mlm_head == "dense":
         return 1.0
@@ -196,7 +220,8 @@ def position_share(train: TrainConfig, parameters: int | None) -> float:
         return 1.0
     shape = _shape(train)
     in_layers = shape.layer_weights
-    embedding = max(0.0, parameters - in_layers)  # mostly the embedding table
+    # Mostly the embedding table, which is also the last matrix of the MLM head.
+    embedding = max(0.0, parameters - in_layers)
     predicted_only = 0.0
     if train.last_layer == "sparse":
         predicted_only = _PREDICTED_ONLY_SHARE * shape.weights_per_layer

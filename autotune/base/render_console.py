@@ -80,4 +80,9 @@ def _console_table(table: doc.Table, max_columns: int | None) -> str:
 
 
 def _console_words(words: doc.Words) -> str:
-    return render_words(words, printable_line, printable_line, printable_line)
+    return render_words(
+        words,
+        render_plain=printable_line,
+        render_code=printable_line,
+        render_strong=printable_line,
+    )

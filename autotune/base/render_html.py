@@ -31,7 +31,10 @@ def report_html(document: doc.Document) -> str:
     chart_numbers = itertools.count(1)
     first_section, *other_sections = (
         _html_section(
-            section, 2, chart_numbers, f'<span class="number">{number}</span> '
+            section,
+            level=2,
+            chart_numbers=chart_numbers,
+            number_html=f'<span class="number">{number}</span> ',
         )
         for number, section in enumerate(document.sections, start=1)
     )
@@ -152,7 +155,10 @@ def _html_chart(chart: doc.Chart, key: str) -> str:
 
 
 def _html_section(
-    section: doc.Section, level: int, chart_numbers: Iterator[int], number: str = ""
+    section: doc.Section,
+    level: int,
+    chart_numbers: Iterator[int],
+    number_html: str = "",
 ) -> str:
     attribute = ""
     badge = ""
@@ -160,7 +166,7 @@ def _html_section(
         name = _html_cell(section.badge)
         attribute = ' class="card"'
         badge = f'<span class="badge {name}">{name}</span> '
-    heading = f"{number}{badge}{_html_plain(section.title)}"
+    heading = f"{number_html}{badge}{_html_plain(section.title)}"
     body = _html_blocks(section.blocks, min(level + 1, DEEPEST_HEADING), chart_numbers)
     return (
         f'<section id="{escape(section.key)}"{attribute}>\n'
@@ -212,7 +218,12 @@ def _html_table_cell(cell: str | None, side: str) -> str:
 
 
 def _html_words(words: doc.Words) -> str:
-    return render_words(words, _html_plain, _html_code, _html_strong)
+    return render_words(
+        words,
+        render_plain=_html_plain,
+        render_code=_html_code,
+        render_strong=_html_strong,
+    )
 
 
 def _html_strong(text: str) -> str:

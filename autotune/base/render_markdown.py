@@ -93,7 +93,12 @@ def _markdown_table(table: doc.Table) -> list[str]:
 
 
 def _markdown_words(words: doc.Words) -> str:
-    return render_words(words, _markdown_plain, _markdown_code, _markdown_strong)
+    return render_words(
+        words,
+        render_plain=_markdown_plain,
+        render_code=_markdown_code,
+        render_strong=_markdown_strong,
+    )
 
 
 def _markdown_strong(text: str) -> str:

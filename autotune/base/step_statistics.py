@@ -23,10 +23,10 @@ MIN_BLOCKS = 4
 MAX_BLOCKS = 16
 """Most blocks: longer blocks depend less on each other, and more degrees of freedom
 hardly narrow the bounds."""
-_TIMES_CORRELATION = 4
+_CORRELATION_TIMES_PER_BLOCK = 4
 """Minimum length of a block, in multiples of how long steps stay correlated."""
 _HIGHEST_CORRELATION = 0.99
-"""Autocorrelation that is assumed at most, so that a block has a finite length."""
+"""Upper limit of the autocorrelation, so that a block has a finite length."""
 _STILL_CORRELATED = 0.2
 """Autocorrelation above which neighbouring blocks are merged in pairs."""
 
@@ -34,7 +34,7 @@ _STILL_CORRELATED = 0.2
 def estimate_plausible_steps(
     pairs: Sequence[tuple[float, float]], *, scale: Scale = "log"
 ) -> Estimate | None:
-    """Return ``estimate_steps`` of the plausible pairs of an untrusted file.
+    """Return ``estimate_steps`` of the plausible pairs in an untrusted file.
 
     Args:
         pairs: Amount and size of each step.
@@ -56,9 +56,10 @@ def estimate_plausible_steps(
 def estimate_steps(
     amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log"
 ) -> Estimate:
-    """Return all amounts over all sizes of steps that depend on their neighbours.
+    """Return the sum of all amounts over the sum of all sizes, with its variance.
 
-    Variation slower than the whole series is left out.
+    The steps may depend on their neighbours. The variance leaves out variation that is
+    slower than the whole series.
 
     Args:
         amounts: Amount of each step, such as its tokens; positive on the ``log`` scale.
@@ -81,19 +82,23 @@ def estimate_blocks(
 ) -> Estimate:
     """Return a figure of ``n`` steps, with the variance of its means over blocks.
 
-    One block shows no spread.
+    With fewer than two blocks, the figure has no variance.
     """
     if len(means) < 2:
         return Estimate(
             value=value,
             n=n,
             scale=scale,
-            no_spread="too few steps for how slowly they vary",
+            reason_without_variance="too few steps for how slowly they vary",
         )
     points = [math.log(mean) for mean in means] if scale == "log" else means
     variance = statistics.variance(points) / len(points)
     return Estimate(
-        value=value, n=n, scale=scale, variance=variance, freedom=len(points) - 1
+        value=value,
+        n=n,
+        scale=scale,
+        variance=variance,
+        degrees_of_freedom=len(points) - 1,
     )
 
 
@@ -121,7 +126,7 @@ def _min_block_length(points: Sequence[float]) -> int:
     if correlation > 0:
         # The time after which a series forgets, if each step depends on the last only.
         correlated_steps = (1 + correlation) / (1 - correlation)
-        return max(1, math.ceil(_TIMES_CORRELATION * correlated_steps))
+        return max(1, math.ceil(_CORRELATION_TIMES_PER_BLOCK * correlated_steps))
     return 1
 
 
@@ -150,14 +155,14 @@ def _autocorrelation(points: Sequence[float]) -> float:
     return correlation + (1 + 4 * correlation) / n
 
 
-def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """Return the ratio of B to A, positive figures of the same steps.
+def paired_change(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """Return the change from A to B, positive figures of the same steps.
 
     Returns:
-        The ratio with 95 % bounds, which are None if there are too few steps.
+        The ratio B / A with 95 % bounds, which are None if there are too few steps.
     """
     log_ratios = [math.log(second / first) for first, second in zip(a, b, strict=True)]
     estimate = estimate_steps(log_ratios, [1.0] * len(log_ratios), scale="linear")
     # The mean of logarithms is that of a ratio on the other scale.
     ratio = replace(estimate, value=exp_without_overflow(estimate.value), scale="log")
-    return ratio.ratio(SHOWN_CONFIDENCE)
+    return ratio.interval_of_comparison(SHOWN_CONFIDENCE)

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-NORMAL_FREEDOM = 1e6
+NORMAL_DEGREES_OF_FREEDOM = 1e6
 """Degrees of freedom from which Student's t is treated as the normal distribution."""
 _SIMPSON_PARTS = 200
 """Parts into which Simpson's rule divides the range of an integral; an even number."""
@@ -14,19 +14,19 @@ _SMALLEST_STEP = 1e-12
 
 
 @functools.lru_cache(maxsize=1024)
-def t_quantile(confidence: float, freedom: float) -> float:
+def t_quantile(confidence: float, degrees_of_freedom: float) -> float:
     """Return how many standard errors on each side hold this share of Student's t.
 
     With t = sqrt(freedom) tan(angle), the density of the angle is a power of its cosine
-    (Abramowitz and Stegun, 26.7), which is integrated by Simpson's rule and inverted by
-    Newton's method.
+    (Abramowitz and Stegun, 26.7). Simpson's rule integrates it, and Newton's method
+    finds the angle at which the integral is half of the confidence.
 
     Raises:
         ValueError: If there is less than one degree of freedom.
     """
-    if freedom < 1:
-        raise ValueError(f"{freedom} degrees of freedom")
-    freedom = min(freedom, NORMAL_FREEDOM)
+    if degrees_of_freedom < 1:
+        raise ValueError(f"{degrees_of_freedom} degrees of freedom")
+    freedom = min(degrees_of_freedom, NORMAL_DEGREES_OF_FREEDOM)
     scale = math.exp(
         math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     ) / math.sqrt(math.pi)

@@ -13,9 +13,14 @@ from autotune.base.chart_figure import INK, figure_of
 from autotune.base.document import Drawing
 from autotune.base.tables import printable_line
 
-_SVG = "http://www.w3.org/2000/svg"
+_SVG_NAMESPACE = "http://www.w3.org/2000/svg"
+_TAG_PREFIX = f"{{{_SVG_NAMESPACE}}}"
+"""Beginning of each tag of SVG, as ElementTree writes a namespace."""
 _FRACTION = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 """A coordinate or size; matplotlib writes six decimals, of which two are visible."""
+_FONT_SIZE = re.compile(r"([\d.]+)px")
+"""Size in a CSS font, such as ``9.5px 'sans-serif'``."""
+# The type that matplotlib asks for is a union of all names of its settings.
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text, in the page's own font
     "svg.hashsalt": "autotune",  # the same drawing has the same bytes
@@ -42,12 +47,13 @@ def render_svg(
     """Return an ``<svg>`` element with a title and description for screen readers.
 
     Args:
-        drawing: What to draw.
-        key: Prefix of the element's ids.
+        drawing: The drawing.
+        key: Prefix of all ids in the element, unique in the page.
         title: Title of the chart.
         description: Description for readers who cannot see the chart.
-        small: True if the chart is made for half the width.
+        small: True if the chart is made for half the width of the page.
     """
+    # Imported here, as matplotlib takes long and only pages with charts need it.
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
@@ -58,29 +64,34 @@ def render_svg(
         figure_of(drawing, small=small).savefig(svg, format="svg")
     root = ElementTree.fromstring(svg.getvalue())
     _simplify(root, key)
+    title_element = _label("title", title, key)
+    description_element = _label("desc", description, key)
     # Screen readers expect the title first.
-    root.insert(0, _label("title", title, key))
-    root.insert(1, _label("desc", description, key))
-    root.attrib |= {"role": "img", "aria-labelledby": f"{key}-title {key}-desc"}
-    ElementTree.register_namespace("", _SVG)
+    root.insert(0, title_element)
+    root.insert(1, description_element)
+    label_ids = f"{title_element.attrib['id']} {description_element.attrib['id']}"
+    root.attrib |= {"role": "img", "aria-labelledby": label_ids}
+    # Without it, tags would have a prefix, which HTML does not know.
+    ElementTree.register_namespace("", _SVG_NAMESPACE)
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def _label(name: str, text: str, key: str) -> ElementTree.Element:
     """Return a ``<title>`` or ``<desc>`` element, to whose id the chart refers."""
-    label = ElementTree.Element(f"{{{_SVG}}}{name}", {"id": f"{key}-{name}"})
+    label = ElementTree.Element(f"{_TAG_PREFIX}{name}", {"id": f"{key}-{name}"})
     label.text = printable_line(text)
     return label
 
 
 def _simplify(root: ElementTree.Element, key: str) -> None:
-    """Turn styles into attributes; drop metadata, blanks and invisible digits.
+    """Turn styles into attributes, which the policy of the page requires.
 
-    Prefix ids with ``key``.
+    Drop metadata, blanks and invisible digits, and prefix ids with ``key``.
     """
-    dropped = {f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"}
+    dropped_tags = {f"{_TAG_PREFIX}style", f"{_TAG_PREFIX}metadata"}
+    # A list, as the tree changes in the loop.
     for parent in list(root.iter()):
-        parent[:] = [child for child in parent if child.tag not in dropped]
+        parent[:] = [child for child in parent if child.tag not in dropped_tags]
     for element in root.iter():
         attributes = _plain_attributes(element)
         element.attrib.clear()
@@ -90,8 +101,10 @@ def _simplify(root: ElementTree.Element, key: str) -> None:
             element.set(short_name, _plain_value(name, value, key))
         element.text = _none_if_blank(element.text)
         element.tail = _none_if_blank(element.tail)
+    # Without a size, the chart is as wide as its container.
     for name in ("width", "height", "version"):
-        root.attrib.pop(name, None)  # as wide as its container
+        root.attrib.pop(name, None)
+    # Attributes that most elements would repeat.
     root.attrib |= {
         "stroke-linejoin": "round",
         "stroke-linecap": "butt",
@@ -100,24 +113,32 @@ def _simplify(root: ElementTree.Element, key: str) -> None:
 
 
 def _plain_attributes(element: ElementTree.Element) -> dict[str, str]:
-    """Return the attributes of an element, with those of its style among them."""
+    """Return the attributes of an element, and the declarations of its style as such.
+
+    Text gets its colour and font size; families of fonts and ids of groups are left
+    out.
+    """
     attributes = dict(element.attrib)
     for declaration in attributes.pop("style", "").split(";"):
         if declaration:
             name, _, value = declaration.partition(":")
             attributes[name.strip()] = value.strip()
-    if element.tag == f"{{{_SVG}}}text":
+    if element.tag == f"{_TAG_PREFIX}text":
         attributes.setdefault("fill", INK)
+        # matplotlib writes the size alone, or as part of all properties of the font.
         font = attributes.pop("font", None) or attributes["font-size"]
-        attributes["font-size"] = re.findall(r"([\d.]+)px", font)[0]
+        attributes["font-size"] = _FONT_SIZE.findall(font)[0]
         attributes.pop("font-family", None)
-    if element.tag == f"{{{_SVG}}}g":
+    if element.tag == f"{_TAG_PREFIX}g":
         attributes.pop("id", None)  # nothing refers to these
     return attributes
 
 
 def _plain_value(name: str, value: str, key: str) -> str:
-    """Return an attribute's value with two decimals, and ids prefixed with ``key``."""
+    """Return an attribute's value, with two decimals and the page's colour of text.
+
+    Ids, and references to them, get the prefix ``key``.
+    """
     if name == "id":
         return f"{key}-{value}"
     if name.endswith("href"):
@@ -128,8 +149,10 @@ def _plain_value(name: str, value: str, key: str) -> str:
 
 
 def _two_decimals(number: re.Match[str]) -> str:
+    """Return a number with at most two decimals, without zeros at its end."""
     return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
 
 
 def _none_if_blank(text: str | None) -> str | None:
-    return text if text and text.strip() else None
+    is_blank = text is None or not text.strip()
+    return None if is_blank else text

@@ -1,7 +1,7 @@
-"""Tables as text.
+"""Tables as text, for a terminal and as Markdown.
 
-Names in them may come from untrusted files, so every cell loses its control characters
-first.
+Names in them may come from untrusted files, so control characters in cells are written
+out first.
 """
 
 import itertools
@@ -19,23 +19,31 @@ Row = Sequence[str | None]
 _GAP = "  "
 """Space between two columns."""
 
-# Characters that could start a column, code, HTML, a link's target, or a bare link
-# (address, www., e-mail).
-_MARKUP = re.compile(r"[\\|`<>&@]|(?<=\])\(|:(?=//)|(?<=www)\.", re.IGNORECASE)
+_MARKUP = re.compile(
+    r"""
+      [\\|`<>&@]      # an escape, a column, code, HTML, an e-mail address
+    | (?<=\])\(       # the target of a link: ](
+    | :(?=//)         # a bare link: https://
+    | (?<=www)\.      # a bare link: www.
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Characters that could start markup in Markdown."""
 
 
 def printable_line(text: str | None) -> str:
-    """Return one line with control characters written out; ``n/a`` if it is missing.
+    """Return the text as one line with control characters written out.
 
-    No name can control a terminal then.
+    So no name can control a terminal. Return ``n/a`` if the text is None.
     """
     return "n/a" if text is None else printable(" ".join(text.splitlines()))
 
 
 def escape_markdown(text: str | None) -> str:
-    """Return one line that Markdown shows verbatim.
+    """Return the text as one line that Markdown shows verbatim.
 
-    Markup becomes entities, as renderers differ in how they read backslashes.
+    Characters of markup become entities, as renderers differ in how they read
+    backslashes. Return ``n/a`` if the text is None.
     """
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", printable_line(text))
 
@@ -62,8 +70,8 @@ def text_table(
 ) -> str:
     """Return columns aligned for a terminal, without a final newline.
 
-    A table that is too wide has its cells broken between words. If even that does not
-    make it fit, each row becomes lines of a header and its cell.
+    The cells of a table that is too wide are broken between words. If the table is too
+    wide even so, each row becomes several lines, one for each header with its cell.
 
     Args:
         headers: Header of each column.
@@ -71,44 +79,50 @@ def text_table(
         align: One letter per column, ``l`` (left) or ``r`` (right); further columns are
             left-aligned.
         max_columns: Width to fit; None does not limit it.
-        always_columns: True to exceed the width rather than to give up the columns.
+        always_columns: True if a table that is too wide even so keeps its columns.
 
     Raises:
         ValueError: If a row has another number of cells than there are headers.
     """
     lines = _printable_cells(headers, rows)
-    widths = [
-        max(_display_width(line[column]) for line in lines)
-        for column in range(len(headers))
-    ]
+    columns = list(zip(*lines, strict=True))
+    widths = [max(map(_display_width, column)) for column in columns]
     if max_columns is not None:
-        least_widths = [
-            max(_longest_word(line[column]) for line in lines)
-            for column in range(len(headers))
-        ]
+        least_widths = [max(map(_longest_word_width, column)) for column in columns]
         room = max_columns - len(_GAP) * (len(headers) - 1)
         if sum(least_widths) > room and not always_columns:
             return _pairs(lines)
         widths = _fit(widths, least_widths, room)
     sides = align.ljust(len(headers), "l")
-    padded_lines = []
+    padded_lines: list[str] = []
     for line in lines:
-        wrapped_cells = [
-            _wrap(text, width) for text, width in zip(line, widths, strict=True)
-        ]
-        for parts in itertools.zip_longest(*wrapped_cells, fillvalue=""):
-            cells = [
-                _pad(text, width, side)
-                for text, width, side in zip(parts, widths, sides, strict=False)
-            ]
-            padded_lines.append(_GAP.join(cells).rstrip())
+        padded_lines += _padded_lines(line, widths, sides)
     return "\n".join(padded_lines)
 
 
-def _fit(widths: Sequence[int], least_widths: Sequence[int], room: int) -> list[int]:
-    """Return widths of columns that together need ``room``, or are the least.
+def _padded_lines(
+    cells: Sequence[str], widths: Sequence[int], sides: Sequence[str]
+) -> list[str]:
+    """Return the lines of a row: several if one of its cells has to be broken."""
+    wrapped_cells = [
+        _wrap(text, width) for text, width in zip(cells, widths, strict=True)
+    ]
+    padded_lines = []
+    for parts in itertools.zip_longest(*wrapped_cells, fillvalue=""):
+        padded_parts = [
+            _pad(text, width, side)
+            # There may be more sides than columns.
+            for text, width, side in zip(parts, widths, sides, strict=False)
+        ]
+        padded_lines.append(_GAP.join(padded_parts).rstrip())
+    return padded_lines
 
-    The widest column gives way first, so that figures stay on one line.
+
+def _fit(widths: Sequence[int], least_widths: Sequence[int], room: int) -> list[int]:
+    """Return widths of columns that together fit into ``room``, if they can.
+
+    No column becomes narrower than its least width. The widest column is narrowed
+    first, so that figures stay on one line.
     """
     fitting_widths = list(widths)
     while sum(fitting_widths) > room:
@@ -124,12 +138,16 @@ def _fit(widths: Sequence[int], least_widths: Sequence[int], room: int) -> list[
     return fitting_widths
 
 
-def _longest_word(text: str) -> int:
+def _longest_word_width(text: str) -> int:
+    """Return the width of the longest word in columns of a terminal."""
     return max(map(_display_width, text.split()), default=0)
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Break a text between words; one that fits is kept as it is."""
+    """Return the lines of a text that is broken between words, unless it fits.
+
+    A word that is longer than ``width`` is not broken.
+    """
     if _display_width(text) <= width:
         return [text]
     parts = [""]
@@ -143,7 +161,10 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _pairs(lines: Sequence[Sequence[str]]) -> str:
-    """Return a line of header and cell for each cell with text, rows set apart."""
+    """Return a line for each cell with text, after its header; rows are set apart.
+
+    ``lines`` are the headers and the rows.
+    """
     headers, *rows = lines
     groups = []
     for row in rows:
@@ -163,12 +184,16 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "")
         [escape_markdown(cell) for cell in line]
         for line in _printable_cells(headers, rows)
     ]
-    rule = ["---:" if side == "r" else "---" for side in sides]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
+    delimiters = ["---:" if side == "r" else "---" for side in sides]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, delimiters, *body))
 
 
 def _printable_cells(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
-    """Return the headers and the rows with printable cells."""
+    """Return the headers, and after them the rows, with printable cells.
+
+    Raises:
+        ValueError: If a row has another number of cells than there are headers.
+    """
     for row in rows:
         if len(row) != len(headers):
             raise ValueError(
@@ -190,5 +215,6 @@ def _character_width(character: str) -> int:
 
 
 def _pad(text: str, width: int, side: str) -> str:
+    """Return a text padded to a width: on the left if ``side`` is ``r``, else right."""
     space = " " * (width - _display_width(text))
     return space + text if side == "r" else text + space

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 
+# Factors of the units that are read, whose names are in lower case.
 _BYTES = {
     "b": 1.0,
     "k": 1e3,
@@ -46,6 +47,7 @@ _SECONDS = {
     "d": 86400.0,
 }
 _AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
 BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 """Units in which sizes are shown, the largest first."""
 _EXACT_BYTE_UNITS = (
@@ -58,15 +60,15 @@ _EXACT_BYTE_UNITS = (
 )
 """Units of exact sizes; the first that divides a size is taken."""
 _ROUNDS_TO_ONE = 0.99995
-"""Smallest part of a unit that four significant digits show as 1: below it they show
-at most 0.9999."""
+"""Smallest share of a unit that four significant digits show as 1 of it."""
 _ROUNDS_TO_FIVE_DIGITS = 9999.5
 """Smallest number that four significant digits would show as ``1e+04``."""
 NO_UNIT = "has no unit"
 """Message of the ``ValueError`` for a bare number."""
-_NUMBER = re.compile(
+_QUANTITY = re.compile(
     r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-zµ/]*)\s*"
 )
+"""Number and unit of a quantity; the unit may be missing."""
 
 
 def parse_bytes(text: str) -> int:
@@ -75,7 +77,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: If the text is not a size.
     """
-    return int(_quantity(text, _BYTES, "a size", least=1.0))
+    return int(_parse_quantity(text, _BYTES, "a size", least=1.0))
 
 
 def exact_bytes(size_bytes: int) -> str:
@@ -162,7 +164,7 @@ def parse_bits_per_s(text: str) -> float:
     Raises:
         ValueError: If the text is not a line rate.
     """
-    return _quantity(text, _BITS_PER_S, "a line rate")
+    return _parse_quantity(text, _BITS_PER_S, "a line rate")
 
 
 def parse_seconds(text: str) -> float:
@@ -171,7 +173,7 @@ def parse_seconds(text: str) -> float:
     Raises:
         ValueError: If the text is not a duration.
     """
-    return _quantity(text, _SECONDS, "a duration", least=0.0)
+    return _parse_quantity(text, _SECONDS, "a duration", least=0.0)
 
 
 def exact_seconds(duration_s: float) -> str:
@@ -195,10 +197,10 @@ def parse_amount(text: str) -> float:
     Raises:
         ValueError: If the text is not an amount.
     """
-    return _quantity(text, _AMOUNTS, "an amount")
+    return _parse_quantity(text, _AMOUNTS, "an amount")
 
 
-def _quantity(
+def _parse_quantity(
     text: str,
     units: Mapping[str, float],
     kind: str,
@@ -216,7 +218,7 @@ def _quantity(
     Raises:
         ValueError: If the text is no such number, or too small or infinite.
     """
-    match = _NUMBER.fullmatch(text)
+    match = _QUANTITY.fullmatch(text)
     if match:
         digits, unit = match.groups()
         if not unit and "" not in units:

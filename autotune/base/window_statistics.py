@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from autotune.base.estimates import Estimate, Scale, exp_without_overflow
 from autotune.base.interval import CONFIDENCE, NOT_ENOUGH, Interval
-from autotune.base.student_t import NORMAL_FREEDOM, t_quantile
+from autotune.base.student_t import NORMAL_DEGREES_OF_FREEDOM, t_quantile
 
 TRIMMED_SHARE = 0.2
 """Share of the values that a trimmed mean leaves out at each end."""
@@ -74,7 +74,9 @@ def estimate_windows(
         residuals = scaled_residuals(points)
     m = len(residuals)
     if m < MIN_WINDOWS:
-        return Estimate(value=value, n=n, scale=scale, no_spread=NOT_ENOUGH)
+        return Estimate(
+            value=value, n=n, scale=scale, reason_without_variance=NOT_ENOUGH
+        )
     # The spread must be winsorised exactly if the mean is trimmed, even if added
     # residuals are enough for it.
     trimmed = _trimmed_count(m) if _trimmed_count(n) > 0 else 0
@@ -83,7 +85,9 @@ def estimate_windows(
     # factor (m - 1) / m takes back the scale of the residuals.
     spread = statistics.pvariance(_winsorised(residuals, trimmed))
     variance = spread * (m - 1) / (kept * (kept - 1)) * m / n
-    return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=kept - 1)
+    return Estimate(
+        value=value, n=n, scale=scale, variance=variance, degrees_of_freedom=kept - 1
+    )
 
 
 def _winsorised(values: Sequence[float], trimmed: int) -> list[float]:
@@ -113,12 +117,12 @@ def paired_ratio(
         ValueError: If there are no figures.
     """
     estimate = estimate_windows([first / second for first, second in pairs])
-    interval = estimate.ratio(1 - (1 - confidence) / candidates)
+    interval = estimate.interval_of_comparison(1 - (1 - confidence) / candidates)
     return replace(interval, confidence=None if interval.low is None else confidence)
 
 
 def estimate_from_bounds(interval: Interval, n: int | None = None) -> Estimate:
-    """Return the figure with these bounds.
+    """Return the estimate that has these bounds.
 
     Args:
         interval: The figure with its bounds.
@@ -131,13 +135,18 @@ def estimate_from_bounds(interval: Interval, n: int | None = None) -> Estimate:
         return Estimate(
             value=interval.value,
             n=measurements,
-            no_spread=NOT_ENOUGH if n else "its prediction shows no spread",
+            reason_without_variance=NOT_ENOUGH
+            if n
+            else "its prediction shows no spread",
         )
-    freedom = NORMAL_FREEDOM
+    degrees_of_freedom = NORMAL_DEGREES_OF_FREEDOM
     if n is not None:
-        freedom = max(1, n - 2 * _trimmed_count(n) - 1)
+        degrees_of_freedom = max(1, n - 2 * _trimmed_count(n) - 1)
     half_width = math.log(high / low) / 2
-    variance = (half_width / t_quantile(confidence, freedom)) ** 2
+    variance = (half_width / t_quantile(confidence, degrees_of_freedom)) ** 2
     return Estimate(
-        value=interval.value, n=measurements, variance=variance, freedom=freedom
+        value=interval.value,
+        n=measurements,
+        variance=variance,
+        degrees_of_freedom=degrees_of_freedom,
     )

@@ -20,6 +20,7 @@ from autotune.base.interval import NOT_ENOUGH, Interval
 from autotune.base.units import format_bytes, format_count
 
 _MINUTE_HOURS = 1 / 60
+"""Shortest duration that is shown in minutes."""
 _FEWEST_HOURS_IN_HOURS = 0.1
 """Shortest duration that is shown in hours; 5 min reads better than 0.0833 h."""
 

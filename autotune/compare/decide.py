@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autotune.base.estimates import Estimate, difference, reason_without_bounds
+from autotune.base.estimates import Estimate, change_between, reason_without_bounds
 from autotune.base.interval import Interval
 
 Kind = Literal["profile", "tuning", "run", "dataset"]
@@ -233,7 +233,7 @@ def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
 def _compared(
     a: Measurement, b: Measurement, differs: set[str], change: Interval | None = None
 ) -> Compared:
-    change = change or difference(a.estimate, b.estimate)
+    change = change or change_between(a.estimate, b.estimate)
     if a.exact and b.exact:
         change = replace(change, low=change.value, high=change.value, confidence=1.0)
     found = Compared(

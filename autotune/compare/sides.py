@@ -9,7 +9,7 @@ from typing import Any
 from autotune.advice.read_context import read_measured_run
 from autotune.base.estimates import Estimate, Scale, estimate_single
 from autotune.base.interval import Interval
-from autotune.base.step_statistics import estimate_plausible_steps, paired_difference
+from autotune.base.step_statistics import estimate_plausible_steps, paired_change
 from autotune.base.units import format_bytes
 from autotune.base.window_statistics import estimate_from_bounds, estimate_windows
 from autotune.compare import decide
@@ -325,13 +325,17 @@ def _loss(a: Run, b: Run) -> tuple[Measurement, Measurement, Interval] | None:
     mine, theirs = ([side[step] for step in later] for side in losses)
     of = f"at the same steps, {later[0]} to {later[-1]}"
     estimates = (
-        Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps")
+        Estimate(
+            value=statistics.fmean(one),
+            n=len(one),
+            reason_without_variance="too few steps",
+        )
         for one in (mine, theirs)
     )
     first, second = (
         Measurement(metric=decide.LOSS, of=of, estimate=one) for one in estimates
     )
-    return first, second, paired_difference(mine, theirs)
+    return first, second, paired_change(mine, theirs)
 
 
 def _tuning_side(path: Path) -> Side:

@@ -319,7 +319,9 @@ def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
                 )
                 for first, end, n in drawn
             ),
-            rules=(ReferenceLine(value=float(fits), label="sequence length"),),
+            reference_lines=(
+                ReferenceLine(value=float(fits), label="sequence length"),
+            ),
         ),
         table=table_of(
             "Samples by length (training split, special tokens not counted)",

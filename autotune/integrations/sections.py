@@ -250,7 +250,7 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
             x=doc.Axis(label=subject.along, unit="count", low=0),
             y=doc.Axis(label="peak memory", unit="bytes", low=0),
             lines=(doc.Line(name=known, points=points, colour=0),),
-            rules=(
+            reference_lines=(
                 ()
                 if budget is None
                 else (doc.ReferenceLine(value=float(budget), label="memory budget"),)

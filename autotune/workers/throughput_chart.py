@@ -35,7 +35,7 @@ def _drawing(evidence: WorkersEvidence) -> doc.LineChart:
         ),
         y=doc.Axis(label="share", unit="share", low=0),
         lines=tuple(_lines(rows)),
-        rules=(
+        reference_lines=(
             doc.ReferenceLine(
                 value=ENOUGH_SHARE, label=f"sufficient: {format_percent(ENOUGH_SHARE)}"
             ),

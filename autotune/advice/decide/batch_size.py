@@ -10,7 +10,7 @@ from dataclasses import replace
 from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
-from autotune.base.estimates import difference
+from autotune.base.estimates import change_between
 from autotune.base.interval import Interval
 from autotune.base.model_work import (
     HIDDEN_SIZE,
@@ -109,7 +109,7 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
     # Network tuning chose this size.
     if now.evidence.network is not None or here is None or there is None:
         return None
-    speed = difference(
+    speed = change_between(
         estimate_from_bounds(here), estimate_from_bounds(there.padded_rate)
     )
     before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
@@ -160,7 +160,7 @@ def below_knee(now: TrainingContext) -> Advice | None:
         or there is None
     ):
         return None
-    ratio = difference(
+    ratio = change_between(
         estimate_from_bounds(here), estimate_from_bounds(there.padded_rate)
     )
     known = here.low is not None and there.padded_rate.low is not None

@@ -117,7 +117,7 @@ def _traced_breakdown(
         drawing=doc.StackedBarChart(
             axis=doc.Axis(label="memory per rank", unit="bytes"),
             stacks=(doc.Stack(label="predicted", parts=parts), measured),
-            rules=(budget_line,),
+            reference_lines=(budget_line,),
         ),
         table=table_of(
             "Memory by term",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.base.estimates import Estimate, difference, reason_without_bounds
+from autotune.base.estimates import Estimate, change_between, reason_without_bounds
 from autotune.base.interval import Interval
 from autotune.base.wording import plural
 from autotune.profiles.decide.rates import Rate, expected_rate, run_rate, settled_steps
@@ -122,7 +122,7 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
     The verdict is ``drift`` if the interval of the ratio excludes 1, and the ratio
     differs from 1 by more than ``ALIKE_SHARE``.
     """
-    change = difference(expected, achieved)
+    change = change_between(expected, achieved)
     deviation = abs(change.value - 1)
     if deviation <= ALIKE_SHARE:
         return "as expected"
@@ -183,7 +183,7 @@ def _rate_drift(
         return drift
     return replace(
         drift,
-        ratio=difference(expected.estimate, achieved.estimate),
+        ratio=change_between(expected.estimate, achieved.estimate),
         verdict=verdict_of(expected.estimate, achieved.estimate),
     )
 

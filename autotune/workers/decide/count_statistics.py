@@ -148,7 +148,9 @@ class CountStatistics:
         if len(log_ratios) < OWN_RESIDUALS:
             residuals = self._residuals_of_all_counts(reference)
         estimate = estimate_windows(log_ratios, scale="linear", residuals=residuals)
-        return replace(estimate, value=math.exp(estimate.value), scale="log").ratio()
+        # The mean of logarithms is that of a ratio on the other scale.
+        ratio = replace(estimate, value=math.exp(estimate.value), scale="log")
+        return ratio.interval_of_comparison()
 
     def _residuals_of_all_counts(self, reference: Count) -> list[float]:
         """Return residuals of all counts, each about its own location."""

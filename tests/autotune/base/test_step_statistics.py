@@ -1,4 +1,4 @@
-"""Steps that depend on their neighbours have bounds that say so."""
+"""Bounds of steps that depend on their neighbours are as wide as that requires."""
 
 import itertools
 import math
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.base.estimates import Estimate, difference
+from autotune.base.estimates import Estimate, change_between
 from autotune.base.interval import Interval
-from autotune.base.step_statistics import block_count, estimate_steps, paired_difference
+from autotune.base.step_statistics import block_count, estimate_steps, paired_change
 from tests.autotune.advice.runs import noisy
 
 NOISE = 0.05
@@ -19,18 +19,25 @@ rates = st.floats(1e-3, 1e9)
 
 
 def _steps(seed: int, n: int, autocorrelation: float, *, mean: float = 1.0) -> Estimate:
-    """Return the rate of steps that depend on their neighbours."""
+    """Return the estimated rate of n simulated steps.
+
+    Args:
+        seed: Seed of the noise.
+        n: Number of steps.
+        autocorrelation: That of neighbouring steps.
+        mean: Mean rate of a step.
+    """
     step_rates = noisy(seed, n, autocorrelation=autocorrelation, noise=NOISE, mean=mean)
     return estimate_steps([1.0] * n, [1 / rate for rate in step_rates])
 
 
-def _difference_of_runs(
-    seed: int, n: int, autocorrelation: float, ratio: float
+def _change_between_runs(
+    seed: int, n: int, autocorrelation: float, speed: float
 ) -> Interval:
-    """Return the difference of two runs, of which the second has this speed."""
-    return difference(
+    """Return the change from a run of speed 1 to a run of this speed."""
+    return change_between(
         _steps(2 * seed, n, autocorrelation),
-        _steps(2 * seed + 1, n, autocorrelation, mean=ratio),
+        _steps(2 * seed + 1, n, autocorrelation, mean=speed),
     )
 
 
@@ -45,7 +52,7 @@ def _is_different(change: Interval) -> bool:
 def test_same_speed_is_seldom_found_different(n, autocorrelation):
     runs = 400
     changes = [
-        _difference_of_runs(seed, n, autocorrelation, 1.0) for seed in range(runs)
+        _change_between_runs(seed, n, autocorrelation, 1.0) for seed in range(runs)
     ]
     different = sum(_is_different(change) for change in changes)
     # A share of 5 % of so many runs is higher by chance once in 200 times.
@@ -59,10 +66,12 @@ def test_same_speed_is_seldom_found_different(n, autocorrelation):
 def test_finds_five_percent_with_enough_steps(n, autocorrelation):
     runs = 100
     changes = [
-        _difference_of_runs(seed, n, autocorrelation, 0.95) for seed in range(runs)
+        _change_between_runs(seed, n, autocorrelation, 0.95) for seed in range(runs)
     ]
+    different = sum(_is_different(change) for change in changes)
     without_bounds = sum(change.low is None for change in changes)
-    assert sum(_is_different(change) for change in changes) / runs >= 0.85
+    # The numbers of steps are chosen so that the change is found nearly always.
+    assert different / runs >= 0.85
     assert without_bounds / runs <= 0.05
 
 
@@ -81,32 +90,37 @@ def test_there_are_four_to_sixteen_blocks(amounts):
 
 
 def test_few_slow_steps_have_no_spread():
+    # So slow a variation needs hundreds of steps for a block.
     estimate = _steps(2, 40, 0.97)
     assert estimate.variance is None
-    assert estimate.no_spread == "too few steps for how slowly they vary"
+    assert estimate.reason_without_variance == "too few steps for how slowly they vary"
     assert estimate.interval() == Interval(value=estimate.value)
 
 
 def test_shares_differ_by_points():
     rng = np.random.default_rng(3)
-    without, with_waits = (
-        estimate_steps(
-            [wait + 0.001 * rng.random() for _ in range(40)],
-            [1.0] * 40,
-            scale="linear",
-        )
-        for wait in (0.0, 0.1)
-    )
-    change = difference(without, with_waits)
-    assert change.value == pytest.approx(0.1, abs=0.002)
+
+    def share_of_waits(wait_s):
+        """Return the share of waits in 40 steps of a second, with 1 ms of noise."""
+        waits_s = [wait_s + 0.001 * rng.random() for _ in range(40)]
+        return estimate_steps(waits_s, [1.0] * 40, scale="linear")
+
+    without = share_of_waits(0.0)
+    with_waits = share_of_waits(0.1)
+    change = change_between(without, with_waits)
+    # The noise of both sides is within 0.001.
+    assert change.value == pytest.approx(0.1, abs=0.001)
     assert change.low is not None
     assert change.low > 0.09
 
 
 def test_losses_of_same_steps_differ_by_unshared_part():
     rng = np.random.default_rng(3)
+    # Noise of 0.2 nats that both runs share, as they read the same data, and of 0.2 %
+    # that they do not share.
     losses = [5 * math.exp(-step / 50) + 3 + 0.2 * rng.normal() for step in range(100)]
     others = [1.02 * loss * math.exp(0.002 * rng.normal()) for loss in losses]
-    change = paired_difference(losses, others)
+    change = paired_change(losses, others)
+    # The shared noise alone would make bounds of 1 % of the loss and more.
     assert change.value == pytest.approx(1.02, abs=0.001)
     assert 1.015 < change.low < change.high < 1.025

@@ -11,9 +11,9 @@ from autotune.base.student_t import t_quantile
 
 confidences = st.floats(0.5, 0.999)
 
-
-# Two-sided quantiles at 90, 95, 98 and 99 %, as tables of Student's distribution print
-# them: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
+# Two-sided quantiles at 90, 95, 98 and 99 %, by degrees of freedom, as tables of
+# Student's distribution print them: NIST/SEMATECH e-Handbook of Statistical Methods,
+# 1.3.6.7.2.
 TABLE = {
     1: (6.314, 12.706, 31.821, 63.657),
     2: (2.920, 4.303, 6.965, 9.925),
@@ -31,19 +31,21 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("freedom", "expected"), TABLE.items())
-def test_students_quantiles_match_table(freedom, expected):
+@pytest.mark.parametrize(("degrees_of_freedom", "expected"), TABLE.items())
+def test_students_quantiles_match_table(degrees_of_freedom, expected):
     quantiles = [
-        t_quantile(confidence, freedom) for confidence in (0.90, 0.95, 0.98, 0.99)
+        t_quantile(confidence, degrees_of_freedom)
+        for confidence in (0.90, 0.95, 0.98, 0.99)
     ]
+    # The table has three decimals.
     assert quantiles == pytest.approx(expected, abs=0.00051)
 
 
 @given(confidences, st.floats(1, 200))
-def test_students_quantile_falls_towards_normal_one(confidence, freedom):
+def test_students_quantile_falls_towards_normal_one(confidence, degrees_of_freedom):
     normal = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-    quantile = t_quantile(confidence, freedom)
-    assert quantile >= t_quantile(confidence, freedom + 1) >= normal
+    quantile = t_quantile(confidence, degrees_of_freedom)
+    assert quantile >= t_quantile(confidence, degrees_of_freedom + 1) >= normal
     assert t_quantile(confidence, 10**7) == pytest.approx(normal, abs=1e-5)
 
 

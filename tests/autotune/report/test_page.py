@@ -59,7 +59,7 @@ def test_every_evidence_has_its_chart():
     assert sum(size for _, size in memory.drawing.stacks[0].parts) == pytest.approx(
         sum(terms.values())
     )
-    assert {rule.value for rule in memory.drawing.rules} == {
+    assert {line.value for line in memory.drawing.reference_lines} == {
         profile.profile.constraints.memory_budget_bytes
     }
 
