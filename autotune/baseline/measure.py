@@ -1,13 +1,13 @@
 """Compare the tuned settings with both baselines, in interleaved windows of training.
 
-A window has at most four micro-batches per optimizer step, so a small micro-batch, such
-as transformers', is measured with more frequent optimizer steps and gradient
-synchronisations than in training.
+A window has at most four micro-batches per optimizer step. So a recipe with small
+micro-batches, such as transformers', has more optimizer steps and gradient
+synchronisations per token in a window than in training.
 
-Rates are in non-padding tokens: the tokens of a window times the dataset's average
-share of non-padding tokens, so that the samples of a short window add no noise. If
-micro-batches are trimmed to their longest sample, the window's own non-padding tokens
-count.
+Rates are in non-padding tokens: all tokens of a window times the dataset's average
+share of non-padding tokens, so that the samples of a short window add no noise. If a
+recipe trims micro-batches to their longest sample, that average is not known, and the
+non-padding tokens of the window itself count.
 """
 
 import statistics
@@ -44,6 +44,7 @@ from trainer.data.global_batch import sequence_statistics, with_batch_in_sequenc
 from trainer.data.manifest import Manifest
 
 TUNED: RecipeName = "tuned"
+"""Name of the recipe with the tuned settings."""
 RoundFigures = dict[RecipeName, TrainingFigures]
 """Figures of one round's windows, without those of recipes that failed."""
 
@@ -51,9 +52,13 @@ RoundFigures = dict[RecipeName, TrainingFigures]
 def recipes_to_compare(
     tuned: TrainConfig, dataset: TokenDataset, max_workers: int, limit: str
 ) -> dict[RecipeName, Recipe]:
-    """Return the tuned recipe, and after it both baselines with its global batch.
+    """Return the tuned recipe, and after it both baselines with the same global batch.
 
-    ``max_workers`` and ``limit`` are as for ``paper``.
+    Args:
+        tuned: Configuration of the tuned settings.
+        dataset: Dataset of the training.
+        max_workers: As for ``paper``.
+        limit: As for ``paper``.
     """
     global_batch_tokens = _global_batch_tokens(tuned, dataset)
     recipes = (
@@ -65,7 +70,7 @@ def recipes_to_compare(
 
 
 def _global_batch_tokens(tuned: TrainConfig, dataset: TokenDataset) -> int:
-    """Return the non-padding tokens of the tuned global batch, 1 at least."""
+    """Return the average number of non-padding tokens in the tuned global batch."""
     if tuned.global_batch_tokens:
         return tuned.global_batch_tokens
     sequences = with_batch_in_sequences(tuned, dataset).global_batch_size
@@ -76,7 +81,8 @@ def _global_batch_tokens(tuned: TrainConfig, dataset: TokenDataset) -> int:
 def non_padding_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
     """Return the average share of non-padding tokens in a recipe's sequences.
 
-    Return None if sequences are trimmed: then the share differs between windows.
+    Returns:
+        The share, or None if sequences are trimmed: then it differs between windows.
     """
     if config.layout in TRIMMED_LAYOUTS:
         return None
@@ -89,23 +95,30 @@ class BaselineRunner:
     """Measures recipes in rounds of windows until their speedups are precise."""
 
     training: TrainingWindows
+    """Request, tuned configuration and limits of all windows."""
     recipes: dict[RecipeName, Recipe]
-    """Recipes that are compared, the tuned one first."""
+    """Recipes that are compared, the tuned one first. A baseline that does not fit is
+    replaced by one with a smaller micro-batch."""
     non_padding_shares: dict[RecipeName, float | None]
     """``non_padding_share`` of each recipe."""
     max_rounds: int
+    """Maximum number of rounds."""
     memory_budget_bytes: int
+    """Memory budget of the profile, under which micro-batches must fit."""
     gradient_accumulation_steps: int
     """Gradient accumulation steps in the check that a micro-batch fits, as the profile
     was probed."""
     manifest: Manifest
+    """Manifest of the dataset."""
     device_used_before_bytes: list[int] | None = None
     """Bytes in use on each GPU before this program started, by NVML; None on a CPU or
     if unknown."""
     windows: Rounds
+    """Measures the windows, and counts them."""
     failures: dict[RecipeName, str] = field(default_factory=dict)
-    """Reason why each recipe that failed is measured no longer."""
+    """Reason of each recipe that failed, and that later rounds leave out."""
     rounds: list[RoundFigures] = field(default_factory=list)
+    """Figures of the rounds so far."""
 
     def run(self) -> BaselineEvidence:
         """Measure the recipes that fit until their speedups are precise.
@@ -160,7 +173,11 @@ class BaselineRunner:
         return speedups_are_precise and rates_have_bounds
 
     def _make_fit(self, name: RecipeName) -> None:
-        """Halve a recipe's micro-batch until it fits the memory budget of the probe."""
+        """Halve a recipe's micro-batch until it fits the memory budget of the probe.
+
+        If not even one sequence fits, or if the check itself fails, record the reason
+        in ``failures``.
+        """
         while True:
             recipe = self.recipes[name]
             size = recipe.config.micro_batch_size
@@ -203,6 +220,7 @@ class BaselineRunner:
         )
 
     def _with_half_micro_batch(self, recipe: Recipe) -> Recipe:
+        """Return a recipe with half its micro-batch size, and the reason for it."""
         size = recipe.config.micro_batch_size
         reason = f"{size} does not fit {format_bytes(self.memory_budget_bytes)}"
         return replace(
@@ -232,13 +250,23 @@ class BaselineRunner:
         self.rounds.append(figures)
 
     def _check_tuned(self, name: RecipeName, outcome: Outcome, seconds: float) -> None:
-        """Check that a window of the tuned settings, if it is one, has figures."""
+        """Check that a window has figures if it is one of the tuned settings.
+
+        Args:
+            name: Recipe of the window.
+            outcome: Outcome of the window.
+            seconds: Not used; ``Rounds.measure_round`` passes it.
+
+        Raises:
+            Undecided: If a window of the tuned settings failed.
+        """
         if name == TUNED:
             self.windows.runner.require_measured(
                 "a window of the tuned settings", outcome
             )
 
     def _windows_of(self, name: RecipeName) -> list[TrainingFigures]:
+        """Return the figures of a recipe's windows so far."""
         return [figures[name] for figures in self.rounds if name in figures]
 
     def _rates(self, name: RecipeName) -> list[float]:
@@ -247,6 +275,7 @@ class BaselineRunner:
         return [self._rate(name, window) for window in windows]
 
     def _rate(self, name: RecipeName, window: TrainingFigures) -> float:
+        """Return the non-padding tokens/s of one of a recipe's windows."""
         share = self.non_padding_shares[name]
         if share is None:
             return window.tokens_per_s
@@ -265,31 +294,25 @@ class BaselineRunner:
     def _row(self, name: RecipeName) -> RecipeRow:
         """Return a recipe's row of the evidence."""
         windows = self._windows_of(name)
-        speedup = None
-        speedup_low = None
-        speedup_high = None
-        data_wait_share = None
+        measured: dict[str, float | None] = {}
         if windows:
-            ratio = self._speedup(name)
-            speedup = ratio.value
+            speedup = self._speedup(name)
+            measured["speedup"] = speedup.value
             # The tuned settings have no noise against themselves.
             if name != TUNED:
-                speedup_low = ratio.low
-                speedup_high = ratio.high
-            data_wait_share = statistics.median(
+                measured["speedup_low"] = speedup.low
+                measured["speedup_high"] = speedup.high
+            measured["data_wait_share"] = statistics.median(
                 window.data_wait_share for window in windows
             )
         return RecipeRow(
             name=name,
-            tokens_per_s=self._rates(name),
-            speedup=speedup,
             differences=differences(
                 self.recipes[name],
                 self.training.config,
                 self.training.limits.local_ranks,
             ),
-            speedup_low=speedup_low,
-            speedup_high=speedup_high,
-            data_wait_share=data_wait_share,
+            tokens_per_s=self._rates(name),
             outcome=self.failures.get(name, "ran"),
+            **measured,
         )

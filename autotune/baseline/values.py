@@ -15,14 +15,16 @@ from autotune.trials.job_figures import Share
 from trainer.config.tables import StrictTable
 
 SettingValue = str | int | float | bool | None
+"""Value of a setting of the trainer; None if it is not set."""
 RecipeName = Literal["paper", "hf-trainer", "tuned"]
 """Name of a configuration in the comparison: the two baselines and the tuned one."""
 
 
 class SettingDifference(StrictTable):
-    """A setting that a recipe has otherwise than the tuned settings, or was forced to.
+    """A setting in which a recipe differs from the tuned settings, or was forced.
 
-    It was forced if the machine or the model does not allow the recipe's own value.
+    A setting is forced if the machine or the model does not allow the recipe's own
+    value; it may then be equal to the tuned one.
     """
 
     key: str
@@ -30,6 +32,7 @@ class SettingDifference(StrictTable):
     theirs: SettingValue = None
     """Value in the recipe; None if it is unset."""
     tuned: SettingValue = None
+    """Value in the tuned settings; None if it is unset."""
     reason: str | None = None
     """Reason for the recipe's value if it was forced."""
 
@@ -50,7 +53,10 @@ class RecipeRow(StrictTable):
     """Lower 95 % confidence bound of the speedup; None for the tuned settings, or with
     too few windows."""
     speedup_high: PositiveFloat | None = None
+    """Upper 95 % confidence bound of the speedup; None if there is no lower one."""
     data_wait_share: Share | None = None
+    """Median over windows of the share of time spent waiting for data; None if the
+    recipe did not run."""
     outcome: str
     """``ran``, or the reason why it did not run."""
 
@@ -68,10 +74,15 @@ class BaselineEvidence(StrictTable):
     """Comparison of the tuned settings with other recipes for the same training."""
 
     rows: list[RecipeRow]
+    """Recipes, the tuned one last."""
     local_ranks: Positive
+    """GPUs per node; on a CPU, processes."""
     window_s: PositiveFloat
+    """Shortest duration of a window."""
     windows: Positive
+    """Number of windows of all recipes."""
     seconds: NonNegativeFloat
+    """Seconds that all trials of the comparison took, checks of fit included."""
 
 
 def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:

@@ -7,6 +7,7 @@ from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.nvml import MIN_INTERVAL_S, GpuMonitor
 from autotune.machine.values import GpuSeries
 from autotune.trials.decide import contamination
+from autotune.trials.decide.gpu_activity import with_gpu_activity
 from autotune.trials.outcomes import Contaminated, Outcome
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import Trial
@@ -18,18 +19,21 @@ WAIT_AFTER_S = 10.0
 
 
 class ContaminationGuard:
-    """Machine that runs trials on another one, only on GPUs as free as at the start.
-
-    A trial is not run while a GPU holds more than its baseline. Its figures, and an out
-    of memory, are discarded if the memory is not freed after it, if a second process
-    used the GPU, or, for a timed trial, if heat or the hardware slowed a GPU down. A
-    process that the driver hides, and that only runs during one trial, goes undetected.
-    Figures of a timed window get the activity of the GPUs in it. A trace uses no GPU,
-    and is not monitored.
+    """Machine that has another one run the trials, and watches their GPUs.
 
     The memory in use at construction is the baseline, so this program must not use the
-    GPUs before. The machine and the sampler are closed with this one, the monitor is
-    not.
+    GPUs before. A trial is not run while one of its GPUs holds more than the baseline.
+    Its figures, or its out of memory, are discarded
+
+    - if the memory is not freed after it,
+    - if a second process used a GPU, or
+    - if the trial was timed, and heat or the hardware slowed a GPU down.
+
+    A process that the driver hides, and that runs only during one trial, goes
+    undetected. Figures of a timed window get the activity of the GPUs in it. A trace
+    uses no GPU, and is not watched.
+
+    The machine and the sampler are closed with this one, the monitor is not.
     """
 
     def __init__(
@@ -47,9 +51,10 @@ class ContaminationGuard:
         self._baseline_bytes = {uuid: monitor.used_bytes(uuid) for uuid in uuids}
 
     def run(self, trial: Trial) -> Outcome:
-        """Run a trial once its GPUs are free.
+        """Run a trial once its GPUs are free; discard its figures if it was disturbed.
 
-        Discard its figures unless they are free again afterwards.
+        Returns:
+            The trial's outcome, or ``Contaminated``.
         """
         if trial.job in ("trace", "own_trace"):
             return self._machine.run(trial)
@@ -65,9 +70,7 @@ class ContaminationGuard:
         series_by_gpu = self._sampler.take()
         reasons = self._disturbances(trial, uuids, series_by_gpu)
         reasons += self._wait_for_baseline(uuids, WAIT_AFTER_S)
-        outcome = contamination.with_gpu_activity(
-            outcome, [series_by_gpu[uuid] for uuid in uuids]
-        )
+        outcome = with_gpu_activity(outcome, [series_by_gpu[uuid] for uuid in uuids])
         return contamination.judge(outcome, reasons)
 
     def close(self) -> None:
@@ -81,7 +84,7 @@ class ContaminationGuard:
         uuids: Sequence[str],
         series_by_gpu: Mapping[str, GpuSeries],
     ) -> list[str]:
-        """Describe what the samples show of faults and of other processes."""
+        """Describe the faults and the other processes that the samples show."""
         disturbances: list[str | None] = []
         for uuid in uuids:
             name = _gpu_name(self._monitor, uuid)
@@ -92,9 +95,10 @@ class ContaminationGuard:
         return [reason for reason in disturbances if reason is not None]
 
     def _wait_for_baseline(self, uuids: Sequence[str], limit_s: float) -> list[str]:
-        """Wait until these GPUs are at their baselines.
+        """Wait until these GPUs are at their baselines, or ``limit_s`` has passed.
 
-        Return a description of each that is not at the time limit.
+        Returns:
+            A description of each GPU that is above its baseline then.
         """
         started_s = self._clock.monotonic_s()
         while True:
@@ -123,20 +127,20 @@ class ContaminationGuard:
 
 
 def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:
-    """Return a clause for each GPU that another process uses.
+    """Return a description of each GPU that another process uses.
 
-    Call it before this program uses any.
+    Call this before this program uses a GPU.
     """
-    clauses = []
+    descriptions = []
     for uuid in uuids:
-        clause = contamination.describe_other_users(
+        description = contamination.describe_other_users(
             _gpu_name(monitor, uuid),
             monitor.used_bytes(uuid),
             monitor.compute_processes(uuid),
         )
-        if clause is not None:
-            clauses.append(clause)
-    return tuple(clauses)
+        if description is not None:
+            descriptions.append(description)
+    return tuple(descriptions)
 
 
 def _gpu_name(monitor: GpuMonitor, uuid: str) -> str:

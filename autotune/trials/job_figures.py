@@ -1,6 +1,7 @@
 """Figures of jobs, as their child processes return them. Pure.
 
-If an outcome is ``Measured``, the ``JobFigures`` of the job read its figures.
+``Measured.figures`` are a dictionary from JSON; the ``JobFigures`` of the job read them
+into fields, whose names are the keys.
 """
 
 import functools
@@ -43,13 +44,16 @@ class StepFigures(JobFigures):
     optimizer_steps: int
     """Steps that ran, warm-up included."""
     step_s: tuple[float, ...]
+    """Seconds of each timed step."""
     padded_tokens_per_step: int
+    """Positions of a step on all ranks, padding included."""
     peak_bytes: int
     """Peak use of the budget: on CUDA the allocator's reserve and non-PyTorch memory;
     on a CPU the growth of the process since before the model was built."""
     non_pytorch_bytes: int | None
     """Non-PyTorch memory of the device (context, workspaces); None on a CPU."""
     loss: float
+    """Loss of the last step, in nats."""
     model_flops_per_step: float | None = None
     """Model FLOPs of a step on all ranks; None in trial logs from before they were
     counted."""
@@ -67,14 +71,15 @@ class GpuUse(StrictTable):
     utilisation_share: Share | None = None
     """Share of the time with a kernel running, by NVML; this is not MFU."""
     power_w: float | None = None
+    """Power of a GPU, in watts."""
     sm_clock_mhz: float | None = None
     """Median SM clock of a window's samples."""
     power_capped_share: Share | None = None
     """Share of samples at the power cap, which is normal for a loaded GPU and not a
     fault."""
     gpm_sm_share: Share | None = None
-    """Share of the time, over SMs, with a warp resident; by GPM, as the fields
-    below."""
+    """Share of the time, averaged over SMs, in which a warp was resident. This field
+    and those below are from GPM, the GPU's hardware counters."""
     gpm_occupancy_share: Share | None = None
     """Resident warps as a share of the most that fit."""
     gpm_tensor_share: Share | None = None
@@ -82,20 +87,27 @@ class GpuUse(StrictTable):
     gpm_dram_share: Share | None = None
     """Share of the memory bandwidth in use."""
     gpm_pcie_rx_bytes_per_s: float | None = None
-    """PCIe traffic from the host."""
+    """PCIe traffic from the host to the GPU."""
 
 
 class GpuUseFigures(GpuUse):
     """Activity of one GPU over one window."""
 
+    # Figures in trial logs also have the samples themselves, which are left out here.
     model_config = ConfigDict(strict=False, extra="ignore")
 
     samples: int = 0
+    """Number of samples in the window."""
     used_bytes: int | None = None
+    """Highest memory in use on the GPU, by all programs."""
     temperature_c: int | None = None
+    """Highest temperature, in degrees Celsius."""
     lacking: str | None = None
+    """Reason why there is no utilisation; None if there is."""
     gpm_windows: int = 0
+    """Number of GPM's intervals in the window."""
     gpm_lacking: str | None = None
+    """Reason why there are no figures of GPM; None if there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +115,7 @@ class LoadedWindow(JobFigures):
     """Figures of a timed window of steps that a loader feeds."""
 
     steps: int
+    """Steps in the window."""
     tokens_per_s: float
     """Non-padding tokens per second; batches per second of a loader of your own."""
     data_wait_share: float
@@ -113,14 +126,15 @@ class LoadedWindow(JobFigures):
     """Start of the window by CLOCK_MONOTONIC, so that another process can cut its own
     samples to the window."""
     window_end_s: float
+    """End of the window by CLOCK_MONOTONIC."""
     memory_bytes: int | None
     """Memory of the ranks and their DataLoader workers, shared pages counted in parts;
     None if it cannot be read."""
     worker_bytes: int | None
     """Private memory of the largest DataLoader worker; None without workers."""
     storage_bytes_per_s: float | None
-    """Rate at which the kernel read from storage for them; None if it does not
-    count."""
+    """Rate at which the kernel read from storage for the ranks and their DataLoader
+    workers; None if it does not count."""
     gpus: tuple[GpuUseFigures, ...] = ()
     """Activity of each GPU in the window; empty without a GPU."""
 
@@ -135,16 +149,18 @@ class TrainingFigures(LoadedWindow):
     optimizer_steps: int
     """Steps that ran, discarded ones included."""
     discarded_batches: int
-    """Batches taken before the window: those that the queues held ready, up to twice
-    over, and warm-up."""
+    """Batches taken before the window begins: warm-up, and those that the queues held
+    ready, up to twice over."""
     padded_tokens_per_s: float
+    """Positions per second, padding included, of all ranks."""
     local_ranks: int
     gradient_accumulation_steps: int
+    """Micro-batches of an optimizer step on each rank."""
     model_flops_per_s: float | None = None
     """Model FLOP/s of all ranks for non-padding tokens; None if the step was
     replayed."""
     losses: tuple[float, ...] = ()
-    """Loss of each step, warm-up included, if requested."""
+    """Loss of each step in nats, warm-up included; empty unless requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +168,14 @@ class LinkFigures(JobFigures):
     """Figures of a ``links`` job: times of messages between ranks."""
 
     all: tuple[tuple[int, float], ...]
-    """Bytes and seconds of all-reduces over all ranks; the slowest rank's seconds, as
-    in the fields below."""
+    """Bytes and seconds of each all-reduce over all ranks. The seconds are the slowest
+    rank's, as in the fields below."""
     within: tuple[tuple[int, float], ...]
-    """Bytes and seconds of all-reduces within every node at once; empty if nodes have
-    one rank."""
+    """Bytes and seconds of each all-reduce within every node at once; empty if nodes
+    have one rank."""
     between: tuple[tuple[int, float], ...]
-    """Bytes and seconds of all-reduces over the first ranks of all nodes; empty for one
-    node."""
+    """Bytes and seconds of each all-reduce over the first ranks of all nodes; empty for
+    one node."""
     neighbours_bytes_per_s: tuple[float, ...]
     """Bandwidth in each direction between each node and the next, the last one with the
     first."""
@@ -189,6 +205,7 @@ class GradientSyncFigures(JobFigures):
     step_s: tuple[float, ...]
     """Time of each step on its slowest rank."""
     optimizer_step_s: float
+    """Median time of the weights' update alone, on the slowest rank."""
     communication_s: float | None
     """Median wait for gradients after the last ones were sent; None if it cannot be
     measured."""
@@ -196,16 +213,21 @@ class GradientSyncFigures(JobFigures):
     """Time of forward and backward of each step, without waiting for other ranks; empty
     if it cannot be measured."""
     forward_share: float | None
+    """Share of forward and backward together that forward takes; None if it cannot be
+    measured."""
     gradients: tuple[tuple[int, float], ...]
-    """Elements of each gradient, and the share of backward after which it was ready, in
-    that order."""
+    """Elements of each gradient, and the share of the backward pass after which it was
+    ready, in order of that share."""
     gradient_accumulation_steps: int
+    """Micro-batches of an optimizer step on each rank."""
     micro_batch_size: int
+    """Sequences of a micro-batch."""
     tokens_per_step: float
     """Non-padding tokens of a step on all ranks."""
     peak_bytes: int | None
     """Highest growth of a rank's memory; None if it cannot be measured."""
     losses: tuple[float, ...]
+    """Loss of each step, in nats."""
 
 
 _FIGURES_BY_JOB: dict[str, type[JobFigures]] = {

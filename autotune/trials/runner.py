@@ -1,9 +1,10 @@
 """Running of trials, or reuse of their results from the trial log.
 
-``TrialRunner`` runs one trial after the other, ``Rounds`` timed windows that are to be
-compared. The windows of a round are interleaved, so that slow changes of a machine
-affect all of them; every other round runs backwards, so that a drift within rounds
-cancels too. A round is reused from the trial log completely or not at all.
+``TrialRunner`` runs one trial after the other. ``Rounds`` runs timed windows of several
+configurations to compare: a round has one window of each, so that slow changes of a
+machine affect all of them. Every other round runs backwards, so that a drift within
+rounds cancels. A round is reused from the trial log completely or not at all, because
+its windows are compared with each other.
 """
 
 import functools
@@ -39,12 +40,14 @@ from autotune.trials.trial_log import TrialLog, read_trial_records
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import FinishedTrial, MadeOn, Trial, TrialRecord
 
-LEAVING_S = 5.0
-"""Time for the rest of a job after its last trial, in seconds."""
+EXIT_S = 5.0
+"""Time that this program needs to exit after its last trial, in seconds."""
 ATTEMPTS = 3
 """Attempts at a timed window that other processes or faults disturb."""
 Key = TypeVar("Key")
-Run = Callable[[Trial], Outcome]
+"""Identifies a window within a round, such as the name of its recipe."""
+RunTrial = Callable[[Trial], Outcome]
+"""Function that runs a trial to its end, as ``Machine.run`` does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,23 +60,28 @@ class TrialRunner:
     machine: Machine
     trial_log: TrialLog
     site: str
-    """Hash of machine and software; results of another site are not reused."""
+    """Hash of machine, software, model and dataset; only results of the same site are
+    reused."""
     clock: Clock
     on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
-    """Called before and after each trial, for progress."""
+    """Shows progress: called with a trial's label and None before the trial, and with
+    its label and outcome after it."""
     on_finished: Callable[[FinishedTrial], None] = lambda finished: None
     """Called with each finished trial, those from the trial log included."""
-    ends_s: float | None = None
-    """Hard end, in seconds since 1970: no trial begins whose time limit does not fit
-    before that."""
+    job_ends_s: float | None = None
+    """End of the cluster's job, in seconds since 1970; None if there is none. No trial
+    begins whose time limit does not fit before it."""
     budget_ends_s: float | None = None
-    """End of the time budget, in seconds since 1970: no trial begins that is likely to
-    end later."""
+    """End of the time budget, in seconds since 1970; None if there is none. No trial
+    begins that is likely to end later."""
     made_on: MadeOn | None = None
     """Readable form of ``site``, for people and for reports of other profiles."""
     finished: list[FinishedTrial] = field(default_factory=list)
+    """Trials of this runner in their order, those from the trial log included."""
     _known: dict[str, FinishedTrial] = field(default_factory=dict)
+    """Results that may be reused, by the key of the trial."""
     _failed: set[str] = field(default_factory=set)
+    """Keys of trials that failed at least once in a way that is tried again."""
 
     def __post_init__(self) -> None:
         records, _ = read_trial_records(self.trial_log.directory)
@@ -96,7 +104,7 @@ class TrialRunner:
         *,
         remeasure: bool = False,
         timed: bool = False,
-        measure_by: Run | None = None,
+        measure_by: RunTrial | None = None,
     ) -> Outcome:
         """Return the trial's outcome, from the trial log or measured now.
 
@@ -104,13 +112,13 @@ class TrialRunner:
             trial: The trial.
             label: Its name for people.
             remeasure: Measure it even if the trial log has its outcome.
-            timed: True if a rate is taken from a ``step``; ``RATE_JOBS`` always measure
-                one.
-            measure_by: Called instead of the machine.
+            timed: True if the caller takes a rate from a ``step``. Jobs in
+                ``RATE_JOBS`` always measure one.
+            measure_by: Runs the trial instead of the machine.
 
         Raises:
-            OutOfTime: If it is likely to end after ``budget_ends_s``.
-            StartAgain: If it may exceed ``ends_s``.
+            OutOfTime: If the trial is likely to end after ``budget_ends_s``.
+            StartAgain: If the trial may exceed ``job_ends_s``.
             Undecided: If the GPU cannot reach a rate that was measured.
             MachineLacks: If a rate is to be measured on a pretended GPU.
         """
@@ -122,12 +130,8 @@ class TrialRunner:
             known = self._reusable(trial, takes_rate=takes_rate)
         self.on_trial(label, None)
         if known is None:
-            finished = self._measure(
-                trial,
-                label,
-                measure_by or self.machine.run,
-                takes_rate=takes_rate,
-            )
+            run_trial = self.machine.run if measure_by is None else measure_by
+            finished = self._measure(trial, label, run_trial, takes_rate=takes_rate)
         else:
             finished = replace(known, trial=trial, label=label)
         self.finished.append(finished)
@@ -136,7 +140,11 @@ class TrialRunner:
         return finished.outcome
 
     def _reusable(self, trial: Trial, *, takes_rate: bool) -> FinishedTrial | None:
-        """Return the trial's logged result, unless its rate is impossible."""
+        """Return the trial's result from the trial log, unless its rate is impossible.
+
+        Returns:
+            The result, or None if the trial must be measured.
+        """
         known = self._known.get(trial.key)
         if known is None or self.made_on is None or not takes_rate:
             return known
@@ -148,12 +156,12 @@ class TrialRunner:
         return known
 
     def _measure(
-        self, trial: Trial, label: str, run: Run, *, takes_rate: bool
+        self, trial: Trial, label: str, run_trial: RunTrial, *, takes_rate: bool
     ) -> FinishedTrial:
         """Run a trial and write its result to the trial log."""
         self._check_time(trial, label)
         started_s = self.clock.monotonic_s()
-        outcome = run(trial)
+        outcome = run_trial(trial)
         if takes_rate and self.made_on is not None and isinstance(outcome, Measured):
             check_rates(self.made_on.gpu_name, rates_of_trial(trial, outcome))
         # Rounded as in the trial log, so that decisions by time are the same when it is
@@ -181,12 +189,12 @@ class TrialRunner:
             made_on=self.made_on,
         )
 
-    def require_measured(self, what: str, outcome: Outcome) -> Measured:
+    def require_measured(self, subject: str, outcome: Outcome) -> Measured:
         """Return the outcome of a trial that must have figures.
 
         Args:
-            what: The measurement, for the message.
-            outcome: Its outcome.
+            subject: Name of the measurement, for the message.
+            outcome: Outcome of the trial.
 
         Raises:
             Undecided: If the trial has no figures.
@@ -194,7 +202,7 @@ class TrialRunner:
         if isinstance(outcome, Measured):
             return outcome
         message = (
-            f"{what} could not be measured ({describe(outcome)}):\n{outcome.detail}"
+            f"{subject} could not be measured ({describe(outcome)}):\n{outcome.detail}"
         )
         raise Undecided(
             message.rstrip(),
@@ -211,7 +219,7 @@ class TrialRunner:
 
     @property
     def seconds(self) -> float:
-        """Time of all finished trials, those from the trial log included."""
+        """Seconds that all finished trials took, those from the trial log included."""
         return sum(finished.seconds for finished in self.finished)
 
     @property
@@ -222,12 +230,17 @@ class TrialRunner:
         return max(0.0, self.budget_ends_s - self.clock.utc_now().timestamp())
 
     def _check_time(self, trial: Trial, label: str) -> None:
-        """Check that a trial is likely to end in time."""
+        """Check that a trial fits the time budget and the cluster's job.
+
+        Raises:
+            OutOfTime: If the trial is likely to end after ``budget_ends_s``.
+            StartAgain: If the trial may exceed ``job_ends_s``.
+        """
         now_s = self.clock.utc_now().timestamp()
         if self.budget_ends_s is not None:
             self._check_budget(self.budget_ends_s - now_s, label)
-        if self.ends_s is not None:
-            self._check_hard_end(self.ends_s - now_s, trial, label)
+        if self.job_ends_s is not None:
+            self._check_end_of_job(self.job_ends_s - now_s, trial, label)
 
     def _check_budget(self, left_s: float, label: str) -> None:
         """Check that a trial of the usual length ends within the time budget."""
@@ -248,13 +261,13 @@ class TrialRunner:
             ),
         )
 
-    def _check_hard_end(self, left_s: float, trial: Trial, label: str) -> None:
-        """Check that even a trial that reaches its time limit ends with the job."""
-        if left_s >= trial.timeout_s + LEAVING_S:
+    def _check_end_of_job(self, left_s: float, trial: Trial, label: str) -> None:
+        """Check that even a trial that reaches its time limit ends before the job."""
+        if left_s >= trial.timeout_s + EXIT_S:
             return
         raise StartAgain(
             f"the job ends in {max(0.0, left_s):.0f} s, but the next trial"
-            f" ({label}) may take {trial.timeout_s:g} s, plus {LEAVING_S:g} s"
+            f" ({label}) may take {trial.timeout_s:g} s, plus {EXIT_S:g} s"
             f" to exit; {len(self.finished)} results are in"
             f" {self.trial_log.directory}",
             next_step=(
@@ -273,9 +286,9 @@ class TrialRunner:
         return statistics.median(measured_s) if measured_s else 0.0
 
     def _remember(self, record: TrialRecord) -> None:
-        """Keep the record.
+        """Keep a record for reuse if it has figures or is an out of memory.
 
-        Only figures and out of memory are reused, other failures are tried again.
+        Other failures are tried again.
         """
         finished = record.finished()
         if isinstance(finished.outcome, Measured | OutOfMemory):
@@ -286,17 +299,17 @@ class TrialRunner:
 
 @dataclass(slots=True, kw_only=True)
 class Rounds:
-    """Measurement of timed windows in rounds, with their number and time."""
+    """Measurement of timed windows in rounds, which counts windows and their time."""
 
     runner: TrialRunner
     windows: int = 0
-    """Number of windows that gave figures."""
+    """Number of windows that gave figures so far."""
     seconds: float = 0.0
-    """Time of all windows, those from the trial log included."""
+    """Seconds that all windows took so far, those from the trial log included."""
 
     @property
     def totals(self) -> dict[str, Any]:
-        """Windows and seconds, in the form of the evidence."""
+        """``windows`` and ``seconds`` as fields of an evidence table."""
         return {"windows": self.windows, "seconds": round(self.seconds, 3)}
 
     def measure_round(
@@ -308,31 +321,40 @@ class Rounds:
     ) -> dict[Key, Outcome]:
         """Return the outcomes of a round.
 
-        Windows that failed in a logged round are tried again; if one succeeds, the
-        whole round is measured again.
+        A round that is in the trial log is reused, and only its failed windows are
+        tried again. If one of them succeeds, the whole round is measured again, as
+        windows of one round must be measured together.
 
         Args:
-            number: Number of the round; odd ones run backwards.
-            trials: Windows with their labels.
-            check: Gets each outcome with its seconds, and may raise.
-            on_rejected: Gets the error of a window whose input is unusable, which is
-                left out; without it, the error is raised.
+            number: Number of the round from 0; odd ones run backwards.
+            trials: Trial and label of each window.
+            check: Called with the key, the outcome and the seconds of each window; may
+                raise to end the round.
+            on_rejected: Called with the key and the error of a window whose input is
+                unusable, which is then left out. None raises the error.
+
+        Returns:
+            The outcomes in the order in which they were measured.
         """
         if number % 2 == 1:
             trials = dict(reversed(list(trials.items())))
         measure = functools.partial(
             self._measure_windows, trials, check=check, on_rejected=on_rejected
         )
-        unknown = [
-            key for key, (trial, _) in trials.items() if not self.runner.knows(trial)
-        ]
-        # The round is in the trial log if every unknown window has failed there.
-        # Rejected windows are not logged.
-        is_logged = all(self.runner.has_failed(trials[key][0]) for key in unknown)
-        if on_rejected is not None and len(unknown) < len(trials):
+        unknown_windows = {
+            key: trial
+            for key, (trial, _) in trials.items()
+            if not self.runner.knows(trial)
+        }
+        # A failed window is in the trial log without a result to reuse.
+        is_logged = all(map(self.runner.has_failed, unknown_windows.values()))
+        if on_rejected is not None and len(unknown_windows) < len(trials):
+            # Rejected windows are in no trial log, so one known window is enough.
             is_logged = True
         outcomes = measure(remeasure=not is_logged)
-        has_recovered = any(isinstance(outcomes.get(key), Measured) for key in unknown)
+        has_recovered = any(
+            isinstance(outcomes.get(key), Measured) for key in unknown_windows
+        )
         if is_logged and has_recovered:
             outcomes = measure(remeasure=True)
         return outcomes
@@ -345,7 +367,14 @@ class Rounds:
         on_rejected: Callable[[Key, BadInput], None] | None,
         remeasure: bool,
     ) -> dict[Key, Outcome]:
-        """Return the outcomes of windows in their order, as ``measure_round`` does."""
+        """Return the outcomes of windows in their order.
+
+        Args:
+            trials: As for ``measure_round``.
+            check: As for ``measure_round``.
+            on_rejected: As for ``measure_round``.
+            remeasure: Measure windows even if the trial log has their outcomes.
+        """
         outcomes = {}
         for key, (trial, label) in trials.items():
             try:
@@ -362,7 +391,11 @@ class Rounds:
     def measure_window(
         self, trial: Trial, label: str, *, remeasure: bool = False
     ) -> Outcome:
-        """Return a window's outcome; a disturbed window is measured again."""
+        """Return a window's outcome.
+
+        A window that other processes or faults disturbed is measured again, at most
+        ``ATTEMPTS`` times in all. Arguments are as for ``TrialRunner.run``.
+        """
         for attempt in range(1, ATTEMPTS + 1):
             attempt_label = label if attempt == 1 else f"{label}, attempt {attempt}"
             outcome = self.runner.run(trial, attempt_label, remeasure=remeasure)
@@ -375,23 +408,30 @@ class Rounds:
 
 
 def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:
-    """Train with both settings from one start on the same data, and compare the losses.
+    """Train with both settings, and compare the losses.
+
+    The second run is skipped if the loss of the first fell too little to show a
+    difference.
 
     Args:
         names: Names of the settings, the reference first.
-        train: Trains with the setting of a name.
+        train: Trains with the setting of a name, always from the same initial weights
+            on the same data.
     """
-    losses_by_setting: list[tuple[float, ...]] = []
-    for name in names:
-        outcome = train(name)
-        if not isinstance(outcome, Measured):
-            message = f"not checked: the run with {name} failed ({describe(outcome)})"
-            return LossVerdict(equal=False, message=message)
-        losses = tuple(outcome.figures["losses"])
-        losses_by_setting.append(losses)
-        if len(losses_by_setting) == 1:
-            verdict = fell_too_little(losses, name)
-            if verdict is not None:
-                return verdict
-    reference, other = losses_by_setting
-    return compare_losses(reference, other, names)
+    reference_name, other_name = names
+    reference = train(reference_name)
+    if not isinstance(reference, Measured):
+        return _failed_check(reference_name, reference)
+    verdict = fell_too_little(reference.figures["losses"], reference_name)
+    if verdict is not None:
+        return verdict
+    other = train(other_name)
+    if not isinstance(other, Measured):
+        return _failed_check(other_name, other)
+    return compare_losses(reference.figures["losses"], other.figures["losses"], names)
+
+
+def _failed_check(name: str, outcome: Outcome) -> LossVerdict:
+    """Return the verdict if the run with a setting failed."""
+    message = f"not checked: the run with {name} failed ({describe(outcome)})"
+    return LossVerdict(equal=False, message=message)

@@ -160,7 +160,7 @@ def open_bench(
 
     Args:
         choice: Device as you chose it.
-        data_dir: Directory on the disk that is read.
+        data_dir: Directory on the disk from which data is read.
         make_server: Makes the machine to start, for the chosen device.
         without_gpu: As for ``open_session``.
         check: As for ``open_session``.
@@ -178,7 +178,7 @@ def open_bench(
         machine: Machine = server
         if site.device == "cuda":
             # Before the server starts, which is not to count as another program.
-            machine = _guarded(server, site, monitor, accept_use=shared)
+            machine = _guarded(server, site, monitor, shared=shared)
             stack.callback(machine.close)
         # A caller's own process (shared) chooses by an argument, not by an option.
         if choice == "auto" and site.device == "cpu" and not shared:
@@ -201,14 +201,19 @@ def _guarded(
     site: MeasuredDevice,
     monitor: NvmlMonitor,
     *,
-    accept_use: bool,
+    shared: bool,
 ) -> ContaminationGuard:
-    """Return the machine with a guard of its GPUs, which must be idle.
+    """Return a guard that runs trials on the server and watches its GPUs.
 
-    ``accept_use`` accepts GPUs that are in use, as their baseline.
+    Args:
+        server: Machine that runs the trials.
+        site: Machine with the GPUs.
+        monitor: Reads the GPUs.
+        shared: Accept memory in use on the GPUs, as their baseline; otherwise they must
+            be idle.
     """
     uuids = [gpu.uuid for gpu in site.gpus]
-    if not accept_use:
+    if not shared:
         require_idle_gpus(monitor, uuids)
     return ContaminationGuard(server, monitor, uuids, GpuSampler(uuids), SystemClock())
 

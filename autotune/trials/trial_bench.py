@@ -125,7 +125,7 @@ class Bench:
         # No other process may append to the same file.
         writer = f"{socket.gethostname()}-{os.getpid()}"
         left_s = slurm_left_s(os.environ)
-        ends_s = None if left_s is None else time.time() + left_s
+        job_ends_s = None if left_s is None else time.time() + left_s
         return TrialRunner(
             machine=self.machine,
             trial_log=trial_log.TrialLog(directory, writer),
@@ -133,7 +133,7 @@ class Bench:
             clock=SystemClock(),
             on_trial=_progress_of_trials(update, expected_trials),
             on_finished=self.display.trial_finished,
-            ends_s=ends_s,
+            job_ends_s=job_ends_s,
             made_on=trial_log.made_on(site_fingerprint, self.load_average_1min),
         )
 

@@ -21,15 +21,15 @@ MAX_TRIAL_LOG_BYTES = 256 * 2**20
 
 
 class TrialLog:
-    """An append-only list of trial records in a directory.
+    """An append-only list of trial records, as one of its writers sees it.
 
-    It has a file for each writer; they are merged on read. Each line is JSON with a
-    checksum. A torn last line, which a crash or a full disk leaves, is ignored on read
-    and never appended to.
+    The directory has a file for each writer; reading merges them. Each line is JSON
+    with a checksum. A crash or a full disk may leave a torn last line. It is ignored on
+    read, and no other line is appended to it, because each writer begins a new file.
     """
 
     def __init__(self, directory: Path, writer: str) -> None:
-        """Prepare a file for this writer.
+        """Choose a file for this writer, which the first record creates.
 
         Args:
             directory: Directory of the trial log; it need not exist.
@@ -54,7 +54,7 @@ class TrialLog:
 def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
     """Read the records of all writers.
 
-    A log that does not exist yet is empty.
+    A trial log that does not exist yet is empty.
 
     Returns:
         The records, ordered by their ``time_utc``, and the number of corrupt lines.
@@ -77,7 +77,12 @@ def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """Return the content of a trial log's file."""
+    """Return the content of a trial log's file.
+
+    Raises:
+        BadInput: If the file is too large, or is not one that can be read.
+        UnreadableFile: If you may not read the file, or its disk fails.
+    """
     try:
         if path.stat().st_size > MAX_TRIAL_LOG_BYTES:
             raise BadInput(
@@ -109,22 +114,26 @@ def _intact_record(line: bytes) -> dict[str, Any] | None:
 
 
 def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
-    """Read a trial log's trials of all sites and writers.
+    """Read the trials in a trial log, those of all sites and writers.
 
     Returns:
-        The trials, oldest first, and the number of lines without one.
+        The trials, oldest first, and the number of lines without a trial of this
+        version of the project.
     """
     raw_records, corrupt_lines = read_trial_log(directory)
     records = [TrialRecord.of(raw_record) for raw_record in raw_records]
     trial_records = [record for record in records if record is not None]
-    lines_without_trial = corrupt_lines + len(records) - len(trial_records)
+    foreign_records = len(records) - len(trial_records)
+    lines_without_trial = corrupt_lines + foreign_records
     return trial_records, lines_without_trial
 
 
 def made_on(fingerprint: Fingerprint, load_average_1min: float | None = None) -> MadeOn:
     """Return the facts of a site that trials record.
 
-    ``load_average_1min`` is that of the host before the trials.
+    Args:
+        fingerprint: Machine, software, model and dataset.
+        load_average_1min: Load average of the host before the trials.
     """
     facts = {
         name: getattr(fingerprint, name)
@@ -139,23 +148,28 @@ def report_directory(profile_path: Path, reports: Path) -> Path:
 
 
 def own_records(
-    records: Sequence[TrialRecord], made_on: Fingerprint, seq_length_tokens: int | None
+    records: Sequence[TrialRecord],
+    fingerprint: Fingerprint,
+    seq_length_tokens: int | None,
 ) -> tuple[TrialRecord, ...]:
-    """Return the trials of a profile.
+    """Return the trials in a profile's trial log that belong to the profile.
 
-    They have the same model, dataset, kind of device and sequence length; None takes
-    any length.
+    Another profile of the same name may have written the others.
+
+    Args:
+        records: Trials in the trial log.
+        fingerprint: Model, dataset and kind of device of the profile.
+        seq_length_tokens: Sequence length of the profile; None accepts any length.
     """
-    # Trials of one site are of one model and one dataset; those that name neither are
-    # known by their neighbours.
-    other_sites = {record.site for record in records if _is_other(record, made_on)}
+    # All trials of a site are of one model and one dataset. If one of them is of
+    # another profile, so are those that name neither.
+    other_sites = {record.site for record in records if _is_other(record, fingerprint)}
     own = []
     for record in records:
+        # None for a trial without sequences, such as one of links.
         length_tokens = record.trial.config.get("seq_length_tokens")
-        has_length = seq_length_tokens is None or length_tokens in (
-            None,
-            seq_length_tokens,
-        )
+        accepts_any_length = seq_length_tokens is None or length_tokens is None
+        has_length = accepts_any_length or length_tokens == seq_length_tokens
         if record.site not in other_sites and has_length:
             own.append(record)
     return tuple(own)
@@ -173,29 +187,34 @@ def trial_log_sha256(records: Iterable[TrialRecord]) -> str:
     return canonical_sha256(sorted(hashes))
 
 
-def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
+def _is_other(record: TrialRecord, fingerprint: Fingerprint) -> bool:
     """Return whether a trial is known to be of another model, dataset or device."""
-    site = record.made_on
-    if site is None:
-        # An older trial log names no site, and the device is unknown.
-        return not (
-            _model_hash_by_config(record) in (None, made_on.model_sha256)
-            and _dataset_hash_by_config(record) in (None, made_on.dataset_hash)
-        )
-    if site.model_sha256 != made_on.model_sha256:
+    origin = record.made_on
+    if origin is None:
+        # An older trial log has no origins, so the device is unknown.
+        model_sha256 = _model_hash_by_config(record)
+        dataset_hash = _dataset_hash_by_config(record)
+        has_model = model_sha256 in (None, fingerprint.model_sha256)
+        has_dataset = dataset_hash in (None, fingerprint.dataset_hash)
+        return not (has_model and has_dataset)
+    if origin.model_sha256 != fingerprint.model_sha256:
         return True
-    if site.dataset_hash != made_on.dataset_hash:
+    if origin.dataset_hash != fingerprint.dataset_hash:
         return True
-    if site.gpu_name is None and made_on.gpu_name is not None:
-        # A GPU's steps are replayed on a machine without one.
+    if origin.gpu_name is None and fingerprint.gpu_name is not None:
+        # Data loading for a GPU may be measured on a machine without one, which replays
+        # the GPU's steps.
         return False
-    if site.gpu_name != made_on.gpu_name:
+    if origin.gpu_name != fingerprint.gpu_name:
         return True
-    return site.gpu_name is None and site.cpu_model != made_on.cpu_model
+    return origin.gpu_name is None and origin.cpu_model != fingerprint.cpu_model
 
 
 def _model_hash_by_config(record: TrialRecord) -> str | None:
-    """Return the hash of a trial's model, as profiles compute it; None if unknown."""
+    """Return the hash of the model in a trial's settings; None if they have none.
+
+    It is that of ``Fingerprint.model_sha256``, which the model's name does not change.
+    """
     model = record.trial.config.get("model")
     if not isinstance(model, dict):
         return None
@@ -205,6 +224,6 @@ def _model_hash_by_config(record: TrialRecord) -> str | None:
 
 
 def _dataset_hash_by_config(record: TrialRecord) -> object:
-    """Return the hash of a trial's dataset; None if unknown."""
+    """Return the hash of the dataset in a trial's settings; None if they have none."""
     data = record.trial.config.get("data")
     return data.get("dataset_hash") if isinstance(data, dict) else None

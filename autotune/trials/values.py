@@ -31,6 +31,7 @@ JobName = Literal[
     "own_loader",
     "own_trace",
 ]
+"""Name of a job in requests and in the trial log; ``own`` jobs run your own code."""
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
     "training": "autotune.workers.jobs.training",
@@ -53,6 +54,7 @@ class Trial:
     measured: dict[str, Any]
     """Everything that defines the measurement, as JSON; the key is its hash."""
     timeout_s: float
+    """Time limit of the trial, which is killed at it."""
     local: dict[str, Any] = field(default_factory=dict)
     """Inputs that depend on this machine, such as paths; they do not change the key."""
 
@@ -72,7 +74,7 @@ class Trial:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that it keeps busy; one if it names none."""
+        """Number of ranks that the trial keeps busy; 1 if its inputs name none."""
         factors = [
             self.measured.get(name)
             for name in ("local_ranks", "nodes", "ranks_per_node")
@@ -99,26 +101,37 @@ class FinishedTrial:
     trial: Trial
     outcome: Outcome
     seconds: float
+    """Seconds that the trial took when it was measured."""
     label: str
+    """Name of the trial for people."""
     from_trial_log: bool
+    """True if the outcome was reused, False if this program measured it."""
     made_on: "MadeOn | None" = None
-    """Origin of the trial; None if it is not known."""
+    """Origin of the outcome; None if it is not known."""
 
 
 class MadeOn(StrictTable):
     """Machine, software, model and dataset of a trial.
 
-    All but the load average are as in the fingerprint of its profile.
+    Fields but the load average have the meaning of those of ``Fingerprint``.
     """
 
     gpu_name: str | None = None
+    """Name of the GPU, as its driver reports it; None on a CPU."""
     driver: str | None = None
+    """Version of the GPU driver; None on a CPU."""
     gpu_count: Annotated[int, Field(ge=0)] = 0
+    """Number of visible GPUs; 0 on a CPU."""
     cpu_model: str | None = None
+    """Name of the processor; None if it is not known."""
     allotted_cpus: Annotated[int, Field(gt=0)]
+    """CPUs that the process could use."""
     torch: str
+    """Version of torch."""
     model_sha256: str
+    """SHA-256 of the model's config, without its name."""
     dataset_hash: str
+    """SHA-256 of the dataset's manifest."""
     load_average_1min: Annotated[float, Field(ge=0)] | None = None
     """Load average when the command began, before its own trials; None if it is not
     known."""
@@ -140,23 +153,31 @@ class TrialRecord(StrictTable):
     """A trial as the trial log keeps it."""
 
     time_utc: str
+    """Time of the end of the trial, in ISO 8601."""
     site: str
     """Hash of the machine, software, model and dataset of the measurement."""
     key: str
+    """``Trial.key``: trials of the same key measure the same."""
     job: JobName
     measured: dict[str, Any]
+    """``Trial.measured``: everything that defines the measurement."""
     label: str
+    """Name of the trial for people."""
     outcome: dict[str, Any]
+    """``dataclasses.asdict`` of the outcome."""
     seconds: Annotated[float, Field(ge=0)]
+    """Seconds that the trial took."""
     made_on: MadeOn | None = None
     """Origin of the trial; None in older trial logs, whose ``site`` distinguishes
     machines without naming them."""
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "TrialRecord | None":
-        """Read a record.
+        """Read a record of a trial log.
 
-        Return None if it is no trial of this version of the project.
+        Returns:
+            The record, or None if it is not a trial as this version of the project
+            writes it.
         """
         try:
             trial_record = parse_table(cls, record, where="trial_log")
@@ -169,7 +190,7 @@ class TrialRecord(StrictTable):
 
     @property
     def trial(self) -> Trial:
-        """The trial that was measured."""
+        """The trial that was measured, without its time limit and local inputs."""
         return Trial(job=self.job, measured=self.measured, timeout_s=0.0)
 
     def finished(self) -> FinishedTrial:
@@ -185,19 +206,20 @@ class TrialRecord(StrictTable):
 
 
 class TrialRequest(StrictTable):
-    """Everything that defines a measurement."""
+    """Everything that defines a measurement; a subclass for each job has the fields."""
 
     job: ClassVar[JobName]
+    """Job that measures it."""
 
     def trial(self, *, timeout_s: float, **local: Any) -> Trial:
         """Return the trial of this request.
 
         Args:
             timeout_s: Time limit of the trial.
-            local: Inputs that depend on this machine.
+            local: ``Trial.local``.
         """
-        # Fields with a default came later; leaving defaults out keeps the keys of
-        # trials in older trial logs.
+        # Fields with a default were added later. They are left out at their defaults,
+        # so that trials in older trial logs keep their keys.
         unchanged = {
             name
             for name, info in type(self).model_fields.items()

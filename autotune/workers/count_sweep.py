@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from autotune.base.units import format_seconds
 from autotune.errors import AutotuneError, OutOfTime, Undecided
-from autotune.trials.decide.contamination import combine_known
+from autotune.trials.decide.gpu_activity import combine_known
 from autotune.trials.job_figures import GpuUse, LoadedWindow
 from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.runner import Rounds, TrialRunner

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.base.units import format_percent, format_seconds
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
-from autotune.trials.decide.contamination import combine_known
+from autotune.trials.decide.gpu_activity import combine_known
 from autotune.trials.job_figures import GpuUseFigures, LoadedWindow, TrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.session import Session

@@ -15,8 +15,11 @@ class CostRow:
     """Cost of all trials of one kind."""
 
     job: str
+    """Kind of trial."""
     trials: int
+    """Number of trials."""
     seconds: float
+    """Sum of the trials' seconds."""
     rank_seconds: float
     """Sum of each trial's seconds times its busy ranks."""
 

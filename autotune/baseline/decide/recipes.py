@@ -37,7 +37,9 @@ _HF_WORKERS = 0
 """Default of ``dataloader_num_workers`` in transformers."""
 
 _SPEED_SETTINGS = tagged(TrainConfig, Tag.SPEED)
+"""Names of settings that affect the speed of a step."""
 _LOADER_SETTINGS = tagged(DataSettings, Tag.LOADER)
+"""Names of settings of data loading, all of which affect speed."""
 _PLAIN_STEP = {
     "precision": "fp32",
     "residual_dtype": "fp32",
@@ -51,8 +53,8 @@ _PLAIN_STEP = {
     "activation_checkpointing": "none",
     "compile": False,
 }
-"""Defaults of torch and transformers; attention is SDPA, which ``auto`` selects in
-fp32."""
+"""Settings of a step that both baselines share: defaults of torch and transformers.
+Attention is SDPA, which ``auto`` selects in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class Recipe:
 
     name: RecipeName
     config: TrainConfig
+    """All settings of the training."""
     because: Mapping[str, str]
     """Reasons for settings that are not the recipe's own choice, by key."""
 

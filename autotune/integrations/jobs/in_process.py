@@ -116,7 +116,7 @@ class _CudaHere(CudaBudget):
 
     def peak_bytes(self) -> int:
         """Return the highest growth of the allocator's reserve."""
-        return max(1, self._most_reserved_bytes() - self._start_bytes)
+        return max(1, self._peak_reserved_bytes() - self._start_bytes)
 
 
 @contextlib.contextmanager

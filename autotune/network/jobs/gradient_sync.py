@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autotune.network.values import GradientSyncRequest
-from autotune.trials.jobs.footprint import Memory
+from autotune.trials.jobs.footprint import MemoryGrowth
 from autotune.workers.jobs.batches import batches_of
 from trainer.build import build_training
 from trainer.checkpoint.tensors import make_optimizer_state
@@ -47,7 +47,7 @@ def run(
         TokenDataset.open(Path(local["data_dir"])),
     )
     config = with_batch_in_sequences(asked.config, dataset)
-    memory, manifest = Memory(ranks), dataset.manifest
+    memory, manifest = MemoryGrowth(ranks), dataset.manifest
     open_libraries(ranks)
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
     traffic = training.parallel_module.traffic

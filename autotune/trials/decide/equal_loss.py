@@ -24,11 +24,13 @@ class LossVerdict:
     """Result of a check."""
 
     equal: bool
+    """True if the losses are equal; False also if that could not be checked."""
     message: str
+    """Losses and their difference, or the reason why they were not compared."""
 
 
 def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
-    """Return the verdict if the loss of the reference did not fall.
+    """Return the verdict if the loss of the reference fell too little.
 
     Args:
         losses: Loss of each step of the reference.

@@ -1,7 +1,9 @@
-"""Rejection of rates that no GPU can reach, and of every rate of a pretended one.
+"""Rejection of rates that no GPU can reach, and of every rate of a pretended GPU.
 
-Pure. A faulty clock, driver or kernel gives figures that look like an enormous speed;
-a GPU's data sheet, and the FLOPs that a token takes at least, show that they are wrong.
+Pure. A faulty clock, driver or kernel gives figures that look like an enormous speed.
+To detect them, each rate is converted to the FLOP/s, or bytes/s of links, that it takes
+at least, and compared with the GPU's data sheet. A pretended GPU is this project's
+simulated one, whose kernels do nothing.
 """
 
 import statistics
@@ -25,9 +27,14 @@ practice none reaches the sheet."""
 RATE_JOBS = frozenset({"training", "links", "gradient_sync", "own_loader"})
 """Jobs that always measure a rate; a ``step`` may measure memory alone."""
 _MULTIPLY_AND_ADD = 2
+"""FLOPs of a matmul for each weight and token."""
 _FORWARD_AND_BACKWARD = 3
+"""Matmuls of a training step in units of those of its forward pass: the backward pass
+has twice as many."""
 _LEAST_S = 1e-12
-"""Least time of a measurement, in seconds, so that none is divided by zero."""
+"""Time in seconds that replaces a shorter one, so that no rate is divided by zero."""
+_FLOPS_JOBS = ("step", "training", "gradient_sync")
+"""Jobs that train, so that their rate is one of FLOPs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +44,22 @@ class GpuRate:
     name: str
     """Name of the measurement, for messages."""
     per_s: float
-    """FLOP/s, or bytes/s of its links."""
+    """FLOP/s of the GPU, or bytes/s of its links."""
     kind: NumberFormat | Literal["links"] = "bf16"
-    """Peak that limits the rate: that of matmuls in a number format, or of links."""
+    """Kind of the rate: number format of its matmuls, or ``links``."""
 
     def limit_per_s(self, peak: Peak) -> float | None:
-        """Return the rate of the data sheet; None if it has none."""
+        """Return the GPU's peak for this kind of rate; None if it is not known."""
         if self.kind == "links":
-            # Both directions together: a reducing switch (NVLink SHARP) halves the
-            # bytes that a GPU sends.
+            # The peak is that of both directions together. An all-reduce may come close
+            # to it, as a reducing switch (NVLink SHARP) halves the bytes that a GPU
+            # sends.
             return peak.link_bytes_per_s
         return peak.matmul_flops_per_s(self.kind)
 
     @property
     def unit(self) -> str:
-        """Unit of the rate divided by 10^12."""
+        """Unit of the rate after division by 10^12."""
         return "TB/s of links" if self.kind == "links" else f"TFLOP/s in {self.kind}"
 
 
@@ -60,18 +68,23 @@ class _TokenRate:
     """Non-padding tokens per second of several ranks together."""
 
     name: str
+    """Name of the measurement, for messages."""
     tokens_per_s: float
     ranks: int
+    """Number of ranks, each of one GPU."""
     number_format: NumberFormat
+    """Number format of the matmuls."""
 
 
 def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
-    """Check that the named GPU can reach all of these rates.
+    """Check that a GPU can reach all of these rates.
 
-    A CPU, or an unknown GPU, has no limit.
+    Args:
+        gpu_name: Name of the GPU; None for a CPU. CPUs and unknown GPUs have no limit.
+        rates: Measured rates.
 
     Raises:
-        Undecided: If it cannot reach one of them.
+        Undecided: If the GPU cannot reach one of them.
     """
     peak = None if gpu_name is None else find_peak(gpu_name)
     if peak is None:
@@ -91,7 +104,7 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
 
 
 def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
-    """Return whether the named GPU can reach all of these rates, if it is known."""
+    """Return whether a GPU passes ``check_rates``."""
     try:
         check_rates(gpu_name, rates)
     except Undecided:
@@ -99,20 +112,20 @@ def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
     return True
 
 
-def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
-    """Check that a GPU whose rate is measured is real.
+def check_real(gpu_name: str | None, driver: str | None, subject: str) -> None:
+    """Check that a rate is not measured on a pretended GPU.
 
     Args:
         gpu_name: Name of the GPU, for the message.
-        driver: Version of its driver, which shows if it is pretended.
-        what: The rate, for the message.
+        driver: Version of its driver, which shows if the GPU is pretended.
+        subject: Name of the rate, for the message.
 
     Raises:
-        MachineLacks: If the GPU is a pretended one, whose kernels do nothing.
+        MachineLacks: If the GPU is pretended.
     """
     if is_pretended(driver):
         raise MachineLacks(
-            f"{what} cannot be measured on a pretended {gpu_name} (driver {driver}):"
+            f"{subject} cannot be measured on a pretended {gpu_name} (driver {driver}):"
             " its kernels do nothing",
             next_step=(
                 "Measure on a real GPU. On this one only memory can be measured:"
@@ -124,9 +137,9 @@ def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
 def has_rate(
     trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: str | None
 ) -> bool:
-    """Return whether a trial's rate may be shown.
+    """Return whether a trial measured a rate that its device can reach.
 
-    It may if the trial was timed, on a real GPU that can reach the rate.
+    A pretended GPU can reach none; CPUs and unknown GPUs have no limit.
     """
     return (
         trial.is_timed
@@ -136,12 +149,15 @@ def has_rate(
 
 
 def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
-    """Yield the rates of a trial, each of one GPU."""
+    """Yield the rates that a trial measured, each of one GPU.
+
+    Jobs that measure neither FLOPs nor links have none.
+    """
     figures = outcome.figures
     name = f"the trial {trial.job!r}"
-    trains = trial.job in ("step", "training", "gradient_sync")
     # A replayed step computes nothing.
-    if trains and not trial.measured.get("replayed_step_s"):
+    is_replayed = bool(trial.measured.get("replayed_step_s"))
+    if trial.job in _FLOPS_JOBS and not is_replayed:
         yield GpuRate(
             name=name,
             per_s=_training_flops_per_s(trial, figures),
@@ -152,6 +168,7 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
 
 
 def _rates_of_links(name: str, figures: dict[str, Any]) -> Iterator[GpuRate]:
+    """Yield the rates of a ``links`` job: of matmuls, and of messages between ranks."""
     for flops_per_s in figures["matmul_flops_per_s"]:
         yield GpuRate(name=name, per_s=flops_per_s)
     for scope in ("all", "within", "between"):
@@ -163,13 +180,18 @@ def _rates_of_links(name: str, figures: dict[str, Any]) -> Iterator[GpuRate]:
 
 
 def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
-    """Return the FLOP/s of one GPU: as counted, and at least what its tokens take."""
+    """Return the FLOP/s of one GPU in one of ``_FLOPS_JOBS``.
+
+    A job may count its own FLOPs. If its tokens take more at least, these count.
+    """
+    # The figures may be of an older trial log, so they are read by key.
     flops_per_token = least_flops_per_token(settings_of(trial.config), None)
+    local_ranks: int = figures.get("local_ranks") or 1
     if trial.job == "training":
         counted_flops_per_s = figures.get("model_flops_per_s") or 0.0
         least_flops_per_s = flops_per_token * figures.get("tokens_per_s", 0.0)
         flops_per_s = max(counted_flops_per_s, least_flops_per_s)
-        return float(flops_per_s / _local_ranks(figures))
+        return float(flops_per_s / local_ranks)
     if not figures["step_s"]:
         return 0.0
     step_s = max(statistics.median(figures["step_s"]), _LEAST_S)
@@ -178,16 +200,14 @@ def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
         return float(flops / step_s / _synchronised_ranks(trial, figures))
     counted_flops = figures.get("model_flops_per_step") or 0.0
     least_flops = flops_per_token * figures.get("padded_tokens_per_step", 0)
-    return float(max(counted_flops, least_flops) / step_s / _local_ranks(figures))
-
-
-def _local_ranks(figures: dict[str, Any]) -> int:
-    ranks: int = figures.get("local_ranks") or 1
-    return ranks
+    return float(max(counted_flops, least_flops) / step_s / local_ranks)
 
 
 def _synchronised_ranks(trial: Trial, figures: dict[str, Any]) -> float:
-    """Return the ranks of a ``gradient_sync`` trial, which share its global batch."""
+    """Return the number of ranks of a ``gradient_sync`` trial.
+
+    It follows from their global batch, of which each rank has the same part.
+    """
     sequences_per_rank: int = (
         figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
     )
@@ -200,7 +220,7 @@ def check_profile(profile: Profile) -> None:
 
     Raises:
         Undecided: If its GPU cannot reach a rate.
-        MachineLacks: If its GPU is a pretended one and it has any rate.
+        MachineLacks: If its GPU is pretended and it has any rate.
     """
     fingerprint = profile.fingerprint
     if _has_tokens_per_s(profile):
@@ -209,6 +229,7 @@ def check_profile(profile: Profile) -> None:
 
 
 def _has_tokens_per_s(profile: Profile) -> bool:
+    """Return whether a profile has evidence of any measured rate."""
     evidence = profile.evidence
     probe = evidence.probe
     if probe is not None and (probe.curve or probe.sustained):
@@ -218,14 +239,15 @@ def _has_tokens_per_s(profile: Profile) -> bool:
 
 
 def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
+    """Yield every rate of a profile, each of one GPU."""
     workers = profile.evidence.workers
     network = profile.evidence.network
     flops_per_token = least_flops_per_token(profile.train, profile.parameters)
-    for rate in _token_rates(profile):
+    for token_rate in _token_rates(profile):
         yield GpuRate(
-            name=rate.name,
-            per_s=flops_per_token * rate.tokens_per_s / rate.ranks,
-            kind=rate.number_format,
+            name=token_rate.name,
+            per_s=flops_per_token * token_rate.tokens_per_s / token_rate.ranks,
+            kind=token_rate.number_format,
         )
     if workers is not None:
         for row in workers.rows:
@@ -274,17 +296,17 @@ def _loading_rates(profile: Profile) -> Iterator[_TokenRate]:
     # A replayed step computes nothing.
     if workers is None or workers.replayed_step_s is not None:
         return
-    share = fill_share(profile) or 0.0
-    padded_rates = [
+    non_padding_share = fill_share(profile) or 0.0
+    windows_by_name = [
         (f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s)
         for row in workers.rows
     ]
-    padded_rates.append(("cached batches", workers.cached_padded_tokens_per_s))
-    for name, windows in padded_rates:
+    windows_by_name.append(("cached batches", workers.cached_padded_tokens_per_s))
+    for name, windows in windows_by_name:
         for padded_tokens_per_s in windows:
             yield _TokenRate(
                 name=name,
-                tokens_per_s=share * padded_tokens_per_s,
+                tokens_per_s=non_padding_share * padded_tokens_per_s,
                 ranks=workers.local_ranks,
                 number_format=_profile_format(profile),
             )
@@ -344,6 +366,7 @@ def _network_rates(profile: Profile) -> Iterator[_TokenRate]:
 
 
 def _profile_format(profile: Profile) -> NumberFormat:
+    """Return the number format of matmuls with the profile's settings."""
     return matmul_format(profile.train.precision, tf32=profile.train.tf32)
 
 
@@ -352,7 +375,7 @@ def check_run(run: Run) -> None:
 
     Raises:
         Undecided: If its GPU cannot reach a rate.
-        MachineLacks: If its GPU is a pretended one.
+        MachineLacks: If its GPU is pretended.
     """
     header = run.header
     name = f"the run {run.directory.name}"
@@ -378,12 +401,18 @@ def check_run(run: Run) -> None:
 
 
 def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> float:
-    """Return the FLOPs that training takes for each token at least.
+    """Return a lower bound on the FLOPs that training takes for each token.
 
-    For a known architecture, those of the matmuls with its layers' weights; attention,
-    head and embeddings come on top. For any other, twice its parameters, a third of the
-    usual count, as an embedding table takes part in no matmul.
+    For a known architecture, it counts the matmuls with the weights of its layers, and
+    leaves out attention, MLM head and embeddings. For any other, it is twice the number
+    of parameters. That is a third of the usual count, because an embedding table, which
+    may have most of the parameters, takes part in no matmul.
+
+    Args:
+        train: Settings with the model's config; None if they cannot be read.
+        parameters: Number of all parameters; None if it is not known.
     """
+    # The size of the vocabulary affects only the head.
     work = None if train is None else expected_model_work(train, 1, parameters or 1)
     if work is not None:
         return float(_FORWARD_AND_BACKWARD * _MULTIPLY_AND_ADD * work.weights_per_token)
@@ -391,4 +420,8 @@ def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> 
 
 
 def _number_format(config: dict[str, Any]) -> NumberFormat:
+    """Return the number format of matmuls with these settings of the trainer.
+
+    Older settings may lack a key; defaults are the trainer's own.
+    """
     return matmul_format(config.get("precision", "fp32"), tf32=config.get("tf32", True))

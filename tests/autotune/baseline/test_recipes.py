@@ -6,7 +6,13 @@ import pytest
 from transformers import TrainingArguments
 
 from autotune.base.interval import Interval
-from autotune.baseline.decide.recipes import differences, hf_trainer, is_precise, paper
+from autotune.baseline.decide.recipes import (
+    PAPER_WORKERS,
+    differences,
+    hf_trainer,
+    is_precise,
+    paper,
+)
 from trainer.config.train_config import (
     DataSettings,
     ModelSettings,
@@ -34,15 +40,21 @@ TUNED = TrainConfig(
 )
 
 
-def theirs(tuned: TrainConfig = TUNED) -> TrainConfig:
-    return hf_trainer(tuned, 4096).config
+GLOBAL_BATCH_TOKENS = 4096
+AMPLE_WORKERS = 12
+"""Limit on DataLoader workers that does not affect the paper's."""
 
 
-def papers(tuned: TrainConfig = TUNED, workers: int = 12) -> TrainConfig:
-    return paper(tuned, 4096, workers, "limit").config
+def transformers_config(tuned: TrainConfig = TUNED) -> TrainConfig:
+    return hf_trainer(tuned, GLOBAL_BATCH_TOKENS).config
 
 
-def differing(recipe, tuned=TUNED, local_ranks=1):
+def paper_config(tuned: TrainConfig = TUNED) -> TrainConfig:
+    return paper(tuned, GLOBAL_BATCH_TOKENS, AMPLE_WORKERS, "limit").config
+
+
+def differences_by_key(recipe, tuned=TUNED, local_ranks=1):
+    """Return the recipe's value, the tuned one and the reason, by the setting's key."""
     return {
         difference.key: (difference.theirs, difference.tuned, difference.reason)
         for difference in differences(recipe, tuned, local_ranks)
@@ -50,7 +62,7 @@ def differing(recipe, tuned=TUNED, local_ranks=1):
 
 
 both_baselines = pytest.mark.parametrize(
-    "config", [theirs(), papers()], ids=["Hugging Face", "paper"]
+    "config", [transformers_config(), paper_config()], ids=["transformers", "paper"]
 )
 
 
@@ -65,8 +77,10 @@ def test_baselines_keep_the_users_own_settings(config):
         "masking_probability",
     )
     assert all(getattr(config, name) == getattr(TUNED, name) for name in kept)
-    assert (config.data.path, config.data.dataset_hash) == ("../data", "d")
-    assert (config.global_batch_tokens, config.global_batch_samples) == (4096, None)
+    assert config.data.path == "../data"
+    assert config.data.dataset_hash == "d"
+    assert config.global_batch_tokens == GLOBAL_BATCH_TOKENS
+    assert config.global_batch_samples is None
 
 
 @both_baselines
@@ -88,11 +102,12 @@ def test_baselines_have_plain_settings_that_are_valid(config):
 
 
 def test_transformers_baseline_has_its_default_arguments():
-    config = theirs()
+    config = transformers_config()
     arguments = {
         field.name: field.default for field in dataclasses.fields(TrainingArguments)
     }
-    assert (config.layout, config.attention_dropout) == ("dynamic", None)
+    assert config.layout == "dynamic"
+    assert config.attention_dropout is None
     assert config.micro_batch_size == arguments["per_device_train_batch_size"]
     assert config.data.num_workers == arguments["dataloader_num_workers"]
     assert config.data.pin_memory == arguments["dataloader_pin_memory"]
@@ -100,24 +115,31 @@ def test_transformers_baseline_has_its_default_arguments():
         arguments[name]
         for name in ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing")
     )
-    assert (arguments["ddp_bucket_cap_mb"], arguments["train_sampling_strategy"]) == (
-        None,
-        "random",
-    )
+    assert arguments["ddp_bucket_cap_mb"] is None
+    assert arguments["train_sampling_strategy"] == "random"
 
 
 @pytest.mark.parametrize(
-    ("model_type", "dropout"), [("bert", 0.0), ("modernbert", 0.0), ("deberta", None)]
+    ("model_type", "dropout"),
+    [
+        pytest.param("bert", 0.0, id="bert"),
+        pytest.param("modernbert", 0.0, id="modernbert"),
+        pytest.param("deberta", None, id="deberta, which has no such setting"),
+    ],
 )
 def test_paper_baseline_pads_to_full_length(model_type, dropout):
     model = ModelSettings(name="m", config={"model_type": model_type})
-    config = papers(TUNED.model_copy(update={"model": model}))
-    assert (config.layout, config.attention_dropout) == ("padded", dropout)
-    assert (config.micro_batch_size, config.data.num_workers) == (64, 8)
+    config = paper_config(TUNED.model_copy(update={"model": model}))
+    assert config.layout == "padded"
+    assert config.attention_dropout == dropout
+    assert config.micro_batch_size == TUNED.micro_batch_size
+    assert config.data.num_workers == PAPER_WORKERS
 
 
 def test_differences_name_both_values():
-    differing_settings = differing(hf_trainer(TUNED, 4096), local_ranks=2)
+    differing_settings = differences_by_key(
+        hf_trainer(TUNED, GLOBAL_BATCH_TOKENS), local_ranks=2
+    )
     expected = {
         "precision": ("fp32", "bf16", None),
         "compile": (False, True, None),
@@ -132,25 +154,36 @@ def test_differences_name_both_values():
 
 
 def test_recipe_does_not_differ_from_itself():
-    assert differing(hf_trainer(theirs(), 4096), theirs(), local_ranks=2) == {}
+    assert (
+        differences_by_key(
+            hf_trainer(transformers_config(), GLOBAL_BATCH_TOKENS),
+            transformers_config(),
+            local_ranks=2,
+        )
+        == {}
+    )
 
 
 def test_settings_without_effect_are_no_differences():
     on_cpu = TUNED.model_copy(update={"device": "cpu", "precision": "fp32"})
-    alone = differing(paper(on_cpu, 4096, 8, "limit"), on_cpu)
+    alone = differences_by_key(
+        paper(on_cpu, GLOBAL_BATCH_TOKENS, AMPLE_WORKERS, "limit"), on_cpu
+    )
     assert not any(key.startswith(("parallel.", "tf32", "precision")) for key in alone)
 
 
 def test_free_choices_need_no_reason():
-    for _, _, reason in differing(paper(TUNED, 1, 8, "8 CPUs")).values():
+    for _, _, reason in differences_by_key(
+        paper(TUNED, GLOBAL_BATCH_TOKENS, AMPLE_WORKERS, "limit")
+    ).values():
         assert reason is None
 
 
 def test_explains_fewer_workers_than_the_paper():
-    recipe = paper(TUNED, 1, 3, "3 CPUs")
+    recipe = paper(TUNED, GLOBAL_BATCH_TOKENS, 3, "3 CPUs")
     smaller = recipe.config.model_copy(update={"micro_batch_size": 32})
     because = {**recipe.because, "micro_batch_size": "64 do not fit"}
-    differing_settings = differing(
+    differing_settings = differences_by_key(
         dataclasses.replace(recipe, config=smaller, because=because)
     )
     assert differing_settings["data.num_workers"] == (
@@ -164,14 +197,21 @@ def test_explains_fewer_workers_than_the_paper():
 def test_explains_attention_dropout_of_deberta():
     model = ModelSettings(name="m", config={"model_type": "deberta"})
     deberta = TUNED.model_copy(update={"model": model})
-    differing_settings = differing(paper(deberta, 1, 8, "8 CPUs"), deberta)
+    differing_settings = differences_by_key(
+        paper(deberta, GLOBAL_BATCH_TOKENS, AMPLE_WORKERS, "limit"), deberta
+    )
     _, _, reason = differing_settings["attention_dropout"]
     assert "this setting of deberta" in reason
 
 
 @pytest.mark.parametrize(
     ("low", "high", "precise"),
-    [(0.96, 1.04, True), (0.9, 1.1, False), (None, None, False), (0.93, 1.02, True)],
+    [
+        pytest.param(0.96, 1.04, True, id="within 4 %"),
+        pytest.param(0.93, 1.02, True, id="within 4.5 %, not symmetric"),
+        pytest.param(0.9, 1.1, False, id="within 10 %"),
+        pytest.param(None, None, False, id="no bounds"),
+    ],
 )
 def test_ratio_within_five_per_cent_is_precise(low, high, precise):
     assert is_precise(Interval(value=1.0, low=low, high=high)) is precise

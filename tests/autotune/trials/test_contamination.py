@@ -1,4 +1,4 @@
-"""Which disturbances of a GPU spoil a trial, and what its samples add up to."""
+"""Disturbances of a GPU that discard a trial's outcome, and their descriptions."""
 
 from dataclasses import replace
 
@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.machine.values import (
-    GpmWindow,
-    GpuProcess,
-    GpuSample,
-    GpuSeries,
-    Unavailable,
-)
+from autotune.machine.values import GpuProcess, GpuSample, Unavailable
 from autotune.trials.decide.contamination import (
     MEMORY_TOLERANCE_BYTES,
     describe_growth,
@@ -21,8 +15,6 @@ from autotune.trials.decide.contamination import (
     describe_slowdown,
     is_above_baseline,
     judge,
-    window_gpu_use,
-    with_gpu_activity,
 )
 from autotune.trials.outcomes import (
     Contaminated,
@@ -44,17 +36,8 @@ SAMPLE = GpuSample(
     power_w=300.0,
     sm_clock_mhz=1500,
     throttle_reasons=(),
-    temperature_c=50,
+    temperature_c=91,
     process_count=1,
-)
-GPM = GpmWindow(
-    start_s=10.0,
-    end_s=10.5,
-    sm_utilisation=0.6,
-    sm_occupancy=0.2,
-    tensor_active=0.4,
-    dram_active=None,
-    pcie_rx_bytes_per_s=1e6,
 )
 SIZES_BYTES = st.integers(0, 200 * GIB)
 
@@ -81,6 +64,7 @@ def test_growth_names_the_holders():
     )
 
 
+# Reasons for which a sample reports a lower clock; UNREAD if it reports none.
 CAPPED = ("sw_power_cap",)
 HOT = ("hw_thermal",)
 HOT_AND_SLOW = ("hw_slowdown", "hw_thermal")
@@ -89,42 +73,74 @@ UNREAD = None
 
 
 def samples_with(*throttle_reasons):
-    return [
-        replace(SAMPLE, throttle_reasons=reasons, temperature_c=91)
-        for reasons in throttle_reasons
-    ]
+    """Return a sample for each of these values of ``throttle_reasons``."""
+    return [replace(SAMPLE, throttle_reasons=reasons) for reasons in throttle_reasons]
 
 
-def faulty(fault):
+def samples_at_cap_with(fault):
+    """Return samples of a GPU at its power cap, two of three with a fault."""
     return samples_with((*CAPPED, fault), FINE, (*CAPPED, fault))
 
 
-@pytest.mark.parametrize(
+def without_temperature(samples):
+    return [replace(sample, temperature_c=None) for sample in samples]
+
+
+lasting_faults = pytest.mark.parametrize(
     ("samples", "faults"),
     [
-        (faulty("hw_slowdown"), "hw_slowdown in 2 of 3 samples"),
-        (faulty("sw_thermal"), "sw_thermal in 2 of 3 samples"),
-        (faulty("hw_thermal"), "hw_thermal in 2 of 3 samples"),
-        (faulty("hw_power_brake"), "hw_power_brake in 2 of 3 samples"),
-        (
+        pytest.param(
+            samples_at_cap_with("hw_slowdown"),
+            "hw_slowdown in 2 of 3 samples",
+            id="hardware slowdown",
+        ),
+        pytest.param(
+            samples_at_cap_with("sw_thermal"),
+            "sw_thermal in 2 of 3 samples",
+            id="heat, by the driver",
+        ),
+        pytest.param(
+            samples_at_cap_with("hw_thermal"),
+            "hw_thermal in 2 of 3 samples",
+            id="heat, by the hardware",
+        ),
+        pytest.param(
+            samples_at_cap_with("hw_power_brake"),
+            "hw_power_brake in 2 of 3 samples",
+            id="power brake",
+        ),
+        pytest.param(
             samples_with(HOT_AND_SLOW, HOT_AND_SLOW, HOT),
             "hw_slowdown in 2 of 3 samples, hw_thermal in 3 of 3 samples",
+            id="two faults",
         ),
-        (samples_with(HOT, UNREAD, HOT), "hw_thermal in 2 of 2 samples"),
-        (samples_with(HOT), "hw_thermal in 1 of 1 samples"),
-        (
-            # More than a tenth of the samples that were read.
+        pytest.param(
+            samples_with(HOT, UNREAD, HOT),
+            "hw_thermal in 2 of 2 samples",
+            id="in all samples that were read",
+        ),
+        pytest.param(
+            samples_with(HOT), "hw_thermal in 1 of 1 samples", id="in the only sample"
+        ),
+        pytest.param(
             samples_with(*[HOT] * 3, *[FINE] * 17, *[UNREAD] * 20),
             "hw_thermal in 3 of 20 samples",
+            id="in more than a tenth of the samples that were read",
         ),
     ],
 )
+
+
+@lasting_faults
 def test_heat_or_hardware_slowdown_is_a_fault(samples, faults):
     assert describe_slowdown("GPU 3", samples) == (
         f"GPU 3 was slowed down: {faults}, at up to 91 °C"
     )
-    unknown_heat = [replace(sample, temperature_c=None) for sample in samples]
-    assert describe_slowdown("GPU 3", unknown_heat) == (
+
+
+@lasting_faults
+def test_fault_of_unknown_heat_is_described_without(samples, faults):
+    assert describe_slowdown("GPU 3", without_temperature(samples)) == (
         f"GPU 3 was slowed down: {faults}"
     )
 
@@ -145,63 +161,94 @@ def test_heat_or_hardware_slowdown_is_a_fault(samples, faults):
     ],
 )
 def test_operating_states_are_no_fault(samples):
-    unknown_heat = [replace(sample, temperature_c=None) for sample in samples]
     assert describe_slowdown("GPU 3", samples) is None
-    assert describe_slowdown("GPU 3", unknown_heat) is None
+    assert describe_slowdown("GPU 3", without_temperature(samples)) is None
 
 
 @pytest.mark.parametrize(
-    ("counts", "description"),
+    ("process_counts", "description"),
     [
-        ((1, 3, 1), "another process used GPU 3: 3 processes in 1 of 3 samples"),
-        ((None, 2), "another process used GPU 3: 2 processes in 1 of 1 samples"),
-        ((1, 0), None),
-        ((None,), None),
-        ((), None),
+        pytest.param(
+            (1, 3, 1),
+            "another process used GPU 3: 3 processes in 1 of 3 samples",
+            id="two others",
+        ),
+        pytest.param(
+            (None, 2),
+            "another process used GPU 3: 2 processes in 1 of 1 samples",
+            id="one sample not read",
+        ),
+        pytest.param((1, 0), None, id="the trial's own"),
+        pytest.param((None,), None, id="never read"),
+        pytest.param((), None, id="no samples"),
     ],
 )
-def test_describes_processes_beside_the_trials_own(counts, description):
-    samples = [replace(SAMPLE, process_count=count) for count in counts]
+def test_describes_processes_beside_the_trials_own(process_counts, description):
+    samples = [replace(SAMPLE, process_count=count) for count in process_counts]
     assert describe_other_processes("GPU 3", samples) == description
+
+
+FIGURES = Measured(figures={"loss": 1.0})
+OUT_OF_MEMORY = OutOfMemory(detail="d")
+OTHER_FAILURES = [
+    kind(detail="d") for kind in (HostOutOfMemory, TimedOut, Crashed, Contaminated)
+]
+
+
+@pytest.mark.parametrize(
+    "outcome", [FIGURES, OUT_OF_MEMORY], ids=lambda outcome: outcome.kind
+)
+def test_reasons_discard_figures_or_out_of_memory(outcome):
+    assert judge(outcome, ["one", "two"]) == Contaminated(detail="one; two")
+
+
+@pytest.mark.parametrize("outcome", OTHER_FAILURES, ids=lambda outcome: outcome.kind)
+def test_other_failures_stay_for_any_reason(outcome):
+    assert judge(outcome, ["one", "two"]) is outcome
 
 
 @pytest.mark.parametrize(
     "outcome",
-    [
-        OutOfMemory(detail="d"),
-        Measured(figures={"loss": 1.0}),
-    ],
+    [FIGURES, OUT_OF_MEMORY, *OTHER_FAILURES],
+    ids=lambda outcome: outcome.kind,
 )
-def test_reasons_void_figures_or_out_of_memory(outcome):
-    assert judge(outcome, ["one", "two"]) == Contaminated(detail="one; two")
-    assert judge(outcome, []) is outcome
-
-
-@pytest.mark.parametrize("kind", [HostOutOfMemory, TimedOut, Crashed, Contaminated])
-def test_other_failures_stay_for_any_reason(kind):
-    outcome = kind(detail="d")
-    assert judge(outcome, ["one", "two"]) is outcome
+def test_outcome_stays_without_a_reason(outcome):
     assert judge(outcome, []) is outcome
 
 
 @pytest.mark.parametrize(
     ("used_bytes", "holders", "use"),
     [
-        (3 * GIB, (), "3 GiB allocated (no visible process, perhaps another user's)"),
-        (GIB // 2, (HOLDER,), "512 MiB allocated (pid 42: 256 MiB)"),
-        (UNKNOWN, (HOLDER_OF_UNKNOWN_SIZE,), "n/a allocated (pid 7: n/a)"),
-        (
+        pytest.param(
             3 * GIB,
-            UNKNOWN,
-            (
-                "3 GiB allocated (processes cannot be listed: NVML: Insufficient"
-                " Permissions)"
-            ),
+            (),
+            "3 GiB allocated (no visible process, perhaps another user's)",
+            id="hidden process",
         ),
-        (
+        pytest.param(
             2 * GIB + 1,
             (),
             "2 GiB allocated (no visible process, perhaps another user's)",
+            id="a byte beyond the driver's reserve",
+        ),
+        pytest.param(
+            GIB // 2,
+            (HOLDER,),
+            "512 MiB allocated (pid 42: 256 MiB)",
+            id="listed process",
+        ),
+        pytest.param(
+            UNKNOWN,
+            (HOLDER_OF_UNKNOWN_SIZE,),
+            "n/a allocated (pid 7: n/a)",
+            id="sizes unknown",
+        ),
+        pytest.param(
+            3 * GIB,
+            UNKNOWN,
+            "3 GiB allocated"
+            " (processes cannot be listed: NVML: Insufficient Permissions)",
+            id="processes unknown",
         ),
     ],
 )
@@ -212,133 +259,12 @@ def test_describes_users_of_a_gpu(used_bytes, holders, use):
 
 @pytest.mark.parametrize(
     ("used_bytes", "holders"),
-    [(GIB // 2, ()), (UNKNOWN, ()), (GIB // 2, UNKNOWN), (2 * GIB, ())],
+    [
+        pytest.param(GIB // 2, (), id="less than the reserve"),
+        pytest.param(2 * GIB, (), id="the whole reserve"),
+        pytest.param(UNKNOWN, (), id="size unknown"),
+        pytest.param(GIB // 2, UNKNOWN, id="processes unknown"),
+    ],
 )
 def test_gpu_with_only_the_drivers_reserve_is_free(used_bytes, holders):
     assert describe_other_users("GPU 3", used_bytes, holders) is None
-
-
-def test_each_figure_is_combined_in_its_own_way():
-    hot = replace(
-        SAMPLE,
-        utilisation=1.0,
-        used_bytes=300,
-        power_w=500.0,
-        sm_clock_mhz=1700,
-        temperature_c=70,
-        throttle_reasons=CAPPED,
-    )
-    use = window_gpu_use(
-        GpuSeries(
-            samples=(SAMPLE, hot, SAMPLE), gpm=(GPM, replace(GPM, sm_utilisation=0.8))
-        )
-    )
-    assert use.samples == 3
-    assert use.utilisation_share == pytest.approx(2 / 3)
-    assert use.used_bytes == 300
-    assert use.sm_clock_mhz == 1500
-    assert use.temperature_c == 70
-    assert use.power_w == pytest.approx(1100 / 3)
-    assert use.power_capped_share == pytest.approx(1 / 3)
-    assert use.lacking is None
-    assert use.gpm_windows == 2
-    assert use.gpm_sm_share == pytest.approx(0.7)
-    assert use.gpm_pcie_rx_bytes_per_s == pytest.approx(1e6)
-    assert use.gpm_lacking is None
-
-
-BLIND = replace(SAMPLE, utilisation=None, power_w=None, throttle_reasons=None)
-
-
-def test_missing_figures_are_left_out_of_means():
-    use = window_gpu_use(GpuSeries(samples=(BLIND, SAMPLE)))
-    assert use.utilisation_share == 0.5
-    assert use.power_w == 300.0
-    assert use.power_capped_share == 0.0
-
-
-def test_figure_missing_in_all_samples_is_none():
-    use = window_gpu_use(GpuSeries(samples=(BLIND,), gpm=(GPM,)))
-    assert use.utilisation_share is None
-    assert use.power_w is None
-    assert use.power_capped_share is None
-    assert use.gpm_dram_share is None
-    assert use.used_bytes == 100
-
-
-def test_missing_samples_give_the_drivers_reason():
-    use = window_gpu_use(GpuSeries(lacking="no permission", gpm_lacking="no Hopper"))
-    assert use.samples == 0
-    assert use.lacking == "no permission"
-    assert use.gpm_lacking == "no Hopper"
-
-
-def test_empty_window_gives_its_own_reason():
-    use = window_gpu_use(GpuSeries())
-    assert use.lacking == "no sample fell into the window"
-    assert use.gpm_lacking == "no counter interval fell into the window"
-
-
-def test_known_utilisation_needs_no_reason():
-    series = GpuSeries(samples=(SAMPLE,), lacking="once it was refused")
-    assert window_gpu_use(series).lacking is None
-
-
-@pytest.mark.parametrize(
-    ("energies_j", "power_w"),
-    [
-        # The power that NVML itself reports is still that of before.
-        ((1e6, 1e6 + 600, 1e6 + 1200), 600.0),
-        ((None, 1e6, 1e6 + 600, None), 600.0),
-        # Without a count that grows the mean of the samples is taken.
-        ((None, None), 350.0),
-        ((None, 7.0), 350.0),
-        ((7.0, 7.0), 350.0),
-        ((7.0, 1.0), 350.0),
-        ((), None),
-    ],
-)
-def test_power_follows_from_energy_if_counted(energies_j, power_w):
-    samples = [
-        replace(
-            SAMPLE,
-            time_s=10.0 + second,
-            power_w=300.0 + 100 * second,
-            energy_j=energy_j,
-        )
-        for second, energy_j in enumerate(energies_j)
-    ]
-    assert window_gpu_use(GpuSeries(samples=tuple(samples))).power_w == power_w
-
-
-WINDOW = Measured(figures={"window_start_s": 10.0, "window_end_s": 11.0, "steps": 3})
-AROUND_THE_WINDOW = GpuSeries(
-    samples=(
-        replace(SAMPLE, time_s=9.9, utilisation=1.0),
-        SAMPLE,
-        replace(SAMPLE, time_s=11.1),
-    ),
-    gpm=(GPM, replace(GPM, start_s=10.8, end_s=11.3)),
-)
-
-
-def test_only_activity_in_the_window_counts():
-    lost = GpuSeries(lacking="lost")
-    figures = with_gpu_activity(WINDOW, [AROUND_THE_WINDOW, lost]).figures
-    first_gpu, lost_gpu = figures["gpus"]
-    assert figures["steps"] == 3
-    assert first_gpu["samples"] == 1
-    assert first_gpu["gpm_windows"] == 1
-    assert first_gpu["utilisation_share"] == 0.5
-    assert first_gpu["series"]["time_s"] == [10.0]
-    assert lost_gpu["samples"] == 0
-    assert lost_gpu["gpm_windows"] == 0
-    assert lost_gpu["lacking"] == "lost"
-    assert lost_gpu["series"] == {}
-
-
-@pytest.mark.parametrize(
-    "outcome", [Crashed(detail="boom"), Measured(figures={"loss": 1.0})]
-)
-def test_outcome_without_window_gets_no_activity(outcome):
-    assert with_gpu_activity(outcome, [AROUND_THE_WINDOW]) is outcome

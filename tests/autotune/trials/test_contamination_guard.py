@@ -1,4 +1,9 @@
-"""Trials run on free GPUs only, and are void if something else disturbed them."""
+"""Trials run on free GPUs only, and outcomes are discarded if something disturbed them.
+
+The guard reads the memory of a GPU at its construction (the baseline), before a trial,
+and after it, and again every ``MIN_INTERVAL_S`` while it waits. Samples are taken twice
+before a trial, which do not count, and once after it.
+"""
 
 import re
 from dataclasses import replace
@@ -7,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from autotune.errors import BadInput
+from autotune.machine.nvml import MIN_INTERVAL_S
 from autotune.machine.values import GpuProcess, Unavailable
 from autotune.memory.probe import FIT_STEPS
 from autotune.memory.throughput import CURVE_STEPS
@@ -40,9 +46,9 @@ IDLE_BYTES = GIB // 2
 OCCUPIED_BYTES = 4 * GIB
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
 NEIGHBOUR = (GpuProcess(pid=42, used_bytes=3 * GIB),)
-TRIAL = Trial(job="step", measured={"rows": 8}, timeout_s=60.0)
+TRIAL = Trial(job="step", measured={"micro_batch_size": 8}, timeout_s=60.0)
 TRIAL_ON_TWO_GPUS = Trial(
-    job="step", measured={"rows": 8, "local_ranks": 2}, timeout_s=60.0
+    job="step", measured={"micro_batch_size": 8, "local_ranks": 2}, timeout_s=60.0
 )
 FIGURES = Measured(figures={"peak_bytes": GIB})
 OUT_OF_MEMORY = OutOfMemory(detail="CUDA out of memory")
@@ -57,7 +63,16 @@ FIGURES_OR_OUT_OF_MEMORY = pytest.mark.parametrize(
 def gpu(
     *used_bytes, index=0, throttle_reasons=None, processes=(), process_counts=(1,)
 ) -> FakeGpu:
-    """Script a GPU; the first value of ``used_bytes`` is its baseline."""
+    """Script a GPU, whose last values stay.
+
+    Args:
+        used_bytes: Memory in use at each reading, the baseline first; by default
+            ``IDLE_BYTES``.
+        index: Number of the GPU.
+        throttle_reasons: Reasons for a lower clock in all samples.
+        processes: Processes that the driver lists.
+        process_counts: Number of processes in each sample.
+    """
     samples = [
         replace(
             SAMPLE,
@@ -76,11 +91,22 @@ def gpu(
 
 
 class TwiceSampled(FakeGpuSampler):
-    """Samples once more in a trial, as a single hot sample is tolerated."""
+    """Samples once more before each ``take``, as a single hot sample is tolerated.
+
+    So the fourth and the fifth sample of a GPU are those of the first trial.
+    """
 
     def take(self):
         self.tick()
         return super().take()
+
+
+def about(waited_s):
+    """Compare with a time of waiting, which may end one reading later.
+
+    The second reading is for rounding of the clock.
+    """
+    return pytest.approx(waited_s, abs=2 * MIN_INTERVAL_S)
 
 
 class GuardedFake:
@@ -118,6 +144,7 @@ class GuardedFake:
         Crashed(detail="d"),
         OutOfMemory(detail="d"),
     ],
+    ids=lambda outcome: outcome.kind,
 )
 def test_outcomes_on_a_quiet_gpu_pass_through(outcome):
     # A loaded GPU runs at its power cap.
@@ -131,7 +158,7 @@ def test_neighbour_that_stays_prevents_the_trial():
     guarded = GuardedFake(gpu(IDLE_BYTES, OCCUPIED_BYTES, processes=NEIGHBOUR))
     outcome = guarded.run()
     assert guarded.machine.trials == []
-    assert guarded.waited_s == pytest.approx(WAIT_BEFORE_S, abs=0.2)
+    assert guarded.waited_s == about(WAIT_BEFORE_S)
     assert isinstance(outcome, Contaminated)
     assert outcome.detail.startswith(
         "trial skipped: GPU 0 still holds 4 GiB after a wait of 30"
@@ -142,36 +169,37 @@ def test_neighbour_that_stays_prevents_the_trial():
 
 
 @pytest.mark.parametrize(
-    ("used_bytes", "waited_s"),
+    ("used_bytes", "waits"),
     [
-        pytest.param([OCCUPIED_BYTES] * 3 + [IDLE_BYTES], 0.3, id="before a trial"),
+        pytest.param([OCCUPIED_BYTES] * 3 + [IDLE_BYTES], 3, id="before a trial"),
         pytest.param(
-            [IDLE_BYTES] + [OCCUPIED_BYTES] * 2 + [IDLE_BYTES], 0.2, id="after a trial"
+            [IDLE_BYTES] + [OCCUPIED_BYTES] * 2 + [IDLE_BYTES], 2, id="after a trial"
         ),
     ],
 )
-def test_memory_may_be_freed_late(used_bytes, waited_s):
+def test_memory_may_be_freed_late(used_bytes, waits):
     guarded = GuardedFake(gpu(IDLE_BYTES, *used_bytes))
     assert guarded.run() is FIGURES
-    assert guarded.waited_s == pytest.approx(waited_s)
+    assert guarded.waited_s == pytest.approx(waits * MIN_INTERVAL_S)
 
 
 @FIGURES_OR_OUT_OF_MEMORY
-def test_neighbour_that_came_during_the_trial_voids_it(outcome):
+def test_neighbour_that_came_during_the_trial_discards_it(outcome):
     guarded = GuardedFake(
         gpu(IDLE_BYTES, IDLE_BYTES, OCCUPIED_BYTES, processes=NEIGHBOUR),
         outcome=outcome,
     )
     contaminated = guarded.run()
     assert guarded.machine.trials == [TRIAL]
-    assert guarded.waited_s == pytest.approx(WAIT_AFTER_S, abs=0.2)
+    assert guarded.waited_s == about(WAIT_AFTER_S)
     assert isinstance(contaminated, Contaminated)
     assert contaminated.detail.startswith("GPU 0 still holds 4 GiB after a wait of 10")
     assert "pid 42: 3 GiB" in contaminated.detail
 
 
 def test_trials_run_again_once_a_neighbour_has_left():
-    occupied_readings = int(WAIT_BEFORE_S / 0.1) + 2
+    # One for each interval of the wait, the first and the last, and one for rounding.
+    occupied_readings = int(WAIT_BEFORE_S / MIN_INTERVAL_S) + 2
     guarded = GuardedFake(
         gpu(
             IDLE_BYTES,
@@ -192,10 +220,11 @@ HOT_GPU = gpu(throttle_reasons=("sw_power_cap", "hw_thermal"))
 
 
 def step_trial(steps):
+    """Return ``TRIAL`` with these numbers of warm-up and timed steps."""
     return replace(
         TRIAL,
         measured={
-            "rows": 8,
+            "micro_batch_size": 8,
             "warmup_steps": steps.warmup,
             "timed_steps": steps.timed,
         },
@@ -203,8 +232,14 @@ def step_trial(steps):
 
 
 @FIGURES_OR_OUT_OF_MEMORY
-@pytest.mark.parametrize("trial", [TRIAL, step_trial(CURVE_STEPS["cuda"])])
-def test_heat_voids_a_timed_trial(trial, outcome):
+@pytest.mark.parametrize(
+    "trial",
+    [
+        pytest.param(TRIAL, id="unknown steps"),
+        pytest.param(step_trial(CURVE_STEPS["cuda"]), id="steps of a curve"),
+    ],
+)
+def test_heat_discards_a_timed_trial(trial, outcome):
     guarded = GuardedFake(HOT_GPU, outcome=outcome, sampler=TwiceSampled)
     contaminated = guarded.run(trial)
     assert isinstance(contaminated, Contaminated)
@@ -218,8 +253,8 @@ def test_heat_says_nothing_about_memory(outcome):
 
 
 @FIGURES_OR_OUT_OF_MEMORY
-def test_other_processes_void_an_untimed_trial(outcome):
-    shared_gpu = gpu(process_counts=(2, 2, 2))
+def test_other_processes_discard_an_untimed_trial(outcome):
+    shared_gpu = gpu(process_counts=(2,))
     contaminated = GuardedFake(shared_gpu, outcome=outcome).run(step_trial(FIT_STEPS))
     assert isinstance(contaminated, Contaminated)
 
@@ -229,7 +264,7 @@ def test_trace_uses_no_gpu():
         IDLE_BYTES,
         OCCUPIED_BYTES,
         throttle_reasons=("hw_thermal",),
-        process_counts=(2, 2, 2),
+        process_counts=(2,),
     )
     guarded = GuardedFake(disturbed_gpu)
     trace = Trial(job="trace", measured={"sizes": [1]}, timeout_s=60.0)
@@ -281,6 +316,7 @@ def test_missing_readings_contaminate_nothing(used_bytes):
             id="processes unknown",
         ),
         pytest.param(
+            # The fifth sample is the second one of the trial.
             [gpu(), gpu(index=1, process_counts=(1, 1, 1, 1, 2))],
             "another process used GPU 1: 2 processes in 1 of 2 samples",
             id="another process on the second GPU",
@@ -300,7 +336,7 @@ def test_unused_gpu_does_not_matter():
         OCCUPIED_BYTES,
         index=1,
         throttle_reasons=("hw_thermal",),
-        process_counts=(2, 2, 2),
+        process_counts=(2,),
     )
     outcome = GuardedFake(gpu(), disturbed_gpu, outcome=WINDOW).run(TRIAL)
     assert isinstance(outcome, Measured)
@@ -308,11 +344,13 @@ def test_unused_gpu_does_not_matter():
 
 
 def test_processes_from_before_the_trial_do_not_matter():
+    # The third sample is the trial's only one.
     guarded = GuardedFake(gpu(process_counts=(2, 2, 1)))
     assert guarded.run() is FIGURES
 
 
 def test_window_gets_the_activity_of_every_gpu():
+    # The clock begins at 1000 s, so the sample at the end lies in the window.
     guarded = GuardedFake(gpu(), gpu(index=1), outcome=WINDOW, lasts_s=2.5)
     figures = guarded.run(TRIAL_ON_TWO_GPUS).figures
     assert figures["steps"] == 4
@@ -322,7 +360,8 @@ def test_window_gets_the_activity_of_every_gpu():
 
 
 def test_window_without_samples_says_what_is_lacking():
-    outcome = GuardedFake(gpu(), outcome=WINDOW).run(TRIAL)
+    # The trial ends at 1000 s, before its window.
+    outcome = GuardedFake(gpu(), outcome=WINDOW, lasts_s=0.0).run(TRIAL)
     (gpu_figures,) = outcome.figures["gpus"]
     assert gpu_figures["samples"] == 0
     assert gpu_figures["utilisation_share"] is None

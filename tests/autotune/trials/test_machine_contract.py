@@ -3,6 +3,7 @@
 The real one keeps more of them, with real limits and real processes.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,6 +27,12 @@ from trainer.environment import CPU_ENVIRONMENT
 MIB = 2**20
 START_TIMEOUT_S = 300
 """Longest start of a command with its server, on a busy machine."""
+END_TIMEOUT_S = 60
+"""Longest time in which a killed process ends, on a busy machine."""
+BUDGET_BYTES = 64 * MIB
+BELOW_BUDGET_BYTES = 32 * MIB
+BEYOND_BUDGET_BYTES = 128 * MIB
+# Outcome of each fault of ``testbed.failing_job``.
 OUTCOMES: dict[str, Any] = {
     "none": Measured(figures={"fault": "none"}),
     "allocate": OutOfMemory(detail="can't allocate memory"),
@@ -49,10 +56,10 @@ def machine(request, real_machine):
     return FakeMachine(lambda trial: OUTCOMES[trial.measured["fault"]])
 
 
-def trial_with(fault: str, *, allocate_bytes: int = 128 * MIB) -> Trial:
+def trial_with(fault: str, *, allocate_bytes: int = BEYOND_BUDGET_BYTES) -> Trial:
     measured = {
         "fault": fault,
-        "budget_bytes": 64 * MIB,
+        "budget_bytes": BUDGET_BYTES,
         "allocate_bytes": allocate_bytes,
     }
     return Trial(job="testbed.failing_job", measured=measured, timeout_s=1.0)
@@ -64,11 +71,42 @@ def is_running(pid: int) -> bool:
     return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def wait_for_end_of(pids, within_s):
-    deadline_s = time.monotonic() + within_s
+def wait_for_end_of(pids):
+    """Wait until these processes have ended, which are no children to wait for."""
+    deadline_s = time.monotonic() + END_TIMEOUT_S
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+
+
+def wait_for_pids(pid_file) -> list[int]:
+    """Return the process ids in a file, once it has been written."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    return [int(pid) for pid in pid_file.read_text().split()]
+
+
+@pytest.fixture
+def start_command():
+    """Return a function that starts Python source with arguments as a command.
+
+    The command is killed after the test at the latest.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def start(source, *arguments):
+            command = subprocess.Popen([sys.executable, "-c", source, *arguments])
+            stack.callback(kill, command)
+            return command
+
+        yield start
+
+
+def kill(command):
+    command.kill()
+    command.wait()
 
 
 @pytest.mark.parametrize("fault", OUTCOMES)
@@ -81,7 +119,8 @@ def test_every_fault_has_its_outcome(machine, fault):
         assert outcome == expected
     else:
         assert expected.detail in outcome.detail
-    assert time.monotonic() - started_s < 20  # a job that hangs would take an hour
+    # The time limit of the trial is a second, and a job that hangs takes an hour.
+    assert time.monotonic() - started_s < 20
 
 
 def test_processes_that_a_trial_leaves_are_ended(real_machine, tmp_path):
@@ -90,13 +129,13 @@ def test_processes_that_a_trial_leaves_are_ended(real_machine, tmp_path):
         trial_with("leave_child"), local={"pid_file": str(pid_file)}, timeout_s=10
     )
     assert isinstance(real_machine.run(trial), Measured)
-    wait_for_end_of([int(pid_file.read_text())], 5)
+    wait_for_end_of([int(pid_file.read_text())])
 
 
 def test_failures_do_not_affect_later_trials(real_machine):
     for fault in ("signal", "allocate", "crash"):
         real_machine.run(trial_with(fault))
-    within_budget = trial_with("allocate", allocate_bytes=32 * MIB)
+    within_budget = trial_with("allocate", allocate_bytes=BELOW_BUDGET_BYTES)
     assert isinstance(real_machine.run(within_budget), Measured)
 
 
@@ -158,29 +197,18 @@ def test_only_the_trainer_on_a_cpu_sets_the_policy(monkeypatch, make_machine, ex
     assert machine.environment["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
-def wait_for_pids(pid_file) -> list[int]:
-    """Return the process ids in a file, once it has been written."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
-    return [int(pid) for pid in pid_file.read_text().split()]
-
-
-def kill(command):
-    command.kill()
-    command.wait()
-
-
-# Writes the ids of its server and of both ranks, which hang.
+# Writes the ids of its server and of both ranks, which hang, once there are all three.
 COMMAND_WITH_HANGING_TRIAL = """
 import psutil, sys, threading, time
 from autotune.trials.values import Trial
 from autotune.trials.fork_server import ForkServerMachine
 
 def write_pids():
-    time.sleep(1)
-    children = psutil.Process().children(recursive=True)
+    children = []
+    while len(children) < 3:
+        time.sleep(0.1)
+        children = psutil.Process().children(recursive=True)
+    time.sleep(1)  # until the ranks are likely to hang
     open(sys.argv[1], "w").write(" ".join(str(child.pid) for child in children))
 
 machine = ForkServerMachine()
@@ -191,15 +219,13 @@ machine.run(Trial(job="testbed.failing_job", measured=hanging, timeout_s=600))
 """
 
 
-def test_killed_command_leaves_no_trial(tmp_path):
+def test_killed_command_leaves_no_trial(tmp_path, start_command):
     pid_file = tmp_path / "pids"
-    command = subprocess.Popen(
-        [sys.executable, "-c", COMMAND_WITH_HANGING_TRIAL, str(pid_file)]
-    )
+    command = start_command(COMMAND_WITH_HANGING_TRIAL, str(pid_file))
     pids = wait_for_pids(pid_file)
     assert len(pids) == 3
     kill(command)
-    wait_for_end_of(pids, 60)
+    wait_for_end_of(pids)
 
 
 # The trial writes the id of a process that it starts in another session, and hangs.
@@ -218,11 +244,9 @@ ForkServerMachine().run(trial)
 """
 
 
-def test_killed_command_leaves_no_daemon_of_a_trial(tmp_path):
+def test_killed_command_leaves_no_daemon_of_a_trial(tmp_path, start_command):
     pid_file = tmp_path / "pid"
-    command = subprocess.Popen(
-        [sys.executable, "-c", COMMAND_WITH_DAEMON, str(pid_file)]
-    )
+    command = start_command(COMMAND_WITH_DAEMON, str(pid_file))
     daemon = wait_for_pids(pid_file)
     kill(command)
-    wait_for_end_of(daemon, 60)
+    wait_for_end_of(daemon)

@@ -15,6 +15,7 @@ from autotune.trials.values import Trial
 from testbed.datasets import write_dataset
 from testbed.simulators.hosts import hosts, together
 
+# Measured input of a ``links`` job on two ranks of one node.
 LINKS = {
     "sizes_bytes": [4096, 65536],
     "repeats": 2,
@@ -61,8 +62,22 @@ def gradient_sync_trial(data, *, synchronise=True, **parallel):
     )
 
 
+def elements_of_gradients(figures: GradientSyncFigures) -> int:
+    return sum(elements for elements, _ in figures.gradients)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Write a dataset of 40 documents of 20 tokens each."""
+    directory = tmp_path_factory.mktemp("dataset") / "data"
+    document = list(range(5, 25))
+    write_dataset(directory, [document] * 40, vocab_size=128)
+    return directory
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
+    """Two local ranks that torchrun starts once for all tests of this file."""
     start = on_this_node(2, importlib.metadata.version("torch"))
     with MultirankMachine(
         start, "cpu", tmp_path_factory.mktemp("ranks") / "scratch"
@@ -85,32 +100,42 @@ def test_times_links_within_the_node(two_ranks):
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("dataset") / "data"
-    document = [5 + number % 90 for number in range(20)]
-    write_dataset(directory, [document] * 40, vocab_size=128)
-    return directory
+def synchronised(two_ranks, data) -> GradientSyncFigures:
+    """Figures of steps that synchronise their gradients."""
+    return GradientSyncFigures.of(two_ranks.run(gradient_sync_trial(data)))
+
+
+@pytest.fixture(scope="module")
+def alone(two_ranks, data) -> GradientSyncFigures:
+    """Figures of the same steps without synchronisation."""
+    trial = gradient_sync_trial(data, synchronise=False)
+    return GradientSyncFigures.of(two_ranks.run(trial))
 
 
 @pytest.mark.system
-def test_measures_steps_with_or_without_synchronisation(two_ranks, data):
-    synchronised = GradientSyncFigures.of(two_ranks.run(gradient_sync_trial(data)))
-    alone = GradientSyncFigures.of(
-        two_ranks.run(gradient_sync_trial(data, synchronise=False))
-    )
+def test_times_steps_with_synchronisation(synchronised):
+    # The global batch of 8 sequences is shared by two ranks, two sequences at a time.
     assert synchronised.gradient_accumulation_steps == 2
     assert synchronised.micro_batch_size == 2
     assert synchronised.tokens_per_step > 0
     assert len(synchronised.step_s) == 2
+
+
+@pytest.mark.system
+def test_times_compute_of_each_rank_without_synchronisation(alone):
     assert len(alone.compute_s_by_rank) == 2
+
+
+@pytest.mark.system
+def test_gradients_are_in_order_of_readiness(alone):
     ready_shares = [share for _, share in alone.gradients]
     assert ready_shares == sorted(ready_shares)
     assert ready_shares[-1] == pytest.approx(1.0)
-    assert _elements(alone) == _elements(synchronised)
 
 
-def _elements(figures):
-    return sum(elements for elements, _ in figures.gradients)
+@pytest.mark.system
+def test_gradients_are_the_same_without_synchronisation(alone, synchronised):
+    assert elements_of_gradients(alone) == elements_of_gradients(synchronised)
 
 
 @pytest.mark.system
@@ -124,6 +149,7 @@ def test_sharded_gradients_cannot_be_timed(two_ranks, data):
 
 @pytest.mark.system
 def test_failed_trial_does_not_affect_the_next(two_ranks):
+    # torch rejects a tensor of negative size.
     crashed = two_ranks.run(links_trial(sizes_bytes=[-4]))
     assert isinstance(crashed, Crashed)
     assert "non-negative" in crashed.detail
@@ -148,9 +174,10 @@ def test_trial_beyond_its_limit_ends_all_ranks(tmp_path):
 @pytest.mark.soak
 @pytest.mark.system
 def test_names_the_one_slow_link_of_three_hosts(tmp_path):
-    slow_link = hosts(3, 400_000_000, name="slowlink", slow={2: 40_000_000})
+    # Rates in bit/s; the last host's link is ten times slower.
+    simulated_hosts = hosts(3, 400_000_000, name="slowlink", slow={2: 40_000_000})
     try:
-        with slow_link as names, together(names, tmp_path / "scratch") as machine:
+        with simulated_hosts as names, together(names, tmp_path / "scratch") as machine:
             trial = links_trial(sizes_bytes=[4096, 2**20, 2**21])
             figures = LinkFigures.of(machine.run(trial))
     except MachineLacks as error:
@@ -164,7 +191,10 @@ def test_names_the_one_slow_link_of_three_hosts(tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "message"),
-    [("false", "could not be started"), ("no-such", "'no-such' not found")],
+    [
+        pytest.param("false", "could not be started", id="ends at once"),
+        pytest.param("no-such", "'no-such' not found", id="does not exist"),
+    ],
 )
 def test_ranks_that_cannot_start_give_the_reason(tmp_path, command, message):
     machine = MultirankMachine(lambda arguments: [command], "cpu", tmp_path / "scratch")

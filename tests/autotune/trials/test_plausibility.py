@@ -1,4 +1,4 @@
-"""No rate beyond a data sheet, and none of a pretended GPU, is kept."""
+"""Rates that no GPU can reach, and all rates of a pretended GPU, are rejected."""
 
 import dataclasses
 
@@ -25,8 +25,10 @@ from trainer.config.train_config import TrainConfig
 
 H100_NVL = "NVIDIA H100 NVL"
 H100_NVL_BF16_FLOPS_PER_S = 835e12
+REAL_DRIVER = "580.1"
 PRETENDED_DRIVER = "0.0 (nullgpu)"
 UNKNOWN_ARCHITECTURE = {"precision": "bf16"}
+"""Settings without a model, so that FLOPs of a token are not known."""
 BERT = TrainConfig(
     model=model_settings("bert-120m"),
     precision="bf16",
@@ -34,24 +36,27 @@ BERT = TrainConfig(
     micro_batch_size=4,
 )
 BERT_CONFIG = BERT.model_dump(mode="json")
-# Of eleven layers, and of keys and values of the last.
-BERT_FLOPS_PER_TOKEN = 6 * (11 * 7_077_888 + 2 * 768**2)
-# The rate of 4 million tokens per second, in the tests of jobs.
-BERT_FLOPS_PER_S = 4_000_000 * BERT_FLOPS_PER_TOKEN
+HIDDEN_SIZE = 768
+# Query, key, value and output of attention, and both matrices of the MLP.
+WEIGHTS_PER_LAYER = 4 * HIDDEN_SIZE**2 + 2 * HIDDEN_SIZE * 3072
+# Every token takes part in eleven layers, and in keys and values of the last. Each
+# weight takes a multiplication and an addition, in forward and twice in backward.
+BERT_FLOPS_PER_TOKEN = 6 * (11 * WEIGHTS_PER_LAYER + 2 * HIDDEN_SIZE**2)
+BERT_TOKENS_PER_S = 4_000_000
+BERT_FLOPS_PER_S = BERT_TOKENS_PER_S * BERT_FLOPS_PER_TOKEN
 
 
 @pytest.mark.parametrize(
     ("per_s", "kind", "message"),
     [
-        (
+        pytest.param(
             8.6e15,
             "bf16",
-            (
-                r"matmuls: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL exceeds"
-                r" its peak of 835"
-            ),
+            r"matmuls: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL exceeds"
+            r" its peak of 835",
+            id="bf16",
         ),
-        (500e12, "tf32", "in tf32"),
+        pytest.param(500e12, "tf32", "in tf32", id="tf32, which is slower"),
     ],
 )
 def test_rejects_rate_beyond_the_data_sheet(per_s, kind, message):
@@ -65,7 +70,12 @@ def test_accepts_rate_within_the_slack():
 
 
 @pytest.mark.parametrize(
-    "gpu_name", [None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"]
+    "gpu_name",
+    [
+        pytest.param(None, id="CPU"),
+        pytest.param("NVIDIA Unheard Of", id="unknown name"),
+        pytest.param("NVIDIA H100 NVL MIG 1g.12gb", id="slice of a known GPU"),
+    ],
 )
 def test_unknown_gpu_has_no_limit(gpu_name):
     matmuls = GpuRate(name="matmuls", per_s=1e18)
@@ -122,21 +132,21 @@ def test_replayed_trial_has_no_rate():
         pytest.param(
             "step",
             BERT_CONFIG,
-            {"step_s": [0.5], "padded_tokens_per_step": 2_000_000},
+            {"step_s": [0.5], "padded_tokens_per_step": BERT_TOKENS_PER_S // 2},
             BERT_FLOPS_PER_S,
             id="step, by its tokens",
         ),
         pytest.param(
             "training",
             BERT_CONFIG,
-            {"tokens_per_s": 4e6},
+            {"tokens_per_s": BERT_TOKENS_PER_S},
             BERT_FLOPS_PER_S,
             id="training, by its tokens",
         ),
         pytest.param(
             "training",
             BERT_CONFIG,
-            {"tokens_per_s": 4e6, "model_flops_per_s": 0.0},
+            {"tokens_per_s": BERT_TOKENS_PER_S, "model_flops_per_s": 0.0},
             BERT_FLOPS_PER_S,
             id="training, counted FLOPs too few",
         ),
@@ -145,7 +155,8 @@ def test_replayed_trial_has_no_rate():
             BERT_CONFIG,
             {
                 "step_s": [0.5],
-                "tokens_per_step": 4e6,
+                # Of two ranks: the global batch has 32 sequences, a rank 4 x 4.
+                "tokens_per_step": BERT_TOKENS_PER_S,
                 "micro_batch_size": 4,
                 "gradient_accumulation_steps": 4,
             },
@@ -155,6 +166,7 @@ def test_replayed_trial_has_no_rate():
         pytest.param(
             "step",
             UNKNOWN_ARCHITECTURE,
+            # The median step takes a second.
             {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2},
             1e15,
             id="step, by its FLOPs",
@@ -171,15 +183,28 @@ def test_replayed_trial_has_no_rate():
         ),
     ],
 )
-def test_every_timed_job_is_checked_per_gpu(job, config, figures, per_s):
+def test_rate_of_every_timed_job_is_per_gpu(job, config, figures, per_s):
     trial = Trial(job=job, measured={"config": config}, timeout_s=1.0)
-    outcome = Measured(figures=figures)
-    *_, rate = rates_of_trial(trial, outcome)
+    *_, rate = rates_of_trial(trial, Measured(figures=figures))
     assert rate.per_s == pytest.approx(per_s)
-    assert not has_rate(trial, outcome, gpu_name=H100_NVL, driver="580.1")
+    # A rate that an H100 cannot reach, but a B200 can.
     with pytest.raises(Undecided, match="TFLOP/s in bf16"):
         check_rates(H100_NVL, [rate])
     check_rates("NVIDIA B200", [rate])
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "driver", "shown"),
+    [
+        pytest.param("NVIDIA B200", REAL_DRIVER, True, id="possible"),
+        pytest.param(H100_NVL, REAL_DRIVER, False, id="impossible"),
+        pytest.param("NVIDIA B200", PRETENDED_DRIVER, False, id="pretended GPU"),
+    ],
+)
+def test_only_possible_rate_of_real_gpu_counts(gpu_name, driver, shown):
+    trial = Trial(job="training", measured={"config": BERT_CONFIG}, timeout_s=1.0)
+    outcome = Measured(figures={"tokens_per_s": BERT_TOKENS_PER_S})
+    assert has_rate(trial, outcome, gpu_name=gpu_name, driver=driver) is shown
 
 
 def pretended_profile(**evidence):
@@ -205,52 +230,97 @@ def test_pretended_profile_may_have_sizes():
     check_profile(pretended_profile(probe=probe, workers=None))
 
 
-def test_pretended_profile_must_have_no_rates():
-    curve = example_profile().evidence.probe.curve
-    sustained = example_profile().evidence.probe.model_copy(
-        update={"curve": [], "sustained": curve[0]}
-    )
-    for evidence in ({}, {"probe": sustained, "workers": None}):
-        with pytest.raises(
-            MachineLacks, match=r"pretended NVIDIA H100 NVL \(driver 0.0 \(nullgpu\)\)"
-        ):
-            check_profile(pretended_profile(**evidence))
+def sustained_only():
+    """Return evidence of a probe with a sustained rate and no curve."""
+    probe = example_profile().evidence.probe
+    return probe.model_copy(update={"curve": [], "sustained": probe.curve[0]})
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        pytest.param({}, id="curve and workers"),
+        pytest.param(
+            {"probe": sustained_only(), "workers": None}, id="sustained rate alone"
+        ),
+    ],
+)
+def test_pretended_profile_must_have_no_rates(evidence):
+    with pytest.raises(
+        MachineLacks, match=r"pretended NVIDIA H100 NVL \(driver 0.0 \(nullgpu\)\)"
+    ):
+        check_profile(pretended_profile(**evidence))
 
 
 def test_pretended_gpu_knows_only_the_allocators_bytes():
     assert pretended_profile().fingerprint.bytes_known == "allocator"
+
+
+def test_real_gpu_knows_all_bytes():
     assert tuned_profile("d").fingerprint.bytes_known == "measured"
+
+
+IMPOSSIBLE_TOKENS_PER_S = 1e15
+IMPOSSIBLE_BYTES_PER_S = 1e13
 
 
 @pytest.mark.parametrize(
     ("part", "table", "impossible"),
     [
-        (
+        pytest.param(
+            "probe",
+            "curve",
+            {"padded_tokens_per_s": IMPOSSIBLE_TOKENS_PER_S},
+            id="probe",
+        ),
+        pytest.param(
             "workers",
             "rows",
-            {"model_flops_per_s_per_rank": [], "padded_tokens_per_s": [1e15]},
+            {
+                "model_flops_per_s_per_rank": [],
+                "padded_tokens_per_s": [IMPOSSIBLE_TOKENS_PER_S],
+            },
+            id="workers",
         ),
-        ("explore", "rows", {"tokens_per_s": 1e15}),
-        ("network", "gradient_syncs", {"tokens_per_s": 1e15}),
-        ("network", "scaling", {"tokens_per_s": 1e15}),
-        ("network", "links", {"bytes_per_s": 1e13}),
-        ("baseline", "rows", {"tokens_per_s": [1e15]}),
-        ("probe", "curve", {"padded_tokens_per_s": 1e15}),
+        pytest.param(
+            "explore", "rows", {"tokens_per_s": IMPOSSIBLE_TOKENS_PER_S}, id="explore"
+        ),
+        pytest.param(
+            "network",
+            "gradient_syncs",
+            {"tokens_per_s": IMPOSSIBLE_TOKENS_PER_S},
+            id="gradient synchronisation",
+        ),
+        pytest.param(
+            "network",
+            "scaling",
+            {"tokens_per_s": IMPOSSIBLE_TOKENS_PER_S},
+            id="scaling",
+        ),
+        pytest.param(
+            "network", "links", {"bytes_per_s": IMPOSSIBLE_BYTES_PER_S}, id="links"
+        ),
+        pytest.param(
+            "baseline",
+            "rows",
+            {"tokens_per_s": [IMPOSSIBLE_TOKENS_PER_S]},
+            id="baseline",
+        ),
     ],
 )
 def test_rejects_impossible_rate_in_any_evidence(part, table, impossible):
     profile = tuned_profile("d")
-    check_profile(profile)
+    check_profile(profile)  # only the change makes it impossible
     evidence = getattr(profile.evidence, part)
-    first, *others = getattr(evidence, table)
-    changed = evidence.model_copy(
-        update={table: [first.model_copy(update=impossible), *others]}
-    )
+    first_row, *other_rows = getattr(evidence, table)
+    impossible_row = first_row.model_copy(update=impossible)
+    changed = evidence.model_copy(update={table: [impossible_row, *other_rows]})
     with pytest.raises(Undecided, match="measured on NVIDIA H100 NVL"):
         check_profile(but(profile, evidence={part: changed}))
 
 
 def run_on_h100(driver):
+    """Return a run of one step, at 400,000 tokens/s."""
     return run_of(
         [400_000.0],
         device=H100_NVL,
@@ -260,7 +330,10 @@ def run_on_h100(driver):
     )
 
 
-@pytest.mark.parametrize("driver", ["580.1", None])
+@pytest.mark.parametrize(
+    "driver",
+    [pytest.param(REAL_DRIVER, id="known driver"), pytest.param(None, id="not known")],
+)
 def test_accepts_possible_run(driver):
     check_run(run_on_h100(driver))
 
@@ -272,10 +345,14 @@ def test_rejects_run_on_pretended_gpu():
 
 @pytest.mark.parametrize(
     "impossible",
-    [{"mfu": 1.2}, {"model_flops_per_s_per_rank": 1e15}, {"tokens_per_s": 8_000_000.0}],
+    [
+        pytest.param({"mfu": 1.2}, id="MFU"),
+        pytest.param({"model_flops_per_s_per_rank": 1e15}, id="FLOP/s"),
+        pytest.param({"tokens_per_s": 8_000_000.0}, id="tokens/s"),
+    ],
 )
 def test_rejects_run_with_impossible_rate(impossible):
-    run = run_on_h100("580.1")
+    run = run_on_h100(REAL_DRIVER)
     step = run.steps[0].model_copy(update=impossible)
     with pytest.raises(Undecided, match=r"the run r: .* measured on NVIDIA H100 NVL"):
         check_run(dataclasses.replace(run, steps=(step,)))

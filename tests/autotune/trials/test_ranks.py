@@ -1,7 +1,4 @@
-"""A trial of several ranks: real processes, real gloo, real limits.
-
-The same ranks also run under torchrun.
-"""
+"""A trial of several ranks: real processes, real gloo, real limits."""
 
 import json
 import re
@@ -30,12 +27,15 @@ TINY = {
     "num_attention_heads": 2,
     "intermediate_size": 128,
 }
-# A rank that waits for another one waits for longer than any trial lasts. So a trial
-# whose ranks the server did not end would be timed out, whatever else it expects.
-RANK_WAITS_S = 86400.0
+VOCAB_SIZE = 2048
+SEQ_LENGTH_TOKENS = 256
 TIME_LIMIT_S = 600.0
+RANK_WAITS_S = 86400.0
+"""Time that a rank waits for another one: longer than any trial lasts. So a trial whose
+ranks the server did not end would be timed out, and its test would fail."""
 AMPLE_BYTES = 2**30
 SMALL_BYTES = 16 * 2**20
+"""Memory budget that is too small for ``TINY`` with any micro-batch."""
 
 
 def step_request(
@@ -45,9 +45,10 @@ def step_request(
     parallel: Mapping[str, Any] = MappingProxyType({}),
     **config,
 ) -> dict:
+    """Return the measured input of a ``step`` job; ``config`` are further settings."""
     settings = {
         "model": {"name": "tiny", "config": TINY},
-        "seq_length_tokens": 256,
+        "seq_length_tokens": SEQ_LENGTH_TOKENS,
         "micro_batch_size": micro_batch_size,
         "global_batch_size": micro_batch_size * local_ranks,
         "layout": "packed",
@@ -56,7 +57,7 @@ def step_request(
     }
     return {
         "config": settings | config,
-        "vocab_size": 2048,
+        "vocab_size": VOCAB_SIZE,
         "memory_budget_bytes": budget_bytes,
         "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
         "warmup_steps": 1,
@@ -68,7 +69,10 @@ def step_request(
 
 @pytest.fixture
 def run(started_server):
-    """Run a step trial, and check that none of its processes is left."""
+    """Return a function that runs a step, and checks that it leaves no process.
+
+    Its ``local`` inputs are faults and budgets of single ranks, for the failing job.
+    """
 
     def run_trial(measured: dict, timeout_s: float = TIME_LIMIT_S, **local):
         trial = Trial(
@@ -92,7 +96,8 @@ def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
     assert figures.local_ranks == 2
     assert figures.optimizer_steps == 3
     assert len(figures.step_s) == 2
-    assert figures.padded_tokens_per_step == 2 * 2 * 256
+    # Two ranks, each with a micro-batch of two sequences.
+    assert figures.padded_tokens_per_step == 2 * 2 * SEQ_LENGTH_TOKENS
     assert len(outcome.figures["peak_bytes_by_rank"]) == 2
     assert figures.peak_bytes == max(outcome.figures["peak_bytes_by_rank"]) > 0
 
@@ -100,7 +105,9 @@ def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
 def test_communication_memory_does_not_count(run):
     alone = run(step_request(micro_batch_size=8, local_ranks=1)).figures
     both = run(step_request(micro_batch_size=8, local_ranks=2)).figures
+    # The ranks do the same work as one does alone, on other random tokens.
     assert both["loss"] == pytest.approx(alone["loss"], rel=0.05)
+    # Gradient buckets count, as they are the training's own.
     assert both["peak_bytes"] == pytest.approx(alone["peak_bytes"], rel=0.15)
 
 
@@ -148,6 +155,7 @@ def test_crashed_rank_ends_the_trial(run, faults, detail):
 
 
 def test_ranks_require_their_gpus(run):
+    # No host has so many GPUs.
     with pytest.raises(MachineLacks, match="GPU"):
         run(step_request(device="cuda", local_ranks=17))
 
@@ -161,10 +169,13 @@ def test_torchrun_has_the_same_largest_micro_batch(run, tmp_path):
     def request(micro_batch_size):
         return step_request(micro_batch_size, budget_bytes=budget_bytes)
 
-    largest = 5
+    # The peak without a limit may differ from that under it, so the largest size is
+    # searched for from below.
+    too_small = 5
+    largest = too_small
     while isinstance(run(request(largest + 1)), Measured):
         largest += 1
-    assert largest > 5
+    assert largest > too_small
     assert isinstance(run(request(largest + 1)), OutOfMemory)
     fitting = _statuses_under_torchrun(request(largest), tmp_path / "fits")
     assert fitting == {"measured"}
@@ -199,5 +210,6 @@ def _statuses_under_torchrun(measured: dict, directory: Path) -> set[str]:
         json.loads(file.read_text())["status"] for file in directory.glob("rank-*.json")
     }
     assert statuses, process.stderr[-3000:]
-    assert (process.returncode == 0) == (statuses == {"measured"})
+    has_measured = statuses == {"measured"}
+    assert (process.returncode == 0) == has_measured, process.stderr[-3000:]
     return statuses
