@@ -134,8 +134,8 @@ def gradient_parts(train: TrainConfig, parameters: int) -> tuple[GradientPart, .
 
     Args:
         train: Settings with the model's config.
-        parameters: Number of all parameters. The parts add up to it but for fewer
-            elements than there are parts, as all parts of layers are equal.
+        parameters: Number of all parameters. As the parts of layers are equal, the
+            gradients may have fewer elements, by less than the number of these parts.
     """
     shape = _shape(train)
     in_layers = min(parameters, shape.layer_weights)

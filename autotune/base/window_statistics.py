@@ -23,8 +23,9 @@ MIN_WINDOWS = 3
 
 def trimmed_mean(values: Sequence[float]) -> float:
     """Return the 20 % trimmed mean."""
-    trimmed = _trimmed_count(len(values))
-    return statistics.fmean(sorted(values)[trimmed : len(values) - trimmed])
+    trimmed_count = _trimmed_count(len(values))
+    kept = sorted(values)[trimmed_count : len(values) - trimmed_count]
+    return statistics.fmean(kept)
 
 
 def _trimmed_count(n: int) -> int:
@@ -35,8 +36,12 @@ def _trimmed_count(n: int) -> int:
 def scaled_residuals(values: Sequence[float]) -> list[float]:
     """Return the deviations of values from their trimmed mean.
 
-    They are scaled to the spread of the whole population; empty for fewer than two
-    values.
+    They are scaled by the square root of n / (n - 1), so that their population variance
+    is the sample variance of the values: residuals of several figures may be put
+    together then.
+
+    Returns:
+        The deviations, or an empty list for fewer than two values.
     """
     n = len(values)
     if n < 2:
@@ -57,8 +62,8 @@ def estimate_windows(
     Args:
         values: Rates of windows, or ratios within rounds.
         scale: Scale of comparison.
-        residuals: Deviations on that scale; those of other figures with the same noise
-            may be added. By default those of the values.
+        residuals: ``scaled_residuals`` on that scale, by default those of the values.
+            Those of other figures with the same noise may be added.
 
     Raises:
         ValueError: If there are no values.
@@ -72,29 +77,36 @@ def estimate_windows(
 
     if residuals is None:
         residuals = scaled_residuals(points)
-    m = len(residuals)
+    m = len(residuals)  # n, unless those of other figures are added
     if m < MIN_WINDOWS:
         return Estimate(
             value=value, n=n, scale=scale, reason_without_variance=NOT_ENOUGH
         )
     # The spread must be winsorised exactly if the mean is trimmed, even if added
     # residuals are enough for it.
-    trimmed = _trimmed_count(m) if _trimmed_count(n) > 0 else 0
-    kept = m - 2 * trimmed
+    trimmed_count = _trimmed_count(m) if _trimmed_count(n) > 0 else 0
+    kept_count = m - 2 * trimmed_count
     # Yuen's variance of a mean of m values, times m / n as the mean is one of n; the
     # factor (m - 1) / m takes back the scale of the residuals.
-    spread = statistics.pvariance(_winsorised(residuals, trimmed))
-    variance = spread * (m - 1) / (kept * (kept - 1)) * m / n
+    spread = statistics.pvariance(_winsorised(residuals, trimmed_count))
+    variance = spread * (m - 1) / (kept_count * (kept_count - 1)) * m / n
     return Estimate(
-        value=value, n=n, scale=scale, variance=variance, degrees_of_freedom=kept - 1
+        value=value,
+        n=n,
+        scale=scale,
+        variance=variance,
+        degrees_of_freedom=kept_count - 1,
     )
 
 
-def _winsorised(values: Sequence[float], trimmed: int) -> list[float]:
-    """Return values of which ``trimmed`` at each end become the nearest kept one."""
+def _winsorised(values: Sequence[float], trimmed_count: int) -> list[float]:
+    """Return the values with the lowest and highest replaced by the nearest kept one.
+
+    ``trimmed_count`` values are replaced at each end.
+    """
     in_order = sorted(values)
-    lowest = in_order[trimmed]
-    highest = in_order[len(in_order) - trimmed - 1]
+    lowest = in_order[trimmed_count]
+    highest = in_order[len(in_order) - trimmed_count - 1]
     return [min(max(value, lowest), highest) for value in in_order]
 
 

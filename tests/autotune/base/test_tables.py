@@ -59,15 +59,15 @@ def test_rejects_row_of_another_length(render):
 @pytest.mark.parametrize(
     "hostile",
     [
-        "a|b",
-        "<img src=x onerror=alert(1)>",
-        "`code`",
-        "&lt;",
-        "[x](javascript:alert(1))",
-        "https://evil",
-        "www.evil",
-        "a@b.c",
-        "\\",
+        pytest.param("a|b", id="column"),
+        pytest.param("<img src=x onerror=alert(1)>", id="HTML"),
+        pytest.param("`code`", id="code"),
+        pytest.param("&lt;", id="entity"),
+        pytest.param("[x](javascript:alert(1))", id="link"),
+        pytest.param("https://evil", id="bare address"),
+        pytest.param("www.evil", id="bare address without a scheme"),
+        pytest.param("a@b.c", id="e-mail address"),
+        pytest.param("\\", id="escape"),
     ],
 )
 def test_escapes_markup_in_cell(hostile):
@@ -98,6 +98,7 @@ def test_writes_terminal_escapes_out():
     assert printable_line("\x1b[31mred\udc80") == "\\x1b[31mred\\udc80"
 
 
+# Headers, rows and alignment of a table that is 61 columns wide.
 WIDE = (
     ("model", "tokens/s", "what limits it"),
     [
@@ -118,7 +119,14 @@ def test_wide_table_breaks_cells_between_words():
     ]
 
 
-@pytest.mark.parametrize("columns", [None, 200, 61])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        pytest.param(None, id="no limit"),
+        pytest.param(200, id="wider than the table"),
+        pytest.param(61, id="as wide as the table"),
+    ],
+)
 def test_table_that_fits_is_not_broken(columns):
     assert text_table(*WIDE, max_columns=columns) == text_table(*WIDE)
 
@@ -164,13 +172,11 @@ def test_terminal_limits_tables_on_standard_output_only(monkeypatch):
 
 def test_facts_keep_their_names_apart(monkeypatch):
     monkeypatch.setattr(render_console, "terminal_columns", lambda: 30)
-    table = facts_table(
-        "Facts", [("name", "some words that go on"), ("path", "x" * 40)]
-    )
+    table = facts_table("Facts", [("name", "some more words here"), ("path", "x" * 40)])
     section = Section(key="s", title="Section", blocks=(table,))
     assert console_text((section,)).splitlines() == [
         "Section",
         "  Facts",
-        "  name  some words that go on",
+        "  name  some more words here",
         f"  path  {'x' * 40}",
     ]

@@ -6,9 +6,10 @@ from autotune.trials.trial_log import own_records
 from testbed.examples.profiles import FINGERPRINT
 from testbed.examples.trials import record
 
-OWN = record()
-OLD = record("step", old=True)
 OF_GPU = FINGERPRINT.model_copy(update={"device": "cuda", "gpu_name": "H100"})
+OWN = record()
+# Records of older versions do not name their machine, model and dataset.
+OLD = record("step", old=True)
 KNOWN_OLD = record(old=True, config={"data": {"dataset_hash": "d"}})
 SHORT = record(config={"seq_length_tokens": 128})
 LONG = record(config={"seq_length_tokens": 512})
@@ -26,12 +27,12 @@ WITHOUT_LENGTH = record("links", outcome={"kind": "crashed", "detail": ""})
     ids=["model", "dataset", "CPU", "GPU"],
 )
 def test_trials_with_another_fingerprint_are_not_own(fingerprint):
-    other = record(site="there", **fingerprint)
+    other = record(site="other", **fingerprint)
     assert own_records([OWN, other], FINGERPRINT, None) == (OWN,)
 
 
 def test_other_software_or_cpu_share_is_own():
-    records = (OWN, record(site="there", torch="2.14.0"), record(allotted_cpus=1))
+    records = (OWN, record(site="other", torch="2.14.0"), record(allotted_cpus=1))
     assert own_records(records, FINGERPRINT, None) == records
 
 
@@ -59,10 +60,10 @@ def test_old_trials_are_known_by_settings_or_neighbours():
     other_dataset = {"data": {"dataset_hash": "e"}}
     other_model = {"model": {"name": "tiny", "config": {}}}
     others = [
-        record(old=True, site="there", config=other_dataset),
+        record(old=True, site="other", config=other_dataset),
         # Without settings, beside a trial of another dataset.
-        record("step", old=True, site="there"),
-        record(old=True, site="elsewhere", config=other_model),
+        record("step", old=True, site="other"),
+        record(old=True, site="third", config=other_model),
     ]
     records = [KNOWN_OLD, OLD, *others]
     assert own_records(records, FINGERPRINT, None) == (KNOWN_OLD, OLD)
