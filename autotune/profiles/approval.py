@@ -35,7 +35,7 @@ from trainer.errors import BadConfig, UnreadableFile
 from trainer.health.events import utc_now
 
 _MOST_REVIEW_BYTES = 2**20
-"""A review has at most a few thousand characters; a larger file is none."""
+"""Limit of a review's file: a review has at most a few thousand characters."""
 
 
 # Without slots: Python allows only one base class with slots, and this is a second one.
@@ -189,10 +189,17 @@ def _edited_error(profile: Path, content: Content) -> ProfileRejected:
 def require_approved(
     profile: Path, reports: Path, *, expect_sha256: str | None = None
 ) -> ApprovedProfile:
-    """Return a profile that is approved as it is.
+    """Read a profile whose present content must be approved.
+
+    Args:
+        profile: Path of the profile.
+        reports: Directory of all reports.
+        expect_sha256: Hash that the file must have; None accepts any.
 
     Raises:
-        ProfileRejected: If it is not, or has another hash.
+        ProfileRejected: If it is not approved, or has another hash than expected.
+        BadInput: If the profile is invalid, or its review is corrupt.
+        BadConfig: If its file cannot be read.
     """
     approved = read_with_approval(profile, reports)
     reject_unapproved(approved, profile, reports, expect_sha256=expect_sha256)

@@ -8,8 +8,8 @@ from typing import Literal
 from autotune.errors import NotCheckable, ProfileRejected
 
 Found = Literal["same", "error", "warning", "info", "unknown"]
-"""Result of a check: ``same``, the severity of a difference, or ``unknown`` if this
-machine has no value to compare with."""
+"""Result of a check: ``same``; the severity of a difference (``error``, ``warning``,
+``info``); or ``unknown`` if this machine has no value to compare with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,9 @@ class Check:
     """Comparison of one field of a profile with this machine."""
 
     field: str
-    """Name of the field, as in ``Fingerprint``; dotted for a setting."""
+    """Name of a field of ``Fingerprint``, or dotted name of a setting."""
     found: Found
+    """Result of the comparison."""
     profile: str
     """Value in the profile."""
     here: str
@@ -30,23 +31,27 @@ class TrialLogCheck:
     """Comparison of a profile with the trial log beside it."""
 
     found: Literal["same", "differs", "not recomputable", "no trials"]
-    """``same`` if no trial was changed, removed or inserted since the profile was
-    written. ``not recomputable`` if the profile does not record up to when trials
-    count. ``no trials`` if the log has none of it."""
+    """Result of comparing the hash of the profile's trials with the recorded one.
+
+    ``same``: no trial was changed, removed or inserted since the profile was written.
+    ``differs``: one was. ``not recomputable``: the profile, of an older version, does
+    not record the time of the last trial that the hash covers. ``no trials``: the trial
+    log has no trial of the profile.
+    """
     trials: int
-    """Trials of the profile's model, dataset and sequence length, up to the time it was
-    written."""
+    """Number of the profile's trials up to the time that the profile records: those of
+    its model, dataset and sequence length."""
     added: int
-    """Trials of the profile that were added since it was written."""
+    """Number of the profile's trials after that time."""
     others: int
-    """Trials in the trial log that are not the profile's."""
+    """Number of trials in the trial log that are not the profile's."""
     unfounded: tuple[str, ...]
-    """Figures of the profile that match no trial."""
+    """Figures of the profile that match no trial, by their keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """All checks of a profile, which raise an error if one of them fails."""
+    """All checks of a profile against this machine."""
 
     checks: tuple[Check, ...]
 
@@ -55,11 +60,14 @@ class Verification:
         return tuple(check for check in self.checks if check.found == result)
 
     def raise_if_bad(self, name: str) -> None:
-        """Raise an error unless every field was compared and none is an error.
+        """Raise an error if a check is an error or unknown.
+
+        Args:
+            name: Path of the profile, for the message.
 
         Raises:
-            ProfileRejected: If a difference invalidates the figures.
-            NotCheckable: If some differences are unknown.
+            ProfileRejected: If a difference invalidates the profile's figures.
+            NotCheckable: If no difference does, but a field could not be compared.
         """
         errors = self.with_result("error")
         if errors:
@@ -99,9 +107,10 @@ def _not_checkable_error(name: str, fields: Sequence[str]) -> NotCheckable:
 
 
 def mismatch_docs(fields: Iterable[str]) -> str | None:
-    """Return the section of the FAQ about fields of a fingerprint that differ.
+    """Return the section of the FAQ on fields of a fingerprint that differ.
 
     Returns:
-        Section on datasets if only the dataset differs; None for the error's section.
+        The section on datasets if only the dataset differs; None otherwise, so that the
+        error links its default section.
     """
     return "dataset-mismatch" if set(fields) == {"dataset_hash"} else None

@@ -1,4 +1,8 @@
-"""``autotune profile``: show, explain, verify, approve and export a profile."""
+"""``autotune profile``: show, explain, verify, approve and export a profile.
+
+Each command imports its own modules when it runs, so that help and the completion of a
+shell start without them.
+"""
 
 import contextlib
 import json
@@ -71,7 +75,12 @@ def show(
 def _show_explanations(
     stored: "ApprovedProfile | StoredOwn", key: str | None, *, as_json: bool
 ) -> None:
-    """Show the origin of all settings, or of those that ``key`` selects."""
+    """Show the origin of all settings, or of those that ``key`` selects.
+
+    Raises:
+        UsageError: If the profile is of your own training code.
+        BadInput: If ``key`` is unknown.
+    """
     from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.document import answer_json
     from autotune.integrations.store import StoredOwn
@@ -141,7 +150,12 @@ def verify(
 def _verify_here(
     stored: "ApprovedProfile | StoredOwn", data: Path | None
 ) -> "Verification":
-    """Compare a profile, of your own training code or not, with this machine."""
+    """Compare a profile, of your own training code or not, with this machine.
+
+    Args:
+        stored: Profile to compare.
+        data: Directory of the dataset; ignored for a profile of your own code.
+    """
     from autotune.integrations.review import verify_own
     from autotune.integrations.store import StoredOwn
     from autotune.machine.host import SystemHost
@@ -149,8 +163,10 @@ def _verify_here(
     from autotune.profiles.verification import verify_profile
     from autotune.trials.fork_server import ForkServerMachine
 
-    # Starts a process that imports torch, so it is called only if a GPU is compared.
     def read_cuda() -> str | None:
+        """Return the CUDA version of torch; None if torch is built without it."""
+        # This process never imports torch, so that another one must be asked. Starting
+        # it takes seconds: the comparison calls this only for a GPU.
         with ForkServerMachine() as server:
             server.start()
             return server.versions.get("cuda")
@@ -200,7 +216,7 @@ def approve(
         review(
             profile,
             reports,
-            "rejected" if reject else "approved",
+            decision="rejected" if reject else "approved",
             by=by,
             note=note,
             as_edited=as_edited,
@@ -248,16 +264,14 @@ def export(
     to your program.
     """
     from autotune.integrations.store import is_own
-
-    if is_own(profile):
-        _export_own(profile, to, out, as_json=as_json)
-        return
-
     from autotune.launch.training_job import default_ranks
     from autotune.memory.contents import sequence_means
     from autotune.profiles.decide.export import export_profile
     from autotune.profiles.store import read_profile
 
+    if is_own(profile):
+        _export_own(profile, to, out, as_json=as_json)
+        return
     stored = read_profile(profile)
     result = export_profile(
         stored.profile,
@@ -284,19 +298,28 @@ def _write_export(result: "Export", out: Path | None, *, as_json: bool) -> None:
     answer = answer_json(result)
     if not as_json:
         sys.stderr.write(f"{export_text(result)}\n")
-    text = json.dumps(result.arguments, indent=2)
+    settings_json = json.dumps(result.arguments, indent=2)
+    shown = settings_json
     if out is not None:
         remarks = out.with_name(f"{out.stem}.remarks.json")
-        write_atomically(out, f"{text}\n")
+        write_atomically(out, f"{settings_json}\n")
         write_atomically(remarks, f"{answer}\n")
-        text = f"settings: {out}\nremarks:  {remarks}"
-    print(answer if as_json else text)
+        shown = f"settings: {out}\nremarks:  {remarks}"
+    print(answer if as_json else shown)
 
 
 def _export_own(
     profile: Path, target: "Target", out: Path | None, *, as_json: bool
 ) -> None:
-    """Export a profile of your own training code."""
+    """Export a profile of your own training code.
+
+    Args:
+        profile: Path of the profile.
+        target: Trainer to export to.
+        out: File of settings to write, if the target takes any in a file; None prints
+            them.
+        as_json: True to print settings and code as JSON.
+    """
     from autotune.base.document import answer_json
     from autotune.base.files import write_atomically
     from autotune.integrations.store import read_own
@@ -307,15 +330,15 @@ def _export_own(
         sys.stderr.write("Add to your program:\n")
         for call in calls:
             sys.stderr.write(f"  {printable_line(call)}\n")
-    text = json.dumps(arguments, indent=2)
+    settings_json = json.dumps(arguments, indent=2)
+    shown = settings_json
     if not arguments:
-        text = (
+        shown = (
             f"settings: none are in a file of {target}; all are code for your program"
         )
     elif out is not None:
-        write_atomically(out, f"{text}\n")
-        text = f"settings: {out}"
+        write_atomically(out, f"{settings_json}\n")
+        shown = f"settings: {out}"
     if as_json:
-        print(answer_json({"arguments": arguments, "calls": calls}))
-    else:
-        print(text)
+        shown = answer_json({"arguments": arguments, "calls": calls})
+    print(shown)

@@ -37,6 +37,7 @@ def reproduction_blocks(reported: ReportedProfile) -> tuple[Block, ...]:
 
 
 def _identifier_rows(reported: ReportedProfile) -> list[Row]:
+    """Return the hashes, time, versions and seed that identify the tuning."""
     provenance = reported.profile.provenance
     compared = None
     if reported.trial_log is not None:

@@ -12,17 +12,14 @@ from trainer.config.resolve import PROFILE_HASH_KEY
 from trainer.config.tables import TableT, canonical_sha256, parse_table
 from trainer.errors import BadConfig
 
-# Comments above a profile's tables.
-_HEADER = (
+_HEADER_LINES = (
     (
         "A tuned profile. The trainer reads [train]. If you edit it, content_sha256 no"
         " longer matches, and reports show"
     ),
     "the profile as modified. Names contain the units; a _share is between 0 and 1.",
 )
-
-# Always written, so that a reader sees what was decided; everything else only if it
-# differs from its default.
+"""Comments above the tables of a profile, each a line of its file."""
 _ALWAYS_WRITTEN = (
     "seq_length_tokens",
     "layout",
@@ -32,48 +29,64 @@ _ALWAYS_WRITTEN = (
     "device",
     "seed",
 )
+"""Settings of ``[train]`` that are written even at their defaults, so that a reader
+sees that they were decided."""
 
 
 def profile_to_toml(profile: Profile) -> str:
-    """Return the profile as TOML, with its content hash."""
+    """Return the profile as TOML, with its content hash.
+
+    Of the settings, only those in ``_ALWAYS_WRITTEN``, those that differ from their
+    defaults, and the workers of a worker sweep are written.
+    """
     tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
-    changed = profile.train.model_dump(mode="json", exclude_defaults=True)
-    # Decided, even if the decision is the default.
+    train = {name: tables["train"][name] for name in _ALWAYS_WRITTEN}
+    train |= profile.train.model_dump(mode="json", exclude_defaults=True)
+    # A sweep decides the number of workers, even if it decides for the default.
     if profile.evidence.workers is not None:
-        changed.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
-    always = {name: tables["train"][name] for name in _ALWAYS_WRITTEN}
-    tables["train"] = always | changed
-    return tables_to_toml(tables, _HEADER)
+        train.setdefault("data", {})["num_workers"] = profile.train.data.num_workers
+    tables["train"] = train
+    return tables_to_toml(tables, _HEADER_LINES)
 
 
-def tables_to_toml(tables: dict[str, Any], header: Sequence[str]) -> str:
-    """Return the tables of a profile as TOML, with their hash.
+def tables_to_toml(tables: dict[str, Any], header_lines: Sequence[str]) -> str:
+    """Return the tables of a profile as TOML, with the hash of their content.
 
     Args:
-        tables: Tables and plain values of the profile.
-        header: Comments to write above them.
+        tables: Tables and plain values of the profile, without the hash.
+        header_lines: Comments above the tables, each a line of the file.
     """
+    # Imported here, as only writing needs it: most commands only read profiles, with
+    # the standard library.
     import tomlkit
 
     document = tomlkit.document()
-    for line in header:
+    for line in header_lines:
         document.add(tomlkit.comment(line))
-    hashed = tables | {PROFILE_HASH_KEY: canonical_sha256(tables)}
+    tables_with_hash = tables | {PROFILE_HASH_KEY: canonical_sha256(tables)}
     # Plain values come first: below a table, they would belong to it in TOML.
-    for name, value in hashed.items():
+    for name, value in tables_with_hash.items():
         if not isinstance(value, dict):
             document.add(name, value)
-    for name, value in hashed.items():
+    for name, value in tables_with_hash.items():
         if isinstance(value, dict):
             document.add(name, value)
     return tomlkit.dumps(document)
 
 
 def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
-    """Return a file's profile, and whether its content has the recorded hash.
+    """Validate the tables of a file as a profile, and compare their hash.
+
+    Args:
+        tables: Content of the file, with the recorded hash.
+        where: Name of the file in errors.
+
+    Returns:
+        The profile; and True if its content still has the recorded hash, so that it was
+        not edited.
 
     Raises:
-        BadInput: If it is invalid.
+        BadInput: If the tables are not a valid profile.
     """
     profile = parse_profile(Profile, tables, where=where)
     is_intact = tables.get(PROFILE_HASH_KEY) == present_sha256(tables, where=where)
@@ -83,30 +96,34 @@ def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile,
 def parse_profile(
     profile_type: type[TableT], tables: dict[str, Any], *, where: str
 ) -> TableT:
-    """Return a file's profile, which may be one of your own training code.
+    """Validate the tables of a file as a profile of a type, whatever hash they record.
 
     Args:
-        profile_type: Class of the profile.
-        tables: Content of the file, with the hash.
+        profile_type: ``Profile``, or the type of a profile of your own training code.
+        tables: Content of the file, with the recorded hash.
         where: Name of the file in errors.
 
     Raises:
-        BadInput: If it is invalid.
+        BadInput: If the tables are not a valid profile of this type.
     """
     try:
-        return parse_table(profile_type, _hashed_tables(tables), where=where)
+        return parse_table(profile_type, _without_hash(tables), where=where)
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
 
 
 def present_sha256(tables: dict[str, Any], *, where: str) -> str:
-    """Return a profile's present hash, whatever it records.
+    """Compute the hash of a profile's present content, whatever hash it records.
+
+    Args:
+        tables: Content of the file, with the recorded hash.
+        where: Name of the file in errors.
 
     Raises:
         BadInput: If a value has no canonical form.
     """
     try:
-        return canonical_sha256(_hashed_tables(tables))
+        return canonical_sha256(_without_hash(tables))
     except (TypeError, ValueError) as error:
         # A date, or a number that is not finite.
         raise BadInput(
@@ -115,6 +132,6 @@ def present_sha256(tables: dict[str, Any], *, where: str) -> str:
         ) from error
 
 
-def _hashed_tables(tables: dict[str, Any]) -> dict[str, Any]:
-    """Return the content that the hash covers: all but the hash itself."""
+def _without_hash(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return the tables that the hash covers: all but the recorded hash itself."""
     return {key: value for key, value in tables.items() if key != PROFILE_HASH_KEY}

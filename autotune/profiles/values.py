@@ -51,7 +51,7 @@ class Constraints(StrictTable):
 class Fingerprint(StrictTable):
     """Machine, versions, model and dataset of the measurements.
 
-    With others, some or all figures do not hold.
+    If one of them changes, some or all figures of the profile no longer hold.
     """
 
     device: Literal["cpu", "cuda"]
@@ -92,9 +92,10 @@ class Fingerprint(StrictTable):
 
     @property
     def bytes_known(self) -> Literal["measured", "allocator"]:
-        """Origin of sizes in bytes.
+        """Origin of the profile's sizes in bytes.
 
-        It is ``allocator`` on a pretended GPU, of which only torch's allocator is real.
+        ``measured`` on a real device; ``allocator`` on a pretended GPU, as only torch's
+        allocator is real there.
         """
         return "allocator" if is_pretended(self.driver) else "measured"
 
@@ -123,7 +124,9 @@ class Profile(StrictTable):
     """All tables of a profile except the content hash, which is computed from them."""
 
     schema_version: Literal[2] = PROFILE_SCHEMA_VERSION
+    """Version of the profile's format."""
     train: TrainConfig
+    """Settings that the trainer reads."""
     constraints: Constraints
     fingerprint: Fingerprint
     provenance: Provenance
@@ -131,19 +134,22 @@ class Profile(StrictTable):
 
     @property
     def local_ranks(self) -> int:
-        """Ranks that trained together on the node in the probe; 1 without a probe."""
+        """Ranks on the node that the probe trained with; 1 without a probe."""
         probe = self.evidence.probe
         return 1 if probe is None else probe.local_ranks
 
     @property
     def parameters(self) -> int | None:
-        """Number of model parameters, as counted by a trace; None without one."""
+        """Number of model parameters, as the probe counted them.
+
+        None without a probe, or if the probe did not count them.
+        """
         probe = self.evidence.probe
         return None if probe is None else probe.parameters
 
     @property
     def mean_tokens_per_sequence(self) -> float | None:
-        """Average non-padding tokens of a sequence in this layout.
+        """Average non-padding tokens of a sequence in the profile's layout.
 
         None without a probe.
         """
@@ -180,10 +186,12 @@ def updated(
 
     Args:
         profile: Profile to update.
-        train: Settings to train with.
-        command: Command that measured; None keeps the recorded commands.
-        evidence: Its evidence, by the name of the table.
-        without: Commands whose evidence is dropped.
+        train: Settings to train with; if they differ from the profile's, the evidence
+            of a baseline is dropped.
+        command: Command that measured, which becomes the newest of the recorded
+            commands; None adds none.
+        evidence: Evidence of the command, by the name of its table.
+        without: Commands whose evidence is dropped, and which are no longer recorded.
         provenance: Fields of the provenance to replace.
     """
     dropped = list(without)
@@ -207,9 +215,12 @@ def updated(
 
 
 _SHA256 = r"^[0-9a-f]{64}$"
+"""Pattern of a SHA-256 in hexadecimal, as this project writes it."""
 Decision = Literal["approved", "rejected"]
+"""Decision of a reviewer."""
 State = Literal["not reviewed", "approved", "rejected", "voided"]
-"""``voided``: the profile was edited after its approval."""
+"""State of a profile's present content: the decision on it, ``voided`` if only earlier
+content was approved, else ``not reviewed``."""
 
 
 class ApprovalRecord(StrictTable):
@@ -219,12 +230,17 @@ class ApprovalRecord(StrictTable):
     """
 
     schema_version: Literal[2] = 2
+    """Version of the format of ``review.json``."""
     profile_sha256: Annotated[str, Field(pattern=_SHA256)]
     """Hash of the reviewed content."""
     decision: Decision
+    """Decision on this content."""
     by: Annotated[str, Field(min_length=1, max_length=200)]
+    """Name of the reviewer, as given on the command line."""
     note: Annotated[str, Field(max_length=2000)] | None = None
+    """Comment of the reviewer."""
     time_utc: Annotated[str, Field(max_length=40)]
+    """Time of the review, in ISO 8601."""
     as_edited: bool = False
     """True if the content was approved although it was modified after it was
     written."""
@@ -236,6 +252,7 @@ class Approval:
 
     state: State
     present_sha256: str
+    """Hash of the present content."""
     review: ApprovalRecord | None
     """Last approval or rejection, of the present content or of an earlier one."""
 
@@ -255,5 +272,5 @@ def approval_of(review: ApprovalRecord | None, present_sha256: str) -> Approval:
 
 
 def is_sha256(text: str) -> bool:
-    """Return whether a text is a SHA-256 as this project writes it."""
+    """Return whether a text is a SHA-256 in hexadecimal, of 64 lower-case digits."""
     return re.fullmatch(_SHA256, text) is not None

@@ -24,7 +24,7 @@ _MACHINE_INDEPENDENT_FIELDS = (
 )
 """Fingerprint fields that can be checked without the profile's GPU and host."""
 _LIBRARIES = ("torch", "transformers")
-"""Libraries whose versions are in the fingerprint, and which may not be installed."""
+"""Libraries whose versions are in the fingerprint, and which may be missing here."""
 
 
 def verify_profile(
@@ -113,9 +113,14 @@ def _check_content(stored: ApprovedProfile) -> Check:
 
 
 def _check_repeated_fields(train: TrainConfig, made_on: Fingerprint) -> Iterator[Check]:
-    """Yield an error for each setting that does not match the fingerprint.
+    """Yield an error for each setting that contradicts the profile's own fingerprint.
 
-    Settings that repeat it must match, or the figures are of something else.
+    Two settings repeat a field of the fingerprint. If they do not match, the figures
+    were not measured with these settings.
+
+    Args:
+        train: Settings of the profile, which are the ``here`` of a check.
+        made_on: Fingerprint of the profile.
     """
     if train.device != made_on.device:
         yield Check(

@@ -47,12 +47,16 @@ class Drift:
 
     quantity: Quantity
     expected: Interval | None
+    """Expected value; None if the profile has no measurement of the quantity."""
     expected_source: str
     """Origin of the expected value, or the reason why there is none."""
     achieved: Interval | None
+    """Value of the run; None if it logged none."""
     ratio: Interval | None = None
     """Achieved relative to expected value."""
     verdict: str
+    """Judgement in words: as expected, within noise, drift with its direction, or the
+    reason why there is none."""
 
 
 def drifts(
@@ -74,7 +78,8 @@ def drifts(
             comparable if there are any.
 
     Returns:
-        Nothing without a profile or steps.
+        Drift of non-padding tokens/s, MFU and peak memory; empty without a profile, or
+        if the run logged no steps.
     """
     if profile is None or not run.steps:
         return ()

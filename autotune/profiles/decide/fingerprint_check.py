@@ -42,7 +42,7 @@ def compare_fingerprints(
 ) -> tuple[Check, ...]:
     """Return every field that differs, most severe first.
 
-    Less GPU memory than the profile's is rejected, more is not.
+    Less GPU memory than the profile's is an error, more is not.
 
     Args:
         profile: Fingerprint of the profile.

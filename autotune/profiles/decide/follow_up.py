@@ -113,4 +113,5 @@ def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -
 
 
 def _unless_default(value: object, default: object) -> object:
+    """Return the value of an option; None, which omits the option, at its default."""
     return None if value == default else value

@@ -27,7 +27,10 @@ others are recomputed."""
 def profile_records(
     profile: "Profile | OwnProfile", records: Sequence[TrialRecord]
 ) -> tuple[TrialRecord, ...]:
-    """Return the profile's own trials, at its sequence length if it has one."""
+    """Return the trials of the profile's model, dataset, device and sequence length.
+
+    A profile of your own training code has no sequence length: its trials may have any.
+    """
     seq_length_tokens = None
     if isinstance(profile, Profile):
         seq_length_tokens = profile.train.seq_length_tokens
@@ -37,8 +40,14 @@ def profile_records(
 def check_trial_log(
     profile: "Profile | OwnProfile", records: Sequence[TrialRecord]
 ) -> TrialLogCheck:
-    """Compare a profile with its trials in the trial log."""
+    """Compare a profile with its trials in the trial log.
+
+    Args:
+        profile: Profile to compare.
+        records: All trials of the trial log, also those of other profiles.
+    """
     own = profile_records(profile, records)
+    # The profile's hash covers its trials up to this time.
     until_utc = profile.provenance.trial_log_until_utc
     covered = own
     if until_utc is not None:
@@ -167,12 +176,15 @@ def _steps(records: Iterable[TrialRecord], micro_batch_size: int) -> list[StepFi
 
 
 def _micro_batch_size(record: TrialRecord) -> object:
+    """Return a trial's micro-batch size; a foreign trial log may hold any value."""
     return record.trial.config.get("micro_batch_size")
 
 
 def _are_among(figures: Iterable[float], measured: Sequence[float]) -> bool:
+    """Return whether every figure is among the measured ones, up to rounding."""
     return all(_is_among(figure, measured) for figure in figures)
 
 
 def _is_among(figure: float, measured: Iterable[float]) -> bool:
+    """Return whether a figure is among the measured ones, up to rounding."""
     return any(math.isclose(figure, other, rel_tol=_TOLERANCE) for other in measured)

@@ -8,10 +8,13 @@ from autotune.advice.values import EvidenceFigure
 Origin = Literal[
     "measured", "allocator", "constraint", "requested", "default", "changed"
 ]
-"""Origin of a setting. ``measured``: decided by measurements. ``allocator``: decided by
-memory on a pretended GPU. ``constraint``: follows from your input. ``requested``: an
-option, for which alone the figures hold. ``default``: the trainer's. ``changed``: none
-of these, edited by hand or by ``autotune advise``."""
+"""Origin of a setting.
+
+``measured``: measurements decided it. ``allocator``: memory on a pretended GPU decided
+it. ``constraint``: it follows from your input. ``requested``: you set it by an option,
+and the figures hold only with it. ``default``: it is the trainer's default.
+``changed``: it was edited by hand or by ``autotune advise``.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +22,18 @@ class Explanation:
     """A setting with its value, its origin and the reason for it."""
 
     key: str = ""
-    """Dotted name, without ``train``; ``explanations`` adds it, the value and the
-    meaning."""
+    """Dotted name, without ``train``.
+
+    ``explanations`` sets key, value and meaning; the functions that explain a single
+    setting leave them empty.
+    """
     value: Any = None
+    """Value of the setting in the profile."""
     origin: Origin
     because: str
+    """Reason for the value, in words."""
     evidence: tuple[EvidenceFigure, ...] = ()
+    """Figures that the reason rests on."""
     rejected: tuple[str, ...] = ()
     """Alternatives that were measured, and the reasons against them."""
     meaning: str | None = None

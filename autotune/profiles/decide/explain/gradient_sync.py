@@ -4,10 +4,9 @@ from autotune.advice.values import EvidenceFigure, figure
 from autotune.network.values import GradientSyncRow, NetworkEvidence
 from autotune.profiles.decide.explain.explanation import Explanation
 from autotune.profiles.values import Profile
-from trainer.config.train_config import (
-    ParallelSettings,
-)
+from trainer.config.train_config import ParallelSettings
 
+# Names of fields both of ``ParallelSettings`` and of a measured row.
 _SETTINGS = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
 GRADIENT_SYNC_KEYS = tuple(f"parallel.{name}" for name in _SETTINGS)
 """Dotted names of the settings that network tuning decides together."""
@@ -16,7 +15,14 @@ GRADIENT_SYNC_KEYS = tuple(f"parallel.{name}" for name in _SETTINGS)
 def explain_gradient_sync(
     profile: Profile, network: NetworkEvidence, key: str, value: object
 ) -> Explanation:
-    """Explain a setting of gradient synchronisation by the measured configurations."""
+    """Explain a setting of gradient synchronisation by the measured configurations.
+
+    Args:
+        profile: Profile with the setting.
+        network: Evidence of network tuning.
+        key: Dotted name of the setting, in ``parallel``.
+        value: Its value in the profile.
+    """
     figures: list[EvidenceFigure] = []
     rejected: list[str] = []
     is_measured = False

@@ -21,6 +21,7 @@ from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 WRITTEN_FOR = "accelerate 1.15 and transformers 5.23"
+"""Versions of the libraries whose names the export has."""
 CALLS = {
     "DistributedDataParallelKwargs": "ddp = DistributedDataParallelKwargs({})",
     "InitProcessGroupKwargs": "group = InitProcessGroupKwargs({})",
@@ -44,8 +45,11 @@ CALLS = {
     "step": "if accelerator.sync_gradients: schedule.step()",
     "save_state": "if (step + 1) % {} == 0: accelerator.save_state()",
 }
+"""Code of the loop, by function; ``{}`` stands for its arguments."""
 _DDP = "DistributedDataParallelKwargs"
+"""Function of ``CALLS`` that takes the arguments of DDP."""
 _PROJECT = "ProjectConfiguration"
+"""Function of ``CALLS`` that takes the run directory and the checkpoints to keep."""
 NAMES = {
     **PROGRAM_NAMES,
     "global_batch_size": "Accelerator(gradient_accumulation_steps)",
@@ -55,16 +59,17 @@ NAMES = {
     "checkpoint.keep_last": f"{_PROJECT}(total_limit)",
     **ddp_names(f"{_DDP}({{}})"),
 }
+"""Name of each shared setting: of the file, or ``function(argument)`` of the code."""
 
 
 def settings(
     profile: Profile, batch: ExportedBatch, nodes: int
 ) -> tuple[Equivalent, ...]:
-    """Return the settings that its file or the loop expresses, and those it lacks."""
+    """Return every setting, with its place in the file or the code, or what is lost."""
     train = profile.train
     # On CPUs, accelerate ignores FSDP.
     fsdp = train.parallel.strategy == "fsdp2" and train.device == "cuda"
-    dtype = f"DDPCommunicationHookType.{train.parallel.gradient_dtype.upper()}"
+    gradient_dtype = train.parallel.gradient_dtype.upper()
     return (
         *unexpressed_rows(train),
         *program_rows(train, fsdp=fsdp),
@@ -73,7 +78,13 @@ def settings(
         *_fsdp_rows(train, batch.ranks, fsdp=fsdp),
         *_process_rows(train, batch.ranks, nodes, fsdp=fsdp),
         *_compile_rows(train),
-        *gradient_rows(train, _DDP, "comm_hook", dtype, fsdp=fsdp),
+        *gradient_rows(
+            train,
+            call=_DDP,
+            hook_argument="comm_hook",
+            hook_code=f"DDPCommunicationHookType.{gradient_dtype}",
+            fsdp=fsdp,
+        ),
         *_handler_rows(train, fsdp=fsdp),
         row(
             "run directory",
@@ -87,6 +98,7 @@ def settings(
 
 
 def _distributed_type(train: TrainConfig, ranks: int, *, fsdp: bool) -> str:
+    """Return accelerate's name of the parallel strategy and device."""
     if fsdp:
         return "FSDP"
     if ranks == 1:
@@ -96,11 +108,11 @@ def _distributed_type(train: TrainConfig, ranks: int, *, fsdp: bool) -> str:
 
 def _fsdp_rows(train: TrainConfig, ranks: int, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the parallel strategy, and the settings of FSDP."""
-    config: Value = None
-    copies: Value = None
-    one_copy = None
+    fsdp_config: Value = None
+    parallelism_config: Value = None
+    lost_hsdp: str | None = None
     if fsdp:
-        config = {
+        fsdp_config = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": True,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -108,12 +120,12 @@ def _fsdp_rows(train: TrainConfig, ranks: int, *, fsdp: bool) -> tuple[Equivalen
         }
         shard_ranks = train.parallel.shard_ranks
         if shard_ranks is not None and ranks % shard_ranks == 0:
-            copies = {
+            parallelism_config = {
                 "parallelism_config_dp_replicate_size": ranks // shard_ranks,
                 "parallelism_config_dp_shard_size": shard_ranks,
             }
         elif shard_ranks is not None:
-            one_copy = remarks.HSDP
+            lost_hsdp = remarks.HSDP
     return (
         row(
             "parallel.strategy",
@@ -125,10 +137,15 @@ def _fsdp_rows(train: TrainConfig, ranks: int, *, fsdp: bool) -> tuple[Equivalen
         row(
             "layers gathered one at a time",
             "fsdp_config",
-            config,
+            fsdp_config,
             near="other layers" if fsdp else None,
         ),
-        row("parallel.shard_ranks", "parallelism_config", copies, lost=one_copy),
+        row(
+            "parallel.shard_ranks",
+            "parallelism_config",
+            parallelism_config,
+            lost=lost_hsdp,
+        ),
     )
 
 
@@ -136,15 +153,15 @@ def _process_rows(
     train: TrainConfig, ranks: int, nodes: int, *, fsdp: bool
 ) -> tuple[Equivalent, ...]:
     """Return the device, its precision, and the processes to launch."""
-    several_nodes = None
+    nodes_remark: str | None = None
     if nodes > 1:
-        several_nodes = (
+        nodes_remark = (
             "pass --machine_rank, --main_process_ip and --main_process_port on each"
             " node"
         )
-    one_process = None
+    processes_remark: str | None = None
     if _distributed_type(train, ranks, fsdp=fsdp) == "MULTI_CPU":
-        one_process = (
+        processes_remark = (
             f"starts one process on CPUs: run mpirun -n {ranks} accelerate launch"
         )
     return (
@@ -155,26 +172,27 @@ def _process_rows(
             "bf16" if train.precision == "bf16" else "no",
         ),
         row("nodes", "num_machines", nodes),
-        row("rank of the node", "machine_rank", 0, near=several_nodes),
-        row("ranks", "num_processes", ranks, near=one_process),
+        row("rank of the node", "machine_rank", 0, near=nodes_remark),
+        row("ranks", "num_processes", ranks, near=processes_remark),
     )
 
 
 def _compile_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
     """Return the settings of torch.compile, for each layer on its own."""
-    config: Value = None
-    whole_model = None
+    dynamo_config: Value = None
+    compile_remark: str | None = None
     if train.compiled:
-        config = {
+        dynamo_config = {
             "dynamo_backend": "INDUCTOR",
             "dynamo_mode": train.compile_mode,
             "dynamo_use_regional_compilation": True,
             # Micro-batches are padded to their longest sample.
             "dynamo_use_dynamic": True,
         }
-        whole_model = "compiles the rest of the model as well"
+        compile_remark = "compiles the rest of the model as well"
     return (
-        row("compile", "dynamo_config", config, near=whole_model),
+        row("compile", "dynamo_config", dynamo_config, near=compile_remark),
+        # Its value is in dynamo_config.
         row("compile_mode"),
     )
 
@@ -197,6 +215,7 @@ def _handler_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
 
 
 def _checkpoint_rows(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent, ...]:
+    """Return the settings of checkpoints, which the loop saves every few steps."""
     is_enabled = profile.train.checkpoint.enabled
     interval = checkpoint_interval(profile, batch)
     return (
@@ -216,13 +235,12 @@ def _checkpoint_rows(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent
 
 def _loop_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
     """Return the settings of the loop, which is your program's."""
-    evaluation = "no evaluation"
-    if train.evaluation.interval_steps:
-        evaluation = (
-            f"your loop evaluates, every {train.evaluation.interval_steps} steps"
-        )
+    interval_steps = train.evaluation.interval_steps
+    lost_evaluation = "no evaluation"
+    if interval_steps:
+        lost_evaluation = f"your loop evaluates, every {interval_steps} steps"
     return (
-        row("evaluation", lost=evaluation),
+        row("evaluation", lost=lost_evaluation),
         row("log_interval_steps", lost="your loop logs"),
         row(
             "log_to", "Accelerator(log_with)", [*train.log_to] if train.log_to else None

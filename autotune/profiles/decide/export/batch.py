@@ -15,9 +15,9 @@ from trainer.config.train_config import TrainConfig
 def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> ExportedBatch:
     """Return the optimizer step of a profile, and the nearest one of whole samples.
 
-    It keeps, in this order: at most as many sequences in a micro-batch as were verified
-    to fit; the non-padding tokens of an optimizer step, as near as whole micro-batches
-    of all ranks allow.
+    Its micro-batch has at most the profile's size, which was verified to fit. Within
+    this limit, its non-padding tokens come as near to the profile's as whole
+    micro-batches of all ranks allow.
 
     Args:
         profile: Profile to export.
@@ -29,10 +29,11 @@ def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> Export
     sequences = _sequences_per_step(train, means)
     samples = max(1, round(sequences * (means.samples or 1.0)))
     # As many micro-batches as the profile's size needs, then the nearest size.
-    steps = max(1, math.ceil(samples / (train.micro_batch_size * ranks)))
-    nearest_size = max(1, round(samples / (steps * ranks)))
+    samples_per_accumulation_step = train.micro_batch_size * ranks
+    accumulation_steps = max(1, math.ceil(samples / samples_per_accumulation_step))
+    nearest_size = max(1, round(samples / (accumulation_steps * ranks)))
     micro_batch_size = min(train.micro_batch_size, nearest_size)
-    exported_samples = micro_batch_size * steps * ranks
+    exported_samples = micro_batch_size * accumulation_steps * ranks
     tokens_per_step = means.non_padding_tokens
     exported_tokens = None
     if means.non_padding_tokens:
@@ -46,7 +47,7 @@ def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> Export
         samples_per_sequence=means.samples,
         tokens_per_step=tokens_per_step,
         per_device_batch_size=micro_batch_size,
-        gradient_accumulation_steps=steps,
+        gradient_accumulation_steps=accumulation_steps,
         exported_samples_per_step=exported_samples,
         exported_tokens_per_step=exported_tokens,
     )
@@ -68,11 +69,15 @@ class CheckpointInterval:
     steps: int | None
     """Steps between checkpoints; None if the interval is not known in steps."""
     remark: str
-    """Source of the number of steps."""
+    """Source of the number of steps, or the reason why it cannot be converted."""
 
 
 def checkpoint_interval(profile: Profile, batch: ExportedBatch) -> CheckpointInterval:
-    """Return the interval between checkpoints in steps, at the measured rate."""
+    """Convert the interval between checkpoints from seconds to optimizer steps.
+
+    It takes the measured rate. Without one, the interval is the profile's in steps, if
+    it has one.
+    """
     checkpoint = profile.train.checkpoint
     step_time = _step_time(profile, batch)
     if step_time is None:
@@ -81,10 +86,11 @@ def checkpoint_interval(profile: Profile, batch: ExportedBatch) -> CheckpointInt
             remark="no measured step time to convert seconds into steps",
         )
     # Bounded, as a foreign profile may hold any rate: at least a nanosecond a step.
-    steps = checkpoint.interval_s / max(1e-9, step_time.step_s)
-    steps = max(1, math.floor(min(steps, sys.maxsize)))
+    steps_in_interval = checkpoint.interval_s / max(1e-9, step_time.step_s)
+    whole_steps = max(1, math.floor(min(steps_in_interval, sys.maxsize)))
     return CheckpointInterval(
-        steps=min(steps, checkpoint.interval_steps or sys.maxsize),
+        # A profile may limit the interval in both units.
+        steps=min(whole_steps, checkpoint.interval_steps or sys.maxsize),
         remark=(
             f"steps of {step_time.step_s:.3g} s by this project's trainer"
             f" ({step_time.source})"
@@ -98,6 +104,7 @@ class StepTime:
 
     step_s: float
     source: str
+    """Origin of the time, in words."""
 
 
 def _step_time(profile: Profile, batch: ExportedBatch) -> StepTime | None:
@@ -123,7 +130,7 @@ def _step_time(profile: Profile, batch: ExportedBatch) -> StepTime | None:
 def batch_warnings(
     train: TrainConfig, batch: ExportedBatch, means: SequenceMeans
 ) -> Iterator[str]:
-    """Yield what to know before the exported step is trained."""
+    """Yield the warnings to read before training with the exported step."""
     size = train.micro_batch_size
     if train.layout == "packed" and batch.samples_per_sequence is None:
         yield (

@@ -17,7 +17,9 @@ from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 WRITTEN_FOR = "transformers 5.23"
+"""Version of the library whose names the export has."""
 CALLS: dict[str, str] = {}
+"""Code besides that of ``program``: none, as the Trainer has its own loop."""
 NAMES = {
     "learning_rate": "learning_rate",
     "weight_decay": "weight_decay",
@@ -37,12 +39,20 @@ NAMES = {
     "checkpoint.keep_last": "save_total_limit",
     **ddp_names("ddp_{}"),
 }
+"""Name of each shared setting in ``TrainingArguments``."""
 
 
 def settings(
     profile: Profile, batch: ExportedBatch, _nodes: int
 ) -> tuple[Equivalent, ...]:
-    """Return the settings that its arguments express, and those that it lacks."""
+    """Return every setting, with the argument that expresses it, or what is lost.
+
+    Args:
+        profile: Profile to export.
+        batch: Its optimizer step.
+        _nodes: Ignored, as the launcher of the program sets the nodes; other targets
+            have them in their settings.
+    """
     train = profile.train
     fsdp = train.parallel.strategy == "fsdp2"
     return (
@@ -74,7 +84,7 @@ def settings(
 
 
 def _step_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
-    """Return the settings of a step's arithmetic."""
+    """Return the settings of device, precision, compiling and checkpointing."""
     on_gpu = train.device == "cuda"
     takes_tf32 = on_gpu and train.precision == "fp32"
     # FSDP checkpoints activations itself.
@@ -104,6 +114,7 @@ def _step_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
 
 
 def _layout_row(train: TrainConfig) -> Equivalent:
+    """Return the layout: the Trainer groups by length, but does not pack."""
     if train.layout == "bucketed":
         return row(
             "layout",
@@ -118,6 +129,7 @@ def _layout_row(train: TrainConfig) -> Equivalent:
 
 
 def _optimizer_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of AdamW that the Trainer takes one by one."""
     return (
         row("adam_beta1", "adam_beta1", train.adam_beta1),
         row("adam_beta2", "adam_beta2", train.adam_beta2),
@@ -126,6 +138,7 @@ def _optimizer_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 
 def _log_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of logs."""
     return (
         row("log_interval_steps", "logging_steps", train.logged_steps),
         row("log_to", "report_to", [*train.log_to] if train.log_to else None),
@@ -134,6 +147,7 @@ def _log_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 
 def _checkpoint_rows(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent, ...]:
+    """Return the settings of checkpoints, which are saved every few steps."""
     is_enabled = profile.train.checkpoint.enabled
     interval = checkpoint_interval(profile, batch)
     return (
@@ -148,6 +162,7 @@ def _checkpoint_rows(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent
 
 
 def _evaluation_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of evaluations, whose intervals count steps."""
     interval_steps = train.evaluation.interval_steps
     return (
         row(
@@ -160,7 +175,7 @@ def _evaluation_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 
 def _lost_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return what the Trainer lacks: exact resume, other ends of a run, MFU."""
+    """Return the abilities that the Trainer lacks, such as exact resuming and MFU."""
     return (
         row(
             "exact resume with another number of ranks",
@@ -177,17 +192,17 @@ def _lost_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 def _parallel_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
     """Return the parallel strategy, and the settings of FSDP."""
-    config: Value = None
-    one_copy = None
+    fsdp_config: Value = None
+    lost_hsdp: str | None = None
     if fsdp:
-        config = {
+        fsdp_config = {
             "version": 2,
             "reshard_after_forward": True,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "activation_checkpointing": train.activation_checkpointing != "none",
         }
         if train.parallel.shard_ranks is not None:
-            one_copy = remarks.HSDP
+            lost_hsdp = remarks.HSDP
     return (
         row(
             "parallel.strategy",
@@ -199,27 +214,27 @@ def _parallel_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
         row(
             "layers gathered one at a time",
             "fsdp_config",
-            config,
+            fsdp_config,
             near="other layers" if fsdp else None,
         ),
-        row("parallel.shard_ranks", lost=one_copy),
+        row("parallel.shard_ranks", lost=lost_hsdp),
     )
 
 
 def _gradient_rows(
     train: TrainConfig, ranks: int, *, fsdp: bool
 ) -> tuple[Equivalent, ...]:
-    """Return the settings of gradients, which no argument takes, and the timeout."""
+    """Return the settings of gradients, for which there is no argument; the timeout."""
     parallel = train.parallel
-    stored_twice = None
+    lost_view: str | None = None
     if parallel.gradient_as_bucket_view and ranks > 1 and not fsdp:
-        stored_twice = "stores gradients twice, in DDP's buckets and outside"
+        lost_view = "stores gradients twice, in DDP's buckets and outside"
     return (
         row(
             "parallel.gradient_dtype",
             lost=remarks.gradient_dtype_remark(train, fsdp=fsdp),
         ),
-        row("parallel.gradient_as_bucket_view", lost=stored_twice),
+        row("parallel.gradient_as_bucket_view", lost=lost_view),
         row(
             "parallel.timeout_s",
             "ddp_timeout",

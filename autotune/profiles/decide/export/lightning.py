@@ -21,12 +21,14 @@ from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 WRITTEN_FOR = "lightning 2.6 and transformers 5.23"
-_LAYERS = (
+"""Versions of the libraries whose names the export has."""
+_FIND_LAYERS = (
     "layers = [one for one in model.modules() if isinstance(one,"
     " GradientCheckpointingLayer)]"
 )
+"""Code that finds the layers of a model, which are compiled or sharded one by one."""
 CALLS = {
-    "compile": f"{_LAYERS}\nfor layer in layers: layer.compile({{}})",
+    "compile": f"{_FIND_LAYERS}\nfor layer in layers: layer.compile({{}})",
     "schedules": (
         'schedules = [{"scheduler": schedule, "interval": "step"}]'
         "  # configure_optimizers() returns [optimizer], schedules"
@@ -36,14 +38,16 @@ CALLS = {
     ),
     "DDPStrategy": "strategy = DDPStrategy({})",
     "FSDPStrategy": (
-        f"{_LAYERS}\nkinds = set(map(type, layers))\nstrategy = FSDPStrategy({{}})"
+        f"{_FIND_LAYERS}\nkinds = set(map(type, layers))\nstrategy = FSDPStrategy({{}})"
     ),
     "ModelCheckpoint": "checkpoint = ModelCheckpoint({})",
     "Trainer": (
         "trainer = Trainer(**(arguments | dict({})))  # arguments: those of the file"
     ),
 }
+"""Code of the program, by function; ``{}`` stands for its arguments."""
 _CHECKPOINT = "ModelCheckpoint"
+"""Function of ``CALLS`` that takes the settings of checkpoints."""
 NAMES = {
     **PROGRAM_NAMES,
     "global_batch_size": "accumulate_grad_batches",
@@ -53,12 +57,13 @@ NAMES = {
     "checkpoint.keep_last": f"{_CHECKPOINT}(save_top_k)",
     **ddp_names("DDPStrategy({})"),
 }
+"""Name of each shared setting: of the file, or ``function(argument)`` of the code."""
 
 
 def settings(
     profile: Profile, batch: ExportedBatch, nodes: int
 ) -> tuple[Equivalent, ...]:
-    """Return the settings that its arguments or the module express, and the rest."""
+    """Return every setting, with its place in the file or the code, or what is lost."""
     train = profile.train
     # Lightning rejects FSDP on CPUs.
     fsdp = train.parallel.strategy == "fsdp2" and train.device == "cuda"
@@ -87,7 +92,7 @@ def settings(
 
 
 def _without_ddp(equivalent: Equivalent) -> Equivalent:
-    """Return a setting for a single process, which has no DDP to take it."""
+    """Return a row for a single process: without an argument of DDP, if it has one."""
     if equivalent.argument is not None and "DDPStrategy(" in equivalent.argument:
         return row(equivalent.setting)
     return equivalent
@@ -96,11 +101,10 @@ def _without_ddp(equivalent: Equivalent) -> Equivalent:
 def _step_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
     """Return the settings of device, arithmetic and the end of training."""
     max_time: Value = None
-    stop_remark = None
+    stop_remark: str | None = None
     if train.stop_after_s is not None:
         stop_remark = "counts from the start of training, and ends it in success"
-        if train.stop_after_s:
-            max_time = {"seconds": math.floor(train.stop_after_s)}
+        max_time = {"seconds": math.floor(train.stop_after_s)}
     return (
         row("device", "accelerator", "gpu" if train.device == "cuda" else "cpu"),
         row(
@@ -181,9 +185,9 @@ def _checkpoint_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
     checkpoint = train.checkpoint
     is_enabled = checkpoint.enabled
     interval = Raw(f"timedelta(seconds={checkpoint.interval_s:g})")
-    by_time_only = None
+    interval_remark: str | None = None
     if is_enabled and checkpoint.interval_steps is not None:
-        by_time_only = f"not every {checkpoint.interval_steps} steps as well"
+        interval_remark = f"not every {checkpoint.interval_steps} steps as well"
     return (
         row("checkpoint.enabled", "enable_checkpointing", is_enabled),
         row(
@@ -195,7 +199,7 @@ def _checkpoint_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             "checkpoint.interval_s",
             f"{_CHECKPOINT}(train_time_interval)",
             interval if is_enabled else None,
-            near=by_time_only,
+            near=interval_remark,
         ),
         row(
             "the newest checkpoints are kept",
@@ -214,14 +218,15 @@ def _parallel_rows(
     train: TrainConfig, ranks: int, nodes: int, *, fsdp: bool
 ) -> tuple[Equivalent, ...]:
     """Return the processes, the parallel strategy, and the arguments of its class."""
-    call = "DDPStrategy"
+    strategy_class = "DDPStrategy"
     strategy = "ddp" if ranks > 1 else "auto"
-    fsdp1 = None
+    fsdp_remark: str | None = None
     if fsdp:
-        call = "FSDPStrategy"
+        strategy_class = "FSDPStrategy"
         strategy = "fsdp"
-        fsdp1 = "FSDP1, which with bf16 gathers weights and reduces gradients in bf16"
-    hook = f"default_hooks.{train.parallel.gradient_dtype}_compress_hook"
+        fsdp_remark = (
+            "FSDP1, which with bf16 gathers weights and reduces gradients in bf16"
+        )
     return (
         row("ranks", "devices", ranks // nodes),
         row("nodes", "num_nodes", nodes),
@@ -229,7 +234,7 @@ def _parallel_rows(
             "parallel.strategy",
             "strategy",
             strategy,
-            near=fsdp1,
+            near=fsdp_remark,
             lost=remarks.strategy_remark(train, fsdp=fsdp),
         ),
         row(
@@ -237,11 +242,17 @@ def _parallel_rows(
             "Trainer(strategy)",
             None if strategy == "auto" else Raw("strategy"),
         ),
-        *_fsdp_rows(train, ranks, call, fsdp=fsdp),
-        *gradient_rows(train, call, "ddp_comm_hook", hook, fsdp=fsdp),
+        *_fsdp_rows(train, ranks, strategy_class, fsdp=fsdp),
+        *gradient_rows(
+            train,
+            call=strategy_class,
+            hook_argument="ddp_comm_hook",
+            hook_code=f"default_hooks.{train.parallel.gradient_dtype}_compress_hook",
+            fsdp=fsdp,
+        ),
         row(
             "parallel.timeout_s",
-            f"{call}(timeout)",
+            f"{strategy_class}(timeout)",
             Raw(f"timedelta(seconds={train.parallel.timeout_s:g})"),
             near=remarks.KILLS_AFTER_TIMEOUT,
         ),
@@ -249,31 +260,36 @@ def _parallel_rows(
 
 
 def _fsdp_rows(
-    train: TrainConfig, ranks: int, call: str, *, fsdp: bool
+    train: TrainConfig, ranks: int, strategy_class: str, *, fsdp: bool
 ) -> tuple[Equivalent, ...]:
     """Return the settings of FSDP: its layers, and its copies of the weights."""
-    checkpoints = fsdp and train.activation_checkpointing != "none"
+    has_checkpointing = fsdp and train.activation_checkpointing != "none"
     shard_ranks = train.parallel.shard_ranks
     sharding: Value = None
     mesh: Value = None
-    one_copy = None
+    lost_hsdp: str | None = None
     if fsdp and shard_ranks is not None:
         if ranks % shard_ranks == 0:
             sharding = "HYBRID_SHARD"
             mesh = Raw((ranks // shard_ranks, shard_ranks))
         else:
-            one_copy = remarks.HSDP
+            lost_hsdp = remarks.HSDP
     return (
         row(
             "layers gathered one at a time",
-            f"{call}(auto_wrap_policy)",
+            f"{strategy_class}(auto_wrap_policy)",
             Raw("kinds") if fsdp else None,
         ),
         row(
             "layers that are checkpointed",
-            f"{call}(activation_checkpointing_policy)",
-            Raw("kinds") if checkpoints else None,
+            f"{strategy_class}(activation_checkpointing_policy)",
+            Raw("kinds") if has_checkpointing else None,
         ),
-        row("copies of the weights", f"{call}(sharding_strategy)", sharding),
-        row("parallel.shard_ranks", f"{call}(device_mesh)", mesh, lost=one_copy),
+        row("copies of the weights", f"{strategy_class}(sharding_strategy)", sharding),
+        row(
+            "parallel.shard_ranks",
+            f"{strategy_class}(device_mesh)",
+            mesh,
+            lost=lost_hsdp,
+        ),
     )

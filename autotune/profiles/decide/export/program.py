@@ -10,33 +10,33 @@ from autotune.profiles.decide.export.remarks import (
 from autotune.profiles.decide.export.table import Equivalent, Raw, Value, row
 from trainer.config.train_config import TrainConfig
 
-_BARE = (
-    "bare = {name for name, _ in model.named_parameters() if"
-    ' name.lower().endswith(("bias", "norm.weight"))}'
+_ADAMW_LINES = (
+    (
+        "bare = {name for name, _ in model.named_parameters() if"
+        ' name.lower().endswith(("bias", "norm.weight"))}'
+    ),
+    "decayed = [one for name, one in model.named_parameters() if name not in bare]",
+    "others = [one for name, one in model.named_parameters() if name in bare]",
+    (
+        'optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others,'
+        ' "weight_decay": 0.0}], {})'
+    ),
 )
-_DECAYED = (
-    "decayed = [one for name, one in model.named_parameters() if name not in bare]"
-)
-_OTHERS = "others = [one for name, one in model.named_parameters() if name in bare]"
-_OPTIMIZER = (
-    'optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others,'
-    ' "weight_decay": 0.0}], {})'
-)
-_ADAMW = "\n".join((_BARE, _DECAYED, _OTHERS, _OPTIMIZER))
-"""Optimizer without weight decay of biases and norms, as in this project's trainer."""
-FIRST = {
+"""Code of an optimizer without weight decay of biases and norms, as in this project's
+trainer; ``{}`` stands for the arguments of AdamW."""
+CALLS_BEFORE_MODEL = {
     "set_seed": "set_seed({})",
     "seed_everything": "seed_everything({}, workers=True)",
     "matmul_precision": "torch.set_float32_matmul_precision({})",
 }
 """Code before the model is made, by function; ``{}`` stands for its arguments."""
-PROGRAM = {
+CALLS_AFTER_MODEL = {
     "activation_checkpointing_enable": "model.activation_checkpointing_enable({})",
     "DataLoader": "loader = DataLoader(dataset, collate_fn=collator, {})",
-    "AdamW": _ADAMW,
+    "AdamW": "\n".join(_ADAMW_LINES),
     "get_scheduler": "schedule = get_scheduler(optimizer=optimizer, {})",
 }
-"""Code after the model is made, for the arguments in ``PROGRAM_NAMES``."""
+"""Code after the model is made, by function; ``{}`` stands for its arguments."""
 PROGRAM_NAMES: Mapping[str, str] = {
     "micro_batch_size": "DataLoader(batch_size)",
     "order of the data": "DataLoader(shuffle)",
@@ -58,10 +58,16 @@ PROGRAM_NAMES: Mapping[str, str] = {
         "activation_checkpointing_enable(activation_checkpointing_kwargs)"
     ),
 }
+"""Argument of the code above that takes each setting, as ``function(argument)``."""
 
 
 def program_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
-    """Return the settings whose values only code around a loop takes."""
+    """Return the settings that only code around a training loop can express.
+
+    Args:
+        train: Settings to export.
+        fsdp: True if the target trains with FSDP, which checkpoints activations itself.
+    """
     checkpointing: Value = None
     if train.activation_checkpointing != "none" and not fsdp:
         checkpointing = {"use_reentrant": False}
@@ -98,18 +104,18 @@ def _matmul_precision(train: TrainConfig) -> str | None:
 def model_calls(train: TrainConfig) -> tuple[str, ...]:
     """Return the code that makes the model and its batches."""
     is_modernbert = train.model.config["model_type"] == "modernbert"
-    arguments = "**CONFIG"
+    config_arguments = "**CONFIG"
     if is_modernbert and train.mlm_head == "sparse":
-        arguments += ", sparse_prediction=True"
+        config_arguments += ", sparse_prediction=True"
     if train.attention_dropout is not None:
-        key = "attention_probs_dropout_prob"
+        dropout_key = "attention_probs_dropout_prob"
         if is_modernbert:
-            key = "attention_dropout"
-        arguments += f", {key}={train.attention_dropout:g}"
+            dropout_key = "attention_dropout"
+        config_arguments += f", {dropout_key}={train.attention_dropout:g}"
     return (
         (
             "model = AutoModelForMaskedLM.from_config("
-            f"AutoConfig.for_model({arguments}))"
+            f"AutoConfig.for_model({config_arguments}))"
             "  # CONFIG: [train.model.config] with the dataset's vocab_size"
         ),
         f"tokenizer(texts, truncation=True, max_length={train.seq_length_tokens})",

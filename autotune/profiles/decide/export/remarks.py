@@ -9,11 +9,12 @@ from trainer.config.train_config import TrainConfig
 NO_RECORD = "without run record, steps and events"
 OTHER_ORDER = "a different permutation of each epoch"
 HSDP = "HSDP: all ranks share one copy of the weights"
+"""Remark on shards over some of the ranks, if the target shards over all."""
 KILLS_AFTER_TIMEOUT = "kills the process after it"
 
 
 def activation_checkpointing_remark(train: TrainConfig) -> str | None:
-    """Return the difference of activation checkpointing."""
+    """Return the difference from selective activation checkpointing."""
     if train.activation_checkpointing == "selective":
         return "recomputes matmuls as well"
     return None
@@ -63,7 +64,12 @@ def stop_remark(train: TrainConfig) -> str | None:
 
 
 def max_epochs_remark(train: TrainConfig, loop_or_run: str) -> str | None:
-    """Return what happens instead of an end after a number of epochs."""
+    """Return what happens instead of an end after a number of epochs.
+
+    Args:
+        train: Settings to export.
+        loop_or_run: Word for what ends: ``loop`` of your program, or ``run``.
+    """
     if train.max_epochs is not None:
         return f"only max_steps ends the {loop_or_run}"
     return None

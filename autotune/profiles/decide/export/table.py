@@ -41,6 +41,7 @@ class Equivalent:
     """Value in the other trainer; None leaves it at that trainer's default."""
     equivalence: Equivalence
     remark: str
+    """Difference, or what happens instead; empty if the setting means the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +52,23 @@ class ExportedBatch:
     """
 
     ranks: int
+    """Ranks over all nodes."""
     sequences_per_step: int
+    """Sequences of this trainer's optimizer step over all ranks."""
     samples_per_sequence: float | None
     """Samples of a sequence, on average; None if sequences are packed and the dataset
     is not found."""
     tokens_per_step: float | None
     """Non-padding tokens of this trainer's optimizer step over all ranks."""
     per_device_batch_size: int
+    """Samples of a rank's micro-batch in the other trainer."""
     gradient_accumulation_steps: int
+    """Micro-batches of a rank in an optimizer step of the other trainer."""
     exported_samples_per_step: int
+    """Samples of the other trainer's optimizer step over all ranks."""
     exported_tokens_per_step: float | None
+    """Non-padding tokens of the other trainer's optimizer step; None if the samples of
+    a sequence are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +79,14 @@ class Export:
     """Library and version whose names and meanings these are; a test loads the file
     with it."""
     model: str
+    """Name of the model."""
     nodes: int
     ranks_per_node: int
     batch: ExportedBatch
     arguments: dict[str, Value]
+    """Content of the file of settings, by the other trainer's names."""
     calls: tuple[str, ...]
-    """Code for the calling program, which no argument can express."""
+    """Lines of code for the calling program, for settings that the file cannot hold."""
     settings: tuple[Equivalent, ...]
     warnings: tuple[str, ...]
 

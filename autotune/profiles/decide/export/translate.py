@@ -5,7 +5,11 @@ from collections.abc import Mapping
 from autotune.corpus.values import SequenceMeans
 from autotune.profiles.decide.export import accelerate, hf_trainer, lightning
 from autotune.profiles.decide.export.batch import batch_warnings, exported_batch
-from autotune.profiles.decide.export.program import FIRST, PROGRAM, model_calls
+from autotune.profiles.decide.export.program import (
+    CALLS_AFTER_MODEL,
+    CALLS_BEFORE_MODEL,
+    model_calls,
+)
 from autotune.profiles.decide.export.table import (
     Export,
     Target,
@@ -17,6 +21,7 @@ from autotune.profiles.decide.export.table import (
 from autotune.profiles.values import Profile
 
 _TARGETS = {"hf-trainer": hf_trainer, "accelerate": accelerate, "lightning": lightning}
+"""Module of each target, with its WRITTEN_FOR, CALLS, NAMES and ``settings``."""
 _OWN_SETTINGS = {
     "micro_batch_size": "micro_batch_size",
     "num_workers": "data.num_workers",
@@ -63,9 +68,9 @@ def export_profile(
         settings=settings,
         warnings=tuple(batch_warnings(train, batch, means)),
         calls=(
-            *written_calls(settings, FIRST),
+            *written_calls(settings, CALLS_BEFORE_MODEL),
             *model_calls(train),
-            *written_calls(settings, PROGRAM | module.CALLS),
+            *written_calls(settings, CALLS_AFTER_MODEL | module.CALLS),
         ),
     )
 

@@ -18,7 +18,7 @@ _EXPRESSED_BY_OTHERS = (
 def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
     """Return the settings that no target expresses.
 
-    A setting has a remark if the profile uses it.
+    Each has a remark on what happens instead, if the profile uses the setting.
     """
     return (
         *(row(setting) for setting in _EXPRESSED_BY_OTHERS),
@@ -38,26 +38,30 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 def _model_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
     """Return the settings of the model's arithmetic, loss and attention."""
     return (
-        _lost_if(
+        _lost_if_used(
             "residual_dtype",
-            train.residual_dtype == "bf16",
             "autocast keeps the residual stream in fp32",
+            is_used=train.residual_dtype == "bf16",
         ),
-        _lost_if(
+        _lost_if_used(
             "float8",
-            train.float8 != "none",
             "computes linear layers in the precision of the others",
+            is_used=train.float8 != "none",
         ),
-        _lost_if("fused_cross_entropy", train.fused_cross_entropy, "holds all logits"),
+        _lost_if_used(
+            "fused_cross_entropy",
+            "holds all logits",
+            is_used=train.fused_cross_entropy,
+        ),
         row(
             "masking_probability",
             near="set in the collator; masks depend on the order of the batches",
         ),
         *_mlm_head_rows(train),
-        _lost_if(
+        _lost_if_used(
             "attention",
-            _has_varlen_attention(train),
             "computes whole padded sequences under a mask",
+            is_used=_has_varlen_attention(train),
         ),
     )
 
@@ -71,32 +75,33 @@ def _data_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
         ),
         row("data.dataset_hash", lost="accepts any dataset"),
         row("data.path", lost="your program passes a dataset in its own format"),
-        _lost_if(
+        _lost_if_used(
             "data.stage_to",
-            train.data.stage_to is not None,
             "no staging to local disks",
+            is_used=train.data.stage_to is not None,
         ),
     )
 
 
 def _checkpoint_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Return the settings of checkpoints that need this project's writer."""
     checkpoint = train.checkpoint
     return (
-        _lost_if(
+        _lost_if_used(
             "checkpoint.asynchronous",
-            checkpoint.enabled and checkpoint.asynchronous,
             "training waits for each checkpoint",
+            is_used=checkpoint.enabled and checkpoint.asynchronous,
         ),
-        _lost_if(
+        _lost_if_used(
             "checkpoint.keep_every_steps",
-            checkpoint.keep_every_steps is not None,
             "older ones are deleted",
+            is_used=checkpoint.keep_every_steps is not None,
         ),
     )
 
 
-def _lost_if(setting: str, is_used: bool, remark: str) -> Equivalent:
-    """Return a setting with what happens instead, if the profile uses it."""
+def _lost_if_used(setting: str, remark: str, *, is_used: bool) -> Equivalent:
+    """Return a setting, with what happens instead if the profile uses it."""
     return row(setting, lost=remark if is_used else None)
 
 

@@ -1,7 +1,11 @@
 """Load exported files as transformers' TrainingArguments, and print the result as JSON.
 
 Arguments: paths of the files. The result has, by the name of the file without suffix,
-the arguments, the learning rate of every step, and the deprecations that are warned of.
+these keys:
+
+arguments: all fields of TrainingArguments.
+rates: learning rate of every step.
+warnings: texts of the deprecation warnings.
 """
 
 import json
@@ -19,14 +23,17 @@ from transformers import (
 
 
 def accept_settings_of_gpus():
-    """Skip the checks for a GPU, which this machine need not have."""
+    """Skip the checks for a GPU, which this machine need not have.
+
+    TrainingArguments makes them when it is created, and has no option to skip them.
+    """
     training_args.is_torch_bf16_gpu_available = lambda: True
     training_args.is_torch_tf32_available = lambda: True
     training_args.enable_tf32 = lambda _: None
 
 
 def load(path):
-    """Return the arguments in a file, and the categories and texts of warnings."""
+    """Return the arguments in a file, and the warnings that loading it gives."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(path))
@@ -55,6 +62,7 @@ def learning_rates(arguments):
 
 
 def result_of(path):
+    """Return the result of one file, as the module describes it."""
     arguments, caught = load(path)
     deprecations = [
         str(warning.message)
