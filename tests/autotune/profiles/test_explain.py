@@ -12,6 +12,18 @@ from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_profile as tuned_profile
 from trainer.config.train_config import DataSettings, ParallelSettings, TrainConfig
 
+ADOPTED_WITHOUT_PINNING = JointChoice(
+    trials=5,
+    num_workers=1,
+    prefetch_factor=2,
+    pin_memory=False,
+    ratio_to_workers_alone=1.2,
+    ratio_low=1.1,
+    ratio_high=1.3,
+    adopted=True,
+)
+"""Joint search that adopted the example's settings, but does not pin memory."""
+
 
 def explain(profile, key):
     """Return the explanation of a profile's setting."""
@@ -41,7 +53,8 @@ def test_nothing_is_measured_without_evidence():
 def test_micro_batch_has_figures_of_the_probe():
     explanation = explain_example("micro_batch_size")
     assert explanation.origin == "measured"
-    assert explanation.because == "because"
+    assert explanation.because == example_profile().evidence.probe.choice
+    # The rate of the chosen size 2, of 4 steps.
     assert explanation.evidence[0].value == 900.0
     assert explanation.evidence[0].n == 4
     assert explanation.rejected == (
@@ -58,36 +71,35 @@ def test_same_split_is_no_alternative():
 def test_workers_have_figures_of_the_sweep():
     explanation = explain_example("data.num_workers")
     assert explanation.origin == "measured"
+    # The throughput with the chosen worker relative to cached batches, of 3 windows.
     assert explanation.evidence[0].low == 0.985
     assert explanation.evidence[0].high == 0.995
     assert explanation.evidence[0].n == 3
     assert explanation.rejected == (
         "0 workers: 50.0 % of the throughput on cached batches, too few",
-        "0 is slow",
+        example_profile().evidence.workers.next_smaller,
     )
 
 
 def test_joint_search_has_its_figures():
-    joint = JointChoice(
-        trials=5,
-        num_workers=1,
-        prefetch_factor=2,
-        pin_memory=False,
-        ratio_to_workers_alone=1.2,
-        ratio_low=1.1,
-        ratio_high=1.3,
-        adopted=True,
+    workers = example_profile().evidence.workers.model_copy(
+        update={"joint": ADOPTED_WITHOUT_PINNING}
     )
-    workers = example_profile().evidence.workers.model_copy(update={"joint": joint})
-    evidence = {"workers": workers}
-    explanation = explain_example("data.prefetch_factor", evidence)
+    explanation = explain_example("data.prefetch_factor", {"workers": workers})
     assert explanation.origin == "measured"
     assert explanation.evidence[-1].low == 1.1
     assert explanation.evidence[-1].n == 5
     assert explanation.because.startswith(
         "found to be faster by a joint search over workers"
     )
-    assert explain_example("data.pin_memory", evidence).origin == "changed"
+
+
+def test_setting_changed_since_a_joint_search():
+    workers = example_profile().evidence.workers
+    workers = workers.model_copy(update={"joint": ADOPTED_WITHOUT_PINNING})
+    # The example pins memory, which is the default.
+    explanation = explain_example("data.pin_memory", {"workers": workers})
+    assert explanation.origin == "changed"
 
 
 @pytest.mark.parametrize(
@@ -193,6 +205,7 @@ def test_meanings_have_one_line():
         for explanation in explanations(example_profile())
         if explanation.meaning
     ]
+    # A guard against an empty list: almost every setting has a meaning.
     assert len(meanings) > 50
     assert "\n" not in "".join(meanings)
 

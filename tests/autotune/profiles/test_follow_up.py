@@ -6,10 +6,15 @@ from autotune.profiles.decide.follow_up import command, probe_again, probe_comma
 from testbed.examples.profiles import but, example_profile
 
 
-def again(train=None, **others):
-    """Return the probe command of the example with other settings."""
+def probe_of_example(train=None, **options):
+    """Return the probe command of the example with other settings.
+
+    Args:
+        train: Settings that replace the example's.
+        options: Options of the command to add or replace.
+    """
     profile = but(example_profile(), train=train or {})
-    return probe_again(profile.train, profile, **others)
+    return probe_again(profile.train, profile, **options)
 
 
 def test_command_leaves_out_defaults():
@@ -32,8 +37,9 @@ def test_command_quotes_arguments():
 
 
 def test_probe_command_repeats_a_profiles_settings():
+    # Packing is the default of this model, so that no option names the layout.
     assert (
-        again({"layout": "packed"}, model="tiny.json", out="p.toml")
+        probe_of_example({"layout": "packed"}, model="tiny.json", out="p.toml")
         == "autotune probe --model tiny.json --data DIR --device cpu --memory 1GiB"
         " --global-batch-tokens 4096 --no-accumulate --ranks 1 --out p.toml"
     )
@@ -52,11 +58,11 @@ def test_probe_command_repeats_a_profiles_settings():
     ],
 )
 def test_probe_command_has_settings_other_than_defaults(train, option):
-    assert option in again(train)
+    assert option in probe_of_example(train)
 
 
 def test_other_options_replace_settings():
-    assert "--precision bf16" in again(precision="bf16")
+    assert "--precision bf16" in probe_of_example(precision="bf16")
 
 
 def test_probe_command_without_profile_has_no_limits():
@@ -75,6 +81,6 @@ def test_probe_command_omits_a_foreign_models_name():
     train = {"model": model}
     path = "p; reboot.toml"
     hostile = but(example_profile(), train=train)
-    for text in (probe_command(hostile, path), again(train, out=path)):
+    for text in (probe_command(hostile, path), probe_of_example(train, out=path)):
         assert path in shlex.split(text)
         assert "x; reboot" not in text

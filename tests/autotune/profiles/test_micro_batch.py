@@ -18,6 +18,16 @@ from autotune.profiles.decide.micro_batch import (
 
 Rates = dict[int, float]
 """Tokens/s including padding by micro-batch size."""
+RATES_WITH_KNEE_AT_4 = {1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}
+"""Rates within 2 % of the best from size 4 on."""
+RATES_RISING_TO_97 = {1: 50.0, 97: 100.0}
+"""Rates that rise up to the largest size."""
+RATES_LEVEL_FROM_5 = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
+"""Rates that are level from size 5 on."""
+ROUNDING = 1e-9
+"""Relative error of times that are computed in another order."""
+curves = st.dictionaries(st.integers(1, 40), st.floats(10, 100), min_size=1, max_size=6)
+"""Rates by micro-batch size."""
 
 
 def curve_of(rates: Rates) -> list[CurvePoint]:
@@ -30,12 +40,47 @@ def curve_of(rates: Rates) -> list[CurvePoint]:
     ]
 
 
-RATES_WITH_KNEE_AT_4 = {1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}
-"""Rates within 2 % of the best from size 4 on."""
-RATES_RISING_TO_97 = {1: 50.0, 97: 100.0}
-"""Rates that rise up to the largest size."""
-RATES_LEVEL_FROM_5 = {1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0}
-"""Rates that are level from size 5 on."""
+def noisy_curve(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
+    """Return the curve with these bounds of rates by micro-batch size."""
+    return [
+        CurvePoint(
+            micro_batch_size=size,
+            padded_tokens_per_s=(low * high) ** 0.5,
+            padded_tokens_per_s_low=low,
+            padded_tokens_per_s_high=high,
+            step_s=1.0,
+            timed_steps=4,
+        )
+        for size, (low, high) in bounds.items()
+    ]
+
+
+def predicted_step_s(
+    rates: Rates, micro_batch_size: int, global_batch_size: int, ranks: int
+) -> float:
+    """Return the time of a step, by a reference implementation of the prediction.
+
+    It interpolates between the sizes with a rate, in seconds per position of a
+    sequence.
+    """
+    split = split_global_batch(global_batch_size, micro_batch_size, ranks)
+    sizes = sorted(rates)
+    micro_batches_s = [size / rates[size] for size in sizes]
+    micro_batch_s = np.interp(split.micro_batch_size, sizes, micro_batches_s)
+    return split.gradient_accumulation_steps * micro_batch_s
+
+
+def choose_of_all_sizes(rates: Rates, global_batch_size: int, ranks: int) -> int:
+    """Return the chosen micro-batch size, of all up to the largest with a rate."""
+    largest = max(rates)
+    choice = choose_micro_batch(
+        curve_of(rates),
+        largest,
+        global_batch_size=global_batch_size,
+        ranks=ranks,
+        sizes=range(1, largest + 1),
+    )
+    return choice.micro_batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,41 +210,6 @@ def test_choice_has_its_reason(case):
     assert choice.reason == case.reason
 
 
-def predicted_step_s(
-    rates: Rates, micro_batch_size: int, global_batch_size: int, ranks: int
-) -> float:
-    """Return the time of a step, by a reference implementation of the prediction.
-
-    It interpolates between the sizes with a rate, in seconds per position of a
-    sequence.
-    """
-    split = split_global_batch(global_batch_size, micro_batch_size, ranks)
-    sizes = sorted(rates)
-    micro_batches_s = [size / rates[size] for size in sizes]
-    micro_batch_s = np.interp(split.micro_batch_size, sizes, micro_batches_s)
-    return split.gradient_accumulation_steps * micro_batch_s
-
-
-def choose_of_all_sizes(rates: Rates, global_batch_size: int, ranks: int) -> int:
-    """Return the chosen micro-batch size, of all up to the largest with a rate."""
-    largest = max(rates)
-    choice = choose_micro_batch(
-        curve_of(rates),
-        largest,
-        global_batch_size=global_batch_size,
-        ranks=ranks,
-        sizes=range(1, largest + 1),
-    )
-    return choice.micro_batch_size
-
-
-ROUNDING = 1e-9
-"""Relative error of times that are computed in another order."""
-
-curves = st.dictionaries(st.integers(1, 40), st.floats(10, 100), min_size=1, max_size=6)
-"""Rates by micro-batch size."""
-
-
 @given(curves, st.integers(1, 500), st.integers(1, 8))
 def test_chosen_step_is_within_two_percent(rates, sequences, ranks):
     global_batch_size = max(sequences, ranks)
@@ -233,21 +243,6 @@ def test_curve_ascends_to_the_largest_size(largest_size):
     sizes = curve_sizes(largest_size)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == largest_size
-
-
-def noisy_curve(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
-    """Return the curve with these bounds of rates by micro-batch size."""
-    return [
-        CurvePoint(
-            micro_batch_size=size,
-            padded_tokens_per_s=(low * high) ** 0.5,
-            padded_tokens_per_s_low=low,
-            padded_tokens_per_s_high=high,
-            step_s=1.0,
-            timed_steps=4,
-        )
-        for size, (low, high) in bounds.items()
-    ]
 
 
 def test_knee_is_between_bounds_if_noise_hides_it():

@@ -14,6 +14,19 @@ from testbed.examples.trials import example_records, record
 EXAMPLE = example_profile()
 RUNNER = SimpleNamespace(trial_log=SimpleNamespace(directory=Path("nowhere")))
 """Runner whose trial log is empty: evidence takes nothing else of it."""
+BASELINE = BaselineEvidence(
+    rows=[RecipeRow(name="tuned", tokens_per_s=[9.0], speedup=1.0, outcome="ran")],
+    local_ranks=1,
+    window_s=2.0,
+    windows=1,
+    seconds=3.0,
+)
+"""Evidence of a baseline with the settings of the example."""
+NEWEST_UTC = "2026-01-02T00:00:00+00:00"
+OWN = (*example_records(), record(time_utc=NEWEST_UTC, key="newest"))
+"""Trials of the example, the newest last."""
+OTHER = record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")
+"""Trial of another dataset, newer than all of the example."""
 
 
 def swept_to(chosen, *, adopted=None):
@@ -63,15 +76,6 @@ def test_repeated_sweep_is_named_once():
     assert profile.provenance.commands == ["probe", "workers"]
 
 
-BASELINE = BaselineEvidence(
-    rows=[RecipeRow(name="tuned", tokens_per_s=[9.0], speedup=1.0, outcome="ran")],
-    local_ranks=1,
-    window_s=2.0,
-    windows=1,
-    seconds=3.0,
-)
-
-
 @pytest.fixture
 def with_baseline():
     """Return the example with the evidence of a baseline."""
@@ -101,11 +105,6 @@ def test_profile_without_trial_log_has_no_trials(tmp_path):
     assert trials.finished == ()
     assert trials.corrupt_lines == 0
     assert trials.check.found == "no trials"
-
-
-NEWEST_UTC = "2026-01-02T00:00:00+00:00"
-OWN = (*example_records(), record(time_utc=NEWEST_UTC, key="newest"))
-OTHER = record(site="there", dataset_hash="e", time_utc="2026-01-03T00:00:00+00:00")
 
 
 @pytest.fixture

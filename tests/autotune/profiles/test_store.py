@@ -1,8 +1,7 @@
 import pytest
 
-from autotune.errors import MachineLacks, ProfileRejected
+from autotune.errors import MachineLacks
 from autotune.profiles import store
-from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.profiles.values import Evidence
 from testbed.examples.profiles import but, example_profile
@@ -25,7 +24,7 @@ def probed_again(**train):
 
 @pytest.fixture
 def path(workdir):
-    """Return the path of the example."""
+    """Return the path of a profile, which is the example."""
     return workdir / "p.toml"
 
 
@@ -60,13 +59,6 @@ def test_writing_keeps_an_unreadable_file(path):
     path.write_text("mine = 1\n")
     assert store.write_profile(path, EXAMPLE).read_text() == "mine = 1\n"
     assert store.read_profile(path).profile == EXAMPLE
-
-
-def test_rejects_micro_batch_not_verified_to_fit(path):
-    text = path.read_text()
-    path.write_text(text.replace("micro_batch_size = 2", "micro_batch_size = 3"))
-    with pytest.raises(ProfileRejected, match="exceeds 2, the largest"):
-        require_local_probe(store.read_profile(path))
 
 
 def test_rejects_rates_of_a_pretended_gpu(path):

@@ -9,10 +9,27 @@ from testbed.examples.profiles import but, example_profile
 from testbed.examples.trials import example_records, record
 
 EXAMPLE = example_records()
+"""Trials that gave all the figures of the example profile."""
+EXAMPLE_PROBE = example_profile().evidence.probe
+EXAMPLE_WORKERS = example_profile().evidence.workers
+STEP_INDEX = 2
+"""Position in ``EXAMPLE`` of the trial that gave the curve at micro-batch size 1."""
+STEP = EXAMPLE[STEP_INDEX]
+LATER = record(time_utc="2026-01-02T00:00:00+00:00")
+"""Trial of the example profile, a day later."""
+OTHER = record(site="there", dataset_hash="e")
+"""Trial of another dataset."""
+indices = st.integers(0, len(EXAMPLE) - 1)
+"""Positions in ``EXAMPLE``."""
 
 
 def resting_on(records, **changes):
-    """Return the example profile with the hash and time of these trials."""
+    """Return the example profile with the hash and time of these trials.
+
+    Args:
+        records: Trials that the profile's hash covers.
+        changes: Other fields of its provenance.
+    """
     provenance = {
         "trial_log_sha256": trial_log_sha256(records),
         "trial_log_until_utc": max(record.time_utc for record in records),
@@ -26,25 +43,39 @@ def with_probe(profile, **figures):
     return but(profile, evidence={"probe": probe})
 
 
+def with_figures(trial, figures):
+    """Return a measured trial with other figures."""
+    outcome = {"kind": "measured", "figures": trial.outcome["figures"] | figures}
+    return trial.model_copy(update={"outcome": outcome})
+
+
+def with_replaced(index, *replacements):
+    """Return the trials of the example, with others in place of one."""
+    return (*EXAMPLE[:index], *replacements, *EXAMPLE[index + 1 :])
+
+
 @given(st.permutations(EXAMPLE))
 def test_hash_does_not_depend_on_order(records):
     assert trial_log_sha256(records) == trial_log_sha256(EXAMPLE)
 
 
-@given(st.integers(0, len(EXAMPLE) - 1), st.sampled_from(["lost", "changed", "twice"]))
-def test_changed_trial_log_differs(index, change):
-    trial = EXAMPLE[index]
-    instead = {
-        "lost": (),
-        "changed": (trial.model_copy(update={"seconds": 2.0}),),
-        "twice": (trial, trial),
-    }[change]
-    records = (*EXAMPLE[:index], *instead, *EXAMPLE[index + 1 :])
+@given(indices)
+def test_lost_trial_differs(index):
+    records = with_replaced(index)
     assert check_trial_log(resting_on(EXAMPLE), records).found == "differs"
 
 
-LATER = record(time_utc="2026-01-02T00:00:00+00:00")
-OTHER = record(site="there", dataset_hash="e")
+@given(indices)
+def test_changed_trial_differs(index):
+    changed = EXAMPLE[index].model_copy(update={"seconds": 2.0})
+    records = with_replaced(index, changed)
+    assert check_trial_log(resting_on(EXAMPLE), records).found == "differs"
+
+
+@given(indices)
+def test_repeated_trial_differs(index):
+    records = with_replaced(index, EXAMPLE[index], EXAMPLE[index])
+    assert check_trial_log(resting_on(EXAMPLE), records).found == "differs"
 
 
 def test_later_trials_change_nothing():
@@ -98,36 +129,28 @@ def test_names_unfounded_memory_figure(figures, unfounded):
     assert check.unfounded == (unfounded,)
 
 
-def test_names_unfounded_rates():
-    profile = resting_on(EXAMPLE)
-    curve = [
-        point.model_copy(update={"padded_tokens_per_s": 901.0})
-        for point in profile.evidence.probe.curve[1:]
-    ]
-    workers = profile.evidence.workers
-    rows = [
-        row.model_copy(update={"padded_tokens_per_s": [99.0, 500.0]})
-        for row in workers.rows[1:]
-    ]
-    workers = workers.model_copy(
-        update={"rows": rows, "cached_padded_tokens_per_s": [103.0]}
-    )
-    edited = but(with_probe(profile, curve=curve), evidence={"workers": workers})
-    assert check_trial_log(edited, EXAMPLE).unfounded == (
+def test_names_rate_of_curve_without_trial():
+    # Size 2 was measured at 900 tokens/s.
+    point = EXAMPLE_PROBE.curve[1].model_copy(update={"padded_tokens_per_s": 901.0})
+    profile = with_probe(resting_on(EXAMPLE), curve=[point])
+    assert check_trial_log(profile, EXAMPLE).unfounded == (
         "evidence.probe.curve at micro-batch size 2",
+    )
+
+
+def test_names_rates_of_sweep_without_trial():
+    # Windows were measured at 99, 100, 101 and 102 tokens/s.
+    row = EXAMPLE_WORKERS.rows[1].model_copy(
+        update={"padded_tokens_per_s": [99.0, 500.0]}
+    )
+    workers = EXAMPLE_WORKERS.model_copy(
+        update={"rows": [row], "cached_padded_tokens_per_s": [103.0]}
+    )
+    edited = but(resting_on(EXAMPLE), evidence={"workers": workers})
+    assert check_trial_log(edited, EXAMPLE).unfounded == (
         "evidence.workers.cached_padded_tokens_per_s",
         "evidence.workers.rows of 1",
     )
-
-
-def with_figures(record, figures):
-    """Return a measured trial with other figures."""
-    outcome = {"kind": "measured", "figures": record.outcome["figures"] | figures}
-    return record.model_copy(update={"outcome": outcome})
-
-
-STEP = EXAMPLE[2]
-"""Trial of a step of micro-batch size 1."""
 
 
 @pytest.mark.parametrize(
@@ -143,6 +166,6 @@ def test_record_with_hostile_figures_is_no_trial(figures):
 
 @pytest.mark.parametrize("step_s", [[], [0]], ids=["no steps", "no time"])
 def test_step_without_time_gives_no_rate(step_s):
-    records = (*EXAMPLE[:2], with_figures(STEP, {"step_s": step_s}), *EXAMPLE[3:])
+    records = with_replaced(STEP_INDEX, with_figures(STEP, {"step_s": step_s}))
     unfounded = check_trial_log(resting_on(EXAMPLE), records).unfounded
     assert unfounded == ("evidence.probe.curve at micro-batch size 1",)
