@@ -10,13 +10,14 @@ from trainer.model.families import FAMILIES
 from trainer.record.progress import Update
 
 _SETTINGS = ("precision", "attention", "activation_checkpointing", "mlm_head")
-"""Settings that are combined."""
+"""Settings that are combined, in the order of their values in ``_combinations``."""
 
 
 def alternatives(predictor: Predictor, update: Update) -> Iterator[Mapping[str, Any]]:
-    """Yield the largest micro-batch of every combination of settings, for each model.
+    """Yield the alternatives of every model, each with its largest micro-batch.
 
-    Each has the keys of ``Answer.what_if``.
+    They are all combinations of settings, in each layout. An alternative has the keys
+    of ``Answer.what_if``.
     """
     combinations = [
         (config, settings)
@@ -24,13 +25,17 @@ def alternatives(predictor: Predictor, update: Update) -> Iterator[Mapping[str, 
         for settings in _combinations(config)
     ]
     for number, (config, settings) in enumerate(combinations):
-        words = f"{config.model.name} {' '.join(settings.values())}"
-        update(number, len(combinations), f"alternatives: {words}")
+        setting_words = " ".join(settings.values())
+        update(
+            number,
+            len(combinations),
+            f"alternatives: {config.model.name} {setting_words}",
+        )
         yield from _by_layout(predictor, config, settings)
 
 
 def _combinations(config: TrainConfig) -> Iterator[dict[str, str]]:
-    """Yield the combinations of settings that exist for a model."""
+    """Yield the combinations of settings that a model can train with."""
     attentions: tuple[str, ...] = ("sdpa",)
     if not _is_known(config):
         # Encoders that this project does not know keep their own attention.
@@ -44,7 +49,7 @@ def _combinations(config: TrainConfig) -> Iterator[dict[str, str]]:
         ("sparse", "dense"),
     ):
         settings = dict(zip(_SETTINGS, values, strict=True))
-        # There is no such kernel.
+        # The varlen kernel computes in 16 bits only.
         if settings["precision"] == "fp32" and settings["attention"] == "varlen":
             continue
         yield settings
@@ -53,22 +58,28 @@ def _combinations(config: TrainConfig) -> Iterator[dict[str, str]]:
 def _by_layout(
     predictor: Predictor, config: TrainConfig, settings: Mapping[str, str]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the alternatives of one combination, one for each layout."""
-    is_known = _is_known(config)
+    """Yield the alternatives of one combination of settings, one for each layout."""
+    # An encoder that this project does not know cannot be packed, and its own attention
+    # is called "row".
+    attention = "row"
+    layouts: tuple[str, ...] = ("padded",)
+    if _is_known(config):
+        attention = settings["attention"]
+        layouts = ("packed", "padded")
     is_varlen = settings["attention"] == "varlen"
     changes: dict[str, object] = {**settings}
     if is_varlen:
-        # Attention kernels of variable length have no dropout.
+        # The varlen kernel has no dropout.
         changes["attention_dropout"] = 0.0
-    # The layout changes memory only if documents are computed one by one, so that
-    # other layouts share one prediction.
-    predictions: dict[bool, LargestSize] = {}
-    for layout in ("packed", "padded") if is_known else ("padded",):
+    # The layout changes memory only if the documents of a packed sequence are computed
+    # one by one; all other layouts share one prediction.
+    largest_by_separation: dict[bool, LargestSize] = {}
+    for layout in layouts:
         changed = config.model_copy(update={**changes, "layout": layout})
-        one_by_one = is_varlen and layout == "packed"
-        if one_by_one not in predictions:
-            predictions[one_by_one] = predictor.largest_size(changed)
-        largest = predictions[one_by_one]
+        separates_documents = is_varlen and layout == "packed"
+        if separates_documents not in largest_by_separation:
+            largest_by_separation[separates_documents] = predictor.largest_size(changed)
+        largest = largest_by_separation[separates_documents]
         contents = predictor.contents(changed)
         non_padding_tokens = None
         if largest.micro_batch_size is not None and not contents.assumed:
@@ -78,7 +89,7 @@ def _by_layout(
         yield {
             "model": config.model.name,
             **settings,
-            "attention": settings["attention"] if is_known else "row",
+            "attention": attention,
             "layout": layout,
             "micro_batch_size": largest.micro_batch_size,
             "non_padding_tokens": non_padding_tokens,

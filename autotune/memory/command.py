@@ -1,6 +1,6 @@
-"""``autotune probe`` and ``autotune estimate``: the largest micro-batch of a model.
+"""Commands that find the largest micro-batch of a model.
 
-The first measures it, the second predicts it.
+``autotune probe`` measures it, and ``autotune estimate`` predicts it.
 """
 
 import time
@@ -42,7 +42,7 @@ _OWN_STEP_OPTIONS = frozenset(
         "reports",
     }
 )
-"""Options of a probe of your own step."""
+"""Options of ``autotune probe`` that are allowed with ``--step``."""
 _STEP_OPTIONS = (
     "layout",
     "precision",
@@ -50,7 +50,7 @@ _STEP_OPTIONS = (
     "activation_checkpointing",
     "compile",
 )
-"""Options of both commands with the name of a setting of the step."""
+"""Options with the name of a setting of the step; a probe and an estimate have them."""
 
 Accumulate = Annotated[
     bool,
@@ -181,9 +181,11 @@ def probe(
     with open_session(
         options.device, options.data, check=partial(check_budgets, requests)
     ) as session:
-        # Counted from here, without the time for opening the session.
-        ends_s = None if time_limit_s is None else time.time() + time_limit_s
-        probed = probe_models(session, requests, out, ends_s)
+        # The time limit counts from here, without the time for opening the session.
+        budget_ends_s = None
+        if time_limit_s is not None:
+            budget_ends_s = time.time() + time_limit_s
+        probed = probe_models(session, requests, out, budget_ends_s)
     if job.as_json:
         answer = {"models": [probe_answer(model) for model in probed]}
         print(answer_json(answer))
@@ -197,15 +199,16 @@ def _probe_own_step(
     own: opt.OwnOptions,
     job: JobOptions,
 ) -> None:
-    """Find the largest size of your own step, in the place of a model."""
+    """Find the largest size of your own training step, instead of a model's."""
     from autotune.integrations.command import probe_own
     from autotune.integrations.values import MAX_SIZE, StepProbe
 
     own.reject_others(context, _OWN_STEP_OPTIONS)
+    # ``probe_own`` puts each combination of the arguments in the place of the first.
     code, *_ = own.codes()
     max_size = options.max_micro_batch_size
     if max_size == MAX_MICRO_BATCH_SIZE:
-        # The default of a model; sizes of your own step may be lengths.
+        # It is a model's default, which is too small if sizes are sequence lengths.
         max_size = MAX_SIZE
     request = opt.make_request(
         StepProbe,
@@ -233,9 +236,11 @@ def _probe_job(
 ) -> JobRequest:
     """Return the SLURM job that probes these models."""
     names = [request.config.model.name for request in requests]
+    # Reports are named as profiles: by ``--out``, or else by model and device, which
+    # the job chooses.
     report_names = [f"{name}-*" for name in names]
     if out is not None and out.suffix == ".toml":
-        report_names = [out.stem for _ in names]
+        report_names = [out.stem] * len(names)
     trial_logs = [str(job.reports / report / "trials") for report in report_names]
     return JobRequest(
         name=f"probe-{names[0]}" if len(names) == 1 else "probe",
@@ -243,7 +248,7 @@ def _probe_job(
             f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles."
         ),
         trial_log=", ".join(trial_logs),
-        # Each ten to twenty trials, most of which end in seconds.
+        # Each model takes ten to twenty trials, most of which end in seconds.
         expected_minutes=1 + 3 * len(names),
         trial_timeout_s=options.trial_timeout_s,
         ranks=options.ranks,
@@ -285,7 +290,8 @@ def estimate(
     from trainer.config.presets import model_settings
     from trainer.record.progress import progress
 
-    # The request and the next command take other options from the context.
+    # The other options reach ``PredictionRequest`` and ``_probe_command`` by name, as
+    # parameters of the context.
     models = {argument: model_settings(argument) for argument in options.model}
     step_options = {name: context.params[name] for name in _STEP_OPTIONS}
     configs = tuple(
@@ -323,7 +329,12 @@ def estimate(
 def _probe_command(models: list[str], params: Mapping[str, Any]) -> str:
     """Return the command that measures models with the options of an estimate.
 
-    A comment names the options that a probe lacks, because it chooses itself.
+    A shell comment at its end names the settings that a probe chooses itself and so
+    may measure differently.
+
+    Args:
+        models: Values of ``--model``.
+        params: Parameters of ``autotune estimate`` by name.
     """
     from autotune.profiles.decide.follow_up import command
 

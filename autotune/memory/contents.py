@@ -1,6 +1,6 @@
 """Contents of sequences, on which memory and tokens of a micro-batch depend.
 
-They come from a sample of a dataset, or are assumed.
+They come from a sample of a dataset, or are assumed without one.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
 """Documents per packed sequence, assumed without a dataset; program functions average
 2.1 per 512 tokens."""
 DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-"""Special ids, assumed without a dataset."""
+"""Ids of special tokens, assumed without a dataset."""
 PACKED_FULL_SHARE = 0.997
 """Share of non-padding tokens in packed sequences of 512 tokens of program functions;
 ``docs/benchmarks.md``."""
@@ -30,7 +30,8 @@ def assumed_contents(
 ) -> SequenceContents:
     """Return the assumed contents of sequences without a dataset.
 
-    Packed sequences are nearly full, others hold one unpadded sample.
+    A packed sequence is nearly full. In any other layout a sequence holds one sample,
+    which fills it.
     """
     is_packed = layout == "packed"
     full_share = PACKED_FULL_SHARE if is_packed else 1.0
@@ -39,7 +40,8 @@ def assumed_contents(
         special_ids=DEFAULT_SPECIAL_IDS,
         dataset_hash=None,
         mean_non_padding_tokens=full_share * seq_length_tokens,
-        # So that a global batch of 256 samples is one of 256 sequences, as BERT's was.
+        # In packed sequences too, so that a global batch of 256 samples has 256
+        # sequences, as BERT's had.
         mean_samples=1.0,
         documents=DOCUMENTS_PER_PACKED_SEQUENCE if is_packed else 1.0,
     )
@@ -48,7 +50,16 @@ def assumed_contents(
 def sequence_contents(
     data: Path | None, vocab_size: int, config: TrainConfig
 ) -> SequenceContents:
-    """Return the contents of sequences: the dataset's, or assumed ones without it."""
+    """Return the contents of sequences: the dataset's, or assumed ones without one.
+
+    Args:
+        data: Directory of the dataset; None without one.
+        vocab_size: Vocabulary size, which is ignored with a dataset.
+        config: Settings of the step, for the layout and the length of sequences.
+
+    Raises:
+        TrainerError: If the directory has no dataset.
+    """
     if data is None:
         return assumed_contents(vocab_size, config.layout, config.seq_length_tokens)
     return contents_of(data, config.layout, config.seq_length_tokens)
@@ -56,12 +67,14 @@ def sequence_contents(
 
 @functools.cache
 def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceContents:
-    """Return the contents of a dataset's sequences, from a sample of it.
+    """Return the contents of a dataset's sequences, from a sample of the dataset.
+
+    The result is cached, as an estimate asks for the same sequences many times.
 
     Raises:
         TrainerError: If the directory has no dataset.
     """
-    # Sequences do not depend on the model.
+    # Settings require a model, but sequences do not depend on it.
     any_model = ModelSettings(name="any", config={"model_type": "bert"})
     config = TrainConfig(
         model=any_model, layout=layout, seq_length_tokens=seq_length_tokens
@@ -80,19 +93,30 @@ def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceC
 def _read_statistics(
     data: Path, config: TrainConfig
 ) -> tuple[SequenceStatistics, Manifest]:
-    """Return the statistics of a sample of a dataset's sequences, and its manifest."""
+    """Return the statistics of a sample of a dataset's sequences, and its manifest.
+
+    Raises:
+        TrainerError: If the directory has no dataset.
+    """
     with contextlib.closing(TokenDataset.open(data)) as dataset:
         return sequence_statistics(config, dataset), dataset.manifest
 
 
 def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
-    """Return the non-padding tokens and samples per sequence.
+    """Return the mean non-padding tokens and samples of a sequence.
 
-    They are those of a sample of the dataset, by default the profile's own. If it is
-    not found, the tokens are those that the profile stores.
+    They are counted in a sample of the dataset. If it is not found, the profile's
+    stored mean takes their place.
+
+    Args:
+        stored: The profile, for its settings and its own dataset.
+        data: Directory of another dataset; None for the profile's own.
+
+    Raises:
+        TrainerError: If ``data`` has no dataset.
     """
     profile = stored.profile
-    directory = data or stored.data_here()
+    directory = stored.data_here() if data is None else data
     if directory is None:
         return _stored_means(profile)
     stats, manifest = _read_statistics(directory, profile.train)
@@ -107,8 +131,9 @@ def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
 
 
 def _stored_means(profile: Profile) -> SequenceMeans:
-    """Return what a profile knows of its sequences without the dataset."""
+    """Return the means that a profile stores, for use without its dataset."""
     if profile.train.layout == "packed":
+        # A profile does not store the samples of a packed sequence.
         return SequenceMeans(
             non_padding_tokens=profile.mean_tokens_per_sequence,
             samples=None,

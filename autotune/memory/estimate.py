@@ -33,10 +33,10 @@ lie between two traces."""
 CLOSE_SHARE = 0.005
 """Relative distance to a traced size within which a prediction is final."""
 MAX_ROUNDS = 3
-"""Times that further sizes are traced near the predicted largest micro-batch."""
-SHIFTS = 3
-"""Attempts to trace one sequence more, if no trace matches the largest: compiled layers
-reuse blocks of equal size."""
+"""Most rounds in which sizes near the predicted largest micro-batch are traced."""
+MAX_SHIFTS = 3
+"""Attempts of a round, each with one sequence more: compiled layers reuse blocks of
+equal size, so that the trace of a single size may allocate unlike all others."""
 TRACE_TIMEOUT_S = 120.0
 """Time limit of the ``trace`` job; usually it takes seconds."""
 
@@ -47,10 +47,13 @@ class MemoryEstimate:
 
     memory_model: MemoryModel
     max_micro_batch_size: int
-    """Largest micro-batch that is predicted to fit."""
+    """Largest micro-batch that is predicted to fit; 0 if not even one sequence does."""
     parameters: int
+    """Number of parameters of the model."""
     attention: str
+    """Attention kernel of the traced step."""
     attention_reason: str
+    """Reason for that kernel, in words."""
     works: tuple[StepWork, ...]
     """Kernels of a step, by traced micro-batch size."""
 
@@ -66,22 +69,26 @@ class CannotTrace(NotCheckable):
 
 
 class AnyTraceRequest(Protocol):
-    """Request for traces: of the trainer's step, or of a model of your own."""
+    """Request for traces: of the trainer's step, or of a model of your own.
+
+    Its field ``sizes`` has the micro-batch sizes to trace.
+    """
 
     @property
     def name(self) -> str:
         """Name of the model."""
 
     def model_copy(self, *, update: Mapping[str, Any]) -> TrialRequest:
-        """Return the request with other sizes."""
+        """Return the request with some fields changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TracedSizes:
-    """Traces of some sizes, and the memory model of those like the largest."""
+    """Traces that allocate like that of the largest size, and their memory model."""
 
     memory_model: MemoryModel
     traces: tuple[Trace, ...]
+    """Traces in the order in which they were made."""
     parameters: int
     attention: str
     attention_reason: str
@@ -114,8 +121,8 @@ def estimate_model(
     Two sizes are traced first, then sizes near the largest that is predicted to fit.
 
     Raises:
-        CannotTrace: If it cannot be traced, or allocates in another order at other
-            sizes.
+        CannotTrace: If it cannot be traced, or if no two sizes allocate in the same
+            order.
         BadInput: If the settings are invalid.
     """
 
@@ -129,7 +136,8 @@ def estimate_model(
 
     traced = _trace_more(request, machine, (), FIRST_SIZES)
     for round_number in range(MAX_ROUNDS):
-        # A single sequence is a view; several are copied.
+        # At least two: one sequence alone is a view of its data while several are
+        # copied, so that its trace has other allocations.
         size = max(2, largest_size(traced.memory_model))
         if _is_traced_nearby(traced.traces, size):
             break
@@ -148,7 +156,7 @@ def estimate_model(
 
 
 def _is_traced_nearby(traces: Sequence[Trace], size: int) -> bool:
-    """Return whether a size is so close to a traced one that it is final."""
+    """Return whether a size was traced, or one so close that its memory is known."""
     return any(
         abs(trace.micro_batch_size - size) <= CLOSE_SHARE * size for trace in traces
     )
@@ -160,20 +168,29 @@ def _trace_more(
     traces: Sequence[Trace],
     sizes: Sequence[int],
 ) -> _TracedSizes:
-    """Trace further sizes, and leave out traces that are unlike the largest.
+    """Trace further sizes, and leave out traces that are unlike that of the largest.
+
+    If no trace is like it, each size is replaced by one sequence more.
+
+    Args:
+        request: The step to trace.
+        machine: Runs the ``trace`` job.
+        traces: Earlier traces, which are not repeated.
+        sizes: Micro-batch sizes to trace.
 
     Raises:
-        CannotTrace: If no two traces are alike.
+        CannotTrace: If a trace fails, or no trace is like that of the largest size.
+        BadInput: If the settings are invalid.
     """
-    traces = list(traces)
-    for shift in range(SHIFTS):
-        known_sizes = {trace.micro_batch_size for trace in traces}
-        # Two sizes may be equal; a dictionary keeps their order.
-        shifted = dict.fromkeys(size + shift for size in sizes)
-        new_sizes = [size for size in shifted if size not in known_sizes]
+    all_traces = list(traces)
+    for shift in range(MAX_SHIFTS):
+        known_sizes = {trace.micro_batch_size for trace in all_traces}
+        # Two sizes may be equal; a dictionary drops one, and keeps the order.
+        shifted_sizes = dict.fromkeys(size + shift for size in sizes)
+        new_sizes = [size for size in shifted_sizes if size not in known_sizes]
         figures = _run_trace(request, machine, new_sizes)
-        traces += [Trace.of(trace) for trace in figures["traces"]]
-        alike = _like_the_largest(traces)
+        all_traces += [Trace.of(trace) for trace in figures["traces"]]
+        alike = _like_the_largest(all_traces)
         memory_model = fit_memory_model(alike)
         if memory_model is not None and len(alike) > 1:
             return _TracedSizes(
@@ -189,9 +206,9 @@ def _trace_more(
 
 
 def _like_the_largest(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces with the same allocations, in the same order, as the largest.
+    """Return the traces that allocate in the same order as that of the largest size.
 
-    The largest is among them.
+    The latter is one of them.
     """
     largest = max(traces, key=lambda trace: trace.micro_batch_size)
     return [
@@ -215,7 +232,12 @@ def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
 def _run_trace(
     request: AnyTraceRequest, machine: Machine, sizes: Sequence[int]
 ) -> Mapping[str, Any]:
-    """Return the figures of the ``trace`` job at some sizes."""
+    """Return the figures of the ``trace`` job at some micro-batch sizes.
+
+    Raises:
+        CannotTrace: If the job fails, or takes too long.
+        BadInput: If the settings are invalid.
+    """
     sized = request.model_copy(update={"sizes": list(sizes)})
     outcome = machine.run(sized.trial(timeout_s=TRACE_TIMEOUT_S))
     if isinstance(outcome, Measured):
@@ -228,11 +250,11 @@ def _run_trace(
 
 
 def _timed_out(request: AnyTraceRequest) -> CannotTrace:
-    """Return the error of a trace that took too long, which may be the machine's."""
+    """Return the error of a trace that took too long; it names a busy machine."""
     error = _cannot_trace(request, f"tracing took longer than {TRACE_TIMEOUT_S:g} s")
     host = SystemHost().facts(paths=())
     load = host.load_average_1min
-    # A trace keeps one core busy itself.
+    # The trace itself kept one core busy.
     if load is None or not is_busy(load - 1, host.allotted_cpus):
         return error
     return CannotTrace(

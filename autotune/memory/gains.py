@@ -21,11 +21,19 @@ def predicted_gains(
     changes: Mapping[str, Mapping[str, object]],
     update: Update,
 ) -> dict[str, float]:
-    """Predict the ratio of tokens/s with each change of settings to those without.
+    """Predict the gain in tokens/s by each of several changes of settings.
+
+    Args:
+        train: The present settings.
+        vocab_size: Vocabulary size to assume.
+        rates: Constants of the machine.
+        changes: Changed settings, by name of the change.
+        update: Reports progress.
 
     Returns:
-        Ratios by name of the change, without changes that cannot be traced; empty if
-        the present settings cannot be.
+        Tokens/s with a change over tokens/s with the present settings, by name of the
+        change. Changes that cannot be traced are left out; it is empty if the present
+        settings cannot be traced.
     """
     steps = 1 + len(changes)
     gains: dict[str, float] = {}
@@ -34,23 +42,30 @@ def predicted_gains(
         machine.start()
         update(0, steps, "predicting the present step")
         try:
-            present = _padded_tokens_per_s(train, vocab_size, rates, machine)
+            present_tokens_per_s = _padded_tokens_per_s(
+                train, vocab_size, rates, machine
+            )
         except (CannotTrace, BadInput):
             return {}
         for number, (name, change) in enumerate(changes.items(), start=1):
             update(number, steps, f"predicting {name}")
             config = train.model_copy(update=dict(change))
             with contextlib.suppress(CannotTrace, BadInput):
-                changed = _padded_tokens_per_s(config, vocab_size, rates, machine)
-                gains[name] = changed / present
+                tokens_per_s = _padded_tokens_per_s(config, vocab_size, rates, machine)
+                gains[name] = tokens_per_s / present_tokens_per_s
     return gains
 
 
 def _padded_tokens_per_s(
     config: TrainConfig, vocab_size: int, rates: MachineRates, machine: Machine
 ) -> float:
-    """Predict the throughput of a step of one micro-batch on one GPU."""
+    """Predict the throughput of a step of one micro-batch on one GPU.
+
+    Raises:
+        CannotTrace: If the step cannot be traced.
+        BadInput: If the settings are invalid.
+    """
     contents = sequence_contents(None, vocab_size, config)
-    request = trace_request(config, contents, 1, ranks=1)
+    request = trace_request(config, contents, micro_batches=1, ranks=1)
     work = traced_work(request, machine)
     return predict_speed(work, rates, config).padded_tokens_per_s.value

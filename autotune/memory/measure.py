@@ -30,6 +30,10 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 
+_UNSURE_SHARE = 1 / 4
+"""Share of the overheads' range that is added to predicted peaks until a trial fits, so
+that the first size is likely to fit."""
+
 
 def probe_model(
     probe: Probe, runner: TrialRunner, traced: MemoryEstimate | None = None
@@ -63,9 +67,9 @@ def probe_model(
         is_lower_bound = True
     feasible_max = bracket(search.tried).feasible_max
     if not feasible_max:
-        raise search.does_not_fit()
+        raise search.too_large_error()
     throughput = measure_throughput(probe, runner, feasible_max)
-    # After all trials, of which the evidence has the time.
+    # Made last, as the evidence has the time of all trials.
     evidence = _evidence(search, throughput, is_lower_bound=is_lower_bound)
     update = {"micro_batch_size": throughput.choice.micro_batch_size}
     return probe.config.model_copy(update=update), evidence
@@ -77,6 +81,7 @@ class ProbeSearch(SizeSearch):
 
     probe: Probe
     estimate: MemoryEstimate | None = None
+    """Memory that a trace predicts; None until ``predict``, or without a trace."""
     not_traced: str | None = None
     """Reason for a missing trace."""
 
@@ -88,7 +93,10 @@ class ProbeSearch(SizeSearch):
         self.max_size = self.probe.request.max_micro_batch_size
 
     def predict(self) -> None:
-        """Trace the model; if that fails, let trials alone guide the search."""
+        """Set ``prediction`` from a trace; without one, trials alone guide the search.
+
+        If tracing fails, ``not_traced`` has the reason.
+        """
         overheads = self.probe.overheads
         if overheads is None:
             return
@@ -101,7 +109,8 @@ class ProbeSearch(SizeSearch):
                 return
         memory_model = self.estimate.memory_model
 
-        # A search asks for the same sizes again and again, and each replays a trace.
+        # A search compares the same sizes after each trial, and the prediction of each
+        # size replays a whole trace.
         @functools.cache
         def predicted_bytes(micro_batch_size: int) -> float:
             return float(peak_bytes(memory_model, micro_batch_size, overheads.usual))
@@ -110,17 +119,17 @@ class ProbeSearch(SizeSearch):
             overheads.most.non_pytorch_bytes - overheads.least.non_pytorch_bytes
         )
         self.prediction = Prediction(
-            peak_bytes=predicted_bytes, unsure_bytes=range_bytes / 4
+            peak_bytes=predicted_bytes, unsure_bytes=_UNSURE_SHARE * range_bytes
         )
 
     def trial_of(self, size: int, attempt: int) -> Trial:
-        """Return the trial of a micro-batch size."""
+        """Return an attempt to run a micro-batch size under the memory budget."""
         return step_trial(
             self.probe, size, FIT_STEPS, self.budget_bytes, attempt=attempt
         )
 
     def peak_bytes_of(self, size: int, outcome: Measured) -> int:
-        """Return the peak of a trial that ran."""
+        """Return the highest peak memory of the trial's ranks."""
         return StepFigures.of(outcome).peak_bytes
 
     def breakdown(self, micro_batch_size: int) -> MemoryBreakdown | None:
@@ -131,10 +140,11 @@ class ProbeSearch(SizeSearch):
             self.estimate.memory_model, micro_batch_size, self.probe.overheads.usual
         )
 
-    def does_not_fit(self) -> ExceedsMemory:
+    def too_large_error(self) -> ExceedsMemory:
         """Return the error for a model of which not even one sequence fits.
 
-        It names the memory that one sequence needs, the largest term, and remedies.
+        It names the memory that one sequence needs, which a trial without a memory
+        limit measures, the largest term, and remedies.
         """
         probe = self.probe
         outcome = self.runner.run(
@@ -146,11 +156,11 @@ class ProbeSearch(SizeSearch):
             need = f"; {format_bytes(StepFigures.of(outcome).peak_bytes)} needed"
         breakdown = self.breakdown(1)
         if breakdown is not None:
-            # Beside the predicted total: the measured one may be less than this part.
+            # With the predicted total, as this term may exceed the measured peak.
             term = breakdown.largest_term
-            part = format_bytes(breakdown.terms_bytes[term])
-            whole = format_bytes(breakdown.peak_bytes)
-            need += f"; largest part: {term}, {part} of {whole} predicted"
+            term_size = format_bytes(breakdown.terms_bytes[term])
+            predicted_peak = format_bytes(breakdown.peak_bytes)
+            need += f"; largest part: {term}, {term_size} of {predicted_peak} predicted"
         remedies = self._remedies(breakdown)
         budget = format_bytes(probe.memory_budget_bytes)
         return ExceedsMemory(
@@ -174,9 +184,11 @@ class ProbeSearch(SizeSearch):
             and config.activation_checkpointing != "full"
         ):
             remedies.insert(0, "add --activation-checkpointing full")
-        # Under any other strategy, the terms of several ranks are a share already.
-        whole_state = config.parallel.strategy == "ddp" or self.probe.local_ranks == 1
-        if self.estimate is not None and whole_state:
+        # With several ranks, any strategy but DDP has sharded the traced state already.
+        is_whole_state = (
+            config.parallel.strategy == "ddp" or self.probe.local_ranks == 1
+        )
+        if self.estimate is not None and is_whole_state:
             sharding = smallest_sharding(
                 breakdown.terms_bytes,
                 self.probe.memory_budget_bytes,
@@ -191,7 +203,9 @@ def _evidence(
     search: ProbeSearch, throughput: Throughput, *, is_lower_bound: bool
 ) -> ProbeEvidence:
     """Return the result of a finished probe."""
-    probe, estimate, prediction = search.probe, search.estimate, search.prediction
+    probe = search.probe
+    estimate = search.estimate
+    prediction = search.prediction
     verified = bracket(search.tried)
     feasible_max = verified.feasible_max
     breakdown = search.breakdown(feasible_max)
@@ -224,7 +238,7 @@ def _evidence(
 
 
 def _highest_peak_bytes(tried: Sequence[SizeTrial], micro_batch_size: int) -> int:
-    """Return the peak of a size: the higher one if it was tried twice."""
+    """Return the peak memory of a size: the highest of its trials that fitted."""
     return max(
         trial.peak_bytes or 0
         for trial in tried

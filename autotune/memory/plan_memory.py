@@ -1,6 +1,7 @@
 """Memory of a model for ``autotune plan``.
 
-It is that of a probe's trace, corrected by the measured peak, or else of a new trace.
+If a probe verified the model, its trace is corrected by its measured peak. Otherwise
+the step is traced now, as ``autotune estimate`` does.
 """
 
 from dataclasses import replace
@@ -31,11 +32,11 @@ from trainer.config.train_config import Strategy, TrainConfig
 from trainer.record.progress import Update
 
 _STRATEGIES: dict[str, Strategy] = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}
-"""The trainer's strategies that share a model's state, by the name of the share."""
+"""The trainer's strategies that share a model's state, by ``Share.name``."""
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:
-    """Return the memory of the profile's micro-batch, of which a probe is the evidence.
+    """Return the memory of the profile's micro-batch, from the profile's probe.
 
     The probe traced its largest micro-batch, and a trial of the same size corrects the
     trace.
@@ -43,10 +44,12 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
     Returns:
         None if nothing was traced, or only a rank's share of the model.
     """
-    probe, train = profile.evidence.probe, profile.train
+    train = profile.train
+    probe = profile.evidence.probe
     if probe is None or not probe.traced_terms_bytes or probe.parameters is None:
         return None
-    # Formulas would divide a share once more.
+    # Any other strategy sharded the traced state already, and ``with_shares`` would
+    # divide it a second time.
     if probe.local_ranks > 1 and train.parallel.strategy != "ddp":
         return None
     limit = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
@@ -72,25 +75,26 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
 def _calibrated(
     traced: StateBytes, peak_bytes: int, *, size_share: float
 ) -> StateBytes:
-    """Return a traced memory corrected by its measured peak, at another micro-batch.
+    """Correct a traced memory by its measured peak, and scale it to a micro-batch size.
 
-    Parameters, gradients and optimizer state are exact. Everything else takes the rest
-    of the peak; activations and head then follow the micro-batch size.
+    Parameters, gradients and optimizer state are exact. All other parts are scaled so
+    that the sum is the measured peak. Activations, head and loss are then scaled with
+    the micro-batch size.
 
     Args:
         traced: Memory of the micro-batch size whose peak was measured.
         peak_bytes: The measured peak.
-        size_share: The other micro-batch size over the measured one.
+        size_share: Micro-batch size of the result over the measured one.
     """
     other_bytes = traced.total_bytes - traced.state_bytes
     correction = 1.0
     if other_bytes > 0 and peak_bytes > traced.state_bytes:
         correction = (peak_bytes - traced.state_bytes) / other_bytes
-    by_size = correction * size_share
+    size_correction = correction * size_share
     return replace(
         traced,
-        activations_bytes=round(traced.activations_bytes * by_size),
-        head_and_loss_bytes=round(traced.head_and_loss_bytes * by_size),
+        activations_bytes=round(traced.activations_bytes * size_correction),
+        head_and_loss_bytes=round(traced.head_and_loss_bytes * size_correction),
         temporaries_bytes=round(traced.temporaries_bytes * correction),
         non_pytorch_bytes=round(traced.non_pytorch_bytes * correction),
     )
@@ -107,14 +111,25 @@ def trace_memory(
 ) -> MemoryPlan | CannotTrace:
     """Trace the trainer's step now, as ``autotune estimate`` does.
 
+    Args:
+        train: Settings of the step; DDP replaces their parallel strategy.
+        fleet: GPUs that will train.
+        gpu_model: Their model; None if it is unknown.
+        contents: Contents of the sequences.
+        update: Reports progress.
+        sequences_per_rank: Largest micro-batch that a rank can use.
+
     Returns:
         The memory with the largest micro-batch that fits a rank alone, but no more than
-        ``sequences_per_rank``; the error if the step cannot be traced.
+        ``sequences_per_rank`` and at least 1; the error if the step cannot be traced.
     """
     overheads = _fleet_overheads(fleet, gpu_model).usual
     # Two micro-batches stand for any larger number of them: gradients exist while the
     # next one is computed.
-    request = trace_request(_unshared(train), contents, 2, ranks=fleet.ranks)
+    micro_batches = 2
+    request = trace_request(
+        _unshared(train), contents, micro_batches, ranks=fleet.ranks
+    )
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
@@ -129,17 +144,17 @@ def trace_memory(
             )
         except CannotTrace as error:
             return error
-    fitting = 0
+    max_size = 0
     if estimate.max_micro_batch_size:
-        fitting = with_headroom(estimate.max_micro_batch_size, HEADROOM_SHARE)
-    size = max(1, min(fitting, sequences_per_rank))
+        max_size = with_headroom(estimate.max_micro_batch_size, HEADROOM_SHARE)
+    size = max(1, min(max_size, sequences_per_rank))
     model = estimate.memory_model
     breakdown = memory_breakdown(model, size, overheads)
     return MemoryPlan(
         parameters=_traced_parameters(estimate, contents),
         state=state_of_terms(breakdown.terms_bytes),
         micro_batch_size=size,
-        max_micro_batch_size=fitting,
+        max_micro_batch_size=max_size,
         work=estimate.work_near(size),
         largest_bytes=max(
             model.largest_parameter_bytes,
@@ -152,8 +167,8 @@ def trace_memory(
 def _unshared(train: TrainConfig) -> TrainConfig:
     """Return the settings under DDP, in which each rank holds the whole state.
 
-    Under any other strategy a rank's share would be traced, and formulas would divide
-    it once more.
+    Under any other strategy a rank's share would be traced, and ``with_shares`` would
+    divide it a second time.
     """
     parallel = train.parallel.model_copy(
         update={"strategy": "ddp", "shard_ranks": None}
@@ -164,7 +179,7 @@ def _unshared(train: TrainConfig) -> TrainConfig:
 def _traced_parameters(
     estimate: MemoryEstimate, contents: SequenceContents
 ) -> PlanFigure:
-    """Return the number of parameters; it depends on the size of the vocabulary."""
+    """Return the number of parameters; it is assumed if the vocabulary's size is."""
     basis: Basis = "predicted"
     source = "counted in the traced model"
     if contents.assumed:
@@ -174,6 +189,7 @@ def _traced_parameters(
 
 
 def _fleet_overheads(fleet: Fleet, gpu_model: GpuModel | None) -> OverheadsRange:
+    """Return the memory that each GPU of the fleet needs in addition to a trace."""
     if fleet.device == "cpu":
         return overheads_on_cpu()
     if gpu_model is None:
@@ -191,8 +207,16 @@ def with_shares(
     *,
     is_verified: bool,
 ) -> MemoryPlan:
-    """Return the plan with the memory under every way of sharing the model."""
-    # A trial verified that it fits, whatever a trace predicts.
+    """Return the plan with the memory under every way of sharing the model.
+
+    Args:
+        memory: Memory of a rank alone.
+        fleet: GPUs that share the model.
+        tensor_ranks: Tensor-parallel ranks; ignored if there are fewer GPUs.
+        pipeline_stages: Pipeline stages; ignored if there are fewer GPUs.
+        is_verified: True if a trial verified that ``memory`` fits a rank alone.
+    """
+    # A verified size fits, whatever the trace predicts for it.
     verified_bytes = memory.state.total_bytes if is_verified else 0
     by_strategy = shares(
         memory.state,
@@ -206,27 +230,27 @@ def with_shares(
 
 
 def max_micro_batch_size_shared(memory: MemoryPlan, fleet: Fleet) -> int:
-    """Return the largest micro-batch that fits if all ranks share the state.
+    """Return the largest micro-batch if all ranks share the state under ZeRO-3.
 
-    It has at least one sequence.
+    The headroom stays free. It is 1 even if not a single sequence is predicted to fit.
     """
     share = zero_share(
         memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes
     )
-    sequence_bytes = (
-        share.activations_bytes + share.head_and_loss_bytes
-    ) / memory.micro_batch_size
-    fixed_bytes = share.total_bytes - sequence_bytes * memory.micro_batch_size
+    growing_bytes = share.activations_bytes + share.head_and_loss_bytes
+    bytes_per_sequence = growing_bytes / memory.micro_batch_size
+    fixed_bytes = share.total_bytes - bytes_per_sequence * memory.micro_batch_size
     free_bytes = fleet.memory_bytes - fixed_bytes
-    fitting = int(free_bytes // max(1.0, sequence_bytes))
-    return max(1, with_headroom(fitting, HEADROOM_SHARE))
+    # At least one byte, as a plan may have no activations.
+    max_size = int(free_bytes // max(1.0, bytes_per_sequence))
+    return max(1, with_headroom(max_size, HEADROOM_SHARE))
 
 
 def strategy_that_fits(memory: MemoryPlan, strategy: Strategy) -> Strategy:
     """Return the strategy, or one that shares the state if the model needs it.
 
-    If the strategy is DDP and the model does not fit, return ZeRO-1 if it fits with
-    that, else FSDP2.
+    DDP becomes ZeRO-1 if the model fits only with that, and FSDP2 if it does not fit
+    with ZeRO-1 either. Other strategies are kept.
     """
     if memory.max_micro_batch_size > 0 or strategy != "ddp":
         return strategy

@@ -23,9 +23,14 @@ def settings_of_step(
     precision: str | None,
     **others: object,
 ) -> TrainConfig:
-    """Return the trainer's settings, ``others`` included.
+    """Return the trainer's settings of a step.
 
-    None takes the default of the model or the device.
+    Args:
+        model: The model.
+        device: Device of the step.
+        layout: Layout of sequences; None for the model's default.
+        precision: Precision; None for the device's default.
+        others: Further settings by name, as ``TrainConfig`` has them.
     """
     return TrainConfig.model_validate(
         {
@@ -41,9 +46,15 @@ def settings_of_step(
 def predict(
     request: PredictionRequest, target: Target, *, what_if: bool, update: Update
 ) -> tuple[Answer, Mapping[str, AutotuneError]]:
-    """Predict every model.
+    """Predict the largest micro-batch of every model.
 
     A model that does not fit, or can only be measured, does not affect the others.
+
+    Args:
+        request: The models and their settings.
+        target: The device to predict for.
+        what_if: True to predict alternative settings too.
+        update: Reports progress.
 
     Returns:
         The answer, and the error of each model without a prediction, by name.
@@ -60,14 +71,14 @@ def predict(
                 predicted.append(predictor.predict(config))
             except (CannotTrace, ExceedsMemory) as error:
                 rejected[config.model.name] = error
-        what_ifs: tuple[Mapping[str, Any], ...] = ()
+        alternative_settings: tuple[Mapping[str, Any], ...] = ()
         if what_if:
-            what_ifs = tuple(alternatives(predictor, update))
+            alternative_settings = tuple(alternatives(predictor, update))
     answer = Answer(
         target=target.name,
         reserve_bytes=target.reserve_bytes,
         models=tuple(predicted),
-        what_if=what_ifs,
+        what_if=alternative_settings,
         rejected={name: _error_json(error) for name, error in rejected.items()},
     )
     return answer, rejected
@@ -82,10 +93,10 @@ def _error_json(error: AutotuneError) -> dict[str, Any]:
 
 
 def joined_error(errors: Sequence[AutotuneError], probe_command: str) -> AutotuneError:
-    """Return the first error, with the messages and next steps of all.
+    """Put the messages and next steps of all errors into the first, and return it.
 
-    All are thus reported with the exit code of the first. Models that cannot be traced
-    have the probe command as their next step.
+    So one error, with the exit code of the first, reports all of them. The next step of
+    models that cannot be traced is ``probe_command``.
     """
     next_steps = [
         f"Measure it on the target machine: {probe_command}"

@@ -33,12 +33,13 @@ from autotune.speed.values import SpeedPrediction, StepWork
 from autotune.trials.trial_machine import Machine
 from trainer.config.train_config import TrainConfig
 
-_SINGLE_CHANGES = (
+_MEMORY_SAVERS = (
     ("precision", "bf16"),
     ("activation_checkpointing", "full"),
     ("mlm_head", "sparse"),
 )
-"""Settings that each save memory, tried one by one if a model does not fit."""
+"""Settings with the value that saves memory, tried one by one if a model does not fit.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class LargestSize:
     micro_batch_size: int | None
     """0 if not even one sequence fits; None without a prediction."""
     note: str
-    """Reason for a missing prediction; ``or more`` if larger sizes were not tried."""
+    """Reason for a missing prediction; ``or more`` if larger sizes were not tried;
+    otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +62,27 @@ class Predictor:
     machine: Machine
 
     def predict(self, config: TrainConfig) -> PredictedModel:
-        """Predict one model.
+        """Predict the largest micro-batch of one model, with its memory and speed.
 
         Raises:
             ExceedsMemory: If not even one sequence fits.
-            CannotTrace: If it can only be measured.
+            CannotTrace: If the memory can only be measured.
+            BadInput: If the settings are invalid.
         """
         contents = self.contents(config)
         estimate = self._estimate(config)
         size = estimate.max_micro_batch_size
         if not size:
-            raise self._does_not_fit(config, estimate)
+            raise self._too_large_error(config, estimate)
         model = estimate.memory_model
         breakdown = memory_breakdown(model, size, self.target.overheads.usual)
         torch_version = importlib.metadata.version("torch")
         low, high = self._size_range(config, model, torch_version)
-        is_assumed = contents.assumed
+        non_padding_tokens = None
+        samples = None
+        if not contents.assumed:
+            non_padding_tokens = size * contents.mean_non_padding_tokens
+            samples = size * contents.mean_samples
         return PredictedModel(
             model=config.model.name,
             config=config,
@@ -89,10 +96,8 @@ class Predictor:
             limited=size == self.request.max_micro_batch_size,
             breakdown=breakdown,
             bytes_per_sequence=_bytes_per_sequence(model, size),
-            non_padding_tokens=(
-                None if is_assumed else size * contents.mean_non_padding_tokens
-            ),
-            samples=None if is_assumed else size * contents.mean_samples,
+            non_padding_tokens=non_padding_tokens,
+            samples=samples,
             traces=len(model.micro_batch_sizes),
             torch=torch_version,
             speed=self._speed(config, estimate.work_near(size), contents),
@@ -100,7 +105,7 @@ class Predictor:
         )
 
     def largest_size(self, config: TrainConfig) -> LargestSize:
-        """Return the largest micro-batch with these settings."""
+        """Predict the largest micro-batch only; errors become a ``note``."""
         try:
             size = self._estimate(config).max_micro_batch_size
         except BadInput:
@@ -111,12 +116,18 @@ class Predictor:
         return LargestSize(micro_batch_size=size, note="or more" if is_limited else "")
 
     def contents(self, config: TrainConfig) -> SequenceContents:
-        """Return the contents of sequences, of the dataset or assumed."""
+        """Return the contents of sequences: the dataset's, or else assumed ones."""
         return sequence_contents(self.request.data, self.request.vocab_size, config)
 
     def _estimate(self, config: TrainConfig) -> MemoryEstimate:
-        """Trace the step, and predict its memory near the largest micro-batch."""
-        # Two micro-batches stand for any larger number of them.
+        """Trace the step, and predict its memory near the largest micro-batch.
+
+        Raises:
+            CannotTrace: If the memory can only be measured.
+            BadInput: If the settings are invalid.
+        """
+        # Two micro-batches stand for any larger number of them: gradients exist while
+        # the next one is computed.
         micro_batches = 2 if self.request.accumulate else 1
         return estimate_model(
             trace_request(
@@ -131,7 +142,7 @@ class Predictor:
     def _size_range(
         self, config: TrainConfig, model: MemoryModel, torch_version: str
     ) -> tuple[int, int]:
-        """Return the largest micro-batch with most, and with least overheads."""
+        """Return the largest micro-batch for the most and for the least overheads."""
         return size_range(
             model,
             self.target.budget_bytes,
@@ -145,8 +156,12 @@ class Predictor:
     def _speed(
         self, config: TrainConfig, work: StepWork, contents: SequenceContents
     ) -> SpeedPrediction | None:
-        """Predict the speed; None if the machine's constants are not known."""
-        # The name under which the constants are stored.
+        """Predict the speed of the step.
+
+        Returns:
+            None if the machine's constants are not known.
+        """
+        # Constants are stored by the name of the GPU, or of the CPU.
         machine_name = self.target.name
         if config.device != "cuda":
             machine_name = SystemHost().facts(paths=()).cpu_model or "cpu"
@@ -158,7 +173,7 @@ class Predictor:
     def _shares(
         self, breakdown: MemoryBreakdown, largest_layer_bytes: int
     ) -> tuple[Share, ...]:
-        """Return the memory of one of several GPUs; empty for one GPU."""
+        """Return the memory under each way of sharing the model; empty for one GPU."""
         request = self.request
         if request.ranks * request.tensor_ranks * request.pipeline_stages == 1:
             return ()
@@ -171,19 +186,19 @@ class Predictor:
             budget_bytes=self.target.budget_bytes,
         )
 
-    def _does_not_fit(
+    def _too_large_error(
         self, config: TrainConfig, estimate: MemoryEstimate
     ) -> ExceedsMemory:
         """Return the error for a model of which not even one sequence fits.
 
-        It names the largest term, and what would make one sequence fit.
+        It names the largest term, and the changes with which one sequence would fit.
         """
         budget_bytes = self.target.budget_bytes
         model = estimate.memory_model
         breakdown = memory_breakdown(model, 1, self.target.overheads.usual)
         largest_term = breakdown.largest_term
         largest_bytes = breakdown.terms_bytes[largest_term]
-        changes = self._single_changes(config)
+        changes = self._sufficient_options(config)
         advice = "No single setting is predicted to suffice"
         if changes:
             advice = f"Predicted to fit with {' or '.join(changes)}"
@@ -203,10 +218,13 @@ class Predictor:
             next_step=f"{advice}. Or use {', '.join(others[:-1])}, or {others[-1]}.",
         )
 
-    def _single_changes(self, config: TrainConfig) -> list[str]:
-        """Return the options that each suffice for one sequence, with the size."""
+    def _sufficient_options(self, config: TrainConfig) -> list[str]:
+        """Return the options of which each alone makes one sequence fit.
+
+        Each is followed by its predicted largest micro-batch.
+        """
         options = []
-        for setting, value in _SINGLE_CHANGES:
+        for setting, value in _MEMORY_SAVERS:
             if getattr(config, setting) == value:
                 continue
             changed = config.model_copy(update={setting: value})
@@ -218,9 +236,10 @@ class Predictor:
 
 
 def _bytes_per_sequence(model: MemoryModel, micro_batch_size: int) -> float:
-    """Return the growth of the peak from a micro-batch size to twice as much.
+    """Return the growth of the peak per sequence, between this size and its double.
 
-    For few sequences the peak may not depend on their number.
+    Smaller sizes would not do: for few sequences the peak may not depend on their
+    number.
     """
     peak_bytes = float(model.running_bytes(micro_batch_size).max())
     doubled_bytes = float(model.running_bytes(2 * micro_batch_size).max())

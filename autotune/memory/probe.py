@@ -18,14 +18,14 @@ from trainer.data.manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """Optimizer steps of a trial."""
+    """Numbers of optimizer steps of a trial: first untimed ones, then timed ones."""
 
     warmup: int
     timed: int
 
 
 FIT_STEPS = StepCounts(warmup=1, timed=1)
-"""Steps, each followed by an evaluation, of a trial that tests if a size fits."""
+"""Steps of a trial that tests whether a size fits; an evaluation follows each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,34 +36,45 @@ class ProbeRequest:
     """Settings of the step; unless set, ``layout`` and ``precision`` are the defaults
     of model and device."""
     data: Path
+    """Directory of the dataset."""
     reports: Path
+    """Directory of reports and trial logs."""
     memory_bytes: int | None = None
+    """Memory budget of each rank."""
     as_gpu: GpuModel | None = None
     """Smaller GPU whose memory is imitated."""
     ranks: int | None = None
+    """Ranks that take the steps together."""
     accumulate: bool = True
     """True if a step has several micro-batches on each rank; two stand for any larger
     number."""
     headroom_share: float = HEADROOM_SHARE
+    """Share of the largest micro-batch to leave free."""
     max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE
+    """Largest size to try."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
+    """Time limit of one trial, in seconds."""
     traced: bool = True
     """True if memory is predicted first; otherwise trials alone guide the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A request at a known site, with all settings complete."""
+    """A request to probe one model, completed with the defaults of the site."""
 
     request: ProbeRequest
     config: TrainConfig
     """Complete settings; the chosen micro-batch splits their ``global_batch_size``."""
     manifest: Manifest
+    """Manifest of the dataset."""
     memory_budget_bytes: int
+    """Memory that each rank may use."""
     device_used_before_bytes: int | list[int] | None = None
     """Memory used on each GPU before this program, by NVML; None on a CPU."""
     local_ranks: int = 1
+    """Ranks of this node, which take the steps together."""
     global_batch_tokens: int = DEFAULT_GLOBAL_BATCH_TOKENS
+    """Non-padding tokens of an optimizer step on all ranks."""
     sequence_stats: SequenceStatistics | None = None
     """Statistics of the dataset's sequences; None for full sequences of one
     document."""
@@ -72,7 +83,7 @@ class Probe:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of an optimizer step, on each rank."""
+        """Micro-batches of an optimizer step on each rank, while a size is tested."""
         return 2 if self.request.accumulate else 1
 
     @property
@@ -84,7 +95,7 @@ class Probe:
 
     @property
     def mean_tokens_per_sequence(self) -> float:
-        """Non-padding tokens per sequence: all of them without statistics."""
+        """Mean non-padding tokens per sequence; full sequences without statistics."""
         if self.sequence_stats is None:
             return self.config.seq_length_tokens
         return self.sequence_stats.mean_non_padding_tokens
@@ -92,10 +103,13 @@ class Probe:
     def trace(self, machine: Machine) -> MemoryEstimate:
         """Trace the model's step, and predict its memory near the largest micro-batch.
 
+        The probe must have ``overheads``.
+
         Raises:
             CannotTrace: If the memory can only be measured.
+            BadInput: If the settings are invalid.
         """
-        assert self.overheads is not None
+        assert self.overheads is not None, "a probe without overheads is not traced"
         request = TraceRequest(
             config=step_config(self, 1),
             vocab_size=self.manifest.vocab_size,
@@ -118,11 +132,14 @@ def step_config(
 ) -> TrainConfig:
     """Return the trainer's settings of a trial of a micro-batch size.
 
-    A step has ``micro_batches`` on each rank, by default those of the probe.
+    Args:
+        probe: The model and its limits.
+        micro_batch_size: Sequences of each rank's micro-batch.
+        micro_batches: Micro-batches of a step on each rank; None for the probe's.
     """
-    global_batch_size = (
-        micro_batch_size * probe.local_ranks * (micro_batches or probe.micro_batches)
-    )
+    if micro_batches is None:
+        micro_batches = probe.micro_batches
+    global_batch_size = micro_batch_size * probe.local_ranks * micro_batches
     return probe.config.model_copy(
         update={
             "micro_batch_size": micro_batch_size,
@@ -140,9 +157,15 @@ def step_trial(
     attempt: int = 0,
     micro_batches: int | None = None,
 ) -> Trial:
-    """Return a trial of the trainer's step, without a limit if there is no budget.
+    """Return a trial of the trainer's step with a micro-batch size.
 
-    Each attempt is another trial.
+    Args:
+        probe: The model and its limits.
+        micro_batch_size: Sequences of each rank's micro-batch.
+        steps: Optimizer steps to take.
+        budget_bytes: Memory that each rank may use; None without a limit.
+        attempt: Number that makes a repeated trial another trial; 0 for the first.
+        micro_batches: Micro-batches of a step on each rank; None for the probe's.
     """
     request = StepRequest(
         config=step_config(probe, micro_batch_size, micro_batches=micro_batches),

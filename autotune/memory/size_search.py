@@ -1,8 +1,8 @@
 """Search for the largest size of a step that fits, by trials.
 
 The search ends with the largest size that ran, and the next one, which ran out of
-memory. A subclass sets the limits of the step, makes the trial of a size, and reads its
-figures.
+memory. A subclass sets the limits of the step, makes the trial of a size, and reads the
+trial's figures.
 """
 
 import abc
@@ -34,7 +34,10 @@ CLOSE_BYTES = 2**20
 
 @dataclass(slots=True, kw_only=True)
 class SizeSearch(abc.ABC):
-    """Searches for the largest size of a step, one trial after the other."""
+    """Searches for the largest size of a step, one trial after the other.
+
+    A subclass sets the fields that are not given, from its own description of the step.
+    """
 
     runner: TrialRunner
     name: str = field(init=False)
@@ -46,7 +49,7 @@ class SizeSearch(abc.ABC):
     on_gpu: bool = field(init=False)
     """True on a GPU, whose caching allocator rounds peaks up."""
     tried: list[SizeTrial] = field(default_factory=list)
-    """Trials so far."""
+    """Trials so far, in their order."""
     prediction: Prediction | None = None
     """Peak memory that was predicted before any trial; None without a trace."""
     close_bytes: int = CLOSE_BYTES
@@ -57,41 +60,49 @@ class SizeSearch(abc.ABC):
 
     @abc.abstractmethod
     def trial_of(self, size: int, attempt: int) -> Trial:
-        """Return the trial of a size."""
+        """Return the trial of a size; each attempt, from 0 on, is another trial."""
 
     @abc.abstractmethod
     def peak_bytes_of(self, size: int, outcome: Measured) -> int:
-        """Return the peak of a trial that ran."""
+        """Return the peak memory of a trial of this size that ran."""
 
     def words(self, size: int) -> str:
         """Return a size in words."""
         return plural(size, "sequence")
 
     def reject_failure(self, size: int, outcome: Outcome) -> None:
-        """Raise an error for a failure that is not to be tried again.
+        """Raise an error if repeating a failed trial of a size would not help.
 
-        By default, every failure may be tried again.
+        A subclass may override it; by default, nothing is raised.
         """
+        # Only a subclass judges them.
         del size, outcome
 
     def find(self) -> None:
-        """Try sizes until the largest is verified on both sides."""
+        """Try sizes until the largest is verified on both sides.
+
+        Raises:
+            Undecided: If a size failed too often for another reason than memory.
+            OutOfTime: If the time is up.
+        """
+        page_bytes = PAGE_BYTES if self.on_gpu else 0
         while True:
             size = next_size(
                 self.tried,
                 self.budget_bytes,
                 self.max_size,
                 self.prediction,
-                PAGE_BYTES if self.on_gpu else 0,
+                page_bytes,
             )
             if size is None:
+                # The search has its answer; it may have to be confirmed.
                 size = bracket(self.tried).feasible_max
                 if not self._needs_second_trial(size):
                     return
             self.try_size(size)
 
     def _needs_second_trial(self, size: int) -> bool:
-        """Return whether the largest size ran once, and may not fit the next time."""
+        """Return whether the largest size ran only once, and might not fit again."""
         peaks = [
             trial.peak_bytes
             for trial in self.tried
@@ -103,17 +114,20 @@ class SizeSearch(abc.ABC):
         return self.verified_twice or free_bytes < self.close_bytes
 
     def try_size(self, size: int) -> None:
-        """Run a trial of a size.
+        """Run a trial of a size, and add its result to ``tried``.
 
         Raises:
-            Undecided: If it failed too often for another reason than memory.
-            OutOfTime: If the time is up; with the sizes that are known so far.
+            Undecided: If the size failed too often for another reason than memory.
+            OutOfTime: If the time is up; its message has the sizes known so far.
         """
-        earlier = [trial.fits for trial in self.tried if trial.micro_batch_size == size]
+        earlier_fits = [
+            trial.fits for trial in self.tried if trial.micro_batch_size == size
+        ]
+        attempt = len(earlier_fits)
         label = self.words(size)
-        if earlier:
-            label += f", attempt {len(earlier) + 1}"
-        outcome = self._run(self.trial_of(size, len(earlier)), label)
+        if attempt:
+            label += f", attempt {attempt + 1}"
+        outcome = self._run(self.trial_of(size, attempt), label)
         if isinstance(outcome, Measured):
             peak_bytes = self.peak_bytes_of(size, outcome)
             trial = SizeTrial(micro_batch_size=size, fits=True, peak_bytes=peak_bytes)
@@ -122,7 +136,8 @@ class SizeSearch(abc.ABC):
         else:
             self.reject_failure(size, outcome)
             can_repeat = isinstance(outcome, Crashed | Contaminated)
-            if not can_repeat or earlier.count(None) >= MAX_FAILURES - 1:
+            failures = 1 + earlier_fits.count(None)
+            if not can_repeat or failures >= MAX_FAILURES:
                 # Raises an error, as nothing was measured.
                 self.runner.require_measured(f"the trial {label!r}", outcome)
             trial = SizeTrial(micro_batch_size=size, fits=None)
@@ -132,7 +147,7 @@ class SizeSearch(abc.ABC):
         """Run a trial.
 
         Raises:
-            OutOfTime: If the time is up; with the sizes that are known so far.
+            OutOfTime: If the time is up; its message has the sizes known so far.
         """
         try:
             return self.runner.run(trial, f"{self.name}: {label}")

@@ -53,9 +53,12 @@ _EXPECTED_TRIALS = 12
 
 
 def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:
-    """Return settings of a step in which only the requested ones are set.
+    """Return settings of a step, of which only the requested ones count as set.
 
-    None leaves a setting unset.
+    A setting that is None is not requested: the site's default replaces it later.
+
+    Raises:
+        BadConfig: If a setting is unknown or invalid.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     return parse_table(TrainConfig, {"model": model, **given}, where="the options")
@@ -80,7 +83,7 @@ def probe_models(
     session: Session,
     requests: Sequence[ProbeRequest],
     out: Path | None,
-    ends_s: float | None = None,
+    budget_ends_s: float | None = None,
 ) -> list[ProbedModel]:
     """Probe each model, and write its profile before the next one is probed.
 
@@ -88,24 +91,32 @@ def probe_models(
         session: Site, dataset and machine.
         requests: One for each model.
         out: File or directory of the profiles; None for the default.
-        ends_s: Time after which no trial begins, in seconds since 1970.
+        budget_ends_s: Time after which no trial begins, in seconds since 1970; None
+            without a limit.
 
     Raises:
-        OutOfTime: If the time is up before every model is probed.
+        OutOfTime: If the time is up before a size of every model ran.
+        ExceedsMemory: If not even one sequence of a model fits.
+        Undecided: If trials failed for another reason than memory.
     """
     names = [request.config.model.name for request in requests]
     paths = profile_paths(out, names, session.site.name)
     probed = []
     for request, path in zip(requests, paths, strict=True):
         probe = prepare(session, request)
-        probed.append(probe_one(session, probe, path, budget_ends_s=ends_s))
+        probed.append(probe_one(session, probe, path, budget_ends_s=budget_ends_s))
     return probed
 
 
 def prepare(session: Session, request: ProbeRequest) -> Probe:
-    """Complete the settings of a probe before any trial.
+    """Complete the settings of a probe, and report its memory budget on stderr.
 
-    The dataset's statistics are read, and set the global batch in sequences.
+    A sample of the dataset gives the tokens of a sequence, and these the number of
+    sequences in the global batch.
+
+    Raises:
+        BadInput: If the global batch is too small for the ranks, or the device has too
+            little memory or too few GPUs.
     """
     probe = settled_probe(session, request)
     sequence_stats = sequence_statistics(
@@ -142,7 +153,11 @@ def _budget_words(session: Session, probe: Probe) -> str:
 
 
 def settled_probe(session: Session, request: ProbeRequest) -> Probe:
-    """Return a probe with the site's defaults, but no statistics of the dataset."""
+    """Return a probe with the site's defaults, but without the dataset's statistics.
+
+    Raises:
+        BadInput: If the device has too little memory or too few GPUs.
+    """
     site = session.site
     ranks = local_ranks(site, request.ranks)
     overheads = None
@@ -162,13 +177,17 @@ def settled_probe(session: Session, request: ProbeRequest) -> Probe:
 
 
 def _overheads_range(site: MeasuredDevice, ranks: int) -> OverheadsRange:
+    """Return the memory that a traced step needs in addition on this device."""
     if site.gpu is None:
         return overheads_on_cpu()
     return overheads_on_gpu(site.gpu.compute_capability, ranks, site.cuda_bytes)
 
 
 def _settled_config(config: TrainConfig, site: MeasuredDevice) -> TrainConfig:
-    """Return the settings with the site's defaults of those that are not set."""
+    """Return the settings, with the site's default for each that is not set.
+
+    The global batch in tokens is left out, as the probe has it in sequences.
+    """
     settled: dict[str, Any] = {"device": site.device, "global_batch_tokens": None}
     if "layout" not in config.model_fields_set:
         settled["layout"] = default_layout(config.model)
@@ -189,8 +208,10 @@ def probe_one(
 ) -> ProbedModel:
     """Probe one model and write its profile.
 
+    The arguments and errors are those of ``profile_of_probe``.
+
     Raises:
-        OutOfTime: After ``budget_ends_s``, in seconds since 1970.
+        BadInput: If the profile cannot be written.
     """
     check_writable(path.parent)
     profile, trials = profile_of_probe(session, probe, path, traced, budget_ends_s)
@@ -206,10 +227,23 @@ def profile_of_probe(
     traced: MemoryEstimate | None = None,
     budget_ends_s: float | None = None,
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
-    """Probe one model.
+    """Probe one model without writing its profile.
+
+    Args:
+        session: Site, dataset and machine.
+        probe: The model and its limits.
+        path: Path at which the profile will be written; it names the trial log.
+        traced: Result of ``probe.trace``, if known.
+        budget_ends_s: Time after which no trial begins, in seconds since 1970; None
+            without a limit.
 
     Returns:
-        Its profile, which is not yet written to ``path``, and the trials.
+        The profile, and every trial.
+
+    Raises:
+        OutOfTime: If the time is up before any size ran.
+        ExceedsMemory: If not even one sequence fits.
+        Undecided: If trials failed for another reason than memory.
     """
     model = probe.config.model
     fingerprint = session.fingerprint(model)

@@ -32,24 +32,36 @@ class PredictionRequest:
     """Settings of the step of each model, all on the same device; batch sizes are
     ignored."""
     gpu: str | None
+    """Key of the GPU model; None if it is not given."""
     memory_bytes: int | None
+    """Memory budget; None for that of the GPU, less a reserve."""
     data: Path | None
+    """Dataset, for its vocabulary and the contents of its sequences; None to assume
+    them."""
     vocab_size: int
     """Vocabulary size without a dataset."""
     ranks: int
+    """Data-parallel ranks on all nodes together."""
     accumulate: bool
+    """True if an optimizer step has several micro-batches on each rank."""
     tensor_ranks: int
+    """Ranks among which the memory of tensor parallelism is predicted."""
     pipeline_stages: int
+    """Stages among which the memory of pipeline parallelism is predicted."""
     max_micro_batch_size: int
+    """Largest size to try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The GPU, or the amount of memory, to predict for."""
+    """The device to predict for: a known GPU, or an amount of memory."""
 
     name: str
+    """Name of the GPU, or the amount of memory, in words."""
     budget_bytes: int
+    """Memory that a step may use."""
     overheads: OverheadsRange
+    """Memory that the device needs in addition to a traced step, with its range."""
     reserve_bytes: int = 0
     """GPU memory that is left out of the budget."""
 
@@ -59,7 +71,8 @@ def find_target(request: PredictionRequest) -> Target:
 
     Raises:
         BadInput: If the GPU is not found, or has less memory than the budget.
-        UsageError: If the memory is unknown, or of a CPU.
+        UsageError: If there is neither a GPU nor an amount of memory to predict for,
+            or if a CPU has no memory budget or is requested together with a GPU.
     """
     if request.configs[0].device == "cpu":
         return _cpu_target(request)
@@ -84,6 +97,11 @@ def find_target(request: PredictionRequest) -> Target:
 
 
 def _cpu_target(request: PredictionRequest) -> Target:
+    """Return a CPU with the requested memory budget.
+
+    Raises:
+        UsageError: If there is no budget, or a GPU is requested too.
+    """
     budget_bytes = request.memory_bytes
     if budget_bytes is None or request.gpu is not None:
         raise UsageError(
@@ -98,6 +116,11 @@ def _cpu_target(request: PredictionRequest) -> Target:
 
 
 def _gpu_target(gpu_model: GpuModel, request: PredictionRequest) -> Target:
+    """Return a GPU with the requested memory budget, or all its memory but a reserve.
+
+    Raises:
+        BadInput: If the GPU has less memory than the budget.
+    """
     return Target(
         name=gpu_model.name,
         budget_bytes=gpu_model.budget_bytes(request.memory_bytes),

@@ -29,14 +29,15 @@ CURVE_STEPS = {
 }
 """Steps of a point of the throughput curve."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
-"""Seconds of the trial of the chosen micro-batch: a warm GPU at its power limit is
-slower."""
+"""Seconds of the sustained trial, which repeats the chosen micro-batch: a warm GPU at
+its power limit is slower."""
 _SUSTAINED_MARGIN = 1.1
-"""Steps of that trial over the number that should take its time, as steps differ."""
+"""Factor by which the sustained trial has more steps than its time should take, as some
+steps are faster than their median."""
 _POINT_SHARE = 0.25
 """Largest share of the time left for the trial of one point, so that a slow machine
 measures several."""
-_MAX_CHOICES = 3
+_MAX_ADDED_POINTS = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
 
 
@@ -47,6 +48,7 @@ class Throughput:
     curve: list[CurvePoint]
     """Points by ascending size; empty if nothing was measured."""
     choice: MicroBatchChoice
+    """The chosen micro-batch size, and the reason for it."""
     sustained: CurvePoint | None
     """The chosen micro-batch on a warm GPU; None if it was not measured."""
 
@@ -56,53 +58,65 @@ def measure_throughput(
 ) -> Throughput:
     """Measure the throughput of sizes that are known to fit, and choose one of them.
 
-    Without any throughput, the largest size that leaves the headroom free is chosen.
+    If nothing can be measured, choose the largest size that leaves the headroom free.
 
     Raises:
         Undecided: If a trial runs out of memory or fails too often.
     """
-    measurement = _Measurement(probe=probe, runner=runner)
     limit = with_headroom(feasible_max, probe.request.headroom_share)
-    curve: list[CurvePoint] = []
-    not_timed = "on a pretended GPU no throughput is measured"
-    if not runner.pretended:
-        not_timed = "no time was left to measure throughput"
-        with contextlib.suppress(OutOfTime):
-            curve = measurement.curve(curve_sizes(limit))
-    if not curve:
-        reason = f"the largest size that leaves the headroom free; {not_timed}"
-        choice = MicroBatchChoice(micro_batch_size=limit, reason=reason)
-        return Throughput(curve=curve, choice=choice, sustained=None)
-    choice = measurement.choose(curve, feasible_max)
-    chosen = _point_of(curve, choice.micro_batch_size)
-    sustained = None if chosen is None else measurement.sustained(chosen)
+    if runner.pretended:
+        return _unmeasured(limit, "on a pretended GPU no throughput is measured")
+    curve_meter = _CurveMeter(probe=probe, runner=runner)
+    try:
+        curve = curve_meter.measure_curve(curve_sizes(limit))
+    except OutOfTime:
+        return _unmeasured(limit, "no time was left to measure throughput")
+    choice = curve_meter.choose_size(curve, feasible_max)
+    chosen_point = _point_of(curve, choice.micro_batch_size)
+    sustained = None
+    if chosen_point is not None:
+        sustained = curve_meter.measure_sustained(chosen_point)
     return Throughput(curve=curve, choice=choice, sustained=sustained)
 
 
+def _unmeasured(limit: int, reason_without_curve: str) -> Throughput:
+    """Choose the largest size that leaves the headroom free, without any throughput."""
+    reason = f"the largest size that leaves the headroom free; {reason_without_curve}"
+    choice = MicroBatchChoice(micro_batch_size=limit, reason=reason)
+    return Throughput(curve=[], choice=choice, sustained=None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Measurement:
+class _CurveMeter:
     """Measures points of the throughput curve, each by a trial."""
 
     probe: Probe
     runner: TrialRunner
 
-    def curve(self, sizes: Sequence[int]) -> list[CurvePoint]:
+    def measure_curve(self, sizes: Sequence[int]) -> list[CurvePoint]:
         """Measure throughput from the largest size down, as far as time allows.
 
         Raises:
             OutOfTime: If not even the largest size could be measured.
+            Undecided: If a trial runs out of memory or fails too often.
         """
         *smaller, largest = sizes
-        points = [self._point(largest)]
+        curve = [self._measure_point(largest)]
         with contextlib.suppress(OutOfTime):
             for size in reversed(smaller):
-                points.insert(0, self._point(size))
-        return points
+                curve.insert(0, self._measure_point(size))
+        return curve
 
-    def choose(self, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
-        """Choose the split of the global batch.
+    def choose_size(
+        self, curve: list[CurvePoint], feasible_max: int
+    ) -> MicroBatchChoice:
+        """Choose the micro-batch size that splits the global batch best.
 
-        If the chosen size was not measured, add it to the curve.
+        A chosen size that was not measured is added to ``curve``, and the choice is
+        made again. If time runs out, a measured size is chosen.
+
+        Raises:
+            Undecided: If a trial runs out of memory or fails too often.
         """
         choose_from = functools.partial(
             choose_micro_batch,
@@ -112,72 +126,87 @@ class _Measurement:
             ranks=self.probe.local_ranks,
         )
         all_sizes = range(1, curve[-1].micro_batch_size + 1)
-        for _ in range(_MAX_CHOICES):
+        for _ in range(_MAX_ADDED_POINTS):
             choice = choose_from(sizes=all_sizes)
             if _point_of(curve, choice.micro_batch_size) is not None:
                 return choice
             try:
-                curve.append(self._point(choice.micro_batch_size))
+                curve.append(self._measure_point(choice.micro_batch_size))
             except OutOfTime:
                 break
             curve.sort(key=lambda point: point.micro_batch_size)
-        # Only measured sizes.
+        # Without ``sizes``, only measured sizes are compared.
         return choose_from()
 
-    def sustained(self, chosen: CurvePoint) -> CurvePoint | None:
+    def measure_sustained(self, chosen_point: CurvePoint) -> CurvePoint | None:
         """Run the chosen micro-batch until the GPU is as warm as in training.
 
         Returns:
             Its throughput; None on a CPU, or if time runs out.
+
+        Raises:
+            Undecided: If it runs out of memory or fails too often.
         """
         device = self.probe.config.device
-        seconds = min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)
-        if not seconds:
+        # The trial may take four times its planned duration within its time limit.
+        duration_s = min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)
+        if not duration_s:
             return None
-        steps = StepCounts(
-            warmup=CURVE_STEPS[device].warmup,
-            timed=max(1, math.ceil(_SUSTAINED_MARGIN * seconds / chosen.step_s)),
-        )
+        timed_steps = math.ceil(_SUSTAINED_MARGIN * duration_s / chosen_point.step_s)
+        steps = StepCounts(warmup=CURVE_STEPS[device].warmup, timed=max(1, timed_steps))
         with contextlib.suppress(OutOfTime):
-            return self._point(chosen.micro_batch_size, steps, f" for {seconds:g} s")
+            return self._measure_point(
+                chosen_point.micro_batch_size, steps, f" for {duration_s:g} s"
+            )
         return None
 
-    def _point(
-        self, micro_batch_size: int, steps: StepCounts | None = None, duration: str = ""
+    def _measure_point(
+        self,
+        micro_batch_size: int,
+        steps: StepCounts | None = None,
+        duration_words: str = "",
     ) -> CurvePoint:
         """Measure the throughput of one micro-batch size, which is known to fit.
+
+        Args:
+            micro_batch_size: Sequences of each rank's micro-batch.
+            steps: Steps of the trial; None for those of a point of the curve.
+            duration_words: Duration of the trial, for its label.
 
         Raises:
             OutOfTime: If the time is up.
             Undecided: If it runs out of memory or fails too often.
         """
-        label = f"{plural(micro_batch_size, 'sequence')}, throughput{duration}"
-        figures = self._figures(micro_batch_size, steps, label)
+        label = f"{plural(micro_batch_size, 'sequence')}, throughput{duration_words}"
+        figures = self._undisturbed_figures(micro_batch_size, steps, label)
         tokens_per_step = figures.padded_tokens_per_step
-        step_s = statistics.median(figures.step_s)
-        rates = [tokens_per_step / seconds for seconds in figures.step_s]
+        median_step_s = statistics.median(figures.step_s)
+        rates = [tokens_per_step / step_s for step_s in figures.step_s]
         interval = estimate_windows(rates).interval()
         return CurvePoint(
             micro_batch_size=micro_batch_size,
-            padded_tokens_per_s=tokens_per_step / step_s,
-            step_s=step_s,
+            padded_tokens_per_s=tokens_per_step / median_step_s,
+            step_s=median_step_s,
             timed_steps=len(figures.step_s),
             padded_tokens_per_s_low=interval.low,
             padded_tokens_per_s_high=interval.high,
         )
 
-    def _figures(
+    def _undisturbed_figures(
         self, micro_batch_size: int, steps: StepCounts | None, label: str
     ) -> StepFigures:
-        """Return the figures of the first attempt that is not disturbed.
+        """Return the figures of the first trial that other programs do not disturb.
+
+        A trial that crashes or is disturbed is repeated, at most ``MAX_FAILURES`` times
+        in all.
 
         Raises:
             OutOfTime: If the time is up.
             Undecided: If it runs out of memory or fails too often.
         """
         probe = self.probe
-        # Allocator settings that make a CPU's limit exact slow it down; speed is
-        # measured without, as the size fits.
+        # On a CPU, the allocator settings that make a memory limit exact slow the step
+        # down. The size is known to fit, so that its speed is measured without a limit.
         on_gpu = probe.config.device == "cuda"
         budget_bytes = probe.memory_budget_bytes if on_gpu else None
         for attempt in range(MAX_FAILURES):
@@ -210,17 +239,20 @@ class _Measurement:
     def _curve_steps(self, micro_batch_size: int) -> StepCounts:
         """Return the steps of a point: fewer of them on a machine that is too slow."""
         usual = CURVE_STEPS[self.probe.config.device]
-        left_s = self.runner.budget_left_s
+        budget_left_s = self.runner.budget_left_s
         step_s = self._expected_step_s(micro_batch_size)
-        if left_s is None or not step_s:
+        if budget_left_s is None or step_s is None:
             return usual
-        timed = int(_POINT_SHARE * left_s / step_s) - usual.warmup
-        return replace(usual, timed=min(usual.timed, max(1, timed)))
+        affordable_timed = int(_POINT_SHARE * budget_left_s / step_s) - usual.warmup
+        return replace(usual, timed=min(usual.timed, max(1, affordable_timed)))
 
-    def _expected_step_s(self, micro_batch_size: int) -> float:
-        """Return the seconds of a step of one micro-batch, by the trials so far.
+    def _expected_step_s(self, micro_batch_size: int) -> float | None:
+        """Return the expected time of a step of one micro-batch on each rank.
 
-        0 if none of them has figures.
+        It is proportional to the tokens of a step, by the trials so far.
+
+        Returns:
+            None if no trial has figures yet.
         """
         seconds_per_token = []
         for finished in self.runner.finished:
@@ -229,7 +261,7 @@ class _Measurement:
                 step_s = statistics.median(figures.step_s)
                 seconds_per_token.append(step_s / figures.padded_tokens_per_step)
         if not seconds_per_token:
-            return 0.0
+            return None
         tokens = micro_batch_size * self.probe.config.seq_length_tokens
         return statistics.median(seconds_per_token) * tokens * self.probe.local_ranks
 

@@ -12,7 +12,7 @@ GIB = 2**30
 
 
 class BytesRange(NamedTuple):
-    """An assumed amount of memory, with its range."""
+    """An assumed amount of memory in bytes, with the bounds of its range."""
 
     least: int
     usual: int
@@ -28,7 +28,9 @@ CUDA 13, with both BERT presets (``reports/gpu/``)."""
 COMMUNICATION_BYTES = BytesRange(least=int(0.5 * GIB), usual=GIB, most=2 * GIB)
 """NCCL with 2 to 8 ranks on a node: least, usual and most; public reports."""
 NO_COMMUNICATION_BYTES = BytesRange(least=0, usual=0, most=0)
+"""NCCL with a single rank on a node, which has no communicator."""
 HOPPER_CAPABILITY = (9, 0)
+"""Compute capability from which torch allocates the larger cuBLAS workspace."""
 HOPPER_WORKSPACE_BYTES = 32 * MIB
 """cuBLAS workspace of a Hopper or later: torch's documented default of
 CUBLAS_WORKSPACE_CONFIG."""
@@ -38,19 +40,24 @@ WORKSPACES = 2
 """Number of cuBLAS workspaces: one for the forward thread, one for the backward
 thread."""
 LIBRARIES_BYTES = BytesRange(least=4 * MIB, usual=38 * MIB, most=52 * MIB)
-"""CPU overheads: least, usual, most. Measured with five models on two cores of an Intel
-Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an AMD
-EPYC: 11 MiB on two cores, 6 on one."""
+"""Libraries and threads of a process on a CPU: least, usual and most.
+
+Measured with five models on two cores of an Intel Xeon with AMX (33 to 52 MiB), on one
+core (18 MiB and more), and with two models on an AMD EPYC: 11 MiB on two cores, 6 MiB
+on one.
+"""
 UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
-"""Kernel memory unseen by traces, as a share of the growth with the micro-batch;
-measured on CPUs, assumed on GPUs."""
+"""Memory that kernels use without a traced allocation, by device, as a share of the
+growth with the micro-batch. It may be more or less; measured on CPUs, assumed on GPUs.
+"""
 MEASURED_TORCH = "2.11"
 """Version of torch whose compiled steps were measured on a GPU (docs/benchmarks.md)."""
 NEWER_TORCH_SHARE = 0.13
-"""Share by which a compiled step of newer torch is traced to need less per sequence.
+"""Share by which traces of compiled steps by newer torch may be too low.
 
-bert-120m took 177 MB on an H100 with torch 2.11; traced with 2.13 it takes 154 MB, as
-that keeps less for backward. No GPU has confirmed the difference, so it may be smaller.
+A sequence of bert-120m took 177 MB on an H100 with torch 2.11. Traced with torch 2.13
+it takes 154 MB, 13 % less, as that version keeps less for backward. No GPU has
+confirmed the difference, so it may be smaller.
 """
 
 
@@ -59,8 +66,9 @@ class MemoryOverheads:
     """Memory that a device needs in addition to the traced allocations."""
 
     kind: DeviceKind
+    """Device, whose allocator the trace is replayed through."""
     workspaces_bytes: tuple[int, ...] = ()
-    """Blocks of PyTorch's allocator that libraries take once and keep."""
+    """Sizes of blocks of PyTorch's allocator that libraries take once and keep."""
     non_pytorch_bytes: int = 0
     """Non-PyTorch memory: context, handles, communication."""
     device_bytes: float = math.inf
@@ -69,7 +77,7 @@ class MemoryOverheads:
 
 
 class OverheadsRange(NamedTuple):
-    """Assumed overheads, with their range."""
+    """Assumed overheads of a device, with the bounds of their range."""
 
     least: MemoryOverheads
     usual: MemoryOverheads
@@ -77,7 +85,9 @@ class OverheadsRange(NamedTuple):
 
 
 def unconfirmed_share(device: str, torch_version: str, *, is_compiled: bool) -> float:
-    """Return the share by which a traced step may need more than it was traced to.
+    """Return the share by which the trace of a step may be too low.
+
+    It is 0 unless torch is newer than the version that was measured.
 
     Args:
         device: ``cuda`` or ``cpu``.
@@ -97,9 +107,12 @@ def overheads_on_gpu(
     local_ranks: int,
     device_bytes: float = math.inf,
 ) -> OverheadsRange:
-    """Return a GPU's overheads, with NCCL's if a node has several ranks.
+    """Return a GPU's overheads.
 
-    Without a capability, return those of a Hopper.
+    Args:
+        compute_capability: Major and minor; None for that of a Hopper.
+        local_ranks: Ranks of the node; with several, NCCL takes memory too.
+        device_bytes: Total memory of the GPU.
     """
     workspace_bytes = HOPPER_WORKSPACE_BYTES
     if compute_capability is not None and compute_capability < HOPPER_CAPABILITY:
@@ -122,7 +135,7 @@ def overheads_on_gpu(
 
 
 def overheads_on_cpu() -> OverheadsRange:
-    """Return the memory that libraries and threads of a process take on a CPU."""
+    """Return a CPU's overheads: libraries and threads of a process."""
 
     def overheads(libraries_bytes: int) -> MemoryOverheads:
         return MemoryOverheads(kind="cpu", non_pytorch_bytes=libraries_bytes)

@@ -1,25 +1,29 @@
 """Memory of one GPU when several share a model's state, layers or matrices.
 
-These are formulas, not measurements.
+It is computed by formulas of the literature, not measured.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autotune.base.units import format_bytes
 from autotune.memory.values import ACTIVATIONS, Share, StateBytes, Term
 
-_SHARDED = ("optimizer_bytes", "gradients_bytes", "parameters_bytes")
-"""Parts that ZeRO shards from stage 1, 2 and 3 on."""
+_STATE_FIELDS = ("optimizer_bytes", "gradients_bytes", "parameters_bytes")
+"""Fields of ``StateBytes`` that ZeRO shards: the first from stage 1 on, the second from
+stage 2 on, the third in stage 3."""
 _SPLIT_PARTS = 24
 """Parts of a layer's activations that tensor ranks split, of 34 (Korthikanti et al.
 2022, table 2)."""
 _WHOLE_PARTS = 10
-"""Parts of them that every tensor rank holds."""
+"""Parts of a layer's activations that every tensor rank holds, of the same 34."""
+_RANKS_TO_TRY = (2, 4, 8, 16, 32, 64)
+"""Numbers of ranks that are considered; an encoder need not be sharded over more than a
+few nodes."""
 
 
 def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
-    """Sort a memory breakdown's terms by how they are shared.
+    """Sort the terms of a memory breakdown by how strategies share them.
 
     Terms that no strategy shares count as temporaries.
     """
@@ -48,26 +52,26 @@ def zero_share(
 ) -> StateBytes:
     """Return the memory of each of ``ranks`` data-parallel ranks under a ZeRO stage.
 
-    ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients, ZeRO-3 (FSDP) also
-    the parameters and gathers one layer at a time (Rajbhandari et al. 2020, figure 1).
-    Divisions round up.
+    ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients. ZeRO-3 (FSDP) also
+    shards the parameters, and gathers one layer at a time (Rajbhandari et al. 2020,
+    figure 1). Stage 0 is DDP, which shards nothing. Divisions round up.
 
-    Left out: a layer that FSDP prefetches, its unreduced gradient.
+    Left out: a layer that FSDP prefetches, and the gradient of a layer before it is
+    reduced.
     """
-    ranks_by_part = {}
-    for first_stage, part in enumerate(_SHARDED, start=1):
-        ranks_by_part[part] = ranks if stage >= first_stage else 1
-    gathers = ranks_by_part["parameters_bytes"] > 1
+    sharded_fields = _STATE_FIELDS[:stage]
+    gathered_bytes = 0
+    if "parameters_bytes" in sharded_fields and ranks > 1:
+        gathered_bytes = largest_layer_bytes
     return replace(
-        _shared(state, ranks_by_part),
-        gathered_bytes=largest_layer_bytes if gathers else 0,
+        _with_sharded(state, sharded_fields, ranks), gathered_bytes=gathered_bytes
     )
 
 
 def model_share(
     state: StateBytes, tensor_ranks: int, pipeline_stages: int
 ) -> StateBytes:
-    """Return the memory of the fullest of t tensor ranks and p pipeline stages.
+    """Return the memory of the fullest rank of t tensor ranks and p pipeline stages.
 
     Divisions round up.
 
@@ -86,17 +90,17 @@ def model_share(
     """
     ranks = tensor_ranks * pipeline_stages
     layer_parts = _SPLIT_PARTS + _WHOLE_PARTS
-    # Parts that all tensor ranks hold together.
+    # All tensor ranks together hold a split part once, and a whole part once per rank.
     held_parts = _SPLIT_PARTS + _WHOLE_PARTS * tensor_ranks
 
     def on_stage(micro_batches: int, head_and_loss_bytes: int) -> StateBytes:
         return replace(
-            _shared(state, dict.fromkeys(_SHARDED, ranks)),
-            activations_bytes=_share(
+            _with_sharded(state, _STATE_FIELDS, ranks),
+            activations_bytes=_shard_bytes(
                 state.activations_bytes * micro_batches * held_parts,
                 ranks * layer_parts,
             ),
-            head_and_loss_bytes=_share(head_and_loss_bytes, tensor_ranks),
+            head_and_loss_bytes=_shard_bytes(head_and_loss_bytes, tensor_ranks),
         )
 
     last = on_stage(1, state.head_and_loss_bytes)
@@ -115,20 +119,28 @@ def shares(
     tensor_ranks: int = 1,
     pipeline_stages: int = 1,
 ) -> tuple[Share, ...]:
-    """Return the memory under each way of sharing a model.
+    """Return the memory of one GPU under each way of sharing a model.
 
-    These are the ZeRO stages over all ranks, then tensor parallelism and pipeline
+    The ways are the ZeRO stages over all ranks, then tensor parallelism and pipeline
     parallelism, each alone.
+
+    Args:
+        state: Memory of a rank that shares nothing.
+        ranks: Data-parallel ranks.
+        largest_layer_bytes: Largest unit that FSDP gathers.
+        budget_bytes: Memory of one GPU.
+        tensor_ranks: Tensor-parallel ranks; 1 leaves this way out.
+        pipeline_stages: Pipeline stages; 1 leaves this way out.
     """
 
-    def share(name: str, state_share: StateBytes, *, trains_here: bool) -> Share:
-        total_bytes = state_share.total_bytes
+    def way(name: str, held: StateBytes, *, trains_here: bool) -> Share:
+        total_bytes = held.total_bytes
         return Share(
             name=name,
             trains_here=trains_here,
             total_bytes=total_bytes,
             fits=total_bytes <= budget_bytes,
-            held=state_share,
+            held=held,
         )
 
     names: tuple[str, ...] = ("one rank alone",)
@@ -138,28 +150,27 @@ def shares(
     for stage, name in enumerate(names):
         zero = zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes)
         # The trainer has every stage but the second.
-        ways.append(share(name, zero, trains_here=stage != 2))
+        ways.append(way(name, zero, trains_here=stage != 2))
     if tensor_ranks > 1:
         tensor = model_share(state, tensor_ranks, 1)
-        ways.append(share(f"TP {tensor_ranks}", tensor, trains_here=False))
+        ways.append(way(f"TP {tensor_ranks}", tensor, trains_here=False))
     if pipeline_stages > 1:
         pipeline = model_share(state, 1, pipeline_stages)
-        ways.append(share(f"PP {pipeline_stages}", pipeline, trains_here=False))
+        ways.append(way(f"PP {pipeline_stages}", pipeline, trains_here=False))
     return tuple(ways)
 
 
 def smallest_sharding(
     terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int
 ) -> str | None:
-    """Return the setting that fits a model, too large for one rank, on fewest ranks.
+    """Return the sharding, in words, that fits a budget on the fewest ranks.
 
     Returns:
         None if no number of ranks suffices.
     """
     state = state_of_terms(terms_bytes)
-    # An encoder need not be sharded over more than a few nodes.
-    for ranks in (2, 4, 8, 16, 32, 64):
-        # ZeRO-1 first, as it sends less.
+    for ranks in _RANKS_TO_TRY:
+        # ZeRO-1 first, as it communicates less.
         for strategy, stage in (("zero1", 1), ("fsdp2", 3)):
             share = zero_share(
                 state, stage, ranks, largest_layer_bytes=largest_layer_bytes
@@ -172,16 +183,17 @@ def smallest_sharding(
     return None
 
 
-def _shared(state: StateBytes, ranks_by_part: Mapping[str, int]) -> StateBytes:
-    """Return the state with each part divided among its number of ranks."""
-    divided = {
-        part: _share(getattr(state, part), ranks)
-        for part, ranks in ranks_by_part.items()
+def _with_sharded(
+    state: StateBytes, field_names: Sequence[str], ranks: int
+) -> StateBytes:
+    """Return the memory of a rank that holds only its shard of some fields."""
+    shards_bytes = {
+        name: _shard_bytes(getattr(state, name), ranks) for name in field_names
     }
-    return replace(state, **divided)
+    return replace(state, **shards_bytes)
 
 
-def _share(size_bytes: int, ranks: int) -> int:
+def _shard_bytes(size_bytes: int, ranks: int) -> int:
     """Return the size of one of several shards, which are padded to the same size."""
     # Two negations round the division up instead of down.
     return -(-size_bytes // ranks)

@@ -1,4 +1,4 @@
-"""Answers of ``autotune estimate`` for people."""
+"""Text of the answer of ``autotune estimate``, and the table of memory by rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -25,13 +25,14 @@ _SETTINGS = (
     "mlm_head",
     "layout",
 )
-"""Columns of the table of alternatives before its figures."""
+"""Columns with which the table of alternatives begins, before the predictions."""
 
 
 def estimate_text(answer: Answer, next_command: str) -> str:
-    """Return the answer for people, then ``next_command``.
+    """Return the text of an answer, with the command to run next at its end.
 
-    Empty without any predicted model or alternative.
+    Returns:
+        Empty text if no model and no alternative is predicted.
     """
     if not (answer.models or answer.what_if):
         return ""
@@ -61,7 +62,7 @@ def estimate_text(answer: Answer, next_command: str) -> str:
 
 
 def _traced_words(models: Sequence[PredictedModel]) -> str:
-    """Return which torch the predictions are for."""
+    """Return a sentence about the version of torch that made the traces."""
     words = f"Traced with torch {models[0].torch}; other versions may keep more or less"
     if any(_is_unconfirmed(model) for model in models):
         words += (
@@ -72,13 +73,14 @@ def _traced_words(models: Sequence[PredictedModel]) -> str:
 
 
 def _is_unconfirmed(model: PredictedModel) -> bool:
-    """Return whether a step may need more than was traced, by its version of torch."""
+    """Return whether torch is so new that the traced memory may be too low."""
     is_compiled = model.config.compile is not False
     share = unconfirmed_share(model.config.device, model.torch, is_compiled=is_compiled)
     return share > 0
 
 
 def _alternatives_table(what_if: Sequence[Mapping[str, Any]]) -> doc.Table:
+    """Return the table of ``Answer.what_if``, with a line for each alternative."""
     return table_of(
         "Alternatives (predicted largest micro-batch)",
         what_if,
@@ -99,7 +101,10 @@ def _size_with_note(setting: Mapping[str, Any]) -> str:
 
 
 def shares_table(shares: Sequence[Share], caption: str = "") -> doc.Table:
-    """Return a table of one GPU's memory under each way of sharing the model."""
+    """Return a table of one GPU's memory under each way of sharing the model.
+
+    Ways that the trainer does not support are marked as formulas.
+    """
     name_header = "per rank"
     if not all(share.trains_here for share in shares):
         name_header += " (* formula)"
@@ -138,6 +143,7 @@ def shares_table(shares: Sequence[Share], caption: str = "") -> doc.Table:
 
 
 def _summary(predicted: Sequence[PredictedModel]) -> doc.Table:
+    """Return the table of predictions, with a line for each model."""
     return table_of(
         "",
         predicted,
@@ -188,7 +194,10 @@ def _predicted_mfu(model: PredictedModel) -> str | None:
 
 
 def _model_blocks(model: PredictedModel) -> Iterator[doc.Block]:
-    """Yield the settings of one model, its memory by term, speed and shares."""
+    """Yield the settings of one model, its memory by term, and its predicted speed.
+
+    If several GPUs share the model, the memory of one of them follows.
+    """
     config = model.config
     yield paragraph(
         f"{config.model.name}: {config.layout} sequences of {config.seq_length_tokens}"
@@ -217,7 +226,7 @@ def _model_blocks(model: PredictedModel) -> Iterator[doc.Block]:
 
 
 def _breakdown_table(breakdown: MemoryBreakdown) -> doc.Table:
-    """Return the memory by term, the largest first, and small terms together."""
+    """Return the table of memory by term, the largest first, small terms added up."""
     peak_bytes = breakdown.peak_bytes
     large = {
         term: size

@@ -1,4 +1,4 @@
-"""Answers of ``autotune probe``, as JSON and for people."""
+"""Answers of ``autotune probe``, as JSON and as text."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,8 +27,9 @@ class ProbedModel:
     """Path of the profile."""
     profile: Profile
     trials: tuple[FinishedTrial, ...]
+    """Trials in their order, with those that an earlier probe recorded."""
     previous: Path | None
-    """Path to which the previous profile was moved."""
+    """Path to which the previous profile was moved; None if there was none."""
 
     @property
     def evidence(self) -> ProbeEvidence:
@@ -63,9 +64,10 @@ def probe_answer(probed: ProbedModel) -> dict[str, Any]:
 
 
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
-    """Return the answer for people.
+    """Return the text about probed models.
 
-    It has a line for each model, then reasons, paths of profiles, and next commands.
+    It begins with a table, which has a line for each model. Then come the reasons for
+    each micro-batch size, the paths of profiles, and the commands to run next.
     """
     table = table_of(
         "",
@@ -106,6 +108,7 @@ def _millions(parameters: int | None) -> str | None:
 
 
 def _largest(probed: ProbedModel) -> str:
+    """Return the largest micro-batch that ran, marked if more may fit."""
     sign = "≥ " if probed.evidence.is_lower_bound else ""
     return f"{sign}{probed.evidence.feasible_max}"
 
@@ -115,26 +118,30 @@ def _number_or_none(number: int | None) -> str | None:
 
 
 def _expected_rate(probed: ProbedModel) -> str | None:
+    """Return the throughput to expect of the chosen micro-batch, in tokens/s."""
     size = probed.profile.train.micro_batch_size
     expected = probed.evidence.expected_throughput(size)
     return format_count(expected.padded_tokens_per_s if expected else None)
 
 
 def _predicted_peak(probed: ProbedModel) -> str | None:
+    """Return the peak memory that the trace predicted, or else smaller trials."""
     evidence = probed.evidence
     return format_bytes(evidence.traced_peak_bytes or evidence.predicted_peak_bytes)
 
 
 def reasons_of(profile: Profile) -> Iterator[str]:
-    """Yield the reasons for a micro-batch size, and warnings about its probe.
+    """Yield sentences on the micro-batch size of a probed profile.
 
-    The reasons are for the size itself and for the split of the global batch.
+    They are the reason for the size, the knee of the throughput curve, the split of the
+    global batch, and warnings about the probe.
     """
     probe = profile.evidence.probe
     assert probe is not None
     yield probe.choice
     if probe.knee_micro_batch_sizes and probe.curve:
-        low, high = min(probe.knee_micro_batch_sizes), max(probe.knee_micro_batch_sizes)
+        low = min(probe.knee_micro_batch_sizes)
+        high = max(probe.knee_micro_batch_sizes)
         knee = plural(high, "sequence")
         if low == high:
             yield f"throughput levels off at {knee}"
@@ -165,7 +172,10 @@ def reasons_of(profile: Profile) -> Iterator[str]:
 
 
 def batch_split_words(train: TrainConfig, local_ranks: int) -> str:
-    """Return the split of the global batch in words, with its empty sequences."""
+    """Return the split of the global batch in words.
+
+    If sequences of the split stay empty, name global batches that avoid it.
+    """
     split = split_global_batch(
         train.global_batch_size, train.micro_batch_size, local_ranks
     )

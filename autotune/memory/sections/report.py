@@ -19,7 +19,7 @@ _MAX_PARTS = 7
 
 
 def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the section on memory: predicted, measured, and the budget."""
+    """Return the section on memory: its facts, and a chart of the predicted terms."""
     profile = reported.profile
     probe = profile.evidence.probe
     if probe is None:
@@ -38,8 +38,9 @@ def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
 
 
 def _facts(profile: Profile, probe: ProbeEvidence) -> list[Row]:
-    """Return the facts of a probe, each with its name."""
-    constraints, train = profile.constraints, profile.train
+    """Return the rows of the table of facts: the name of each fact, and the fact."""
+    constraints = profile.constraints
+    train = profile.train
     verified = "largest micro-batch, verified"
     if probe.is_lower_bound:
         verified = f"largest micro-batch that ran: {LOWER_BOUND}"
@@ -87,7 +88,8 @@ def _traced_breakdown(
     probe: ProbeEvidence, budget_bytes: int, bytes_known: str
 ) -> doc.Chart:
     """Return the chart of predicted memory by term, beside the measured peak."""
-    terms, measured_bytes = probe.traced_terms_bytes, probe.feasible_peak_bytes
+    terms = probe.traced_terms_bytes
+    measured_bytes = probe.feasible_peak_bytes
     predicted_bytes = sum(terms.values())
     parts = _parts(terms)
     lines = [
@@ -130,9 +132,10 @@ def _traced_breakdown(
 
 
 def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
-    """Return the terms for the chart, the largest first.
+    """Return the parts of the bar of predicted memory, the largest first.
 
-    All activations are one part, and the smallest parts are together ``other``.
+    The activations of all modules are one part. If there are too many parts, the
+    smallest are added up as ``other``.
     """
     joined: dict[str, float] = {}
     for term, size_bytes in terms.items():

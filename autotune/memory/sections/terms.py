@@ -8,7 +8,7 @@ from autotune.base.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermLine:
-    """A line of such a table: a term, or a total below the terms."""
+    """A line of a table of memory: a term, or a total below the terms."""
 
     name: str
     size_bytes: int
@@ -20,6 +20,6 @@ class TermLine:
 
 
 def term_lines(terms_bytes: Mapping[str, int]) -> list[TermLine]:
-    """Return a line for each term, the largest first."""
+    """Return a line for each term of a memory breakdown, the largest first."""
     largest_first = sorted(terms_bytes.items(), key=lambda item: -item[1])
     return [TermLine(name=name, size_bytes=size) for name, size in largest_first]

@@ -14,30 +14,37 @@ from trainer.config.tables import StrictTable
 
 
 class CurvePoint(StrictTable):
-    """Throughput at one micro-batch size."""
+    """Throughput at one micro-batch size, measured with full sequences."""
 
     micro_batch_size: Positive
+    """Sequences of each rank's micro-batch."""
     padded_tokens_per_s: PositiveFloat
-    """Tokens/s including padding, with full sequences."""
+    """Tokens/s of all ranks including padding, with full sequences."""
     step_s: PositiveFloat
     """Median time of the timed optimizer steps of one micro-batch each, in seconds."""
     timed_steps: Positive
+    """Number of timed optimizer steps."""
     padded_tokens_per_s_low: PositiveFloat | None = None
     """Lower bound at 95 % confidence; None if the timed steps show no reliable
     spread."""
     padded_tokens_per_s_high: PositiveFloat | None = None
+    """Upper bound at 95 % confidence; None if the timed steps show no reliable
+    spread."""
 
     @property
     def padded_rate(self) -> Interval:
         """Tokens/s including padding, with their bounds."""
-        low, high = self.padded_tokens_per_s_low, self.padded_tokens_per_s_high
         return Interval.from_bounds(
-            self.padded_tokens_per_s, low, high, SHOWN_CONFIDENCE
+            self.padded_tokens_per_s,
+            self.padded_tokens_per_s_low,
+            self.padded_tokens_per_s_high,
+            SHOWN_CONFIDENCE,
         )
 
 
 LOWER_BOUND = "lower bound, not verified"
-"""Words for a largest size above which none is known to run out of memory."""
+"""Words for the largest size that ran, if no larger one is known to run out of memory.
+"""
 
 
 class ProbeEvidence(StrictTable):
@@ -60,12 +67,15 @@ class ProbeEvidence(StrictTable):
     """Peak predicted for ``feasible_max`` before any trial; None if the model was not
     traced."""
     traced_micro_batch_size: NonNegative | None = None
-    """Largest micro-batch that the trace alone predicted."""
+    """Largest micro-batch that the trace alone predicted; None if the model was not
+    traced."""
     traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
-    """Memory breakdown of ``feasible_max``, predicted by the trace."""
+    """Memory breakdown of ``feasible_max``, predicted by the trace; empty without
+    one."""
     parameters: Positive | None = None
+    """Number of parameters, counted by the trace; None without one."""
     not_traced: str | None = None
-    """Reason for a missing trace."""
+    """Reason for a failed trace; None if it succeeded or was not requested."""
     local_ranks: Positive = 1
     """Ranks that took the steps together, each under the budget."""
     gradient_accumulation_steps: Positive = 1
@@ -74,23 +84,26 @@ class ProbeEvidence(StrictTable):
     search_trials: Positive
     """Trials until both sides were verified; the throughput curve took further ones."""
     seconds: NonNegativeFloat
-    """Time of all trials, the throughput curve's included."""
+    """Time of all trials in seconds, the throughput curve's included."""
     mean_tokens_per_sequence: PositiveFloat
     """Mean non-padding tokens per sequence of this dataset, in this layout."""
     curve: list[CurvePoint]
+    """Throughput by ascending micro-batch size; empty if it was not measured."""
     knee_micro_batch_sizes: list[Positive] = Field(default_factory=list)
     """Two sizes between which the knee of the curve lies, within measurement noise."""
     sustained: CurvePoint | None = None
     """Throughput to expect: the chosen micro-batch over a minute, warm and at the power
     limit; over less if a trial's time limit is below 4 minutes. None on a CPU."""
     choice: str
-    """Reason for ``micro_batch_size``."""
+    """Reason for the micro-batch size that the probe chose."""
 
     def expected_throughput(self, micro_batch_size: int) -> CurvePoint | None:
         """Return the throughput to expect of a micro-batch size.
 
+        That of a warm GPU comes before that of the curve.
+
         Returns:
-            None if it was not measured.
+            None if the size was not measured.
         """
         for point in (self.sustained, *self.curve):
             if point is not None and point.micro_batch_size == micro_batch_size:

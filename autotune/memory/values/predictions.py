@@ -1,4 +1,4 @@
-"""Predicted memory: by term, of one of several GPUs, and as answers of commands."""
+"""Predicted memory: by term, by way of sharing a model, and as answers of commands."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -41,12 +41,16 @@ class Share:
     """Memory of one GPU under one way of sharing a model."""
 
     name: str
+    """Name of the way, such as ``ZeRO-1`` or ``TP 2``."""
     trains_here: bool
     """True if this project's trainer supports it; the others are formulas for
     comparison."""
     total_bytes: int
+    """Memory of the GPU."""
     fits: bool
+    """True if the memory is within the GPU's budget."""
     held: StateBytes
+    """The same memory by part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,7 @@ class MemoryPlan:
     """Memory of a model, for a training plan."""
 
     parameters: PlanFigure
+    """Number of parameters of the model."""
     state: StateBytes
     """Memory of a rank alone, with ``micro_batch_size``."""
     largest_bytes: int
@@ -64,9 +69,11 @@ class MemoryPlan:
     """Largest micro-batch that fits a rank alone with the headroom left; 0 if none
     does."""
     source: str
+    """Source of the memory, in words."""
     work: StepWork | None = None
-    """Kernels of a step, if it was traced."""
+    """Kernels of a step; None if none was traced now."""
     shares: tuple[Share, ...] = ()
+    """Memory of one GPU under every way of sharing the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +81,11 @@ class MemoryBreakdown:
     """Memory at its peak, by term; the terms add up to the peak."""
 
     micro_batch_size: int
+    """Micro-batch size at which the memory is predicted."""
     terms_bytes: Mapping[str, int]
+    """Memory by term: ``Term`` and ``activations: CLASS``."""
     peak_bytes: int
+    """Sum of all terms."""
 
     @property
     def largest_term(self) -> str:
@@ -88,12 +98,17 @@ class PredictedModel:
     """Prediction for one model and one memory budget."""
 
     model: str
+    """Name of the model."""
     config: TrainConfig
     """Settings of the step; batch sizes are ignored."""
     parameters: int
+    """Number of parameters."""
     attention: str
+    """Attention kernel of the traced step."""
     attention_reason: str
+    """Reason for that kernel, in words."""
     budget_bytes: int
+    """Memory that a step may use."""
     micro_batch_size: int
     """Largest micro-batch that is predicted to fit."""
     micro_batch_size_low: int
@@ -103,17 +118,22 @@ class PredictedModel:
     limited: bool
     """True if more may fit, but larger sizes were not tried."""
     breakdown: MemoryBreakdown
+    """Memory at ``micro_batch_size``, by term."""
     bytes_per_sequence: float
+    """Growth of the peak memory with each further sequence."""
     non_padding_tokens: float | None
+    """Mean non-padding tokens of the largest micro-batch; None without a dataset."""
     samples: float | None
+    """Mean samples in the largest micro-batch; None without a dataset."""
     traces: int
+    """Number of micro-batch sizes that were traced."""
     torch: str
     """Version of torch whose step was traced; others may keep more or less."""
     speed: SpeedPrediction | None
     """Predicted speed at ``micro_batch_size``; None if the machine's constants are not
     known."""
     shares: tuple[Share, ...]
-    """Memory of one of several GPUs that share the model; empty for one GPU."""
+    """Memory of one GPU under each way of sharing the model; empty for one GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +145,11 @@ class Answer:
     reserve_bytes: int
     """GPU memory that is left out of the budget."""
     models: tuple[PredictedModel, ...]
+    """Models with a prediction, in the order of the request."""
     rejected: Mapping[str, Mapping[str, Any]]
-    """Models that do not fit or cannot be predicted, each with its ``exit_code``,
+    """Errors of models that do not fit or cannot be predicted, by name: ``exit_code``,
     ``message`` and ``next_step``."""
     what_if: tuple[Mapping[str, Any], ...]
-    """Alternatives: settings, the ``micro_batch_size`` that fits (null if unknown), its
-    ``non_padding_tokens``, and a ``note``."""
+    """Alternatives: the ``model``, its settings by name, the largest
+    ``micro_batch_size`` with them (None if unknown), its ``non_padding_tokens`` (None
+    without a dataset), and a ``note`` (``LargestSize.note``)."""

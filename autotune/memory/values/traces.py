@@ -32,6 +32,7 @@ class Term(StrEnum):
 
 
 ACTIVATIONS = "activations"
+"""Beginning of the terms of activations, of which each class of modules has one."""
 
 
 def activations_of(module: object) -> str:
@@ -45,6 +46,7 @@ class Allocation:
 
     size_bytes: int
     term: str
+    """Line of the memory breakdown: a ``Term``, or one of ``activations_of``."""
     stream: int = 0
     """CUDA stream; 0 is the one that computes. The allocator keeps separate blocks for
     each stream."""
@@ -52,15 +54,17 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Allocations in the order in which they were made, and when each was released."""
+    """Allocations of training steps, with the order of allocations and releases."""
 
     work: StepWork
     """Kernels of the last step."""
     predicted_tokens: int
-    """Positions that the head computes."""
+    """Positions of a micro-batch for which the MLM head computes logits."""
     allocations: tuple[Allocation, ...]
+    """Allocations, in the order in which they were made."""
     events: tuple[int, ...]
-    """``i``: allocation i is made; ``-1 - i``: it is released."""
+    """Allocations and releases in their order. ``i``: allocation i is made; ``-1 - i``:
+    it is released."""
     repeats_from: int
     """Index in ``events`` from which every further step repeats the events."""
 
@@ -72,16 +76,17 @@ class Trace:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON.
 
-        Each allocation has its term by number, as a trace has thousands of them.
+        ``term_of`` has the term of each allocation as an index of ``terms``, as a trace
+        has thousands of allocations with few terms.
         """
         terms = sorted({allocation.term for allocation in self.allocations})
-        number = {term: index for index, term in enumerate(terms)}
+        index_of = {term: index for index, term in enumerate(terms)}
         return {
             "work": self.work.to_json(),
             "predicted_tokens": self.predicted_tokens,
             "terms": terms,
             "sizes_bytes": [allocation.size_bytes for allocation in self.allocations],
-            "term_of": [number[allocation.term] for allocation in self.allocations],
+            "term_of": [index_of[allocation.term] for allocation in self.allocations],
             "streams": [allocation.stream for allocation in self.allocations],
             "events": list(self.events),
             "repeats_from": self.repeats_from,
@@ -92,7 +97,7 @@ class Trace:
         """Read the result of ``to_json``.
 
         Raises:
-            KeyError, IndexError, TypeError: If it has another form.
+            KeyError, IndexError, TypeError, ValueError: If it has another form.
         """
         terms: Sequence[str] = value["terms"]
         allocations = zip(
@@ -102,8 +107,8 @@ class Trace:
             work=StepWork.of(value["work"]),
             predicted_tokens=value["predicted_tokens"],
             allocations=tuple(
-                Allocation(size_bytes=size, term=terms[number], stream=stream)
-                for size, number, stream in allocations
+                Allocation(size_bytes=size, term=terms[term_index], stream=stream)
+                for size, term_index, stream in allocations
             ),
             events=tuple(value["events"]),
             repeats_from=value["repeats_from"],
@@ -116,16 +121,20 @@ class StepRequest(TrialRequest):
     job: ClassVar[JobName] = "step"
 
     config: TrainConfig
-    """``micro_batch_size`` is each rank's; the global batch sets the number of
-    micro-batches in a step."""
+    """The trainer's settings. Each rank takes as many micro-batches of
+    ``micro_batch_size`` as its share of the global batch has."""
     vocab_size: int
     special_ids: SpecialIds
+    """Ids of special tokens in the vocabulary."""
     memory_budget_bytes: int | None
     """Memory budget of each rank; None means no limit."""
     warmup_steps: int
+    """Untimed optimizer steps, before the timed ones."""
     timed_steps: int
     local_ranks: int
+    """Ranks of this node, which take the steps together."""
     documents_per_sequence: float
+    """Documents in each sequence, on average."""
     attempt: int = 0
     """Number that makes a repeated trial another trial."""
 
@@ -140,10 +149,12 @@ class TraceRequest(TrialRequest):
     vocab_size: int
     special_ids: SpecialIds
     documents_per_sequence: float
+    """Documents in each sequence, on average."""
     micro_batches: int
-    """Micro-batches in an optimizer step; with two or more, gradients exist while later
-    ones are computed."""
+    """Micro-batches of a rank in an optimizer step; with two or more, gradients exist
+    while later ones are computed."""
     ranks: int
+    """Ranks on all nodes that train together; one of them is traced."""
     sizes: list[int] = Field(default_factory=list)
     """Micro-batch size of each trace."""
 

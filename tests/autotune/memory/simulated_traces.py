@@ -11,6 +11,7 @@ MODEL_FIGURES = {
     "attention": "sdpa",
     "attention_reason": "asked for",
 }
+"""Figures that do not depend on the micro-batch size."""
 
 
 def trace_of(
@@ -21,7 +22,10 @@ def trace_of(
     predicted_tokens: int = 0,
     repeats_from: int = 0,
 ) -> Trace:
-    """Return the trace of a micro-batch of sequences of 64 tokens."""
+    """Return a trace with these allocations, of sequences of 64 tokens.
+
+    Its kernels and FLOPs are arbitrary.
+    """
     work = StepWork(
         micro_batch_size=size,
         padded_tokens=64 * size,
@@ -38,5 +42,5 @@ def trace_of(
 
 
 def figures_of(traces: Iterable[Trace]) -> dict[str, Any]:
-    """Return the figures of a trial with these traces."""
+    """Return the figures of a trial of the ``trace`` job with these traces."""
     return MODEL_FIGURES | {"traces": [trace.to_json() for trace in traces]}

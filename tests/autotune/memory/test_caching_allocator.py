@@ -1,3 +1,5 @@
+"""Replay of allocations through torch's caching allocator on a GPU."""
+
 import math
 import random
 from itertools import pairwise
@@ -17,22 +19,22 @@ from autotune.memory.decide.caching_allocator import (
 
 
 @pytest.mark.parametrize(
-    ("size", "reserved"),
+    ("size_bytes", "reserved_bytes"),
     [
-        (0, 0),
-        (512, SMALL_PAGE_BYTES),
-        (MIB, SMALL_PAGE_BYTES),
-        (MIB + 1, LARGE_PAGE_BYTES),
-        (20 * MIB, LARGE_PAGE_BYTES),
-        (20 * MIB + 1, 2 * LARGE_PAGE_BYTES),
+        pytest.param(0, 0, id="empty request"),
+        pytest.param(512, SMALL_PAGE_BYTES, id="smallest block"),
+        pytest.param(MIB, SMALL_PAGE_BYTES, id="largest small request"),
+        pytest.param(MIB + 1, LARGE_PAGE_BYTES, id="smallest large request"),
+        pytest.param(20 * MIB, LARGE_PAGE_BYTES, id="a whole large page"),
+        pytest.param(20 * MIB + 1, 2 * LARGE_PAGE_BYTES, id="more than a large page"),
     ],
 )
-def test_request_reserves_whole_pages(size, reserved):
-    assert reserve([size], [0]) == reserved
+def test_request_reserves_whole_pages(size_bytes, reserved_bytes):
+    assert reserve([size_bytes], events=[0]) == reserved_bytes
 
 
 @pytest.mark.parametrize(
-    ("sizes", "reserved"),
+    ("sizes_bytes", "reserved_bytes"),
     [
         pytest.param(
             [2 * MIB, 100],
@@ -54,57 +56,82 @@ def test_request_reserves_whole_pages(size, reserved):
         ),
     ],
 )
-def test_requests_share_pages(sizes, reserved):
-    assert reserve(sizes, range(len(sizes))) == reserved
+def test_requests_share_pages(sizes_bytes, reserved_bytes):
+    assert reserve(sizes_bytes, events=range(len(sizes_bytes))) == reserved_bytes
+
+
+RELEASE_0 = -1
+RELEASE_1 = -2
 
 
 @pytest.mark.parametrize(
     ("sizes_mib", "events", "reserved_mib"),
     [
-        ([60, 20, 2], [0, 1, -1, -2, 2], 80),
-        ([20, 60], [0, -1, 1], 60),
-        ([60, 20], [0, -1, 1], 60),
-        ([0, 20], [0, 1, -1, -2], 20),
+        pytest.param(
+            [60, 20, 2], [0, 1, RELEASE_0, RELEASE_1, 2], 80, id="both at once"
+        ),
+        pytest.param([20, 60], [0, RELEASE_0, 1], 60, id="the larger one later"),
+        pytest.param([60, 20], [0, RELEASE_0, 1], 60, id="the larger one first"),
+        pytest.param([0, 20], [0, 1, RELEASE_0, RELEASE_1], 20, id="an empty one"),
     ],
 )
 def test_largest_moment_stays_reserved(sizes_mib, events, reserved_mib):
-    assert reserve([size * MIB for size in sizes_mib], events) == reserved_mib * MIB
+    sizes_bytes = [size * MIB for size in sizes_mib]
+    assert reserve(sizes_bytes, events) == reserved_mib * MIB
 
 
-def with_released(
+def segment_with(
+    *,
     page_mib: int,
     sizes_mib: list[int],
     released: list[int],
-    *,
     address_bytes: float = math.inf,
 ) -> Segment:
-    """Return a segment of blocks, of which those with these numbers are released."""
+    """Return a segment of blocks with these sizes, some of which are released.
+
+    Args:
+        page_mib: Size by which the segment grows.
+        sizes_mib: Size of each block, by ascending address.
+        released: Indices of the released blocks.
+        address_bytes: Addresses to which the segment can grow.
+    """
     segment = Segment(page_mib * MIB, address_bytes)
     blocks = [(segment.allocate(size * MIB), size * MIB) for size in sizes_mib]
-    for number in released:
-        segment.release(*blocks[number])
+    for index in released:
+        address, size_bytes = blocks[index]
+        segment.release(address, size_bytes)
     return segment
 
 
 def test_smallest_sufficient_block_is_taken():
-    segment = with_released(1, [4, 1, 3, 1], released=[0, 2])
+    segment = segment_with(page_mib=1, sizes_mib=[4, 1, 3, 1], released=[0, 2])
     # Of the free blocks, of 4 MiB at 0 and of 3 MiB at 5 MiB, the latter is smaller.
     assert segment.allocate(3 * MIB) == 5 * MIB
     assert segment.allocate(3 * MIB) == 0
 
 
 def test_last_block_is_taken_if_no_other_fits():
-    segment = with_released(8, [5, 1], released=[0])
+    segment = segment_with(page_mib=8, sizes_mib=[5, 1], released=[0])
     # Free are 5 MiB at 0, and 2 MiB at the end of the page, at 6 MiB.
     addresses = [segment.allocate(2 * MIB) for _ in range(3)]
     assert addresses == [0, 2 * MIB, 6 * MIB]
 
 
-@pytest.mark.parametrize(("address_mib", "taken_mib"), [(100, 0), (60, 45)])
+@pytest.mark.parametrize(
+    ("address_mib", "taken_mib"),
+    [
+        pytest.param(100, 0, id="last block could grow to 55 MiB"),
+        pytest.param(60, 45, id="last block could grow to 15 MiB"),
+    ],
+)
 def test_last_block_counts_with_its_addresses(address_mib, taken_mib):
-    # Free are 40 MiB at 0, and the last 5 MiB, at 45 MiB. With 100 MiB of addresses,
-    # the last block could grow to 55 MiB; with 60 MiB of them, to 15.
-    segment = with_released(10, [40, 5], [0], address_bytes=address_mib * MIB)
+    segment = segment_with(
+        page_mib=10,
+        sizes_mib=[40, 5],
+        released=[0],
+        address_bytes=address_mib * MIB,
+    )
+    # Free are 40 MiB at 0, and the last 5 MiB, at 45 MiB.
     assert segment.allocate(MIB) == taken_mib * MIB
 
 
@@ -112,32 +139,61 @@ SIZES = st.one_of(
     st.integers(1, 64), st.integers(1, 4 * MIB), st.integers(1, 64 * MIB)
 ).map(rounded_bytes)
 STEPS = st.tuples(SIZES, st.booleans(), st.integers(0, 2**16))
-"""Size of a new block; whether a block is released before; number of that block."""
+"""Size of a new block; whether an older one is released before; number of the latter.
+"""
+PAGES = st.sampled_from([SMALL_PAGE_BYTES, LARGE_PAGE_BYTES])
+
+
+def replayed(steps, page_bytes):
+    """Yield the segment and the address and size of each live block after each step."""
+    segment = Segment(page_bytes)
+    live_blocks: list[tuple[int, int]] = []
+    for size_bytes, releases_block, number in steps:
+        if releases_block and live_blocks:
+            address, released_bytes = live_blocks.pop(number % len(live_blocks))
+            segment.release(address, released_bytes)
+        live_blocks.append((segment.allocate(size_bytes), size_bytes))
+        yield segment, live_blocks
 
 
 @settings(deadline=None)
 @given(
     steps=st.lists(STEPS, min_size=1, max_size=60),
-    page=st.sampled_from([SMALL_PAGE_BYTES, LARGE_PAGE_BYTES]),
+    page_bytes=PAGES,
+)
+def test_blocks_never_overlap(steps, page_bytes):
+    for segment, live_blocks in replayed(steps, page_bytes):
+        for (address, size_bytes), (next_address, _) in pairwise(sorted(live_blocks)):
+            assert address + size_bytes <= next_address
+        last_address, last_bytes = max(live_blocks)
+        assert last_address + last_bytes <= segment.reserved_bytes
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(STEPS, min_size=1, max_size=60),
+    page_bytes=PAGES,
+)
+def test_segment_grows_by_whole_pages_only(steps, page_bytes):
+    reserved_bytes = 0
+    for segment, _ in replayed(steps, page_bytes):
+        assert segment.reserved_bytes >= reserved_bytes
+        assert segment.reserved_bytes % page_bytes == 0
+        reserved_bytes = segment.reserved_bytes
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(STEPS, min_size=1, max_size=60),
+    page_bytes=PAGES,
     seed=st.integers(0, 2**16),
 )
-def test_blocks_never_overlap(steps, page, seed):
-    segment = Segment(page)
-    live: list[tuple[int, int]] = []
-    reserved = 0
-    for size, releases, number in steps:
-        if releases and live:
-            segment.release(*live.pop(number % len(live)))
-        live.append((segment.allocate(size), size))
-        for (address, held), (next_address, _) in pairwise(sorted(live)):
-            assert address + held <= next_address
-        assert max(address + held for address, held in live) <= segment.reserved_bytes
-        assert segment.reserved_bytes >= reserved
-        assert segment.reserved_bytes % page == 0
-        reserved = segment.reserved_bytes
-    random.Random(seed).shuffle(live)
-    for address, held in live:
-        segment.release(address, held)
-    # All free blocks are merged into one.
-    assert segment.allocate(reserved) == 0
-    assert segment.reserved_bytes == reserved
+def test_free_blocks_are_merged(steps, page_bytes, seed):
+    *_, (segment, live_blocks) = replayed(steps, page_bytes)
+    random.Random(seed).shuffle(live_blocks)
+    for address, size_bytes in live_blocks:
+        segment.release(address, size_bytes)
+    reserved_bytes = segment.reserved_bytes
+    # One free block is the whole segment.
+    assert segment.allocate(reserved_bytes) == 0
+    assert segment.reserved_bytes == reserved_bytes

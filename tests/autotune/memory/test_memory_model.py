@@ -1,3 +1,5 @@
+"""Memory of any micro-batch size, from traces of a few sizes."""
+
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,14 +10,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.memory.decide import memory_model as memory
 from autotune.memory.decide.batch_search import MIB
+from autotune.memory.decide.memory_model import (
+    MemoryModel,
+    fit_memory_model,
+    largest_micro_batch_size,
+    memory_breakdown,
+    peak_bytes,
+)
 from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.values import Allocation, Term, Trace
 from tests.autotune.memory.simulated_traces import trace_of
 
 MAX_MICRO_BATCH_SIZE = 96
-TERMS = ("activations", "optimizer")
+ON_CPU = MemoryOverheads(kind="cpu")
+ON_GPU = MemoryOverheads(kind="cuda")
+OVERHEADS = st.sampled_from(
+    [
+        ON_CPU,
+        replace(ON_CPU, non_pytorch_bytes=38 * MIB),
+        ON_GPU,
+        replace(
+            ON_GPU,
+            workspaces_bytes=(32 * MIB, 32 * MIB),
+            non_pytorch_bytes=600 * MIB,
+        ),
+    ]
+)
 
 
 class Block(NamedTuple):
@@ -26,7 +47,16 @@ class Block(NamedTuple):
     term: str
 
 
+EVEN_BLOCKS = (
+    Block(fixed_bytes=100, bytes_per_sequence=0, term=Term.PARAMETERS),
+    Block(fixed_bytes=0, bytes_per_sequence=4096, term="activations"),
+    Block(fixed_bytes=7, bytes_per_sequence=1024, term="activations"),
+)
+TRACED_SIZES = (3, 11, 40)
+
+
 def trace_of_blocks(size: int, blocks: Sequence[Block], events: Sequence[int]) -> Trace:
+    """Return the trace of a micro-batch size that makes and releases such blocks."""
     allocations = [
         Allocation(
             size_bytes=block.fixed_bytes + size * block.bytes_per_sequence,
@@ -37,62 +67,39 @@ def trace_of_blocks(size: int, blocks: Sequence[Block], events: Sequence[int]) -
     return trace_of(size, allocations, events)
 
 
-def fitted_model(
-    *blocks: Block, events: Sequence[int] | None = None
-) -> memory.MemoryModel:
+def fitted_model(*blocks: Block, events: Sequence[int] | None = None) -> MemoryModel:
     """Return the model of blocks that are made in turn, unless ``events`` are given."""
     if events is None:
         events = range(len(blocks))
-    model = memory.fit_memory_model(
-        [trace_of_blocks(size, blocks, events) for size in (8, 3)]
-    )
+    model = fit_memory_model([trace_of_blocks(size, blocks, events) for size in (8, 3)])
     assert model is not None
     return model
 
 
 @st.composite
-def memory_models(draw) -> memory.MemoryModel:
-    """Draw a model: weights, then blocks that are made and released in any order."""
-    count = draw(st.integers(2, 14))
-    weights = draw(st.integers(1, count))
+def memory_models(draw) -> MemoryModel:
+    """Draw a model: parameters, then blocks that are made and released in any order."""
+    blocks_count = draw(st.integers(2, 14))
+    parameters_count = draw(st.integers(1, blocks_count))
     # Empty, small and large requests of the allocator.
     fixed_sizes = st.sampled_from([0, 4, 512, 100_000, 3 * MIB, 30 * MIB])
     sizes_by_sequence = st.sampled_from([0, 4, 2048, 100_000, 5 * MIB])
+    other_terms = ("activations", "optimizer")
     blocks = []
     events = []
     live: list[int] = []
-    for number in range(count):
-        term = Term.PARAMETERS if number < weights else TERMS[number % 2]
+    for index in range(blocks_count):
+        is_parameter = index < parameters_count
+        term = Term.PARAMETERS if is_parameter else other_terms[index % 2]
         blocks.append(Block(draw(fixed_sizes), draw(sizes_by_sequence), term))
         while live and draw(st.booleans()):
-            events.append(-1 - live.pop(draw(st.integers(0, len(live) - 1))))
-        events.append(number)
-        if number >= weights:
-            live.append(number)
+            released = live.pop(draw(st.integers(0, len(live) - 1)))
+            events.append(-1 - released)
+        events.append(index)
+        # Parameters are never released.
+        if not is_parameter:
+            live.append(index)
     return fitted_model(*blocks, events=events)
-
-
-ON_CPU = MemoryOverheads(kind="cpu")
-ON_GPU = MemoryOverheads(kind="cuda")
-LARGE = replace(
-    ON_GPU, workspaces_bytes=(32 * MIB, 32 * MIB), non_pytorch_bytes=600 * MIB
-)
-OVERHEADS = st.sampled_from(
-    [ON_CPU, replace(ON_CPU, non_pytorch_bytes=38 * MIB), ON_GPU, LARGE]
-)
-BLOCKS = (
-    Block(100, 0, Term.PARAMETERS),
-    Block(0, 4096, "activations"),
-    Block(7, 1024, "activations"),
-)
-UNEVEN_SIZES = (3, 11, 40)
-
-
-@given(size=st.integers(1, 100))
-def test_evenly_growing_sizes_are_exact(size):
-    large = 200 * size
-    sizes = fitted_model(*BLOCKS).sizes_bytes(large).tolist()
-    assert sizes == [100, 4096 * large, 7 + 1024 * large]
 
 
 def uneven_bytes(size: int) -> int:
@@ -100,116 +107,143 @@ def uneven_bytes(size: int) -> int:
     return 1000 * math.ceil(size / 7)
 
 
-@given(size=st.integers(1, 100))
-def test_other_sizes_lie_between_their_neighbours(size):
-    # Traces may be in any order.
-    traces = [
-        trace_of(
-            traced_size,
-            [Allocation(size_bytes=uneven_bytes(traced_size), term=Term.PARAMETERS)],
-            [0],
-        )
-        for traced_size in (40, 3, 11)
-    ]
-    model = memory.fit_memory_model(traces)
+def model_of_an_uneven_block(traced_sizes: Sequence[int]) -> MemoryModel:
+    """Return the model of traces of one block with ``uneven_bytes``."""
+    traces = []
+    for size in traced_sizes:
+        block = Allocation(size_bytes=uneven_bytes(size), term=Term.PARAMETERS)
+        traces.append(trace_of(size, [block], events=[0]))
+    model = fit_memory_model(traces)
     assert model is not None
-    (size_bytes,) = model.sizes_bytes(size)
+    return model
+
+
+@given(size=st.integers(1, 20_000))
+def test_evenly_growing_sizes_are_exact(size):
+    sizes_bytes = fitted_model(*EVEN_BLOCKS).sizes_bytes(size).tolist()
+    assert sizes_bytes == [100, 4096 * size, 7 + 1024 * size]
+
+
+@given(size=st.integers(TRACED_SIZES[0], TRACED_SIZES[-1]))
+def test_other_sizes_lie_between_their_neighbours(size):
+    (size_bytes,) = model_of_an_uneven_block(TRACED_SIZES).sizes_bytes(size)
+    below = max(traced for traced in TRACED_SIZES if traced <= size)
+    above = min(traced for traced in TRACED_SIZES if traced >= size)
+    assert uneven_bytes(below) <= size_bytes <= uneven_bytes(above)
+
+
+@given(size=st.integers(1, 100))
+def test_no_block_has_a_negative_size(size):
+    (size_bytes,) = model_of_an_uneven_block(TRACED_SIZES).sizes_bytes(size)
     assert size_bytes >= 0
-    if UNEVEN_SIZES[0] <= size <= UNEVEN_SIZES[-1]:
-        below = max(traced for traced in UNEVEN_SIZES if traced <= size)
-        above = min(traced for traced in UNEVEN_SIZES if traced >= size)
-        assert uneven_bytes(below) <= size_bytes <= uneven_bytes(above)
 
 
-LAST_TRACE = trace_of_blocks(24, BLOCKS, [0, 1, 2])
+def test_traces_may_be_in_any_order():
+    shuffled = model_of_an_uneven_block((40, 3, 11))
+    assert shuffled.micro_batch_sizes.tolist() == [3, 11, 40]
+    assert shuffled.traced_bytes.tolist() == [[1000], [2000], [6000]]
+
+
+LAST_TRACE = trace_of_blocks(24, EVEN_BLOCKS, events=[0, 1, 2])
+FIRST_ALLOCATIONS = LAST_TRACE.allocations[:2]
 OTHER_TERM = replace(LAST_TRACE.allocations[2], term="another")
 
 
 @pytest.mark.parametrize(
-    "unlike",
+    "changes",
     [
         pytest.param({"events": (0, 2, 1)}, id="another order"),
         pytest.param({"events": (0, 1, 2, -3)}, id="a release more"),
         pytest.param(
-            {"allocations": LAST_TRACE.allocations[:2], "events": (0, 1)},
-            id="a block less",
+            {"allocations": FIRST_ALLOCATIONS, "events": (0, 1)}, id="a block less"
         ),
         pytest.param(
-            {"allocations": (*LAST_TRACE.allocations[:2], OTHER_TERM)},
-            id="another term",
+            {"allocations": (*FIRST_ALLOCATIONS, OTHER_TERM)}, id="another term"
         ),
     ],
 )
-def test_unlike_traces_have_no_model(unlike):
-    alike = [trace_of_blocks(size, BLOCKS, [0, 1, 2]) for size in (3, 8)]
-    assert memory.fit_memory_model([*alike, LAST_TRACE]) is not None
-    assert memory.fit_memory_model([*alike, replace(LAST_TRACE, **unlike)]) is None
+def test_unlike_traces_have_no_model(changes):
+    alike = [trace_of_blocks(size, EVEN_BLOCKS, events=[0, 1, 2]) for size in (3, 8)]
+    assert fit_memory_model([*alike, LAST_TRACE]) is not None
+    assert fit_memory_model([*alike, replace(LAST_TRACE, **changes)]) is None
 
 
 def test_peak_on_a_cpu_is_the_most_in_use():
     model = fitted_model(
-        Block(1000, 0, Term.PARAMETERS),
-        Block(0, 10, "activations"),
-        Block(0, 7, "activations"),
+        Block(fixed_bytes=1000, bytes_per_sequence=0, term=Term.PARAMETERS),
+        Block(fixed_bytes=0, bytes_per_sequence=10, term="activations"),
+        Block(fixed_bytes=0, bytes_per_sequence=7, term="activations"),
+        # The first activations are released before the second are made.
         events=[0, 1, -2, 2],
     )
     with_libraries = replace(ON_CPU, non_pytorch_bytes=9)
-    # The parameters, and the larger of two activations that never exist together.
-    assert memory.peak_bytes(model, 5, ON_CPU) == 1000 + 5 * 10
-    assert memory.peak_bytes(model, 5, with_libraries) == 1000 + 5 * 10 + 9
-    assert model.largest_parameter_bytes == 1000
+    assert peak_bytes(model, 5, ON_CPU) == 1000 + 5 * 10
+    assert peak_bytes(model, 5, with_libraries) == 1000 + 5 * 10 + 9
 
 
 def test_peak_on_a_gpu_is_what_the_allocator_reserves():
     model = fitted_model(
-        Block(3 * MIB, 0, Term.PARAMETERS), Block(0, 17 * MIB, "activations")
+        Block(fixed_bytes=3 * MIB, bytes_per_sequence=0, term=Term.PARAMETERS),
+        Block(fixed_bytes=0, bytes_per_sequence=17 * MIB, term="activations"),
     )
     overheads = replace(ON_GPU, workspaces_bytes=(32 * MIB,), non_pytorch_bytes=5)
-    # 32 + 3 + 17 MiB, or twice 17 MiB, in pages of 20 MiB.
-    assert memory.peak_bytes(model, 1, overheads) == 60 * MIB + 5
-    assert memory.peak_bytes(model, 2, overheads) == 80 * MIB + 5
+    # In pages of 20 MiB: 32 + 3 + 17 MiB are three pages, 32 + 3 + 34 MiB are four.
+    assert peak_bytes(model, 1, overheads) == 60 * MIB + 5
+    assert peak_bytes(model, 2, overheads) == 80 * MIB + 5
+
+
+def test_largest_parameter_is_a_single_one():
+    model = fitted_model(
+        Block(fixed_bytes=1000, bytes_per_sequence=0, term=Term.PARAMETERS),
+        Block(fixed_bytes=900, bytes_per_sequence=0, term=Term.PARAMETERS),
+        Block(fixed_bytes=5000, bytes_per_sequence=10, term="activations"),
+    )
+    assert model.largest_parameter_bytes == 1000
 
 
 @settings(deadline=None)
 @given(model=memory_models(), size=st.integers(1, 500), overheads=OVERHEADS)
 def test_terms_add_up_to_the_peak(model, size, overheads):
-    breakdown = memory.memory_breakdown(model, size, overheads)
-    assert (
-        sum(breakdown.terms_bytes.values())
-        == breakdown.peak_bytes
-        == memory.peak_bytes(model, size, overheads)
-    )
-    assert all(size > 0 for size in breakdown.terms_bytes.values())
-    assert breakdown.terms_bytes.get(Term.NON_PYTORCH, 0) == overheads.non_pytorch_bytes
-    assert breakdown.terms_bytes.get(Term.WORKSPACES, 0) == sum(
-        overheads.workspaces_bytes
-    )
+    breakdown = memory_breakdown(model, size, overheads)
+    assert sum(breakdown.terms_bytes.values()) == breakdown.peak_bytes
+    assert breakdown.peak_bytes == peak_bytes(model, size, overheads)
+    assert all(term_bytes > 0 for term_bytes in breakdown.terms_bytes.values())
+
+
+@settings(deadline=None)
+@given(model=memory_models(), size=st.integers(1, 500), overheads=OVERHEADS)
+def test_overheads_are_terms_of_their_own(model, size, overheads):
+    terms_bytes = memory_breakdown(model, size, overheads).terms_bytes
+    workspaces_bytes = sum(overheads.workspaces_bytes)
+    assert terms_bytes.get(Term.NON_PYTORCH, 0) == overheads.non_pytorch_bytes
+    assert terms_bytes.get(Term.WORKSPACES, 0) == workspaces_bytes
+    # A CPU's allocator is not replayed.
     if overheads.kind == "cpu":
-        assert Term.ROUNDING not in breakdown.terms_bytes
+        assert Term.ROUNDING not in terms_bytes
 
 
 @settings(deadline=None)
 @given(
-    memory_models(),
-    OVERHEADS,
-    st.floats(-0.1, 1.1),
-    st.integers(1, MAX_MICRO_BATCH_SIZE),
+    model=memory_models(),
+    overheads=OVERHEADS,
+    # From a budget that not even the smallest size fits, to one that all sizes fit.
+    budget_share=st.floats(-0.1, 1.1),
+    max_size=st.integers(1, MAX_MICRO_BATCH_SIZE),
 )
 def test_largest_micro_batch_is_the_largest_that_fits(
-    model, overheads, share, max_micro_batch_size
+    model, overheads, budget_share, max_size
 ):
-    peaks = [
-        memory.peak_bytes(model, size, overheads)
-        for size in range(1, max_micro_batch_size + 1)
-    ]
-    budget = peaks[0] + share * (peaks[-1] - peaks[0])
-    fitting = [size for size, peak in enumerate(peaks, start=1) if peak <= budget]
-    largest = memory.largest_micro_batch_size(
-        model, budget, overheads, max_micro_batch_size=max_micro_batch_size
+    sizes = range(1, max_size + 1)
+    peaks = [peak_bytes(model, size, overheads) for size in sizes]
+    budget_bytes = peaks[0] + budget_share * (peaks[-1] - peaks[0])
+    fitting = [size for size in sizes if peaks[size - 1] <= budget_bytes]
+    largest = largest_micro_batch_size(
+        model, budget_bytes, overheads, max_micro_batch_size=max_size
     )
     assert largest == 0 or largest in fitting
-    assert largest == max_micro_batch_size or peaks[largest] > budget
+    # The next size, whose peak is at this index, does not fit.
+    assert largest == max_size or peaks[largest] > budget_bytes
     # An allocator can need less for more sequences, as blocks fit into each other by
-    # luck; then it is the edge of one range.
+    # luck; then the sizes that fit are several ranges, of which one end is found.
     if all(smaller <= larger for smaller, larger in pairwise(peaks)):
         assert largest == max(fitting, default=0)

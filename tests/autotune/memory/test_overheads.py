@@ -1,4 +1,4 @@
-"""Overheads of devices, and what versions of torch that were not measured may need."""
+"""Overheads of devices, and shares by which traces of newer torch may be too low."""
 
 import pytest
 
@@ -42,7 +42,13 @@ def test_only_several_ranks_have_communication(bound):
     assert together.non_pytorch_bytes == context_bytes + nccl_bytes
 
 
-@pytest.mark.parametrize("overheads", [overheads_on_cpu(), overheads_on_gpu(HOPPER, 2)])
+@pytest.mark.parametrize(
+    "overheads",
+    [
+        pytest.param(overheads_on_cpu(), id="CPU"),
+        pytest.param(overheads_on_gpu(HOPPER, local_ranks=2), id="GPU"),
+    ],
+)
 def test_usual_overheads_lie_in_their_range(overheads):
     least, usual, most = (bound.non_pytorch_bytes for bound in overheads)
     assert least < usual < most

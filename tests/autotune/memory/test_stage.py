@@ -1,3 +1,5 @@
+"""Probe phase: complete settings before any trial, and a profile for each model."""
+
 from dataclasses import replace
 
 import pytest
@@ -11,185 +13,242 @@ from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeClock, FakeMachine
 from testbed.simulators.explorations import additive
 from tests.autotune.machine.test_measured_device import H200
+from tests.autotune.memory.simulated_probes import VERIFIED, verified_sizes
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from trainer.config.train_config import ModelSettings
 from trainer.errors import BadConfig
 
+HUGE = ModelSettings(name="huge", config={"model_type": "bert"})
+TOO_SMALL_BYTES = 310_000_000
+"""Memory budget that a single sequence of the simulated model, 320 MB, exceeds."""
+REQUESTED_TOKENS = 2048
+"""Global batch that ``probe_request`` sets."""
+DEFAULT_GLOBAL_BATCH_TOKENS = 524_288
+
 
 @pytest.fixture
 def bench(monkeypatch, patterned_dataset):
+    """Return a bench on a CPU, whose trials are simulated and take no real time."""
     clock = FakeClock()
     monkeypatch.setattr(trial_bench, "SystemClock", lambda: clock)
     return bench_on(machine_for(additive({}), clock), patterned_dataset)
 
 
 @pytest.fixture
-def probed(tmp_path, bench, patterned_dataset):
-    def run(*models, **changes):
-        requests = [
-            probe_request(tmp_path, patterned_dataset, model, **changes)
-            for model in models or (SETTINGS,)
-        ]
-        return probe_models(bench, requests, tmp_path / "p")
-
-    return run
+def profiles(tmp_path):
+    """Return the directory of the profiles that probes write."""
+    return tmp_path / "profiles"
 
 
 @pytest.fixture
-def prepared(tmp_path, bench, patterned_dataset):
-    def make(model=SETTINGS, bench=bench, **changes):
-        return prepare(
-            bench, probe_request(tmp_path, patterned_dataset, model, **changes)
-        )
+def request_probe(tmp_path, patterned_dataset):
+    """Return a function that requests to probe a model."""
 
-    return make
+    def request(model=SETTINGS, **changes):
+        return probe_request(tmp_path, patterned_dataset, model, **changes)
 
-
-def test_probe_writes_a_profile(tmp_path, probed):
-    (model,) = probed()
-    stored = read_profile(tmp_path / "p" / "tiny-cpu.toml")
-    assert stored.intact
-    assert stored.profile == model.profile
-    evidence = stored.profile.evidence
-    assert (evidence.probe.feasible_max, evidence.probe.infeasible_min) == (35, 36)
-    assert evidence.workers is None
-    assert stored.profile.constraints.global_batch_tokens == 2048
-    assert stored.profile.train.global_batch_tokens is None
-    assert stored.profile.provenance.commands == ["probe"]
+    return request
 
 
-def test_repeated_probe_runs_no_trial(bench, probed):
-    (model,) = probed()
-    trials_before = len(bench.machine.trials)
-    (again,) = probed()
-    assert len(bench.machine.trials) == trials_before
-    assert all(finished.from_trial_log for finished in again.trials)
-    assert (model.previous, again.previous) == (None, None)
-    assert again.profile.train == model.profile.train
+@pytest.fixture
+def probe_tiny(bench, profiles, request_probe):
+    """Return a function that probes the tiny model and writes its profile."""
+
+    def probe(**changes):
+        (probed,) = probe_models(bench, [request_probe(**changes)], profiles)
+        return probed
+
+    return probe
 
 
-def test_profile_is_written_before_the_next_probe(tmp_path, bench, patterned_dataset):
-    def simulate(trial):
-        is_of_the_second = trial.measured["config"]["model"]["name"] == "huge"
-        assert (tmp_path / "p" / "tiny-cpu.toml").is_file() == is_of_the_second
-        return bench.machine.run(trial)
+@pytest.fixture
+def prepare_probe(bench, request_probe):
+    """Return a function that completes the settings of a probe."""
 
-    huge = ModelSettings(name="huge", config={"model_type": "bert"})
-    requests = [
-        probe_request(tmp_path, patterned_dataset, model) for model in (SETTINGS, huge)
-    ]
-    watched = replace(bench, machine=FakeMachine(simulate))
-    probe_models(watched, requests, tmp_path / "p")
-    assert {path.name for path in (tmp_path / "p").glob("*.toml")} == {
-        "tiny-cpu.toml",
-        "huge-cpu.toml",
-    }
+    def prepare_on(bench=bench, **changes):
+        return prepare(bench, request_probe(**changes))
 
-
-def test_no_trial_begins_after_the_time_limit(tmp_path, bench, patterned_dataset):
-    with pytest.raises(OutOfTime):
-        probe_models(
-            bench,
-            [probe_request(tmp_path, patterned_dataset, SETTINGS)],
-            tmp_path / "p",
-            ends_s=0.0,
-        )
-    assert not bench.machine.trials
-
-
-def test_defaults_suit_the_site(prepared):
-    probe = prepared()
-    assert probe.config.device == "cpu"
-    assert probe.config.precision == "fp32"
-    assert probe.config.layout == "packed"
-    assert probe.local_ranks == 1
-    assert probe.micro_batches == 2
-    assert probe.overheads is None
-    assert probe.global_batch_tokens == 2048
-
-
-def test_unknown_architecture_has_padded_layout(prepared):
-    model = ModelSettings(name="s", config={"model_type": "something-new"})
-    assert prepared(model).config.layout == "padded"
-
-
-def test_requested_settings_are_kept(prepared):
-    probe = prepared(
-        settings={"precision": "bf16", "layout": "bucketed"},
-        ranks=2,
-        accumulate=False,
-        traced=True,
-    )
-    assert probe.config.precision == "bf16"
-    assert probe.config.layout == "bucketed"
-    assert probe.local_ranks == 2
-    assert probe.micro_batches == 1
-    assert probe.documents_per_sequence == 1.0
-    assert probe.overheads is not None
-
-
-def test_default_global_batch_is_in_sequences(prepared):
-    probe = prepared(settings={"global_batch_tokens": None})
-    assert probe.global_batch_tokens == 524_288
-    mean_tokens = probe.sequence_stats.mean_non_padding_tokens
-    assert probe.config.global_batch_size == pytest.approx(
-        524_288 / mean_tokens, abs=0.5
-    )
-
-
-def test_profile_of_probe_is_not_written(tmp_path, bench, prepared):
-    path = tmp_path / "p" / "tiny-cpu.toml"
-    profile, trials = profile_of_probe(bench, prepared(), path)
-    assert profile.evidence.probe.feasible_max == 35
-    assert trials
-    assert not path.exists()
-    assert probe_one(bench, prepared(), path).profile.train == profile.train
+    return prepare_on
 
 
 @pytest.fixture
 def bench_on_gpu(bench):
     """Return the bench on a GPU of 32 GiB."""
-    gpu = replace(H200, total_bytes=2**35)
+    gpu = replace(H200, total_bytes=32 * 2**30)
     return replace(bench, site=replace(bench.site, device="cuda", gpus=(gpu,)))
 
 
-def test_default_memory_budget_is_reported_with_reserve(bench_on_gpu, prepared, capsys):
-    prepared(bench=bench_on_gpu, memory_bytes=None)
+# Profiles.
+
+
+def test_probe_writes_a_profile(profiles, probe_tiny):
+    probed = probe_tiny()
+    stored = read_profile(profiles / "tiny-cpu.toml")
+    assert stored.intact
+    assert stored.profile == probed.profile
+    assert stored.profile.provenance.commands == ["probe"]
+
+
+def test_profile_has_the_evidence_of_the_probe(probe_tiny):
+    evidence = probe_tiny().profile.evidence
+    assert verified_sizes(evidence.probe) == VERIFIED
+    assert evidence.workers is None
+
+
+def test_profile_has_the_global_batch_as_a_constraint(probe_tiny):
+    profile = probe_tiny().profile
+    assert profile.constraints.global_batch_tokens == REQUESTED_TOKENS
+    assert profile.train.global_batch_tokens is None
+
+
+def test_repeated_probe_runs_no_trial(bench, probe_tiny):
+    first = probe_tiny()
+    trials_before = len(bench.machine.trials)
+    repeated = probe_tiny()
+    assert len(bench.machine.trials) == trials_before
+    assert all(finished.from_trial_log for finished in repeated.trials)
+    assert repeated.profile.train == first.profile.train
+
+
+def test_equal_profile_is_not_kept_as_a_previous_one(probe_tiny):
+    assert probe_tiny().previous is None
+    assert probe_tiny().previous is None
+
+
+def test_profile_is_written_before_the_next_probe(bench, profiles, request_probe):
+    def simulate(trial):
+        is_of_the_second = trial.measured["config"]["model"]["name"] == "huge"
+        assert (profiles / "tiny-cpu.toml").is_file() == is_of_the_second
+        return bench.machine.run(trial)
+
+    watched = replace(bench, machine=FakeMachine(simulate))
+    probe_models(watched, [request_probe(SETTINGS), request_probe(HUGE)], profiles)
+    assert {path.name for path in profiles.glob("*.toml")} == {
+        "tiny-cpu.toml",
+        "huge-cpu.toml",
+    }
+
+
+def test_profile_of_probe_is_not_written(bench, profiles, prepare_probe):
+    path = profiles / "tiny-cpu.toml"
+    profile, trials = profile_of_probe(bench, prepare_probe(), path)
+    assert profile.evidence.probe.feasible_max == 35
+    assert trials
+    assert not path.exists()
+
+
+def test_written_profile_is_that_of_the_probe(bench, profiles, prepare_probe):
+    path = profiles / "tiny-cpu.toml"
+    unwritten, _ = profile_of_probe(bench, prepare_probe(), path)
+    assert probe_one(bench, prepare_probe(), path).profile.train == unwritten.train
+
+
+def test_too_large_model_has_no_profile(profiles, probe_tiny):
+    with pytest.raises(ExceedsMemory, match="one sequence of"):
+        probe_tiny(memory_bytes=TOO_SMALL_BYTES)
+    assert list(profiles.glob("*.toml")) == []
+
+
+def test_no_trial_begins_after_the_time_limit(bench, profiles, request_probe):
+    with pytest.raises(OutOfTime):
+        probe_models(bench, [request_probe()], profiles, budget_ends_s=0.0)
+    assert not bench.machine.trials
+
+
+def test_rejects_unwritable_profile_before_any_trial(tmp_path, bench, prepare_probe):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(BadInput, match="cannot write"):
+        probe_one(bench, prepare_probe(), tmp_path / "file" / "deep" / "tiny.toml")
+    assert bench.machine.trials == []
+
+
+# Settings of a probe.
+
+
+def test_defaults_suit_the_site(prepare_probe):
+    probe = prepare_probe()
+    assert probe.config.device == "cpu"
+    assert probe.config.precision == "fp32"
+    assert probe.config.layout == "packed"
+    assert probe.local_ranks == 1
+
+
+def test_default_step_has_two_micro_batches(prepare_probe):
+    assert prepare_probe().micro_batches == 2
+    assert prepare_probe(accumulate=False).micro_batches == 1
+
+
+def test_only_traced_probe_has_overheads(prepare_probe):
+    assert prepare_probe(traced=False).overheads is None
+    assert prepare_probe(traced=True).overheads is not None
+
+
+def test_unknown_architecture_has_padded_layout(prepare_probe):
+    model = ModelSettings(name="s", config={"model_type": "something-new"})
+    assert prepare_probe(model=model).config.layout == "padded"
+
+
+def test_requested_settings_are_kept(prepare_probe):
+    probe = prepare_probe(settings={"precision": "bf16", "layout": "bucketed"}, ranks=2)
+    assert probe.config.precision == "bf16"
+    assert probe.config.layout == "bucketed"
+    assert probe.local_ranks == 2
+    assert probe.global_batch_tokens == REQUESTED_TOKENS
+
+
+def test_unpacked_sequence_has_one_document(prepare_probe):
+    probe = prepare_probe(settings={"layout": "bucketed"})
+    assert probe.documents_per_sequence == 1.0
+
+
+def test_default_global_batch_is_in_sequences(prepare_probe):
+    probe = prepare_probe(settings={"global_batch_tokens": None})
+    assert probe.global_batch_tokens == DEFAULT_GLOBAL_BATCH_TOKENS
+    mean_tokens = probe.sequence_stats.mean_non_padding_tokens
+    # Rounded to whole sequences.
+    assert probe.config.global_batch_size == pytest.approx(
+        DEFAULT_GLOBAL_BATCH_TOKENS / mean_tokens, abs=0.5
+    )
+
+
+def test_default_memory_budget_is_reported_with_reserve(
+    bench_on_gpu, prepare_probe, capsys
+):
+    prepare_probe(bench=bench_on_gpu, memory_bytes=None)
     assert (
         "memory budget 31.5 GiB per rank (512 MiB of the GPU stay free"
         in capsys.readouterr().err
     )
 
 
-def test_requested_memory_budget_is_reported(bench_on_gpu, prepared, capsys):
-    prepared(bench=bench_on_gpu, memory_bytes=2**34)
+def test_requested_memory_budget_is_reported(bench_on_gpu, prepare_probe, capsys):
+    prepare_probe(bench=bench_on_gpu, memory_bytes=16 * 2**30)
     assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"global_batch_tokens": 64}, BadInput, "too small for 4 ranks"),
-        ({"layout": "stacked"}, BadConfig, "the options: layout"),
+        pytest.param(
+            {"global_batch_tokens": 64},
+            BadInput,
+            "too small for 4 ranks",
+            id="global batch of one sequence",
+        ),
+        pytest.param(
+            {"layout": "stacked"}, BadConfig, "the options: layout", id="unknown layout"
+        ),
     ],
 )
-def test_rejects_settings_before_any_trial(bench, prepared, settings, error, message):
+def test_rejects_settings_before_any_trial(
+    bench, prepare_probe, settings, error, message
+):
     with pytest.raises(error, match=message):
-        prepared(settings=settings, ranks=4)
+        prepare_probe(settings=settings, ranks=4)
     assert bench.machine.trials == []
 
 
-def test_too_large_model_has_no_profile(tmp_path, probed):
-    with pytest.raises(ExceedsMemory, match="one sequence of"):
-        probed(memory_bytes=310_000_000)
-    assert list((tmp_path / "p").glob("*.toml")) == []
-
-
-def test_rejects_unwritable_profile_before_any_trial(tmp_path, bench, prepared):
-    (tmp_path / "file").write_text("a file")
-    with pytest.raises(BadInput, match="cannot write"):
-        probe_one(bench, prepared(), tmp_path / "file" / "deep" / "tiny.toml")
-    assert bench.machine.trials == []
+# The text about a probe.
 
 
 def test_knee_of_three_sizes_is_reported():

@@ -17,7 +17,7 @@ from autotune.workers.values import SweepRequest
 from testbed.examples.profiles import but
 from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
 from testbed.simulators.explorations import additive
-from tests.autotune.memory.test_measure import trace_figures
+from tests.autotune.memory.simulated_probes import trace_figures
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from trainer.config import resolve
 from trainer.config.train_config import ModelSettings, TrainConfig

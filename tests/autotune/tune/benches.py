@@ -12,7 +12,7 @@ from autotune.trials.values import Trial
 from testbed.examples.feeds import ON_CPU
 from testbed.fakes import FakeClock, FakeHost, FakeMachine
 from testbed.simulators.explorations import Rate, machine_of
-from tests.autotune.memory.test_measure import simulate as step_of_a_machine
+from tests.autotune.memory.simulated_probes import simulate as simulate_probe_trial
 from trainer.config.train_config import ModelSettings
 from trainer.data.manifest import read_manifest
 
@@ -38,7 +38,7 @@ def machine_for(rate: Rate, clock: FakeClock, **options) -> FakeMachine:
         if trial.job == "training":
             return windows.run(trial)
         clock.sleep(1.0)
-        return step_of_a_machine(trial)
+        return simulate_probe_trial(trial)
 
     return FakeMachine(simulate)
 
