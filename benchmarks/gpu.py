@@ -53,10 +53,11 @@ from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import SLACK, check_profile, check_run
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED, Bar
 from testbed.corpora import real_lengths, write_learnable_corpus
+from trainer.code_hash import code_sha256
 from trainer.data.manifest import read_manifest
 from trainer.errors import TrainerError
 from trainer.model.gpu_peaks import peak_flops_per_s
-from trainer.record.run_record import RUN_FILE, Run, code_sha256, read_run
+from trainer.record.run_record import RUN_FILE, Run, read_run
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "reports" / "gpu"

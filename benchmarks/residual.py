@@ -205,7 +205,7 @@ def losses(
         config=config, sources={}, data_dir=data, profile_sha256="0" * 64
     )
     with _TensorCores():  # type: ignore[no-untyped-call]  # torch declares no types
-        train(resolved, ranks, RunWriter(place, active=True), lambda row: None)
+        train(resolved, ranks, RunWriter(place), lambda row: None)
     record = read_run(place)
     last = [step.loss for step in record.steps[-LAST_STEPS:] if step.loss is not None]
     return {

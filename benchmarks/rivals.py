@@ -173,7 +173,7 @@ class Ours(Contender):
             data_dir=self.match.data_dir,
             profile_sha256="0" * 64,
         )
-        writer = RunWriter(self.directory, active=True)
+        writer = RunWriter(self.directory)
         train(resolved, self.match.ranks, writer, self._watch)
 
     def _watch(self, row: object) -> None:

@@ -29,7 +29,7 @@ from trainer.health.signals import SIGNALS, exit_signals
 from trainer.health.watchdog import REQUEUE
 from trainer.rank_job import JobEnd, RankJob, write_exit
 from trainer.record.boards import check_installed
-from trainer.record.progress import ignore_closed_streams
+from trainer.record.closed_streams import ignore_closed_streams
 from trainer.record.run_record import MODEL_DIRECTORY, RUN_FILE
 from trainer.record.start_clock import StartClock, process_started_s
 from trainer.record.writer import RunWriter

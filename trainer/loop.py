@@ -158,7 +158,7 @@ class _Run:
         self._controller.restore(state.health, state.skipped_steps)
         if self._start.gave_up:
             self._controller.health.reset_rollback_count()
-        self._meter.noise.parts = state.noise_scale
+        self._meter.noise.signal_and_noise = state.noise_scale
         self._training.module.overflows = state.head_overflows
 
     def _warm_up(self) -> None:
@@ -351,7 +351,7 @@ class _Run:
             world_size=self._ranks.world_size,
             good=health.calm,
             health=health.to_json(),
-            noise_scale=self._meter.noise.parts,
+            noise_scale=self._meter.noise.signal_and_noise,
             head_overflows=self._training.module.overflows,
             skipped_steps=self._controller.skipped_steps,
         )
@@ -510,4 +510,4 @@ class _Run:
             torch.cuda.synchronize()
         self._clock.ended("first_step")
         self._clock.is_over = True
-        self._writer.started(self._clock.startup())
+        self._writer.write_startup(self._clock.startup())

@@ -196,7 +196,7 @@ class RankJob:
         opened_run: _OpenedRun = broadcast(run)
         if self.writer is None:
             self.start = opened_run.start
-            self.writer = RunWriter(opened_run.directory, active=False)
+            self.writer = RunWriter(opened_run.directory, records=False)
             self.writer.attempt = opened_run.attempt
         self._watchdog.traceback_file = (
             self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"

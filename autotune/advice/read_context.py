@@ -33,7 +33,8 @@ from trainer.config.train_config import Tag, TrainConfig, tagged
 from trainer.data.manifest import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
 from trainer.record.progress import Update
-from trainer.record.run_record import RUN_FILE, Run, read_run, settings_of
+from trainer.record.recorded_settings import settings_of
+from trainer.record.run_record import RUN_FILE, Run, read_run
 
 
 def context_of(

@@ -54,9 +54,9 @@ class TrainOptions:
         from autotune.machine.host import SystemHost
         from autotune.profiles.approval import reject_other_settings, require_approved
         from autotune.profiles.store import read_profile
+        from trainer.code_hash import code_sha256
         from trainer.config.resolve import resolve
         from trainer.data.manifest import read_manifest
-        from trainer.record.run_record import code_sha256
         from trainer.record.writer import default_run_directory
 
         must_be_approved = self.require_approved or site_requires_approval

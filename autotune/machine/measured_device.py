@@ -26,10 +26,10 @@ from autotune.machine.values import (
     visible_devices,
 )
 from autotune.profiles.values import Fingerprint, model_sha256
+from trainer.code_hash import code_sha256
 from trainer.config.train_config import ModelSettings
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.errors import TrainerError
-from trainer.record.run_record import code_sha256
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 

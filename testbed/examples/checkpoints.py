@@ -51,7 +51,9 @@ def write_checkpoint(
 ) -> Path:
     """Write an intact checkpoint as a single rank does, and return its path."""
     name = format.checkpoint_name(step, rollbacks)
-    writer = CheckpointWriter(root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0)
+    writer = CheckpointWriter(
+        root, name, attempt=1, rank=0, writing_ranks=[0], timeout_s=1.0
+    )
     writer.write(memoryview(content), tensor_entries(), state_of(step, **changes))
     return root / name
 
@@ -118,7 +120,7 @@ def write_run(
     ``run_exit`` is how it ended; None if it was killed. If it is not ``good``, only its
     first checkpoint is.
     """
-    writer = RunWriter(directory, active=True)
+    writer = RunWriter(directory)
     writer.start(header_of(config, job=job))
     for step in steps:
         write_checkpoint(

@@ -204,7 +204,7 @@ def main(profile: str, data: str, *assignments: str) -> None:
 
     resolved = resolve(Path(profile), assignments=assignments, data=Path(data))
     ranks, watch = join_ranks(resolved.config), _Counting()
-    writer = RunWriter(Path(profile).with_name("run"), active=True)
+    writer = RunWriter(Path(profile).with_name("run"))
     # Nothing is computed: sums of tokens would be 0, and divided by.
     left_out = WITHOUT.get(os.environ.get("STEPS_WITHOUT", ""))
     leaving_out = patch(*left_out) if left_out else contextlib.nullcontext()

@@ -50,7 +50,7 @@ def test_training_resumes_from_moved_checkpoint(tmp_path):
         assignments=["train.max_steps=1"],
         data=data,
     )
-    writer = RunWriter(tmp_path / "run", active=True)
+    writer = RunWriter(tmp_path / "run")
     train(
         resolved, join_ranks(resolved.config, environment={}), writer, lambda row: None
     )

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, how they are written, and how a run resumes.
+"""Checkpoints: their format on disk, saving, restoring, and resuming a run.
 
 ``manager`` saves at the right steps, and is what the training loop uses: begin there.
 ``format`` defines the files on disk and checks, finds and removes them;

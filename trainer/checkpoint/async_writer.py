@@ -34,8 +34,8 @@ from trainer.errors import TrainerError
 from trainer.health.events import EventRow
 
 _LOWEST_PRIORITY = 19
-"""Niceness of the writing thread while nothing waits for it, so that training comes
-first on a busy machine."""
+"""Niceness of the writing thread unless training waits for it: on a busy machine,
+training comes first."""
 _NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 """Errors after which removing older checkpoints helps: full disk, or full quota."""
 _MAX_REASON_LENGTH = 200
@@ -44,12 +44,13 @@ _MAX_REASON_LENGTH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
-    """Checkpoint to be written by every rank."""
+    """Request to save a checkpoint, the same on every rank except for ``began_s``."""
 
     state: TrainingState
+    """State besides tensors."""
     checkpoint_name: str
     began_s: float
-    """Time of the performance counter when the save was requested."""
+    """Time of the request on the performance counter, in seconds."""
     training_waits: bool
     """True if training waits until the checkpoint is on disk."""
 
@@ -57,7 +58,7 @@ class SaveRequest:
         """Return the durations of a save that ends now.
 
         Args:
-            stall_s: Time for which training waited, or None if it waited to the end.
+            stall_s: Time for which training waited; None if it waited to the end.
         """
         seconds = time.perf_counter() - self.began_s
         return SaveTimes(
@@ -65,20 +66,15 @@ class SaveRequest:
         )
 
 
-def _out_of_memory(error: Exception) -> OSError:
-    """Return the error of a save whose copy does not fit into host memory."""
-    first_line, _, _ = str(error).partition("\n")
-    return OSError(
-        errno.ENOMEM,
-        "host memory is too small for a copy of the state:"
-        f" {first_line[:_MAX_REASON_LENGTH]}",
-    )
-
-
 class AsyncCheckpointWriter:
     """Writes this rank's share of checkpoints, in a thread, one checkpoint at a time.
 
-    ``progressed`` is called while writing.
+    Args:
+        root: Directory of the run's checkpoints.
+        config: Configuration of training.
+        ranks: This rank, and the number of all.
+        attempt: Number of this start of the run, counted from 1.
+        progressed: Callback while a checkpoint is written.
     """
 
     def __init__(
@@ -95,7 +91,7 @@ class AsyncCheckpointWriter:
         self._ranks = ranks
         self._attempt = attempt
         self._progressed = progressed
-        # Below the process group's timeout, so that a waiting rank can still report
+        # Half of the process group's timeout, so that the first writer can still report
         # which rank is late.
         self._timeout_s = config.parallel.timeout_s / 2
         self._checkpoints_begun = 0
@@ -114,7 +110,7 @@ class AsyncCheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start_allocating(self, shards: Sequence[TensorShard]) -> None:
-        """Allocate the copy in the background, so that the first save does not wait."""
+        """Begin to allocate the copy, so that the first save need not wait for it."""
         if not shards:
             return
         self._allocation = threading.Thread(
@@ -155,12 +151,13 @@ class AsyncCheckpointWriter:
     ) -> None:
         """Copy the tensors to host memory, and start the thread that writes them.
 
-        Call ``join`` before, as one checkpoint is written at a time.
+        Call ``join`` before, as all checkpoints share one copy. If host memory is too
+        small, the save fails with an event, and no thread is started.
 
         Args:
             shards: Tensors that this rank writes.
             request: Checkpoint to write.
-            writing_ranks: Ranks that write a share of it.
+            writing_ranks: Ranks that write a share of it, in ascending order.
         """
         checkpoint_writer = self._new_checkpoint_writer(request, writing_ranks)
         try:
@@ -172,7 +169,7 @@ class AsyncCheckpointWriter:
         stall_s = None
         if not request.training_waits:
             stall_s = time.perf_counter() - request.began_s
-        # A daemon, so that a file system that hangs cannot keep the process alive.
+        # A daemon thread, as a file system that hangs must not keep the process alive.
         self._thread = threading.Thread(
             target=self._write,
             args=(checkpoint_writer, copy, request, stall_s),
@@ -191,14 +188,14 @@ class AsyncCheckpointWriter:
             request.checkpoint_name,
             attempt=self._attempt,
             rank=self._ranks.rank,
-            writers=writing_ranks,
+            writing_ranks=writing_ranks,
             timeout_s=self._timeout_s,
-            number=self._checkpoints_begun,
+            save_number=self._checkpoints_begun,
             progressed=self._progressed,
         )
 
     def _copy_to_host(self, shards: Sequence[TensorShard]) -> HostCopy:
-        """Copy the tensors, after which training may change them.
+        """Copy the tensors to host memory; afterwards, training may change them.
 
         Raises:
             MemoryError: If host memory is too small for the copy.
@@ -225,7 +222,7 @@ class AsyncCheckpointWriter:
             checkpoint_writer: Writer of this rank's share.
             copy: Tensors of this rank.
             request: Checkpoint to write.
-            stall_s: Time for which training waited, or None if it waits to the end.
+            stall_s: Time for which training waited; None if it waits to the end.
         """
         if not request.training_waits:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
@@ -240,7 +237,7 @@ class AsyncCheckpointWriter:
     def _note_success(
         self, request: SaveRequest, *, stall_s: float | None, size_bytes: int
     ) -> None:
-        """Remove old checkpoints, and queue the event of a save that succeeded."""
+        """Remove old checkpoints, and queue the event of this successful save."""
         step = request.state.step
         removed = self._prune(step, self._settings.keep_last)
         times = request.measure_times(stall_s)
@@ -259,9 +256,10 @@ class AsyncCheckpointWriter:
     def _note_failure(
         self, request: SaveRequest, error: Exception, *, stall_s: float | None
     ) -> None:
-        """Queue the event of a save that failed.
+        """Queue the event of this failed save.
 
-        If the disk is full, first remove all checkpoints but the newest.
+        If the disk is full, first remove older checkpoints, as the next save needs
+        space. The newest one stays, and the newest good one.
         """
         step = request.state.step
         removed: list[str] = []
@@ -278,7 +276,11 @@ class AsyncCheckpointWriter:
         )
 
     def _prune(self, step: int, keep_last: int) -> list[str]:
-        """Remove old checkpoints on rank 0; return the names of those removed."""
+        """Remove old checkpoints on rank 0; other ranks do nothing.
+
+        Returns:
+            Names of the removed checkpoints.
+        """
         if not self._ranks.leads:
             return []
         try:
@@ -292,15 +294,30 @@ class AsyncCheckpointWriter:
             return []
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until this rank has written its share, for at most ``timeout_s``."""
+        """Wait until this rank has written its share, or has failed to.
+
+        Args:
+            timeout_s: Longest wait, in seconds; None for no limit.
+        """
         if self._thread is not None:
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
                 self._thread = None
 
     def take_events(self) -> list[EventRow]:
-        """Return the events of saves that have ended, each of them once."""
+        """Return the events of ended saves that no earlier call has returned."""
         events = []
-        while self._unreported_events:  # the thread may add one meanwhile
+        # One by one, as the thread may add an event meanwhile.
+        while self._unreported_events:
             events.append(self._unreported_events.popleft())
         return events
+
+
+def _out_of_memory(error: Exception) -> OSError:
+    """Return the error to report if host memory is too small for the copy."""
+    first_line, _, _ = str(error).partition("\n")
+    return OSError(
+        errno.ENOMEM,
+        "host memory is too small for a copy of the state:"
+        f" {first_line[:_MAX_REASON_LENGTH]}",
+    )

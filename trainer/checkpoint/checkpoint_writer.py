@@ -1,8 +1,9 @@
 """Writing of a checkpoint by all ranks that hold a part of it.
 
-Each rank writes its file into a hidden directory, and describes it in JSON for the
-first one. That one waits for all descriptions, writes the manifest, and renames the
-directory. ``trainer.checkpoint.format`` documents the files. No torch here.
+Each rank writes its share: a file of tensors in a hidden directory, and a description
+of it in JSON. The first of the writing ranks writes the manifest instead, once it has
+the descriptions of the others, and renames the directory.
+``trainer.checkpoint.format`` documents the files. No torch here.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from trainer.files import FileEntry, sync, write_atomically, write_file
 from trainer.health.events import utc_now
 
 _POLL_S = 0.05
-"""Interval at which the first writer looks for files of others, in seconds."""
+"""Interval at which the first writer looks for the files of other ranks, in seconds."""
 
 
 class _Share(StrictTable):
@@ -35,6 +36,7 @@ class _Share(StrictTable):
 
     file: FileEntry
     tensors: dict[str, TensorEntry]
+    """Tensors of the file by name; each has a single part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +44,39 @@ class CheckpointWriter:
     """Writes one rank's share of a checkpoint; the first writer also publishes it.
 
     A writer that fails leaves a failure note for the first one, which then fails as
-    well. ``attempt`` (which start of the run) and ``number`` (which save, counted the
-    same on every rank) separate its files from those of earlier saves.
+    well. The hidden directory is named after ``attempt`` and ``save_number``, so files
+    of earlier saves are not mistaken for those of this one.
     """
 
     root: Path
+    """Directory of the run's checkpoints."""
     name: str
+    """Name of the checkpoint."""
     _: KW_ONLY
     attempt: int
+    """Number of this start of the run, counted from 1."""
     rank: int
-    writers: Sequence[int]
+    """Rank whose share is written."""
+    writing_ranks: Sequence[int]
+    """Ranks that write a share, in ascending order."""
     timeout_s: float
-    """Longest time that the first of ``writers`` waits for a share that does not grow,
-    in seconds."""
-    number: int = 1
+    """Longest time that the first writer waits for a share that does not grow, in
+    seconds."""
+    save_number: int = 1
+    """Number of this save, counted from 1 and the same on every rank."""
     progressed: Callable[[], None] = lambda: None
     """Callback while data is written, by this rank or by one that it waits for."""
 
     @property
     def _is_first(self) -> bool:
-        return self.rank == self.writers[0]
+        return self.rank == self.writing_ranks[0]
 
     @property
     def _partial(self) -> Path:
         """Hidden directory in which the checkpoint is written."""
         return (
             self.root
-            / f".{self.name}.attempt-{self.attempt}.save-{self.number}.partial"
+            / f".{self.name}.attempt-{self.attempt}.save-{self.save_number}.partial"
         )
 
     def _file_of(self, rank: int, suffix: str) -> Path:
@@ -77,13 +85,20 @@ class CheckpointWriter:
     def write(
         self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState
     ) -> None:
-        """Write this rank's file.
+        """Write this rank's share; on the first writer, then publish the checkpoint.
 
-        On the first writer, also write the manifest and publish the checkpoint.
+        After an ``OSError`` here, this writer has given up; after any other error, call
+        ``give_up``.
+
+        Args:
+            content: Content of this rank's file.
+            tensors: Tensors of the file by name, each with a single part.
+            state: State besides tensors, which the first writer writes.
 
         Raises:
             OSError: If writing fails here or on another rank.
             TimeoutError: If another rank's share is late.
+            BadConfig: If another rank's description is invalid.
         """
         try:
             if self._is_first:
@@ -96,7 +111,7 @@ class CheckpointWriter:
             )
             share = _Share(file=entry, tensors=tensors)
             if self._is_first:
-                other_shares = [self._wait_for(rank) for rank in self.writers[1:]]
+                other_shares = [self._wait_for(rank) for rank in self.writing_ranks[1:]]
                 self._publish([share, *other_shares], state)
             else:
                 write_atomically(
@@ -107,9 +122,9 @@ class CheckpointWriter:
             raise
 
     def _remove_earlier_saves(self) -> None:
-        """Remove files of earlier saves of this start.
+        """Remove files of this start's earlier saves.
 
-        A rank may have continued to write after rank 0 gave up.
+        Another rank may have continued to write after the first writer gave up.
         """
         for partial in self.root.glob(f".step-*.attempt-{self.attempt}.save-*.partial"):
             if partial != self._partial:
@@ -121,12 +136,13 @@ class CheckpointWriter:
         Raises:
             OSError: If that rank left a failure note.
             TimeoutError: If its file does not grow for ``timeout_s``.
+            BadConfig: If its description is invalid.
         """
-        share = self._file_of(rank, "json")
+        description = self._file_of(rank, "json")
         file = self._file_of(rank, "safetensors")
         size_bytes: int | None = None
         last_growth_s = time.monotonic()
-        while not share.is_file():
+        while not description.is_file():
             self._check_failure_note(rank)
             now_s = time.monotonic()
             new_size_bytes = file.stat().st_size if file.is_file() else None
@@ -139,7 +155,7 @@ class CheckpointWriter:
                     f"rank {rank} has not written its file within {self.timeout_s:g} s"
                 )
             time.sleep(_POLL_S)
-        return parse_table(_Share, read_json(share), where=str(share))
+        return parse_table(_Share, read_json(description), where=str(description))
 
     def _check_failure_note(self, rank: int) -> None:
         """Raise ``OSError`` if another rank left a failure note."""
@@ -162,12 +178,12 @@ class CheckpointWriter:
         write_file(
             self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode())
         )
-        for rank in self.writers[1:]:
+        for rank in self.writing_ranks[1:]:
             self._file_of(rank, "json").unlink()
         # Synced before it gets its name, so that every visible checkpoint is complete.
         sync(self._partial)
         final = self.root / self.name
-        if final.exists():  # corrupt, as the step was repeated
+        if final.exists():  # corrupt, as training would have resumed from an intact one
             final.rename(self.root / f".{self.name}.{secrets.token_hex(4)}.replaced")
         self._partial.rename(final)
         point_to_latest(self.root, self.name)
@@ -175,7 +191,13 @@ class CheckpointWriter:
             shutil.rmtree(replaced, ignore_errors=True)
 
     def give_up(self, error: Exception) -> None:
-        """Remove partial files; a writer other than the first leaves a failure note."""
+        """Remove partial files, and tell the first writer that this rank has failed.
+
+        The first writer removes the whole hidden directory, any other its own file.
+
+        Args:
+            error: Error of this rank; the failure note has its number.
+        """
         with contextlib.suppress(OSError):
             if self._is_first:
                 shutil.rmtree(self._partial, ignore_errors=True)
@@ -185,12 +207,13 @@ class CheckpointWriter:
             error_number = errno.EIO
             if isinstance(error, OSError) and error.errno:
                 error_number = error.errno
-            # The note is a symbolic link, as one can be created on a full disk.
+            # The note is a symbolic link to the number, as a link can be created on a
+            # full disk.
             self._file_of(self.rank, "failed").symlink_to(str(error_number))
 
 
 def _read_failure_note(note: Path) -> int:
-    """Return the error number that a writer left; EIO if it cannot be read."""
+    """Return the error number in a failure note; EIO if it cannot be read."""
     try:
         return int(note.readlink().name)
     except (OSError, ValueError):
@@ -198,7 +221,10 @@ def _read_failure_note(note: Path) -> int:
 
 
 def _join_tensors(shares: Sequence[_Share]) -> dict[str, TensorEntry]:
-    """Return the entry of every tensor, with its parts from all shares in order."""
+    """Return the entry of every tensor, with its parts of all shares.
+
+    Parts are in the order of their positions in the tensor.
+    """
     tensors: dict[str, TensorEntry] = {}
     for share in shares:
         for name, entry in share.tensors.items():

@@ -32,10 +32,13 @@ from trainer.files import CorruptFile, FileEntry, check_file, write_atomically
 
 CHECKPOINTS_DIRECTORY = "checkpoints"
 MANIFEST_FILE = "manifest.json"
-# Numbers are padded, so that names sort by step; large ones may exceed the padding.
+# Numbers are padded, so that names sort by them; large ones may exceed the padding.
 _NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
+"""Name of a published checkpoint, with its step and its number of rollbacks."""
 _FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors")
+"""Name of a file of tensors."""
 _HASH_KEY = "content_sha256"
+"""Key of the manifest's own hash, that of the canonical JSON of all other keys."""
 
 
 class BadCheckpoint(Exception):
@@ -43,14 +46,14 @@ class BadCheckpoint(Exception):
 
 
 class Part(StrictTable):
-    """Part of a tensor in one file.
-
-    It spans ``begin`` to ``end`` (exclusive) of the first dimension; all of a scalar.
-    """
+    """Part of a tensor along its first dimension, in one file."""
 
     file: str
+    """Name of the file in the checkpoint's directory."""
     begin: int
+    """Index of the part's first element in the first dimension; 0 for a scalar."""
     end: int
+    """Index after the part's last element; 1 for a scalar."""
 
 
 class TensorEntry(StrictTable):
@@ -59,7 +62,9 @@ class TensorEntry(StrictTable):
     dtype: str
     """Name of the dtype in safetensors files, such as ``BF16``."""
     shape: list[int]
+    """Shape of the whole tensor."""
     parts: list[Part]
+    """Parts of the tensor, in the order of ``begin``."""
 
 
 class TrainingState(StrictTable):
@@ -72,10 +77,15 @@ class TrainingState(StrictTable):
     step: int
     """Number of optimizer steps taken."""
     position: Position
+    """Position in the data, from which training continues."""
     config: dict[str, Any]
+    """Settings of the trainer, in the form of the ``[train]`` table of a profile."""
     config_sha256: str
+    """SHA-256 of the settings."""
     dataset_hash: str
+    """Hash of the pre-tokenised dataset, from its manifest."""
     world_size: int
+    """Number of ranks that trained."""
     good: bool
     """True if loss and gradient were healthy, so that a rollback may return to this
     checkpoint."""
@@ -85,7 +95,9 @@ class TrainingState(StrictTable):
     noise_scale: list[float]
     """Smoothed signal and noise from which the gradient noise scale is computed."""
     head_overflows: int
+    """Micro-batches of rank 0 so far that exceeded the slots of the sparse MLM head."""
     skipped_steps: int
+    """Skipped updates so far."""
 
 
 class CheckpointManifest(StrictTable):
@@ -93,9 +105,12 @@ class CheckpointManifest(StrictTable):
 
     schema_version: Literal[2]
     written_utc: str
+    """Time of writing in UTC, in ISO 8601."""
     state: TrainingState
     files: list[FileEntry]
+    """Files of tensors, with their sizes and checksums."""
     tensors: dict[str, TensorEntry]
+    """Tensors by name."""
 
 
 def manifest_text(manifest: CheckpointManifest) -> str:
@@ -108,15 +123,15 @@ def parse_manifest(table: object, where: str) -> CheckpointManifest:
     """Validate a manifest's JSON value, called ``where`` in messages.
 
     Raises:
-        BadCheckpoint: If it was changed.
-        BadConfig: If it is invalid.
+        BadCheckpoint: If its hash does not match, or if its files' names are wrong.
+        BadConfig: If its hash matches, but a key or a value is invalid.
     """
     if not isinstance(table, dict):
         raise BadCheckpoint(f"{where} is not a JSON object")
     content = {key: value for key, value in table.items() if key != _HASH_KEY}
     try:
         is_as_written = table.get(_HASH_KEY) == canonical_sha256(content)
-    except ValueError:  # NaN, or half a character, which is never written
+    except ValueError:  # NaN, or half a surrogate pair, neither of which we write
         is_as_written = False
     if not is_as_written:
         raise BadCheckpoint(f"{where} was modified: its hash does not match")
@@ -126,12 +141,13 @@ def parse_manifest(table: object, where: str) -> CheckpointManifest:
 
 
 def _check_file_names(manifest: CheckpointManifest, where: str) -> None:
-    """Check that a manifest lists all files of its tensors, and no foreign ones.
+    """Check that files have the names of tensor files, and that all are listed.
 
-    A checkpoint may come from an untrusted source, so a name must not lead elsewhere.
+    A checkpoint may come from an untrusted source, so a name must not lead to a file
+    outside its directory.
 
     Raises:
-        BadCheckpoint: If it does not.
+        BadCheckpoint: If a name has another form, or if a tensor's file is not listed.
     """
     names = {file.name for file in manifest.files}
     if not all(_FILE_NAME.fullmatch(name) for name in names):
@@ -151,19 +167,23 @@ def checkpoint_name(step: int, rollbacks: int) -> str:
 def list_checkpoints(root: Path) -> list[Path]:
     """List published checkpoints, newest first.
 
-    Those after a rollback are newer than all from before it.
+    A checkpoint after more rollbacks is newer, even if its step is lower.
     """
     try:
         entries = list(root.iterdir())
     except FileNotFoundError:
         return []
-    ages: dict[Path, tuple[int, int]] = {}
+    rollbacks_and_step: dict[Path, tuple[int, int]] = {}
     for path in entries:
         match = _NAME.fullmatch(path.name)
         if match and path.is_dir() and not path.is_symlink():
             step, rollbacks = match.groups(default="0")
-            ages[path] = (int(rollbacks), int(step))
-    return sorted(ages, key=lambda path: (ages[path], path), reverse=True)
+            rollbacks_and_step[path] = (int(rollbacks), int(step))
+    return sorted(
+        rollbacks_and_step,
+        key=lambda path: (rollbacks_and_step[path], path),
+        reverse=True,
+    )
 
 
 def step_of(name: str) -> int:
@@ -219,7 +239,9 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
 def _unreadable(directory: Path, error: OSError) -> Exception:
     """Return the exception for a read error.
 
-    A checkpoint is corrupt only if a file is missing or not a plain file.
+    Returns:
+        ``BadCheckpoint`` only if a file is missing or no plain file. Any other error
+        may be gone on the next try, so the checkpoint may be intact.
     """
     path = error.filename or directory
     message = f"cannot read {path}: {error.strerror or error}"
@@ -242,7 +264,7 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
 def newest_checkpoint(
     root: Path, *, only_good: bool = False
 ) -> tuple[StoredCheckpoint | None, list[CorruptCheckpoint]]:
-    """Find the newest intact checkpoint.
+    """Find the newest intact checkpoint, by reading all of its files.
 
     Args:
         root: Directory of a run's checkpoints.
@@ -250,6 +272,10 @@ def newest_checkpoint(
 
     Returns:
         The checkpoint, None if there is none, and the corrupt ones that are newer.
+
+    Raises:
+        DiskTrouble: If the file system fails.
+        BadConfig: If this user is not allowed to read a checkpoint.
     """
     corrupt: list[CorruptCheckpoint] = []
     for path in list_checkpoints(root):
@@ -267,7 +293,7 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
     """Remove old checkpoints, but never the newest good one.
 
     Returns:
-        The names of those removed.
+        Names of the removed checkpoints.
 
     Raises:
         DiskTrouble: If a manifest cannot be read, as the file system fails.
@@ -317,7 +343,7 @@ def clear_leftovers(root: Path) -> None:
 def point_to_latest(root: Path, name: str) -> None:
     """Write a checkpoint's name to ``latest``.
 
-    Errors are ignored, as training does not read it.
+    Errors are ignored, as training never reads the file.
     """
     with contextlib.suppress(OSError):
         write_atomically(root / "latest", f"{name}\n")

@@ -12,11 +12,10 @@ from pathlib import Path
 from trainer.config.resolve import ResolvedConfig
 from trainer.errors import BadConfig
 from trainer.record.run_record import RUN_FILE, read_header
+from trainer.record.start_clock import start_ticks
 
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 """Environment variables with the number of restarts of a job."""
-_START_TIME_FIELD = 22
-"""Number of the field ``starttime`` in ``/proc/PID/stat``, counted from 1."""
 
 
 def job_name(environment: Mapping[str, str]) -> str:
@@ -27,21 +26,11 @@ def job_name(environment: Mapping[str, str]) -> str:
     if environment.get("SLURM_JOB_ID"):
         return f"slurm-{environment['SLURM_JOB_ID']}"
     if environment.get("TORCHELASTIC_RUN_ID"):
-        torchrun = os.getppid()
-        return f"torchrun-{socket.gethostname()}-{torchrun}-{_start_time(torchrun)}"
+        # Its start time makes the name unique, as the system reuses process IDs.
+        torchrun_id = os.getppid()
+        started = start_ticks(torchrun_id)
+        return f"torchrun-{socket.gethostname()}-{torchrun_id}-{started}"
     return ""
-
-
-def _start_time(process: int) -> str:
-    """Return the start time of a process, in clock ticks since the boot.
-
-    With it a name is unique, as the system uses numbers of processes again.
-    """
-    stat = Path(f"/proc/{process}/stat").read_text()
-    # The second field, the program's name in parentheses, may contain spaces; see
-    # proc_pid_stat(5).
-    _, _, from_third_field = stat.rpartition(")")
-    return from_third_field.split()[_START_TIME_FIELD - 3]
 
 
 def is_restarted(environment: Mapping[str, str]) -> bool:
@@ -51,9 +40,12 @@ def is_restarted(environment: Mapping[str, str]) -> bool:
 
 
 def find_run_of_job(job: str, resolved: ResolvedConfig) -> Path | None:
-    """Return the newest run of a job with this configuration, or None.
+    """Find the newest run of a job with this configuration, in ``runs``.
 
     The configuration is compared, as a job may train more than one model.
+
+    Returns:
+        The run's directory; None if there is none, or if ``job`` is empty.
     """
     if not job:
         return None
@@ -63,7 +55,7 @@ def find_run_of_job(job: str, resolved: ResolvedConfig) -> Path | None:
         reverse=True,
     )
     for run_file in run_files:
-        with contextlib.suppress(BadConfig):  # a record that cannot be read
+        with contextlib.suppress(BadConfig):  # a header that cannot be read is skipped
             header = read_header(run_file.parent)
             if header.job == job and header.config_sha256 == resolved.config_sha256:
                 return run_file.parent

@@ -1,6 +1,6 @@
-"""Checkpoints of a run: when to save, agreement of ranks, restoring.
+"""Checkpoints of a run, which all ranks save after the same steps and restore together.
 
-All ranks save after the same step. ``async_writer`` writes in the background.
+``async_writer`` writes them in the background.
 """
 
 import time
@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.build import Training
-from trainer.checkpoint import format as disk
 from trainer.checkpoint.async_writer import AsyncCheckpointWriter, SaveRequest
 from trainer.checkpoint.format import (
+    CHECKPOINTS_DIRECTORY,
     CheckpointManifest,
     StoredCheckpoint,
     TrainingState,
+    checkpoint_name,
+    newest_checkpoint,
+    step_of,
 )
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.save_events import corrupt_event
@@ -34,10 +37,10 @@ _ABANDONED_S = 20.0
 """Longest wait for an abandoned save, in seconds; torchrun kills ranks 30 s after
 SIGTERM."""
 _ASSUMED_OVERHEAD_S = 1.0
-"""Time of a save besides its bytes, from which that of the first is estimated."""
+"""Time of the first save that does not depend on its size, for an estimate."""
 _ASSUMED_BYTES_PER_S = 100e6
-"""Speed of the disk from which the duration of the first save is estimated: a slow
-one, as a run near its time limit keeps that much time for its last save."""
+"""Speed of writing the first save, for an estimate: that of a slow disk, as a run near
+its time limit keeps the estimated time for its last save."""
 
 
 class CheckpointManager:
@@ -64,9 +67,10 @@ class CheckpointManager:
         report_event: Callable[[EventRow], None],
         progressed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._root = directory / disk.CHECKPOINTS_DIRECTORY
+        self._root = directory / CHECKPOINTS_DIRECTORY
         self._settings = config.checkpoint
         self.enabled = config.checkpoint.enabled
+        """True if checkpoints are saved at intervals."""
         self._training = training
         self._ranks = ranks
         self._attempt = attempt
@@ -79,8 +83,7 @@ class CheckpointManager:
         self._interval_began_s = time.monotonic()
         self._estimated_duration_s = 0.0
         self.last_state_step: int | None = None
-        """Step of the last state that was restored, or that a save was attempted
-        for."""
+        """Step of the last state that was restored or was to be saved; None before."""
         if self.enabled:
             self._estimated_duration_s = (
                 _ASSUMED_OVERHEAD_S + state_bytes(training) / _ASSUMED_BYTES_PER_S
@@ -102,7 +105,8 @@ class CheckpointManager:
     def _shards_to_save(self) -> list[TensorShard]:
         """Return the tensors that this rank writes.
 
-        This creates the optimizer's state if needed.
+        Create the optimizer state before, if it does not exist yet, so that every
+        checkpoint has one.
         """
         make_optimizer_state(self._training)
         shards = tensor_shards(self._training, self._ranks)
@@ -133,8 +137,8 @@ class CheckpointManager:
 
         Args:
             step: Step that has just been taken.
-            requested_at: Step at which rank 0 requested a save by its clock, if any.
-                Such a request is met by any save since.
+            requested_at: Last step at which rank 0 requested a save by its clock; None
+                if it never has. A save of a later step fulfils the request.
         """
         if self._is_due_by_number(step):
             return True
@@ -158,6 +162,8 @@ class CheckpointManager:
     def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
         """Start a save; all ranks must call it after the same step.
 
+        A save that fails is an event, and raises no error.
+
         Args:
             state: State besides tensors, which are taken from the training.
             rollbacks: Number of rollbacks of the run so far.
@@ -165,13 +171,13 @@ class CheckpointManager:
         """
         request = SaveRequest(
             state=state,
-            checkpoint_name=disk.checkpoint_name(state.step, rollbacks),
+            checkpoint_name=checkpoint_name(state.step, rollbacks),
             began_s=time.perf_counter(),
             training_waits=wait or not self._settings.asynchronous,
         )
         self._interval_began_s = time.monotonic()
         self.last_state_step = state.step
-        # The save before may still be writing the copy that this one overwrites.
+        # The previous save may still be writing the copy that this one overwrites.
         self._writer.join()
         shards = self._shards_to_save()
         if not self._writing_ranks:
@@ -183,7 +189,10 @@ class CheckpointManager:
             self.wait()
 
     def _agree_on_writers(self, *, writes: bool) -> list[int]:
-        """Return the ranks that write a share of every checkpoint."""
+        """Return the ranks that write a share of every checkpoint, in ascending order.
+
+        ``writes`` tells whether this rank is one of them.
+        """
         by_rank = self._ranks.all_gather_float(float(writes))
         return [rank for rank, rank_writes in enumerate(by_rank) if rank_writes]
 
@@ -193,9 +202,10 @@ class CheckpointManager:
             self._report_event(event)
 
     def wait(self) -> None:
-        """Wait until no rank is saving.
+        """Wait until no rank is saving, and report the events.
 
-        Ranks synchronise repeatedly, as a save may exceed the collective timeout.
+        All ranks must call it. They synchronise repeatedly, as a save may last longer
+        than the timeout of a collective.
         """
         busy_ranks = 1.0
         while busy_ranks:
@@ -215,15 +225,19 @@ class CheckpointManager:
         self.report_finished()
 
     def has_saved(self, step: int) -> bool:
-        """Return whether the state after a step is saved, as rank 0 knows it.
+        """Return whether rank 0's newest checkpoint is that of a step.
 
         All ranks must call it, as rank 0 broadcasts the answer.
         """
-        is_saved = self.newest is not None and disk.step_of(self.newest) == step
+        is_saved = self.newest is not None and step_of(self.newest) == step
         return self._ranks.broadcast_object(is_saved)
 
     def restore(self, path: Path, manifest: CheckpointManifest) -> None:
-        """Load a checkpoint's tensors into the training."""
+        """Load a checkpoint's tensors into the training; all ranks must call it.
+
+        Raises:
+            BadConfig: If the checkpoint is of another model, or lacks a part.
+        """
         restore(
             self._training, path, manifest, self._ranks, progressed=self._progressed
         )
@@ -232,7 +246,9 @@ class CheckpointManager:
             self._writer.newest = path.name
 
     def newest_good(self) -> StoredCheckpoint:
-        """Return the newest good checkpoint, which rank 0 finds for all.
+        """Return the newest good checkpoint, for a rollback.
+
+        All ranks must call it, as rank 0 finds the checkpoint and broadcasts it.
 
         Raises:
             TrainingFailed: If there is none.
@@ -240,7 +256,7 @@ class CheckpointManager:
         self.wait()  # a save in progress may become the newest good one
         checkpoint: StoredCheckpoint | None = None
         if self._ranks.leads:
-            checkpoint, corrupt_checkpoints = disk.newest_checkpoint(
+            checkpoint, corrupt_checkpoints = newest_checkpoint(
                 self._root, only_good=True
             )
             for corrupt in corrupt_checkpoints:
@@ -258,9 +274,9 @@ class CheckpointManager:
 
 
 def state_bytes(training: Training) -> int:
-    """Return the approximate size of a checkpoint.
+    """Return the approximate size of a checkpoint, in bytes.
 
-    It holds all weights, and two optimizer values per trained weight.
+    It holds all weights, and AdamW's two averages of each trained weight.
     """
     total_bytes = 0
     for parameter in training.module.parameters():

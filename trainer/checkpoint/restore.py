@@ -80,18 +80,21 @@ def _check_entry(
 class _TensorReader:
     """Reads tensors from the files of a checkpoint, each of which is opened once.
 
-    ``stack`` closes the files.
+    Args:
+        directory: Directory of the checkpoint.
+        manifest: Manifest of the checkpoint.
+        open_files: Stack that closes the files at its end.
     """
 
     def __init__(
         self,
         directory: Path,
         manifest: CheckpointManifest,
-        stack: contextlib.ExitStack,
+        open_files: contextlib.ExitStack,
     ) -> None:
         self._directory = directory
         self._manifest = manifest
-        self._stack = stack
+        self._open_files = open_files
         self._files: dict[str, Any] = {}
 
     def fill(self, shard: TensorShard) -> None:
@@ -139,5 +142,5 @@ class _TensorReader:
     def _open(self, name: str) -> Any:
         if name not in self._files:
             file = safe_open(self._directory / name, framework="pt")
-            self._files[name] = self._stack.enter_context(file)
+            self._files[name] = self._open_files.enter_context(file)
         return self._files[name]

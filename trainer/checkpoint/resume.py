@@ -39,7 +39,9 @@ from trainer.record.run_record import (
 from trainer.record.writer import RunWriter, default_run_directory
 
 AUTO = "auto"
+"""Value of ``--resume``: resume the run in the directory, if there is one."""
 NEVER = "never"
+"""Value of ``--resume``: reject a directory that contains a run."""
 OnOpen = Callable[[RunWriter], None]
 """Callback that receives the writer of a run as soon as it is open."""
 
@@ -49,8 +51,11 @@ class Start:
     """Decision of rank 0 on how training starts."""
 
     checkpoint: Path | None = None
+    """Checkpoint to start from; None to start from scratch."""
     manifest: CheckpointManifest | None = None
+    """Manifest of the checkpoint; None without a checkpoint."""
     events: tuple[EventRow, ...] = ()
+    """Events that report this decision, and corrupt checkpoints that were skipped."""
     finished: RunExit | None = None
     """Exit of a run that has already finished; None if there are steps left to
     train."""
@@ -61,7 +66,10 @@ class Start:
 
     @property
     def origin(self) -> str | None:
-        """Name of the checkpoint, or its path if it belongs to another run."""
+        """Name of the checkpoint, or its path if it belongs to another run.
+
+        None if training starts from scratch.
+        """
         if self.checkpoint is None:
             return None
         if self.from_other_run:
@@ -88,6 +96,9 @@ def choose_run(
         environment: Environment variables, which name the job.
         on_open: Receives the run's writer as soon as it exists, so that later failures
             can be recorded.
+
+    Returns:
+        The run's writer, which has not written its header, and the decision.
 
     Raises:
         BadConfig: If the directory cannot be used, or its run does not match the
@@ -163,7 +174,7 @@ def _resume_run(
 
 
 def _has_given_up(last_exit: RunExit | None) -> bool:
-    """Return whether a run's last start ended as no rollback helped its training."""
+    """Return whether a run's last start gave up, as no rollback helped its training."""
     return last_exit is not None and last_exit.exit_code == TrainingFailed.exit_code
 
 
@@ -207,7 +218,7 @@ def _repeat_first_start(
         BadConfig: If all of the run's own checkpoints are corrupt.
     """
     origin = read_first_header(directory).resumed_from
-    # Corrupt checkpoints have been renamed, by this start or an earlier one.
+    # This start or an earlier one has renamed corrupt checkpoints.
     corrupt = list((directory / CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*"))
     if corrupt and not gave_up and origin is None:
         raise BadConfig(
@@ -243,6 +254,7 @@ class _NamedOrigin:
     """Run or checkpoint that ``--resume PATH`` names."""
 
     path: Path
+    """Path as it was passed."""
     is_checkpoint: bool
     """True if ``path`` is a checkpoint, False if it is a run or its checkpoints."""
     root: Path
@@ -291,12 +303,15 @@ def _resume_path(
 def _start_from(
     origin: _NamedOrigin, out: Path, resolved: ResolvedConfig, on_open: OnOpen
 ) -> tuple[RunWriter, Start]:
-    """Start the run ``out`` from a checkpoint of another run: the named, or newest."""
+    """Start the run ``out`` from another run's checkpoint: the named or the newest one.
+
+    If the same command has begun the run before, resume it.
+    """
     exists = (out / RUN_FILE).is_file()
     if exists:
         _check_started_from(out, origin.path)
         if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
-            # The same command was run before, and its run has got further since.
+            # The run has saved checkpoints of its own, which are newer.
             return _resume_run(out, resolved, on_open)
     corruption_events: list[EventRow] = []
     if origin.is_checkpoint:
@@ -327,6 +342,7 @@ def _check_started_from(directory: Path, path: Path) -> None:
     Raises:
         BadConfig: If it started from scratch, or from elsewhere.
     """
+    # A run contains its checkpoints, and ``path`` may be either.
     origin = read_first_header(directory).resumed_from
     if origin is not None and Path(origin).resolve().is_relative_to(path.resolve()):
         return
@@ -339,7 +355,7 @@ def _check_started_from(directory: Path, path: Path) -> None:
 def _open_writer(directory: Path, on_open: OnOpen, *, exists: bool) -> RunWriter:
     """Open a run for writing; ``exists`` tells whether the directory contains it."""
     try:
-        writer = RunWriter(directory, active=True, again=exists)
+        writer = RunWriter(directory, may_resume=exists)
     except OSError as error:
         if error.errno in PASSING_ERRORS:
             raise

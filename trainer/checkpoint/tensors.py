@@ -31,6 +31,7 @@ DTYPE_NAMES = {
 _AVERAGE_KEYS = ("exp_avg", "exp_avg_sq")
 """Names of AdamW's moving averages in an optimizer's state."""
 _STATE_KEYS = ("step", *_AVERAGE_KEYS)
+"""Names of all values in AdamW's state of a parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,11 @@ class TensorShard:
     """Tensor of the training state as this rank holds it."""
 
     name: str
+    """Name in checkpoints: its kind, and the name of the parameter or buffer."""
     local: torch.Tensor
     """This rank's part of the tensor; writing into it changes the training."""
     shape: tuple[int, ...]
+    """Shape of the whole tensor."""
     begin: int
     """Offset of ``local`` in the first dimension of the whole tensor."""
     saved_here: bool
@@ -58,10 +61,11 @@ class TensorShard:
 def tensor_shards(training: Training, ranks: Ranks) -> list[TensorShard]:
     """Return weights, buffers and optimizer state, in the same order on every rank.
 
-    The exception is zero1, where a rank has the optimizer state that it owns only.
+    Under zero1, the optimizer state is only that which this rank owns, so its names
+    differ between ranks.
     """
     module = training.module
-    # Buffers that can be computed again are not part of the state.
+    # Torch leaves out buffers that the module can compute again.
     saved_names = module.state_dict().keys()
     shards = [
         _shard(f"weights.{name}", parameter, ranks)
@@ -86,7 +90,7 @@ def _optimizer_shards(training: Training, ranks: Ranks) -> list[TensorShard]:
             if key not in state:
                 continue
             shard = _shard(f"{key}.{name}", state[key], ranks)
-            if is_zero1:  # only its owner holds it
+            if is_zero1:  # this rank owns the state, and no other rank holds it
                 shard = replace(shard, saved_here=True, shared=False)
             shards.append(shard)
     return shards
@@ -132,9 +136,9 @@ def _shard_of_dtensor(name: str, value: DTensor) -> TensorShard:
 
 
 def make_optimizer_state(training: Training) -> None:
-    """Create the optimizer state as its first step would.
+    """Create the optimizer state as its first step would; existing state is unchanged.
 
-    A checkpoint can then be loaded into it. Existing state is unchanged.
+    A checkpoint can then be saved, or be loaded into the state.
     """
     optimizer = unwrap_optimizer(training.optimizer)
     for group in optimizer.param_groups:

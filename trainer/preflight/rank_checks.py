@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.code_hash import code_sha256
 from trainer.config.resolve import ResolvedConfig
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.health.events import EventRow
 from trainer.preflight.allotted_cpus import allotted_cpus
 from trainer.preflight.start_warning import start_warning
-from trainer.record.run_record import code_sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

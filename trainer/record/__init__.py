@@ -1,9 +1,10 @@
-"""The run record: what a run writes while it trains, and what others read of it.
+"""The run record: files that a run writes while it trains, and their reader.
 
 ``run_record`` documents the files and reads them: begin there. ``writer.RunWriter``
 writes them during training. ``meter.Meter`` measures the steps for it, from the sums
 over ranks in ``interval``, with ``noise_scale`` and ``pace_monitor``; only ``meter``,
 ``interval`` and ``process_memory`` import torch. ``boards`` passes the numbers on to
-TensorBoard and Weights & Biases, ``progress`` shows them on the console.
-``start_clock`` measures the start.
+TensorBoard and Weights & Biases, ``progress`` shows them on the console, and
+``closed_streams`` lets a run survive its console. ``start_clock`` measures the start.
+``recorded_settings`` reads the settings of a record or a trial.
 """

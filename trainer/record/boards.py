@@ -1,6 +1,7 @@
-"""Boards: loggers that get the numbers of a run, in addition to its record.
+"""Boards, which get the numbers of a run in addition to its record.
 
-A logger is imported only if it is used.
+A logger is a library that ``train.log_to`` names, imported only if it is named; a board
+is a logger's log of one run, open for writing.
 """
 
 import os
@@ -20,9 +21,10 @@ from trainer.record.run_record import (
     RunHeader,
     read_first_header,
 )
-from trainer.record.writer import Board, board_failed
+from trainer.record.writer import Board, board_failed_event
 
 ReportEvent = Callable[[EventRow], None]
+"""Callback that receives the events of boards that fail."""
 
 _WANDB_DEFAULTS: Mapping[str, Any] = {
     "project": "encoder-autotune",
@@ -30,12 +32,18 @@ _WANDB_DEFAULTS: Mapping[str, Any] = {
     "init_timeout": 30.0,
     "finish_timeout": 10.0,
 }
-"""Settings of W&B that are not in its environment variables. Without a server, its own
-timeouts take minutes."""
+"""Settings of W&B, unless its environment variables have others. Its own timeouts are
+minutes, for which a run would wait if the server cannot be reached."""
+_WANDB_ID_LENGTH = 16
+"""Characters of the hash in a W&B run's id: enough that ids of two runs differ."""
 
 
 def check_installed(log_to: Sequence[Logger] | None) -> None:
-    """Raise ``BadConfig`` if a logger that you named is not installed."""
+    """Check that all loggers that you named are installed.
+
+    Raises:
+        BadConfig: If one is not.
+    """
     for name in log_to or ():
         if not _is_installed(name):
             raise BadConfig(
@@ -52,40 +60,41 @@ def open_boards(
     directory: Path,
     header: RunHeader,
     attempt: int,
-    report: ReportEvent,
+    report_event: ReportEvent,
 ) -> list[Board]:
-    """Open the boards of a run. A board that fails is left out.
+    """Open the boards of a run; report boards that fail, and leave them out.
 
     Args:
-        log_to: Loggers; None is TensorBoard, if it is installed.
+        log_to: Names of loggers; None is TensorBoard, if it is installed.
         directory: Run directory.
         header: Header of the run record.
         attempt: Number of this start of the run, counted from 1.
-        report: Callback that receives events of failures.
+        report_event: Callback that receives events of failures.
     """
     if log_to is None:
         log_to = ["tensorboard"] if _is_installed("tensorboard") else []
     boards: list[Board] = []
-    for name in dict.fromkeys(log_to):  # each once
+    for name in dict.fromkeys(log_to):  # a logger that is named twice is opened once
         try:
             if name == "wandb":
-                boards.append(WandbBoard(directory, header, report))
+                boards.append(WandbBoard(directory, header, report_event))
             else:
                 boards.append(TensorBoardBoard(directory, header, attempt))
         except Exception as error:  # noqa: BLE001 - the border: no error of a logger may end a run
-            report(board_failed(header.resumed_step, name, error))
+            report_event(board_failed_event(header.resumed_step, name, error))
     return boards
 
 
 class TensorBoardBoard:
-    """Event file of TensorBoard."""
+    """Board of TensorBoard: a file of events in the run directory."""
 
     name: Logger = "tensorboard"
 
     def __init__(self, directory: Path, header: RunHeader, attempt: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Hides points of an earlier start for steps that are repeated.
+        # TensorBoard hides the points of an earlier start from this step on, as this
+        # start repeats its steps.
         purge_step = header.resumed_step + 1 if attempt > 1 else None
         self._writer: Any = SummaryWriter(
             log_dir=str(directory / TENSORBOARD_DIRECTORY), purge_step=purge_step
@@ -102,14 +111,17 @@ class TensorBoardBoard:
 
 
 class WandbBoard:
-    """Run of Weights & Biases.
+    """Board of Weights & Biases: one of its runs.
 
     Without its server or an API key, it writes files that ``wandb sync`` uploads later.
+    Only an unusable server is reported: to have no API key is a way to log offline.
     """
 
     name: Logger = "wandb"
 
-    def __init__(self, directory: Path, header: RunHeader, report: ReportEvent) -> None:
+    def __init__(
+        self, directory: Path, header: RunHeader, report_event: ReportEvent
+    ) -> None:
         import wandb
 
         options = _wandb_options(directory, header)
@@ -120,21 +132,21 @@ class WandbBoard:
             lacks_key = is_online and not wandb.login(prompt=False)
             self._run = wandb.init(mode="offline" if lacks_key else None, **options)
         except wandb.Error as error:
-            report(_not_online(directory, header.resumed_step, error))
-            wandb.teardown()  # releases the id
+            report_event(_offline_event(directory, header.resumed_step, error))
+            wandb.teardown()  # releases the run's id, which is used again
             self._run = wandb.init(mode="offline", **options)
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log numbers at a step.
 
-        W&B ignores steps below its last one, which a rollback or a new start repeats.
+        A rollback or a resume repeats steps; of these, W&B keeps the first numbers.
         """
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Upload what is left, for a limited time.
+        """Upload the remaining numbers, for as long as ``finish_timeout``.
 
-        The rest stays on disk for ``wandb sync``.
+        Numbers that are not uploaded by then stay on disk for ``wandb sync``.
         """
         self._run.finish()
 
@@ -143,47 +155,44 @@ def _wandb_options(directory: Path, header: RunHeader) -> dict[str, Any]:
     """Return the options of ``wandb.init``, without the mode."""
     import wandb
 
-    unset = {
+    settings = {
         name: value
         for name, value in _WANDB_DEFAULTS.items()
         if f"WANDB_{name.upper()}" not in os.environ
     }
-    run_name = directory.absolute().name
+    recorded = header.model_dump(mode="json", exclude={"config", "sources"})
     return {
         "dir": directory,
         "id": os.environ.get("WANDB_RUN_ID", _wandb_id(directory, header)),
         "resume": "allow",
-        "name": os.environ.get("WANDB_NAME", run_name),
-        "settings": wandb.Settings(**unset),
-        "config": (
-            {"train": header.config}
-            | header.model_dump(mode="json", exclude={"config", "sources"})
-        ),
+        "name": os.environ.get("WANDB_NAME", directory.absolute().name),
+        "settings": wandb.Settings(**settings),
+        "config": {"train": header.config, **recorded},
         "reinit": "create_new",  # any other W&B run of this process stays separate
     }
 
 
 def _wandb_id(directory: Path, header: RunHeader) -> str:
     """Return an id that is the same for all starts of a run."""
-    first = header
+    first_header = header
     if (directory / RUN_FILE).exists():
-        first = read_first_header(directory)
+        first_header = read_first_header(directory)
     identity = [
         directory.absolute().name,
-        first.started_utc,
-        first.hosts,
-        first.config_sha256,
+        first_header.started_utc,
+        first_header.hosts,
+        first_header.config_sha256,
     ]
-    return canonical_sha256(identity)[:16]
+    return canonical_sha256(identity)[:_WANDB_ID_LENGTH]
 
 
-def _not_online(directory: Path, step: int, error: Exception) -> EventRow:
-    """Return the event of a W&B server that cannot be used."""
-    why = str(error).partition("\n")[0]
+def _offline_event(directory: Path, step: int, error: Exception) -> EventRow:
+    """Report that a W&B server cannot be used, so that its files must be uploaded."""
+    reason, _, _ = str(error).partition("\n")
     return new_event(
         step,
         "board_failed",
-        f"cannot log to wandb online: {why}; its files are written to the run"
+        f"cannot log to wandb online: {reason}; its files are written to the run"
         " directory",
         level="warning",
         next_step=(
@@ -195,5 +204,6 @@ def _not_online(directory: Path, step: int, error: Exception) -> EventRow:
 
 def _is_installed(name: Logger) -> bool:
     spec = find_spec(name)
-    # A directory of that name, such as W&B writes to, is found too, without an origin.
+    # A plain directory ``wandb``, as W&B makes for its files, is found as well, but has
+    # no origin.
     return spec is not None and spec.origin is not None

@@ -20,7 +20,10 @@ from trainer.model.flops import ModelWork
 from trainer.record.process_memory import peak_memory_bytes
 
 _NUMBER_OF_TOTALS = 5
+"""Totals at the beginning of the sums: non-padding tokens, padded tokens, FLOPs, and
+the mean squared norms of part and whole gradients."""
 _ROWS_BY_RANK = 3
+"""Rows of the table that follows: compute times, data waits and peak memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +31,22 @@ class Pace:
     """One rank's means per step in an interval, in seconds."""
 
     step_s: float
+    """Wall time."""
     compute_s: float | None
-    """None if compute and communication cannot be told apart."""
+    """Time of forward and backward; None if communication cannot be told apart."""
     data_wait_s: float
+    """Time that the device was idle, waiting for data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseSample:
-    """Gradients of one step for the gradient noise scale; tensors of shape ()."""
+    """Squared gradient norms of a step and of a part of it, as tensors of shape ().
+
+    The gradient noise scale is estimated from them.
+    """
 
     part_share: float
-    """Share of the step's tokens in the part."""
+    """Share of the step's tokens that are in the part."""
     part_square: torch.Tensor
     """Squared norm of the part's mean gradient."""
     whole_square: torch.Tensor
@@ -50,16 +58,27 @@ class Interval:
     """Metrics of one rank since the last logged step."""
 
     began: DeviceEvent
+    """Event before the first step."""
     results: list[StepResult] = field(default_factory=list)
+    """Results of its steps, in order."""
     non_padding_tokens: int = 0
     padded_tokens: int = 0
+    """Positions of all sequences, padding included."""
     flops: float = 0.0
+    """Model FLOPs of its non-padding tokens."""
     noise_samples: list[NoiseSample] = field(default_factory=list)
+    """Gradients of the steps whose part was measured."""
 
     def add(
         self, batches: Sequence[MicroBatch], result: StepResult, work: ModelWork
     ) -> None:
-        """Count a step of a model that does ``work``."""
+        """Count a step.
+
+        Args:
+            batches: Micro-batches of this rank.
+            result: Result of the step.
+            work: FLOPs of the model, by the lengths of its documents.
+        """
         for batch in batches:
             lengths = batch.tokens_N.numpy().astype(np.int64)
             self.non_padding_tokens += batch.non_padding_tokens
@@ -82,16 +101,20 @@ class IntervalSums:
 
     non_padding_tokens: float
     padded_tokens: float
+    """Positions of all sequences, padding included."""
     flops: float
+    """Model FLOPs of the non-padding tokens."""
     part_square: float
     """Squared norm of the parts' mean gradients, mean over steps, summed over ranks."""
     whole_square: float
     """Squared norm of the steps' mean gradients, mean over steps, summed over ranks."""
     compute_by_rank_s: list[float]
-    """Compute time per step in the interval before; NaN if unknown, 0 in the first."""
+    """Compute time per step in the previous interval; NaN if unknown. The first
+    interval has none before it, which is 0."""
     data_wait_by_rank_s: list[float]
-    """Data wait per step in the interval before; 0 in the first."""
+    """Data wait per step in the previous interval; 0 in the first."""
     peak_memory_by_rank_bytes: list[float]
+    """Peak memory since the start."""
 
 
 def pack_sums(
@@ -101,15 +124,15 @@ def pack_sums(
 
     Args:
         interval: Interval that ends now.
-        previous_pace: This rank's pace in the interval before; None in the first.
+        previous_pace: This rank's pace in the previous interval; None in the first.
         ranks: This rank, and the number of all.
 
     Returns:
         Tensor of dtype fp64; ``unpack_sums`` reads the sum of those of all ranks.
     """
     totals = [interval.non_padding_tokens, interval.padded_tokens, interval.flops]
-    # Only this rank's own column; all others are zero, so that the sum over ranks has
-    # every rank's.
+    # Each rank fills its own column and leaves the others zero, so the sum over ranks
+    # is the table of all ranks.
     table = np.zeros((_ROWS_BY_RANK, ranks.world_size))
     if previous_pace is not None:
         compute_s = previous_pace.compute_s
@@ -139,15 +162,12 @@ def _mean_squares(samples: Sequence[NoiseSample], device: torch.device) -> torch
 
 
 def table_by_rank(sums: torch.Tensor) -> torch.Tensor:
-    """Return the table in the sums, a view of shape (quantities, ranks).
-
-    Its rows are compute times, data waits and peak memory.
-    """
+    """Return the table in the sums, a view of shape (``_ROWS_BY_RANK``, ranks)."""
     return sums[_NUMBER_OF_TOTALS:].view(_ROWS_BY_RANK, -1)
 
 
 def unpack_sums(sums: torch.Tensor) -> IntervalSums:
-    """Read the sums over ranks of the tensors that ``pack_sums`` made."""
+    """Read the sum over ranks of their tensors from ``pack_sums``."""
     totals = sums[:_NUMBER_OF_TOTALS].tolist()
     non_padding_tokens, padded_tokens, flops, part_square, whole_square = totals
     compute_s, data_wait_s, memory_bytes = table_by_rank(sums).tolist()

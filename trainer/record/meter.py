@@ -39,17 +39,20 @@ class _ClosedInterval:
 
     interval: Interval
     ended: DeviceEvent
+    """Event after the last step."""
     data_wait_s: float
     """Data wait of this rank per step."""
     previous_pace: Pace | None
-    """Pace of this rank in the last interval that was read before this one closed; the
-    sums have it."""
+    """Pace that this rank has packed into ``sums``: that of the last interval that was
+    read before this one closed; None in the first."""
     other_fields: dict[str, Any]
     """Fields of the row that the training loop knows."""
     sums: torch.Tensor
     """Sums over ranks, on the host, as ``pack_sums`` arranges them."""
     loss: torch.Tensor
+    """Loss of the last step, on the host, of shape ()."""
     grad_norm: torch.Tensor
+    """Gradient norm of the last step, on the host, of shape ()."""
     copied: DeviceEvent
     """Event after which ``sums``, ``loss`` and ``grad_norm`` are complete."""
 
@@ -57,7 +60,11 @@ class _ClosedInterval:
 class Meter:
     """Measures training steps, and produces the rows of ``steps.jsonl``.
 
-    ``peak_flops_per_s`` is of one device.
+    Args:
+        work: FLOPs and parameters of the model.
+        ranks: This rank, and the number of all.
+        peak_flops_per_s: Dense peak of one device; None if unknown.
+        hosts: Host of each rank, for messages; empty if unknown.
     """
 
     def __init__(
@@ -72,14 +79,15 @@ class Meter:
         self._ranks = ranks
         self._peak_flops_per_s = peak_flops_per_s
         self.noise = NoiseScale()
+        """Gradient noise scale of the steps so far."""
         self._monitor = PaceMonitor(hosts)
         self._pace: Pace | None = None
         self._diagnoses: list[Diagnosis] = []
         self._unread: deque[_ClosedInterval] = deque()
         self._data_wait = DataWait(lambda: mark(ranks.device))
         self.take = self._data_wait.take
-        """Function that takes micro-batches from a loader and counts the time that the
-        device was idle meanwhile."""
+        """Function that takes micro-batches from a loader, and measures how long the
+        device is idle meanwhile."""
         self.restart()
 
     def restart(self) -> None:
@@ -88,12 +96,12 @@ class Meter:
         self._data_wait.take_waited_s()
 
     def discard(self) -> None:
-        """Restart, and discard intervals that were not read: their steps are undone."""
+        """Discard the open interval and all unread ones, as their steps are undone."""
         self._unread.clear()
         self.restart()
 
     def take_diagnoses(self) -> list[Diagnosis]:
-        """Return the findings of rows since the last call, the same on every rank."""
+        """Return the findings since the last call, which are the same on every rank."""
         diagnoses = self._diagnoses
         self._diagnoses = []
         return diagnoses
@@ -111,7 +119,9 @@ class Meter:
     def close(self, step: int, **other_fields: float) -> None:
         """End the interval, and start to copy its metrics to the host.
 
-        ``other_fields`` are further fields of its row.
+        Args:
+            step: Finished optimizer steps.
+            other_fields: Fields of the interval's row that the meter does not measure.
         """
         interval = self._interval
         data_wait_s = self._data_wait.take_waited_s() / len(interval.results)
@@ -139,12 +149,13 @@ class Meter:
         self.restart()
 
     def rows(self, *, wait_for_all: bool = False) -> Iterator[StepRow]:
-        """Yield rows that have arrived, the same on every rank except times.
+        """Yield a row for each closed interval, the same on every rank except times.
 
-        ``wait_for_all`` waits for the last one.
+        On a GPU, the row of the latest interval is left for the next call, unless
+        ``wait_for_all``.
         """
-        # On a GPU the latest row waits: the device still computes it, and needs its
-        # next step meanwhile.
+        # To read the latest row is to wait for the device, which still computes the
+        # interval, and must get its next step meanwhile.
         keeps_latest = self._ranks.device.type == "cuda" and not wait_for_all
         rows_to_keep = 1 if keeps_latest else 0
         while len(self._unread) > rows_to_keep:
@@ -155,7 +166,8 @@ class Meter:
         closed.copied.wait()
         sums = unpack_sums(closed.sums)
         world_size = self._ranks.world_size
-        pace_fields = self._check_pace(closed.previous_pace, sums)
+        if closed.previous_pace is not None:
+            self._diagnose(closed.previous_pace, sums)
         times = _step_times(closed.interval.results, world_size)
         seconds = closed.ended.seconds_since(closed.interval.began)
         steps = len(closed.interval.results)
@@ -192,7 +204,8 @@ class Meter:
             mfu_6n=self._share_of_peak(six_n_flops / seconds / world_size),
             peak_memory_bytes=round(max(sums.peak_memory_by_rank_bytes)),
             gradient_noise_scale_tokens=self.noise.tokens,
-            **pace_fields,
+            **_slowest_rank_fields(sums),
+            **_longest_wait_fields(closed.previous_pace, sums),
         )
 
     def _share_of_peak(self, flops_per_s: float) -> float | None:
@@ -215,30 +228,49 @@ class Meter:
                 sums.non_padding_tokens / len(interval.results),
             )
 
-    def _check_pace(self, pace: Pace | None, sums: IntervalSums) -> dict[str, Any]:
-        """Check all ranks' times of the previous interval, whose own pace is ``pace``.
+    def _diagnose(self, pace: Pace, sums: IntervalSums) -> None:
+        """Check the previous interval for slow data loading and stragglers.
 
-        Returns:
-            The row's fields about them, as far as known.
+        Args:
+            pace: This rank's pace in that interval.
+            sums: Sums with all ranks' times in that interval.
         """
-        fields: dict[str, Any] = {"slowest_rank": None, "slowest_rank_ratio": None}
-        if pace is None:
-            return fields
-        data_wait_s = sums.data_wait_by_rank_s
-        compute_s = [_finite(seconds) for seconds in sums.compute_by_rank_s]
         self._diagnoses += self._monitor.check(
-            step_s=pace.step_s, data_wait_s=data_wait_s, compute_s=compute_s
+            step_s=pace.step_s,
+            data_wait_s=sums.data_wait_by_rank_s,
+            compute_s=[_finite(seconds) for seconds in sums.compute_by_rank_s],
         )
-        if self._ranks.world_size == 1:
-            return fields
-        fields["longest_data_wait_s"] = max(data_wait_s)
-        fields["longest_data_wait_rank"] = data_wait_s.index(max(data_wait_s))
-        known_s = [seconds for seconds in compute_s if seconds is not None]
-        if len(known_s) < self._ranks.world_size or min(known_s) <= 0:
-            return fields
-        fields["slowest_rank"] = known_s.index(max(known_s))
-        fields["slowest_rank_ratio"] = max(known_s) / median_low(known_s)
-        return fields
+
+
+def _longest_wait_fields(pace: Pace | None, sums: IntervalSums) -> dict[str, Any]:
+    """Return the row's fields about data waits; empty in the first row or on one rank.
+
+    ``pace`` is None in the first row, which has no interval before it.
+    """
+    waits_s = sums.data_wait_by_rank_s
+    if pace is None or len(waits_s) == 1:
+        return {}
+    longest_wait_s = max(waits_s)
+    return {
+        "longest_data_wait_s": longest_wait_s,
+        "longest_data_wait_rank": waits_s.index(longest_wait_s),
+    }
+
+
+def _slowest_rank_fields(sums: IntervalSums) -> dict[str, Any]:
+    """Return the row's fields about the slowest rank; None if unknown or on one rank.
+
+    They are unknown if a compute time is NaN, and in the first row, where all are 0.
+    """
+    compute_s = sums.compute_by_rank_s
+    are_known = all(math.isfinite(seconds) and seconds > 0 for seconds in compute_s)
+    if len(compute_s) == 1 or not are_known:
+        return {"slowest_rank": None, "slowest_rank_ratio": None}
+    slowest_s = max(compute_s)
+    return {
+        "slowest_rank": compute_s.index(slowest_s),
+        "slowest_rank_ratio": slowest_s / median_low(compute_s),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,19 +278,21 @@ class _StepTimes:
     """Means per step on this rank, in seconds."""
 
     compute_s: float
+    """Time of forward and backward; with communication, if that is unknown."""
     communication_s: float | None
     """None if compute and communication cannot be told apart."""
     optimizer_s: float
+    """Time of clipping and the update."""
 
 
 def _step_times(results: Sequence[StepResult], world_size: int) -> _StepTimes:
-    """Break down the time of steps, whose events the device has reached."""
+    """Break down the time of steps whose events the device has reached."""
     counting_s = fmean(
         result.count_received.seconds_since(result.count_requested)
         for result in results
     )
-    # Gradients are sent while others are still computed: compute lasts until the last
-    # of them are sent, or, if that moment is unknown, until all are reduced.
+    # Gradients are sent while others are still computed, so compute lasts until the
+    # last ones depart; if that moment is unknown, until all gradients are reduced.
     computed = [result.departed or result.reduced for result in results]
     until_computed_s = fmean(
         event.seconds_since(result.began)

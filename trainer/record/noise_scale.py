@@ -3,8 +3,8 @@
 import math
 
 _SMOOTHING = 0.9
-"""Weight of the old value in each update: single estimates are noisy, and their ratio
-is biased."""
+"""Weight of the old value in each update. A single estimate is noisy, and the ratio of
+two noisy values is biased."""
 
 
 class NoiseScale:
@@ -19,8 +19,8 @@ class NoiseScale:
     """
 
     def __init__(self) -> None:
-        self.parts = [0.0, 0.0]
-        """Smoothed signal G² and noise S, which checkpoints store."""
+        self.signal_and_noise = [0.0, 0.0]
+        """Smoothed G² and S, which checkpoints store."""
 
     def update(
         self, whole_square: float, part_square: float, part_share: float, tokens: float
@@ -37,15 +37,17 @@ class NoiseScale:
             return  # a skipped step
         signal = (whole_square - part_share * part_square) / (1 - part_share)
         noise = (part_square - whole_square) * tokens * part_share / (1 - part_share)
-        # Both start from nothing and are too small at first by the same factor, which
-        # the ratio does not see.
-        self.parts = [
+        # Both start at zero, and are too small at first by the same factor, which
+        # cancels in their ratio.
+        self.signal_and_noise = [
             _SMOOTHING * old + (1 - _SMOOTHING) * new
-            for old, new in zip(self.parts, (signal, noise), strict=True)
+            for old, new in zip(self.signal_and_noise, (signal, noise), strict=True)
         ]
 
     @property
     def tokens(self) -> float | None:
         """Noise scale in tokens; None if unknown, or if noise hides the signal."""
-        signal, noise = self.parts
-        return noise / signal if min(signal, noise) > 0 else None
+        signal, noise = self.signal_and_noise
+        if signal <= 0 or noise <= 0:
+            return None
+        return noise / signal

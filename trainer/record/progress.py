@@ -1,4 +1,4 @@
-"""Progress on standard error: of any phase, and of rank 0 during training."""
+"""Progress on standard error: a bar or lines of a phase, and rows of a run record."""
 
 import contextlib
 import datetime
@@ -8,18 +8,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TextIO
 
 from trainer.health.events import EventRow
 from trainer.record.run_record import EvaluationRow, RunHeader, StepRow
 
 Update = Callable[[float, float | None, str], None]
-"""Progress callback with the arguments (done, total or None, note)."""
+"""Progress callback with three arguments: amount completed, total amount (None if
+unknown), and a note that is shown beside them."""
 
 _LINE_INTERVAL_S = 5.0
 """Interval between lines without a terminal, and between points of the history."""
 _HISTORY_POINTS = 12
-"""Points that the estimate of the remaining time uses: about a minute."""
+"""Points that the estimate of the time left uses: about a minute."""
+_SHOWN_CAUSES = 2
+"""Causes of an event that are shown: the most likely ones, which come first."""
 
 
 @contextlib.contextmanager
@@ -30,10 +32,13 @@ def progress(
 
     Args:
         title: Name of the phase.
-        budget_s: Time budget of the phase, in seconds, which the time left that is
-            shown never exceeds; None if it has none.
-        never_rises: Show at most the time left that was shown before. Trials take
+        budget_s: Time budget of the phase, in seconds; None if it has none. The shown
+            time left never exceeds the rest of it.
+        never_rises: Whether the shown time left may only fall, for trials: they take
             unequal times, so that an estimate from a few of them jumps.
+
+    Yields:
+        Callback to be called with each progress.
     """
     deadline_s = None if budget_s is None else time.monotonic() + budget_s
     history = _History(deadline_s, never_rises=never_rises)
@@ -45,78 +50,92 @@ def progress(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reached:
+class _Point:
     """Progress at a moment."""
 
     moment_s: float
-    done: float
+    """Time of the monotonic clock, in seconds."""
+    completed: float
+    """Amount completed, in the unit of the total."""
 
 
 class _History:
     """Records progress every few seconds, and estimates the time left from it.
 
-    ``deadline_s`` is the end of the phase's time budget, None if it has none. With
-    ``never_rises``, the time left is at most what was described before.
+    Args:
+        deadline_s: End of the phase's time budget on the monotonic clock; None if it
+            has none.
+        never_rises: Whether the described time left may only fall.
     """
 
     def __init__(self, deadline_s: float | None, *, never_rises: bool) -> None:
         self._deadline_s = deadline_s
         self._never_rises = never_rises
-        self._described_s = math.inf
-        self._points: deque[_Reached] = deque(maxlen=_HISTORY_POINTS)
+        self._last_described_s = math.inf
+        self._points: deque[_Point] = deque(maxlen=_HISTORY_POINTS)
 
-    def add(self, done: float, total: float | None) -> bool:
-        """Record the progress if it is time to; return whether it was."""
+    def add(self, completed: float, total: float | None) -> bool:
+        """Record a point, if it is the last or the one before is 5 s old.
+
+        Returns:
+            Whether the point was recorded.
+        """
         now_s = time.monotonic()
-        if self._points and not _is_finished(done, total):
+        if self._points and not _is_finished(completed, total):
             since_last_s = now_s - self._points[-1].moment_s
             if since_last_s < _LINE_INTERVAL_S:
                 return False
-        self._points.append(_Reached(moment_s=now_s, done=done))
+        self._points.append(_Point(moment_s=now_s, completed=completed))
         return True
 
-    def describe_time_left(self, done: float, total: float | None) -> str:
-        """Return the estimated time left, as text; empty if unknown or if finished."""
-        if _is_finished(done, total):
+    def describe_time_left(self, completed: float, total: float | None) -> str:
+        """Return the estimated time left, as text; empty if unknown or if finished.
+
+        Call ``add`` before, as the estimate needs a point.
+        """
+        if _is_finished(completed, total):
             return ""
         first = self._points[0]
         last = self._points[-1]
-        bounds_s = []
+        upper_bounds_s = []
         if self._deadline_s is not None:
             if last.moment_s > self._deadline_s:
                 return "over the time limit; finishing the minimum"
-            bounds_s.append(self._deadline_s - last.moment_s)
-        if total is not None and last.done > first.done:
+            upper_bounds_s.append(self._deadline_s - last.moment_s)
+        if total is not None and last.completed > first.completed:
             elapsed_s = last.moment_s - first.moment_s
-            bounds_s.append((total - last.done) * elapsed_s / (last.done - first.done))
-        if not bounds_s:
+            recently_completed = last.completed - first.completed
+            upper_bounds_s.append(
+                (total - last.completed) * elapsed_s / recently_completed
+            )
+        if not upper_bounds_s:
             return ""
-        left_s = float(round(min(bounds_s)))
+        time_left_s = float(round(min(upper_bounds_s)))
         if self._never_rises:
-            left_s = min(left_s, self._described_s)
-            self._described_s = left_s
-        if left_s == 0:
+            time_left_s = min(time_left_s, self._last_described_s)
+            self._last_described_s = time_left_s
+        if time_left_s == 0:
             return "longer than expected"
-        return f"{datetime.timedelta(seconds=left_s)} left"
+        return f"{datetime.timedelta(seconds=time_left_s)} left"
 
 
-def _is_finished(done: float, total: float | None) -> bool:
-    return total is not None and done >= total
+def _is_finished(completed: float, total: float | None) -> bool:
+    return total is not None and completed >= total
 
 
 def _line_writer(title: str, history: _History) -> Update:
     """Return a callback that writes a line whenever the history gets a point."""
 
-    def write_line(done: float, total: float | None, note: str) -> None:
-        if not history.add(done, total):
+    def write_line(completed: float, total: float | None, note: str) -> None:
+        if not history.add(completed, total):
             return
         line = f"{title}: "
         if total:
-            line += f"{done / total * 100:3.0f} % "
-        elif done:
-            line += f"{done:g} "
+            line += f"{completed / total * 100:3.0f} % "
+        elif completed:
+            line += f"{completed:g} "
         line += note
-        time_left = history.describe_time_left(done, total)
+        time_left = history.describe_time_left(completed, total)
         if time_left:
             line += f", {time_left}"
         sys.stderr.write(f"{line}\n")
@@ -143,16 +162,21 @@ def _bar(title: str, history: _History) -> Iterator[Update]:
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
+        TextColumn("{task.fields[time_left]}", markup=False),
         TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=None, note="", left="")
+        task = bar.add_task(title, total=None, note="", time_left="")
 
-        def update_bar(done: float, total: float | None, note: str) -> None:
-            history.add(done, total)
-            time_left = history.describe_time_left(done, total)
-            bar.update(task, completed=done, total=total, note=note, left=time_left)
+        def update_bar(completed: float, total: float | None, note: str) -> None:
+            history.add(completed, total)
+            bar.update(
+                task,
+                completed=completed,
+                total=total,
+                note=note,
+                time_left=history.describe_time_left(completed, total),
+            )
 
         yield update_bar
 
@@ -162,14 +186,14 @@ def show_row(
     max_steps: int,
     row: RunHeader | StepRow | EvaluationRow | EventRow,
 ) -> None:
-    """Show a row of the run record.
+    """Show the header of a run record, or one of its rows.
 
-    A logged step advances the bar; the header and all other rows are lines.
+    A logged step updates the progress; everything else is written as lines.
 
     Args:
-        update: Progress callback of the bar.
+        update: Progress callback of the training.
         max_steps: Optimizer steps of the run.
-        row: Header of the run record, or a row of it.
+        row: Header, or row.
     """
     if isinstance(row, StepRow):
         loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
@@ -209,35 +233,8 @@ def _event_lines(event: EventRow) -> list[str]:
     if event.level == "info":
         return [f"train: {event.message}"]
     lines = [f"{event.level}: {event.message}"]
-    lines += [f"  likely: {cause}" for cause in event.causes[:2]]
+    likely_causes = event.causes[:_SHOWN_CAUSES]
+    lines += [f"  likely: {cause}" for cause in likely_causes]
     if event.next_step:
         lines.append(f"  next: {event.next_step}")
     return lines
-
-
-def ignore_closed_streams() -> None:
-    """Ignore write errors on standard output and standard error.
-
-    Their reader may be gone: a closed terminal, or a ``tee`` that Ctrl-C ended first.
-    """
-    sys.stdout = _ForgivingStream(sys.stdout)
-    sys.stderr = _ForgivingStream(sys.stderr)
-
-
-class _ForgivingStream:
-    """Stream that discards its output, without an error, once its reader is gone."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)

@@ -17,7 +17,6 @@ runs/<UTC>-<name>/
 A resumed run appends; the row of a repeated step replaces all rows from that step on.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from trainer.config.tables import StrictTable, canonical_sha256, parse_table, read_json
-from trainer.config.train_config import BatchSplit, TrainConfig
-from trainer.errors import BadConfig, TrainerError
+from trainer.config.train_config import BatchSplit
+from trainer.errors import BadConfig
 from trainer.health.events import EventRow
 
 RUN_FILE = "run.json"
@@ -42,7 +41,10 @@ MODEL_DIRECTORY = "model"
 TENSORBOARD_DIRECTORY = "tensorboard"
 WANDB_DIRECTORY = "wandb"
 EARLIER_DIRECTORY = "earlier"
-RUN_SCHEMA_VERSION: Literal[5] = 5
+
+RunSchemaVersion = Literal[5]
+RUN_SCHEMA_VERSION: RunSchemaVersion = 5
+"""Version of the files of a run record; the type checker compares it with its type."""
 
 RowT = TypeVar("RowT", bound=StrictTable)
 SteppedRowT = TypeVar("SteppedRowT", "StepRow", "EvaluationRow")
@@ -61,6 +63,7 @@ class StepRow(StrictTable):
     grad_norm: float | None
     """L2 norm of the whole gradient before clipping; None if not finite."""
     learning_rate: float
+    """Learning rate of this step."""
     step_s: float
     """Wall time of a step, in seconds."""
     data_wait_s: float
@@ -78,10 +81,15 @@ class StepRow(StrictTable):
     padded_tokens: int
     """Positions in all sequences of a step, padding included."""
     packing_efficiency: float
+    """Share of non-padding tokens among all positions."""
     tokens_per_s: float
+    """Non-padding tokens per second of all ranks."""
     tokens_per_s_per_rank: float
+    """Non-padding tokens per second, divided by the number of ranks."""
     padded_tokens_per_s: float
+    """Positions per second of all ranks, padding included."""
     padded_tokens_per_s_per_rank: float
+    """Positions per second, padding included, divided by the number of ranks."""
     model_flops_per_s_per_rank: float
     """Model FLOPs per second and rank for non-padding tokens; padding and recomputation
     are not counted."""
@@ -115,7 +123,8 @@ class StepRow(StrictTable):
     with a single rank. Its excess over rank 0's data wait is part of rank 0's
     communication time."""
     longest_data_wait_rank: int | None = None
-    """Rank with the longest data wait in the previous interval."""
+    """Rank with the longest data wait in the previous interval; None with a single
+    rank."""
 
 
 class StartUp(StrictTable):
@@ -131,11 +140,14 @@ class StartUp(StrictTable):
     """Time to build dataset, model and optimizer, and to run the checks before the
     first step."""
     restore_s: float
+    """Time to load the checkpoint that the run resumes from."""
     first_batch_s: float
+    """Time to start data loading, until the first micro-batches have arrived."""
     compile_s: float
     """Time of one forward and backward pass before the first step, which compiles
     layers and warms up libraries."""
     first_step_s: float
+    """Time of the first optimizer step."""
     total_s: float
     """Time from the start of the process until the end of the first step."""
 
@@ -144,21 +156,27 @@ class EvaluationRow(StrictTable):
     """Evaluation of the model on the validation split."""
 
     step: int
+    """Optimizer steps finished before the evaluation."""
     loss: float
     """Mean cross-entropy per predicted token, in nats."""
     perplexity: float
+    """Exponential of the loss."""
     masked_accuracy: float
     """Share of predicted tokens whose most likely prediction is correct."""
     predicted_tokens: int
+    """Masked tokens that the model predicted."""
     rows: int
+    """Sequences of the validation split that were evaluated."""
     seconds: float
+    """Duration of the evaluation, in seconds."""
 
 
 class RunHeader(BatchSplit):
     """Content of ``run.json``."""
 
-    schema_version: Literal[5]
+    schema_version: RunSchemaVersion
     name: str
+    """Name of the model."""
     attempt: int = 1
     """Number of this start of the run, counted from 1."""
     resumed_from: str | None
@@ -169,24 +187,35 @@ class RunHeader(BatchSplit):
     job: str
     """Name of the SLURM or torchrun job that started the run; empty without one."""
     started_utc: str
+    """Time of this start in UTC, in ISO 8601."""
     config: dict[str, Any]
+    """Settings of the trainer, in the form of the ``[train]`` table of a profile."""
     sources: dict[str, str]
+    """Source of each setting's value by its dotted key, such as ``default``."""
     profile_sha256: str
+    """SHA-256 of the profile's tables."""
     profile_modified: bool | None = None
     """True if the profile was edited after it was tuned; None if unknown, as in older
     records."""
     dataset_hash: str
+    """Hash of the pre-tokenised dataset, from its manifest."""
     parameters: int
+    """Number of the model's parameters."""
     attention: str
+    """Kind of attention that was chosen, such as ``varlen``."""
     attention_reason: str
+    """Reason why this kind of attention was chosen."""
     recipe_changes: list[str]
+    """Changes of the model's recipe for speed, such as another attention dropout."""
     device: str
+    """Name of rank 0's GPU, or ``cpu``."""
     driver: str | None = None
     """GPU driver version of rank 0; None on a CPU, or if NVML does not report it."""
     peak_flops_per_s: float | None
     """Dense peak of one GPU in the precision used, in FLOP/s: the basis of MFU. None if
     unknown."""
     versions: dict[str, str]
+    """Versions of Python and of the libraries that results depend on."""
     hosts: list[str] = Field(default_factory=list)
     """Host of each rank; empty if unknown."""
 
@@ -200,30 +229,37 @@ class RunExit(StrictTable):
     """Content of ``exit.json``."""
 
     exit_code: int
+    """Exit code of the trainer, not that of torchrun."""
     reason: str
+    """Reason of the exit, in a sentence."""
     requeue: bool
     """True if an unchanged restart resumes the run."""
     steps: int
+    """Optimizer steps that the run has finished."""
     checkpoint: str | None
-    """Newest checkpoint, from which the next start resumes."""
+    """Newest checkpoint, from which the next start resumes; None if there is none."""
     seconds: float
+    """Time from the start of the process to the exit, in seconds."""
     finished_utc: str
+    """Time of the exit in UTC, in ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Run record as read from disk.
-
-    ``end`` is None if the run is still running, or was killed.
-    """
+    """Run record as read from disk."""
 
     directory: Path
     header: RunHeader
     steps: tuple[StepRow, ...]
+    """Logged steps in order, each step once."""
     evaluations: tuple[EvaluationRow, ...]
+    """Evaluations in order, each step once."""
     events: tuple[EventRow, ...]
+    """Events of all starts, in the order in which they were written."""
     startup: StartUp | None
+    """Startup times of the last start; None if its first step has not ended."""
     end: RunExit | None
+    """Exit of the last start; None if it is still running, or was killed."""
 
 
 def read_run(directory: Path) -> Run:
@@ -288,9 +324,10 @@ def _read_if_exists(path: Path, kind: type[RowT]) -> RowT | None:
 
 
 def _without_replaced(rows: Sequence[SteppedRowT]) -> tuple[SteppedRowT, ...]:
-    """Return the rows that count.
+    """Return the rows of the training that led to the last one, each step once.
 
-    When training goes back to an earlier step, its row replaces all from that step on.
+    After a rollback or a resume, training repeats steps. The first row that repeats a
+    step replaces the earlier rows of that step and of all later ones.
     """
     kept: list[SteppedRowT] = []
     for row in rows:
@@ -303,13 +340,17 @@ def _without_replaced(rows: Sequence[SteppedRowT]) -> tuple[SteppedRowT, ...]:
 def _read_rows(path: Path, kind: type[RowT]) -> list[RowT]:
     """Read one row per line, without an unfinished last line.
 
+    Rows with a number that is not finite are left out: only other programs write them,
+    and one NaN or infinity would make every mean and sum over rows useless.
+
     Raises:
         BadConfig: If a line is invalid.
     """
     if not path.is_file():
         return []
     rows: list[RowT] = []
-    # The last line has no end while it is written, or if its writer was killed.
+    # The last line is empty, or has no end while it is written or if its writer was
+    # killed.
     *lines, _unfinished = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -331,30 +372,9 @@ def _read_rows(path: Path, kind: type[RowT]) -> list[RowT]:
 
 
 def _is_finite(row: StrictTable) -> bool:
-    """Return whether all numbers are finite, as the trainer writes no others."""
+    """Return whether all numbers of a row are finite."""
     return all(
         math.isfinite(value)
         for value in row.model_dump().values()
         if isinstance(value, float)
     )
-
-
-def settings_of(config: dict[str, Any]) -> TrainConfig | None:
-    """Return the settings of a run record.
-
-    Returns:
-        None if they are invalid, as from another version of the trainer.
-    """
-    try:
-        return parse_table(TrainConfig, config, where="settings")
-    except TrainerError:
-        return None
-
-
-def code_sha256(package: Path = Path(__file__).parents[1]) -> str:
-    """Return the SHA-256 of all Python sources in a package, by default the trainer."""
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        name = str(path.relative_to(package)).encode()
-        digest.update(name + b"\0" + path.read_bytes())
-    return digest.hexdigest()

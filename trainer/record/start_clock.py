@@ -41,17 +41,14 @@ class StartClock:
         """True after the end of the first step."""
 
     def ended(self, phase: Phase) -> None:
-        """Add the time since the last call, or since the start, to a phase."""
+        """Add the time since the last phase ended, or since the start, to a phase."""
         now_s = time.time()
         self._phase_s[phase] = self._phase_s.get(phase, 0.0) + now_s - self._last_s
         self._last_s = now_s
 
     @property
     def rehearsed(self) -> bool:
-        """True after the warm-up before the first step.
-
-        It created every communicator.
-        """
+        """True after the warm-up before the first step, which creates communicators."""
         return "compile" in self._phase_s
 
     def total_s(self) -> float:
@@ -83,9 +80,15 @@ class StartClock:
 
 def process_started_s() -> float:
     """Return the start time of this process, in seconds since 1970."""
-    # The second field, the command's name, may contain spaces and brackets; see
-    # proc_pid_stat(5).
-    _, _, from_third_field = Path("/proc/self/stat").read_text().rpartition(")")
-    ticks = int(from_third_field.split()[_START_TIME_FIELD - 3])
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    start_s = start_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")  # since the boot
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_s
     return time.time() - age_s
+
+
+def start_ticks(process_id: int) -> int:
+    """Return the start time of a process, in clock ticks since the boot."""
+    stat = Path(f"/proc/{process_id}/stat").read_text()
+    # The second field, the program's name in parentheses, may contain spaces and
+    # parentheses, so fields are counted from the third; see proc_pid_stat(5).
+    _, _, from_third_field = stat.rpartition(")")
+    return int(from_third_field.split()[_START_TIME_FIELD - 3])

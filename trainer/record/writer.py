@@ -5,6 +5,7 @@
 
 import contextlib
 import datetime
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,20 +36,22 @@ Row = StepRow | EvaluationRow | EventRow
 Show = Callable[[RunHeader | Row], None]
 """Callback on rank 0 that shows the run header, and then each row."""
 
-_FILES: Mapping[type[Row], str] = {
+_FILE_OF_ROW: Mapping[type[Row], str] = {
     StepRow: STEPS_FILE,
     EvaluationRow: EVALUATIONS_FILE,
     EventRow: EVENTS_FILE,
 }
+"""Name of the file that has the rows of a kind."""
 _LOCK_TIMEOUT_S = 30.0
 """Longest wait for a run's lock, which DataLoader workers of a killed process hold for
 a moment."""
 
 
 class Board(Protocol):
-    """A logger, open for one run."""
+    """A logger's log of one run, open for writing."""
 
     name: Logger
+    """Name of the logger, as in ``train.log_to``."""
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log numbers at a step."""
@@ -62,16 +65,19 @@ class RunWriter:
 
     Args:
         directory: Run directory.
-        active: Whether to write, as rank 0 does; otherwise only ``finish`` has an
-            effect.
-        again: Whether the directory may contain a run, which is then resumed.
+        records: Whether to write the record, as rank 0 does; the writers of other ranks
+            write nothing but the exit.
+        may_resume: Whether the directory may contain a run, which this start resumes.
 
     Raises:
-        BadConfig: If the directory contains a run that is not resumed, or if another
-            process uses it.
+        BadConfig: If the directory contains a run that must not be resumed, or if
+            another process uses it.
+        OSError: If the directory cannot be written.
     """
 
-    def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
+    def __init__(
+        self, directory: Path, *, records: bool = True, may_resume: bool = False
+    ) -> None:
         self.directory = directory
         self.attempt = 1
         """Number of this start of the run, counted from 1."""
@@ -79,20 +85,21 @@ class RunWriter:
         """Descriptor of the lock that keeps other processes from this run; None if the
         file system has no locks."""
         self.write_error: str | None = None
-        """Reason why rows are not written yet, such as a full disk; they are retried
-        with the next row."""
+        """Reason of the last error, such as a full disk; None if all is written. Rows
+        that are not written wait in memory, and are retried with the next row."""
         self._reported_error: str | None = None
-        self._active = active
+        """Value of ``write_error`` that was shown last, so that it is shown once."""
+        self._records = records
         self._show: Show = lambda row: None
         self._boards: list[Board] = []
         self._unwritten: dict[str, bytes] = {}
         """Lines still to be written, by file name."""
-        if active:
-            self._open(again=again)
+        if records:
+            self._open(may_resume=may_resume)
 
-    def _open(self, *, again: bool) -> None:
-        """Create and lock the directory, and move the record of the last start away."""
-        if not again and (self.directory / RUN_FILE).exists():
+    def _open(self, *, may_resume: bool) -> None:
+        """Create and lock the directory, and set the files of the last start aside."""
+        if not may_resume and (self.directory / RUN_FILE).exists():
             raise BadConfig(
                 f"{self.directory} already contains a run",
                 next_step="Resume it with --resume auto, or choose another --out.",
@@ -107,32 +114,38 @@ class RunWriter:
                 f"another process is using {self.directory}",
                 next_step="Wait until it ends, or choose another --out.",
             ) from error
-        # The exit.json of a start that ended before its run.json counts as a start too.
-        if any((self.directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
-            self._set_earlier_aside()
-            self._cut_partial_lines()
+        try:
+            # A start that failed before it wrote run.json has left an exit.json.
+            if any((self.directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
+                self._set_last_start_aside()
+                self._cut_partial_lines()
+        except BaseException:
+            if self.lock is not None:
+                os.close(self.lock)
+                self.lock = None
+            raise
 
-    def _set_earlier_aside(self) -> None:
+    def _set_last_start_aside(self) -> None:
         """Keep the files of the last start in ``earlier/N``, and count this one."""
         root = self.directory / EARLIER_DIRECTORY
         root.mkdir(exist_ok=True)
         numbers = [int(path.name) for path in root.iterdir() if path.name.isdecimal()]
         last_attempt = 1 + max(numbers, default=0)
         self.attempt = last_attempt + 1
-        earlier = root / str(last_attempt)
-        earlier.mkdir()
+        aside = root / str(last_attempt)
+        aside.mkdir()
         # Copied, not moved, as run.json marks the directory as a run.
-        partial = earlier / f".{RUN_FILE}.partial"
+        partial = aside / f".{RUN_FILE}.partial"
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(self.directory / RUN_FILE, partial)
-            partial.rename(earlier / RUN_FILE)
+            partial.rename(aside / RUN_FILE)
         for name in (STARTUP_FILE, EXIT_FILE):
             with contextlib.suppress(FileNotFoundError):
-                (self.directory / name).rename(earlier / name)
+                (self.directory / name).rename(aside / name)
 
     def _cut_partial_lines(self) -> None:
-        """Cut the ends of lines that the last start was killed while writing."""
-        for name in _FILES.values():
+        """Cut off the line in each file that a killed start has written in part."""
+        for name in _FILE_OF_ROW.values():
             with contextlib.suppress(FileNotFoundError):
                 _cut_partial_line(self.directory / name)
 
@@ -142,20 +155,23 @@ class RunWriter:
         show: Show = lambda row: None,
         boards: Sequence[Board] = (),
     ) -> None:
-        """Write ``run.json``.
+        """Write ``run.json``, and show the header.
 
-        From now on, show rows with ``show`` and log their numbers to ``boards``.
+        Args:
+            header: Content of ``run.json``; the number of this start is set here.
+            show: Callback that shows the header now, and each row from now on.
+            boards: Boards that get the numbers of each row from now on.
         """
-        if not self._active:
+        if not self._records:
             return
         self._write(RUN_FILE, header.model_copy(update={"attempt": self.attempt}))
         self._show = show
         self._boards = list(boards)
         show(header)
 
-    def started(self, startup: StartUp) -> None:
+    def write_startup(self, startup: StartUp) -> None:
         """Write ``startup.json``; on a disk error, training continues without it."""
-        if not self._active:
+        if not self._records:
             return
         try:
             self._write(STARTUP_FILE, startup)
@@ -163,10 +179,13 @@ class RunWriter:
             self.write_error = _reason(error)
 
     def append(self, row: Row) -> None:
-        """Append a row to the file of its kind, show it, and log its numbers."""
-        if not self._active:
+        """Append a row to the file of its kind, show it, and log its numbers.
+
+        On a disk error the row waits in memory, and an event is shown.
+        """
+        if not self._records:
             return
-        name = _FILES[type(row)]
+        name = _FILE_OF_ROW[type(row)]
         line = row.model_dump_json().encode() + b"\n"
         self._unwritten[name] = self._unwritten.get(name, b"") + line
         self._write_lines()
@@ -178,7 +197,7 @@ class RunWriter:
             self._log_numbers(row)
 
     def _write_lines(self) -> None:
-        """Write all lines that were not written yet, as far as the disk allows."""
+        """Write all lines that wait; lines that cannot be written continue to wait."""
         self.write_error = None
         for name in list(self._unwritten):
             try:
@@ -188,7 +207,7 @@ class RunWriter:
                 self.write_error = _reason(error)
 
     def _waiting_event(self, step: int) -> EventRow:
-        """Return the event of rows that cannot be written yet."""
+        """Report that rows cannot be written, and wait in memory."""
         return new_event(
             step,
             "record_waits",
@@ -201,7 +220,7 @@ class RunWriter:
         )
 
     def _log_numbers(self, row: StepRow | EvaluationRow) -> None:
-        """Log a row's numbers to all boards; leave out boards that fail."""
+        """Log a row's numbers to all boards; drop boards that fail, and report them."""
         group = "train" if isinstance(row, StepRow) else "validation"
         numbers = {
             f"{group}/{name}": value
@@ -213,7 +232,7 @@ class RunWriter:
                 board.add(row.step, numbers)
             except Exception as error:  # noqa: BLE001 - the border: no error of a logger may end a run
                 self._boards.remove(board)
-                self.append(board_failed(row.step, board.name, error))
+                self.append(board_failed_event(row.step, board.name, error))
 
     def close(self) -> None:
         """Flush and close all boards; the record itself is complete after each row."""
@@ -239,8 +258,8 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def board_failed(step: int, name: Logger, error: Exception) -> EventRow:
-    """Return the event of a board that failed: training continues without it."""
+def board_failed_event(step: int, name: Logger, error: Exception) -> EventRow:
+    """Report that a board failed, and that training continues without it."""
     return new_event(
         step,
         "board_failed",
@@ -251,5 +270,8 @@ def board_failed(step: int, name: Logger, error: Exception) -> EventRow:
 
 
 def default_run_directory(name: str) -> Path:
-    """Return ``runs/<UTC>-<name>`` under the working directory."""
+    """Return the directory of a run that starts now, for a model of this name.
+
+    It is ``runs/<UTC>-<name>``, under the working directory.
+    """
     return Path(f"runs/{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}-{name}")

@@ -28,7 +28,8 @@ from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.model.gpu_peaks import matmul_format, peak_flops_per_s
-from trainer.record.run_record import Run, StepRow, settings_of
+from trainer.record.recorded_settings import settings_of
+from trainer.record.run_record import Run, StepRow
 
 MATTERS_SHARE = 0.10
 """Least share of a part that can be the bottleneck; if all others are below it, compute

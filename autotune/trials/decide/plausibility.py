@@ -19,7 +19,8 @@ from autotune.trials.outcomes import Measured
 from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 from trainer.model.gpu_peaks import NumberFormat, Peak, find_peak, matmul_format
-from trainer.record.run_record import Run, settings_of
+from trainer.record.recorded_settings import settings_of
+from trainer.record.run_record import Run
 
 SLACK = 1.05
 """Tolerance over the data sheet, as a GPU may be delivered with a little more; in

@@ -25,7 +25,7 @@ CONFIG = TrainConfig(
 def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **changes):
     """Write a run of so many tokens/s, with noise."""
     rng = np.random.default_rng(seed)
-    writer = RunWriter(Path(name), active=True)
+    writer = RunWriter(Path(name))
     writer.start(header_of(config, versions={"torch": "2.13.0"}, **changes))
     for step in range(1, steps + 1):
         slow = 5.0 if step <= 2 else 1.0  # warm-up

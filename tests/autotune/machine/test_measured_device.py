@@ -15,8 +15,8 @@ from autotune.machine.measured_device import (
 from autotune.machine.values import GpuFacts
 from testbed.examples.feeds import ON_CPU
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
+from trainer.code_hash import code_sha256
 from trainer.data.manifest import read_manifest
-from trainer.record.run_record import code_sha256
 
 MIB = 2**20
 GIB = 2**30

@@ -1,7 +1,6 @@
 import errno
 import os
-from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest import mock
 
 import pytest
 
@@ -20,32 +19,40 @@ from trainer.checkpoint.format import (
     step_of,
 )
 
-FIRST_SHARE = "rank-00000.safetensors"
-FULL_DISK = OSError(errno.ENOSPC, "No space left on device")
+STEP_5 = checkpoint_name(5, 0)
 
 
-def write_share(
-    root,
-    rank,
-    writers,
-    begin=0,
-    end=4,
-    *,
-    content=CONTENT,
-    timeout_s=10.0,
-    **options,
-):
-    """Write one rank's share of step 5: ``begin`` to ``end`` of the tensor."""
-    writer = CheckpointWriter(
+def writer_of(root, rank, *, writing_ranks=(0, 1), timeout_s=10.0, **options):
+    """Return the writer of a rank's share of the checkpoint of step 5."""
+    return CheckpointWriter(
         root,
-        checkpoint_name(5, 0),
+        STEP_5,
         attempt=1,
         rank=rank,
-        writers=writers,
+        writing_ranks=writing_ranks,
         timeout_s=timeout_s,
         **options,
     )
+
+
+def write_share(root, rank, *, begin, end, content=CONTENT, **options):
+    """Write a rank's share of step 5: ``begin`` to ``end`` of a tensor of length 4."""
+    writer = writer_of(root, rank, **options)
     writer.write(memoryview(content), tensor_entries(rank, begin, end), state_of())
+
+
+def write_first_half(root, **options):
+    """Write the share of rank 0, which waits for that of rank 1, and publish."""
+    write_share(root, 0, begin=0, end=2, **options)
+
+
+def write_second_half(root, **options):
+    """Write the share of rank 1."""
+    write_share(root, 1, begin=2, end=4, **options)
+
+
+def full_disk_error():
+    return OSError(errno.ENOSPC, "No space left on device")
 
 
 def hidden_files(root):
@@ -55,7 +62,7 @@ def hidden_files(root):
 def test_repeated_step_replaces_its_checkpoint(tmp_path):
     write_checkpoint(tmp_path, 5, content=b"other")
     path = write_checkpoint(tmp_path, 5)
-    assert (path / FIRST_SHARE).read_bytes() == CONTENT
+    assert (path / "rank-00000.safetensors").read_bytes() == CONTENT
     assert [entry for entry in tmp_path.iterdir() if entry.is_dir()] == [path]
 
 
@@ -65,49 +72,69 @@ def test_latest_names_the_newest_checkpoint(tmp_path):
     assert (tmp_path / "latest").read_text() == "step-000000006-rollback-1\n"
 
 
-def test_shares_are_joined_in_order(tmp_path):
-    writers = [0, 2, 3]
-    for rank in (3, 2, 0):  # the first waits for all others
-        content = bytes([rank]) * 10 + b"end"
+@pytest.fixture
+def three_shares(tmp_path):
+    """A checkpoint of ranks 0, 2 and 3, whose parts are in the opposite order."""
+    # Rank 0 writes last, as it waits for the other two.
+    for rank, begin, end in [(3, 0, 1), (2, 1, 3), (0, 3, 4)]:
         write_share(
-            tmp_path, rank, writers, begin=3 - rank, end=4 - rank, content=content
+            tmp_path,
+            rank,
+            writing_ranks=[0, 2, 3],
+            begin=begin,
+            end=end,
+            content=b"content of rank %d" % rank,
         )
-    (path,) = list_checkpoints(tmp_path)
-    manifest = read_checkpoint(path)
-    assert [part.begin for part in manifest.tensors["weights.a"].parts] == [0, 1, 3]
-    names = [f"rank-0000{rank}.safetensors" for rank in writers]
-    assert [file.name for file in manifest.files] == names
-    assert sorted(file.name for file in path.iterdir()) == ["manifest.json", *names]
-    assert (path / names[1]).read_bytes() == b"\2" * 10 + b"end"
+    return tmp_path / STEP_5
 
 
-def _fail_on_full_disk(root, monkeypatch):
+def test_parts_are_ordered_by_position(three_shares):
+    parts = read_checkpoint(three_shares).tensors["weights.a"].parts
+    assert [(part.begin, part.end, part.file) for part in parts] == [
+        (0, 1, "rank-00003.safetensors"),
+        (1, 3, "rank-00002.safetensors"),
+        (3, 4, "rank-00000.safetensors"),
+    ]
+
+
+def test_checkpoint_contains_the_files_of_all_ranks(three_shares):
+    files = {path.name: path.read_bytes() for path in three_shares.iterdir()}
+    del files["manifest.json"]
+    assert files == {
+        "rank-00000.safetensors": b"content of rank 0",
+        "rank-00002.safetensors": b"content of rank 2",
+        "rank-00003.safetensors": b"content of rank 3",
+    }
+    listed = [file.name for file in read_checkpoint(three_shares).files]
+    assert listed == sorted(files)
+
+
+def fail_on_full_disk(root):
     """Let rank 1 fail to write its share."""
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(os, "fsync", Mock(side_effect=FULL_DISK))
-        write_share(root, 1, [0, 1])
+    with (
+        mock.patch.object(os, "fsync", side_effect=full_disk_error()),
+        pytest.raises(OSError, match="No space"),
+    ):
+        write_second_half(root)
 
 
-def _give_up_before_writing(root, monkeypatch):
-    """Let rank 1 give up, as without memory for a copy of its tensors."""
-    writer = CheckpointWriter(
-        root, checkpoint_name(5, 0), attempt=1, rank=1, writers=[0, 1], timeout_s=1.0
-    )
-    writer.give_up(MemoryError("no room"))
+def give_up_before_writing(root):
+    """Let rank 1 give up, as it does without memory for a copy of its tensors."""
+    writer_of(root, 1).give_up(MemoryError("no room"))
 
 
 @pytest.mark.parametrize(
-    ("fail", "error_number"),
+    ("fail_rank_1", "error_number"),
     [
-        pytest.param(_fail_on_full_disk, errno.ENOSPC, id="full disk"),
-        pytest.param(_give_up_before_writing, errno.EIO, id="before writing"),
+        pytest.param(fail_on_full_disk, errno.ENOSPC, id="full disk"),
+        pytest.param(give_up_before_writing, errno.EIO, id="before writing"),
     ],
 )
-def test_failure_of_a_writer_fails_the_save(tmp_path, monkeypatch, fail, error_number):
+def test_failure_of_a_writer_fails_the_save(tmp_path, fail_rank_1, error_number):
     old = write_checkpoint(tmp_path, 1)
-    fail(tmp_path, monkeypatch)
+    fail_rank_1(tmp_path)
     with pytest.raises(OSError, match="rank 1 could not write its file") as raised:
-        write_share(tmp_path, 0, [0, 1])
+        write_first_half(tmp_path)
     # Whether older checkpoints are removed depends on the error's number.
     assert raised.value.errno == error_number
     assert list_checkpoints(tmp_path) == [old]
@@ -119,31 +146,35 @@ def test_late_writer_fails_the_save(tmp_path):
     with pytest.raises(
         TimeoutError, match=r"rank 1 has not written its file within 0\.2 s"
     ):
-        write_share(tmp_path, 0, [0, 1], timeout_s=0.2)
+        write_first_half(tmp_path, timeout_s=0.2)
     assert list_checkpoints(tmp_path) == [old]
     assert not hidden_files(tmp_path)
 
 
 @pytest.fixture
-def fail_sync(monkeypatch):
-    """Return a function that makes one call of ``fsync`` fail, as on a full disk."""
+def break_sync(monkeypatch):
+    """Return a function that lets one call of ``fsync`` fail, as on a full disk.
 
-    def fail(failing_call):
-        calls = []
+    A save of one rank syncs its share, the manifest, the directory, and ``latest``.
+    """
+
+    def break_call(failing_call):
+        calls = 0
         sync = os.fsync
 
-        def sometimes_full(fd):
-            calls.append(fd)
-            if len(calls) == failing_call:
-                raise FULL_DISK
+        def sync_or_fail(fd):
+            nonlocal calls
+            calls += 1
+            if calls == failing_call:
+                raise full_disk_error()
             sync(fd)
 
-        monkeypatch.setattr(os, "fsync", sometimes_full)
+        monkeypatch.setattr(os, "fsync", sync_or_fail)
 
-    return fail
+    return break_call
 
 
-@pytest.mark.parametrize(
+calls_before_publishing = pytest.mark.parametrize(
     "failing_call",
     [
         pytest.param(1, id="share"),
@@ -151,24 +182,34 @@ def fail_sync(monkeypatch):
         pytest.param(3, id="directory"),
     ],
 )
-def test_full_disk_keeps_old_checkpoints(
-    tmp_path, monkeypatch, fail_sync, failing_call
-):
+
+
+@calls_before_publishing
+def test_full_disk_keeps_old_checkpoints(tmp_path, break_sync, failing_call):
     old = write_checkpoint(tmp_path, 1)
-    fail_sync(failing_call)
+    break_sync(failing_call)
     with pytest.raises(OSError, match="No space"):
         write_checkpoint(tmp_path, 2)
     assert list_checkpoints(tmp_path) == [old]
     read_checkpoint(old)
     assert (tmp_path / "latest").read_text() == "step-000000001\n"
     assert not hidden_files(tmp_path)
-    monkeypatch.undo()
-    assert write_checkpoint(tmp_path, 2) == list_checkpoints(tmp_path)[0]
 
 
-def test_checkpoint_counts_even_if_latest_fails(tmp_path, fail_sync):
+@calls_before_publishing
+def test_save_succeeds_once_the_disk_has_space(tmp_path, break_sync, failing_call):
+    break_sync(failing_call)  # all later calls succeed
+    with pytest.raises(OSError, match="No space"):
+        write_checkpoint(tmp_path, 2)
+    assert list_checkpoints(tmp_path) == []
+    path = write_checkpoint(tmp_path, 2)
+    assert list_checkpoints(tmp_path) == [path]
+    read_checkpoint(path)
+
+
+def test_checkpoint_counts_even_if_latest_fails(tmp_path, break_sync):
     write_checkpoint(tmp_path, 1)
-    fail_sync(4)  # after share, manifest and directory
+    break_sync(4)  # that of ``latest``
     write_checkpoint(tmp_path, 2)
     assert [step_of(path.name) for path in list_checkpoints(tmp_path)] == [2, 1]
     assert (tmp_path / "latest").read_text() == "step-000000001\n"
@@ -178,25 +219,26 @@ def test_checkpoint_counts_even_if_latest_fails(tmp_path, fail_sync):
 
 
 def test_save_removes_earlier_saves_of_its_start(tmp_path):
-    write_share(tmp_path, 1, [0, 1], number=1)  # after the first one gave up
+    write_second_half(tmp_path, save_number=1)  # after rank 0 had given up this save
+    # A pattern for "attempt-1" that is not exact would match "attempt-11" as well.
     other_start = tmp_path / ".step-000000004.attempt-11.save-1.partial"
     other_start.mkdir()
-    write_share(tmp_path, 1, [0, 1], begin=2, end=4, number=2)
-    assert len(list(tmp_path.glob(".*.partial"))) == 3
-    write_share(tmp_path, 0, [0, 1], begin=0, end=2, number=2)
-    assert list(tmp_path.glob(".*.partial")) == [other_start]
-    read_checkpoint(tmp_path / checkpoint_name(5, 0))
+    write_second_half(tmp_path, save_number=2)
+    assert len(hidden_files(tmp_path)) == 3
+    write_first_half(tmp_path, save_number=2)
+    assert hidden_files(tmp_path) == [other_start]
+    read_checkpoint(tmp_path / STEP_5)
 
 
 class SlowRank:
     """Rank 1, which writes a byte of its share whenever rank 0 sleeps.
 
-    It stands in for the module ``time`` of rank 0. A sleep takes 0.9 s, and the share
+    It replaces the module ``time`` of rank 0, whose sleeps take 0.9 s each. The share
     is complete after the 20th.
     """
 
     sleep_s = 0.9
-    complete_after = 20
+    sleeps_until_complete = 20
 
     def __init__(self, root):
         self._root = root
@@ -207,29 +249,34 @@ class SlowRank:
 
     def sleep(self, seconds):
         self.sleeps += 1
-        if self.sleeps == self.complete_after:
-            write_share(self._root, 1, [0, 1], begin=2, end=4)
-        elif self.sleeps < self.complete_after:
+        if self.sleeps == self.sleeps_until_complete:
+            write_second_half(self._root)
+        elif self.sleeps < self.sleeps_until_complete:
             partial = self._root / ".step-000000005.attempt-1.save-1.partial"
             with (partial / "rank-00001.safetensors").open("ab") as file:
                 file.write(b"x")
 
 
-def test_growing_share_is_waited_for(tmp_path, monkeypatch):
+@pytest.fixture
+def slow_rank(tmp_path, monkeypatch):
     slow_rank = SlowRank(tmp_path)
-    clock = SimpleNamespace(monotonic=slow_rank.monotonic, sleep=slow_rank.sleep)
-    monkeypatch.setattr(checkpoint_writer, "time", clock)
+    monkeypatch.setattr(checkpoint_writer, "time", slow_rank)
+    return slow_rank
+
+
+def test_growing_share_is_waited_for(tmp_path, slow_rank):
+    # Longer than a sleep, and far shorter than the 18 s until the share is complete.
+    write_first_half(tmp_path, timeout_s=1.0)
+    read_checkpoint(tmp_path / STEP_5)
+    assert slow_rank.sleeps == slow_rank.sleeps_until_complete
+
+
+def test_growth_of_a_share_is_progress(tmp_path, slow_rank):
+    # Otherwise, the watchdog would take the waiting rank for hung.
     sleeps_at_progress = set()
-    write_share(
-        tmp_path,
-        0,
-        [0, 1],
-        begin=0,
-        end=2,
-        timeout_s=1.0,
-        progressed=lambda: sleeps_at_progress.add(slow_rank.sleeps),
+    write_first_half(
+        tmp_path, progressed=lambda: sleeps_at_progress.add(slow_rank.sleeps)
     )
-    read_checkpoint(tmp_path / checkpoint_name(5, 0))
-    assert slow_rank.monotonic() > 15  # far beyond the timeout
-    # Progress after every sleep, so that the watchdog does not take the rank for hung.
-    assert len(sleeps_at_progress) == slow_rank.complete_after
+    # Rank 0 writes its own share before it sleeps, and that of rank 1 is complete after
+    # the last sleep.
+    assert sleeps_at_progress == set(range(slow_rank.sleeps_until_complete))

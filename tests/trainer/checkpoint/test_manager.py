@@ -23,6 +23,9 @@ from trainer.config.train_config import CheckpointSettings
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig, TrainingFailed
 
+FILE = "rank-00000.safetensors"
+LOWEST_PRIORITY = 19
+
 
 @pytest.fixture
 def training(dataset):
@@ -57,7 +60,7 @@ def manager_of(training, tmp_path, events):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Clock of managers and their writers, which a test sets by ``now_s``."""
+    """Clock of managers and their writers, which a test moves by its ``now_s``."""
     clock = SimpleNamespace(now_s=1000.0)
     clock.monotonic = clock.perf_counter = lambda: clock.now_s
     for module in ("manager", "async_writer"):
@@ -72,7 +75,7 @@ def save(manager, step, **changes):
 
 @pytest.fixture
 def fail_to_save(monkeypatch):
-    """Return a function that saves to a disk which fails, and waits for it."""
+    """Return a function that saves to a disk which fails; it is full by default."""
 
     def save_on_bad_disk(manager, step, error_number=errno.ENOSPC):
         error = OSError(error_number, os.strerror(error_number))
@@ -86,6 +89,20 @@ def fail_to_save(monkeypatch):
 def steps_in(root):
     """Return the steps of all checkpoints, newest first."""
     return [step_of(path.name) for path in list_checkpoints(root)]
+
+
+@pytest.fixture
+def delayed_write(monkeypatch):
+    """Event until which all writing waits."""
+    may_write = threading.Event()
+    write = CheckpointWriter.write
+
+    def wait_and_write(*arguments):
+        assert may_write.wait(30)  # seconds, if the test fails to set it
+        write(*arguments)
+
+    monkeypatch.setattr(CheckpointWriter, "write", wait_and_write)
+    return may_write
 
 
 @pytest.mark.parametrize(
@@ -138,7 +155,7 @@ def test_disabled_save_is_never_due_by_time(manager_of, clock):
 
 
 def test_duration_is_estimated_before_the_first_save(manager_of, training):
-    # A second, and 100 MB/s.
+    # A second, and the bytes of the state at 100 MB/s.
     expected_s = 1 + state_bytes(training) / 100e6
     assert manager_of().expected_duration_s == pytest.approx(expected_s)
 
@@ -150,7 +167,13 @@ def test_duration_is_that_of_the_last_save(manager_of, events):
         assert manager.expected_duration_s == events[-1].values["seconds"]
 
 
-@pytest.mark.parametrize("has_saved_before", [False, True])
+@pytest.mark.parametrize(
+    "has_saved_before",
+    [
+        pytest.param(False, id="estimated"),
+        pytest.param(True, id="measured"),
+    ],
+)
 def test_failed_save_leaves_the_expected_duration(
     manager_of, events, fail_to_save, has_saved_before
 ):
@@ -188,13 +211,26 @@ def test_finished_saves_become_events(manager_of, events):
     assert events[1].message == "saved step-000000002; removed step-000000001"
 
 
-def test_only_the_writing_thread_has_low_priority(manager_of):
-    manager = manager_of()
+def priority_of_this_thread():
     # On Linux, 0 is the calling thread.
-    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_only_the_writing_thread_has_low_priority(manager_of, monkeypatch):
+    priorities_of_writing = []
+    write = CheckpointWriter.write
+
+    def note_priority_and_write(*arguments):
+        priorities_of_writing.append(priority_of_this_thread())
+        write(*arguments)
+
+    monkeypatch.setattr(CheckpointWriter, "write", note_priority_and_write)
+    manager = manager_of()
+    own_priority = priority_of_this_thread()
     manager.save(state_of(1), rollbacks=0)
     manager.wait()
-    assert os.getpriority(os.PRIO_PROCESS, 0) == priority
+    assert priorities_of_writing == [LOWEST_PRIORITY]
+    assert priority_of_this_thread() == own_priority
 
 
 @pytest.mark.parametrize(
@@ -249,7 +285,7 @@ def test_rollback_returns_to_the_newest_good_checkpoint(manager_of, events, root
     good = write_checkpoint(root, 2)
     corrupt = write_checkpoint(root, 3)
     write_checkpoint(root, 4, good=False)
-    (corrupt / "rank-00000.safetensors").write_bytes(b"")
+    (corrupt / FILE).write_bytes(b"")
     checkpoint = manager_of().newest_good()
     assert (checkpoint.path, checkpoint.manifest.state.step) == (good, 2)
     (event,) = events
@@ -336,20 +372,6 @@ def test_save_succeeds_if_older_ones_cannot_be_removed(manager_of, events, monke
     assert manager.newest == "step-000000002"
 
 
-@pytest.fixture
-def delayed_write(monkeypatch):
-    """Delay writing until the event that is returned is set."""
-    may_write = threading.Event()
-    write = CheckpointWriter.write
-
-    def wait_and_write(*arguments):
-        assert may_write.wait(30)
-        write(*arguments)
-
-    monkeypatch.setattr(CheckpointWriter, "write", wait_and_write)
-    return may_write
-
-
 def test_save_holds_the_state_at_its_call(manager_of, training, root, delayed_write):
     manager = manager_of()
     weights = {
@@ -364,7 +386,7 @@ def test_save_holds_the_state_at_its_call(manager_of, training, root, delayed_wr
     manager.wait()
     (path,) = list_checkpoints(root)
     assert read_checkpoint(path).state == state_of(3)
-    saved = load_file(path / "rank-00000.safetensors")
+    saved = load_file(path / FILE)
     assert {name for name in saved if name.startswith("weights.")} == weights.keys()
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
 
@@ -378,7 +400,7 @@ def test_background_save_stalls_for_its_copy_only(
     manager.wait()
     (path,) = list_checkpoints(root)
     values = events[0].values
-    assert values["size_bytes"] == (path / "rank-00000.safetensors").stat().st_size
+    assert values["size_bytes"] == (path / FILE).stat().st_size
     assert values["stall_s"] < values["seconds"]
 
 
@@ -393,14 +415,18 @@ def test_save_waits_for_the_one_before(
     with torch.no_grad():
         for parameter in training.module.parameters():
             parameter.fill_(2.0)
+    # The call below waits for the first save, which the timer lets write meanwhile.
     threading.Timer(0.2, delayed_write.set).start()
     manager.save(state_of(4), rollbacks=1, wait=True)
     assert not manager.busy
     newest, older = list_checkpoints(root)
     assert (newest.name, older.name) == ("step-000000004-rollback-1", "step-000000003")
-    saved = load_file(newest / "rank-00000.safetensors")
+    # Neither save has the weights of the other.
+    saved = load_file(newest / FILE)
+    saved_before = load_file(older / FILE)
     for name, _ in training.module.named_parameters():
         assert bool((saved[f"weights.{name}"] == 2).all())
+        assert not bool((saved_before[f"weights.{name}"] == 2).any())
 
 
 @pytest.fixture(params=["synchronous", "waited for"])
@@ -408,8 +434,8 @@ def saved_manager(request, manager_of, monkeypatch):
     """A manager after a save that training has waited for."""
     is_synchronous = request.param == "synchronous"
     manager = manager_of(asynchronous=not is_synchronous)
+    # The copy is allocated in the background, and the save allocates no other one.
     manager._writer.wait_for_allocation()
-    # The save uses the copy that was allocated before.
     monkeypatch.setattr("trainer.checkpoint.async_writer.HostCopy", None)
     manager.save(state_of(0), rollbacks=0, wait=not is_synchronous)
     return manager

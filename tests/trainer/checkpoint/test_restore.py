@@ -24,6 +24,7 @@ from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig
 
 CONFIG = config_of()
+LEARNING_RATE = 1e-3
 RANKS = join_ranks(CONFIG, environment={})
 FILE = "rank-00000.safetensors"
 POSITION_EMBEDDINGS = "bert.embeddings.position_embeddings"
@@ -31,6 +32,7 @@ POSITION_EMBEDDINGS = "bert.embeddings.position_embeddings"
 
 @pytest.fixture
 def batches(dataset):
+    """Micro-batches of the first five steps."""
     return micro_batches(dataset, CONFIG, steps=5)
 
 
@@ -38,37 +40,58 @@ def trained(dataset, batches, config=CONFIG):
     """Return a training after a step on each of the batches."""
     training = training_of(config, dataset)
     for batch in batches:
-        training.step.run([batch], 1e-3)
+        training.step.run([batch], LEARNING_RATE)
     return training
 
 
 def save(training, root, ranks=1):
-    """Save a training, divided as that many ranks would; return path and manifest."""
+    """Save a training, divided as that many ranks do under fsdp2.
+
+    Returns:
+        The checkpoint's directory, and its manifest.
+    """
     shards = tensor_shards(training, RANKS)
     name = checkpoint_name(5, 0)
-    for rank in reversed(range(ranks)):
-        own_shards = [part_of(shard, rank, ranks) for shard in shards]
-        own_shards = [shard for shard in own_shards if shard is not None]
+    for rank in reversed(range(ranks)):  # rank 0 waits for all others
+        own_shards = [part_of(shard, rank, ranks) for shard in shards if shard.shape]
+        if rank == 0:
+            own_shards += [shard for shard in shards if not shard.shape]
         copy = HostCopy(own_shards, f"rank-{rank:05d}.safetensors", pinned=False)
         copy.take(own_shards)
         writer = CheckpointWriter(
-            root, name, attempt=1, rank=rank, writers=range(ranks), timeout_s=1.0
+            root,
+            name,
+            attempt=1,
+            rank=rank,
+            writing_ranks=range(ranks),
+            timeout_s=1.0,
         )
         writer.write(copy.content, copy.tensors, state_of(5))
     return root / name, read_checkpoint(root / name)
 
 
 def part_of(shard, rank, ranks):
-    """Return a rank's part of a tensor; None if it has none."""
-    if ranks == 1 or not shard.shape:
-        return shard if rank == 0 else None
-    size = shard.shape[0]
-    part_size = -(-size // ranks)
-    return replace(
-        shard,
-        local=shard.local[rank * part_size : (rank + 1) * part_size],
-        begin=min(size, rank * part_size),
+    """Return a rank's part of a tensor with dimensions."""
+    begin = sum(len(part) for part in shard.local.chunk(ranks)[:rank])
+    end = sum(len(part) for part in shard.local.chunk(ranks)[: rank + 1])
+    return replace(shard, local=shard.local[begin:end], begin=begin)
+
+
+def with_frozen_positions(dataset, seed):
+    """Return a training whose position embeddings are not trained."""
+    training = training_of(config_of(seed=seed), dataset)
+    positions = training.module.model.get_submodule(POSITION_EMBEDDINGS)
+    positions.requires_grad_(False)
+    # Made again, as an optimizer has the parameters that are trained when it is made.
+    optimizer = make_optimizer(training.module, CONFIG, RANKS)
+    step = TrainStep(
+        training.parallel_module,
+        optimizer,
+        CONFIG,
+        RANKS,
+        weights_changed=lambda: None,
     )
+    return replace(training, optimizer=optimizer, step=step)
 
 
 def test_safetensors_reads_the_file(dataset, batches, tmp_path):
@@ -103,21 +126,22 @@ def test_restored_training_continues_bit_by_bit(
     config = config_of(precision=precision)
     uninterrupted = trained(dataset, batches[:steps], config)
     saved = trained(dataset, batches[:steps], config)
-    make_optimizer_state(saved)  # which changes nothing, also before the first step
+    make_optimizer_state(saved)  # as a save does, before the first step as well
+    # It has other weights, and optimizer state of another step, before it is restored.
     restored = trained(dataset, batches[:3], config_of(seed=7, precision=precision))
     assert not same(state_of_training(restored), state_of_training(saved))
     path, manifest = save(saved, tmp_path, ranks)
     restore(restored, path, manifest, RANKS)
     assert same(state_of_training(restored), state_of_training(saved))
     for batch in batches[steps:]:
-        expected = uninterrupted.step.run([batch], 1e-3)
-        result = restored.step.run([batch], 1e-3)
+        expected = uninterrupted.step.run([batch], LEARNING_RATE)
+        result = restored.step.run([batch], LEARNING_RATE)
         assert (result.loss, result.grad_norm) == (expected.loss, expected.grad_norm)
     assert same(state_of_training(restored), state_of_training(uninterrupted))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("model_change", "message"),
     [
         pytest.param(
             {"intermediate_size": 96},
@@ -132,10 +156,10 @@ def test_restored_training_continues_bit_by_bit(
     ],
 )
 def test_rejects_checkpoint_of_another_model(
-    dataset, batches, tmp_path, change, message
+    dataset, batches, tmp_path, model_change, message
 ):
     path, manifest = save(trained(dataset, batches[:1]), tmp_path)
-    model = ModelSettings(name="m", config=SHAPES["bert"] | change)
+    model = ModelSettings(name="m", config=SHAPES["bert"] | model_change)
     other = training_of(config_of(model=model), dataset)
     before = {name: value.clone() for name, value in other.module.named_parameters()}
     with pytest.raises(BadConfig, match=f"does not match the model: {message}"):
@@ -144,22 +168,21 @@ def test_rejects_checkpoint_of_another_model(
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "kept_parts",
     [
-        pytest.param(slice(0, 1), id="first part"),
-        pytest.param(slice(1, 2), id="second part"),
-        pytest.param(slice(0, 0), id="no part"),
+        pytest.param([0], id="second part is missing"),
+        pytest.param([1], id="first part is missing"),
+        pytest.param([], id="both parts are missing"),
     ],
 )
-def test_rejects_checkpoint_without_a_part(dataset, batches, tmp_path, kept):
+def test_rejects_checkpoint_without_a_part(dataset, batches, tmp_path, kept_parts):
     training = trained(dataset, batches[:1])
     path, manifest = save(training, tmp_path, ranks=2)
-    matrices = [
-        name for name, entry in manifest.tensors.items() if len(entry.shape) == 2
-    ]
-    name = matrices[0]  # with a part of each of the two ranks
+    name = f"weights.model.{POSITION_EMBEDDINGS}.weight"
     entry = manifest.tensors[name]
-    incomplete_entry = entry.model_copy(update={"parts": entry.parts[kept]})
+    assert len(entry.parts) == 2  # one of each rank
+    parts = [entry.parts[number] for number in kept_parts]
+    incomplete_entry = entry.model_copy(update={"parts": parts})
     incomplete = manifest.model_copy(
         update={"tensors": manifest.tensors | {name: incomplete_entry}}
     )
@@ -177,26 +200,9 @@ def test_tied_weights_stay_tied(dataset, batches, tmp_path):
         assert model.get_output_embeddings().weight is embeddings.weight
 
 
-def with_frozen_positions(dataset, seed):
-    """Return a training whose position embeddings are not trained."""
-    training = training_of(config_of(seed=seed), dataset)
-    positions = training.module.model.get_submodule(POSITION_EMBEDDINGS)
-    positions.requires_grad_(False)
-    # Built again, as an optimizer takes the parameters that are trained at its start.
-    optimizer = make_optimizer(training.module, CONFIG, RANKS)
-    step = TrainStep(
-        training.parallel_module,
-        optimizer,
-        CONFIG,
-        RANKS,
-        weights_changed=lambda: None,
-    )
-    return replace(training, optimizer=optimizer, step=step)
-
-
 def test_frozen_parameters_have_no_optimizer_state(dataset, batches, tmp_path):
     training = with_frozen_positions(dataset, seed=0)
-    training.step.run([batches[0]], 1e-3)
+    training.step.run([batches[0]], LEARNING_RATE)
     path, manifest = save(training, tmp_path)
     name = f"model.{POSITION_EMBEDDINGS}.weight"
     assert f"weights.{name}" in manifest.tensors

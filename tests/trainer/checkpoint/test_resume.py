@@ -24,18 +24,49 @@ from trainer.config.train_config import (
     ModelSettings,
 )
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
+from trainer.health.watchdog import REQUEUE
 from trainer.record.run_record import read_run
 
 CONFIG = config_of(max_steps=20)
 LOWER_RATE = config_of(max_steps=20, learning_rate=1e-5)
+"""The configuration with a setting that may change on resume."""
+GAVE_UP = TrainingFailed.exit_code
+SHARE = "rank-00000.safetensors"
 SLURM = {"SLURM_JOB_ID": "17"}
 RESTARTED_SLURM = SLURM | {"SLURM_RESTART_COUNT": "1"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
 RESTARTED_TORCHRUN = TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"}
 
+RELU_MODEL = ModelSettings(name="m", config=SHAPES["bert"] | {"hidden_act": "relu"})
+MODEL_WITHOUT_A_KEY = ModelSettings(
+    name="m", config=SHAPES["bert"], null_keys=["classifier_dropout"]
+)
+OTHER_DATASET = DataSettings(dataset_hash="e" * 64)
+OTHER_RECIPE = {  # every value differs from that of ``CONFIG``
+    "learning_rate": 1e-3,
+    "schedule": "cosine",
+    "warmup_steps": 3,
+    "decay_share": 0.2,
+    "final_learning_rate_share": 0.1,
+    "weight_decay": 0.1,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.98,
+    "adam_epsilon": 1e-6,
+    "max_grad_norm": 1.0,
+    "max_steps": 30,
+    "masking_probability": 0.3,
+    "attention_dropout": 0.1,
+    "precision": "bf16",
+    "residual_dtype": "bf16",
+    "float8": "rowwise",
+    "tf32": False,
+    "max_epochs": 3,
+}
+
 
 @pytest.fixture(autouse=True)
 def working_directory(tmp_path, monkeypatch):
+    """Directory without runs, in which a job looks for its own in ``runs``."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
 
@@ -50,7 +81,10 @@ def run(tmp_path):
 
 
 def choose(out, resume="auto", config=CONFIG, environment=None):
-    """Return what ``choose_run`` does, and end the process's use of the run."""
+    """Return the writer and the start that ``choose_run`` chooses.
+
+    The run is released, as at the end of a process, so that it can be opened again.
+    """
     opened = []
     try:
         return choose_run(
@@ -65,9 +99,33 @@ def choose(out, resume="auto", config=CONFIG, environment=None):
             release_run(writer)
 
 
+def resume_by_out(run, config):
+    """Resume a run as ``--out RUN`` does."""
+    return choose(run, "auto", config)
+
+
+def resume_by_path(run, config):
+    """Resume a run as ``--resume RUN`` does."""
+    return choose(None, run, config)
+
+
+def start_another_run(run, config):
+    """Start a run from another one, as ``--resume RUN --out OTHER`` does."""
+    return choose(run.parent / "other", run, config)
+
+
 def write_run_of_job(name, job, config=CONFIG):
-    """Write a run in the directory where a job looks for its own."""
+    """Write a run of a job where the job looks for its own, in ``runs``."""
     return write_run(Path("runs") / name, config, job=job)
+
+
+def assert_rejected(out, resume, message):
+    """Check that a start is rejected with a next step."""
+    with pytest.raises(BadConfig, match=message) as raised:
+        choose(out, resume)
+    assert raised.value.next_step
+    # ``autotune train`` has no option ``--resume never``.
+    assert "--resume never" not in raised.value.next_step
 
 
 def messages_of(start):
@@ -79,11 +137,13 @@ def checkpoint_of(run, step):
 
 
 def corrupt(*checkpoints):
+    """Truncate the file of tensors in each checkpoint."""
     for path in checkpoints:
-        (path / "rank-00000.safetensors").write_bytes(b"short")
+        (path / SHARE).write_bytes(b"short")
 
 
 def names_in(run):
+    """Return the names of all checkpoints of a run, also of those put aside."""
     return sorted(path.name for path in (run / CHECKPOINTS_DIRECTORY).glob("step-*"))
 
 
@@ -108,7 +168,7 @@ def test_auto_resumes_from_the_newest_checkpoint(run):
     assert messages_of(start) == ["resumed from step-000000010"]
 
 
-def test_never_rejects_an_existing_run(run):
+def test_existing_run_is_rejected_unless_resumed(run):
     partial = run / CHECKPOINTS_DIRECTORY / ".step-000000015.attempt-1.partial"
     partial.mkdir()
     with pytest.raises(BadConfig, match="already contains a run"):
@@ -116,7 +176,7 @@ def test_never_rejects_an_existing_run(run):
     assert partial.exists()
 
 
-def test_auto_removes_unfinished_checkpoints(run):
+def test_resume_removes_unfinished_checkpoints(run):
     partial = run / CHECKPOINTS_DIRECTORY / ".step-000000015.attempt-1.partial"
     partial.mkdir()
     choose(run)
@@ -124,7 +184,7 @@ def test_auto_removes_unfinished_checkpoints(run):
 
 
 def test_run_without_a_checkpoint_starts_from_scratch(tmp_path):
-    writer, start = choose(write_run(tmp_path / "r", CONFIG, ()))
+    writer, start = choose(write_run(tmp_path / "r", CONFIG, steps=()))
     assert (writer.attempt, start.checkpoint) == (2, None)
     assert start.events[0].level == "warning"
     assert "no intact checkpoint" in messages_of(start)[0]
@@ -132,19 +192,19 @@ def test_run_without_a_checkpoint_starts_from_scratch(tmp_path):
 
 @pytest.fixture
 def runs_of_jobs():
-    """Runs of several jobs, of which ``a`` belongs to ``SLURM``."""
-    write_run_of_job("a", "slurm-17")
-    write_run_of_job("b", "slurm-18")
-    write_run_of_job("c", "")
-    Path("runs/d").mkdir()
-    Path("runs/d/run.json").write_text("{")
+    """Runs of several jobs, of which ``own`` belongs to ``SLURM``."""
+    write_run_of_job("own", "slurm-17")
+    write_run_of_job("other-job", "slurm-18")
+    write_run_of_job("no-job", "")
+    Path("runs/corrupt").mkdir()
+    Path("runs/corrupt/run.json").write_text("{")
 
 
 @pytest.mark.usefixtures("runs_of_jobs")
 def test_restarted_slurm_job_resumes_its_run():
     assert job_name(SLURM) == "slurm-17"
     writer, start = choose(None, environment=RESTARTED_SLURM)
-    assert (writer.directory.name, start.manifest.state.step) == ("a", 10)
+    assert (writer.directory.name, start.manifest.state.step) == ("own", 10)
 
 
 @pytest.mark.usefixtures("runs_of_jobs")
@@ -159,13 +219,19 @@ def test_restarted_slurm_job_resumes_its_run():
         ),
     ],
 )
-def test_other_starts_do_not_resume_a_run_of_the_job(environment):
+def test_other_starts_do_not_resume_its_run(environment):
     _, start = choose(None, environment=environment)
     assert start.checkpoint is None
 
 
 @pytest.mark.usefixtures("runs_of_jobs")
-@pytest.mark.parametrize(("out", "resume"), [(None, "never"), (Path("out"), "auto")])
+@pytest.mark.parametrize(
+    ("out", "resume"),
+    [
+        pytest.param(None, "never", id="--resume never"),
+        pytest.param(Path("out"), "auto", id="--out"),
+    ],
+)
 def test_options_take_precedence_over_the_job(out, resume):
     _, start = choose(out, resume, environment=RESTARTED_SLURM)
     assert start.checkpoint is None
@@ -173,15 +239,21 @@ def test_options_take_precedence_over_the_job(out, resume):
 
 @pytest.fixture
 def runs_of_one_job():
-    """Runs of the same job, oldest first: ``z`` and ``a`` have one configuration."""
-    configs = {"z": CONFIG, "a": CONFIG, "m": LOWER_RATE}
-    for number, (name, config) in enumerate(configs.items()):
+    """Runs of the same job, oldest first, which is not the order of their names."""
+    configs = {"z-oldest": CONFIG, "a-newer": CONFIG, "m-newest": LOWER_RATE}
+    for modified_s, (name, config) in enumerate(configs.items()):
         run = write_run_of_job(name, "slurm-17", config)
-        os.utime(run / "run.json", (1000 + number, 1000 + number))
+        os.utime(run / "run.json", (modified_s, modified_s))
 
 
 @pytest.mark.usefixtures("runs_of_one_job")
-@pytest.mark.parametrize(("config", "name"), [(CONFIG, "a"), (LOWER_RATE, "m")])
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        pytest.param(CONFIG, "a-newer", id="two runs"),
+        pytest.param(LOWER_RATE, "m-newest", id="one run"),
+    ],
+)
 def test_job_resumes_its_newest_run_with_its_configuration(config, name):
     writer, _ = choose(None, config=config, environment=RESTARTED_SLURM)
     assert writer.directory.name == name
@@ -195,17 +267,18 @@ def test_job_with_another_configuration_starts_another_run():
 
 
 def test_restarted_torchrun_resumes_its_run():
-    write_run_of_job("a", job_name(TORCHRUN))
+    write_run_of_job("own", job_name(TORCHRUN))
     _, first_start = choose(None, environment=TORCHRUN)
     assert first_start.checkpoint is None
     writer, start = choose(None, environment=RESTARTED_TORCHRUN)
-    assert (writer.directory.name, start.manifest.state.step) == ("a", 10)
+    assert (writer.directory.name, start.manifest.state.step) == ("own", 10)
 
 
 @pytest.fixture
 def finished_run(tmp_path):
+    """A run that has taken all of its 20 steps."""
     run_exit = exit_of(0, steps=20)
-    return write_run(tmp_path / "r", CONFIG, (10, 20), run_exit=run_exit)
+    return write_run(tmp_path / "r", CONFIG, steps=(10, 20), run_exit=run_exit)
 
 
 def test_finished_run_is_unchanged(finished_run):
@@ -217,6 +290,7 @@ def test_finished_run_is_unchanged(finished_run):
 
 
 def test_finished_run_resumes_with_more_steps(finished_run):
+    # A start with the same steps, which only writes its exit, changes nothing for it.
     writer, _ = choose(finished_run)
     writer.finish(exit_of(0, steps=20))
     _, start = choose(finished_run, config=config_of(max_steps=30))
@@ -225,7 +299,7 @@ def test_finished_run_resumes_with_more_steps(finished_run):
 
 
 def test_run_that_was_signalled_resumes(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG, (5, 20), run_exit=exit_of(75))
+    run = write_run(tmp_path / "r", CONFIG, steps=(5, 20), run_exit=exit_of(REQUEUE))
     _, start = choose(run)
     assert start.finished is None
     assert start.manifest.state.step == 20
@@ -235,8 +309,8 @@ def test_run_that_was_signalled_resumes(tmp_path):
 @pytest.fixture
 def run_that_gave_up(tmp_path):
     """A run that gave up, whose first checkpoint is good."""
-    run_exit = exit_of(76, reason="nothing helped")
-    return write_run(tmp_path / "r", CONFIG, (5, 10), run_exit=run_exit, good=False)
+    run_exit = exit_of(GAVE_UP, reason="nothing helped")
+    return write_run(tmp_path / "r", CONFIG, run_exit=run_exit, good=False)
 
 
 def test_run_that_gave_up_rejects_the_same_settings(run_that_gave_up):
@@ -248,7 +322,7 @@ def test_run_that_gave_up_rejects_the_same_settings(run_that_gave_up):
             choose(run_that_gave_up)
 
 
-def test_run_that_gave_up_resumes_from_a_good_checkpoint(run_that_gave_up):
+def test_gave_up_run_resumes_from_a_good_checkpoint(run_that_gave_up):
     writer, start = choose(run_that_gave_up, config=LOWER_RATE)
     assert (writer.attempt, start.manifest.state.step) == (2, 5)
     assert "train.learning_rate is now 1e-05, it was 0.0001" in messages_of(start)[0]
@@ -256,6 +330,7 @@ def test_run_that_gave_up_resumes_from_a_good_checkpoint(run_that_gave_up):
 
 
 def test_later_starts_resume_from_newer_checkpoints(run_that_gave_up):
+    # The checkpoint of step 10, from before the run gave up, must not seem the newest.
     writer, _ = choose(run_that_gave_up, config=LOWER_RATE)
     writer.start(header_of(LOWER_RATE))
     root = run_that_gave_up / CHECKPOINTS_DIRECTORY
@@ -272,7 +347,7 @@ def test_corrupt_newest_checkpoint_is_put_aside(run):
     _, start = choose(run)
     assert start.manifest.state.step == 5
     put_aside = root / "step-000000010.corrupt-2"
-    assert (put_aside / "rank-00000.safetensors").read_bytes() == b"short"
+    assert (put_aside / SHARE).read_bytes() == b"short"
     assert (root / "latest").read_text() == "step-000000005\n"
 
 
@@ -286,31 +361,15 @@ def test_corrupt_checkpoint_is_reported_once(run):
     assert messages_of(next_start) == ["resumed from step-000000005"]
 
 
-def resume_by_out(run, config):
-    return choose(run, "auto", config)
-
-
-def resume_by_path(run, config):
-    return choose(None, run, config)
-
-
-def start_another_run(run, config):
-    return choose(run.parent / "other", run, config)
-
-
-RELU_MODEL = ModelSettings(name="m", config=SHAPES["bert"] | {"hidden_act": "relu"})
-MODEL_WITHOUT_A_KEY = ModelSettings(
-    name="m", config=SHAPES["bert"], null_keys=["classifier_dropout"]
-)
-OTHER_DATASET = DataSettings(dataset_hash="e" * 64)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        pytest.param("model", RELU_MODEL, r"train\.model\.config ", id="config"),
+        pytest.param("model", RELU_MODEL, r"train\.model\.config ", id="model.config"),
         pytest.param(
-            "model", MODEL_WITHOUT_A_KEY, r"train\.model\.null_keys ", id="null_keys"
+            "model",
+            MODEL_WITHOUT_A_KEY,
+            r"train\.model\.null_keys ",
+            id="model.null_keys",
         ),
         ("seq_length_tokens", 32, r"train\.seq_length_tokens "),
         ("layout", "padded", r"train\.layout "),
@@ -326,8 +385,8 @@ OTHER_DATASET = DataSettings(dataset_hash="e" * 64)
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param(resume_by_out, id="auto"),
-        pytest.param(resume_by_path, id="in place"),
+        pytest.param(resume_by_out, id="run as --out"),
+        pytest.param(resume_by_path, id="run as --resume"),
         pytest.param(start_another_run, id="another run"),
     ],
 )
@@ -340,36 +399,14 @@ def test_settings_of_weights_or_position_cannot_change(run, key, value, message,
     assert not (run.parent / "other").exists()
 
 
-RECIPE = {  # other values than those of ``CONFIG``
-    "learning_rate": 1e-3,
-    "schedule": "cosine",
-    "warmup_steps": 3,
-    "decay_share": 0.2,
-    "final_learning_rate_share": 0.1,
-    "weight_decay": 0.1,
-    "adam_beta1": 0.8,
-    "adam_beta2": 0.98,
-    "adam_epsilon": 1e-6,
-    "max_grad_norm": 1.0,
-    "max_steps": 30,
-    "masking_probability": 0.3,
-    "attention_dropout": 0.1,
-    "precision": "bf16",
-    "residual_dtype": "bf16",
-    "float8": "rowwise",
-    "tf32": False,
-    "max_epochs": 3,
-}
-
-
 def test_changes_of_the_recipe_are_reported(run):
-    changed = config_of(**RECIPE, health=HealthSettings(on_spike="rollback"))
+    changed = config_of(**OTHER_RECIPE, health=HealthSettings(on_spike="rollback"))
     _, start = choose(run, config=changed)
     (event,) = start.events
     assert event.level == "warning"
     old_settings = CONFIG.model_dump()
     settings = changed.model_dump()
-    for key in RECIPE:
+    for key in OTHER_RECIPE:
         change = f"train.{key} is now {settings[key]}, it was {old_settings[key]}"
         assert change in event.message
     assert "train.health.on_spike is now rollback, it was warn" in event.message
@@ -387,18 +424,36 @@ def test_changes_without_effect_on_results_are_not_reported(run):
     assert messages_of(start) == ["resumed from step-000000010"]
 
 
-@pytest.mark.parametrize("path", ["", "checkpoints", "checkpoints/step-000000010"])
-@pytest.mark.parametrize("with_out", [False, True])
+with_or_without_out = pytest.mark.parametrize(
+    "with_out",
+    [pytest.param(False, id="without --out"), pytest.param(True, id="with --out")],
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("", id="run"),
+        pytest.param("checkpoints", id="directory of checkpoints"),
+        pytest.param("checkpoints/step-000000010", id="newest checkpoint"),
+    ],
+)
+@with_or_without_out
 def test_path_resumes_its_run(run, path, with_out):
     writer, start = choose(run if with_out else None, run / path)
     assert (writer.directory, start.manifest.state.step) == (run, 10)
 
 
 @pytest.mark.parametrize(
-    ("path", "step"), [("", 10), ("checkpoints/step-000000005", 5)]
+    ("path", "step"),
+    [
+        pytest.param("", 10, id="newest of a run"),
+        pytest.param("checkpoints/step-000000005", 5, id="older checkpoint"),
+    ],
 )
 def test_another_run_starts_from_a_checkpoint(tmp_path, path, step):
-    run = write_run(tmp_path / "r", CONFIG, run_exit=exit_of(76))
+    # How the run ended is of no importance to another one.
+    run = write_run(tmp_path / "r", CONFIG, run_exit=exit_of(GAVE_UP))
     writer, start = choose(tmp_path / "other", run / path)
     assert (writer.directory, writer.attempt) == (tmp_path / "other", 1)
     checkpoint = checkpoint_of(run, step)
@@ -422,38 +477,29 @@ def test_rejects_corrupt_checkpoint_by_path(run, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def rejects(out, resume, message):
-    """Check that a start is rejected with a next step."""
-    with pytest.raises(BadConfig, match=message) as raised:
-        choose(out, resume)
-    assert raised.value.next_step
-    # ``autotune train`` has no such option.
-    assert "--resume never" not in raised.value.next_step
-
-
 def test_rejects_path_without_a_checkpoint(tmp_path):
-    rejects(None, tmp_path / "nowhere", "no checkpoint found there")
+    assert_rejected(None, tmp_path / "nowhere", "no checkpoint found there")
 
 
 def test_rejects_directory_of_another_run(run, tmp_path):
     other = write_run(tmp_path / "other", CONFIG)
-    rejects(other, run, "already contains a run")
+    assert_rejected(other, run, "already contains a run")
 
 
 def test_rejects_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    rejects(tmp_path / "file" / "r", "auto", "cannot write")
+    assert_rejected(tmp_path / "file" / "r", "auto", "cannot write")
 
 
 def test_rejects_run_without_checkpoints_as_origin(tmp_path):
-    empty = write_run(tmp_path / "empty", CONFIG, ())
+    empty = write_run(tmp_path / "empty", CONFIG, steps=())
     (empty / CHECKPOINTS_DIRECTORY).mkdir()
-    rejects(tmp_path / "other", empty, "has no intact checkpoint")
+    assert_rejected(tmp_path / "other", empty, "has no intact checkpoint")
 
 
-@pytest.mark.parametrize("with_out", [False, True])
-def test_rejects_older_checkpoint_in_place(run, with_out):
-    rejects(
+@with_or_without_out
+def test_rejects_older_checkpoint_of_its_own_run(run, with_out):
+    assert_rejected(
         run if with_out else None,
         checkpoint_of(run, 5),
         "has newer checkpoints than step-000000005",
@@ -463,9 +509,9 @@ def test_rejects_older_checkpoint_in_place(run, with_out):
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        ("open", "manifest.json"),
-        ("open", "rank-00000.safetensors"),
-        ("iterdir", CHECKPOINTS_DIRECTORY),
+        pytest.param("open", "manifest.json", id="manifest"),
+        pytest.param("open", SHARE, id="tensors"),
+        pytest.param("iterdir", CHECKPOINTS_DIRECTORY, id="directory"),
     ],
 )
 def test_unreachable_checkpoints_stay_for_the_next_start(
@@ -476,10 +522,10 @@ def test_unreachable_checkpoints_stay_for_the_next_start(
         patch.setattr(Path, method, failing_method(name, errno.ESTALE, method))
         with pytest.raises(DiskTrouble) as raised:
             choose_run(run, "auto", resolved_of(CONFIG), {}, on_open=opened.append)
-    (writer,) = opened  # which can then record how that start ended
+    (writer,) = opened  # so that the exit of that start is recorded
     assert (writer.directory, writer.attempt) == (run, 2)
     release_run(writer)
-    assert raised.value.exit_code == 75
+    assert raised.value.exit_code == REQUEUE
     assert names_in(run) == ["step-000000005", "step-000000010"]
     _, start = choose(run)
     assert start.manifest.state.step == 10
@@ -488,14 +534,14 @@ def test_unreachable_checkpoints_stay_for_the_next_start(
 def test_run_with_only_corrupt_checkpoints_never_restarts(run):
     corrupt(checkpoint_of(run, 5), checkpoint_of(run, 10))
     for _ in range(2):  # as torchrun with --max-restarts does
-        with pytest.raises(BadConfig, match=r"all . checkpoints of") as raised:
+        with pytest.raises(BadConfig, match="all 2 checkpoints of") as raised:
             choose(run)
         assert "another --out" in raised.value.next_step
     assert names_in(run) == ["step-000000005.corrupt-2", "step-000000010.corrupt-2"]
 
 
 def test_run_without_a_good_checkpoint_starts_from_scratch(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG, (), run_exit=exit_of(76))
+    run = write_run(tmp_path / "r", CONFIG, steps=(), run_exit=exit_of(GAVE_UP))
     for step in (5, 10):
         write_checkpoint(
             run / CHECKPOINTS_DIRECTORY,
@@ -514,12 +560,13 @@ def test_run_without_a_good_checkpoint_starts_from_scratch(tmp_path):
 
 @pytest.fixture
 def origin(run):
+    """Checkpoint from which ``other_run`` started."""
     return checkpoint_of(run, 5)
 
 
 @pytest.fixture
 def other_run(origin, tmp_path):
-    """A run that started from a checkpoint of another, and has none of its own."""
+    """A run that started from ``origin``, and has no checkpoint of its own."""
     other_run = tmp_path / "other"
     writer, start = choose(other_run, origin)
     writer.start(header_of(CONFIG, resumed_from=start.origin, resumed_step=5))

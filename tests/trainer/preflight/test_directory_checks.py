@@ -164,11 +164,11 @@ def test_warns_of_file_system_without_locks(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("trainer.files.fcntl.flock", no_locks)
-        writer = RunWriter(tmp_path / "r", active=True)
+        writer = RunWriter(tmp_path / "r")
     (warning,) = check_directory(writer, CONFIG, 1, 0, SINGLE_RANK)
     assert "has no locks" in warning.message
 
 
 def test_file_system_with_locks_has_no_warning(tmp_path):
-    writer = RunWriter(tmp_path / "r", active=True)
+    writer = RunWriter(tmp_path / "r")
     assert check_directory(writer, CONFIG, 1, 0, SINGLE_RANK) == []

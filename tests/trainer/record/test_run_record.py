@@ -1,35 +1,61 @@
 import json
-import shutil
-from pathlib import Path
+import math
 
 import pytest
 
-import trainer
 from testbed.examples.checkpoints import header_of
+from testbed.examples.run_rows import row_of
 from trainer.errors import BadConfig
-from trainer.record import run_record
+from trainer.record.run_record import RUN_SCHEMA_VERSION, read_run
 from trainer.record.writer import RunWriter
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Directory of a run with two rows."""
+    writer = RunWriter(tmp_path / "r")
+    writer.start(header_of())
+    writer.append(row_of(1))
+    writer.append(row_of(2))
+    return writer.directory
+
+
+def change_row(run, number, change):
+    """Replace a row of ``steps.jsonl``, as another program might."""
+    file = run / "steps.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    lines[number] = json.dumps(json.loads(lines[number]) | change) + "\n"
+    file.write_text("".join(lines))
 
 
 def test_rejects_directory_without_a_run(tmp_path):
     with pytest.raises(BadConfig, match="not a run"):
-        run_record.read_run(tmp_path)
+        read_run(tmp_path)
 
 
-@pytest.mark.parametrize("version", [2, 9])
-def test_rejects_other_schema_version(tmp_path, version):
-    writer = RunWriter(tmp_path / "r", active=True)
-    writer.start(header_of())
-    path = tmp_path / "r" / "run.json"
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param(RUN_SCHEMA_VERSION - 1, id="older"),
+        pytest.param(RUN_SCHEMA_VERSION + 1, id="newer"),
+    ],
+)
+def test_rejects_other_schema_version(run, version):
+    path = run / "run.json"
     header = json.loads(path.read_text())
     path.write_text(json.dumps(header | {"schema_version": version}))
-    with pytest.raises(BadConfig):
-        run_record.read_run(tmp_path / "r")
+    with pytest.raises(BadConfig, match="schema_version"):
+        read_run(run)
 
 
-def test_code_hash_covers_the_whole_trainer(tmp_path):
-    package = tmp_path / "trainer"
-    shutil.copytree(Path(trainer.__file__).parent, package)
-    assert run_record.code_sha256(package) == run_record.code_sha256()
-    (package / "loop.py").write_text("")
-    assert run_record.code_sha256(package) != run_record.code_sha256()
+def test_names_the_line_of_an_invalid_row(run):
+    change_row(run, 1, {"loss": "high"})
+    with pytest.raises(BadConfig, match=r"steps\.jsonl, line 2: ") as raised:
+        read_run(run)
+    assert "The run record is corrupt" in raised.value.next_step
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_leaves_out_rows_that_are_not_finite(run, value):
+    change_row(run, 0, {"loss": value})
+    assert read_run(run).steps == (row_of(2),)
