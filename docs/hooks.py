@@ -11,7 +11,7 @@ from autotune.advice.decide.rules import RULES
 from autotune.cli import application
 from autotune.cluster.site_file import SiteFile
 from autotune.profiles.values import Profile
-from trainer.command_line import command_line
+from trainer.command_line import build_parser
 
 _BOUNDS = (
     ("minimum", "≥"),
@@ -25,7 +25,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     """Replace each mark by its generated text."""
     made = {
         "commands": commands,
-        "trainer": lambda: f"```text\n{command_line().format_help()}```",
+        "trainer": lambda: f"```text\n{build_parser().format_help()}```",
         "rules": rules,
         "keys of a profile": lambda: keys(Profile),
         "keys of a site file": lambda: keys(SiteFile),

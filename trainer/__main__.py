@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from trainer.checkpoint.resume import Start, choose_run
-from trainer.command_line import command_line
+from trainer.command_line import build_parser
 from trainer.config.resolve import ResolvedConfig, modified_text, resolve
 from trainer.config.settings_text import settings_text
 from trainer.data.manifest import read_manifest
@@ -27,7 +27,7 @@ from trainer.errors import TrainerError, error_text, permission_denied
 from trainer.failure_notes import FailureNote, publish_failure, read_failure
 from trainer.health.signals import SIGNALS, exit_signals
 from trainer.health.watchdog import REQUEUE
-from trainer.rank_job import JobEnd, RankJob, write_exit
+from trainer.rank_job import JobEnd, RankJob, write_failure
 from trainer.record.boards import check_installed
 from trainer.record.closed_streams import ignore_closed_streams
 from trainer.record.run_record import MODEL_DIRECTORY, RUN_FILE
@@ -39,21 +39,21 @@ def main() -> int:
     """Train one model from a profile; return the exit code."""
     clock = StartClock(process_started_s())
     ignore_closed_streams()
-    arguments = command_line().parse_args()
+    arguments = build_parser().parse_args()
     rank = int(os.environ.get("RANK", "0"))
-    # The writer of the run record, as soon as there is one: a failure while the run is
-    # being opened is recorded too.
+    # Gets the writer of the run record as soon as it exists, so that a failure while
+    # the run is being opened is recorded too.
     opened_writers: list[RunWriter] = []
     try:
         job = _open_job(arguments, rank, clock, opened_writers.append)
         job.prepare()
         return _leave(job, job.run())
     except _Signalled as signalled:
-        failure = _explain_signal(signalled.number)
+        failure = _report_signal(signalled.signal_number)
     except (TrainerError, PermissionError) as error:
-        failure = _explain_error(error, rank)
+        failure = _report_error(error, rank)
     if opened_writers:
-        write_exit(opened_writers[0], failure.exit_code, failure.reason, clock)
+        write_failure(opened_writers[0], failure, clock)
     return failure.exit_code
 
 
@@ -63,10 +63,13 @@ def _open_job(
     clock: StartClock,
     on_open: Callable[[RunWriter], None],
 ) -> RankJob:
-    """Resolve the configuration and, on rank 0, open the run."""
-    # Until the watchdog handles them, they end the process cleanly.
-    for number in exit_signals():
-        signal.signal(number, _raise_signalled)
+    """Resolve the configuration and, on rank 0, open the run.
+
+    ``on_open`` gets the writer of the run record, even if opening the run then fails.
+    """
+    # Signals end the process cleanly, until the watchdog replaces these handlers.
+    for signal_number in exit_signals():
+        signal.signal(signal_number, _raise_signalled)
     resolved = resolve(
         arguments.profile,
         assignments=arguments.set,
@@ -74,7 +77,7 @@ def _open_job(
         expect_sha256=arguments.expect_profile_sha256,
     )
     if resolved.config.device == "cpu":
-        # Before torch is imported, which reads them.
+        # Set before the import of torch, which reads these variables.
         for name, value in CPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
     writer: RunWriter | None = None
@@ -99,7 +102,8 @@ def _open_run(
     clock.ended("import")
     check_installed(resolved.config.log_to)
     if resolved.config.data.stage_to is None:
-        read_manifest(resolved.data_dir)  # before a run directory is made
+        # A missing dataset is reported before a run directory is made.
+        read_manifest(resolved.data_dir)
     writer, start = choose_run(
         arguments.out, arguments.resume, resolved, on_open=on_open
     )
@@ -130,38 +134,43 @@ def _exit_at_once(exit_code: int) -> NoReturn:
 class _Signalled(BaseException):
     """Signal before training began.
 
-    A ``BaseException``, so that, as with Ctrl-C, no handler on the way catches it.
+    It is a ``BaseException``, so that no handler of ``Exception`` catches it, as with
+    Ctrl-C.
     """
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
 
 
-def _raise_signalled(number: int, frame: object) -> None:
-    for other in SIGNALS:  # one is enough, and another must not disturb the exit
-        signal.signal(other, signal.SIG_IGN)
-    raise _Signalled(number)
+def _raise_signalled(signal_number: int, frame: object) -> None:
+    """Handle a signal: ignore further ones, which would disturb the exit, and raise."""
+    for ignored in SIGNALS:
+        signal.signal(ignored, signal.SIG_IGN)
+    raise _Signalled(signal_number)
 
 
-def _explain_signal(number: int) -> FailureNote:
-    """Return the exit code and reason after a signal before training began."""
-    reason = f"{signal.Signals(number).name} before training began"
+def _report_signal(signal_number: int) -> FailureNote:
+    """Report a signal before training began; return the exit code and its cause.
+
+    The cause is the failure of another rank if there was one, as torchrun then signals
+    all ranks to end.
+    """
+    reason = f"{signal.Signals(signal_number).name} before training began"
     sys.stderr.write(f"train: {reason}\n")
-    # torchrun ends all ranks when one fails.
     failure = read_failure(os.environ)
     if failure is not None:
         return failure
     # 130 is the shell's exit code of a process that Ctrl-C ended.
-    exit_code = 130 if number == signal.SIGINT else REQUEUE
+    exit_code = 130 if signal_number == signal.SIGINT else REQUEUE
     return FailureNote(exit_code, reason)
 
 
-def _explain_error(error: TrainerError | PermissionError, rank: int) -> FailureNote:
+def _report_error(error: TrainerError | PermissionError, rank: int) -> FailureNote:
     """Report an error on the console and to rank 0; return its exit code and reason."""
     if isinstance(error, PermissionError):
         error = permission_denied(error)
-    # From one rank of each node, as the cause may be only on that node.
+    # One rank of each node reports it, as the cause may exist only on that node.
     if os.environ.get("LOCAL_RANK", "0") == "0":
         sys.stderr.write(error_text(error.message, error.next_step, error.docs))
     if rank != 0:

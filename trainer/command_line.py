@@ -10,28 +10,32 @@ from trainer.checkpoint.resume import AUTO, NEVER
 from trainer.documentation import documentation_path
 from trainer.errors import error_text
 
+_EXAMPLES = """\
+Examples:
+  python -m trainer profiles/bert-mini-cpu.toml --out runs/first
+  torchrun --nproc-per-node 8 -m trainer PROFILE --set train.max_steps=1000
+"""
+
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser whose errors have the form of all others."""
+    """Argument parser whose errors have the form of ``TrainerError`` on the console."""
 
     def error(self, message: str) -> NoReturn:
-        """Print an error with a next step, and exit."""
+        """Print an error of usage with a next step, and exit with code 2."""
         next_step = "See: python -m trainer -h"
+        # Earlier versions named the profile by this option. argparse passes on only the
+        # message, so the words of the command line come from the process.
         if any(word.partition("=")[0] == "--profile" for word in sys.argv):
             next_step = "Name the profile without an option: python -m trainer PROFILE"
         self.exit(2, error_text(message, next_step))
 
 
-def command_line() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the trainer's options."""
     parser = _Parser(
         usage="python -m trainer PROFILE [OPTIONS]",
         description="Train a masked-LM encoder from a profile.",
-        epilog=(
-            "Examples:\n  python -m trainer profiles/bert-mini-cpu.toml --out"
-            " runs/first\n  torchrun --nproc-per-node 8 -m trainer PROFILE --set"
-            " train.max_steps=1000\n\nDocs: " + documentation_path("train.md")
-        ),
+        epilog=f"{_EXAMPLES}\nDocs: {documentation_path('train.md')}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
         allow_abbrev=False,

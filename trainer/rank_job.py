@@ -3,12 +3,13 @@
 Importing this module does not import torch: methods do, once the input is checked.
 """
 
+import contextlib
 import functools
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.checkpoint.resume import Start
 from trainer.config.resolve import ResolvedConfig
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
-from trainer.failure_notes import publish_failure, read_failure
+from trainer.failure_notes import FailureNote, publish_failure, read_failure
 from trainer.health.signals import end_with_parent
 from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.record.progress import progress, show_row
@@ -27,34 +28,33 @@ from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data
 
 _CAUSE_WAIT_S = 5.0
-"""Longest wait of a rank that lost another for that rank to record its exit, in
-seconds."""
+"""Longest time, in seconds, for which a rank that lost another rank waits for the exit
+that the other one records."""
+_CAUSE_POLL_S = 0.1
+"""Interval at which the waiting rank looks for that exit, in seconds."""
 _LAST_WAIT_S = 60.0
-"""Longest wait of rank 0, which has nothing left to write, for the other ranks to
-finish, in seconds."""
-_POLL_S = 0.1
-"""Interval at which a rank looks for that exit, in seconds."""
+"""Longest time, in seconds, for which rank 0 waits for the other ranks after its last
+write. It is shorter than the timeout of training, as nothing is left to be lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """How training ended on this rank."""
+class _Failure:
+    """Error that ended training on this rank, as the console shows it."""
 
     exit_code: int
     reason: str
-    next_step: str = ""
-    docs: str | None = None
-    """Section of ``docs/faq.md`` that explains an error."""
-    ending: RunExit | None = None
-    """Exit that the training loop returned; None if an error ended it."""
+    next_step: str
+    docs: str | None
+    """Section of ``docs/faq.md`` that explains the error; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenedRun:
-    """Run that rank 0 has opened, as it tells the other ranks."""
+    """Run that rank 0 has opened, as rank 0 broadcasts it to the other ranks."""
 
     directory: Path
     attempt: int
+    """Number of this start of the run, counted from 1."""
     start: Start
 
 
@@ -65,8 +65,8 @@ class JobEnd:
     exit_code: int
     reason: str
     left_together: bool
-    """False if some rank did not come to the end: threads of the process group may then
-    wait for it forever."""
+    """False if some rank did not reach the end of training. Threads of the process
+    group may then wait for that rank forever."""
 
 
 @dataclass(kw_only=True)
@@ -79,7 +79,9 @@ class RankJob:
     """Writer of the run record; None on ranks other than 0 until rank 0 has broadcast
     the run directory."""
     start: Start
+    """Checkpoint to start from; on ranks other than 0, replaced by that of rank 0."""
     clock: StartClock
+    """Clock that began with this process."""
 
     def prepare(self) -> None:
         """Import torch and the training loop, and stage the dataset."""
@@ -93,20 +95,15 @@ class RankJob:
         self.clock.ended("staging")
 
     def run(self) -> JobEnd:
-        """Join the process group and train."""
+        """Join the process group, train, and record the exit."""
         self._start_watchdog()
-        outcome = self._train_or_explain()
-        if outcome.exit_code not in (0, REQUEUE) or outcome.next_step:
-            message = f"rank {self.rank}: {outcome.reason}"
-            sys.stderr.write(error_text(message, outcome.next_step, outcome.docs))
-        exit_code = self._record_exit(outcome.exit_code, outcome.reason, outcome.ending)
-        left_together = False
-        if outcome.ending is not None:
-            exit_code, left_together = self._leave_together(exit_code)
+        result = self._train_or_explain()
+        if isinstance(result, RunExit):
+            end = self._finish(result)
+        else:
+            end = self._fail(result)
         self._watchdog.stop()
-        return JobEnd(
-            exit_code=exit_code, reason=outcome.reason, left_together=left_together
-        )
+        return end
 
     def _start_watchdog(self) -> None:
         """Start the watchdog, which also handles signals from now on."""
@@ -122,15 +119,15 @@ class RankJob:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()
 
-    def _train_or_explain(self) -> _Outcome:
-        """Train, and turn any error into an outcome."""
+    def _train_or_explain(self) -> RunExit | _Failure:
+        """Train, and turn any error into a failure with a next step."""
         from trainer.distributed.rank_errors import is_lost_rank_error
         from trainer.health.failures import explain
 
         try:
-            ending = self._train()
+            return self._train()
         except TrainerError as error:
-            return _Outcome(
+            return _Failure(
                 exit_code=error.exit_code,
                 reason=error.message,
                 next_step=error.next_step,
@@ -144,13 +141,12 @@ class RankJob:
                 docs = DeviceOutOfMemory.docs
             else:
                 self._save_traceback()
-            return _Outcome(
+            return _Failure(
                 exit_code=explanation.exit_code,
                 reason=explanation.reason,
                 next_step=explanation.next_step,
                 docs=docs,
             )
-        return _Outcome(exit_code=ending.exit_code, reason=ending.reason, ending=ending)
 
     def _train(self) -> RunExit:
         """Join the process group and train, unless the run has finished before."""
@@ -182,7 +178,10 @@ class RankJob:
             )
 
     def _receive_run(self, broadcast: Callable[[Any], Any]) -> RunWriter:
-        """Receive the run directory and the checkpoint, which rank 0 broadcasts."""
+        """Receive the run directory and the checkpoint, which rank 0 broadcasts.
+
+        Its paths are absolute, so they do not depend on a rank's working directory.
+        """
         run = None
         if self.writer is not None:
             start = self.start
@@ -203,12 +202,15 @@ class RankJob:
         )
         return self.writer
 
-    def _leave_together(self, exit_code: int) -> tuple[int, bool]:
-        """Wait for the other ranks, under the watchdog.
+    def _finish(self, run_exit: RunExit) -> JobEnd:
+        """Record on rank 0 how training ended, and leave with the other ranks."""
+        if self.rank == 0 and self.writer is not None:
+            with _disk_errors_reported():
+                self.writer.finish(run_exit)
+        return self._leave_together(run_exit)
 
-        Returns:
-            The exit code, and whether all ranks came.
-        """
+    def _leave_together(self, run_exit: RunExit) -> JobEnd:
+        """Wait for the other ranks to finish, under the watchdog."""
         from trainer.distributed.ranks import leave_ranks
         from trainer.health.failures import explain
 
@@ -220,40 +222,45 @@ class RankJob:
             leave_ranks(together=True)
         except RuntimeError as error:
             explanation = explain(error, lost=True)
-            exit_code = self._record_exit(RanksLost.exit_code, explanation.reason)
+            exit_code = self._record_failure(
+                FailureNote(RanksLost.exit_code, explanation.reason)
+            )
             next_step = explanation.next_step
             if exit_code == 0:
                 next_step = "Nothing: the run is finished."
             message = f"rank {self.rank}: after the last step, {explanation.reason}"
             sys.stderr.write(error_text(message, next_step, RanksLost.docs))
-            return exit_code, False
-        return exit_code, True
+            return JobEnd(
+                exit_code=exit_code, reason=run_exit.reason, left_together=False
+            )
+        return JobEnd(
+            exit_code=run_exit.exit_code, reason=run_exit.reason, left_together=True
+        )
 
-    def _record_exit(
-        self, exit_code: int, reason: str, ending: RunExit | None = None
-    ) -> int:
-        """Record the exit and return its code.
+    def _fail(self, failure: _Failure) -> JobEnd:
+        """Report and record a failure; the other ranks are not waited for."""
+        message = f"rank {self.rank}: {failure.reason}"
+        sys.stderr.write(error_text(message, failure.next_step, failure.docs))
+        exit_code = self._record_failure(FailureNote(failure.exit_code, failure.reason))
+        return JobEnd(exit_code=exit_code, reason=failure.reason, left_together=False)
+
+    def _record_failure(self, failure: FailureNote) -> int:
+        """Record a failure of this rank, and return the exit code for its process.
 
         A rank that only lost another first waits for that rank's record, and takes over
         its exit code.
         """
         if self.writer is None:
-            publish_failure(os.environ, exit_code, f"rank {self.rank}: {reason}")
-            return exit_code
-        if exit_code == RanksLost.exit_code and ending is None:
+            # The run directory is unknown here, but rank 0 can record the failure.
+            reason = f"rank {self.rank}: {failure.reason}"
+            publish_failure(os.environ, failure.exit_code, reason)
+            return failure.exit_code
+        if failure.exit_code == RanksLost.exit_code:
             cause = _wait_for_exit(self.writer.directory)
             if cause is not None:
                 return cause.exit_code
-        if self.rank == 0 or ending is None:
-            write_exit(
-                self.writer,
-                exit_code,
-                reason,
-                self.clock,
-                steps=self._watchdog.step,
-                ending=ending,
-            )
-        return exit_code
+        write_failure(self.writer, failure, self.clock, steps=self._watchdog.step)
+        return failure.exit_code
 
     def _record_watchdog_exit(self, reason: str, step: int, is_likely: bool) -> None:
         """Record the reason for which the watchdog ends this rank, or likely will."""
@@ -264,21 +271,19 @@ class RankJob:
             is_likely or self._watchdog.ending or recorded.exit_code != REQUEUE
         ):
             return  # another rank has recorded the cause
-        failure = None
+        cause = None
         if step == 0:
             # A rank that failed before training has no writer, but left a note.
-            failure = read_failure(os.environ)
-        if failure is None:
-            reason = f"rank {self.rank}: {reason}"
-            write_exit(self.writer, REQUEUE, reason, self.clock, steps=step)
+            cause = read_failure(os.environ)
+        if cause is None:
+            own_failure = FailureNote(REQUEUE, f"rank {self.rank}: {reason}")
+            write_failure(self.writer, own_failure, self.clock, steps=step)
             return
-        write_exit(
-            self.writer, failure.exit_code, failure.reason, self.clock, steps=step
-        )
-        # Otherwise it would wait for a rank that is gone.
-        sys.stderr.write(f"error: {failure.reason}\n")
+        write_failure(self.writer, cause, self.clock, steps=step)
+        sys.stderr.write(f"error: {cause.reason}\n")
         sys.stderr.flush()
-        os._exit(failure.exit_code)
+        # Exit now: the main thread would wait for the rank that is gone.
+        os._exit(cause.exit_code)
 
     def _save_traceback(self) -> None:
         """Write the traceback of the current error to standard error and its file."""
@@ -304,27 +309,34 @@ def _wait_for_exit(run_directory: Path) -> RunExit | None:
         recorded = read_exit(run_directory)
         if recorded is not None:
             return recorded
-        time.sleep(_POLL_S)
+        time.sleep(_CAUSE_POLL_S)
     return None
 
 
-def write_exit(
-    writer: RunWriter,
-    exit_code: int,
-    reason: str,
-    clock: StartClock,
-    *,
-    steps: int = 0,
-    ending: RunExit | None = None,
+def write_failure(
+    writer: RunWriter, failure: FailureNote, clock: StartClock, *, steps: int = 0
 ) -> None:
-    """Write ``exit.json`` from ``ending``, or else from the other values.
+    """Write the ``exit.json`` of a run that failed.
 
-    A disk error is reported, but not raised.
+    A disk error is reported on the console, but not raised.
+
+    Args:
+        writer: Writer of the run record.
+        failure: Exit code and reason.
+        clock: Clock of the start.
+        steps: Number of finished steps.
     """
-    try:
+    with _disk_errors_reported():
         checkpoints = list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)
         newest = checkpoints[0].name if checkpoints else None
-        writer.finish(ending or clock.exit(exit_code, reason, steps, newest))
+        writer.finish(clock.exit(failure.exit_code, failure.reason, steps, newest))
+
+
+@contextlib.contextmanager
+def _disk_errors_reported() -> Iterator[None]:
+    """Report a disk error of the block, which writes ``exit.json``, on the console."""
+    try:
+        yield
     except OSError as error:
         message = f"cannot write exit.json: {error.strerror}"
         sys.stderr.write(error_text(message, "Check the disk of the run."))

@@ -24,7 +24,7 @@ from tests.documentation.blocks import (
     commands_of,
     named_in_prose,
 )
-from trainer.command_line import command_line as trainer_command_line
+from trainer.command_line import build_parser as build_trainer_parser
 
 OTHERS = frozenset(
     {".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"}
@@ -85,7 +85,7 @@ def _check(words: list[str], *, elided: bool) -> None:
         launch = _parsed(get_args_parser(), rest)
         if (launch.module, launch.training_script) != (True, "trainer"):
             raise Wrong("torchrun is to start -m trainer")
-        _parsed(trainer_command_line(), launch.training_script_args)
+        _parsed(build_trainer_parser(), launch.training_script_args)
     elif program in ("python", "python3"):
         _check_module(rest)
     elif program == "make":
@@ -157,7 +157,7 @@ def _check_module(words: list[str]) -> None:
     module = words[1]
     rest = words[2:]
     if module == "trainer":
-        _parsed(trainer_command_line(), rest)
+        _parsed(build_trainer_parser(), rest)
     elif module == "autotune":
         _check_autotune(rest, elided=False)
     elif module not in ("pip", "venv") and importlib.util.find_spec(module) is None:

@@ -16,7 +16,7 @@ from autotune.console.commands import COMMANDS as COMMAND_TABLE
 from autotune.console.help import GUIDES, SECTIONS
 from autotune.trials import session
 from tests.documentation.blocks import ROOT
-from trainer.command_line import command_line
+from trainer.command_line import build_parser
 
 SUMMARY_CHARACTERS = 50
 SHOWN_OPTIONS = 14
@@ -134,7 +134,7 @@ def test_hidden_commands_have_no_examples(says):
 )
 def test_trainer_answers_in_the_same_form(words, capsys):
     with pytest.raises(SystemExit) as stop:
-        command_line().parse_args(words)
+        build_parser().parse_args(words)
     assert stop.value.code == 2
     assert re.fullmatch(
         r"error: .+\n  next: .+python -m trainer.*\n", capsys.readouterr().err
