@@ -9,18 +9,22 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from trainer.config.resolve import missing_for_compile
+from trainer.config.compilers import missing_for_compile
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
 
 WARM_UP_STEPS = 3
-"""Number of first optimizer steps in which compilation is expected."""
+"""Number of first optimizer steps in which it is expected that layers are compiled."""
 
 
 def check_compile(config: TrainConfig, ranks: Ranks) -> None:
-    """Raise ``BadConfig`` if layers are to be compiled, but cannot be."""
+    """Check that layers can be compiled, if they are to be.
+
+    Raises:
+        BadConfig: If a setting or this machine does not allow it.
+    """
     if not config.compiled:
         return
     if config.attention == "fa3" and config.compile_mode == "reduce-overhead":
@@ -42,7 +46,7 @@ def check_compile(config: TrainConfig, ranks: Ranks) -> None:
 def compile_layers(layers: Sequence[nn.Module], config: TrainConfig) -> None:
     """Compile each layer on its own; identical layers share one graph."""
     _configure_compiler()
-    # Full checkpointing recomputes all of a layer, so its dropout keeps no mask anyway.
+    # Full checkpointing recomputes whole layers, so that their dropout keeps no mask.
     if COMPILER_SAVES_COMPACT and config.activation_checkpointing != "full":
         for layer in layers:
             _redraw_dropout(layer)
@@ -52,11 +56,12 @@ def compile_layers(layers: Sequence[nn.Module], config: TrainConfig) -> None:
 
 
 def _configure_compiler() -> None:
+    """Set options of Dynamo, which only its module of settings offers."""
     # For DDP, Dynamo would split every layer at bucket boundaries, to overlap
     # synchronisation with computation; layers compiled one by one overlap already.
     torch._dynamo.config.optimize_ddp = False
-    # Checkpointed layers hand keys and values on within a layer, which recomputation
-    # need not do again.
+    # A layer passes its keys and values on within itself, which Dynamo counts as a side
+    # effect. The recomputation of checkpointed layers need not repeat it.
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
 
 
@@ -64,12 +69,15 @@ def _compiler_options(config: TrainConfig) -> dict[str, Any] | None:
     """Return Inductor's options for the layers; None for its defaults."""
     if config.device != "cuda":
         return None
-    # Sums of many gradients in one launch. With one block size for all, an H100 took
-    # ten times longer for them; float8 casts were slower combined even with their own.
+    # Compute sums of many gradients in one launch. Each sum has its own block size, as
+    # with one size for all, they took an H100 ten times longer. Casts to float8 are
+    # slower in one launch, even with block sizes of their own.
     combined_launches = {
         "combo_kernels": config.float8 == "none",
         "combo_kernel_per_subkernel_blocks": True,
     }
+    # torch.compile takes a mode or options, not both; only this function gives the
+    # options of a mode.
     mode_options: dict[str, Any] = torch._inductor.list_mode_options(
         config.compile_mode
     )
@@ -77,9 +85,10 @@ def _compiler_options(config: TrainConfig) -> dict[str, Any] | None:
 
 
 class RedrawnDropout(nn.Dropout):
-    """Dropout of compiled layers, which is drawn again in the backward pass.
+    """Dropout of compiled layers, whose mask is drawn again in the backward pass.
 
-    It keeps a seed for that instead of the mask, which has a byte per element.
+    For the backward pass it keeps a seed instead of the mask, which takes a byte per
+    element.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -90,6 +99,7 @@ class RedrawnDropout(nn.Dropout):
 
 
 def _redraw_dropout(layer: nn.Module) -> None:
+    """Turn each dropout of a layer into a ``RedrawnDropout``."""
     for part in layer.modules():
         if type(part) is nn.Dropout:
             # Change the class in place: a new module would need the name of the old one
@@ -98,9 +108,9 @@ def _redraw_dropout(layer: nn.Module) -> None:
 
 
 class GraphCounter:
-    """Counter of graphs compiled after the first steps, which cost minutes.
+    """Counter of graphs that are compiled after the first steps.
 
-    They are compiled for changed shapes or settings.
+    Layers are compiled again if shapes or settings change, which can take minutes.
     """
 
     def __init__(self) -> None:
@@ -127,6 +137,11 @@ class GraphCounter:
 
 
 def _compiled_graphs() -> int:
+    """Return the number of graphs that this process has compiled.
+
+    torch has no public count of them.
+    """
+    # Imported here, as Dynamo takes seconds to load.
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])

@@ -41,7 +41,7 @@ from autotune.profiles.values import Constraints, Evidence, Profile, Provenance
 from autotune.trials.session import Session
 from autotune.trials.trial_log import report_directory
 from autotune.trials.values import FinishedTrial
-from trainer.config.resolve import missing_for_compile
+from trainer.config.compilers import missing_for_compile
 from trainer.config.tables import parse_table
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset

@@ -41,7 +41,7 @@ from autotune.speed.measure import known_rates
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
-from trainer.config.resolve import missing_for_compile
+from trainer.config.compilers import missing_for_compile
 from trainer.config.train_config import (
     TRIMMED_LAYOUTS,
     Checkpointing,

@@ -2,7 +2,8 @@
 
 ``train_config.TrainConfig`` declares every setting with its default and meaning; begin
 reading there. ``resolve.resolve`` combines a profile with the command line and the
-environment, ``settings_text`` prints what differs from the defaults,
+environment, ``compilers.with_compile`` decides whether layers can be compiled, and
+``settings_text`` prints the settings that differ from the defaults.
 ``presets.model_settings`` finds a model by name or file, and ``tables`` reads and
 validates any TOML or JSON file. No torch here.
 """

@@ -15,28 +15,30 @@ _RECIPE_KEY = re.compile(r"dropout|initializer|(^|_)eps$")
 
 def assign_all(
     profile: Path, train: dict[str, Any], assignments: Sequence[str]
-) -> dict[str, str]:
+) -> list[str]:
     """Set ``train.key=value`` assignments in the ``[train]`` table of a profile.
 
     Values are TOML, or bare words for strings.
 
+    Args:
+        profile: Path of the profile, for messages.
+        train: The table, which is changed in place.
+        assignments: Assignments in their order; a later one replaces an earlier one.
+
     Returns:
-        The source of each assigned key.
+        The dotted keys that were assigned.
 
     Raises:
         BadConfig: If an assignment is invalid, or makes another model.
     """
     profile_model = copy.deepcopy(train.get("model"))
-    sources = {}
-    for assignment in assignments:
-        dotted_key = _assign(train, assignment)
-        sources[dotted_key] = "command line"
+    assigned_keys = [_assign(train, assignment) for assignment in assignments]
     _reject_other_model(profile, profile_model, train.get("model"))
-    return sources
+    return assigned_keys
 
 
 def _assign(train: dict[str, Any], assignment: str) -> str:
-    """Set a ``train.key=value`` assignment in the table and return its dotted key."""
+    """Set one ``train.key=value`` assignment and return its dotted key."""
     name, equals, value_text = assignment.partition("=")
     dotted_key = name.strip()
     *table_names, key = dotted_key.split(".")
@@ -74,7 +76,7 @@ def _reject_other_model(
         BadConfig: If the profile's model is not the one to train.
     """
     if not isinstance(profile_model, dict) or not isinstance(assigned_model, dict):
-        return  # validation says what is wrong with them
+        return  # the validation of the table reports this
     name = profile_model.get("name")
     assigned_name = assigned_model.get("name")
     if assigned_name != name:
@@ -105,7 +107,7 @@ def _changed_shape_key(
     config = profile_model.get("config")
     assigned_config = assigned_model.get("config")
     if not isinstance(config, dict) or not isinstance(assigned_config, dict):
-        return None  # validation says what is wrong with them
+        return None  # the validation of the table reports this
     for key in sorted({*config, *assigned_config}):
         has_changed = config.get(key) != assigned_config.get(key)
         if has_changed and not _RECIPE_KEY.search(key):

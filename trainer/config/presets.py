@@ -59,6 +59,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         _MODERNBERT, layers=28, hidden=1024, heads=16, intermediate=2624
     ),
 }
+"""Shapes of the built-in models, by name."""
 
 _NOT_SHAPE = {
     "architectures",

@@ -6,12 +6,10 @@ Precedence: command line (``--set``, ``--data``) > environment (``AUTOTUNE_DATA`
 profile > default. The run prints and records the source of each value.
 """
 
-import importlib.util
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +28,11 @@ PROFILE_HASH_KEY = "content_sha256"
 _NAME_OR_WRITE_PROFILE = (
     "Name an existing profile, or write one: autotune tune --model MODEL --data DIR"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Compiler:
-    """Compiler of the launchers of kernels."""
-
-    variable: str
-    """Environment variable that may name the compiler."""
-    programs: tuple[str, ...]
-    """Names to search on the path otherwise."""
-
-
-_COMPILERS = {
-    "cpu": _Compiler(variable="CXX", programs=("g++", "c++", "clang++")),
-    "cuda": _Compiler(variable="CC", programs=("gcc", "cc", "clang")),
-}
-"""Compiler that Inductor (CPU) or Triton (GPU) calls, by device."""
+"""Next step if a file is missing or is not a profile."""
+_COMMAND_LINE = "command line"
+_ENVIRONMENT = "environment"
+_PROFILE = "profile"
+_DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +44,14 @@ class ResolvedConfig:
     """Source of each dotted key: ``command line``, ``environment``, ``profile`` or
     ``default``."""
     data_dir: Path
+    """Directory of the dataset to train on."""
     profile_sha256: str
+    """Hash of the profile, as the function ``profile_sha256`` returns it."""
     profile_modified: bool = False
     """True if the profile was edited after it was tuned."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """Fingerprint of the machine that the profile was tuned on; empty if it has
-    none."""
+    """Facts of the machine that the profile was tuned on, by their names; empty if the
+    profile has none."""
 
     @property
     def config_sha256(self) -> str:
@@ -72,10 +60,16 @@ class ResolvedConfig:
 
 
 def read_profile_tables(path: Path, table: str = "train") -> dict[str, Any]:
-    """Read a profile that has a ``table``: ``subject`` for your own training code.
+    """Read a profile and return its tables.
+
+    Args:
+        path: Path of the profile.
+        table: Table that it must have: ``train``, or ``subject`` for a profile of your
+            own training code.
 
     Raises:
-        BadConfig: If the file is no such profile, or of another schema version.
+        BadConfig: If the file is no such profile, has another schema version, or has a
+            number that is not finite.
     """
     tables = read_toml(path, if_missing=_NAME_OR_WRITE_PROFILE)
     version = tables.get("schema_version")
@@ -124,22 +118,26 @@ def resolve(
         ProfileMismatch: If the file's hash is not ``expect_sha256``.
     """
     tables = read_profile_tables(profile)
-    # Assignments change the tables, so hash them first.
+    # Hash the tables before assignments change them.
     sha256 = profile_sha256(tables)
     profile_modified = is_modified(tables)
     if expect_sha256 is not None:
         _check_profile_sha256(profile, sha256, expect_sha256)
     train: dict[str, Any] = tables["train"]
-    sources = dict.fromkeys(dotted(train, "train."), "profile")
-    sources |= assign_all(profile, train, assignments)
+    profile_keys = dotted(train, "train.")
+    assigned_keys = assign_all(profile, train, assignments)
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
     data_dir, data_source = find_data(profile, config, data, environment)
-    sources["train.data.path"] = data_source
     all_keys = dotted(config.model_dump(mode="json"), "train.")
+    # Later sources take precedence.
+    sources = dict.fromkeys(all_keys, _DEFAULT)
+    sources |= dict.fromkeys(profile_keys, _PROFILE)
+    sources |= dict.fromkeys(assigned_keys, _COMMAND_LINE)
+    sources["train.data.path"] = data_source
     fingerprint = tables.get("fingerprint")
     return ResolvedConfig(
         config=config,
-        sources=dict.fromkeys(all_keys, "default") | sources,
+        sources=sources,
         data_dir=data_dir,
         profile_sha256=sha256,
         profile_modified=profile_modified,
@@ -163,31 +161,31 @@ def _check_profile_sha256(profile: Path, sha256: str, expected_sha256: str) -> N
 
 
 def profile_sha256(tables: dict[str, Any]) -> str:
-    """Return the hash of a profile's tables, without comments.
+    """Return the hash by which run records identify a profile.
 
-    A run record identifies its profile by this hash.
+    It is that of all tables of the profile, but not of comments and order.
     """
     # TOML dates become text, so that a profile has a canonical JSON form.
     return canonical_sha256(json.loads(json.dumps(tables, default=str)))
 
 
 def is_modified(tables: dict[str, Any]) -> bool:
-    """Return whether a profile's tables differ from those that were hashed.
+    """Return whether a profile was edited after tuning wrote it and its hash.
 
     A profile without a hash was written by hand, and is not modified.
     """
-    recorded = tables.get(PROFILE_HASH_KEY)
-    if recorded is None:
+    written_sha256 = tables.get(PROFILE_HASH_KEY)
+    if written_sha256 is None:
         return False
     content = {key: value for key, value in tables.items() if key != PROFILE_HASH_KEY}
     try:
-        return bool(recorded != canonical_sha256(content))
+        return bool(written_sha256 != canonical_sha256(content))
     except (TypeError, ValueError):
-        return True  # a date, for example, which no tuning writes
+        return True  # not JSON: a date, for example, which tuning never writes
 
 
 def modified_text(profile: Path) -> str:
-    """Return the line that warns of a modified profile."""
+    """Return the warning that a profile was modified, as a line for the console."""
     return (
         f"warning: {profile} was modified after it was tuned (its {PROFILE_HASH_KEY}"
         " does not match): what was measured may not hold for its settings\n"
@@ -200,49 +198,26 @@ def find_data(
     data: Path | None,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[Path, str]:
-    """Return the dataset's directory, and the source that names it.
+    """Find the dataset's directory.
 
-    ``data`` of the command line comes first, then AUTOTUNE_DATA, then the profile.
+    Args:
+        profile: Path of the profile, which its dataset is relative to.
+        config: Configuration, which may name a dataset.
+        data: Directory from the command line, which comes first; None if there is none.
+        environment: Environment variables, of which AUTOTUNE_DATA comes second.
+
+    Returns:
+        The directory, and the source that names it, as in ``ResolvedConfig.sources``.
 
     Raises:
         BadConfig: If none of them names a dataset.
     """
     if data is not None:
-        return data, "command line"
+        return data, _COMMAND_LINE
     if environment.get("AUTOTUNE_DATA"):
-        return Path(environment["AUTOTUNE_DATA"]), "environment"
+        return Path(environment["AUTOTUNE_DATA"]), _ENVIRONMENT
     if config.data.path is not None:
-        return profile.parent / config.data.path, "profile"
+        return profile.parent / config.data.path, _PROFILE
     raise BadConfig(
         "no dataset given", next_step="Pass --data DIR, or set AUTOTUNE_DATA."
     )
-
-
-def with_compile(resolved: ResolvedConfig) -> tuple[ResolvedConfig, str | None]:
-    """Decide whether to compile a GPU's layers, unless you decided.
-
-    Returns:
-        The configuration, and the reason why layers are not compiled, None otherwise.
-    """
-    config = resolved.config
-    if config.compile is not None or config.device != "cuda":
-        return resolved, None
-    missing = missing_for_compile("cuda")
-    config = config.model_copy(update={"compile": missing is None})
-    resolved = replace(resolved, config=config)
-    if missing is None:
-        return resolved, None
-    return resolved, f"layers are not compiled, and slower: {missing}"
-
-
-def missing_for_compile(device: str) -> str | None:
-    """Return what ``torch.compile`` lacks on this machine, as text; None if nothing."""
-    if device == "cuda" and importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    compiler = _COMPILERS[device]
-    if os.environ.get(compiler.variable):
-        return None
-    for program in compiler.programs:
-        if shutil.which(program) is not None:
-            return None
-    return f"no compiler found ({', '.join(compiler.programs)})"

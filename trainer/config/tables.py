@@ -1,4 +1,4 @@
-"""Strict reading of TOML and JSON files.
+"""Strict tables: read TOML and JSON files, and validate the tables in them.
 
 Files may come from untrusted sources, so their size and nesting are checked before
 their content. Errors name the wrong key and suggest the nearest valid one.
@@ -22,7 +22,8 @@ from trainer.errors import BadConfig, unreadable
 MAX_DEPTH = 32
 """Limit of nested tables and lists: far above our own files, and far below Python's
 limit of recursion."""
-CHECK_PATH = "Check the path."
+_CHECK_PATH = "Check the path."
+"""Next step if a path leads to another file than expected, or to none."""
 _MAX_TOML_BYTES = 2**20
 """Limit of a TOML file, which Python parses slowly."""
 _MAX_JSON_BYTES = 64 * 2**20
@@ -45,12 +46,16 @@ class StrictTable(BaseModel):
 TableT = TypeVar("TableT", bound=StrictTable)
 
 
-def read_toml(path: Path, *, if_missing: str = CHECK_PATH) -> dict[str, Any]:
+def read_toml(path: Path, *, if_missing: str = _CHECK_PATH) -> dict[str, Any]:
     """Read a TOML file.
 
+    Args:
+        path: Path of the file.
+        if_missing: Next step if it is missing and no other file has a similar name.
+
     Raises:
-        BadConfig: If it is invalid, too large or deep, or missing, with next step
-            ``if_missing``.
+        BadConfig: If the file is missing, too large, too deep, or not TOML.
+        UnreadableFile: If it exists but cannot be read.
     """
     return dict(
         _read(
@@ -67,14 +72,15 @@ def read_json(path: Path, *, max_bytes: int = _MAX_JSON_BYTES) -> Any:
     """Read a JSON file.
 
     Raises:
-        BadConfig: If it is missing, too large, too deep, or not JSON.
+        BadConfig: If the file is missing, too large, too deep, or not JSON.
+        UnreadableFile: If it exists but cannot be read.
     """
     return _read(
         path,
         file_format="JSON",
         parse=json.loads,
         max_bytes=max_bytes,
-        if_missing=CHECK_PATH,
+        if_missing=_CHECK_PATH,
     )
 
 
@@ -86,12 +92,14 @@ def _read(
     max_bytes: int,
     if_missing: str,
 ) -> Any:
+    """Read a text file and parse its content; the errors are those of ``read_toml``."""
     content = _read_bytes(path, max_bytes, if_missing)
     try:
         value = parse(content.decode())
     except UnicodeDecodeError as error:
-        raise BadConfig(f"{path} is not UTF-8 text", next_step=CHECK_PATH) from error
-    # Invalid syntax, or a number of too many digits.
+        raise BadConfig(f"{path} is not UTF-8 text", next_step=_CHECK_PATH) from error
+    # A ValueError is invalid syntax or a number of too many digits; a RecursionError
+    # comes from deep nesting, before its levels can be counted.
     except (ValueError, RecursionError) as error:
         raise BadConfig(
             f"{path} is not valid {file_format}: {error}",
@@ -100,19 +108,21 @@ def _read(
     if _is_too_deep(value):
         raise BadConfig(
             f"{path} exceeds the limit of {MAX_DEPTH} nested levels",
-            next_step=CHECK_PATH,
+            next_step=_CHECK_PATH,
         )
     return value
 
 
 def _read_bytes(path: Path, max_bytes: int, if_missing: str) -> bytes:
+    """Read a file, and suggest another path if it is missing."""
     try:
         with path.open("rb") as file:
+            # One byte above the limit tells that the file exceeds it.
             content = file.read(max_bytes + 1)
     except OSError as error:
-        cannot_read = unreadable(path, error)
-        if cannot_read is not None:
-            raise cannot_read from error
+        unreadable_error = unreadable(path, error)
+        if unreadable_error is not None:
+            raise unreadable_error from error
         message = f"cannot read {path}: {error.strerror}"
         if isinstance(error, FileNotFoundError):
             message = f"{path} not found"
@@ -120,7 +130,7 @@ def _read_bytes(path: Path, max_bytes: int, if_missing: str) -> bytes:
         raise BadConfig(message, next_step=next_step) from error
     if len(content) > max_bytes:
         raise BadConfig(
-            f"{path} exceeds the limit of {max_bytes:,} bytes", next_step=CHECK_PATH
+            f"{path} exceeds the limit of {max_bytes:,} bytes", next_step=_CHECK_PATH
         )
     return content
 
@@ -128,7 +138,7 @@ def _read_bytes(path: Path, max_bytes: int, if_missing: str) -> bytes:
 def _is_too_deep(value: object) -> bool:
     """Return whether tables and lists are nested deeper than ``MAX_DEPTH``.
 
-    Level by level, as recursion could exceed Python's own limit.
+    It visits one level after the other, as recursion could exceed Python's own limit.
     """
     level = [value]
     for _ in range(MAX_DEPTH):
@@ -143,13 +153,15 @@ def _is_too_deep(value: object) -> bool:
 
 
 def _suggest_path(path: Path) -> str | None:
-    """Return a suggestion of the file beside it with the closest name, or None."""
+    """Suggest the file in the same directory whose name is closest, if any is close.
+
+    Suffixes are not compared: they are the same, which makes short names look similar.
+    """
     try:
-        # The suffix, which all share, would make any two short names similar.
         stems = [
-            beside.stem
-            for beside in path.parent.iterdir()
-            if beside.suffix == path.suffix
+            neighbour.stem
+            for neighbour in path.parent.iterdir()
+            if neighbour.suffix == path.suffix
         ]
     except OSError:
         return None
@@ -160,19 +172,27 @@ def _suggest_path(path: Path) -> str | None:
 
 
 def parse_table(table_type: type[TableT], value: object, *, where: str) -> TableT:
-    """Validate data, called ``where`` in messages, into a table.
+    """Validate a value and return it as a table of the given type.
+
+    Args:
+        table_type: Type of the table.
+        value: Content of a TOML or JSON file, or a part of it.
+        where: Name of the value in messages, such as the path of its file.
 
     Raises:
-        BadConfig: If it is invalid, with the first wrong key.
+        BadConfig: If the value is invalid; the message names one wrong key.
     """
     try:
         return table_type.model_validate(value)
     except ValidationError as error:
-        # A misspelt key explains the missing one that it stands for, so it comes first.
-        problem = min(
-            error.errors(), key=lambda problem: problem["type"] != "extra_forbidden"
-        )
-        message, next_step = _explain(table_type, problem)
+        # An unknown key comes first: if it is misspelt, it explains why another key is
+        # missing.
+        problems = error.errors()
+        unknown_keys = [
+            problem for problem in problems if problem["type"] == "extra_forbidden"
+        ]
+        first_problem = [*unknown_keys, *problems][0]
+        message, next_step = _explain(table_type, first_problem)
         raise BadConfig(f"{where}: {message}", next_step=next_step) from error
 
 
@@ -184,7 +204,8 @@ def _explain(table_type: type[StrictTable], problem: ErrorDetails) -> tuple[str,
     if problem["type"] == "missing":
         return f"missing key {key!r}", f"Add {key!r}."
     message = problem["msg"].removeprefix("Value error, ")
-    if not key:  # settings that cannot be used together; the message names them
+    # Without a key, settings cannot be used with each other; the message names them.
+    if not key:
         return message, "Change one of these settings."
     value = repr(problem["input"])
     if len(value) > _MAX_SHOWN_CHARACTERS:
@@ -194,7 +215,10 @@ def _explain(table_type: type[StrictTable], problem: ErrorDetails) -> tuple[str,
 
 
 def _suggest_value(problem: ErrorDetails, value: str) -> str | None:
-    """Return a suggestion for a wrong value, which is shown as ``value``, or None."""
+    """Suggest a correction of a wrong value, if one is obvious.
+
+    ``value`` is the wrong value as the message shows it.
+    """
     is_text = isinstance(problem["input"], str)
     if is_text and problem["type"] == "list_type":
         return f"Did you mean [{value}]?"
@@ -208,10 +232,14 @@ def _suggest_value(problem: ErrorDetails, value: str) -> str | None:
 
 
 def _suggest_key(table_type: type[StrictTable], location: tuple[int | str, ...]) -> str:
-    """Return a suggestion for the unknown key at a location."""
-    name = str(location[-1])
-    tables = [part for part in location[:-1] if isinstance(part, str)]
-    known_keys = _keys_of(table_type, tables)
+    """Suggest known keys for the unknown key at a location.
+
+    The location has the keys of the tables that lead to the unknown key, and positions
+    in lists, which do not matter here.
+    """
+    *path, unknown_key = location
+    name = str(unknown_key)
+    known_keys = _keys_of(table_type, [key for key in path if isinstance(key, str)])
     match = nearest(name, known_keys)
     if match is not None:
         return f"Did you mean {match!r}?"
@@ -220,7 +248,7 @@ def _suggest_key(table_type: type[StrictTable], location: tuple[int | str, ...])
 
 
 def _keys_of(table_type: type[StrictTable], path: Iterable[str]) -> list[str]:
-    """Return the keys of the table at a path of keys, sorted; none if unknown."""
+    """Return the sorted keys of the table at a path of keys; none if it is unknown."""
     table: type[BaseModel] | None = table_type
     for name in path:
         field = table.model_fields.get(name) if table else None
@@ -229,7 +257,11 @@ def _keys_of(table_type: type[StrictTable], path: Iterable[str]) -> list[str]:
 
 
 def _table_type(annotation: object) -> type[BaseModel] | None:
-    """Return the table inside an annotation such as ``Table | None``, or None."""
+    """Return the type of table in an annotation such as ``list[Table] | None``.
+
+    Returns:
+        None if there is no table in it.
+    """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in get_args(annotation):
@@ -246,13 +278,16 @@ def nearest(name: str, known: list[str]) -> str | None:
 
 
 def reject_infinite(value: object, where: str) -> None:
-    """Raise ``BadConfig`` for a number in a value that is not finite.
+    """Check that every number in a value is finite.
 
-    Such a number can be neither hashed nor shown.
+    An infinite number or NaN can be neither hashed nor shown.
 
     Args:
-        value: A number, or tables and lists of numbers.
-        where: Name of the value's file or directory, for the message.
+        value: A number, or nested tables and lists.
+        where: Name of the value in messages, such as the path of its file.
+
+    Raises:
+        BadConfig: If some number is not finite.
     """
     if isinstance(value, float):
         _check_finite(value, where)
@@ -262,6 +297,7 @@ def reject_infinite(value: object, where: str) -> None:
 
 
 def _check_finite(number: float, where: str) -> None:
+    """Raise ``BadConfig`` if a number is not finite."""
     if not math.isfinite(number):
         raise BadConfig(
             f"{where} = {number}: the number must be finite",
@@ -270,7 +306,7 @@ def _check_finite(number: float, where: str) -> None:
 
 
 def _floats_by_key(value: object) -> Iterator[tuple[str, float]]:
-    """Yield the floats in nested tables and lists with their dotted keys."""
+    """Yield the floats in nested tables and lists, each after its dotted key."""
     parts: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
         parts = value.items()
@@ -305,7 +341,11 @@ def flat_table(
 ) -> dict[str, Any]:
     """Return every value of nested tables by its dotted key.
 
-    Tables called ``whole`` are one value.
+    Args:
+        table: Nested tables.
+        prefix: Text before each key, such as ``train.``.
+        whole: Name of tables that are not taken apart, but stay one value.
+        depth: Level of ``table`` in the tables of the first call.
     """
     flat: dict[str, Any] = {}
     for name, value in table.items():

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from trainer.config.tables import StrictTable, flat_table
 
 PROFILE_SCHEMA_VERSION: Literal[2] = 2
+"""Version of the tables and keys of a profile; a profile of another one is rejected."""
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]

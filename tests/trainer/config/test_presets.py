@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -6,36 +7,55 @@ from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings
 from trainer.errors import BadConfig
 
+SHAPE = {"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4}
 
-def test_config_file_gives_shape(tmp_path):
+
+@pytest.fixture
+def config_file(tmp_path) -> Path:
+    """A config.json as transformers writes it, which has more keys than a shape."""
     path = tmp_path / "my-encoder" / "config.json"
     path.parent.mkdir()
-    shape = {"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4}
     other_keys = {
         "vocab_size": 7,
         "classifier_dropout": None,
         "architectures": ["BertForMaskedLM"],
         "_name_or_path": "x",
     }
-    path.write_text(json.dumps(shape | other_keys))
-    settings = model_settings(str(path))
+    path.write_text(json.dumps(SHAPE | other_keys))
+    return path
+
+
+def test_config_file_gives_shape(config_file):
+    settings = model_settings(str(config_file))
     assert settings.name == "my-encoder"
-    assert settings.config == shape
+    assert settings.config == SHAPE
     assert settings.null_keys == ["classifier_dropout"]
-    assert model_settings(str(path.parent)) == settings
+
+
+def test_directory_stands_for_its_config_file(config_file):
+    settings = model_settings(str(config_file.parent))
+    assert settings == model_settings(str(config_file))
 
 
 def test_profile_gives_shape(tmp_path):
     profile = tmp_path / "profile.toml"
-    profile.write_text(
-        '[train.model]\nname = "my-encoder"\nnull_keys = ["classifier_dropout"]\n'
-        '[train.model.config]\nmodel_type = "bert"\nhidden_size = 64\n'
-    )
+    profile.write_text("""
+[train.model]
+name = "my-encoder"
+null_keys = ["classifier_dropout"]
+[train.model.config]
+model_type = "bert"
+hidden_size = 64
+""")
     assert model_settings(str(profile)) == ModelSettings(
         name="my-encoder",
         config={"model_type": "bert", "hidden_size": 64},
         null_keys=["classifier_dropout"],
     )
+
+
+def test_rejects_profile_without_a_model(tmp_path):
+    profile = tmp_path / "profile.toml"
     profile.write_text("seed = 1\n")
     with pytest.raises(BadConfig, match=r"train\.model"):
         model_settings(str(profile))
@@ -51,21 +71,21 @@ def test_rejects_config_with_its_own_code(tmp_path):
 
 
 def test_suggests_preset_for_misspelt_name():
-    with pytest.raises(BadConfig) as caught:
+    with pytest.raises(BadConfig) as raised:
         model_settings("bert-120")
-    assert "'bert-120m'" in caught.value.next_step
+    assert "'bert-120m'" in raised.value.next_step
 
 
 @pytest.mark.parametrize(
     ("directory", "name"),
     [
-        ("a|<script>", "a-script"),
-        ("..x", "x"),
-        ("ünïcode name", "n-code-name"),
-        ("-rf", "rf"),
+        pytest.param("a|<script>", "a-script", id="characters of shells and HTML"),
+        pytest.param("..x", "x", id="dots in front"),
+        pytest.param("ünïcode name", "n-code-name", id="other letters and spaces"),
+        pytest.param("-rf", "rf", id="like an option"),
     ],
 )
-def test_name_of_directory_becomes_plain(tmp_path, directory, name):
+def test_model_name_is_the_plain_name_of_its_directory(tmp_path, directory, name):
     path = tmp_path / directory / "config.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"model_type": "bert"}))
@@ -73,6 +93,6 @@ def test_name_of_directory_becomes_plain(tmp_path, directory, name):
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden", ""])
-def test_rejects_name_that_leads_elsewhere(name):
+def test_rejects_name_that_is_no_plain_file_name(name):
     with pytest.raises(ValueError, match="name"):
         ModelSettings(name=name, config={"model_type": "bert"})

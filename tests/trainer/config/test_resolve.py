@@ -1,3 +1,5 @@
+"""Configurations resolved from a profile, the command line and the environment."""
+
 import datetime
 import json
 import subprocess
@@ -24,7 +26,10 @@ model_type = "bert"
 [train.data]
 path = "../data"
 """
+EXAMPLE = "train.max_steps=30"
+"""Example of an assignment, which the next step of an error shows."""
 HASH_OF_PROFILE = canonical_sha256(tomllib.loads(PROFILE))
+OTHER_HASH = "0" * 64
 
 
 @pytest.fixture
@@ -43,20 +48,19 @@ def test_names_the_source_of_each_value(profile):
     assert resolved.sources["train.micro_batch_size"] == "command line"
     assert resolved.sources["train.learning_rate"] == "profile"
     assert resolved.sources["train.max_steps"] == "default"
-    assert {
-        "train.data.num_workers",
-        "train.parallel.strategy",
-        "train.model.config",
-    } <= set(resolved.sources)
+    # Keys of inner tables are dotted; the model's config is a single value.
+    assert resolved.sources["train.data.num_workers"] == "default"
+    assert resolved.sources["train.parallel.strategy"] == "default"
+    assert resolved.sources["train.model.config"] == "profile"
 
 
-def test_command_line_names_the_dataset_before_environment(profile):
+def test_dataset_of_command_line_precedes_environment(profile):
     resolved = resolve(profile, data=Path("cli"), environment={"AUTOTUNE_DATA": "env"})
     assert resolved.data_dir == Path("cli")
     assert resolved.sources["train.data.path"] == "command line"
 
 
-def test_environment_names_the_dataset_before_profile(profile):
+def test_dataset_of_environment_precedes_profile(profile):
     resolved = resolve(profile, environment={"AUTOTUNE_DATA": "env"})
     assert resolved.data_dir == Path("env")
     assert resolved.sources["train.data.path"] == "environment"
@@ -82,12 +86,12 @@ def test_assignment_takes_the_type_of_its_setting(profile, key, text, value):
 @pytest.mark.parametrize(
     ("assignment", "next_step"),
     [
-        ("max_steps=3", "train.max_steps=30"),
-        ("train.max_steps", "train.max_steps=30"),
-        ("=3", "train.max_steps=30"),
-        ("train=3", "train.max_steps=30"),
-        ("train.max_step=3", "'max_steps'"),
-        ("train.seed.x=3", "Check the key"),
+        pytest.param("max_steps=3", EXAMPLE, id="without train"),
+        pytest.param("train.max_steps", EXAMPLE, id="without a value"),
+        pytest.param("=3", EXAMPLE, id="without a key"),
+        pytest.param("train=3", EXAMPLE, id="only train"),
+        pytest.param("train.max_step=3", "'max_steps'", id="misspelt key"),
+        pytest.param("train.seed.x=3", "Check the key", id="key of a number"),
     ],
 )
 def test_rejects_bad_assignment(profile, assignment, next_step):
@@ -99,19 +103,46 @@ def test_rejects_bad_assignment(profile, assignment, next_step):
 @pytest.mark.parametrize(
     ("assignment", "key", "model"),
     [
-        ("train.model.name=bert-small", "train.model.name", "bert-small"),
-        ('train.model={name="n",config={model_type="bert"}}', "train.model.name", "n"),
-        ("train.model.config.hidden_size=64", "config.hidden_size", "CONFIG.json"),
-        ("train.model.config.model_type=roberta", "config.model_type", "CONFIG.json"),
-        ('train.model.config={model_type="x"}', "config.model_type", "CONFIG.json"),
-        ('train.model.null_keys=["a"]', "train.model.null_keys", "CONFIG.json"),
+        pytest.param(
+            "train.model.name=bert-small", "train.model.name", "bert-small", id="name"
+        ),
+        pytest.param(
+            'train.model={name="n",config={model_type="bert"}}',
+            "train.model.name",
+            "n",
+            id="whole model",
+        ),
+        pytest.param(
+            "train.model.config.hidden_size=64",
+            "config.hidden_size",
+            "CONFIG.json",
+            id="key of the config",
+        ),
+        pytest.param(
+            "train.model.config.model_type=roberta",
+            "config.model_type",
+            "CONFIG.json",
+            id="model type",
+        ),
+        pytest.param(
+            'train.model.config={model_type="x"}',
+            "config.model_type",
+            "CONFIG.json",
+            id="whole config",
+        ),
+        pytest.param(
+            'train.model.null_keys=["a"]',
+            "train.model.null_keys",
+            "CONFIG.json",
+            id="null keys",
+        ),
     ],
 )
 def test_rejects_another_model_than_the_profile(profile, assignment, key, model):
     with pytest.raises(BadConfig) as raised:
         resolve(profile, assignments=[assignment], environment={})
     assert key in raised.value.message
-    assert "'m'" in raised.value.message
+    assert "'m'" in raised.value.message  # the profile's model
     assert f"autotune tune --model {model} --data" in raised.value.next_step
 
 
@@ -138,16 +169,22 @@ def test_accepts_assignment_that_keeps_the_model(profile, assignment):
         (
             "[train.data]",
             "[evidence.workers]\nseconds = inf\n[train.data]",
-            r"evidence\.workers\.seconds",
+            r"evidence\.workers\.seconds = inf",
         ),
         (
             "[train.data]",
             "[evidence.workers]\nseconds = nan\n[train.data]",
-            r"evidence\.workers\.seconds",
+            r"evidence\.workers\.seconds = nan",
         ),
         ("[train", "[other", r"no \[train\] table"),
     ],
-    ids=["schema version", "absolute path", "infinite", "NaN", "no table"],
+    ids=[
+        "schema version",
+        "absolute path of the dataset",
+        "infinite number",
+        "NaN",
+        "no train table",
+    ],
 )
 def test_rejects_unusable_profile(profile, old, new, message):
     profile.write_text(PROFILE.replace(old, new))
@@ -173,6 +210,7 @@ def test_rejects_unusable_profile(profile, old, new, message):
         ),
         (["train.precision=fp16"], "fp16 is not supported"),
     ],
+    ids=["shards without fsdp2", "static graph of fsdp2", "two batches", "fp16"],
 )
 def test_rejects_settings_that_conflict(profile, assignments, message):
     with pytest.raises(BadConfig, match=message) as raised:
@@ -217,7 +255,7 @@ def test_trainer_rejects_modified_profile_before_it_writes(profile, tmp_path):
         "--out",
         tmp_path / "run",
         "--expect-profile-sha256",
-        "0" * 64,
+        OTHER_HASH,
     ]
     process = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=60
@@ -229,38 +267,42 @@ def test_trainer_rejects_modified_profile_before_it_writes(profile, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recorded", "is_edited"),
+    ("recorded", "expected"),
     [
-        pytest.param(None, False, id="by hand"),
-        pytest.param(HASH_OF_PROFILE, False, id="as written"),
-        pytest.param("0" * 64, True, id="edited"),
-        pytest.param(3, True, id="no hash"),
+        pytest.param(HASH_OF_PROFILE, False, id="its hash"),
+        pytest.param(OTHER_HASH, True, id="another hash"),
+        pytest.param(3, True, id="a number"),
     ],
 )
-def test_knows_whether_the_profile_was_edited(profile, recorded, is_edited):
-    if recorded is not None:
-        text = f"content_sha256 = {json.dumps(recorded)}\n" + profile.read_text()
-        profile.write_text(text)
+def test_recorded_hash_tells_whether_profile_was_modified(profile, recorded, expected):
+    profile.write_text(f"content_sha256 = {json.dumps(recorded)}\n{PROFILE}")
     resolved = resolve(profile, assignments=["train.seed=3"], environment={})
-    assert resolved.profile_modified == is_edited
+    assert resolved.profile_modified == expected
 
 
-def test_date_in_a_profile_is_an_edit():
-    assert is_modified({"content_sha256": "0" * 64, "date": datetime.date(2026, 1, 1)})
+def test_profile_written_by_hand_is_not_modified(profile):
+    resolved = resolve(profile, assignments=["train.seed=3"], environment={})
+    assert not resolved.profile_modified
 
 
-def test_trainer_warns_once_of_an_edited_profile(profile, tmp_path):
-    text = f'content_sha256 = "{"0" * 64}"\n' + profile.read_text()
-    profile.write_text(text)
+def test_date_in_a_profile_is_a_modification():
+    # Dates have no JSON form, so that the profile cannot be hashed as it was written.
+    assert is_modified(
+        {"content_sha256": OTHER_HASH, "date": datetime.date(2026, 1, 1)}
+    )
+
+
+def test_trainer_warns_once_of_a_modified_profile(profile, tmp_path):
+    profile.write_text(f'content_sha256 = "{OTHER_HASH}"\n{PROFILE}')
     command = [sys.executable, "-m", "trainer", profile, "--data", tmp_path / "none"]
     process = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=60
     )
-    first, *others = process.stderr.splitlines()
-    assert first.startswith(f"warning: {profile} was modified after it was tuned")
-    # Training was not refused for it.
-    assert "dataset not found" in others[0]
-    assert not any("modified" in line for line in others)
+    warning, error, *other_lines = process.stderr.splitlines()
+    assert warning.startswith(f"warning: {profile} was modified after it was tuned")
+    # The trainer went on, up to the missing dataset.
+    assert "dataset not found" in error
+    assert not any("modified" in line for line in (error, *other_lines))
 
 
 def test_settings_text_names_differences_with_their_source(profile):
