@@ -1,6 +1,6 @@
 """Preparation of a run: its checks, and its parts in the order that they need."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers.utils import logging as transformers_logging
@@ -9,8 +9,9 @@ from trainer.build import Training, build_training
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.checkpoint.resume import Start
-from trainer.config.resolve import ResolvedConfig, with_compile
-from trainer.config.train_config import TrainConfig
+from trainer.config.compilers import with_compile
+from trainer.config.resolve import ResolvedConfig
+from trainer.config.train_config import Logger, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan, with_batch_in_sequences
 from trainer.data.loader import MicroBatchLoader
@@ -25,6 +26,7 @@ from trainer.preflight.rank_checks import check_ranks, gather_facts
 from trainer.preflight.start_warning import start_warning
 from trainer.record.boards import open_boards
 from trainer.record.meter import Meter
+from trainer.record.run_record import RunHeader
 from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter, Show
 from trainer.run_header import describe_run
@@ -36,15 +38,19 @@ class PreparedRun:
 
     resolved: ResolvedConfig
     config: TrainConfig
-    """Configuration whose global batch is in sequences."""
+    """Configuration of ``resolved`` with its global batch in sequences, even if you
+    gave it in tokens or samples."""
     dataset: TokenDataset
+    """Training split."""
     validation: TokenDataset
+    """Validation split; it may be empty."""
     training: Training
     meter: Meter
     checkpoints: CheckpointManager
     loader: MicroBatchLoader
     controller: HealthController
     budget: TimeBudget
+    """Time limit of the run; only rank 0's counts the time limit of a SLURM job."""
 
 
 def prepare_run(
@@ -60,13 +66,14 @@ def prepare_run(
 ) -> PreparedRun:
     """Check that the run can start, open its record, and build its parts.
 
-    The arguments and errors are those of ``trainer.loop.train``.
+    The arguments and errors are those of ``trainer.loop.train``. All ranks call this
+    function.
     """
     transformers_logging.disable_progress_bar()  # the run has its own progress bar
     resolved, why_not_compiled = with_compile(resolved)
     dataset = open_dataset(resolved)
 
-    # Ranks are compared first: if they differ, what follows could fail or hang on some.
+    # Ranks are compared before anything that could fail or hang if they differ.
     facts_by_rank = gather_facts(resolved, dataset.manifest.dataset_hash, ranks)
     hosts = tuple(facts.host for facts in facts_by_rank)
     # Events wait in this list until the run record is open.
@@ -75,10 +82,10 @@ def prepare_run(
     events += check_data(resolved.config, dataset.manifest, dataset.directory)
     if why_not_compiled is not None:
         events.append(_not_compiled(why_not_compiled))
+
     validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
     config = with_batch_in_sequences(resolved.config, dataset)
     plan = make_plan(config, len(dataset), ranks.world_size)
-
     open_libraries(ranks)  # before the model takes memory
     training = build_training(
         config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
@@ -89,38 +96,27 @@ def prepare_run(
     header = describe_run(
         resolved, dataset, plan, training, hosts=hosts, ranks=ranks, start=start
     )
-    meter = Meter(
-        training.work, ranks, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts
-    )
-    loggers = config.log_to if ranks.leads else ()
-    boards = open_boards(
-        loggers, writer.directory, header, writer.attempt, events.append
-    )
-    writer.start(header, show, boards)
-
-    checkpoints = CheckpointManager(
-        writer.directory,
-        config,
-        training,
-        ranks,
-        attempt=writer.attempt,
-        report_event=writer.append,
-        progressed=watchdog.heartbeat,
-    )
-    loader = MicroBatchLoader(dataset, config, plan, ranks)
-    controller = HealthController(config, ranks, writer.append)
-    for event in events:
-        writer.append(event)
+    _open_record(writer, header, events, show, config.log_to if ranks.leads else ())
     return PreparedRun(
         resolved=resolved,
         config=config,
         dataset=dataset,
         validation=validation,
         training=training,
-        meter=meter,
-        checkpoints=checkpoints,
-        loader=loader,
-        controller=controller,
+        meter=Meter(
+            training.work, ranks, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts
+        ),
+        checkpoints=CheckpointManager(
+            writer.directory,
+            config,
+            training,
+            ranks,
+            attempt=writer.attempt,
+            report_event=writer.append,
+            progressed=watchdog.heartbeat,
+        ),
+        loader=MicroBatchLoader(dataset, config, plan, ranks),
+        controller=HealthController(config, ranks, writer.append),
         budget=TimeBudget(
             config.stop_after_s,
             clock.monotonic_start_s,
@@ -129,27 +125,53 @@ def prepare_run(
     )
 
 
-def _not_compiled(why: str) -> EventRow:
-    """Return a warning that layers are not compiled."""
+def _open_record(
+    writer: RunWriter,
+    header: RunHeader,
+    events: Sequence[EventRow],
+    show: Show,
+    log_to: Sequence[Logger] | None,
+) -> None:
+    """Write the header of the run record, open its boards, and record the events.
+
+    ``log_to`` names the loggers; None is the default of ``open_boards``.
+    """
+    board_failures: list[EventRow] = []
+    boards = open_boards(
+        log_to, writer.directory, header, writer.attempt, board_failures.append
+    )
+    writer.start(header, show, boards)
+    for event in (*events, *board_failures):
+        writer.append(event)
+
+
+def _not_compiled(reason: str) -> EventRow:
+    """Return a warning that layers are not compiled, as something is not installed."""
     return start_warning(
-        why, "Install it, or accept this with --set train.compile=false"
+        reason, "Install it, or accept this with --set train.compile=false"
     )
 
 
 def _check_weight_copies(training: Training, config: TrainConfig) -> list[EventRow]:
     """Return an event if weights are cast to bf16 again in every micro-batch."""
-    why = training.module.no_copies_reason
-    if why is None:
+    reason = training.module.no_copies_reason
+    if reason is None:
         return []
     model_type = config.model.config["model_type"]
-    message = f"weights of {model_type!r} are cast to bf16 in every micro-batch: {why}"
+    message = (
+        f"weights of {model_type!r} are cast to bf16 in every micro-batch: {reason}"
+    )
     return [new_event(0, "preflight", message, level="info")]
 
 
 def _check_run_directory(
     writer: RunWriter, config: TrainConfig, training: Training, ranks: Ranks
 ) -> list[EventRow]:
-    """Return warnings about the directory that will keep the checkpoints."""
+    """Return warnings about the directory of the checkpoints; none without them.
+
+    Raises:
+        BadConfig: If the directory cannot keep the checkpoints.
+    """
     if not config.checkpoint.enabled:
         return []
     existing_checkpoints = 0

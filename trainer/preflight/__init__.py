@@ -5,6 +5,6 @@ compares the ranks with each other and with the profile, and ``directory_checks`
 out whether the run directory can keep the checkpoints. A check raises ``BadConfig`` if
 training would fail or be silently wrong, and returns warnings otherwise.
 
-``allotted_cpus`` counts the CPUs of a process. This package exports no names: import
-each check from its module.
+``allotted_cpus`` counts the CPUs of a process; ``start_warning`` and ``ranks_text``
+word the warnings. This package exports no names: import each check from its module.
 """

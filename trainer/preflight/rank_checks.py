@@ -12,6 +12,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.health.events import EventRow
 from trainer.preflight.allotted_cpus import allotted_cpus
+from trainer.preflight.ranks_text import ranks_text
 from trainer.preflight.start_warning import start_warning
 
 
@@ -23,6 +24,7 @@ class RankFacts:
     """
 
     host: str
+    """Name of the rank's node; ranks may differ in it."""
     configuration: str
     """SHA-256 of the configuration."""
     code: str
@@ -30,12 +32,17 @@ class RankFacts:
     dataset: str
     """Hash of the dataset."""
     torch: str
+    """Version of torch, with its build: ``2.10.0+cu128``."""
     transformers: str
+    """Version of transformers."""
     python: str
+    """Version of Python."""
     device: str
     """Name of the GPU, or ``cpu``."""
     device_memory_bytes: int | None
+    """Total GPU memory as torch reports it, in bytes; None on a CPU."""
     allotted_cpus: int
+    """Number of CPUs that the process may use, before it is bound to some of them."""
 
 
 _MUST_AGREE = {
@@ -48,15 +55,14 @@ _MUST_AGREE = {
 }
 """Facts that must be the same on all ranks, with the next step if they are not."""
 _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
-"""Facts in which a rank that differs slows down all others."""
-_SHOWN_RANKS = 4
-"""Most ranks that a message names by number, as a job may have hundreds."""
+"""Facts by which one rank may be slower than the others, which then wait for it."""
 _SHOWN_CHARACTERS = 24
 """Longest part of a value in a message, enough to tell two hashes apart."""
 _VERIFY_AGAIN = "Check on this machine: autotune profile verify PROFILE"
+"""Next step if a rank's machine is not the one of the profile."""
 _SAME_MEMORY_SHARE = 0.97
-"""Least share of a profile's GPU memory that the same GPU has here: NVML's total, which
-profiles have, is up to 3 % above torch's."""
+"""Share of a profile's GPU memory from which a rank's GPU is taken to have as much.
+Profiles have NVML's total, which is up to 3 % above torch's for the same GPU."""
 
 
 def gather_facts(
@@ -89,14 +95,15 @@ def facts_of_rank(
 def check_ranks(
     facts_by_rank: Sequence[RankFacts], fingerprint: Mapping[str, Any]
 ) -> list[EventRow]:
-    """Compare all ranks with each other and with the profile.
+    """Compare all ranks with each other, and each with the profile.
 
     Args:
         facts_by_rank: Facts of every rank.
-        fingerprint: Facts of the machine that the profile was tuned on.
+        fingerprint: Facts of the machine that the profile was tuned on, which may lack
+            any of them; ``compare_profile`` names their keys.
 
     Returns:
-        Warnings, each once.
+        Warnings, without those that repeat another rank's.
 
     Raises:
         BadConfig: If ranks differ in a way that would make training silently wrong.
@@ -104,20 +111,23 @@ def check_ranks(
             has.
     """
     warnings = compare_ranks(facts_by_rank)
-    known_messages = {warning.message for warning in warnings}
+    messages = {warning.message for warning in warnings}
     for facts in facts_by_rank:
         for warning in compare_profile(fingerprint, facts):
-            if warning.message not in known_messages:
-                known_messages.add(warning.message)
+            if warning.message not in messages:
+                messages.add(warning.message)
                 warnings.append(warning)
     return warnings
 
 
 def compare_ranks(facts_by_rank: Sequence[RankFacts]) -> list[EventRow]:
-    """Compare all ranks and return warnings.
+    """Compare all ranks with each other.
+
+    Returns:
+        A warning for each fact of ``_SHOULD_AGREE`` in which they differ.
 
     Raises:
-        BadConfig: If a difference would make training silently wrong.
+        BadConfig: If they differ in a fact of ``_MUST_AGREE``.
     """
     for name, next_step in _MUST_AGREE.items():
         difference = _difference(facts_by_rank, name)
@@ -140,9 +150,10 @@ def compare_ranks(facts_by_rank: Sequence[RankFacts]) -> list[EventRow]:
 
 
 def _difference(facts_by_rank: Sequence[RankFacts], name: str) -> str | None:
-    """Return each value of a fact with the ranks that have it, as text.
+    """Return the values of a fact with the ranks that have them, as text.
 
-    None if all ranks have the same.
+    Returns:
+        None if all ranks have the same value.
     """
     ranks_by_value: dict[str, list[int]] = {}
     for rank, facts in enumerate(facts_by_rank):
@@ -151,50 +162,56 @@ def _difference(facts_by_rank: Sequence[RankFacts], name: str) -> str | None:
     if len(ranks_by_value) <= 1:
         return None
     return "; ".join(
-        f"{value[:_SHOWN_CHARACTERS]} on {name_ranks(ranks)}"
+        f"{value[:_SHOWN_CHARACTERS]} on {ranks_text(ranks)}"
         for value, ranks in ranks_by_value.items()
     )
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as text, the first ones by number."""
-    noun = "rank" if len(ranks) == 1 else "ranks"
-    text = f"{noun} {', '.join(map(str, ranks[:_SHOWN_RANKS]))}"
-    more = len(ranks) - _SHOWN_RANKS
-    if more > 0:
-        text += f" and {more} more"
-    return text
 
 
 def compare_profile(fingerprint: Mapping[str, Any], facts: RankFacts) -> list[EventRow]:
     """Compare a rank's machine with the profile's, and return warnings.
 
-    A value that the fingerprint lacks, or that is of another type, is not compared.
+    Profiles may be written by hand, so a value that the fingerprint lacks, or that is
+    of another type, is not compared.
 
     Raises:
-        ProfileMismatch: If its GPU has less memory.
+        ProfileMismatch: If the rank's GPU has less memory than the profile's.
     """
-    _check_gpu_memory(fingerprint.get("gpu_total_bytes"), facts.device_memory_bytes)
+    tuned_gpu_bytes = fingerprint.get("gpu_total_bytes")
+    tuned_device = fingerprint.get("device")
+    tuned_gpu_name = fingerprint.get("gpu_name")
+    tuned_torch = fingerprint.get("torch")
+    tuned_cpus = fingerprint.get("allotted_cpus")
+
+    if isinstance(tuned_gpu_bytes, int) and facts.device_memory_bytes is not None:
+        _check_gpu_memory(tuned_gpu_bytes, facts.device_memory_bytes)
     warnings = []
-    if fingerprint.get("device") == "cpu" and facts.device != "cpu":
+    if tuned_device == "cpu" and facts.device != "cpu":
         warnings.append(
             start_warning(
                 "the profile was tuned for a CPU, but this rank has a GPU",
                 _VERIFY_AGAIN,
             )
         )
-    warnings += _compare_text("gpu name", fingerprint.get("gpu_name"), facts.device)
-    # What follows a "+" is the build, such as cu128: it is no other version.
-    torch_version = facts.torch.partition("+")[0]
-    warnings += _compare_text("torch", fingerprint.get("torch"), torch_version)
-    warnings += _compare_cpus(fingerprint.get("allotted_cpus"), facts.allotted_cpus)
+    if isinstance(tuned_gpu_name, str) and tuned_gpu_name != facts.device:
+        warnings.append(_tuned_with("gpu name", tuned_gpu_name, facts.device))
+    if isinstance(tuned_torch, str):
+        version = _without_build(facts.torch)
+        if _without_build(tuned_torch) != version:
+            warnings.append(_tuned_with("torch", tuned_torch, version))
+    if isinstance(tuned_cpus, int) and facts.allotted_cpus < tuned_cpus:
+        warnings.append(
+            start_warning(
+                f"the profile was tuned with {tuned_cpus} available CPU cores; this"
+                f" rank has {facts.allotted_cpus}",
+                "Request as many (SLURM: --cpus-per-task), or run: autotune workers"
+                " PROFILE",
+            )
+        )
     return warnings
 
 
-def _check_gpu_memory(tuned_bytes: object, device_bytes: int | None) -> None:
+def _check_gpu_memory(tuned_bytes: int, device_bytes: int) -> None:
     """Raise ``ProfileMismatch`` if a GPU has less memory than the profile's."""
-    if not isinstance(tuned_bytes, int) or device_bytes is None:
-        return
     if device_bytes < _SAME_MEMORY_SHARE * tuned_bytes:
         raise ProfileMismatch(
             f"the profile was tuned for a GPU of {tuned_bytes / 2**30:.0f} GiB; this"
@@ -205,23 +222,12 @@ def _check_gpu_memory(tuned_bytes: object, device_bytes: int | None) -> None:
         )
 
 
-def _compare_text(name: str, tuned: object, actual: str) -> list[EventRow]:
-    """Return a warning if a GPU or a version is not the profile's."""
-    if not isinstance(tuned, str) or tuned.partition("+")[0] == actual:
-        return []
+def _without_build(version: str) -> str:
+    """Return a version of torch without its build, such as ``+cu128``."""
+    return version.partition("+")[0]
+
+
+def _tuned_with(name: str, tuned: str, actual: str) -> EventRow:
+    """Return the warning that a GPU or a version is not the profile's."""
     message = f"the profile was tuned with {name} {tuned}; this rank has {actual}"
-    return [start_warning(message, _VERIFY_AGAIN)]
-
-
-def _compare_cpus(tuned_cpus: object, cpus: int) -> list[EventRow]:
-    """Return a warning if a rank has fewer CPUs than the profile's machine."""
-    if not isinstance(tuned_cpus, int) or cpus >= tuned_cpus:
-        return []
-    return [
-        start_warning(
-            f"the profile was tuned with {tuned_cpus} available CPU cores; this"
-            f" rank has {cpus}",
-            "Request as many (SLURM: --cpus-per-task), or run: autotune workers"
-            " PROFILE",
-        )
-    ]
+    return start_warning(message, _VERIFY_AGAIN)

@@ -9,14 +9,14 @@ from trainer.preflight.allotted_cpus import allotted_cpus
 
 @pytest.fixture
 def machine_cpus(monkeypatch) -> int:
-    """Number of CPUs to which nothing but a stricter limit restricts the process."""
+    """Number of CPUs of the machine, all of which the process is allowed to run on."""
     cpus = 64
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
     return cpus
 
 
 def write_cpu_quota_v2(root: Path, content: str) -> None:
-    """Write a quota of this process's unified control group, version 2."""
+    """Write the quota of this process's control group, version 2, below ``root``."""
     match = re.search(
         r"^0::/?(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE
     )
@@ -28,7 +28,7 @@ def write_cpu_quota_v2(root: Path, content: str) -> None:
 
 
 def write_cpu_quota_v1(root: Path, quota_us: str) -> None:
-    """Write a quota of a version 1 control group, per 100 ms."""
+    """Write a quota per 100,000 us of a control group, version 1, below ``root``."""
     group = root / "cpu"
     group.mkdir()
     (group / "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
@@ -46,7 +46,7 @@ def test_control_group_v2_limits_cpus(
     tmp_path, machine_cpus, quota_us_and_period_us, expected
 ):
     write_cpu_quota_v2(tmp_path, quota_us_and_period_us)
-    assert allotted_cpus(None, {}, tmp_path) == expected
+    assert allotted_cpus(environment={}, cgroup_root=tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_control_group_v2_limits_cpus(
 )
 def test_control_group_v2_without_quota_limits_nothing(tmp_path, machine_cpus, content):
     write_cpu_quota_v2(tmp_path, content)
-    assert allotted_cpus(None, {}, tmp_path) == machine_cpus
+    assert allotted_cpus(environment={}, cgroup_root=tmp_path) == machine_cpus
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_control_group_v2_without_quota_limits_nothing(tmp_path, machine_cpus, c
 )
 def test_control_group_v1_limits_cpus(tmp_path, machine_cpus, quota_us, expected):
     write_cpu_quota_v1(tmp_path, quota_us)
-    assert allotted_cpus(None, {}, tmp_path) == expected
+    assert allotted_cpus(environment={}, cgroup_root=tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -82,23 +82,26 @@ def test_control_group_v1_without_quota_limits_nothing(
     tmp_path, machine_cpus, quota_us
 ):
     write_cpu_quota_v1(tmp_path, quota_us)
-    assert allotted_cpus(None, {}, tmp_path) == machine_cpus
+    assert allotted_cpus(environment={}, cgroup_root=tmp_path) == machine_cpus
 
 
 def test_slurm_limits_cpus(tmp_path, machine_cpus):
     environment = {"SLURM_CPUS_PER_TASK": "12"}
-    assert allotted_cpus(None, environment, tmp_path) == 12
+    assert allotted_cpus(environment=environment, cgroup_root=tmp_path) == 12
 
 
 @pytest.mark.parametrize("slurm_cpus", ["many", ""])
 def test_ignores_slurm_cpus_that_are_no_number(tmp_path, machine_cpus, slurm_cpus):
     environment = {"SLURM_CPUS_PER_TASK": slurm_cpus}
-    assert allotted_cpus(None, environment, tmp_path) == machine_cpus
+    assert allotted_cpus(environment=environment, cgroup_root=tmp_path) == machine_cpus
 
 
 def test_cpus_before_binding_replace_those_of_the_process(tmp_path, machine_cpus):
     unbound_cpus = 2 * machine_cpus
-    assert allotted_cpus(unbound_cpus, {}, tmp_path) == unbound_cpus
+    assert (
+        allotted_cpus(unbound_cpus, environment={}, cgroup_root=tmp_path)
+        == unbound_cpus
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,4 +112,7 @@ def test_allotted_cpus_are_the_least_limit(
     tmp_path, machine_cpus, unbound_cpus, expected
 ):
     environment = {"SLURM_CPUS_PER_TASK": "12"}
-    assert allotted_cpus(unbound_cpus, environment, tmp_path) == expected
+    assert (
+        allotted_cpus(unbound_cpus, environment=environment, cgroup_root=tmp_path)
+        == expected
+    )

@@ -1,3 +1,5 @@
+"""Room on the disk of the run directory, its visibility to all ranks, and its locks."""
+
 import errno
 import shutil
 from types import SimpleNamespace
@@ -7,6 +9,7 @@ import pytest
 from tests.trainer.oracles import config_of
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig
+from trainer.health.events import EventRow
 from trainer.preflight.directory_checks import (
     check_directory,
     check_room,
@@ -28,19 +31,19 @@ def free_150_mib(monkeypatch):
 
 @pytest.mark.usefixtures("free_150_mib")
 @pytest.mark.parametrize(
-    ("checkpoint_mib", "existing", "keep_last"),
+    ("checkpoint_mib", "existing_checkpoints", "keep_last"),
     [
-        pytest.param(75, 0, 1, id="new run"),
-        pytest.param(150, 1, 1, id="resumed run"),
-        pytest.param(50, 0, 2, id="two kept"),
+        pytest.param(75, 0, 1, id="the kept and the next one"),
+        pytest.param(150, 1, 1, id="the next one of a resumed run"),
+        pytest.param(50, 0, 2, id="two kept ones and the next one"),
     ],
 )
-def test_accepts_enough_room(tmp_path, checkpoint_mib, existing, keep_last):
+def test_accepts_enough_room(tmp_path, checkpoint_mib, existing_checkpoints, keep_last):
     warnings = check_room(
         tmp_path,
         checkpoint_mib * MIB,
         SINGLE_RANK,
-        existing=existing,
+        existing_checkpoints=existing_checkpoints,
         keep_last=keep_last,
     )
     assert warnings == []
@@ -51,20 +54,27 @@ def test_new_run_requires_room_for_two_checkpoints(tmp_path):
     with pytest.raises(
         BadConfig, match="has 150 MiB free; 2 checkpoints require 152 MiB"
     ) as raised:
-        check_room(tmp_path, 76 * MIB, SINGLE_RANK, existing=0)
+        check_room(tmp_path, 76 * MIB, SINGLE_RANK, existing_checkpoints=0)
     assert "train.checkpoint.enabled=false" in raised.value.next_step
 
 
 @pytest.mark.usefixtures("free_150_mib")
-@pytest.mark.parametrize("existing", [1, 2, 5])
-def test_resumed_run_without_room_is_warned(tmp_path, existing):
-    (warning,) = check_room(tmp_path, 151 * MIB, SINGLE_RANK, existing=existing)
+@pytest.mark.parametrize("existing_checkpoints", [1, 2, 5])
+def test_resumed_run_without_room_is_warned(tmp_path, existing_checkpoints):
+    (warning,) = check_room(
+        tmp_path,
+        151 * MIB,
+        SINGLE_RANK,
+        existing_checkpoints=existing_checkpoints,
+    )
     assert "the next save will fail" in warning.next_step
 
 
 @pytest.mark.usefixtures("free_150_mib")
 def test_warns_if_not_all_checkpoints_fit(tmp_path):
-    (warning,) = check_room(tmp_path, 51 * MIB, SINGLE_RANK, existing=0, keep_last=2)
+    (warning,) = check_room(
+        tmp_path, 51 * MIB, SINGLE_RANK, existing_checkpoints=0, keep_last=2
+    )
     assert (
         "has 150 MiB free; keeping 2 checkpoints while writing the next requires"
         " 153 MiB" in warning.message
@@ -73,10 +83,10 @@ def test_warns_if_not_all_checkpoints_fit(tmp_path):
 
 
 class SeveralRanks:
-    """Several ranks, of which this process is the first (0) or the last.
+    """Several ranks, of which this process is rank 0 or the last one.
 
     Args:
-        others_see: Whether each other rank sees the file of rank 0.
+        others_see: For each other rank by rank, whether it sees the file of rank 0.
         leads: True if this process is rank 0.
     """
 
@@ -133,7 +143,7 @@ def test_warns_of_directory_that_ranks_miss(tmp_path, ranks, named):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_error_names_the_next_step_of_the_warning(tmp_path):
+def test_error_has_the_next_step_of_the_warning(tmp_path):
     ranks = SeveralRanks([False])
     (warning,) = check_shared(tmp_path, ranks, needed=False)
     with pytest.raises(BadConfig) as raised:
@@ -152,10 +162,21 @@ def test_accepts_shared_directory(tmp_path, ranks, needed):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_rank_sees_the_file_of_rank_0(tmp_path):
+def test_accepts_directory_with_the_file_of_rank_0(tmp_path):
     (tmp_path / f".seen-by-all-ranks.{TOKEN_OF_RANK_0}").touch()
     ranks = SeveralRanks([True], leads=False)
     assert check_shared(tmp_path, ranks, needed=True) == []
+
+
+def _check_any_room(writer: RunWriter) -> list[EventRow]:
+    """Check the directory of a new run, whose checkpoints fit on any disk."""
+    return check_directory(
+        writer,
+        CONFIG,
+        checkpoint_bytes=1,
+        existing_checkpoints=0,
+        ranks=SINGLE_RANK,
+    )
 
 
 def test_warns_of_file_system_without_locks(tmp_path, monkeypatch):
@@ -165,10 +186,10 @@ def test_warns_of_file_system_without_locks(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("trainer.files.fcntl.flock", no_locks)
         writer = RunWriter(tmp_path / "r")
-    (warning,) = check_directory(writer, CONFIG, 1, 0, SINGLE_RANK)
+    (warning,) = _check_any_room(writer)
     assert "has no locks" in warning.message
 
 
 def test_file_system_with_locks_has_no_warning(tmp_path):
     writer = RunWriter(tmp_path / "r")
-    assert check_directory(writer, CONFIG, 1, 0, SINGLE_RANK) == []
+    assert _check_any_room(writer) == []

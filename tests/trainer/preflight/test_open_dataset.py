@@ -1,28 +1,38 @@
+from pathlib import Path
+
 import pytest
 
 from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer.config.train_config import DataSettings
+from trainer.data.manifest import read_manifest
 from trainer.errors import BadConfig
 from trainer.preflight.dataset_checks import open_dataset
 
+SAMPLES = [list(range(5, 25))] * 40
+
 
 @pytest.fixture
-def data(tmp_path):
-    return write_dataset(
-        tmp_path / "data", [[5 + step % 60 for step in range(20)]] * 40, vocab_size=128
-    )
+def data(tmp_path) -> Path:
+    return write_dataset(tmp_path / "data", SAMPLES, vocab_size=128)
 
 
-def test_opens_dataset_of_the_profile(data):
-    dataset_hash = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
+@pytest.fixture
+def dataset_hash(data) -> str:
+    return read_manifest(data).dataset_hash
+
+
+def test_opens_dataset_of_the_profile(data, dataset_hash):
     config = config_of(data=DataSettings(dataset_hash=dataset_hash))
-    assert len(open_dataset(resolved_of(config, data))) == 40
+    assert len(open_dataset(resolved_of(config, data))) == len(SAMPLES)
 
 
-def test_rejects_dataset_that_does_not_match_the_profile(data):
-    dataset_hash = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
+def test_opens_any_dataset_without_a_hash_in_the_profile(data):
+    assert len(open_dataset(resolved_of(config_of(), data))) == len(SAMPLES)
+
+
+def test_rejects_dataset_that_does_not_match_the_profile(data, dataset_hash):
     config = config_of(data=DataSettings(dataset_hash="0" * len(dataset_hash)))
     with pytest.raises(
         BadConfig, match=f"its hash is {dataset_hash[:12]}…, not 000000000000"

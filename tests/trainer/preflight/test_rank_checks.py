@@ -1,4 +1,7 @@
+"""Comparison of ranks with each other and with the machine of the profile."""
+
 import platform
+import re
 from dataclasses import replace
 
 import pytest
@@ -52,23 +55,28 @@ def test_rejects_ranks_that_differ(name):
     with pytest.raises(BadConfig) as raised:
         compare_ranks([FACTS, other, FACTS])
     usual_value = getattr(FACTS, name)
+    shown_part = "z" * 24  # messages show the begin of a hash
     assert (
         raised.value.message
-        == f"ranks differ in their {name}: {usual_value} on ranks 0, 2; {'z' * 24} on"
+        == f"ranks differ in their {name}: {usual_value} on ranks 0, 2; {shown_part} on"
         " rank 1"
     )
     assert raised.value.next_step
 
 
 @pytest.mark.parametrize(
-    ("name", "slower"),
-    [("device", "1"), ("device_memory_bytes", 1), ("allotted_cpus", 1)],
+    ("name", "value"),
+    [
+        ("device", "NVIDIA A40"),
+        ("device_memory_bytes", 40 * GIB),
+        ("allotted_cpus", 1),
+    ],
 )
-def test_warns_of_ranks_that_are_slower(name, slower):
-    (warning,) = compare_ranks([FACTS] * 6 + [replace(FACTS, **{name: slower})])
+def test_warns_of_rank_that_may_be_slower(name, value):
+    (warning,) = compare_ranks([FACTS] * 6 + [replace(FACTS, **{name: value})])
     usual_value = getattr(FACTS, name)
     assert (
-        f"{usual_value} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; every step"
+        f"{usual_value} on ranks 0, 1, 2, 3 and 2 more; {value} on rank 6; every step"
         in warning.message
     )
 
@@ -87,7 +95,7 @@ def test_rejects_gpu_with_less_memory():
     "memory_bytes",
     [
         pytest.param(80 * GIB, id="same"),
-        # torch counts less than NVML, whose total the profile has.
+        # torch reports up to 3 % less than NVML, whose total the profile has.
         pytest.param(round(78.1 * GIB), id="same, as torch reports it"),
         pytest.param(141 * GIB, id="more"),
         pytest.param(None, id="unknown"),
@@ -147,22 +155,31 @@ def test_warns_of_another_machine(changes, message):
     assert warning.next_step
 
 
-def test_warns_once_of_what_all_ranks_lack():
+def test_warns_once_of_all_ranks():
     (warning,) = check_ranks([FACTS] * 3, TUNED | {"torch": "2.9.1"})
     assert "torch 2.9.1" in warning.message
 
 
 def test_single_rank_passes_without_warnings():
     resolved = resolved_of(CONFIG)
-    facts_by_rank = gather_facts(resolved, "ä" * 64, SINGLE_RANK)
+    facts_by_rank = gather_facts(resolved, "d" * 64, SINGLE_RANK)
     assert check_ranks(facts_by_rank, resolved.fingerprint) == []
     assert [facts.host for facts in facts_by_rank] == [platform.node()]
 
 
 def test_facts_count_cpus_before_binding(monkeypatch):
-    monkeypatch.setattr(rank_checks, "allotted_cpus", lambda unbound: unbound)
-    bound = replace(SINGLE_RANK, cpus_before_binding=128)
-    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=bound)
+    # No limit but the affinity before this process was bound.
+    monkeypatch.setattr(rank_checks, "allotted_cpus", lambda unbound_cpus: unbound_cpus)
+    bound_rank = replace(SINGLE_RANK, cpus_before_binding=128)
+    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=bound_rank)
     assert facts.allotted_cpus == 128
-    assert facts.device_memory_bytes is None
-    assert len(facts.code) == 64
+
+
+def test_facts_of_a_cpu_have_no_gpu_memory():
+    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=SINGLE_RANK)
+    assert (facts.device, facts.device_memory_bytes) == ("cpu", None)
+
+
+def test_facts_have_the_sha256_of_the_code():
+    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=SINGLE_RANK)
+    assert re.fullmatch("[0-9a-f]{64}", facts.code)
