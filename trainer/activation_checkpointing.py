@@ -15,10 +15,10 @@ from trainer.errors import BadConfig
 
 
 def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
-    """Set up activation checkpointing.
+    """Set up the activation checkpointing of the configuration in a model.
 
     Raises:
-        BadConfig: If the architecture has none.
+        BadConfig: If transformers has no activation checkpointing for the architecture.
     """
     mode = config.activation_checkpointing
     if mode == "none":
@@ -38,17 +38,18 @@ def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
         options["context_fn"] = functools.partial(
             create_selective_checkpoint_contexts, _keep_costly_operations
         )
-    model.config.use_cache = False  # only for decoders; transformers would warn
+    # Decoders keep keys and values in this cache; transformers warns if it is on.
+    model.config.use_cache = False
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
-    else:  # its earlier name
+    else:  # the name in earlier versions of transformers
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
 def _keep_costly_operations(
     _: object, operation: Any, *_args: Any, **_kwargs: Any
 ) -> CheckpointPolicy:
-    """Return the policy of selective checkpointing for an operation."""
+    """Return whether selective checkpointing saves or recomputes an operation."""
     if operation in _costly_operations():
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
@@ -56,7 +57,11 @@ def _keep_costly_operations(
 
 @functools.cache
 def _costly_operations() -> frozenset[Any]:
-    """Return the matmuls and attention kernels that this version of torch has."""
+    """Return the operations that take too long to recompute.
+
+    They are the matmuls and attention kernels among those that this version of torch
+    has.
+    """
     aten = torch.ops.aten
     operations = [
         getattr(aten, name, None)

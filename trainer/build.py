@@ -27,8 +27,8 @@ from trainer.model.packing import verify_packing
 from trainer.model.varlen import VARLEN_NAME
 
 _SEED_STRIDE = 1_000_003
-"""Distance of the dropout seeds of runs whose seeds are neighbours: above any number of
-ranks, so no rank of one run draws the masks of a rank of the other."""
+"""Distance between the dropout seeds of two runs whose seeds differ by 1. It exceeds
+any number of ranks, so that no rank of one run draws the masks of the other run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,17 @@ class Training:
     """Model with its optimizer and step, ready for training."""
 
     module: MaskedLM
+    """Model with its loss, without the wrapper of its parallel strategy."""
     parallel_module: ParallelModule
+    """The same model in the wrapper of its parallel strategy."""
     optimizer: torch.optim.Optimizer
     step: TrainStep
+    """Optimizer step, which computes gradients and updates the weights."""
     work: ModelWork
+    """Sizes of the model from which the FLOPs of a step follow."""
     recipe_changes: Sequence[str]
-    """Changes of the model's recipe for speed, as text, such as another attention
-    dropout."""
+    """Settings that change the model's recipe for speed, as text, such as another
+    attention dropout."""
 
 
 def build_training(
@@ -68,7 +72,7 @@ def build_training(
     work = model_work(module.model)  # before its weights are sharded
     parallel_module = parallelise(module, module.layers, config, ranks)
     optimizer = make_optimizer(parallel_module.module, config, ranks)
-    module.weights_changed()  # DDP has sent those of rank 0
+    module.weights_changed()  # DDP has overwritten the weights by those of rank 0
     step = TrainStep(
         parallel_module,
         optimizer,

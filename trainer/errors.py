@@ -26,13 +26,14 @@ from trainer.documentation import documentation_path
 HOST_OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed"
 )
-"""Messages of C++, the allocator and libraries if host memory cannot be allocated."""
+"""Messages of C++, allocators and libraries if host memory cannot be allocated."""
 
 
 def printable(text: str) -> str:
-    """Escape control and direction characters of a text, except line breaks.
+    """Escape characters that cannot be printed, except line breaks.
 
-    The text may quote untrusted files, which could otherwise steer the terminal.
+    A text may quote untrusted files, whose control characters could steer the terminal
+    and whose direction marks could reorder it.
     """
     return "".join(
         character
@@ -45,9 +46,13 @@ def printable(text: str) -> str:
 def error_text(message: str, next_step: str, docs: str | None = None) -> str:
     """Return an error as the console shows it.
 
-    On a terminal its message is broken between words; the next step is not, as it holds
-    a command to copy. ``docs`` is the section of ``docs/faq.md`` that explains it, if
-    any.
+    A message that is wider than the terminal is broken between words. The next step is
+    not, as it may hold a command to copy.
+
+    Args:
+        message: Message of the error.
+        next_step: Advice, shown after ``next:``.
+        docs: Section of ``docs/faq.md`` that explains the error; None if there is none.
     """
     text = f"{_fit_terminal(f'error: {message}')}\n  next: {next_step}\n"
     if docs:
@@ -75,12 +80,13 @@ def _fit_terminal(text: str) -> str:
 class TrainerError(Exception):
     """Error that you can act on, with a message and a next step.
 
-    Both are safe to print.
+    Both texts are escaped as by ``printable``.
     """
 
     exit_code = 70
+    """Exit code of the program; 70 is ``EX_SOFTWARE`` of ``sysexits.h``."""
     docs: str | None = None
-    """Section of ``docs/faq.md`` that explains it."""
+    """Section of ``docs/faq.md`` that explains the error; None if there is none."""
 
     def __init__(
         self, message: str, *, next_step: str, docs: str | None = None
@@ -97,7 +103,8 @@ class BadConfig(TrainerError):
     exit_code = 3
 
 
-def _show_permissions(path: object) -> str:
+def _permissions_advice(path: object) -> str:
+    """Return the command that shows the permissions which decide access to a path."""
     return (
         "The permissions of the file and of the directories above it:"
         f" namei -l {shlex.quote(str(path))}"
@@ -105,7 +112,7 @@ def _show_permissions(path: object) -> str:
 
 
 def permission_denied(error: PermissionError) -> BadConfig:
-    """Return the error for a file that no other message names."""
+    """Return the error for a denied access that was not reported where it happened."""
     reason = error.strerror or str(error)
     if error.filename is None:
         return BadConfig(
@@ -114,7 +121,7 @@ def permission_denied(error: PermissionError) -> BadConfig:
         )
     return BadConfig(
         f"cannot use {error.filename}: {reason}",
-        next_step=f"Give this user access. {_show_permissions(error.filename)}",
+        next_step=f"Give this user access. {_permissions_advice(error.filename)}",
     )
 
 
@@ -127,10 +134,11 @@ def unreadable(path: Path, error: OSError) -> UnreadableFile | None:
 
     Args:
         path: File that was to be read.
-        error: What the operating system said.
+        error: Error of the operating system.
 
     Returns:
-        None if the file is missing or is not a plain file.
+        None if the file is missing, or the path leads to no plain file. The caller
+        then reports which file it expected.
     """
     is_missing = isinstance(
         error, FileNotFoundError | NotADirectoryError | IsADirectoryError
@@ -138,7 +146,7 @@ def unreadable(path: Path, error: OSError) -> UnreadableFile | None:
     if is_missing or error.errno == errno.ELOOP:
         return None
     if isinstance(error, PermissionError):
-        next_step = f"Make it readable for this user. {_show_permissions(path)}"
+        next_step = f"Make it readable for this user. {_permissions_advice(path)}"
     elif error.errno in (errno.EMFILE, errno.ENFILE):
         next_step = "Raise the limit on open files: ulimit -n 65536"
     else:

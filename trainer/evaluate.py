@@ -21,7 +21,7 @@ from trainer.model.masked_lm import MaskedLM
 from trainer.record.run_record import EvaluationRow
 
 _MAX_LOG_PERPLEXITY = 700.0
-"""Largest loss whose perplexity is a finite float."""
+"""Loss above which perplexity is not computed: ``exp(710)`` is no finite float."""
 
 
 def evaluate(
@@ -38,26 +38,29 @@ def evaluate(
     The result does not depend on the number of ranks. All ranks call this function.
 
     Args:
-        module: Model, not wrapped for its parallel strategy.
+        module: Model, without the wrapper of its parallel strategy.
         validation: Validation split.
         config: Configuration of the run.
         ranks: This process's rank and device.
-        step: Finished optimizer steps, for the row.
+        step: Finished optimizer steps, which the result names.
         progressed: Callback before each micro-batch.
+
+    Returns:
+        The result, as a row of the run record.
     """
     started_s = time.perf_counter()
-    config = _as_one_step(config, len(validation))
-    plan = make_plan(config, len(validation), ranks.world_size)
+    one_step_config = _as_one_step(config, len(validation))
+    plan = make_plan(one_step_config, len(validation), ranks.world_size)
     micro_batches = make_loader(
-        MicroBatchSource(validation, config, plan),
-        config,
-        micro_batch_plans(validation, config, plan, ranks.rank, steps=1),
+        MicroBatchSource(validation, one_step_config, plan),
+        one_step_config,
+        micro_batch_plans(validation, one_step_config, plan, ranks.rank, steps=1),
     )
-    sums = _Sums(ranks)
+    rank_sums = _RankSums(ranks)
     with _evaluation_mode(module, is_compiled=config.compiled):
         for micro_batch in _until_all_lanes_end(micro_batches, plan, ranks, progressed):
-            sums.add(module, micro_batch)
-    totals = sums.over_all_ranks()
+            rank_sums.evaluate_and_add(module, micro_batch)
+    totals = rank_sums.over_all_ranks()
     loss = totals.loss_sum / max(1.0, totals.predicted_tokens)
     return EvaluationRow(
         step=step,
@@ -71,9 +74,13 @@ def evaluate(
 
 
 def _as_one_step(config: TrainConfig, samples: int) -> TrainConfig:
-    """Return a configuration that reads all sequences as one optimizer step.
+    """Return a configuration whose first optimizer step has all sequences to evaluate.
 
     It has no DataLoader workers, which take longer to start than they save.
+
+    Args:
+        config: Configuration of the run.
+        samples: Number of samples in the validation split.
     """
     data = config.data.model_copy(update={"num_workers": 0})
     return config.model_copy(
@@ -89,7 +96,8 @@ def _as_one_step(config: TrainConfig, samples: int) -> TrainConfig:
 def _evaluation_mode(module: MaskedLM, *, is_compiled: bool) -> Iterator[None]:
     """Compute without dropout, gradients and compilation in the block."""
     module.eval()
-    # Compilation of the evaluation would take longer than it saves.
+    # Compiled layers run uncompiled here: to compile them again for evaluation would
+    # take longer than it saves.
     eager = (
         torch.compiler.set_stance("force_eager")
         if is_compiled
@@ -112,6 +120,12 @@ def _until_all_lanes_end(
     A lane is one of several streams into which the split is divided. Lanes end one by
     one, and then give empty sequences. A rank whose lanes have ended computes empty
     micro-batches as long as any other rank has tokens, so all ranks stop together.
+
+    Args:
+        micro_batches: Micro-batches of this rank.
+        plan: Batch split, and the number of lanes.
+        ranks: This process's rank.
+        progressed: Callback before each micro-batch.
     """
     sequences_at_once = plan.sequences_per_micro_batch * ranks.world_size
     consecutive_empty_sequences = 0
@@ -138,11 +152,16 @@ class _Totals:
     correct: float
     """Number of tokens predicted correctly."""
     predicted_tokens: float
+    """Number of tokens to predict."""
     sequences: float
+    """Number of sequences that are not empty."""
 
 
-class _Sums:
-    """Sums of this rank's micro-batches, which wait on the device for all ranks'."""
+class _RankSums:
+    """Sums of this rank's micro-batches, kept on the device.
+
+    The host never waits for them before ``over_all_ranks``.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -152,8 +171,8 @@ class _Sums:
             len(fields(_Totals)), dtype=torch.float64, device=ranks.device
         )
 
-    def add(self, module: MaskedLM, micro_batch: MicroBatch) -> None:
-        """Evaluate a micro-batch and add its results."""
+    def evaluate_and_add(self, module: MaskedLM, micro_batch: MicroBatch) -> None:
+        """Evaluate a micro-batch and add its results to the sums."""
         loss_sum, correct = module.evaluate(micro_batch.to(self._ranks.device))
         width = micro_batch.ids_BS.shape[1]
         sequences = len(torch.unique(micro_batch.starts_N // width))
@@ -165,8 +184,8 @@ class _Sums:
         )
 
     def over_all_ranks(self) -> _Totals:
-        """Return the sums over all ranks, which must all call this."""
-        wait = self._ranks.all_reduce_async(self._sums)
-        wait()
+        """Return the sums over all ranks, which must all call this method."""
+        let_device_wait = self._ranks.all_reduce_async(self._sums)
+        let_device_wait()
         names = [field.name for field in fields(_Totals)]
         return _Totals(**dict(zip(names, self._sums.tolist(), strict=True)))

@@ -17,12 +17,17 @@ from trainer.config.tables import StrictTable
 DISK_BLOCK_BYTES = 4096
 """Alignment of memory and file offsets for direct I/O (``O_DIRECT``) on any disk."""
 _WRITE_CHUNK_BYTES = 4 * 2**20
-"""Amount after which progress is reported; a multiple of ``DISK_BLOCK_BYTES``."""
+"""Size of a write, after which progress is reported; a multiple of
+``DISK_BLOCK_BYTES``."""
 _READ_CHUNK_BYTES = 2**20
-"""Small enough that a chunk is still in the CPU cache when its checksum is computed."""
+"""Size of a read: small enough that a chunk is still in the CPU cache when its checksum
+is computed."""
 _NO_SYNC_ERRORS = (errno.EINVAL, errno.EACCES)
+"""Error numbers of file systems that cannot sync a directory."""
 _NO_DIRECT_IO_ERRORS = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
+"""Error numbers of file systems without direct I/O."""
 _NO_LOCKS_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Error numbers of file systems without locks."""
 _LOCK_POLL_S = 0.1
 """Interval between tries to get a lock that another process holds."""
 
@@ -34,11 +39,11 @@ PASSING_ERRORS = {
     errno.ENOTCONN,
     errno.EHOSTDOWN,
 }
-"""Error numbers of file system failures that may be gone when the job restarts."""
+"""Error numbers of file system failures that a restart of the job may not meet."""
 
 
 class CorruptFile(Exception):
-    """A file was modified after it was written; the message gives the difference."""
+    """A file is not as it was written; the message gives the difference."""
 
 
 class LockHeld(Exception):
@@ -49,7 +54,9 @@ class FileEntry(StrictTable):
     """Name, size and checksum of a file as it was written."""
 
     name: str
+    """Name without directory."""
     bytes: int
+    """Size in bytes."""
     crc32: int
     """CRC-32 as in zlib; zlib-ng computes it in a third of the time."""
 
@@ -57,15 +64,20 @@ class FileEntry(StrictTable):
 def write_file(
     path: Path, content: memoryview, *, progressed: Callable[[], None] = lambda: None
 ) -> FileEntry:
-    """Write a file from scratch and sync it.
+    """Write a new file, or replace the content of an existing one, and sync it.
 
-    ``progressed`` is called after each chunk.
+    It bypasses the page cache if it can: the cache would take memory bandwidth and a
+    CPU core from training.
+
+    Args:
+        path: Path of the file.
+        content: Bytes to write.
+        progressed: Callback after each chunk.
     """
     checksum = 0
     with path.open("wb", buffering=0) as file:
         fd = file.fileno()
-        # Direct I/O bypasses the page cache, which would take memory bandwidth and a
-        # CPU core from training. It needs aligned memory and whole blocks.
+        # Direct I/O needs aligned memory and whole blocks.
         direct_is_possible = _is_aligned(content)
         for begin in range(0, len(content), _WRITE_CHUNK_BYTES):
             chunk = content[begin : begin + _WRITE_CHUNK_BYTES]
@@ -83,7 +95,8 @@ def write_file(
 
 
 def _is_aligned(content: memoryview) -> bool:
-    """Return whether memory begins at a multiple of a disk's block size."""
+    """Return whether memory begins at a multiple of ``DISK_BLOCK_BYTES``."""
+    # Imported here, as processes that only read files need no numpy.
     import numpy as np
 
     if not len(content):
@@ -93,9 +106,11 @@ def _is_aligned(content: memoryview) -> bool:
 
 
 def _write_directly(fd: int, chunk: memoryview) -> bool:
-    """Write a chunk with direct I/O.
+    """Write a chunk with direct I/O at the current offset of a file.
 
-    Return False if the file system does not support it, with nothing written.
+    Returns:
+        False if the file system does not support it. The offset is then as before, so
+        that the chunk can be written in another way.
     """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     begin = os.lseek(fd, 0, os.SEEK_CUR)
@@ -114,7 +129,7 @@ def _write_directly(fd: int, chunk: memoryview) -> bool:
 
 
 def _write_all(fd: int, content: memoryview) -> None:
-    """Write all of ``content``, as a system call may write only a part."""
+    """Write the whole content; a single system call may write only a part of it."""
     written = 0
     while written < len(content):
         written += os.write(fd, content[written:])
@@ -145,7 +160,7 @@ def check_file(path: Path, entry: FileEntry) -> None:
 def sync(path: Path) -> None:
     """Sync a file, or the names in a directory, to disk.
 
-    File systems without such a sync are skipped.
+    It has no effect on file systems that do not support it.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -178,7 +193,7 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 
 
 def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Append all or nothing, so that a full disk leaves no partial line.
+    """Append the whole content or nothing, so that a full disk leaves no partial line.
 
     With ``durable``, the content is on disk when this function returns.
     """
@@ -188,7 +203,8 @@ def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
         try:
             _write_all(fd, memoryview(content))
         except OSError:
-            with contextlib.suppress(OSError):  # a device has no length
+            # A device, such as /dev/full, cannot be truncated.
+            with contextlib.suppress(OSError):
                 os.ftruncate(fd, size_before_bytes)
             raise
         if durable:
@@ -207,7 +223,7 @@ def open_locked(
     Args:
         path: Lock file; a symbolic link is an error.
         timeout_s: Longest wait for another process, in seconds.
-        needed: If false, a file system without locks is no error.
+        needed: Whether it is an error if the file system has no locks.
 
     Returns:
         The file descriptor, or None if the file system has no locks.
@@ -217,7 +233,7 @@ def open_locked(
         OSError: If the file cannot be opened or locked.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    # The descriptor is the lock, so it stays open if it is returned.
+    # The open descriptor is the lock: it is closed only if there is no lock to return.
     try:
         _wait_for_lock(fd, path, timeout_s)
     except OSError as error:
@@ -254,9 +270,9 @@ def _wait_for_lock(fd: int, path: Path, timeout_s: float) -> None:
 def locked(
     path: Path, timeout_s: float = 0.0, *, needed: bool = True
 ) -> Iterator[int | None]:
-    """Hold the lock of ``open_locked`` for the block.
+    """Hold the lock of ``open_locked``, with its arguments and errors, for the block.
 
-    The file is not removed, as another process may be waiting for its lock.
+    The lock file is not removed, as another process may be waiting for its lock.
     """
     fd = open_locked(path, timeout_s, needed=needed)
     try:

@@ -55,9 +55,9 @@ def train(
         resolved: Configuration of the run.
         ranks: This process's rank and device.
         writer: Writer of the run record, opened on rank 0.
-        show: Callback that shows the run header and each row on rank 0.
+        show: Callback on rank 0 that shows the run header and each row.
         start: Checkpoint to start from; None starts from scratch.
-        watchdog: Watchdog that hears signals; None hears none.
+        watchdog: Watchdog that receives signals; None ignores them.
         clock: Clock that began with the process; None begins now.
         environment: Environment variables that may name a SLURM job; None is empty.
 
@@ -117,9 +117,12 @@ class _Run:
         self._clock = clock
         self._graphs = GraphCounter()
         self._finished_steps = 0
+        """Number of finished optimizer steps, without those that were rolled back."""
         self._learning_rate = 0.0
-        self._evaluated_s = 0.0
-        """Duration of the evaluation after the current step, in seconds."""
+        """Learning rate of the last step."""
+        self._evaluation_s = 0.0
+        """Duration of the evaluation after the current step, in seconds; 0 if there was
+        none."""
 
     def train(self) -> RunExit:
         """Train from the first step, or from the checkpoint, to the last step."""
@@ -214,7 +217,7 @@ class _Run:
         """
         while self._finished_steps < self._config.max_steps:
             began_s = time.monotonic()
-            self._evaluated_s = 0.0
+            self._evaluation_s = 0.0
             batches = self._loader.next_step(self._meter.take)
             if not batches:
                 return None  # end of the last epoch
@@ -223,11 +226,17 @@ class _Run:
             is_last = self._finished_steps >= self._config.max_steps
             if stop_reason is not None and not is_last:
                 return stop_reason
-            self._budget.step_s.append(time.monotonic() - began_s - self._evaluated_s)
+            step_s = time.monotonic() - began_s - self._evaluation_s
+            self._budget.step_s.append(step_s)
         return None
 
     def _take_step(self, batches: Sequence[MicroBatch]) -> HealthDecision:
-        """Take one optimizer step, log and evaluate if due, and return the decision."""
+        """Take one optimizer step, and log and evaluate if it is due.
+
+        Returns:
+            The decision about the steps whose numbers have arrived: on a GPU, earlier
+            ones than this step.
+        """
         step = self._finished_steps + 1
         evaluation_due = self._evaluation_is_due(step)
         logging_due = evaluation_due or self._logging_is_due(step)
@@ -284,9 +293,10 @@ class _Run:
         torch.manual_seed(int(seed))
 
     def _requests(self, *, evaluation_due: bool) -> RequestSums:
-        """Return this rank's requests to exit or save, to be summed over ranks.
+        """Return this rank's requests to exit or save, to be summed over all ranks.
 
-        Only the clock of rank 0 counts.
+        A rank requests to exit after a signal. Only rank 0 requests to exit or save by
+        its clock, as clocks of ranks differ.
         """
         leads = self._ranks.leads
         time_is_over = leads and self._budget.is_over(
@@ -304,6 +314,9 @@ class _Run:
 
         Returns:
             The reason to exit, if any.
+
+        Raises:
+            TrainingFailed: If the decision is to give up.
         """
         self._checkpoints.report_finished()
         if self._handle_trouble(decision):
@@ -315,7 +328,14 @@ class _Run:
         return decision.stop_reason
 
     def _handle_trouble(self, decision: HealthDecision) -> bool:
-        """Roll back or give up if a decision requires it; return whether it did."""
+        """Roll back or give up if a decision requires it.
+
+        Returns:
+            True after a rollback.
+
+        Raises:
+            TrainingFailed: If the decision is to give up.
+        """
         trouble = decision.trouble
         if trouble is None:
             return False
@@ -331,8 +351,9 @@ class _Run:
         Returns:
             The reason to exit, if any.
         """
-        # Needed on a GPU with a save every two steps, where nothing else reads the
-        # requests of ranks.
+        # On a GPU, the numbers of a step are read two steps later. If the run saves
+        # every two steps, only this check reads any, so requests to exit are honoured
+        # here too.
         decision = self._controller.check(wait_for_all=True)
         if not self._handle_trouble(decision) and decision.stop_reason is None:
             self._write_metrics(wait_for_all=True)
@@ -458,12 +479,13 @@ class _Run:
         )
 
     def _last_step_is_unsaved(self) -> bool:
-        """Return whether a save of the last step is still to be made; a collective."""
+        """Return whether the last step is not saved yet; all ranks call this method."""
         return self._checkpoints.enabled and not self._checkpoints.has_saved(
             self._finished_steps
         )
 
     def _newest_checkpoint(self) -> str | None:
+        """Return the checkpoint from which a restart resumes, if there is one."""
         return self._checkpoints.newest or self._start.origin
 
     def _evaluate(self) -> None:
@@ -477,12 +499,12 @@ class _Run:
                 self._finished_steps,
                 progressed=self._watchdog.heartbeat,
             )
-        self._evaluated_s = row.seconds
+        self._evaluation_s = row.seconds
         self._budget.evaluation_s = row.seconds
         self._writer.append(row)
 
     def _close_interval(self) -> None:
-        """End the interval of metrics that the next logged row is about."""
+        """End the interval over which the next logged row has the mean metrics."""
         self._meter.close(
             self._finished_steps,
             learning_rate=self._learning_rate,
@@ -492,7 +514,10 @@ class _Run:
         )
 
     def _write_metrics(self, *, wait_for_all: bool = False) -> None:
-        """Record metrics that have arrived, or wait until all have."""
+        """Record the metrics that have arrived on the host.
+
+        ``wait_for_all`` waits for those of all steps.
+        """
         for row in self._meter.rows(wait_for_all=wait_for_all):
             self._writer.append(row)
         for diagnosis in self._meter.take_diagnoses():

@@ -11,25 +11,31 @@ from trainer.model.flops import ModelWork
 
 
 def model_work(model: PreTrainedModel) -> ModelWork:
-    """Return the sizes that the FLOPs of a model's loss follow from.
+    """Return the sizes from which the FLOPs of a model's training steps follow.
 
     A token costs a multiplication and an addition for each element of the linear
-    weights that it is multiplied with, so only these elements are counted; embeddings
-    are looked up. The model's weights must not be sharded yet.
+    weights that it is multiplied with. Only these elements are counted, as embeddings
+    are looked up.
+
+    Args:
+        model: Model whose weights are not sharded yet.
     """
     config = model.config
     layer_types = getattr(config, "layer_types", None)
     if not layer_types:
         layer_types = ["full_attention"] * config.num_hidden_layers
 
+    # The sparse MLM head is applied to the tokens to predict only. So is most of the
+    # last layer, in the families that support a sparse one, unless its attention has a
+    # window.
     weights_per_predicted_token = _linear_weights(model_head(model))
     last_layer_narrow = (
         FAMILIES.get(config.model_type) is not None
         and layer_types[-1] == "full_attention"
     )
     if last_layer_narrow:
-        # The last layer's keys and values are needed for every token: two square
-        # matrices of the hidden size.
+        # Keys and values of the last layer are needed for every token. They take two
+        # square matrices of the hidden size.
         key_and_value_weights = 2 * config.hidden_size**2
         weights_per_predicted_token += (
             _linear_weights(model_layers(model)[-1:]) - key_and_value_weights

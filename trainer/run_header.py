@@ -30,7 +30,17 @@ def describe_run(
     ranks: Ranks,
     start: Start,
 ) -> RunHeader:
-    """Return the content of ``run.json``; its writer sets ``attempt``."""
+    """Return the content of ``run.json``, in which ``RunWriter`` sets ``attempt``.
+
+    Args:
+        resolved: Configuration of the run.
+        dataset: Training split.
+        plan: Batch split.
+        training: Model, as it was built.
+        hosts: Host of each rank, by rank.
+        ranks: This process's rank and device.
+        start: Checkpoint that the run starts from.
+    """
     config = resolved.config
     attention = training.module.attention
     versions = {
@@ -67,10 +77,12 @@ def describe_run(
 def gpu_driver_version(ranks: Ranks) -> str | None:
     """Return the version of this rank's GPU driver.
 
-    None on a CPU, or if NVML does not report it.
+    Returns:
+        None on a CPU, or if NVML does not report it.
     """
     if ranks.device.type != "cuda":
         return None
+    # Imported here, so that a run without the package only lacks this version.
     with contextlib.suppress(ImportError):
         nvml = importlib.import_module("pynvml")
         with contextlib.suppress(nvml.NVMLError):
