@@ -36,26 +36,30 @@ class Learned(NamedTuple):
 
 
 FAMILIES = ("bert", "roberta", "modernbert")
+"""Families with which tests cover the features that depend on the architecture."""
 _SMALL = {"hidden_size": 32, "num_attention_heads": 2}
+_BERT = _SMALL | {
+    "model_type": "bert",
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+_ROBERTA = _BERT | {"model_type": "roberta", "max_position_embeddings": 514}
 SHAPES = {
-    "bert": (
-        _SMALL
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA | {"model_type": "xlm-roberta"},
+    "megatron-bert": _BERT | {"model_type": "megatron-bert"},
+    "mpnet": _BERT | {"model_type": "mpnet"},
+    "albert": _BERT | {"model_type": "albert", "embedding_size": 16},
+    "electra": _BERT | {"model_type": "electra", "embedding_size": 32},
+    "esm": (
+        _BERT
         | {
-            "model_type": "bert",
-            "num_hidden_layers": 2,
-            "intermediate_size": 64,
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        }
-    ),
-    "modernbert": (
-        _SMALL
-        | {
-            "model_type": "modernbert",
-            "num_hidden_layers": 4,
-            "intermediate_size": 48,
-            "local_attention": 8,
-            "global_attn_every_n_layers": 3,
+            "model_type": "esm",
+            "position_embedding_type": "rotary",
+            "token_dropout": True,
         }
     ),
     "distilbert": {
@@ -67,27 +71,29 @@ SHAPES = {
         "dropout": 0.0,
         "attention_dropout": 0.0,
     },
+    # The first and the last layer attend to whole sequences, the others to 4 tokens on
+    # either side.
+    "modernbert": (
+        _SMALL
+        | {
+            "model_type": "modernbert",
+            "num_hidden_layers": 4,
+            "intermediate_size": 48,
+            "local_attention": 8,
+            "global_attn_every_n_layers": 3,
+        }
+    ),
+    "eurobert": (
+        _SMALL
+        | {
+            "model_type": "eurobert",
+            "num_hidden_layers": 2,
+            "intermediate_size": 48,
+            "num_key_value_heads": 1,
+        }
+    ),
 }
-SHAPES["roberta"] = SHAPES["bert"] | {
-    "model_type": "roberta",
-    "max_position_embeddings": 514,
-}
-SHAPES["xlm-roberta"] = SHAPES["roberta"] | {"model_type": "xlm-roberta"}
-SHAPES["megatron-bert"] = SHAPES["bert"] | {"model_type": "megatron-bert"}
-SHAPES["esm"] = SHAPES["bert"] | {
-    "model_type": "esm",
-    "position_embedding_type": "rotary",
-    "token_dropout": True,
-}
-SHAPES["eurobert"] = _SMALL | {
-    "model_type": "eurobert",
-    "num_hidden_layers": 2,
-    "intermediate_size": 48,
-    "num_key_value_heads": 1,
-}
-SHAPES["albert"] = SHAPES["bert"] | {"model_type": "albert", "embedding_size": 16}
-SHAPES["mpnet"] = SHAPES["bert"] | {"model_type": "mpnet"}
-SHAPES["electra"] = SHAPES["bert"] | {"model_type": "electra", "embedding_size": 32}
+"""Transformers configs of tiny models without dropout, by family."""
 
 
 def attend_within_edges(
@@ -103,11 +109,14 @@ def attend_within_edges(
     window_size,
     min_length=0,
 ):
-    """Compute varlen attention under a mask: the reference for the kernels.
+    """Compute attention within documents under a mask, in place of a varlen kernel.
 
-    It compiles once for all numbers of documents. Like the kernels, it requires that
-    edges cover everything, and that no document exceeds the given lengths;
-    ``min_length`` is 1 for kernels that take no empty document.
+    Its arguments are those of torch's ``varlen_attn``, and it is compiled once for all
+    numbers of documents. Like the kernels, it requires that the edges of documents
+    cover all positions, and that no document exceeds the maximum lengths.
+
+    ``min_length`` is the least length of a document: 1 for kernels that hang on empty
+    documents.
 
     Shapes: T queries and U keys, H heads, E elements of a head.
     """
@@ -134,11 +143,9 @@ def attend_within_edges(
 def choose_varlen(
     monkeypatch: pytest.MonkeyPatch, kind: Literal["varlen", "fa3"] = "varlen"
 ) -> None:
-    """Let trainings use attention by document, without its kernels."""
-    # FlashAttention 3 hangs on empty documents.
-    attend = functools.partial(
-        attend_within_edges, min_length=1 if kind == "fa3" else 0
-    )
+    """Let trainings use attention within documents, without its kernels."""
+    min_length = 1 if kind == "fa3" else 0  # FlashAttention 3 hangs on empty documents
+    attend = functools.partial(attend_within_edges, min_length=min_length)
     monkeypatch.setattr("trainer.model.varlen.varlen_attn", attend)
 
     def choose(*arguments):
@@ -148,25 +155,31 @@ def choose_varlen(
 
 
 def _check_edges(edges, positions: int, min_length: int, max_length: int) -> None:
+    """Assert that documents cover all positions, and that their lengths are valid."""
     assert (int(edges[0]), int(edges[-1])) == (0, positions)
     lengths = edges.diff()
     assert min_length <= int(lengths.min()) <= int(lengths.max()) <= max_length
 
 
 def _document_of_position(edges, positions: int) -> torch.Tensor:
+    """Return the number of the document, counted from 1, that has each position."""
     position_T = torch.arange(positions, dtype=edges.dtype)
     return torch.searchsorted(edges, position_T, right=True)
 
 
 def config_of(family: str = "bert", **changes) -> TrainConfig:
-    """Return the configuration of a tiny model without dropout."""
+    """Return the configuration of a tiny model without dropout.
+
+    An optimizer step is one micro-batch of 8 packed sequences. Gradients are not
+    clipped.
+    """
     settings = {
         "model": ModelSettings(name="m", config=SHAPES[family]),
         "seq_length_tokens": 64,
         "micro_batch_size": 8,
         "global_batch_size": 8,
         "layout": "packed",
-        "max_grad_norm": 1e9,
+        "max_grad_norm": 1e9,  # above any norm
     }
     return TrainConfig(**settings | changes)
 
@@ -201,7 +214,10 @@ def result_of(
     computed_s=0.0,
     departed_s=None,
 ) -> StepResult:
-    """Return the result of a step that was not computed."""
+    """Return the result of a step that was not computed.
+
+    The step began at 0 s on the clock of the device.
+    """
     began = DeviceEvent(0.0)
     computed = DeviceEvent(computed_s)
     departed = None if departed_s is None else DeviceEvent(departed_s)
@@ -221,7 +237,7 @@ def result_of(
 
 
 def gradients_of(training: Training, batches: list[MicroBatch]) -> Learned:
-    """Return loss and gradients of one step, as the optimizer gets them."""
+    """Take one step, and return its loss and the gradients that the optimizer gets."""
     gradients: dict[str, torch.Tensor] = {}
 
     def record_gradients(*_):
@@ -256,12 +272,16 @@ def norm_of(gradients: dict[str, torch.Tensor]) -> float:
 
 
 def learned(config: TrainConfig, dataset: TokenDataset) -> Learned:
-    """Return loss and gradients of the first step of a training."""
+    """Return loss and gradients of the first step of a new training."""
     return gradients_of(training_of(config, dataset), micro_batches(dataset, config))
 
 
 def check_alike(actual: Learned, expected: Learned, *, loss=1e-6, gradient=1e-6):
-    """Assert that losses and gradients differ by less than such shares."""
+    """Assert that losses and gradients agree.
+
+    They may differ by the shares ``loss`` and ``gradient``, which are by default those
+    of sums in fp32 in another order.
+    """
     assert actual.loss == pytest.approx(expected.loss, rel=loss)
     assert relative_distance(expected.gradients, actual.gradients) < gradient
 

@@ -1,4 +1,5 @@
 import functools
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ from trainer.compilation import WARM_UP_STEPS, GraphCounter, RedrawnDropout
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 
+DROPPED_SHARE = 0.25
+
 
 @pytest.fixture
 def aot_eager(monkeypatch):
-    """Compile as far as graphs go, their backward included.
+    """Compile graphs of forward and backward, but run them without machine code.
 
-    Machine code takes a minute a family.
+    To generate machine code takes a minute for each family of models.
     """
     monkeypatch.setattr(
         torch, "compile", functools.partial(torch.compile, backend="aot_eager")
@@ -24,12 +27,14 @@ def aot_eager(monkeypatch):
 def _check_compiled(config: TrainConfig, dataset: TokenDataset) -> None:
     """Assert that compiled layers learn the same, and are compiled once.
 
-    Micro-batches that differ in all but their shape do not compile layers again.
+    Layers must not be compiled again for micro-batches of the same shape, however many
+    documents and tokens to predict they have.
     """
-    torch._dynamo.reset()
+    torch._dynamo.reset()  # other tests have compiled layers of the same code
     compiled = oracles.training_of(config.model_copy(update={"compile": True}), dataset)
     batches = oracles.micro_batches(dataset, config, steps=8)
-    # This also compares names: layers are compiled in place.
+    # This also compares the names of parameters, as layers are compiled in place. The
+    # compiler may add up numbers in another order, in fp32.
     oracles.check_alike(
         oracles.gradients_of(compiled, batches[:1]),
         oracles.learned(config, dataset),
@@ -41,10 +46,12 @@ def _check_compiled(config: TrainConfig, dataset: TokenDataset) -> None:
         compiled.step.run([batch], 1e-4)
         counter.stepped()
     assert counter.recompilations == 0
-    # The batches do differ, and not only while compilation is expected.
+    # The micro-batches do differ in their numbers of tokens to predict; in those of
+    # documents even after the steps in which layers may be compiled.
     assert len({batch.predicted_tokens for batch in batches}) > 1
-    after_warm_up = batches[WARM_UP_STEPS:]
-    assert len({len(batch.starts_N) for batch in (batches[0], *after_warm_up)}) > 1
+    later_batches = batches[WARM_UP_STEPS:]
+    document_counts = {len(batch.starts_N) for batch in (batches[0], *later_batches)}
+    assert len(document_counts) > 1
 
 
 @pytest.mark.slow
@@ -91,39 +98,59 @@ def test_compiled_layers_take_all_numbers_of_documents(
     _check_compiled(oracles.config_of(family), dataset)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutPass:
+    """Forward and backward pass of a compiled layer with dropout."""
+
+    result: torch.Tensor
+    gradient: torch.Tensor
+    """Gradient of the sum of the result with respect to the input."""
+    keeps_mask: bool
+    """True if a tensor of booleans is kept for the backward pass."""
+
+
+def _drop_out(dropout: type[nn.Dropout]) -> DropoutPass:
+    """Run a compiled linear layer with dropout, always with the same seed."""
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(64, 64), dropout(DROPPED_SHARE))
+    input = torch.ones(500, 64, requires_grad=True)
+    saved_dtypes = []
+
+    def note_dtype(tensor):
+        saved_dtypes.append(tensor.dtype)
+        return tensor
+
+    compiled = torch.compile(lambda x: layer(x), fullgraph=True)  # noqa: PLW0108 - torch leaves out a Sequential
+    with torch.autograd.graph.saved_tensors_hooks(note_dtype, lambda tensor: tensor):
+        result = compiled(input)
+    result.sum().backward()
+    assert torch.equal(layer.eval()(input), layer[0](input))  # none in evaluation
+    return DropoutPass(
+        result=result.detach(),
+        gradient=input.grad,
+        keeps_mask=torch.bool in saved_dtypes,
+    )
+
+
 @pytest.mark.slow
 def test_redrawn_dropout_keeps_seed_instead_of_mask():
-    def learned(kind: type[nn.Dropout]):
-        """Return the result, its gradient, and whether a mask is kept for backward."""
-        torch.manual_seed(0)
-        layer = nn.Sequential(nn.Linear(64, 64), kind(0.25))
-        input = torch.ones(500, 64, requires_grad=True)
-        saved_dtypes = []
-
-        def pack(tensor):
-            saved_dtypes.append(tensor.dtype)
-            return tensor
-
-        compiled = torch.compile(lambda x: layer(x), fullgraph=True)  # noqa: PLW0108 - torch leaves out a Sequential
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            result = compiled(input)
-        result.sum().backward()
-        assert torch.equal(layer.eval()(input), layer[0](input))
-        return result.detach(), input.grad, torch.bool in saved_dtypes
-
-    expected, expected_gradient, keeps_mask = learned(nn.Dropout)
-    assert keeps_mask
-    result, gradient, keeps_mask = learned(RedrawnDropout)
-    assert not keeps_mask
-    assert float((result == 0).float().mean()) == pytest.approx(0.25, abs=0.01)
-    torch.testing.assert_close((result, gradient), (expected, expected_gradient))
+    plain = _drop_out(nn.Dropout)
+    redrawn = _drop_out(RedrawnDropout)
+    assert plain.keeps_mask
+    assert not redrawn.keeps_mask
+    # Of 500 x 64 elements; 0.01 is four standard deviations, sqrt(0.25 * 0.75 / 32000).
+    dropped_share = float((redrawn.result == 0).float().mean())
+    assert dropped_share == pytest.approx(DROPPED_SHARE, abs=0.01)
+    torch.testing.assert_close(
+        (redrawn.result, redrawn.gradient), (plain.result, plain.gradient)
+    )
 
 
 @pytest.fixture
 def graph_counter() -> GraphCounter:
-    """A counter after the first steps."""
+    """A counter after the steps in which compilation is expected."""
     counter = GraphCounter()
-    for _ in range(5):
+    for _ in range(WARM_UP_STEPS + 2):
         counter.stepped()
     return counter
 
@@ -133,7 +160,7 @@ def test_counts_graph_compiled_after_first_steps(graph_counter):
     assert graph_counter.recompilations == 1
 
 
-def test_does_not_count_graphs_of_others(graph_counter):
+def test_does_not_count_graphs_while_paused(graph_counter):
     function = torch.compile(lambda x: x * 2 + 1, backend="eager")
     with graph_counter.paused():
         function(torch.ones(3))

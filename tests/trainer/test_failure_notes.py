@@ -19,15 +19,23 @@ def torchrun():
     del store
 
 
-def test_failure_note_is_read_by_other_ranks(torchrun):
+def test_no_failure_note_before_a_failure(torchrun):
     assert read_failure(torchrun) is None
-    # The second one replaces the first.
-    for note in ((3, "rank 1: no such dataset: “ä”"), (5, "rank 2: no GPU")):
-        publish_failure(torchrun, *note)
-        assert read_failure(torchrun) == note
+
+
+def test_failure_note_is_read_by_other_ranks(torchrun):
+    publish_failure(torchrun, 3, "rank 1: no such dataset: “ä”")
+    assert read_failure(torchrun) == (3, "rank 1: no such dataset: “ä”")
+
+
+def test_later_failure_note_replaces_earlier(torchrun):
+    publish_failure(torchrun, 3, "rank 1: no such dataset")
+    publish_failure(torchrun, 5, "rank 2: no GPU")
+    assert read_failure(torchrun) == (5, "rank 2: no GPU")
 
 
 def test_failure_note_is_not_read_by_other_starts(torchrun):
+    # The fixture is the environment of the first restart.
     publish_failure(torchrun, 5, "rank 2: no GPU")
     assert read_failure(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}) is None
     del torchrun["TORCHELASTIC_RESTART_COUNT"]
@@ -35,10 +43,19 @@ def test_failure_note_is_not_read_by_other_starts(torchrun):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("TORCHELASTIC_USE_AGENT_STORE", "False"), ("MASTER_PORT", "x")]
+    "changes",
+    [
+        pytest.param({"TORCHELASTIC_USE_AGENT_STORE": "False"}, id="no agent's store"),
+        pytest.param({"MASTER_PORT": "x"}, id="invalid port"),
+    ],
 )
-def test_no_failure_note_without_a_store(torchrun, key, value):
-    for environment in (torchrun | {key: value}, {}):
-        publish_failure(environment, 3, "for nobody")
-        assert read_failure(environment) is None
+def test_no_failure_note_without_a_store(torchrun, changes):
+    environment = torchrun | changes
+    publish_failure(environment, 3, "not stored")
+    assert read_failure(environment) is None
     assert read_failure(torchrun) is None
+
+
+def test_no_failure_note_without_torchrun():
+    publish_failure({}, 3, "not stored")
+    assert read_failure({}) is None

@@ -49,18 +49,21 @@ def _learning_of(run: Run) -> list[tuple]:
     return [tuple(getattr(row, name) for name in names) for row in run.steps]
 
 
-def _check_same(out: str, other: str = "plain", *, after: int = 0) -> None:
-    """Assert that two runs, from a step on, learned the same to the last bit."""
+def _check_same_as_plain(out: str, *, after_step: int = 0) -> None:
+    """Assert that a run learned the same as the run "plain", to the last bit.
+
+    The metrics of "plain" are compared from the step after ``after_step`` on.
+    """
     learning = _learning_of(read_run(Path(out)))
-    assert learning == _learning_of(read_run(Path(other)))[after:]
+    assert learning == _learning_of(read_run(Path("plain")))[after_step:]
     weights = weights_of(out)
-    other_weights = weights_of(other)
-    assert weights.keys() == other_weights.keys()
-    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+    plain_weights = weights_of("plain")
+    assert weights.keys() == plain_weights.keys()
+    assert all(torch.equal(weights[name], plain_weights[name]) for name in weights)
 
 
 def _varied_samples(count: int) -> list[list[int]]:
-    """Samples of various lengths, in which each token is one above the last."""
+    """Return samples of 4 to 53 tokens, in which each token is one above the last."""
     return [
         [5 + (start + step) % 60 for step in range(4 + start % 50)]
         for start in range(count)
@@ -80,18 +83,21 @@ def test_libraries_take_workspaces_before_the_model_exists(monkeypatch):
     assert names == ["open_libraries", "build_training"]
 
 
-@pytest.mark.parametrize("interval", [3, 100])
-def test_last_steps_are_logged_when_the_data_ends(interval):
-    samples = [[5 + (start + step) % 60 for step in range(20)] for start in range(100)]
+@pytest.mark.parametrize(
+    "log_interval_steps",
+    [pytest.param(3, id="in an interval"), pytest.param(100, id="in the first one")],
+)
+def test_last_steps_are_logged_when_the_data_ends(log_interval_steps):
+    samples = _varied_samples(100)
     source = write_dataset(Path("d"), samples, vocab_size=128, validation=samples[:9])
     run = run_of(
         source=source,
         layout="padded",
         max_epochs=1,
         max_steps=1000,
-        log_interval_steps=interval,
+        log_interval_steps=log_interval_steps,
     )
-    # 100 sequences are 12 global batches of 8, and half of one.
+    # 100 padded sequences are 12 global batches of 8, and half of one.
     assert run.steps[-1].step == 13
     assert run.evaluations[-1].step == 13
     assert Path("r/model/config.json").is_file()
@@ -129,16 +135,21 @@ def test_interrupted_run_ends_with_the_same_weights(changes):
         )
     run, ending = train_or_resume(**settings)
     assert (ending.exit_code, ending.steps) == (0, 7)
-    _check_same("r")
+    _check_same_as_plain("r")
     assert run.header.attempt == 3
     assert run.header.resumed_from == "step-000000005"
     assert run.header.resumed_step == 5
     assert len(events_of(run, "stopped")) == len(events_of(run, "resumed")) == 2
 
-    # Another run that starts from one of its checkpoints.
+
+def test_run_from_a_checkpoint_of_another_learns_the_same():
+    settings = {"max_steps": 7, "model": DROPOUT}
+    run_of("plain", **settings)
+    train_or_resume(signal_after=4, **settings)
     origin = str((CHECKPOINTS / "step-000000005").absolute())
-    assert run_of("fork", resume=origin, **settings).header.resumed_from == origin
-    _check_same("fork", after=5)
+    fork = run_of("fork", resume=origin, **settings)
+    assert fork.header.resumed_from == origin
+    _check_same_as_plain("fork", after_step=5)
 
 
 def test_reports_weights_cast_in_every_micro_batch(monkeypatch):
@@ -157,7 +168,7 @@ def test_longer_run_resumes_to_the_same_weights():
     run_of(max_steps=4, **settings)
     for name in ("r", "plain"):
         run_of(name, max_steps=7, **settings)
-    _check_same("r")
+    _check_same_as_plain("r")
 
 
 def test_interrupted_run_sees_every_sample_once():
@@ -170,20 +181,21 @@ def test_interrupted_run_sees_every_sample_once():
     plain = run_of("plain", **settings)
     train_or_resume(signal_after=6, **settings)
     train_or_resume(**settings)
-    run, ending = train_or_resume(**settings)  # must not begin the epoch again
+    # The run has finished: another start must not begin the epoch again.
+    run, ending = train_or_resume(**settings)
     special_tokens = 2  # of each sample: one before it, and one after it
     expected_tokens = sum(len(sample) + special_tokens for sample in samples)
     assert sum(row.non_padding_tokens for row in run.steps) == expected_tokens
     assert (ending.exit_code, ending.steps) == (0, len(plain.steps))
-    assert ending.steps < 500
-    _check_same("r")
+    assert ending.steps < settings["max_steps"]  # the data ended before
+    _check_same_as_plain("r")
 
 
 class _SteppedTime:
-    """Stands for the module ``time``; its clocks advance only by optimizer steps."""
+    """Replaces the module ``time``: its clocks advance only with optimizer steps."""
 
     def __init__(self, monkeypatch, *, step_s: float) -> None:
-        self._now_s = 1e9
+        self._now_s = 1e9  # any time after 1970
         run = TrainStep.run
 
         def run_and_advance(*arguments, **options):
@@ -210,9 +222,12 @@ def test_run_stops_before_its_time_limit(monkeypatch):
     assert ending.exit_code == 75
     assert "train.stop_after_s" in ending.reason
     assert 20 < clock.total_s() < 24
+    # It saved the step at which it stopped, and a restart continues from there: for one
+    # step until the signal, and one in which the ranks agree to exit.
     assert ending.checkpoint == f"step-{ending.steps:09d}"
-    _, later = train_or_resume(signal_after=ending.steps + 1, **settings)
-    assert later.steps == ending.steps + 2
+    run, later_ending = train_or_resume(signal_after=ending.steps + 1, **settings)
+    assert run.header.resumed_step == ending.steps
+    assert later_ending.steps == ending.steps + 2
 
 
 def test_startup_time_is_the_sum_of_its_phases():
@@ -224,6 +239,7 @@ def test_startup_time_is_the_sum_of_its_phases():
 
 @pytest.fixture
 def full_disk(monkeypatch):
+    """Let every save fail as on a full disk."""
     monkeypatch.setattr(
         CheckpointWriter,
         "write",
@@ -259,11 +275,13 @@ def test_exit_without_a_checkpoint_is_reported(enabled):
 
 
 def test_saves_by_time_while_training_continues():
+    # A save is always due, but begins only after the one before it is written.
     run = run_of(
         max_steps=12, checkpoint=CheckpointSettings(interval_s=1e-6, keep_last=20)
     )
     saved = events_of(run, "saved")
-    assert 2 <= len(saved) <= 12
+    # At least before the first and after the last step, at most after each.
+    assert 2 <= len(saved) <= 12 + 1
     assert len(list_checkpoints(CHECKPOINTS)) == len(saved)
 
 
@@ -280,4 +298,4 @@ def test_reading_metrics_late_changes_no_weights(monkeypatch):
     _, ending = train_or_resume("late", max_steps=7, model=DROPOUT, signal_after=1)
     assert (ending.exit_code, ending.steps) == (75, 4)  # two steps later than otherwise
     run_of("late", max_steps=7, model=DROPOUT)
-    _check_same("late")
+    _check_same_as_plain("late")

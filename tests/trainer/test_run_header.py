@@ -1,5 +1,6 @@
 import platform
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -8,100 +9,133 @@ import torch
 from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import resolved_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
+from trainer.build import Training
 from trainer.checkpoint.format import read_checkpoint
 from trainer.checkpoint.resume import Start
+from trainer.config.resolve import ResolvedConfig
+from trainer.data.batch_plan import BatchPlan
+from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan
-from trainer.distributed.ranks import join_ranks
+from trainer.distributed.ranks import Ranks, join_ranks
 from trainer.preflight.dataset_checks import open_dataset
+from trainer.record.run_record import RunHeader
 from trainer.run_header import describe_run, gpu_driver_version
 
 
-@pytest.fixture
-def data(tmp_path):
-    return write_dataset(
-        tmp_path / "data", [[5 + step % 60 for step in range(20)]] * 40, vocab_size=128
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltRun:
+    """Parts of a run that its header describes."""
+
+    resolved: ResolvedConfig
+    dataset: TokenDataset
+    plan: BatchPlan
+    training: Training
+    ranks: Ranks
+
+    def header(self, start: Start) -> RunHeader:
+        return describe_run(
+            self.resolved,
+            self.dataset,
+            self.plan,
+            self.training,
+            hosts=["node1"],
+            ranks=self.ranks,
+            start=start,
+        )
 
 
 @pytest.fixture
-def describe(data):
-    """Function that returns the header of a run, and what it describes."""
+def built_run(tmp_path) -> BuiltRun:
+    samples = [[5 + step % 60 for step in range(20)]] * 40
+    data = write_dataset(tmp_path / "data", samples, vocab_size=128)
     config = config_of(attention_dropout=0.25)
     resolved = resolved_of(config, data)
     dataset = open_dataset(resolved)
-    training = training_of(config, dataset)
-    plan = make_plan(config, len(dataset), 1)
-
-    def run(start):
-        header = describe_run(
-            resolved,
-            dataset,
-            plan,
-            training,
-            start=start,
-            hosts=["node1"],
-            ranks=join_ranks(config, environment={}),
-        )
-        return header, SimpleNamespace(
-            resolved=resolved, dataset=dataset, training=training, plan=plan
-        )
-
-    return run
-
-
-def test_header_describes_the_run(describe):
-    header, described = describe(Start())
-    assert header.config_sha256 == described.resolved.config_sha256
-    assert header.dataset_hash == described.dataset.manifest.dataset_hash
-    assert header.global_batch_size == described.plan.global_batch_size
-    assert (
-        header.gradient_accumulation_steps == described.plan.gradient_accumulation_steps
+    return BuiltRun(
+        resolved=resolved,
+        dataset=dataset,
+        plan=make_plan(config, len(dataset), world_size=1),
+        training=training_of(config, dataset),
+        ranks=join_ranks(config, environment={}),
     )
-    parameters = described.training.module.parameters()
+
+
+def test_header_describes_the_run(built_run):
+    header = built_run.header(Start())
+    assert header.config_sha256 == built_run.resolved.config_sha256
+    assert header.dataset_hash == built_run.dataset.manifest.dataset_hash
+    assert header.global_batch_size == built_run.plan.global_batch_size
+    assert (
+        header.gradient_accumulation_steps == built_run.plan.gradient_accumulation_steps
+    )
+    parameters = built_run.training.module.parameters()
     assert header.parameters == sum(parameter.numel() for parameter in parameters)
+    # The model's own attention dropout is 0.
     assert any("0.25" in change for change in header.recipe_changes)
     assert header.profile_modified is False
+
+
+def test_header_describes_the_machine(built_run):
+    header = built_run.header(Start())
     assert header.versions["torch"] == torch.__version__
     assert header.versions["python"] == platform.python_version()
     assert header.hosts == ["node1"]
     assert header.peak_flops_per_s is None  # unknown for a CPU
 
 
-def test_header_names_the_checkpoint_of_a_resume(describe, tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
+def test_header_names_the_checkpoint_of_a_resume(built_run, tmp_path):
     path = write_checkpoint(tmp_path / "checkpoints", 7)
-    header, _ = describe(Start(checkpoint=path, manifest=read_checkpoint(path)))
+    header = built_run.header(Start(checkpoint=path, manifest=read_checkpoint(path)))
     assert header.resumed_step == 7
     assert header.resumed_from == "step-000000007"
-    assert header.job == "slurm-17"
 
 
-def test_header_of_a_start_from_scratch(describe):
-    header, _ = describe(Start())
+def test_header_names_the_job(built_run, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert built_run.header(Start()).job == "slurm-17"
+
+
+def test_header_of_a_start_from_scratch(built_run):
+    header = built_run.header(Start())
     assert (header.resumed_from, header.resumed_step) == (None, 0)
+
+
+class FakeNvml:
+    """The module ``pynvml``; without a version, NVML fails to report it."""
+
+    class NVMLError(Exception):
+        """Error of NVML."""
+
+    def __init__(self, version: str | None) -> None:
+        self._version = version
+
+    def nvmlInit(self) -> None:
+        """Do nothing."""
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        if self._version is None:
+            raise self.NVMLError
+        return self._version
 
 
 GPU_RANK = SimpleNamespace(device=torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("version", ["580.95.05", "0.0 (nullgpu)", None])
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param("580.95.05", id="known"),
+        pytest.param("0.0 (nullgpu)", id="without a GPU"),
+        pytest.param(None, id="not reported"),
+    ],
+)
 def test_gpu_driver_version_comes_from_nvml(monkeypatch, version):
-    def driver_version():
-        if version is None:
-            raise LookupError
-        return version
-
-    nvml = SimpleNamespace(
-        NVMLError=LookupError,
-        nvmlInit=lambda: None,
-        nvmlSystemGetDriverVersion=driver_version,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(version))
     assert gpu_driver_version(GPU_RANK) == version
 
 
 def test_gpu_driver_version_is_unknown_without_nvml(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # its import fails
     assert gpu_driver_version(GPU_RANK) is None
 
 

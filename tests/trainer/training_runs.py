@@ -1,4 +1,4 @@
-"""Runs of the trainer in this process, and what their records say."""
+"""Runs of the trainer in this process, and readers of their records."""
 
 import math
 import signal
@@ -22,15 +22,15 @@ CHECKPOINTS = Path("r") / CHECKPOINTS_DIRECTORY
 
 
 class _SignalledAfter(Watchdog):
-    """Watchdog that receives SIGTERM after so many steps."""
+    """Watchdog that receives SIGTERM after a number of steps; infinity is never."""
 
     def __init__(self, steps: float) -> None:
         super().__init__(timeout_s=math.inf)
-        self._signal_after = steps
+        self._steps = steps
 
     @property
     def first_signal(self):
-        return signal.SIGTERM.value if self.step >= self._signal_after else None
+        return signal.SIGTERM.value if self.step >= self._steps else None
 
 
 def train_or_resume(
@@ -47,7 +47,8 @@ def train_or_resume(
     Args:
         out: Run directory.
         source: Directory of the dataset.
-        signal_after: Number of steps after which the run receives SIGTERM.
+        signal_after: Number of finished steps, of all parts of the run, after which it
+            receives SIGTERM.
         resume: Value of ``--resume``.
         clock: Clock of the process; None begins now.
         changes: Settings other than those of ``config_of``.
@@ -80,7 +81,7 @@ def run_of(out="r", **changes) -> Run:
 
 
 def weights_of(out: str):
-    """Return the exported weights of a run, by name."""
+    """Return the weights that a finished run exported, by name."""
     return load_file(Path(out) / "model" / "model.safetensors")
 
 
