@@ -67,8 +67,10 @@ def test_expects_work_of_built_model(shape):
 def test_estimates_vocabulary_from_parameters(shape):
     train = _train_config(shape)
     built = _built_model_work(train)
+    # Weights of norms are taken for vectors of the table: up to 1.2 % of this small
+    # vocabulary, in ModernBERT, which has the most norms.
     assert estimate_vocab_size(train, built.parameters) == pytest.approx(
-        PADDED_VOCAB_SIZE, rel=0.02
+        PADDED_VOCAB_SIZE, rel=0.012
     )
 
 
