@@ -144,7 +144,7 @@ def _one_sample_per_sequence(
     epoch, samples = plan.samples_of(lane, block)
     shards, begins, tokens = dataset.locate(samples)
     max_tokens = plan.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
-    return Segments.from_columns(
+    return Segments.from_arrays(
         sequences=np.arange(len(samples)),
         positions=np.zeros_like(samples),
         epochs=np.full_like(samples, epoch),

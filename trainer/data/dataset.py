@@ -32,21 +32,27 @@ class _ShardFiles:
     """Open files of one kind, tokens or offsets: one per shard, in their order."""
 
     fds: Int64
-    starts: Int64
-    """First byte of each file's data."""
+    """Descriptor of each file."""
+    data_offsets_bytes: Int64
+    """First byte of each file's data, which follows its header."""
 
 
 class TokenDataset:
     """Random access to the samples of one split.
 
     Samples are read with ``pread``, so memory does not grow with their number. Forked
-    processes may share one instance. A file that is missing or does not match the
-    manifest is a ``BadConfig``.
+    processes may share one instance.
     """
 
     def __init__(
         self, directory: Path, manifest: Manifest, split: SplitName = "train"
     ) -> None:
+        """Open the files of a split, which ``close`` closes.
+
+        Raises:
+            UnreadableFile: If a file may be intact, but cannot be read.
+            BadConfig: If a file is missing or does not match the manifest.
+        """
         self.directory = directory
         self.manifest = manifest
         self._split = split
@@ -55,18 +61,28 @@ class TokenDataset:
         self._shards = split_table.shards
         self._names_by_fd: dict[int, str] = {}
         # True if the last reads had to wait for the disk, as the first ones will.
-        self._waited = True
-        self._open_shards()
+        self._waited_for_disk = True
+        try:
+            self._open_shards()
+        except BaseException:
+            self.close()  # files that were opened before the one that failed
+            raise
         ends = np.cumsum([shard.samples for shard in self._shards], dtype=np.int64)
-        self._samples = int(ends[-1]) if len(ends) else 0
+        self._sample_count = int(ends[-1]) if len(ends) else 0
+        # By shard: the index in the split of its first sample, and the number of ids.
         self._first_samples = np.concatenate(([0], ends[:-1])).astype(np.int64)
-        self._tokens = np.array(
+        self._shard_tokens = np.array(
             [shard.tokens for shard in self._shards], dtype=np.int64
         )
 
     @classmethod
     def open(cls, directory: Path, split: SplitName = "train") -> Self:
-        """Open a dataset directory."""
+        """Open a split of the dataset in a directory.
+
+        Raises:
+            UnreadableFile: If a file may be intact, but cannot be read.
+            BadConfig: If there is no dataset, or its files do not match its manifest.
+        """
         return cls(directory, read_manifest(directory), split)
 
     def _open_shards(self) -> None:
@@ -88,15 +104,17 @@ class TokenDataset:
     def _open_file(
         self, name: str, dtype: np.dtype[Any], length: int
     ) -> tuple[int, int]:
-        """Return descriptor and first byte of the data of a file."""
-        fd, start = open_npy(self.directory / name, dtype, length)
+        """Return the descriptor of a file of the dataset, and its data's first byte."""
+        fd, data_offset_bytes = open_npy(self.directory / name, dtype, length)
         self._names_by_fd[fd] = name
-        return fd, start
+        return fd, data_offset_bytes
 
     def __len__(self) -> int:
-        return self._samples
+        """Return the number of samples."""
+        return self._sample_count
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Let a copy by ``pickle`` open the files again."""
         return (type(self), (self.directory, self.manifest, self._split))
 
     def prefetch_offsets(self, samples: Callable[[], Int64]) -> None:
@@ -105,7 +123,7 @@ class TokenDataset:
         It has no effect if the last reads were in the page cache; ``samples``, which
         returns the samples (N,), is then not called.
         """
-        if not self._waited:
+        if not self._waited_for_disk:
             return
         shards, first_bytes = self._offsets_of(samples())
         fds = self._offsets_files.fds[shards].tolist()
@@ -132,11 +150,13 @@ class TokenDataset:
         if len(samples):
             lowest = int(samples.min())
             highest = int(samples.max())
-            if lowest < 0 or highest >= self._samples:
-                raise IndexError(f"samples {lowest} to {highest} of {self._samples}")
+            if lowest < 0 or highest >= self._sample_count:
+                raise IndexError(
+                    f"samples {lowest} to {highest} of {self._sample_count}"
+                )
         shards, first_bytes = self._offsets_of(samples)
         begins, ends = self._read_offsets(shards, first_bytes)
-        is_wrong = (begins < 0) | (begins > ends) | (ends > self._tokens[shards])
+        is_wrong = (begins < 0) | (begins > ends) | (ends > self._shard_tokens[shards])
         if is_wrong.any():
             first_wrong = int(np.flatnonzero(is_wrong)[0])
             shard = int(shards[first_wrong])
@@ -148,15 +168,15 @@ class TokenDataset:
         return shards, begins, ends - begins
 
     def _offsets_of(self, samples: Int64) -> tuple[Int64, Int64]:
-        """Return the shards of samples, and where their offsets are in its file.
+        """Return the shard of each sample, and the first byte of its two offsets.
 
-        A sample has two offsets, its begin and its end; the first byte of both is
-        returned.
+        The offsets of a sample are its begin and its end. They are neighbours in the
+        shard's file of offsets, in which the byte is counted.
         """
         shards = np.searchsorted(self._first_samples, samples, side="right") - 1
         samples_in_shard = samples - self._first_samples[shards]
-        starts = self._offsets_files.starts[shards]
-        return shards, starts + _OFFSET_BYTES * samples_in_shard
+        data_offsets_bytes = self._offsets_files.data_offsets_bytes[shards]
+        return shards, data_offsets_bytes + _OFFSET_BYTES * samples_in_shard
 
     def _read_offsets(self, shards: Int64, first_bytes: Int64) -> tuple[Int64, Int64]:
         """Read the begins and ends of samples that ``_offsets_of`` found."""
@@ -191,7 +211,7 @@ class TokenDataset:
         self._read_all(
             ids,
             self._tokens_files.fds[shards],
-            self._tokens_files.starts[shards] + begins * id_bytes,
+            self._tokens_files.data_offsets_bytes[shards] + begins * id_bytes,
             targets * id_bytes,
             (targets + tokens) * id_bytes,
         )
@@ -204,10 +224,10 @@ class TokenDataset:
         target_begins: Int64,
         target_ends: Int64,
     ) -> None:
-        """Fill ranges of ``target`` from files, all at once.
+        """Fill ranges of ``target`` from files.
 
         Reads that hit the page cache come first. The kernel prefetches the others
-        together, so that a batch of reads waits about as long as one.
+        together, so all of them wait about as long as one.
 
         Args:
             target: Array that receives the content, of any type.
@@ -230,11 +250,12 @@ class TokenDataset:
             )
         )
         waiting = _read_cached(view, reads)
-        self._waited = len(waiting) > 0
+        self._waited_for_disk = len(waiting) > 0
         for fd, file_begin, begin, end in waiting:
             os.posix_fadvise(fd, file_begin, end - begin, os.POSIX_FADV_WILLNEED)
         for fd, file_begin, begin, end in waiting:
-            if os.preadv(fd, (view[begin:end],), file_begin) != end - begin:
+            read_bytes = os.preadv(fd, (view[begin:end],), file_begin)
+            if read_bytes != end - begin:
                 raise self._corrupt(
                     self._names_by_fd[fd], "became shorter while in use"
                 )
@@ -278,21 +299,26 @@ class TokenDataset:
 
 
 def _shard_files(files: Sequence[tuple[int, int]]) -> _ShardFiles:
-    """Return open files, given descriptor and first byte of the data of each."""
+    """Return open files, given the descriptor and the first byte of data of each."""
     fds = [fd for fd, _ in files]
-    starts = [start for _, start in files]
+    data_offsets_bytes = [data_offset_bytes for _, data_offset_bytes in files]
     return _ShardFiles(
-        fds=np.array(fds, dtype=np.int64), starts=np.array(starts, dtype=np.int64)
+        fds=np.array(fds, dtype=np.int64),
+        data_offsets_bytes=np.array(data_offsets_bytes, dtype=np.int64),
     )
 
 
 def _read_cached(view: memoryview, reads: list[_FileRead]) -> list[_FileRead]:
-    """Perform the reads that hit the page cache; return the others."""
+    """Perform the reads that hit the page cache, and return the others.
+
+    A read of which the page cache holds only a part, or the file has only a part, is
+    returned as well.
+    """
     waiting = []
     for number, read in enumerate(reads):
         fd, file_begin, begin, end = read
         try:
-            count = os.preadv(fd, (view[begin:end],), file_begin, os.RWF_NOWAIT)
+            read_bytes = os.preadv(fd, (view[begin:end],), file_begin, os.RWF_NOWAIT)
         except BlockingIOError:
             waiting.append(read)
             continue
@@ -301,6 +327,6 @@ def _read_cached(view: memoryview, reads: list[_FileRead]) -> list[_FileRead]:
                 raise
             # This file system does not support RWF_NOWAIT.
             return [*waiting, *reads[number:]]
-        if count != end - begin:
+        if read_bytes != end - begin:
             waiting.append(read)
     return waiting

@@ -44,7 +44,9 @@ class SequenceStatistics:
     """Content of a dataset's sequences."""
 
     mean_non_padding_tokens: float
+    """Mean number of tokens per sequence, special tokens included."""
     mean_samples: float
+    """Mean number of samples per sequence."""
     max_documents: float
     """Samples per sequence in the fullest micro-batches of 32 sequences: six standard
     deviations above the mean."""

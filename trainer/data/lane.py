@@ -100,7 +100,7 @@ class Lane:
             segments.sequences,
             (self._next_sequence, self._next_sequence + sequences),
         )
-        return Segments(segments.table[:, begin:end].copy())
+        return segments[begin:end].copy()
 
     def _leave_block(self) -> None:
         self._block_number += 1

@@ -31,8 +31,13 @@ from trainer.health.signals import ignore_signals
 class Source(Protocol):
     """Source of micro-batches, made from their plans."""
 
+    # torch's DataLoader calls a method of this name once for a whole batch.
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
-        """Return the micro-batch of a plan."""
+        """Return the micro-batch of a plan.
+
+        Raises:
+            BadConfig: If the dataset is corrupt.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +49,28 @@ class _WorkerError:
 
 
 class _SourceInWorker(Dataset[MicroBatch | _WorkerError]):
-    """Source for DataLoader workers.
+    """Source for DataLoader workers that returns errors as values.
 
-    It returns errors as values, as torch's DataLoader alters exceptions.
+    torch's DataLoader would raise another exception than the worker did.
     """
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch | _WorkerError:
+        """Return the micro-batch of a plan, or the error in its place."""
         try:
             return self._source.__getitems__(plan)
         except BadConfig as error:
             return _WorkerError(message=error.message, next_step=error.next_step)
 
 
-def _raise_error(result: MicroBatch | _WorkerError) -> MicroBatch:
-    """Return the micro-batch of a worker, or raise the error that it returned."""
+def _micro_batch_of(result: MicroBatch | _WorkerError) -> MicroBatch:
+    """Return the micro-batch that a worker returned.
+
+    Raises:
+        BadConfig: If the worker returned an error.
+    """
     if isinstance(result, _WorkerError):
         raise BadConfig(result.message, next_step=result.next_step)
     return result
@@ -69,23 +79,27 @@ def _raise_error(result: MicroBatch | _WorkerError) -> MicroBatch:
 def make_loader(
     source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]
 ) -> Iterator[MicroBatch]:
-    """Return micro-batches in the order of their plans.
+    """Return an iterator over micro-batches, in the order of their plans.
 
-    Workers and prefetching are as configured.
+    Micro-batches are made in as many DataLoader workers as configured, or in this
+    process if there are none.
+
+    Raises:
+        BadConfig: While iterating, if the dataset is corrupt.
     """
-    pinned = config.data.pin_memory and config.device == "cuda"
+    must_pin = config.data.pin_memory and config.device == "cuda"
     workers = config.data.num_workers
     if not workers:
-        # torch's loader would add nothing but a sixth of the time.
+        # torch's DataLoader would only add a sixth to the time.
         batches = map(source.__getitems__, plans)
-        if not pinned:
+        if not must_pin:
             return batches
         return (batch.pin_memory() for batch in batches)
     loader = DataLoader(
         _SourceInWorker(source),
         num_workers=workers,
         prefetch_factor=config.data.prefetch_factor,
-        pin_memory=pinned,
+        pin_memory=must_pin,
         batch_sampler=plans,  # type: ignore[arg-type]  # one plan holds all samples of a batch
         # The source already returns a whole micro-batch.
         collate_fn=lambda batch: batch,
@@ -93,7 +107,7 @@ def make_loader(
         # Python's default since 3.14 would pickle the dataset.
         multiprocessing_context="fork",
     )
-    return map(_raise_error, loader)
+    return map(_micro_batch_of, loader)
 
 
 def micro_batch_plans(
@@ -105,10 +119,15 @@ def micro_batch_plans(
     steps: int | None = None,
     position: Position | None = None,
 ) -> Iterator[MicroBatchPlan]:
-    """Return the plans of a rank from a position on.
+    """Return an iterator over the micro-batch plans of a rank.
 
-    There are plans for ``steps`` optimizer steps, or without an end if ``steps`` is
-    None.
+    Args:
+        dataset: Dataset that is planned for.
+        config: Configuration of the run.
+        plan: Plan of the whole job.
+        rank: Rank whose micro-batches are planned.
+        steps: Number of optimizer steps to plan; None for no end.
+        position: Position of the first step; None for the start of the data.
     """
     plans = iter(
         SequenceSampler(
@@ -134,13 +153,15 @@ class MicroBatchLoader:
         self._plan = plan
         self._ranks = ranks
         self._source = MicroBatchSource(dataset, config, plan)
-        self._loader: Iterator[MicroBatch] = iter(())
+        self._micro_batches: Iterator[MicroBatch] = iter(())
+        # Plans of the micro-batches that are not taken yet, to know their samples.
+        self._upcoming_plans: Iterator[MicroBatchPlan] = iter(())
         self._workers: list[BaseProcess] = []
         self.position = Position.start(plan)
-        """Position after the last step taken; lanes of other ranks are out of date, see
-        ``job_position``."""
+        """Position after the last step taken. Lanes that only other ranks follow are
+        ``UNKNOWN`` in it, but not in ``job_position``."""
         self.samples: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        """Numbers of the samples in this rank's part of the last step taken."""
+        """Dataset indices of the samples in this rank's part of the last step taken."""
 
     def start_at(self, position: Position) -> None:
         """Start loading, or restart it, at a position."""
@@ -149,11 +170,10 @@ class MicroBatchLoader:
         plans = micro_batch_plans(
             self._dataset, self._config, self._plan, self._ranks.rank, position=position
         )
-        # Plans sent to the loader are kept until their micro-batches are used, to know
-        # the samples of a step.
         plans, self._upcoming_plans = itertools.tee(plans)
+        # torch does not say which processes it starts: they are those that are new.
         other_processes = set(multiprocessing.active_children())
-        self._loader = make_loader(self._source, self._config, plans)
+        self._micro_batches = make_loader(self._source, self._config, plans)
         self._workers = [
             process
             for process in multiprocessing.active_children()
@@ -161,44 +181,53 @@ class MicroBatchLoader:
         ]
 
     def wait_for_first(self) -> list[MicroBatch]:
-        """Return this rank's part of the next step without taking it.
+        """Wait for this rank's micro-batches of the next step, and return them.
 
-        Empty at the end of the data.
+        They are not taken: ``next_step`` returns them again.
         """
-        batches = list(islice(self._loader, self._plan.gradient_accumulation_steps))
-        self._loader = itertools.chain(batches, self._loader)
+        batches = list(
+            islice(self._micro_batches, self._plan.gradient_accumulation_steps)
+        )
+        self._micro_batches = itertools.chain(batches, self._micro_batches)
         return batches
 
     def check_first_step(self) -> None:
-        """Check that ranks share no samples in the next step.
+        """Check that no sample is computed twice in the next step.
 
-        Call ``wait_for_first`` before. All ranks call it.
+        All ranks call it after ``wait_for_first``, which makes the plans of the step.
 
         Raises:
-            BadConfig: If two ranks share samples.
+            BadConfig: If two ranks, or one rank twice, compute the same sample.
         """
         self._upcoming_plans, plans = itertools.tee(self._upcoming_plans)
-        numbers = []
+        sample_numbers = []
         for plan in islice(plans, self._plan.gradient_accumulation_steps):
             segments = plan.segments
-            numbers.append(segments.epochs * len(self._dataset) + segments.samples)
-        check_no_shared_samples(self._ranks.all_gather_object(np.concatenate(numbers)))
+            # A sample may come again in the next epoch, so that is part of its number.
+            sample_numbers.append(
+                segments.epochs * len(self._dataset) + segments.samples
+            )
+        check_no_shared_samples(
+            self._ranks.all_gather_object(np.concatenate(sample_numbers))
+        )
 
     def next_step(
         self, take: Callable[[Iterator[MicroBatch], int], list[MicroBatch]]
     ) -> list[MicroBatch]:
-        """Return the micro-batches of the next step; none after the last epoch.
+        """Take the micro-batches of the next step; none after the last epoch.
 
-        ``take`` gets a number of them from the loader.
+        Steps that are empty on all ranks are skipped.
+
+        Args:
+            take: Function that takes a number of micro-batches from an iterator, such
+                as ``DataWait.take``.
+
+        Raises:
+            BadConfig: If the dataset is corrupt.
         """
         empty_sequences = 0
         while True:
-            batches = take(self._loader, self._plan.gradient_accumulation_steps)
-            plans = list(islice(self._upcoming_plans, len(batches)))
-            self.samples = np.concatenate([plan.segments.samples for plan in plans])
-            position = plans[-1].after
-            assert position is not None
-            self.position = position
+            batches = self._take_step(take)
             if self._config.max_epochs is None:
                 return batches
             tokens = sum(batch.non_padding_tokens for batch in batches)
@@ -212,13 +241,29 @@ class MicroBatchLoader:
             if empty_sequences >= self._plan.lanes:
                 return []
 
+    def _take_step(
+        self, take: Callable[[Iterator[MicroBatch], int], list[MicroBatch]]
+    ) -> list[MicroBatch]:
+        """Take the micro-batches of a step, and note its samples and its position."""
+        batches = take(self._micro_batches, self._plan.gradient_accumulation_steps)
+        plans = list(islice(self._upcoming_plans, len(batches)))
+        self.samples = np.concatenate([plan.segments.samples for plan in plans])
+        position = plans[-1].after
+        assert position is not None
+        self.position = position
+        return batches
+
     def job_position(self) -> Position:
-        """Return the position of the whole job, joined from those of all ranks."""
+        """Return the position of the whole job, joined from those of all ranks.
+
+        All ranks call it after the same step.
+        """
         return join_positions(self._ranks.all_gather_object(self.position))
 
     def close(self) -> None:
         """Stop the DataLoader workers."""
-        self._loader = iter(())
+        # This ends the DataLoader, which lets its workers exit and waits for them.
+        self._micro_batches = iter(())
         for worker in self._workers:
             worker.kill()  # it may hang in a file system that does not respond
         self._workers = []

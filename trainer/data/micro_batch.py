@@ -32,8 +32,11 @@ class MicroBatch:
     targets_P: torch.Tensor
     """Original ids of the tokens to predict, in the type of ``ids_BS``."""
     non_padding_tokens: int
+    """Tokens of all samples, special tokens included."""
     predicted_tokens: int
+    """Number of tokens to predict."""
     most_predicted_in_sequence: int
+    """Largest number of tokens to predict in one sequence."""
     padded_sequences: int
     """Sequences that end in padding; empty ones are padding only."""
     after: Position | None = None

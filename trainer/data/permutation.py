@@ -6,6 +6,9 @@ from trainer.data.array_types import Int64, Uint64
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio: the increment of SplitMix64."""
+FIRST_MIX_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+SECOND_MIX_FACTOR = np.uint64(0x94D049BB133111EB)
+"""Factors of ``mix``."""
 _UINT64_MASK = 2**64 - 1
 _FEISTEL_ROUNDS = 6
 """Rounds of the permutation: an even number, as each swaps the widths of the halves if
@@ -18,9 +21,9 @@ def mix(value: Uint64) -> Uint64:
     This is the finalizer of SplitMix64 (Steele et al. 2014).
     """
     value = value ^ (value >> np.uint64(30))
-    value *= np.uint64(0xBF58476D1CE4E5B9)
+    value *= FIRST_MIX_FACTOR
     value ^= value >> np.uint64(27)
-    value *= np.uint64(0x94D049BB133111EB)
+    value *= SECOND_MIX_FACTOR
     value ^= value >> np.uint64(31)
     return value
 

@@ -1,6 +1,7 @@
-"""Raw files that were passed in place of a dataset: how to prepare them.
+"""Commands that prepare a raw file which was passed in place of a dataset.
 
-Only the first line is read, and nothing of it is trusted.
+Only the file's first line is read. Its text is quoted and shortened before it is shown,
+as it may be from a stranger.
 """
 
 import json
@@ -13,27 +14,33 @@ from trainer.config.tables import flat_table
 
 _FIRST_LINE_BYTES = 2**20
 """Longest first line that is read."""
-_SHOWN_NAMES = 5
-_SHOWN_CHARACTERS = 60
+_MAX_SHOWN_NAMES = 5
+"""Names of fields that a message lists."""
+_MAX_SHOWN_CHARACTERS = 60
+"""Characters of each name that a message shows."""
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+"""Separator of columns, by suffix of the file."""
 _ELF_MAGIC = b"\x7fELF"
-_ANY_FIELD = "NAME"
+"""First bytes of a program or library."""
+_FIELD_PLACEHOLDER = "NAME"
+"""Name shown for a field that you have to choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """How ``autotune data prepare`` reads a file."""
+    """Arguments of ``autotune data prepare`` for a raw file."""
 
     source: str
-    """Source, such as ``text:corpus.txt``."""
+    """Kind and path of the source, such as ``text:corpus.txt``."""
     field: str | None = None
-    """Field or column with the text; None if the source has none."""
+    """Field or column with the text; None if this kind of source has no fields."""
     conversion: str | None = None
-    """Command to run before, which writes the file of ``source``; None if none is
-    needed."""
-    names: str = ""
-    """Names among which ``field`` is to be chosen, as text; empty if unknown."""
+    """Shell command to run before, which writes the file of ``source``; None if
+    ``source`` is the raw file."""
+    field_choices: str = ""
+    """Sentence part that lists the fields among which you choose; empty if none are
+    known, or if there is no choice."""
 
     def next_step(self) -> str:
         """Return the commands that prepare the file, as the next step of an error."""
@@ -45,14 +52,16 @@ class Preparation:
             step = (
                 f"Write it as JSON lines: {self.conversion}; then: {command} --out DIR"
             )
-        return f"{step} ({self.names})" if self.names else step
+        if self.field_choices:
+            step += f" ({self.field_choices})"
+        return step
 
 
 def preparation_of(path: Path) -> Preparation:
-    """Return how to prepare a file, by its name and its first line."""
+    """Return the preparation of a file, derived from its name and its first line."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix == ".parquet":
-        return Preparation(source=f"parquet:{path}", field=_ANY_FIELD)
+        return Preparation(source=f"parquet:{path}", field=_FIELD_PLACEHOLDER)
     first_line = _first_line(path)
     if suffix in _JSON_SUFFIXES:
         return _prepare_json(path, first_line)
@@ -63,22 +72,26 @@ def preparation_of(path: Path) -> Preparation:
 
 
 def list_names(names: Iterable[object]) -> str:
-    """Return quoted names, of many only the first."""
-    quoted = [repr(str(name)[:_SHOWN_CHARACTERS]) for name in names]
-    text = ", ".join(quoted[:_SHOWN_NAMES])
-    more = len(quoted) - _SHOWN_NAMES
-    return f"{text} and {more} more" if more > 0 else text
+    """Return names for a message: quoted, shortened, and only the first if many."""
+    quoted = [repr(str(name)[:_MAX_SHOWN_CHARACTERS]) for name in names]
+    text = ", ".join(quoted[:_MAX_SHOWN_NAMES])
+    hidden_names = len(quoted) - _MAX_SHOWN_NAMES
+    return f"{text} and {hidden_names} more" if hidden_names > 0 else text
 
 
 def text_fields(value: object) -> list[str]:
-    """Return the fields of a JSON object that hold text; dots lead into objects."""
+    """Return the names of the fields of a JSON value that hold text.
+
+    A field of a nested object is named as in ``doc.body``. There are none if the value
+    is no object.
+    """
     if not isinstance(value, dict):
         return []
     return [key for key, entry in flat_table(value).items() if isinstance(entry, str)]
 
 
 def _first_line(path: Path) -> bytes:
-    """Return the first line; empty if it is unreadable, compressed or too long."""
+    """Return the first line, or nothing if it is unreadable, compressed or too long."""
     # A pipe, which has no end, is not opened.
     if path.suffix == ".gz" or not path.is_file():
         return b""
@@ -91,11 +104,12 @@ def _first_line(path: Path) -> bytes:
 
 
 def _prepare_json(path: Path, first_line: bytes) -> Preparation:
+    """Return the preparation of a file of JSON lines, or of one JSON array."""
     if first_line.lstrip().startswith(b"["):
         lines_path = path.with_name(f"{path.stem}-lines.jsonl")
         return Preparation(
             source=f"jsonl:{lines_path}",
-            field=_ANY_FIELD,
+            field=_FIELD_PLACEHOLDER,
             conversion=(
                 f"jq -c '.[]' {shlex.quote(str(path))} > {shlex.quote(str(lines_path))}"
             ),
@@ -106,25 +120,35 @@ def _prepare_json(path: Path, first_line: bytes) -> Preparation:
         fields = []
     if len(fields) == 1:
         return Preparation(source=f"jsonl:{path}", field=fields[0])
-    names = f"text fields of its first line: {list_names(fields)}" if fields else ""
-    return Preparation(source=f"jsonl:{path}", field=_ANY_FIELD, names=names)
+    field_choices = ""
+    if fields:
+        field_choices = f"text fields of its first line: {list_names(fields)}"
+    return Preparation(
+        source=f"jsonl:{path}", field=_FIELD_PLACEHOLDER, field_choices=field_choices
+    )
 
 
 def _prepare_columns(path: Path, first_line: bytes, separator: str) -> Preparation:
+    """Return the preparation of a table, whose rows are first written as JSON lines."""
     lines_path = path.with_suffix(".jsonl")
-    program = (
+    rows_to_lines = (
         "import csv, json, sys; [print(json.dumps(row)) for row in"
         f" csv.DictReader(sys.stdin, delimiter={separator!r})]"
     )
-    read = "gzip -dc" if path.suffix == ".gz" else "cat"
-    columns = first_line.decode(errors="replace").strip().split(separator)
-    names = [column.strip('"') for column in columns]
+    read_command = "gzip -dc" if path.suffix == ".gz" else "cat"
+    field_choices = ""
+    if first_line:
+        # The header of the table. Names that contain the separator are shown in parts.
+        columns = first_line.decode(errors="replace").strip().split(separator)
+        names = [column.strip('"') for column in columns]
+        field_choices = f"its columns: {list_names(names)}"
     return Preparation(
         source=f"jsonl:{lines_path}",
-        field=_ANY_FIELD,
+        field=_FIELD_PLACEHOLDER,
         conversion=(
-            f"{read} {shlex.quote(str(path))} | python3 -c {shlex.quote(program)}"
+            f"{read_command} {shlex.quote(str(path))}"
+            f" | python3 -c {shlex.quote(rows_to_lines)}"
             f" > {shlex.quote(str(lines_path))}"
         ),
-        names=f"its columns: {list_names(names)}" if first_line else "",
+        field_choices=field_choices,
     )

@@ -146,7 +146,7 @@ class SequenceSampler:
         position_after_count = [position_before, *positions.tolist()]
         return _LaneShare(
             segments=segments,
-            # A lane behind its last epoch gave fewer sequences than it was asked for.
+            # A lane past its last epoch gave fewer sequences than requested.
             positions=[
                 position_after_count[min(count, len(positions))] for count in counts
             ],

@@ -1,5 +1,6 @@
 import errno
 import pickle
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -8,29 +9,38 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed.datasets import write_dataset
+from tests.trainer.data.descriptors import open_descriptors
 from trainer.data import dataset as dataset_module
 from trainer.data.dataset import TokenDataset
 from trainer.errors import BadConfig, UnreadableFile
 
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
+ALL_SAMPLES = np.arange(len(SAMPLES))
+"""Indices of all samples."""
 
 STORED_SAMPLES = st.lists(
     st.lists(st.integers(0, 499), max_size=20), min_size=1, max_size=12
 )
 many_datasets = settings(
+    # ``tmp_path_factory`` gives each example a directory of its own.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     max_examples=40,
     deadline=None,
 )
 
 
+def open_written(tmp_path_factory, samples, shards):
+    """Write samples to a dataset of several shards, and open it."""
+    directory = tmp_path_factory.mktemp("d") / "data"
+    # No shard is empty.
+    write_dataset(directory, samples, shards=min(shards, len(samples)))
+    return TokenDataset.open(directory)
+
+
 @many_datasets
 @given(samples=STORED_SAMPLES, shards=st.integers(1, 3), limit=st.integers(0, 25))
 def test_reads_single_samples_back(tmp_path_factory, samples, shards, limit):
-    directory = write_dataset(
-        tmp_path_factory.mktemp("d") / "data", samples, shards=min(shards, len(samples))
-    )
-    dataset = TokenDataset.open(directory)
+    dataset = open_written(tmp_path_factory, samples, shards)
     assert len(dataset) == len(samples)
     read = [dataset.read(number, limit).tolist() for number in range(len(samples))]
     assert read == [sample[:limit] for sample in samples]
@@ -40,15 +50,13 @@ def test_reads_single_samples_back(tmp_path_factory, samples, shards, limit):
 @many_datasets
 @given(samples=STORED_SAMPLES, shards=st.integers(1, 3), data=st.data())
 def test_reads_many_samples_at_once(tmp_path_factory, samples, shards, data):
-    directory = write_dataset(
-        tmp_path_factory.mktemp("d") / "data", samples, shards=min(shards, len(samples))
-    )
-    dataset = TokenDataset.open(directory)
+    dataset = open_written(tmp_path_factory, samples, shards)
     numbers = data.draw(st.lists(st.integers(0, len(samples) - 1), max_size=9))
     shard_of, begins, tokens = dataset.locate(np.array(numbers, dtype=np.int64))
     assert tokens.tolist() == [len(samples[number]) for number in numbers]
 
-    # There is room around each sample, to see that only its own ids are written.
+    # Each sample, of at most 20 ids, gets 30 positions and begins at the sixth, so that
+    # ids written around it would be seen.
     room = 30
     untouched = 999
     ids = np.full(room * len(numbers), untouched, dtype=np.uint16)
@@ -61,49 +69,59 @@ def test_reads_many_samples_at_once(tmp_path_factory, samples, shards, data):
     dataset.close()
 
 
-ALL_SAMPLES = np.arange(len(SAMPLES))
-
-
 def prefetches(dataset):
-    """Return whether a dataset prefetches offsets now: if it asks for samples."""
+    """Return whether a dataset prefetches offsets, for which it requests samples."""
     samples = Mock(return_value=ALL_SAMPLES)
     dataset.prefetch_offsets(samples)
     return samples.called
 
 
-read_cached = dataset_module._read_cached
+def locate_all_cached(dataset, monkeypatch):
+    """Locate all samples as if their offsets were in the page cache."""
+    read_cached = dataset_module._read_cached
+
+    def read_all(view, reads):
+        read_cached(view, reads)
+        return []  # no read has to wait for the disk
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset_module, "_read_cached", read_all)
+        return dataset.locate(ALL_SAMPLES)
 
 
-def read_as_if_cached(view, reads):
-    """Read all, and report that nothing had to wait for the disk."""
-    read_cached(view, reads)
-    return []
-
-
-def read_as_if_on_disk(view, reads):
-    """Read nothing, and report that everything has to wait for the disk."""
-    return reads
+def locate_all_on_disk(dataset, monkeypatch):
+    """Locate all samples as if none of their offsets were in the page cache."""
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset_module, "_read_cached", lambda view, reads: reads)
+        return dataset.locate(ALL_SAMPLES)
 
 
 def test_prefetches_offsets_before_the_first_read(make_dataset):
     assert prefetches(TokenDataset.open(make_dataset(SAMPLES)))
 
 
-def test_prefetches_offsets_only_while_reads_wait(make_dataset, monkeypatch):
+def test_prefetches_nothing_after_reads_from_page_cache(make_dataset, monkeypatch):
     dataset = TokenDataset.open(make_dataset(SAMPLES))
-    monkeypatch.setattr(dataset_module, "_read_cached", read_as_if_cached)
-    dataset.locate(ALL_SAMPLES)
+    locate_all_cached(dataset, monkeypatch)
     assert not prefetches(dataset)
 
-    monkeypatch.setattr(dataset_module, "_read_cached", read_as_if_on_disk)
-    _, _, tokens = dataset.locate(ALL_SAMPLES)
-    assert tokens.tolist() == [len(sample) for sample in SAMPLES]
+
+def test_prefetches_offsets_again_after_reads_from_disk(make_dataset, monkeypatch):
+    dataset = TokenDataset.open(make_dataset(SAMPLES))
+    locate_all_cached(dataset, monkeypatch)
+    locate_all_on_disk(dataset, monkeypatch)
     assert prefetches(dataset)
+
+
+def test_reads_from_disk_if_not_cached(make_dataset, monkeypatch):
+    dataset = TokenDataset.open(make_dataset(SAMPLES))
+    _, _, tokens = locate_all_on_disk(dataset, monkeypatch)
+    assert tokens.tolist() == [len(sample) for sample in SAMPLES]
 
 
 def test_splits_are_separate(tmp_path):
     directory = write_dataset(tmp_path / "data", SAMPLES, validation=[[40, 41]])
-    assert len(TokenDataset.open(directory)) == 4
+    assert len(TokenDataset.open(directory)) == len(SAMPLES)
     validation = TokenDataset.open(directory, "validation")
     assert [validation.read(i).tolist() for i in range(len(validation))] == [[40, 41]]
 
@@ -119,26 +137,26 @@ def test_dataset_can_be_pickled(tmp_path):
     assert pickle.loads(pickle.dumps(validation)).read(0).tolist() == [40, 41]
 
 
-@pytest.mark.parametrize("kinds", [["tokens"], ["tokens", "offsets"]])
-def test_shard_that_shrinks_in_use_is_an_error(make_dataset, kinds):
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("kind", ["tokens", "offsets"])
+def test_shard_that_shrinks_in_use_is_an_error(make_dataset, kind):
     directory = make_dataset(SAMPLES)
     dataset = TokenDataset.open(directory)
-    for kind in kinds:
-        path = directory / f"train-{kind}-00000.npy"
-        path.write_bytes(path.read_bytes()[:-2])
-        with pytest.raises(BadConfig, match="became shorter"):
-            dataset.read(3)
+    path = directory / f"train-{kind}-00000.npy"
+    _truncate(path)
+    last_sample = len(SAMPLES) - 1
+    with pytest.raises(BadConfig, match=rf"{path.name}: became shorter"):
+        dataset.read(last_sample)
 
 
-@pytest.mark.parametrize("sample", [-1, 4])
+@pytest.mark.parametrize("sample", [-1, len(SAMPLES)])
 def test_unknown_sample_is_an_index_error(make_dataset, sample):
     dataset = TokenDataset.open(make_dataset(SAMPLES))
     with pytest.raises(IndexError):
         dataset.read(sample, 10)
-
-
-def _truncate(path):
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def _store_objects(path):
@@ -154,13 +172,29 @@ def _lead_outside(path):
 
 
 @pytest.mark.parametrize(
-    "damage", [_truncate, _store_objects, _store_other_numbers, _lead_outside]
+    "damage",
+    [
+        pytest.param(_truncate, id="too short"),
+        pytest.param(_store_objects, id="objects"),
+        pytest.param(_store_other_numbers, id="too few numbers"),
+        pytest.param(_lead_outside, id="link"),
+        pytest.param(Path.unlink, id="missing"),
+    ],
 )
 def test_rejects_shard_that_does_not_match_manifest(make_dataset, damage):
     path = make_dataset(SAMPLES) / "train-tokens-00000.npy"
     damage(path)
     with pytest.raises(BadConfig, match=r"train-tokens-00000\.npy"):
         TokenDataset.open(path.parent)
+
+
+def test_closes_files_if_a_later_one_is_rejected(make_dataset):
+    directory = make_dataset(SAMPLES, shards=2)
+    before = open_descriptors()
+    _truncate(directory / "train-offsets-00001.npy")
+    with pytest.raises(BadConfig, match="train-offsets-00001"):
+        TokenDataset.open(directory)
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("name", ["train-tokens-00000.npy", "manifest.json"])
@@ -184,9 +218,10 @@ def test_too_many_open_files_are_not_a_corrupt_dataset(make_dataset, deny_readin
 
 def test_rejects_offsets_beyond_the_shard(make_dataset):
     directory = make_dataset(SAMPLES)
-    np.save(
-        directory / "train-offsets-00000.npy",
-        np.array([0, 3, 3, 4, 2**40], dtype=np.uint64),
-    )
+    path = directory / "train-offsets-00000.npy"
+    offsets = np.load(path)
+    offsets[-1] = 2**40
+    np.save(path, offsets)
+    last_sample = len(SAMPLES) - 1
     with pytest.raises(BadConfig, match="exceed the shard"):
-        TokenDataset.open(directory).read(3, 10)
+        TokenDataset.open(directory).read(last_sample, 10)

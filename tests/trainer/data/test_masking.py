@@ -1,3 +1,4 @@
+import inspect
 import itertools
 import math
 from dataclasses import dataclass
@@ -6,20 +7,28 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
 
 from trainer.data.masking import IGNORED_LABEL, Masker
 
+VOCAB_SIZE = 1000
 MASK_ID = 4
 PROBABILITY = 0.15
 RULE = {
-    "vocab_size": 1000,
+    "vocab_size": VOCAB_SIZE,
     "mask_id": MASK_ID,
     "special_ids": (0, 1, 2, 3, MASK_ID),
     "probability": PROBABILITY,
 }
-ORDINARY_IDS = np.arange(5, 1000)
+"""Arguments of a ``Masker``, but for its seed."""
+ORDINARY_IDS = np.arange(5, VOCAB_SIZE)
 SAMPLES = 400
-"""Samples of all ordinary ids in ``mask_many``."""
+"""Number of samples in ``mask_many``."""
+IDS = st.integers(0, VOCAB_SIZE - 1)
+BODIES = st.lists(st.lists(IDS, max_size=40), min_size=1, max_size=8)
+"""Ids of some samples."""
+SAMPLE_IDS = st.lists(IDS, min_size=1, max_size=60)
+"""Ids of one sample."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,10 @@ class Masked:
 
 
 def mask_samples(bodies, rule=RULE, *, seed=0, epoch=0, samples=None) -> Masked:
-    """Mask samples, which have the numbers ``samples`` or are counted from 0."""
+    """Mask samples, which have these ids.
+
+    ``samples`` are their indices in a dataset, counted from 0 by default.
+    """
     original = np.concatenate([np.array(body, dtype=np.uint16) for body in bodies])
     corrupted = original.copy()
     lengths = np.array([len(body) for body in bodies], dtype=np.int64)
@@ -76,16 +88,18 @@ def mask_many() -> Masked:
 
 
 def is_likely(count: int, trials: int, probability: float) -> bool:
-    """Return whether a count is within five standard deviations of a binomial one.
+    """Return whether a count is within five standard deviations of its expectation.
 
-    Wrong once in 1.7 million.
+    The count has a binomial distribution. One in 1.7 million lies outside.
     """
     sigma = math.sqrt(trials * probability * (1 - probability))
     return abs(count - trials * probability) < 5 * sigma
 
 
 def test_ignored_label_is_that_of_torch():
-    assert IGNORED_LABEL == -100
+    assert inspect.signature(cross_entropy).parameters["ignore_index"].default == (
+        IGNORED_LABEL
+    )
 
 
 def test_fifteen_per_cent_are_predicted():
@@ -97,8 +111,9 @@ def test_predicted_tokens_are_split_80_10_10():
     masked = mask_many()
     predicted = masked.is_predicted.sum()
     assert is_likely(masked.is_masked.sum(), predicted, 0.8)
-    # One replacement in 995 draws the original id.
-    assert is_likely(masked.is_replaced.sum(), predicted, 0.1 * 994 / 995)
+    # Of as many ordinary ids, one replacement draws the original and is not seen.
+    seen_share = 1 - 1 / len(ORDINARY_IDS)
+    assert is_likely(masked.is_replaced.sum(), predicted, 0.1 * seen_share)
 
 
 def test_replacements_are_ordinary_ids():
@@ -110,7 +125,8 @@ def test_replacements_are_ordinary_ids():
 def test_replacements_are_uniform():
     masked = mask_many()
     replacements = masked.corrupted[masked.is_replaced]
-    counts, _ = np.histogram(replacements, bins=5, range=(5, 1000))
+    # 995 ordinary ids are five bins of 199.
+    counts, _ = np.histogram(replacements, bins=5, range=(5, VOCAB_SIZE))
     assert all(is_likely(count, len(replacements), 1 / 5) for count in counts)
 
 
@@ -119,7 +135,8 @@ def test_every_position_is_predicted_equally_often():
     is_predicted = mask_many().is_predicted.reshape(SAMPLES, positions)
     # Each position is a binomial count over samples. The sum of its squared deviations
     # in units of its variance is chi-square: its mean is the number of positions, and
-    # its standard deviation the square root of twice that number.
+    # its standard deviation the square root of twice that number. It exceeds six of
+    # them less than once in a million.
     variance = SAMPLES * PROBABILITY * (1 - PROBABILITY)
     deviations = is_predicted.sum(axis=0) - SAMPLES * PROBABILITY
     statistic = (deviations**2 / variance).sum()
@@ -132,19 +149,17 @@ def test_neighbours_are_predicted_independently():
     assert is_likely(pairs.sum(), pairs.size, PROBABILITY**2)
 
 
-def test_special_ids_within_the_vocabulary_are_never_drawn():
+def test_special_ids_between_ordinary_ones_are_never_drawn():
+    mask_id = 3
+    ordinary_ids = [0, 2, 4, 6]
     rule = {
         "vocab_size": 8,
-        "mask_id": 3,
-        "special_ids": (1, 3, 5, 7),
+        "mask_id": mask_id,
+        "special_ids": (1, mask_id, 5, 7),
         "probability": 0.99,
     }
-    masked = mask_samples([[0, 2, 4, 6] * 300], rule)
-    assert set(masked.corrupted.tolist()) == {0, 2, 3, 4, 6}
-
-
-IDS = st.integers(0, 999)
-BODIES = st.lists(st.lists(IDS, max_size=40), min_size=1, max_size=8)
+    masked = mask_samples([ordinary_ids * 300], rule)
+    assert set(masked.corrupted.tolist()) == {mask_id, *ordinary_ids}
 
 
 @given(
@@ -167,9 +182,6 @@ def test_mask_does_not_depend_on_other_samples(bodies, seed, epoch, data):
     assert together.corrupted.tolist() == corrupted.tolist()
     labels = np.concatenate([masked.labels for masked in alone])
     assert together.labels.tolist() == labels.tolist()
-
-
-SAMPLE_IDS = st.lists(IDS, min_size=1, max_size=60)
 
 
 @given(ids=SAMPLE_IDS, sample=st.integers(0, 1000))
@@ -203,14 +215,15 @@ def test_truncation_keeps_the_mask_of_other_tokens(ids, sample):
 
 
 def test_masks_differ_between_seeds_epochs_and_samples():
-    ids = np.arange(5, 500)
-    masks = set()
-    for seed, epoch, sample in itertools.product(range(3), repeat=3):
-        labels = mask(ids, seed=seed, epoch=epoch, sample=sample).labels
-        masks.add(labels.tobytes())
-    assert len(masks) == 27
+    distinct_masks = set()
+    keys = list(itertools.product(range(3), repeat=3))
+    for seed, epoch, sample in keys:
+        labels = mask(ORDINARY_IDS, seed=seed, epoch=epoch, sample=sample).labels
+        distinct_masks.add(labels.tobytes())
+    assert len(distinct_masks) == len(keys)
 
 
 def test_rejects_id_outside_the_vocabulary():
+    # Only ids that are predicted are looked up: of as many, at least one surely is.
     with pytest.raises(IndexError):
-        mask([5000] * 100)
+        mask([VOCAB_SIZE] * 100)

@@ -15,13 +15,14 @@ from trainer.errors import BadConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
-    """Raw file, and what the next step says; ``{path}`` and ``{directory}`` are its."""
+    """Raw file, and parts of the next step that its error should have."""
 
     name: str
     content: bytes
     source: str
-    """Source and options, after ``autotune data prepare``."""
-    names: str = ""
+    """Text after ``autotune data prepare``, with ``{path}`` for the path of the file
+    and ``{directory}`` for its directory."""
+    field_choices: str = ""
     """Names among which you choose a field."""
 
 
@@ -48,7 +49,7 @@ class RawFile:
                 name="a.ndjson",
                 content=b'{"title": "t", "n": 1, "doc": {"body": "b"}}',
                 source="jsonl:{path} --field NAME ",
-                names="text fields of its first line: 'title', 'doc.body'",
+                field_choices="text fields of its first line: 'title', 'doc.body'",
             ),
             id="two text fields",
         ),
@@ -64,12 +65,19 @@ class RawFile:
         ),
         pytest.param(
             RawFile(
-                # Nested too deeply to parse.
                 name="a.json",
-                content=b"[" * 99999,
-                source="jsonl:{directory}/a-lines",
+                content=b'[{"text": "one"}]',
+                source="jsonl:{directory}/a-lines.jsonl --field NAME ",
             ),
-            id="array",
+            id="JSON array",
+        ),
+        pytest.param(
+            RawFile(
+                name="a.json",
+                content=b'{"a":' * 99_999,
+                source="jsonl:{path} --field NAME ",
+            ),
+            id="nested too deeply to parse",
         ),
         pytest.param(
             RawFile(
@@ -84,7 +92,7 @@ class RawFile:
                 name="a.csv",
                 content=b'"id",text\n',
                 source="jsonl:{directory}/a.jsonl",
-                names="'id', 'text'",
+                field_choices="'id', 'text'",
             ),
             id="csv",
         ),
@@ -93,20 +101,20 @@ class RawFile:
                 name="A.TSV",
                 content=b"id\ttext\n",
                 source="jsonl:{directory}/",
-                names="'id', 'text'",
+                field_choices="'id', 'text'",
             ),
             id="tsv",
         ),
     ],
 )
-def test_names_how_to_prepare_a_raw_file(tmp_path, file):
+def test_error_names_the_command_for_a_raw_file(tmp_path, file):
     path = tmp_path / file.name
     path.write_bytes(file.content)
     with pytest.raises(BadConfig, match="is a raw file") as raised:
         read_manifest(path)
     source = file.source.format(path=path, directory=tmp_path)
     assert f"autotune data prepare {source}" in raised.value.next_step
-    assert file.names in raised.value.next_step
+    assert file.field_choices in raised.value.next_step
 
 
 @pytest.mark.parametrize(

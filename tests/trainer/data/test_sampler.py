@@ -26,17 +26,18 @@ from trainer.data.segments import Segments
 LAYOUTS = st.sampled_from(["padded", "dynamic", "bucketed", "packed"])
 MAX_SAMPLE_TOKENS = SEQ_LENGTH_TOKENS - SPECIAL_TOKENS_PER_SAMPLE
 """Largest sample that a sequence of ``make_plan`` holds uncut, and then alone."""
+many_jobs = settings(deadline=None, max_examples=60)
 
 
-def all_ranks(
+def steps_of_all_ranks(
     dataset: FakeDataset,
     plan: BatchPlan,
     steps: int,
     position: Position | None = None,
 ) -> tuple[list[list[Segments]], Position]:
-    """Return the segments of every step, and the position of the job afterwards.
+    """Return the segments of the next steps, and the position of the job after them.
 
-    A step has one ``Segments`` per micro-batch of every rank, rank by rank.
+    A step is a list of ``Segments``, one per micro-batch of every rank, rank by rank.
     """
     accumulation_steps = plan.gradient_accumulation_steps
     segments_by_step: list[list[Segments]] = [[] for _ in range(steps)]
@@ -53,17 +54,23 @@ def all_ranks(
 
 
 def content_of(step: list[Segments]) -> list[list[tuple[int, int, int, int]]]:
-    """Return the content of every sequence of a step, whatever its number.
+    """Return the content of every sequence of a step, sorted.
 
-    It is a list of (epoch, sample, position, tokens).
+    The content is a list of (epoch, sample, position, tokens), one per sample. It does
+    not say which rank or micro-batch has the sequence.
     """
     contents = []
     for segments in step:
         for sequence in np.unique(segments.sequences):
-            inside = segments[segments.sequences == sequence]
-            fields = (inside.epochs, inside.samples, inside.positions, inside.tokens)
-            columns = [field.tolist() for field in fields]
-            contents.append(list(zip(*columns, strict=True)))
+            members = segments[segments.sequences == sequence]
+            content = zip(
+                members.epochs.tolist(),
+                members.samples.tolist(),
+                members.positions.tolist(),
+                members.tokens.tolist(),
+                strict=True,
+            )
+            contents.append(list(content))
     return sorted(contents)
 
 
@@ -77,9 +84,17 @@ class Job:
 
 @st.composite
 def jobs(draw) -> Job:
-    """Draw a job; some datasets fill several lanes and blocks."""
-    samples = draw(st.one_of(st.integers(1, 80), st.integers(2000, 6000)))
-    lengths = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 90, samples)
+    """Draw a job.
+
+    Small datasets are one lane of one block, and large ones several of both. Some
+    samples are empty, and some are longer than a sequence. An epoch is one to a dozen
+    steps.
+    """
+    small_samples = st.integers(1, 80)
+    large_samples = st.integers(2000, 6000)
+    samples = draw(st.one_of(small_samples, large_samples))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    lengths = rng.integers(0, 90, samples)
     max_batch_size = max(1, samples // draw(st.integers(1, 6)))
     batch_sizes = st.integers(max(1, max_batch_size // 2), max_batch_size)
     options = {
@@ -92,20 +107,21 @@ def jobs(draw) -> Job:
     return Job(FakeDataset(lengths), options)
 
 
-def all_epochs(job: Job, epochs: int) -> list[list[Segments]]:
+def steps_of_epochs(job: Job, epochs: int) -> list[list[Segments]]:
     """Return the segments of every step until the data has surely ended."""
     plan = make_plan(job.dataset, max_epochs=epochs, **job.options)
-    # No more sequences than samples per epoch; twice as many, as lanes end one by one.
+    # An epoch has no more sequences than samples. Twice as many are enough, although
+    # lanes end one by one.
     max_sequences = 2 * epochs * len(job.dataset)
     steps = math.ceil(max_sequences / plan.global_batch_size) + 1
-    segments_by_step, _ = all_ranks(job.dataset, plan, steps)
+    segments_by_step, _ = steps_of_all_ranks(job.dataset, plan, steps)
     return segments_by_step
 
 
-@settings(deadline=None, max_examples=60)
+@many_jobs
 @given(job=jobs(), epochs=st.integers(1, 3))
 def test_every_sample_comes_once_per_epoch(job, epochs):
-    segments_by_step = all_epochs(job, epochs)
+    segments_by_step = steps_of_epochs(job, epochs)
     segments = Segments.join(list(itertools.chain(*segments_by_step)))
     for epoch in range(epochs):
         samples = segments.samples[segments.epochs == epoch]
@@ -113,14 +129,14 @@ def test_every_sample_comes_once_per_epoch(job, epochs):
     assert len(segments) == epochs * len(job.dataset)
 
 
-@settings(deadline=None, max_examples=60)
+@many_jobs
 @given(job=jobs(), epochs=st.integers(1, 3))
 def test_sequences_after_the_last_epoch_are_empty(job, epochs):
-    last_step = all_epochs(job, epochs)[-1]
+    last_step = steps_of_epochs(job, epochs)[-1]
     assert not any(len(micro_batch) for micro_batch in last_step)
 
 
-@settings(deadline=None, max_examples=60)
+@many_jobs
 @given(
     job=jobs(),
     steps_before=st.integers(0, 4),
@@ -132,29 +148,29 @@ def test_order_does_not_depend_on_ranks(
 ):
     dataset = job.dataset
     plan = make_plan(dataset, **job.options)
-    uninterrupted, end = all_ranks(dataset, plan, steps_before + 2)
-    _, position = all_ranks(dataset, plan, steps_before)
+    uninterrupted, end = steps_of_all_ranks(dataset, plan, steps_before + 2)
+    _, position = steps_of_all_ranks(dataset, plan, steps_before)
+    # Other ranks, and micro-batches of another size, take the last two steps.
     other_split = {
         "world_size": world_size,
         "gradient_accumulation_steps": accumulation_steps,
     }
     other_plan = make_plan(dataset, **job.options | other_split)
-    resumed, resumed_end = all_ranks(dataset, other_plan, 2, position)
-    assert [content_of(step) for step in uninterrupted[steps_before:]] == [
-        content_of(step) for step in resumed
-    ]
-    assert end == resumed_end
+    resumed, resumed_end = steps_of_all_ranks(dataset, other_plan, 2, position)
+    expected = [content_of(step) for step in uninterrupted[steps_before:]]
+    assert [content_of(step) for step in resumed] == expected
+    assert resumed_end == end
 
 
 def first_steps(job: Job) -> list[list[Segments]]:
     """Return the segments of the first two steps of a job."""
-    segments_by_step, _ = all_ranks(
+    segments_by_step, _ = steps_of_all_ranks(
         job.dataset, make_plan(job.dataset, **job.options), 2
     )
     return segments_by_step
 
 
-@settings(deadline=None, max_examples=60)
+@many_jobs
 @given(job=jobs())
 def test_samples_lie_within_their_sequences(job):
     plan = make_plan(job.dataset, **job.options)
@@ -165,7 +181,7 @@ def test_samples_lie_within_their_sequences(job):
         assert (segments.positions + lengths <= plan.seq_length_tokens).all()
 
 
-@settings(deadline=None, max_examples=60)
+@many_jobs
 @given(job=jobs())
 def test_samples_fill_sequences_without_gap_or_overlap(job):
     plan = make_plan(job.dataset, **job.options)
@@ -178,7 +194,7 @@ def test_samples_fill_sequences_without_gap_or_overlap(job):
         assert (distances[is_same_sequence] == lengths[:-1][is_same_sequence]).all()
 
 
-@settings(deadline=None, max_examples=60)
+@many_jobs
 @given(job=jobs())
 def test_long_samples_are_cut_to_a_sequence(job):
     for segments in itertools.chain(*first_steps(job)):
@@ -187,7 +203,7 @@ def test_long_samples_are_cut_to_a_sequence(job):
         assert (segments.tokens == expected_tokens).all()
 
 
-@settings(deadline=None, max_examples=60)
+@many_jobs
 @given(job=jobs())
 def test_only_packed_sequences_hold_several_samples(job):
     assume(job.options["layout"] != "packed")
@@ -195,7 +211,7 @@ def test_only_packed_sequences_hold_several_samples(job):
         assert not segments.positions.any()
 
 
-@settings(deadline=None, max_examples=60)
+@many_jobs
 @given(job=jobs())
 def test_no_step_has_a_sample_twice(job):
     for step in first_steps(job):
@@ -207,7 +223,7 @@ def test_no_step_has_a_sample_twice(job):
         assert len(set(samples)) == len(samples)
 
 
-@settings(deadline=None, max_examples=60)
+@many_jobs
 @given(job=jobs())
 def test_ranks_share_a_step_evenly(job):
     plan = make_plan(job.dataset, **job.options)
@@ -218,7 +234,7 @@ def test_ranks_share_a_step_evenly(job):
         assert by_rank.max() - by_rank.min() <= 1
 
 
-def _padding_share(steps: list[list[Segments]]) -> float:
+def padding_share(steps: list[list[Segments]]) -> float:
     """Return the share of padding if each micro-batch is as wide as its longest sample.
 
     Every sequence holds one sample.
@@ -232,41 +248,47 @@ def _padding_share(steps: list[list[Segments]]) -> float:
 def test_bucketed_micro_batches_hold_like_lengths():
     dataset = FakeDataset(np.random.default_rng(0).integers(1, 60, 9000))
     options = {"global_batch_size": 256, "gradient_accumulation_steps": 8}
-    padded, _ = all_ranks(dataset, make_plan(dataset, layout="padded", **options), 3)
-    bucketed, _ = all_ranks(
+    padded, _ = steps_of_all_ranks(
+        dataset, make_plan(dataset, layout="padded", **options), 3
+    )
+    bucketed, _ = steps_of_all_ranks(
         dataset, make_plan(dataset, layout="bucketed", **options), 3
     )
-    # The sequences of a step stay the same.
-    assert [content_of(step) for step in padded] == [
-        content_of(step) for step in bucketed
-    ]
+    # Sequences change their micro-batch, but not their step.
+    padded_contents = [content_of(step) for step in padded]
+    assert [content_of(step) for step in bucketed] == padded_contents
 
-    assert _padding_share(bucketed) < _padding_share(padded) / 3
+    # Eight micro-batches of sorted lengths span an eighth of the range each, and their
+    # padding is a fraction of that.
+    assert padding_share(bucketed) < padding_share(padded) / 3
 
 
 def test_packing_leaves_less_than_half_a_per_cent_empty():
-    # Log-normal, like the lengths of real documents.
-    lengths = np.exp(np.random.default_rng(0).normal(5.05, 1.3, 40_000))
+    # Log-normal, like the lengths of real documents: half are shorter than 156 tokens,
+    # and one in six is cut to the length of a sequence.
+    lengths = np.random.default_rng(0).lognormal(5.05, 1.3, 40_000)
     dataset = FakeDataset(np.minimum(lengths, 5000).astype(np.int64))
     plan = make_plan(
         dataset, seq_length_tokens=512, global_batch_size=64, max_epochs=None
     )
     steps = 200
-    segments_by_step, _ = all_ranks(dataset, plan, steps)
+    segments_by_step, _ = steps_of_all_ranks(dataset, plan, steps)
     segments = Segments.join(list(itertools.chain(*segments_by_step)))
     non_padding_tokens = int((segments.tokens + SPECIAL_TOKENS_PER_SAMPLE).sum())
     assert non_padding_tokens / (steps * plan.padded_tokens) > 0.995
 
 
 def test_position_counts_blocks_of_each_lane():
+    # Every sequence holds one sample, so an epoch of a lane is two blocks: the first of
+    # 128 sequences, and the second of the other 384.
     dataset = FakeDataset(np.full(3 * MIN_BLOCK_SAMPLES, MAX_SAMPLE_TOKENS))
-    plan = make_plan(dataset, global_batch_size=MIN_BLOCK_SAMPLES + 1)
+    plan = make_plan(dataset, global_batch_size=513)
     assert plan.lanes == 3
-    _, position = all_ranks(dataset, plan, 4)
-    assert position.rows == 4 * (MIN_BLOCK_SAMPLES + 1)
-    # Every sequence holds one sample here; 2,052 sequences, taken in turn from three
-    # lanes, are 684 of each: an epoch's two blocks of 128 and 384, the next one's first
-    # of 128, and 44 sequences of its second.
+    assert plan.first_block_samples == 128
+    _, position = steps_of_all_ranks(dataset, plan, 4)
+    assert position.rows == 4 * 513
+    # Each of three lanes gave 684 sequences: 128 + 384 + 128 of three whole blocks, and
+    # 44 of the fourth.
     blocks_and_sequences = [
         divmod(lane_position, MIN_BLOCK_SAMPLES) for lane_position in position.lanes
     ]
@@ -277,10 +299,19 @@ def test_position_counts_blocks_of_each_lane():
     ("lengths", "sequences", "lanes", "message"),
     [
         pytest.param(
-            np.ones(5000), 8, (2, 2, UNKNOWN, 2), "nothing of lane 2", id="lane missing"
+            np.ones(5000),
+            8,
+            (2, 2, UNKNOWN, 2),
+            "nothing of lane 2",
+            id="lane of the rank is missing",
         ),
         pytest.param(
-            np.full(1000, 30), 400, (400,), "row 400", id="position of another plan"
+            # Two samples fill a sequence: the first block, of 128, has 64 sequences.
+            np.full(1000, 30),
+            400,
+            (400,),
+            "row 400",
+            id="sequence does not exist in the block",
         ),
     ],
 )
@@ -291,17 +322,25 @@ def test_rejects_position_of_another_job(lengths, sequences, lanes, message):
         next(iter(SequenceSampler(make_plan(dataset), dataset, 0, position)))
 
 
+class CountingDataset(FakeDataset):
+    """A dataset that counts the samples that it locates."""
+
+    located_samples = 0
+
+    def locate(self, samples):
+        self.located_samples += len(samples)
+        return super().locate(samples)
+
+
 def test_resuming_locates_only_current_blocks():
-    class CountingDataset(FakeDataset):
-        located_samples = 0
-
-        def locate(self, samples):
-            self.located_samples += len(samples)
-            return super().locate(samples)
-
     dataset = CountingDataset(np.full(64 * MIN_BLOCK_SAMPLES, MAX_SAMPLE_TOKENS))
     plan = make_plan(dataset, global_batch_size=64)
-    position = Position(steps=500, rows=32_000, lanes=(4000,) * plan.lanes)
+    # Every lane is in its eighth block, of which it has given 416 sequences, after 128
+    # of the first block and 512 of each of six others: 3,616.
+    assert plan.lanes == 8
+    lane_position = 7 * MIN_BLOCK_SAMPLES + 416
+    position = Position(steps=452, rows=452 * 64, lanes=(lane_position,) * 8)
+    assert position.rows == 3616 * 8
     next(iter(SequenceSampler(plan, dataset, 0, position)))
     # The current block of each lane, and the one that is packed ahead.
     assert dataset.located_samples <= 2 * plan.lanes * MIN_BLOCK_SAMPLES
