@@ -148,7 +148,7 @@ class HealthController:
         save_requested_at: int | None = None
         for pending in self._take_arrived(wait_for_all=wait_for_all):
             numbers = _StepNumbers.unpack(pending.packed_numbers)
-            for finding in self._findings(pending, numbers):
+            for finding in self._check_step(pending, numbers):
                 if worst is None or _is_stronger(finding, worst):
                     worst = finding
                     at_step = pending.step
@@ -180,10 +180,10 @@ class HealthController:
             arrived[-1].copied.wait()
         return arrived
 
-    def _findings(
+    def _check_step(
         self, pending: _PendingStep, numbers: _StepNumbers
     ) -> list[Diagnosis]:
-        """Return and report the findings of a step."""
+        """Check a step: report its findings, and return them."""
         if not numbers.applied:
             self.skipped_steps += 1
         findings = self.health.check(

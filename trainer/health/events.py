@@ -21,19 +21,23 @@ class EventRow(StrictTable):
     step: int
     """Step that the event is about, or number of steps finished when it occurred."""
     utc: str
+    """Time of the event in ISO 8601, to the second."""
     kind: str
     """Kind of event: ``saved``, ``save_failed``, ``not_removed``, ``record_waits``,
     ``board_failed``, ``resumed``, ``corrupt``, ``rolled_back``, ``preflight``,
-    ``stopped``, or a ``Kind``."""
+    ``stopped``, or the value of a ``Kind`` if it is a finding."""
     level: Literal["info", "warning", "error"] = "info"
+    """Severity of the event."""
     action: str = "none"
-    """Action taken: ``none``, ``warn``, ``skip``, ``rollback`` or ``give_up``."""
+    """Action taken: the value of an ``Action`` if it is a finding, else ``none``."""
     message: str
+    """Description of the event, to be shown to you."""
     causes: list[str] = Field(default_factory=list)
     """Likely causes, most likely first."""
     next_step: str = ""
+    """Instructions for you; empty if there is nothing to do."""
     values: dict[str, float | int | str] = Field(default_factory=dict)
-    """Numbers behind the message; non-finite ones as text."""
+    """Numbers behind the message, by name; non-finite ones as text."""
     samples: list[int] = Field(default_factory=list)
     """Dataset indices of the step's samples, over all ranks."""
 
@@ -44,23 +48,29 @@ def new_event(
     message: str,
     *,
     values: Mapping[str, float | int | str] | None = None,
-    **more: Any,
+    **other_fields: Any,
 ) -> EventRow:
     """Return an event with the current time.
 
-    ``more`` are other fields of the row. Non-finite numbers become text.
+    Args:
+        step: As in ``EventRow``.
+        kind: As in ``EventRow``.
+        message: As in ``EventRow``.
+        values: Numbers behind the message, by name; non-finite ones become text, as
+            JSON has no such numbers.
+        other_fields: Other fields of the ``EventRow``, which have defaults.
     """
-    shown_values: dict[str, float | int | str] = {}
+    json_values: dict[str, float | int | str] = {}
     for name, value in (values or {}).items():
-        is_shown_as_text = isinstance(value, float) and not math.isfinite(value)
-        shown_values[name] = str(value) if is_shown_as_text else value
+        is_non_finite = isinstance(value, float) and not math.isfinite(value)
+        json_values[name] = str(value) if is_non_finite else value
     return EventRow(
         step=step,
         utc=utc_now(),
         kind=kind,
         message=message,
-        values=shown_values,
-        **more,
+        values=json_values,
+        **other_fields,
     )
 
 
@@ -74,12 +84,19 @@ class Kind(enum.StrEnum):
     """Kind of finding."""
 
     NON_FINITE = "non_finite"
+    """A loss or gradient norm that is infinite or not a number."""
     SPIKE = "spike"
+    """A loss far above those of the last steps."""
     EXPLOSION = "explosion"
+    """A gradient norm far above those of the last steps and above ``max_grad_norm``."""
     PLATEAU = "plateau"
+    """A loss that has stopped falling."""
     RISE = "rise"
+    """A loss that rises over many steps."""
     STARVED = "starved"
+    """GPUs that wait for data."""
     STRAGGLER = "straggler"
+    """A rank that is slower than the others."""
 
 
 class Action(enum.StrEnum):
@@ -89,9 +106,13 @@ class Action(enum.StrEnum):
     """
 
     WARN = "warn"
+    """Report the finding only."""
     SKIP = "skip"
+    """Skip the update of the step."""
     ROLL_BACK = "rollback"
+    """Return to an earlier checkpoint."""
     GIVE_UP = "give_up"
+    """Stop the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +124,18 @@ class Diagnosis:
     message: str
     """Description of the finding, with the values behind it."""
     values: dict[str, float]
+    """Numbers behind the message, by name."""
 
     @property
     def next_step(self) -> str:
-        """Next step for this kind of finding."""
+        """Instructions for you on this kind of finding."""
         return ADVICE[self.kind].next_step
 
     def event(self, step: int, samples: Sequence[int] = ()) -> EventRow:
-        """Return the event for the run record."""
+        """Return the event for the run record.
+
+        ``samples`` are dataset indices of the step's samples, over all ranks.
+        """
         is_severe = self.action in (Action.ROLL_BACK, Action.GIVE_UP)
         advice = ADVICE[self.kind]
         return new_event(
@@ -133,6 +158,7 @@ class Advice:
     causes: tuple[str, ...]
     """Likely causes, most likely first."""
     next_step: str
+    """Instructions for you."""
 
 
 ADVICE: Mapping[Kind, Advice] = {

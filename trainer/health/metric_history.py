@@ -16,9 +16,9 @@ FLOOR_SHARE = 0.1
 """Smallest unusual excess over the median, as a share of the median: late in a run,
 sigma of the loss is tiny."""
 ENOUGH_VALUES = 16
-"""Values required before one is judged."""
+"""Values required before one is judged, or as many as a shorter window holds."""
 FEWEST_VALUES = 8
-"""The same for the shortest windows."""
+"""Values required before one is judged, however short the window."""
 
 
 class MetricHistory:

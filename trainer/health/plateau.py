@@ -50,9 +50,9 @@ class Plateau:
         self.block = list(self.block)
 
     def check(self, step: int, loss: float) -> list[Diagnosis]:
-        """Return the findings for a step's loss, counted from 1.
+        """Add the loss of a step, and return the findings, if a check is due.
 
-        Call it once for each step, in order.
+        Call it once for each step, in order; steps are counted from 1.
         """
         self.block.append(loss)
         if len(self.block) < self.block_steps:
@@ -81,13 +81,17 @@ class Plateau:
     def _compare_halves(
         self, step: int, *, first: Sequence[float], second: Sequence[float]
     ) -> list[Diagnosis]:
-        """Return the findings for both halves of a window that ends at a step."""
+        """Compare the blocks of both halves of a window that ends at a step.
+
+        Return a warning if the loss rises, or at the beginning of a plateau.
+        """
         first_median, first_error = median_and_error(first)
         second_median, second_error = median_and_error(second)
         improvement = first_median - second_median
         error = math.hypot(first_error, second_error)
         smallest_change = SMALLEST_CHANGE_SHARE * abs(first_median)
-        noise = max(ERRORS_OF_A_FALL * error, smallest_change)
+        least_fall = max(ERRORS_OF_A_FALL * error, smallest_change)
+        least_rise = max(ERRORS_OF_A_RISE * error, smallest_change)
         values = {
             "first_median": first_median,
             "second_median": second_median,
@@ -99,15 +103,15 @@ class Plateau:
             f"median {first_median:.4g} in the first half and {second_median:.4g} in"
             f" the second half of the last {window_steps} steps, at step {step}"
         )
-        if improvement < -max(ERRORS_OF_A_RISE * error, smallest_change):
+        if -improvement > least_rise:
             return [_warning(Kind.RISE, f"the loss is rising: {medians}", values)]
-        was_told = self.is_told
-        self.is_told = improvement < noise
-        if was_told or not self.is_told:
+        was_on_plateau = self.is_told
+        self.is_told = improvement < least_fall
+        if was_on_plateau or not self.is_told:
             return []
         message = (
             f"the loss has stopped falling: {medians} (a fall of {improvement:.2g};"
-            f" noise is {noise:.2g})"
+            f" noise is {least_fall:.2g})"
         )
         return [_warning(Kind.PLATEAU, message, values)]
 

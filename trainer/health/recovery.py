@@ -17,6 +17,8 @@ class Recovery:
     without_progress: int = 0
     """Rollbacks since training was last well past the trouble."""
     furthest_trouble_step: int | None = None
+    """Latest step, counted from 1, that led to a rollback; None before the first
+    rollback, and after the count was reset."""
     eased_from_step: int | None = None
     """Step from which the learning rate is lower, counted from 0; None if it never
     was."""

@@ -53,7 +53,7 @@ def median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
 def centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:
     """Return the median and the robust standard deviation of sorted values."""
     centre = median_of_sorted(ordered)
-    # Of two sorted runs, which sorting only has to merge.
+    # These fall up to the centre and rise after it: two runs that sorting only merges.
     deviations = sorted([abs(value - centre) for value in ordered])
     return centre, SIGMAS_PER_MAD * median_of_sorted(deviations)
 

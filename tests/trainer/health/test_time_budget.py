@@ -14,9 +14,25 @@ START_S = 450.0
 """Time of the monotonic clock at which the process began."""
 ELAPSED_S = 50.0
 """Seconds since then at the beginning of each test."""
+STOP_AFTER_S = 100.0
+"""Time limit of the run in ``budget``."""
+LEFT_S = STOP_AFTER_S - ELAPSED_S
+"""Seconds until that at the beginning of each test."""
+EVALUATION_S = 5.0
+SLOW_STEP_S = 9.0
+STEP_S = 1.0
+REMEMBERED_STEPS = 20
+"""Number of last steps whose durations a budget remembers."""
+RESERVED_STEPS = 4
+"""Steps that a budget reserves, as the numbers of some are late."""
+RESERVED_SAVES = 1.5
+"""Saves that a budget reserves, as one may take longer than the last."""
 EXIT_S = 2.0
 """Seconds that every budget reserves to exit."""
 MOMENT_S = 0.1
+"""Time by which a test is before, or after, the moment to stop."""
+WALL_CLOCK_OFFSET_S = 1e9
+"""Difference between the wall clock and the monotonic clock."""
 
 
 @pytest.fixture
@@ -24,8 +40,16 @@ def clock(monkeypatch):
     """Both clocks, which stand still until they are moved."""
     clock = SimpleNamespace(now_s=START_S + ELAPSED_S)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now_s)
-    monkeypatch.setattr(time, "time", lambda: clock.now_s + 1e9)
+    monkeypatch.setattr(time, "time", lambda: clock.now_s + WALL_CLOCK_OFFSET_S)
     return clock
+
+
+@pytest.fixture
+def budget(clock):
+    """A budget of ``STOP_AFTER_S``; its last evaluation took ``EVALUATION_S``."""
+    budget = TimeBudget(STOP_AFTER_S, START_S)
+    budget.evaluation_s = EVALUATION_S
+    return budget
 
 
 @pytest.mark.parametrize(
@@ -40,8 +64,7 @@ def clock(monkeypatch):
 def test_budget_ends_in_time_for_a_save(clock, stop_after_s, job_left_s, left_s):
     budget = TimeBudget(stop_after_s, START_S, job_left_s)
     save_s = 10.0
-    # As much as one and a half saves may take.
-    clock.now_s += left_s - 1.5 * save_s - EXIT_S - MOMENT_S
+    clock.now_s += left_s - RESERVED_SAVES * save_s - EXIT_S - MOMENT_S
     assert not budget.is_over(save_s=save_s, evaluation_due=False)
     clock.now_s += 2 * MOMENT_S
     assert budget.is_over(save_s=save_s, evaluation_due=False)
@@ -54,49 +77,29 @@ def test_budget_without_limits_never_ends(clock):
     assert not budget.is_over(save_s=10.0, evaluation_due=False)
 
 
-STOP_AFTER_S = 100.0
-LEFT_S = STOP_AFTER_S - ELAPSED_S
-EVALUATION_S = 5.0
-
-
-@pytest.fixture
-def budget(clock):
-    """A budget of 100 s, of which 50 s are left; its evaluations take 5 s."""
-    budget = TimeBudget(STOP_AFTER_S, START_S)
-    budget.evaluation_s = EVALUATION_S
-    return budget
-
-
 def test_budget_reserves_time_for_an_evaluation(budget, clock):
     clock.now_s += LEFT_S - EXIT_S - EVALUATION_S + MOMENT_S
     assert not budget.is_over(save_s=0.0, evaluation_due=False)
     assert budget.is_over(save_s=0.0, evaluation_due=True)
 
 
-SLOW_STEP_S = 9.0
-STEP_S = 1.0
-RESERVED_STEPS = 4
-"""Steps that a budget reserves, as the numbers of some are late."""
-
-
 def test_budget_reserves_time_for_the_slowest_step(budget, clock):
-    budget.step_s.extend([SLOW_STEP_S, *[STEP_S] * 19])
+    budget.step_s.extend([SLOW_STEP_S, *[STEP_S] * (REMEMBERED_STEPS - 1)])
     clock.now_s += LEFT_S - RESERVED_STEPS * SLOW_STEP_S - EXIT_S - MOMENT_S
     assert not budget.is_over(save_s=0.0, evaluation_due=False)
     assert budget.is_over(save_s=0.0, evaluation_due=True)
 
 
 def test_budget_forgets_slow_steps(budget, clock):
-    budget.step_s.extend([SLOW_STEP_S, *[STEP_S] * 19])
-    budget.step_s.append(STEP_S)  # the slow step is the 21st from the end
+    budget.step_s.extend([SLOW_STEP_S, *[STEP_S] * REMEMBERED_STEPS])
     clock.now_s += LEFT_S - RESERVED_STEPS * STEP_S - EXIT_S - MOMENT_S
     assert not budget.is_over(save_s=0.0, evaluation_due=False)
     clock.now_s += 2 * MOMENT_S
     assert budget.is_over(save_s=0.0, evaluation_due=False)
 
 
-def test_budget_after_slow_steps_reserves_an_evaluation(budget, clock):
-    budget.step_s.extend([SLOW_STEP_S, *[STEP_S] * 20])
+def test_budget_reserves_steps_besides_an_evaluation(budget, clock):
+    budget.step_s.extend([STEP_S] * REMEMBERED_STEPS)
     clock.now_s += LEFT_S - RESERVED_STEPS * STEP_S - EXIT_S - EVALUATION_S - MOMENT_S
     assert not budget.is_over(save_s=0.0, evaluation_due=True)
     clock.now_s += 2 * MOMENT_S
@@ -106,9 +109,8 @@ def test_budget_after_slow_steps_reserves_an_evaluation(budget, clock):
 
 @pytest.fixture
 def squeue(monkeypatch):
-    """A mock of the call of ``squeue``, which answers once and then fails."""
-    answer = SimpleNamespace(stdout="  1:30\n")
-    run = Mock(side_effect=[answer, OSError])
+    """A mock of the call of ``squeue``, which answers that 90 seconds are left."""
+    run = Mock(return_value=SimpleNamespace(stdout="  1:30\n"))
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(subprocess, "run", run)
     return run
@@ -116,18 +118,29 @@ def squeue(monkeypatch):
 
 @pytest.mark.usefixtures("clock")
 def test_end_of_job_is_read_from_the_environment(squeue):
-    # The clock is at 1e9 + 500.
-    assert slurm_left_s({"SLURM_JOB_END_TIME": "1000000560.0"}) == 60
-    assert slurm_left_s({"SLURM_JOB_END_TIME": "soon"}) is None
+    end_s = WALL_CLOCK_OFFSET_S + START_S + ELAPSED_S + 60
+    assert slurm_left_s({"SLURM_JOB_END_TIME": str(end_s)}) == 60
     assert squeue.call_count == 0
+
+
+@pytest.mark.usefixtures("squeue")
+def test_end_of_job_that_is_no_number_is_unknown():
+    assert slurm_left_s({"SLURM_JOB_END_TIME": "soon"}) is None
 
 
 @pytest.mark.usefixtures("clock")
 def test_end_of_job_is_requested_from_older_slurm(squeue):
     assert slurm_left_s({"SLURM_JOB_ID": "17"}) == 90
-    assert "17" in squeue.call_args_list[0].args[0]
-    assert slurm_left_s({"SLURM_JOB_ID": "17"}) is None  # it fails
-    assert squeue.call_count == 2
+    command = squeue.call_args.args[0]
+    assert command[0] == "/bin/squeue"
+    assert "17" in command
+
+
+@pytest.mark.usefixtures("clock")
+def test_end_of_job_is_unknown_if_squeue_fails(squeue):
+    squeue.side_effect = OSError
+    assert slurm_left_s({"SLURM_JOB_ID": "17"}) is None
+    assert squeue.call_count == 1
 
 
 @pytest.mark.usefixtures("clock")
