@@ -310,7 +310,7 @@ def seconds_per_sample(directory: Path) -> float | None:
         if not count:
             return None
         indices = np.arange(count, dtype=np.uint64)
-        samples = permute(indices, len(dataset), 1, 0).astype(np.int64)
+        samples = permute(indices, len(dataset), seed=1, epoch=0).astype(np.int64)
         dataset.drop_page_cache()
         started_s = time.perf_counter()
         for sample in samples.tolist():

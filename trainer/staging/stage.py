@@ -41,6 +41,7 @@ DEFAULT_TIMEOUT_S = 3600.0
 SPARE_BYTES = 64 * 2**20
 """Space left free on the local disk for other writers."""
 _SPARE_INODES = 8
+"""Inodes left free for the directory of the copy and for other writers."""
 _PARTIAL = re.compile(r"^\.partial-([0-9a-f]{16})-[0-9a-f]{8}$")
 
 
