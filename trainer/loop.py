@@ -26,7 +26,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
 from trainer.health.controller import HealthDecision
-from trainer.health.events import Action, Diagnosis, EventRow, new_event
+from trainer.health.events import Action, EventRow, Finding, new_event
 from trainer.health.requests import RequestSums, encode_requests
 from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.preparation import PreparedRun, prepare_run
@@ -378,7 +378,7 @@ class _Run:
         )
         self._checkpoints.save(state, rollbacks=health.recovery.rollbacks, wait=wait)
 
-    def _roll_back(self, trouble: Diagnosis, at_step: int) -> None:
+    def _roll_back(self, trouble: Finding, at_step: int) -> None:
         """Restore the last good checkpoint, and skip the data since then."""
         checkpoint = self._checkpoints.newest_good()
         state = checkpoint.manifest.state
@@ -397,7 +397,7 @@ class _Run:
 
     def _rollback_event(
         self,
-        trouble: Diagnosis,
+        trouble: Finding,
         undone_step: int,
         checkpoint: StoredCheckpoint,
         resume_position: Position,
@@ -520,8 +520,8 @@ class _Run:
         """
         for row in self._meter.rows(wait_for_all=wait_for_all):
             self._writer.append(row)
-        for diagnosis in self._meter.take_diagnoses():
-            self._writer.append(diagnosis.event(self._finished_steps))
+        for finding in self._meter.take_findings():
+            self._writer.append(finding.event(self._finished_steps))
 
     def _phase_ended(self, phase: Phase) -> None:
         self._clock.ended(phase)

@@ -17,7 +17,7 @@ from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.distributed.device_events import DeviceEvent, mark, to_host
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
-from trainer.health.events import Action, Diagnosis, EventRow
+from trainer.health.events import Action, EventRow, Finding
 from trainer.health.monitor import HealthMonitor
 from trainer.health.requests import decode_requests
 
@@ -36,7 +36,7 @@ them."""
 class HealthDecision:
     """Decision after a step; the same on every rank."""
 
-    worst: Diagnosis | None
+    worst: Finding | None
     """Finding with the strongest action, if any."""
     at_step: int
     """Step of that finding, counted from 1."""
@@ -46,7 +46,7 @@ class HealthDecision:
     """Step at which the clock of rank 0 requested a save, if any."""
 
     @property
-    def trouble(self) -> Diagnosis | None:
+    def trouble(self) -> Finding | None:
         """Finding that requires a rollback or giving up, if any."""
         if self.worst is None:
             return None
@@ -142,7 +142,7 @@ class HealthController:
 
         ``wait_for_all`` waits for all steps.
         """
-        worst: Diagnosis | None = None
+        worst: Finding | None = None
         at_step = 0
         stop_reason: str | None = None
         save_requested_at: int | None = None
@@ -182,7 +182,7 @@ class HealthController:
 
     def _check_step(
         self, pending: _PendingStep, numbers: _StepNumbers
-    ) -> list[Diagnosis]:
+    ) -> list[Finding]:
         """Check a step: report its findings, and return them."""
         if not numbers.applied:
             self.skipped_steps += 1
@@ -195,7 +195,7 @@ class HealthController:
         self._report(findings, pending)
         return findings
 
-    def _report(self, findings: Sequence[Diagnosis], pending: _PendingStep) -> None:
+    def _report(self, findings: Sequence[Finding], pending: _PendingStep) -> None:
         """Report findings with the samples of all ranks."""
         if not findings:
             return
@@ -223,5 +223,5 @@ class HealthController:
         self.health.roll_back(saved, at_step=at_step, to_step=to_step)
 
 
-def _is_stronger(finding: Diagnosis, other: Diagnosis) -> bool:
+def _is_stronger(finding: Finding, other: Finding) -> bool:
     return _SEVERITY.index(finding.action) > _SEVERITY.index(other.action)

@@ -116,8 +116,8 @@ class Action(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """Finding about a run's health, and the action taken."""
+class Finding:
+    """Unusual observation on a run, and the action taken."""
 
     kind: Kind
     action: Action

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trainer.config.train_config import HealthSettings
-from trainer.health.events import Action, Diagnosis, Kind
+from trainer.health.events import Action, Finding, Kind
 from trainer.health.metric_history import MetricHistory
 from trainer.health.plateau import Plateau
 from trainer.health.recovery import Recovery
@@ -89,7 +89,7 @@ class HealthMonitor:
 
     def check(
         self, step: int, *, loss: float, grad_norm: float, applied: bool
-    ) -> list[Diagnosis]:
+    ) -> list[Finding]:
         """Return the findings of a step.
 
         Call it exactly once for each step, in order.
@@ -159,7 +159,7 @@ class HealthMonitor:
             "recovery": dataclasses.asdict(self.recovery),
         }
 
-    def _not_finite(self, step: int, values: dict[str, float]) -> Diagnosis:
+    def _not_finite(self, step: int, values: dict[str, float]) -> Finding:
         """Return the finding on values of a step that are not finite."""
         self._usual = False
         broken = [
@@ -167,7 +167,7 @@ class HealthMonitor:
             for metric in self._metrics
             if not math.isfinite(values[metric.key])
         ]
-        return Diagnosis(
+        return Finding(
             kind=Kind.NON_FINITE,
             action=Action(self._settings.on_non_finite),
             message=f"{' and '.join(broken)} in step {step}; the update was skipped",
@@ -176,7 +176,7 @@ class HealthMonitor:
 
     def _check_finite(
         self, step: int, values: dict[str, float], *, applied: bool
-    ) -> list[Diagnosis]:
+    ) -> list[Finding]:
         """Return the findings on finite values of a step, and add usual ones."""
         above = [
             metric for metric in self._metrics if values[metric.key] > metric.limit
@@ -200,7 +200,7 @@ class HealthMonitor:
                     f" the update was {update}"
                 )
                 findings.append(
-                    Diagnosis(
+                    Finding(
                         kind=metric.kind,
                         action=action,
                         message=message,
@@ -233,7 +233,7 @@ class HealthMonitor:
             limit_values["clip"] = self._max_grad_norm
         return limit_values
 
-    def _escalated(self, finding: Diagnosis) -> Diagnosis:
+    def _escalated(self, finding: Finding) -> Finding:
         """Return a finding with a stronger action if the milder one did not help."""
         skipped = self._skipped_in_a_row
         action = finding.action

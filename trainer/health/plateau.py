@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.health.events import Action, Diagnosis, Kind
+from trainer.health.events import Action, Finding, Kind
 from trainer.health.robust_statistics import median_and_error, median_of_sorted
 
 ERRORS_OF_A_FALL = 2.0
@@ -49,7 +49,7 @@ class Plateau:
         self.blocks = list(self.blocks)
         self.block = list(self.block)
 
-    def check(self, step: int, loss: float) -> list[Diagnosis]:
+    def check(self, step: int, loss: float) -> list[Finding]:
         """Add the loss of a step, and return the findings, if a check is due.
 
         Call it once for each step, in order; steps are counted from 1.
@@ -80,7 +80,7 @@ class Plateau:
 
     def _compare_halves(
         self, step: int, *, first: Sequence[float], second: Sequence[float]
-    ) -> list[Diagnosis]:
+    ) -> list[Finding]:
         """Compare the blocks of both halves of a window that ends at a step.
 
         Return a warning if the loss rises, or at the beginning of a plateau.
@@ -129,5 +129,5 @@ class Plateau:
             self.judged_at = len(self.blocks) * self.block_steps
 
 
-def _warning(kind: Kind, message: str, values: dict[str, float]) -> Diagnosis:
-    return Diagnosis(kind=kind, action=Action.WARN, message=message, values=values)
+def _warning(kind: Kind, message: str, values: dict[str, float]) -> Finding:
+    return Finding(kind=kind, action=Action.WARN, message=message, values=values)

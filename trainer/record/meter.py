@@ -19,7 +19,7 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.device_events import DeviceEvent, mark, to_host
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
-from trainer.health.events import Diagnosis
+from trainer.health.events import Finding
 from trainer.model.flops import ModelWork
 from trainer.record.interval import (
     Interval,
@@ -82,7 +82,7 @@ class Meter:
         """Gradient noise scale of the steps so far."""
         self._monitor = PaceMonitor(hosts)
         self._pace: Pace | None = None
-        self._diagnoses: list[Diagnosis] = []
+        self._findings: list[Finding] = []
         self._unread: deque[_ClosedInterval] = deque()
         self._data_wait = DataWait(lambda: mark(ranks.device))
         self.take = self._data_wait.take
@@ -100,11 +100,11 @@ class Meter:
         self._unread.clear()
         self.restart()
 
-    def take_diagnoses(self) -> list[Diagnosis]:
+    def take_findings(self) -> list[Finding]:
         """Return the findings since the last call, which are the same on every rank."""
-        diagnoses = self._diagnoses
-        self._diagnoses = []
-        return diagnoses
+        findings = self._findings
+        self._findings = []
+        return findings
 
     @property
     def open_steps(self) -> int:
@@ -235,7 +235,7 @@ class Meter:
             pace: This rank's pace in that interval.
             sums: Sums with all ranks' times in that interval.
         """
-        self._diagnoses += self._monitor.check(
+        self._findings += self._monitor.check(
             step_s=pace.step_s,
             data_wait_s=sums.data_wait_by_rank_s,
             compute_s=[_finite(seconds) for seconds in sums.compute_by_rank_s],

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median_low
 
-from trainer.health.events import Action, Diagnosis, Kind
+from trainer.health.events import Action, Finding, Kind
 
 STARVED_SHARE = 0.1
 """Data-loading stall as a share of step time, above which faster data loading is worth
@@ -37,7 +37,7 @@ class PaceMonitor:
         step_s: float,
         data_wait_s: Sequence[float],
         compute_s: Sequence[float | None],
-    ) -> list[Diagnosis]:
+    ) -> list[Finding]:
         """Return the findings of a row.
 
         Args:
@@ -53,7 +53,7 @@ class PaceMonitor:
 
     def _check_data_loading(
         self, step_s: float, data_wait_s: Sequence[float]
-    ) -> list[Diagnosis]:
+    ) -> list[Finding]:
         """Return a finding if a rank waited for data in ``STREAK_ROWS`` rows."""
         # DataLoader workers are still starting in the first rows.
         if self._rows <= STREAK_ROWS or step_s <= 0 or not data_wait_s:
@@ -64,7 +64,7 @@ class PaceMonitor:
             return []
         rank = data_wait_s.index(wait_s)
         return [
-            Diagnosis(
+            Finding(
                 kind=Kind.STARVED,
                 action=Action.WARN,
                 message=(
@@ -80,7 +80,7 @@ class PaceMonitor:
             )
         ]
 
-    def _check_stragglers(self, compute_s: Sequence[float | None]) -> list[Diagnosis]:
+    def _check_stragglers(self, compute_s: Sequence[float | None]) -> list[Finding]:
         """Return a finding on the slowest of the ranks that just became stragglers.
 
         A straggler was slow in ``STREAK_ROWS`` rows. The message names the others too.
@@ -106,7 +106,7 @@ class PaceMonitor:
         if others:
             message += f" (also slow: {', '.join(others)})"
         return [
-            Diagnosis(
+            Finding(
                 kind=Kind.STRAGGLER,
                 action=Action.WARN,
                 message=message,

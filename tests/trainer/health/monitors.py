@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from trainer.config.train_config import HealthSettings
-from trainer.health.events import Action, Diagnosis
+from trainer.health.events import Action, Finding
 from trainer.health.monitor import HealthMonitor, Limits
 
 MAX_GRAD_NORM = 1.0
@@ -32,7 +32,7 @@ def check(
     norm: float = USUAL_NORM,
     *,
     applied: bool = True,
-) -> list[Diagnosis]:
+) -> list[Finding]:
     """Check a step, which by default was applied."""
     return monitor.check(step, loss=loss, grad_norm=norm, applied=applied)
 
@@ -43,7 +43,7 @@ def check_as_device(
     loss: float = USUAL_LOSS,
     norm: float = USUAL_NORM,
     limits: Limits | None = None,
-) -> list[Diagnosis]:
+) -> list[Finding]:
     """Check a step that the device applies or skips according to limits.
 
     The limits are the monitor's present ones, unless others are given.
@@ -73,5 +73,5 @@ def experienced_monitor(**changes) -> HealthMonitor:
     return monitor
 
 
-def actions_of(findings: list[Diagnosis]) -> list[Action]:
+def actions_of(findings: list[Finding]) -> list[Action]:
     return [finding.action for finding in findings]

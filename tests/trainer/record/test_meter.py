@@ -298,9 +298,9 @@ def test_names_the_rank_with_the_longest_data_wait(three_ranks, departed_s):
         ),
     ],
 )
-def test_diagnoses_are_taken_once(three_ranks, changes, kind, rank):
-    # Enough rows for a diagnosis, and for another if it were repeated.
+def test_findings_are_taken_once(three_ranks, changes, kind, rank):
+    # Enough rows for a finding, and for another if it were repeated.
     meter, _ = three_ranks(steps=3 * STREAK_ROWS, **changes)
-    (diagnosis,) = meter.take_diagnoses()
-    assert (diagnosis.kind, diagnosis.values["rank"]) == (kind, rank)
-    assert meter.take_diagnoses() == []
+    (finding,) = meter.take_findings()
+    assert (finding.kind, finding.values["rank"]) == (kind, rank)
+    assert meter.take_findings() == []

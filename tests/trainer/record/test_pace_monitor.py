@@ -42,10 +42,10 @@ def findings_of(rows):
     monitor = PaceMonitor()
     findings = []
     for number, row in enumerate(rows, start=1):
-        diagnoses = monitor.check(
+        new_findings = monitor.check(
             step_s=1.0, data_wait_s=row.data_wait_s, compute_s=row.compute_s
         )
-        findings += [(number, diagnosis.kind) for diagnosis in diagnoses]
+        findings += [(number, finding.kind) for finding in new_findings]
     return findings
 
 
@@ -70,14 +70,14 @@ def test_ignores_slow_data_loading_in_the_first_rows():
 def straggler_and_starved():
     """Findings about a rank that computes slowly, and another that waits for data."""
     monitor = PaceMonitor(hosts=("n1", "n1", "n2"))
-    diagnoses = []
+    findings = []
     for _ in range(2 * STREAK_ROWS):
-        diagnoses += monitor.check(
+        findings += monitor.check(
             step_s=2.0,
             data_wait_s=[0.0, 0.1, 0.5, 0.0, 0.0],
             compute_s=[1.0, 1.0, 1.0, 2.0, 3.0],
         )
-    straggler, starved = diagnoses
+    straggler, starved = findings
     return straggler, starved
 
 
