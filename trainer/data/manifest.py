@@ -78,6 +78,7 @@ class Shard(StrictTable):
     offsets_file: FileName
     samples: Count
     tokens: Count
+    """Number of stored ids, special tokens not counted."""
     tokens_sha256: Sha256
     offsets_sha256: Sha256
 
@@ -122,9 +123,9 @@ class Split(StrictTable):
     def cut_tokens_share(self, limit_tokens: int) -> float | None:
         """Return the share of tokens that is lost if samples are cut to a limit.
 
-        An estimate, as the histogram has no exact lengths: samples within the limit
-        count as the middle of their bin, and the result stays within the bounds that
-        the bins of longer ones set.
+        The share is an estimate, as the histogram has no exact lengths. Samples within
+        the limit count as the middle of their bin. The estimate stays within the bounds
+        that the bins of longer samples set.
 
         Args:
             limit_tokens: Longest sample, special tokens not counted.
@@ -179,13 +180,15 @@ class SourceStatistics(StrictTable):
     token_bytes: Count
     """Size of all stored ids."""
     unknown_tokens: Count
+    """Number of stored ids that are [UNK]."""
 
 
 class Manifest(StrictTable):
     """Content of ``manifest.json``."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[2]  # DATASET_SCHEMA_VERSION; a literal type takes no name
     dtype: Literal["uint16", "uint32"]
+    """Type of the stored ids."""
     vocab_size: Annotated[int, Field(gt=0, le=2**31)]
     """Rows of the model's embedding table: a multiple of 64, for Tensor Cores."""
     used_vocab_size: Annotated[int, Field(gt=0, le=2**31)]

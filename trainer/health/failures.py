@@ -60,7 +60,9 @@ class Explanation:
 def out_of_memory(error: BaseException) -> str | None:
     """Return the line of an error that reports out of memory.
 
-    None for any other error.
+    Returns:
+        The line, or the type of the error if it has no message; None if it is another
+        kind of error.
     """
     match = _match_out_of_memory(error)
     if match is None and not isinstance(error, torch.OutOfMemoryError | MemoryError):
