@@ -1,3 +1,4 @@
+import gc
 import multiprocessing
 import os
 import signal
@@ -201,6 +202,18 @@ def test_micro_batch_after_the_last_epoch_is_empty(tiny_dataset):
     assert second.predicted_tokens == 0
 
 
+@pytest.fixture
+def free_loaders():
+    """Free loaders that the traceback of an error has kept, so that their workers exit.
+
+    At the end of all tests it would be too late: workers ignore the signal that
+    multiprocessing sends then, and it would wait for them without end.
+    """
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("free_loaders")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_rejects_ids_beyond_the_vocabulary(make_dataset, workers):
     directory = make_dataset([[ORDINARY_ID] * 5] * 8, vocab_size=128)
