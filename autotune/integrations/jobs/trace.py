@@ -14,7 +14,7 @@ from autotune.integrations.jobs import load
 from autotune.integrations.values import OwnTraceRequest
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder, own_by_module
 from autotune.memory.jobs.device_rules import DeviceRules
-from autotune.memory.jobs.kernels import within_kernels
+from autotune.memory.jobs.kernels import request_rules
 from autotune.memory.jobs.trace import META, multi_tensor_kernels_on_meta
 from autotune.memory.values import Term
 from autotune.speed.values import StepWork
@@ -38,7 +38,7 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     build = load.resolve(asked.model, asked.directory)
     traces = []
     for size in asked.sizes:
-        recorder = AllocationRecorder(within_kernels(asked.device))
+        recorder = AllocationRecorder(request_rules(asked.device))
         with contextlib.ExitStack() as inside:
             rules = DeviceRules(asked.device, bf16=False, recorder=recorder)
             for context in (recorder, rules, multi_tensor_kernels_on_meta(), META):
@@ -88,7 +88,7 @@ def _take_steps(
     own_by_module(recorder, module, [], inside)
     for number in range(2):
         if number:
-            recorder.marks_repetition()
+            recorder.mark_repetition()
         inputs = batch if isinstance(batch, tuple) else (batch,)
         output = module(**batch) if isinstance(batch, dict) else module(*inputs)
         loss = getattr(output, "loss", None)

@@ -35,7 +35,7 @@ Requests = tuple[Block, ...]
 """Requests of a kernel to the allocator, in order: a block's first occurrence allocates
 it, its second releases it, and ``OUTPUTS`` marks the allocation of the kernel's
 results. The order is the same at any size."""
-Within = Callable[..., Requests]
+RequestRule = Callable[..., Requests]
 """Function from the arguments of a call to the kernel's requests."""
 
 aten = torch.ops.aten
@@ -55,18 +55,20 @@ class _LiveBlock:
     storage: weakref.ref[Any]
     """Its callback records the release."""
     number: int
+    """Number of the allocation, in the order in which they were recorded."""
 
 
 class AllocationRecorder(TorchDispatchMode):
     """Recorder of all allocations and kernels in its ``with`` block.
 
     Args:
-        within: What operators allocate internally.
-        document_tokens: Mean length of a document.
+        request_rules: Rule of each operator that allocates more than its results.
+        document_tokens: Length of the document that a token is in, on average over
+            tokens. The FLOPs of varlen attention depend on it.
     """
 
     def __init__(
-        self, within: Mapping[Any, Within], document_tokens: float = 0.0
+        self, request_rules: Mapping[Any, RequestRule], document_tokens: float = 0.0
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = KernelCounter(document_tokens)
@@ -74,7 +76,7 @@ class AllocationRecorder(TorchDispatchMode):
         """Term of the memory breakdown for the next allocations."""
         self.stream = 0
         """CUDA stream that uses the next allocations."""
-        self._within = within
+        self._request_rules = request_rules
         self._sizes_bytes: list[int] = []
         """Size of each allocation; ``_streams`` and ``_owners`` have the rest."""
         self._streams: list[int] = []
@@ -101,29 +103,29 @@ class AllocationRecorder(TorchDispatchMode):
     ) -> Any:
         if self._paused:
             return func(*args, **(kwargs or {}))
-        result = self._recorded(func, args, kwargs or {})
+        result = self._run_recorded(func, args, kwargs or {})
         self.kernels.add(func, args, kwargs or {}, result)
         return result
 
-    def _recorded(
+    def _run_recorded(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return an operator's results, and record its allocations."""
+        """Run an operator, and record its results and its internal allocations."""
         if func not in self._allocates_nothing:
             self._allocates_nothing[func] = all(
                 result.alias_info is not None for result in func._schema.returns
             )
         requested: AbstractContextManager[None] = nullcontext()
-        if func in self._within:
+        if func in self._request_rules:
             requested = self.requested(func, args, kwargs)
         with requested:
-            # Views and operators in place; and those that return nothing.
+            # These are views, operators in place, and operators that return nothing.
             if self._allocates_nothing[func]:
                 return func(*args, **kwargs)
             is_backward = not torch.is_grad_enabled()
             if is_backward and _is_in_place_without_mode(func, args):
                 return args[0]
-            return self._result(func, args, kwargs)
+            return self._run_for_results(func, args, kwargs)
 
     @contextmanager
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
@@ -131,7 +133,7 @@ class AllocationRecorder(TorchDispatchMode):
 
         The results are recorded within the block.
         """
-        rule = self._within.get(func)
+        rule = self._request_rules.get(func)
         requests = rule(*args, **kwargs) if rule is not None else ()
         held: dict[Block, int] = {}
         for block in requests or (OUTPUTS,):
@@ -205,7 +207,7 @@ class AllocationRecorder(TorchDispatchMode):
             if live is not None:
                 self._owners[live.number] = term
 
-    def marks_repetition(self) -> None:
+    def mark_repetition(self) -> None:
         """Mark the point from which the events repeat in every further step.
 
         Kernels are counted from here on.
@@ -241,7 +243,9 @@ class AllocationRecorder(TorchDispatchMode):
             ),
         )
 
-    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_for_results(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Return an operator's results, and record them.
 
         Many operators compute their shapes in Python, a hundred times slower than a
@@ -318,16 +322,17 @@ def _storage_key(tensor: torch.Tensor) -> int:
 
 
 def _is_in_place_without_mode(func: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether an operator in backward is in place without a dispatch mode."""
+    """Return whether autograd runs an operator in place if no dispatch mode is on."""
     if func in _IN_PLACE_IN_BACKWARD:
         return True
     return func is aten.add.Tensor and _adds_gradients(*args)
 
 
 def _adds_gradients(first: Any, second: Any) -> bool:
-    """Return whether a sum in backward adds up gradients of one tensor.
+    """Return whether a sum in backward adds up two gradients of one tensor.
 
-    It adds to the first gradient if nothing else refers to that.
+    Autograd then writes the sum over the first gradient, provided that nothing else
+    refers to that gradient.
     """
     are_alike = (
         isinstance(second, torch.Tensor)
@@ -338,16 +343,20 @@ def _adds_gradients(first: Any, second: Any) -> bool:
 
 
 def _references(tensor: Any) -> tuple[int, int]:
-    """Return the reference counts of a tensor and of its storage."""
+    """Return the reference counts of a tensor and of its storage.
+
+    Autograd decides by these counts, which only private functions show.
+    """
     storage = tensor.untyped_storage()._cdata
     return tensor._use_count(), torch._C._storage_Use_Count(storage)
 
 
 @functools.cache
 def _references_of_gradient() -> tuple[int, int]:
-    """Return the reference counts of a gradient and of its storage.
+    """Return the reference counts of a gradient that nothing else refers to.
 
-    Only autograd and a dispatch mode hold it.
+    They are counted in a real backward, as autograd and the dispatch mode hold
+    references of their own.
     """
     counts = []
 

@@ -28,23 +28,23 @@ from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
 aten = torch.ops.aten
 
 _CLASS = "class of the data"
-"""Key of the class of a dataclass instance that was opened to a dictionary."""
+"""Key of the class in a dictionary that stands for a dataclass instance."""
 _TENSOR = "a tensor"
-"""Placeholder for a tensor among the arguments on whose values a graph depends."""
+"""Placeholder for a tensor, among arguments on whose values a graph depends."""
 
 Graphs = dict[Any, Callable[..., Any]]
-"""Graphs by all on which they depend."""
+"""Functions that run graphs, by a key of everything on which the graph depends."""
 
 
 class Compiled:
     """A function as ``torch.compile`` would run it.
 
     Args:
-        function: The function.
+        function: Function to compile.
         module: Module whose parameters and buffers the function uses; None for a
             function of its arguments alone.
         recorder: Recorder of the allocations.
-        graphs: Graphs so far, which equivalent functions share.
+        graphs: Graphs so far, which equivalent functions share. Calls add to it.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Compiled:
         self._graphs = graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, and a module's hooks around it, which are not compiled."""
+        """Call the function, and the module's hooks around it.
+
+        ``torch.compile`` of a module does not compile its hooks.
+        """
         module = self._module
         if module is None:
             return self._run({}, args, kwargs)
@@ -80,7 +83,7 @@ class Compiled:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run the graph of such a call, which is made at the first one."""
+        """Run the graph of a call, which the first call of its kind makes."""
         form, tensors = _CallForm.of(state, args, kwargs)
         inputs = [*state.values(), *tensors]
         key = (
@@ -101,25 +104,28 @@ class Compiled:
             return graph(*inputs)
 
     def _make_graph(self, form: "_CallForm") -> Callable[..., Any]:
-        """Return the function of all inputs, with forward and backward as graphs."""
-        compile_: Any = importlib.import_module("functorch.compile")
+        """Return a function of all inputs of a call, with the graphs of both passes."""
+        # Imported late, as both are slow to import and only traces of compiled layers
+        # need them. The first has no type annotations.
+        functorch: Any = importlib.import_module("functorch.compile")
         from torch._inductor.decomposition import select_decomp_table
 
         checkpointed = _checkpoints_in_forward(self._module)
 
-        def planned(graph: fx.GraphModule, _: object) -> Any:
-            return compile_.make_boxed_func(GraphPlan(graph, self._recorder).run)
+        def plan_graph(graph: fx.GraphModule, _example_inputs: object) -> Any:
+            return functorch.make_boxed_func(GraphPlan(graph, self._recorder).run)
 
-        function = compile_.aot_function(
+        function = functorch.aot_function(
             functools.partial(self._call_eagerly, form, checkpointed=checkpointed),
-            fw_compiler=planned,
-            bw_compiler=planned,
+            fw_compiler=plan_graph,
+            bw_compiler=plan_graph,
             partition_fn=functools.partial(_partition, checkpointed=checkpointed),
             decompositions=select_decomp_table(),
             keep_inference_input_mutations=True,
         )
 
         def run_unrecorded(*inputs: torch.Tensor) -> Any:
+            # A plan records the values that are in memory, and nothing else is.
             with self._recorder.paused():
                 return function(*inputs)
 
@@ -128,7 +134,10 @@ class Compiled:
     def _call_eagerly(
         self, form: "_CallForm", *inputs: torch.Tensor, checkpointed: bool
     ) -> Any:
-        """Call the function on all inputs of a call, to record its graph."""
+        """Call the function without hooks on all inputs of a call.
+
+        AOTAutograd does so to find its graph.
+        """
         state = form.state_of(inputs)
         args, kwargs = form.arguments_of(inputs)
         if self._module is None:
@@ -138,7 +147,10 @@ class Compiled:
             "_forward_pre_hooks": {},
             "_forward_hooks": {},
         }
-        # Dynamo marks checkpointed parts instead of tracing their recomputation.
+        # ``__call__`` would call this object again, and the hooks a second time. The
+        # module is called by several callers, so its attributes are patched for one
+        # call only. Dynamo marks checkpointed parts instead of tracing their
+        # recomputation.
         if checkpointed:
             replaced["_gradient_checkpointing_func"] = _call_without_checkpointing
         with (
@@ -150,10 +162,10 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CallForm:
-    """All of a call but its tensors, from which the call can be made again."""
+    """A call without its tensors; with tensors, it can be made again."""
 
     names: Sequence[str]
-    """Parameters and buffers, which are the first inputs of a graph."""
+    """Names of parameters and buffers, which are the first inputs of a graph."""
     spec: pytree.TreeSpec
     """Structure of the arguments."""
     others: Sequence[Any]
@@ -167,8 +179,8 @@ class _CallForm:
         kwargs: dict[str, Any],
     ) -> "tuple[_CallForm, list[torch.Tensor]]":
         """Return the form of a call, and the tensors among its arguments."""
-        opened = {name: _opened(value) for name, value in kwargs.items()}
-        leaves, spec = pytree.tree_flatten((args, opened))
+        plain_kwargs = {name: _to_plain(value) for name, value in kwargs.items()}
+        leaves, spec = pytree.tree_flatten((args, plain_kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         others = tuple(
             _TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
@@ -185,23 +197,23 @@ class _CallForm:
         """Return the positional and the keyword arguments of the call."""
         tensors = iter(inputs[len(self.names) :])
         leaves = [next(tensors) if other is _TENSOR else other for other in self.others]
-        args, opened = pytree.tree_unflatten(leaves, self.spec)
-        return args, {name: _closed(value) for name, value in opened.items()}
+        args, plain_kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, {name: _from_plain(value) for name, value in plain_kwargs.items()}
 
 
-def _opened(value: Any) -> Any:
-    """Return a dataclass instance as a dictionary, so that the tensors in it are found.
+def _to_plain(value: Any) -> Any:
+    """Return a dataclass instance as a dictionary, in which pytree finds tensors.
 
     Other values are returned unchanged.
     """
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    opened = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {_CLASS: type(value), **opened}
+    plain = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {_CLASS: type(value), **plain}
 
 
-def _closed(value: Any) -> Any:
-    """Return the dataclass instance that was opened; other values unchanged."""
+def _from_plain(value: Any) -> Any:
+    """Return the dataclass instance of such a dictionary; other values unchanged."""
     if isinstance(value, dict) and _CLASS in value:
         return value.pop(_CLASS)(**value)
     return value
@@ -210,7 +222,8 @@ def _closed(value: Any) -> Any:
 def _checkpoints_in_forward(module: nn.Module | None) -> bool:
     """Return whether a module's forward checkpoints activations.
 
-    If its call does so instead, hooks do the same here.
+    Layers of older transformers do so in ``__call__`` instead, outside of the compiled
+    function, in training as in a trace.
     """
     return (
         module is not None
@@ -234,7 +247,15 @@ def _partition(
     checkpointed: bool,
     **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Divide a graph into forward and backward as Inductor does."""
+    """Divide a graph into forward and backward as Inductor does.
+
+    Args:
+        joint: Graph of forward and backward.
+        inputs: Inputs of the graph.
+        checkpointed: True to recompute everything that forward computes.
+        options: Options with which AOTAutograd calls a partitioner.
+    """
+    # Imported late, as it is slow to import.
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     for node in joint.graph.nodes:
@@ -250,7 +271,8 @@ def _partition(
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
             node.meta["ac_graph_id"] = 0
         if is_redrawn:
-            # From a seed, within the kernel that uses it: a constant stands for it.
+            # A kernel draws the numbers from a seed and keeps none, so a constant
+            # stands for them.
             node.target = aten.full.default
             node.args = (*node.args, 0.0)
             node.meta[SEEDED] = True
@@ -260,10 +282,10 @@ def _partition(
 
 
 def _module_key(module: nn.Module | None) -> tuple[Any, ...]:
-    """Return all of a module besides its tensors on which its graph depends.
+    """Return a key of a module's structure and settings.
 
-    Returns:
-        A key that is equal for modules that differ only in their index.
+    It is equal for modules with the same graph on equal tensors, such as layers that
+    differ only in their index.
     """
     if module is None:
         return ()
@@ -274,7 +296,7 @@ def _module_key(module: nn.Module | None) -> tuple[Any, ...]:
 
 
 def _settings(module: nn.Module) -> tuple[Any, ...]:
-    """Return the plain attributes of a module, without private ones and its index."""
+    """Return the settings of a module, without private ones and its index."""
     return tuple(
         (name, value)
         for name, value in vars(module).items()
@@ -284,5 +306,5 @@ def _settings(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return all of a tensor on which a graph depends."""
+    """Return a key of everything about a tensor on which a graph depends."""
     return tensor.size(), tensor.stride(), tensor.dtype, tensor.requires_grad

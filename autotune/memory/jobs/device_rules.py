@@ -1,8 +1,8 @@
 """Device behaviour that the meta device lacks: autocast, attention kernels, dropout.
 
 On meta tensors autocast silently does nothing, and attention falls back to explicit
-weights; a CPU's dropout keeps its mask in full precision, CUDA's a byte per element.
-The lists of operators are those of ``ATen/autocast_mode.h`` (CUDA) and
+weights. A CPU's dropout keeps its mask in full precision, and CUDA's in a byte per
+element. The lists of operators are those of ``ATen/autocast_mode.h`` (CUDA) and
 ``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test compares them with torch's.
 """
 
@@ -22,19 +22,19 @@ from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.attention_kernels import attend
 from autotune.memory.values import Term
 
-_LOWER_ON_BOTH = (
+_CAST_TO_BF16_ON_BOTH = (
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d"
     " prelu addmm matmul mm vecdot linear addbmm baddbmm bmm __matmul__"
 )
-_LOWER: dict[DeviceKind, str] = {
+_CAST_TO_BF16: dict[DeviceKind, str] = {
     "cuda": (
-        f"{_LOWER_ON_BOTH} convolution addmv addr einsum mv chain_matmul multi_dot"
-        " gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell"
+        f"{_CAST_TO_BF16_ON_BOTH} convolution addmv addr einsum mv chain_matmul"
+        " multi_dot gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell"
     ),
-    "cpu": _LOWER_ON_BOTH,
+    "cpu": _CAST_TO_BF16_ON_BOTH,
 }
-"""Functions whose inputs autocast converts to 16 bits."""
-_WIDER: dict[DeviceKind, str] = {
+"""Functions whose inputs autocast casts to bf16, by device."""
+_CAST_TO_FP32: dict[DeviceKind, str] = {
     "cuda": (
         "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan"
         " pow __pow__ softplus layer_norm native_layer_norm rms_norm group_norm"
@@ -54,20 +54,28 @@ _WIDER: dict[DeviceKind, str] = {
         " triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits"
     ),
 }
-"""Functions whose inputs autocast converts to 32 bits."""
-_WIDER_RESULT: dict[DeviceKind, str] = {
+"""Functions whose inputs autocast casts to fp32, by device."""
+_FP32_RESULT: dict[DeviceKind, str] = {
     "cuda": "softmax log_softmax prod cumprod cumsum vector_norm matrix_norm norm sum",
     "cpu": "",
 }
-"""Functions that take 16 bits and return 32, without a copy of their inputs."""
+"""Functions that return fp32 from bf16, without a copy of their inputs, by device."""
+
+_NAMESPACES = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
+"""Where torch binds functions: the private one holds some that ``functional`` calls."""
 
 
 class DeviceRules(TorchFunctionMode):
     """Mode in whose ``with`` block functions behave as they would on a device.
 
-    ``bf16`` is autocast to bf16, from the first forward to the last backward: functions
-    called only by backward are on no list, and those that it recomputes were under
-    autocast before. ``recorder`` labels 16-bit copies of weights.
+    The casts of autocast stay on in backward, too. This is safe: functions that only
+    backward calls are in no list, and functions that backward recomputes ran under
+    autocast in forward, so their inputs must be cast again.
+
+    Args:
+        kind: Device to imitate.
+        bf16: True to cast as autocast to bf16 does.
+        recorder: Recorder of the allocations, which labels bf16 copies of weights.
     """
 
     def __init__(
@@ -76,24 +84,32 @@ class DeviceRules(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
         self._on_gpu = kind == "cuda"
-        self.bf16 = bf16
+        self._bf16 = bf16
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Weights and their copies, by identity of the weight, which stays alive."""
         self._keeps_copies = False
-        self._all_results: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        """Results of ``all`` over a whole tensor."""
-        self._rules: dict[Any, Callable[..., Any]] = {
-            torch.Tensor.backward: self._backward
-        }
+        self._reductions_by_all: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """Results of ``all`` over a whole tensor, as keys whose values have no meaning:
+        torch has no weak set by identity."""
+        self._rules: dict[Any, Callable[..., Any]] = {}
+        """Functions that replace torch's: each gets the function and its arguments."""
+        self._set_rule("backward", self._backward_rule)
+        self._set_rule("scaled_dot_product_attention", self._attention_rule)
+        self._set_rule("all", self._all_rule)
+        self._set_rule("__bool__", self._truth_rule)
         if bf16:
-            self._add(_LOWER[kind], self._lower)
-            self._add(_WIDER[kind], self._wider)
-            self._add(_WIDER_RESULT[kind], self._wider_result)
-        self._add("scaled_dot_product_attention", self._attend)
-        self._add("all", self._all)
-        self._rules[torch.Tensor.__bool__] = self._is_true
+            self._set_rule(_CAST_TO_BF16[kind], self._bf16_rule)
+            self._set_rule(_CAST_TO_FP32[kind], self._fp32_rule)
+            self._set_rule(_FP32_RESULT[kind], self._fp32_result_rule)
         if self._on_gpu:
-            self._add("dropout", self._drop)
+            self._set_rule("dropout", self._dropout_rule)
+
+    def _set_rule(self, names: str, rule: Callable[..., Any]) -> None:
+        """Set the rule of all functions of these names, in every namespace of torch."""
+        for name in names.split():
+            for namespace in _NAMESPACES:
+                if hasattr(namespace, name):
+                    self._rules[getattr(namespace, name)] = rule
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -104,10 +120,15 @@ class DeviceRules(TorchFunctionMode):
         return rule(func, *args, **(kwargs or {}))
 
     @contextmanager
-    def autocast(self, _: str) -> Iterator[None]:
-        """Enter autocast as on any device: it casts a weight once.
+    def autocast(self, device_type: str) -> Iterator[None]:
+        """Replace the model's own autocast.
 
-        Recomputation in backward casts it again.
+        It keeps the bf16 copy of each weight until the block ends, as torch's cache
+        does. The casts themselves do not depend on the block: a recomputation in
+        backward casts a weight again.
+
+        Args:
+            device_type: Type of the traced device, which has no autocast; ignored.
         """
         self._keeps_copies = True
         try:
@@ -116,88 +137,73 @@ class DeviceRules(TorchFunctionMode):
             self._keeps_copies = False
             self._copies.clear()
 
-    def _add(self, names: str, rule: Callable[..., Any]) -> None:
-        """Set the rule of all functions of these names, wherever torch has them."""
-        namespaces = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
-        for name in names.split():
-            for namespace in namespaces:
-                if hasattr(namespace, name):
-                    self._rules[getattr(namespace, name)] = rule
+    # Rules. Torch turns the mode off while one runs.
 
-    def _backward(self, _: object, tensor: torch.Tensor, **__: object) -> None:
-        # Rules are off inside a rule, but recomputation in backward needs them; torch's
-        # own function would recurse.
+    def _backward_rule(
+        self, _func: object, loss: torch.Tensor, **_options: object
+    ) -> None:
+        """Run ``Tensor.backward`` with the rules on, for what it recomputes.
+
+        Torch's own function would call this rule again, so the engine is called
+        directly. Its options, such as ``retain_graph``, are left out: no traced step
+        passes one.
+        """
         with self:
             _engine_run_backward(
-                (tensor,),
-                (torch.ones_like(tensor),),
-                False,
-                False,
-                (),
+                (loss,),
+                grad_tensors=(torch.ones_like(loss),),
+                keep_graph=False,
+                create_graph=False,
+                inputs=(),
                 allow_unreachable=True,
                 accumulate_grad=True,
             )
 
-    def _all(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _all_rule(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Compute ``all``, and remember its result for the truth of it."""
         result: torch.Tensor = func(*args, **kwargs)
         if result.dim() == 0:
-            self._all_results[result] = True
+            self._reductions_by_all[result] = True
         return result
 
-    def _is_true(self, func: Any, tensor: torch.Tensor) -> bool:
-        # transformers builds no mask if all of a padding mask is set; the worst case is
-        # that it is not.
-        if tensor in self._all_results:
+    def _truth_rule(self, func: Any, tensor: torch.Tensor) -> bool:
+        """Return False for a result of ``all``, which has no content here.
+
+        Transformers builds no mask if all of a padding mask is set. The worst case is
+        that it is not, which takes memory.
+        """
+        if tensor in self._reductions_by_all:
             return False
         return bool(func(tensor))
 
-    def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        lowered_kwargs = self._cast(kwargs, torch.bfloat16)
-        lowered = list(self._cast(args, torch.bfloat16))
-        result = func(*lowered, **lowered_kwargs)
-        # Copies that nothing saved are released from the first to the last.
-        while lowered:
-            del lowered[0]
+    def _bf16_rule(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function on bf16 copies, and release them in the order of arguments.
+
+        Torch's C++ code casts arguments from the last to the first, and releases the
+        copies that nothing saved in the opposite order. The recorder notes the order,
+        which decides how blocks are reused.
+        """
+        cast_kwargs = self._cast(kwargs, torch.bfloat16)
+        cast_args = list(self._cast(args, torch.bfloat16))
+        result = func(*cast_args, **cast_kwargs)
+        for position in range(len(cast_args)):
+            cast_args[position] = None
         return result
 
-    def _wider(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def _fp32_rule(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function on fp32 copies."""
         return func(
             *self._cast(args, torch.float32), **self._cast(kwargs, torch.float32)
         )
 
-    def _wider_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def _fp32_result_rule(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function on bf16, with an fp32 result unless another is requested."""
         tensor = args[0] if args else kwargs["input"]
         if tensor.dtype == torch.bfloat16 and kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float32
         return func(*args, **kwargs)
 
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
-        if isinstance(value, torch.Tensor):
-            if not value.is_floating_point() or value.dtype in {dtype, torch.float64}:
-                return value
-            return self._copy(value) if dtype == torch.bfloat16 else value.to(dtype)
-        if isinstance(value, dict):
-            return {name: self._cast(item, dtype) for name, item in value.items()}
-        if isinstance(value, tuple | list):
-            # Arguments of C++ functions are evaluated from the last to the first.
-            backwards = [self._cast(item, dtype) for item in reversed(value)]
-            return type(value)(reversed(backwards))
-        return value
-
-    def _copy(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a copy in bf16; that of a weight is kept while autocast is on."""
-        if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
-            return value.to(torch.bfloat16)
-        if id(value) in self._copies:
-            _, copy = self._copies[id(value)]
-            return copy
-        copy = value.to(torch.bfloat16)
-        self._recorder.relabel([copy], Term.COPIES)
-        if self._keeps_copies:
-            self._copies[id(value)] = (value, copy)
-        return copy
-
-    def _drop(
+    def _dropout_rule(
         self,
         func: Any,
         input: torch.Tensor,
@@ -205,11 +211,13 @@ class DeviceRules(TorchFunctionMode):
         training: bool = True,
         inplace: bool = False,
     ) -> torch.Tensor:
+        """Call CUDA's fused dropout, which keeps its mask in a byte per element."""
         if not training or not 0 < p < 1:
             return func(input, p, training, inplace)  # type: ignore[no-any-return]
-        return torch.native_dropout(input, p, True)[0]
+        dropped, _mask = torch.native_dropout(input, p, True)
+        return dropped
 
-    def _attend(  # noqa: PLR0917 - torch's own order
+    def _attention_rule(  # noqa: PLR0917 - torch's own order
         self,
         func: Any,
         query: torch.Tensor,
@@ -221,6 +229,11 @@ class DeviceRules(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
+        """Call the kernel that the device would choose, with its preparations.
+
+        Keys and values are repeated for grouped queries, and a mask of truth values
+        becomes one to add. On the meta device torch would choose explicit weights.
+        """
         if enable_gqa:
             groups = query.shape[1] // key.shape[1]
             key = key.repeat_interleave(groups, dim=1)
@@ -229,8 +242,42 @@ class DeviceRules(TorchFunctionMode):
             additive = torch.zeros_like(attn_mask, dtype=query.dtype)
             attn_mask = additive.masked_fill_(attn_mask.logical_not(), -math.inf)
         tensors = (query, key, value, attn_mask)
-        if self.bf16:
+        if self._bf16:
             tensors = self._cast(tensors, torch.bfloat16)
         return attend(
             *tensors, dropout_p, is_causal, scale, explicit=func, cuda=self._on_gpu
         )
+
+    # Casts.
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Return an argument with all tensors in it cast, from the last to the first.
+
+        Other values, integers and fp64 stay as they are.
+        """
+        if isinstance(value, torch.Tensor):
+            if not value.is_floating_point() or value.dtype in {dtype, torch.float64}:
+                return value
+            return (
+                self._bf16_copy(value) if dtype == torch.bfloat16 else value.to(dtype)
+            )
+        if isinstance(value, dict):
+            return {name: self._cast(item, dtype) for name, item in value.items()}
+        if isinstance(value, tuple | list):
+            # Arguments of C++ functions are evaluated from the last to the first.
+            backwards = [self._cast(item, dtype) for item in reversed(value)]
+            return type(value)(reversed(backwards))
+        return value
+
+    def _bf16_copy(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a copy in bf16; that of a weight is kept while autocast is on."""
+        if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
+            return value.to(torch.bfloat16)
+        if id(value) in self._copies:
+            _weight, copy = self._copies[id(value)]
+            return copy
+        copy = value.to(torch.bfloat16)
+        self._recorder.relabel([copy], Term.COPIES)
+        if self._keeps_copies:
+            self._copies[id(value)] = (value, copy)
+        return copy

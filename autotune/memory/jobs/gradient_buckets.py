@@ -30,7 +30,8 @@ class _Bucket:
 
     parameters: list[nn.Parameter] = field(default_factory=list)
     size_bytes: int = 0
-    missing: int = 0
+    """Size of their gradients in fp32."""
+    missing_gradients: int = 0
     """Gradients that are not computed yet; 0 before the first one is."""
 
 
@@ -64,18 +65,21 @@ class GradientBuckets:
     def keep(self, hooks: contextlib.ExitStack) -> None:
         """Make the buckets, and fill them until the hooks are removed."""
         self._broadcast_weights()
-        self._lay_out(_assigned(self._parameters, []))
+        self._lay_out(_divide_into_buckets(self._parameters, []))
         enter = hooks.enter_context
         for parameter in self._parameters:
-            enter(parameter.register_post_accumulate_grad_hook(self._accumulated))
+            enter(
+                parameter.register_post_accumulate_grad_hook(self._gradient_accumulated)
+            )
         enter(self._module.register_forward_pre_hook(self._forward_begins))
         enter(self._module.register_forward_hook(self._forward_ended))
 
     def _broadcast_weights(self) -> None:
         """Record the blocks in which DDP sends the first weights."""
-        # Two pieces exist at a time: each takes the place of the one before the last.
+        # Two pieces exist at a time: each replaces the one before the last, which is
+        # released first.
         blocks = [torch.empty(0)] * 2
-        pieces = _assigned(self._parameters, [_BROADCAST_BYTES])
+        pieces = _divide_into_buckets(self._parameters, [_BROADCAST_BYTES])
         for number, piece in enumerate(pieces):
             blocks[number % 2] = torch.empty(0)
             blocks[number % 2] = self._empty(piece.size_bytes)
@@ -93,8 +97,9 @@ class GradientBuckets:
             return torch.empty(size_bytes // _FP32_BYTES, device=device)
 
     def _lay_out(self, buckets: Sequence[_Bucket]) -> None:
-        # Earlier buckets are released before others are made, except for those that are
-        # some parameter's gradient.
+        """Replace all buckets by these."""
+        # Earlier buckets are released before others are made, unless a gradient is a
+        # view of them.
         self._views = {}
         for bucket in buckets:
             buffer = self._empty(bucket.size_bytes)
@@ -103,6 +108,7 @@ class GradientBuckets:
                 self._views[id(parameter)] = bucket, view.view_as(parameter)
 
     def _forward_begins(self, *_: object) -> None:
+        """Lay out smaller buckets, once it is known when gradients become ready."""
         if not self._ready or self._rebuilt:
             return
         self._rebuilt = True
@@ -110,9 +116,10 @@ class GradientBuckets:
         limits_bytes = [cap_mib * MIB]
         if cap_mib == TORCHS_BUCKET_CAP_MIB:
             limits_bytes.insert(0, _FIRST_BUCKET_BYTES)
-        self._lay_out(_assigned(self._ready, limits_bytes))
+        self._lay_out(_divide_into_buckets(self._ready, limits_bytes))
 
-    def _forward_ended(self, *_arguments: object) -> None:
+    def _forward_ended(self, *_: object) -> None:
+        """Count the forwards of a step; the last one's backward sends gradients."""
         self._forwards_to_come -= 1
         is_last = not self._forwards_to_come
         if is_last and self._config.parallel.gradient_as_bucket_view:
@@ -125,7 +132,8 @@ class GradientBuckets:
                 _, view = self._views[id(parameter)]
                 parameter.grad = view
 
-    def _accumulated(self, parameter: nn.Parameter) -> None:
+    def _gradient_accumulated(self, parameter: nn.Parameter) -> None:
+        """Count the backwards of a parameter; send its bucket after the last of all."""
         self._backwards_to_come[id(parameter)] -= 1
         if self._backwards_to_come[id(parameter)]:
             return
@@ -134,10 +142,10 @@ class GradientBuckets:
         bucket, view = self._views[id(parameter)]
         if self._config.parallel.gradient_as_bucket_view:
             parameter.grad = view
-        if not bucket.missing:
-            bucket.missing = len(bucket.parameters)
-        bucket.missing -= 1
-        if not bucket.missing:
+        if not bucket.missing_gradients:
+            bucket.missing_gradients = len(bucket.parameters)
+        bucket.missing_gradients -= 1
+        if not bucket.missing_gradients:
             self._send(bucket)
 
     def _send(self, bucket: _Bucket) -> None:
@@ -146,7 +154,7 @@ class GradientBuckets:
             self._recorder.transient(bucket.size_bytes // 2)
 
 
-def _assigned(
+def _divide_into_buckets(
     parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]
 ) -> list[_Bucket]:
     """Divide parameters into buckets, each full at its limit in bytes.

@@ -59,7 +59,7 @@ class GraphPlan:
                 for value in self._last_read.get(node, ())
                 if value in reusable and size_and_type(value)
             ]
-            overwriting.compute(node, dying)
+            overwriting.place(node, dying)
         return overwriting.overwritten
 
     def run(self, *inputs: Any) -> Any:
@@ -122,6 +122,7 @@ class _Placement:
 
 def _place_values(nodes: Sequence[fx.Node]) -> _Placement:
     """Decide which values are in memory."""
+    # Imported late, as it is slow to import.
     from torch._inductor import config
 
     stored = _needed_in_memory(nodes)
@@ -197,8 +198,8 @@ class _Overwriting:
         self._is_fusing = False
         """True if the kernel is a generated one, which further values may join."""
 
-    def compute(self, node: fx.Node, dying: Sequence[fx.Node]) -> None:
-        """Compute a node, which is the last to read ``dying``."""
+    def place(self, node: fx.Node, dying: Sequence[fx.Node]) -> None:
+        """Choose the memory of a node, which is the last to read ``dying``."""
         earlier = None
         if node in self._placement.stored:
             self._join_or_begin_kernel(node)

@@ -17,17 +17,23 @@ from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
 from trainer.build import Training
 
-# CUDA streams: gathered and received blocks are kept separate from computed ones.
-_COMPUTING = 0
-_GATHERING = 1
-_SENDING = 2
+_COMPUTE_STREAM = 0
+"""CUDA stream of the model. Torch reuses a freed block on its own stream only."""
+_GATHER_STREAM = 1
+"""CUDA stream of all-gathers of weights."""
+_REDUCE_STREAM = 2
+"""CUDA stream of reduce-scatters of gradients."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Unit:
-    """Parameters that FSDP2 gathers together: those of a layer, or all outside."""
+    """Parameters that FSDP2 gathers together.
+
+    They are those of a layer, or all parameters outside of layers.
+    """
 
     parameters: list[nn.Parameter]
+    """Trained parameters, whose blocks are replaced by those of shards."""
     whole: list[torch.Tensor] | None = None
     """Whole weights while they are needed."""
 
@@ -35,10 +41,10 @@ class _Unit:
 class Shards:
     """FSDP2 on one rank: weights are sharded, and whole only while they are needed.
 
-    Weights of a layer are whole while it runs, those outside of layers for a whole
-    micro-batch. Backward prefetches the weights of the next layer that it needs, and
-    copies a layer's gradients into one block to send them. Until then, gradients of
-    micro-batches add up in the dtype in which they are sent.
+    The weights of a layer are whole while the layer runs; the weights outside of layers
+    are whole for an entire micro-batch. Backward gathers the weights of the next layer
+    ahead. In the last micro-batch it copies the gradients of a layer into one block and
+    sends that; in earlier ones they add up in the dtype in which they are sent.
 
     Args:
         training: Training whose optimizer and step are made to update shards.
@@ -46,7 +52,7 @@ class Shards:
         ranks: Ranks that share one copy of the weights.
         recorder: Recorder of the allocations.
         bf16: True if layers gather their weights in bf16.
-        sent: dtype in which gradients are sent.
+        sent_dtype: dtype in which gradients are sent.
     """
 
     def __init__(
@@ -57,42 +63,44 @@ class Shards:
         recorder: AllocationRecorder,
         *,
         bf16: bool,
-        sent: torch.dtype,
+        sent_dtype: torch.dtype,
     ) -> None:
         self._recorder = recorder
         self._module = training.module
         self._ranks = ranks
-        self._sent_dtype = sent
+        self._sent_dtype = sent_dtype
         self._layers = layers
         self._units = [
             _Unit(parameters=_trained(layer.parameters())) for layer in layers
         ]
-        """Parameters of each layer."""
+        """Unit of each layer."""
         everything = _trained(training.module.parameters())
         in_layers = {
             id(parameter) for unit in self._units for parameter in unit.parameters
         }
-        self._rest = _Unit(
+        self._outside = _Unit(
             parameters=[
                 parameter for parameter in everything if id(parameter) not in in_layers
             ]
         )
-        """Parameters outside of layers."""
+        """Unit of the parameters outside of layers."""
         self._sums: dict[int, torch.Tensor] = {}
         """Gradients of earlier micro-batches, if they are sent in another dtype than
         they are computed in."""
         self._is_backward = False
         self._micro_batches_to_come = 0
-        self._missing = 0
-        """Gradients outside of layers that backward has not computed yet."""
-        self._gathered: torch.Tensor | None = None
-        """Output block of the last all-gather, from which weights are copied."""
-        self._sent: torch.Tensor | None = None
+        """Micro-batches of the step whose forward has not begun."""
+        self._missing_gradients = 0
+        """Number of gradients outside of layers that backward has not computed yet."""
+        self._gather_block: torch.Tensor | None = None
+        """Result of the last all-gather, out of which weights are copied."""
+        self._send_block: torch.Tensor | None = None
         """Block from which gradients were sent last."""
         self._shards: dict[int, nn.Parameter] = {}
+        """Shard of each parameter, by identity of the parameter."""
         self._shard_weights()
         if bf16:
-            self._lower_layers()
+            self._cast_layers_to_bf16()
         training.step.parameters = self._shards_of(everything)
         for group in training.optimizer.param_groups:
             group["params"] = self._shards_of(group["params"])
@@ -100,13 +108,16 @@ class Shards:
     def _shard_weights(self) -> None:
         """Replace the blocks of whole weights by those of shards."""
         self._recorder.owner = Term.PARAMETERS
-        for unit in (*self._units, self._rest):
+        for unit in (*self._units, self._outside):
             for parameter in unit.parameters:
                 self._shards[id(parameter)] = _empty_shard(parameter, self._ranks)
             self._recorder.drop(unit.parameters)
 
-    def _lower_layers(self) -> None:
-        """Convert the layers' weights to bf16, the dtype in which they are gathered."""
+    def _cast_layers_to_bf16(self) -> None:
+        """Cast the layers' weights to bf16, the dtype in which they are gathered.
+
+        The cast is not recorded: the blocks of whole weights are released already.
+        """
         with self._recorder.paused():
             for unit in self._units:
                 for parameter in unit.parameters:
@@ -117,10 +128,11 @@ class Shards:
 
     def keep(self, hooks: contextlib.ExitStack) -> None:
         """Gather and release weights until the hooks are removed."""
-        module, enter = self._module, hooks.enter_context
+        module = self._module
+        enter = hooks.enter_context
 
         def forward_ended(_: nn.Module, __: object, loss: torch.Tensor) -> None:
-            _before_backward(loss, self._backward_begins)
+            _call_before_backward(loss, self._backward_begins)
 
         enter(module.register_forward_pre_hook(self.forward_begins))
         enter(module.register_forward_hook(forward_ended))
@@ -129,8 +141,10 @@ class Shards:
             layer_ended = functools.partial(self._layer_ended, number)
             enter(layer.register_forward_pre_hook(layer_begins))
             enter(layer.register_forward_hook(layer_ended))
-        for parameter in self._rest.parameters:
-            enter(parameter.register_post_accumulate_grad_hook(self._accumulated))
+        for parameter in self._outside.parameters:
+            enter(
+                parameter.register_post_accumulate_grad_hook(self._gradient_accumulated)
+            )
 
     # Steps, micro-batches and evaluations.
 
@@ -142,87 +156,102 @@ class Shards:
         """Gather the weights outside of layers for a micro-batch or an evaluation."""
         self._micro_batches_to_come -= 1
         self._is_backward = False
-        self._need(self._rest)
+        self._gather_if_sharded(self._outside)
 
     def evaluation_ended(self) -> None:
         """Release the weights that an evaluation gathered."""
-        self._gathered = None
-        self._rest.whole = None
+        self._gather_block = None
+        self._outside.whole = None
 
     # Forward.
 
     def _layer_begins(self, unit: _Unit, _: nn.Module, arguments: Any) -> Any:
-        self._need(unit)
+        """Gather the weights of a layer before its forward.
+
+        Returns:
+            Arguments of which the first one tells when the layer's backward ended; None
+            leaves the arguments as they are.
+        """
+        self._gather_if_sharded(unit)
         if not self._is_backward and arguments[0].requires_grad:
-            first = _AfterBackward.apply(  # type: ignore[no-untyped-call]
-                lambda: self._went_back(unit), arguments[0]
+            first = _CallAfterBackward.apply(  # type: ignore[no-untyped-call]
+                lambda: self._unit_backward_ended(unit), arguments[0]
             )
             return (first, *arguments[1:])
         return None
 
     def _layer_ended(self, number: int, _: nn.Module, __: object, output: Any) -> None:
-        # A recomputation in backward leaves the weights whole.
+        """Release the weights of a layer after its forward.
+
+        A recomputation in backward leaves them whole.
+        """
         if self._is_backward:
             return
         self._units[number].whole = None
         tensor = output if isinstance(output, torch.Tensor) else output[0]
-        _before_backward(tensor, lambda: self._goes_back(number))
+        _call_before_backward(tensor, lambda: self._layer_backward_begins(number))
 
     # All-gathers of weights.
 
-    def _need(self, unit: _Unit) -> None:
+    def _gather_if_sharded(self, unit: _Unit) -> None:
         """Gather weights, unless they are whole."""
         if unit.whole is None:
-            # The block of the last gather is released when this one has been written.
+            # The block of the last gather is released after this one's is allocated.
             self._gather(unit)
-            self._make_whole(unit)
+            self._copy_out(unit)
 
     def _gather(self, unit: _Unit) -> None:
         """Record the blocks of an all-gather of some parameters."""
         elements = self._elements(unit)
         dtype = unit.parameters[0].dtype
-        # The shard in the dtype of the layer, which is sent.
-        narrow = None
+        # An fp32 shard is sent as it is, others from a copy in the dtype of the layer.
+        cast_shard = None
         if dtype != torch.float32:
-            narrow = self._empty(elements, Term.PARAMETERS, _GATHERING, dtype)
-        self._gathered = self._empty(
-            elements * self._ranks, Term.PARAMETERS, _GATHERING, dtype
+            cast_shard = self._empty(elements, Term.PARAMETERS, _GATHER_STREAM, dtype)
+        self._gather_block = self._empty(
+            elements * self._ranks, Term.PARAMETERS, _GATHER_STREAM, dtype
         )
-        del narrow
+        del cast_shard
 
     def _gather_ahead(self, number: int) -> None:
-        """Gather the weights of a layer before backward needs them, if there is one."""
-        self._gathered = None
+        """Gather the weights of a layer before backward needs them.
+
+        Args:
+            number: Number of the layer in forward; nothing is gathered if it is -1.
+        """
+        self._gather_block = None
         if number >= 0:
             self._gather(self._units[number])
 
-    def _make_whole(self, unit: _Unit) -> None:
-        """Copy weights out of the block that was gathered."""
+    def _copy_out(self, unit: _Unit) -> None:
+        """Copy whole weights out of the block that was gathered."""
         with self._recorder.owned_by(Term.PARAMETERS):
             unit.whole = [torch.empty_like(parameter) for parameter in unit.parameters]
 
     # Backward.
 
     def _backward_begins(self) -> None:
+        """Begin the backward of a micro-batch, whose last layer is needed first."""
         self._is_backward = True
-        self._missing = len(self._rest.parameters)
+        self._missing_gradients = len(self._outside.parameters)
         self._gather_ahead(len(self._units) - 1)
 
-    def _goes_back(self, number: int) -> None:
+    def _layer_backward_begins(self, number: int) -> None:
         """Begin the backward of a layer, whose weights are gathered already."""
-        self._make_whole(self._units[number])
+        self._copy_out(self._units[number])
         self._gather_ahead(number - 1)
 
-    def _accumulated(self, _: nn.Parameter) -> None:
-        self._missing -= 1
-        if not self._missing:
-            self._went_back(self._rest)
+    def _gradient_accumulated(self, _: nn.Parameter) -> None:
+        """Count a gradient outside of layers; the last one ends their backward."""
+        self._missing_gradients -= 1
+        if not self._missing_gradients:
+            self._unit_backward_ended(self._outside)
 
-    def _went_back(self, unit: _Unit) -> None:
+    def _unit_backward_ended(self, unit: _Unit) -> None:
         """End the backward of some parameters: add up or send their gradients."""
         for parameter in unit.parameters:
             if id(parameter) in self._sums:
-                # The sum of earlier micro-batches has taken it up.
+                # The sum of earlier micro-batches includes it from here on.
                 parameter.grad = None
         unit.whole = None
         if self._micro_batches_to_come:
@@ -242,23 +271,25 @@ class Shards:
     def _send(self, unit: _Unit) -> None:
         """Copy gradients into one block, send it, and keep this rank's shard."""
         elements = self._elements(unit)
-        # The block of the last unit is free before the next one is made.
-        self._sent = None
-        self._sent = self._empty(
-            elements * self._ranks, Term.GRADIENTS, _COMPUTING, self._sent_dtype
+        # The block of the unit before is released before the next one is allocated.
+        self._send_block = None
+        self._send_block = self._empty(
+            elements * self._ranks, Term.GRADIENTS, _COMPUTE_STREAM, self._sent_dtype
         )
         for parameter in unit.parameters:
             parameter.grad = None
             self._sums.pop(id(parameter), None)
-        received = self._empty(elements, Term.GRADIENTS, _SENDING, self._sent_dtype)
-        with self._recorder.owned_by(Term.GRADIENTS, _SENDING):
+        received = self._empty(
+            elements, Term.GRADIENTS, _REDUCE_STREAM, self._sent_dtype
+        )
+        with self._recorder.owned_by(Term.GRADIENTS, _REDUCE_STREAM):
             received = received.float()
         shards = self._shards_of(unit.parameters)
         gradients = received.split([shard.numel() for shard in shards])
         for shard, gradient in zip(shards, gradients, strict=True):
             shard.grad = gradient.view_as(shard)
-        if unit is self._rest:
-            self._sent = None
+        if unit is self._outside:
+            self._send_block = None
 
     def _elements(self, unit: _Unit) -> int:
         """Return the number of elements that a rank holds of some parameters."""
@@ -268,7 +299,7 @@ class Shards:
         self, elements: int, owner: str, stream: int, dtype: torch.dtype
     ) -> torch.Tensor:
         with self._recorder.owned_by(owner, stream):
-            device = self._rest.parameters[0].device
+            device = self._outside.parameters[0].device
             return torch.empty(elements, dtype=dtype, device=device)
 
 
@@ -280,8 +311,11 @@ def _empty_shard(parameter: nn.Parameter, ranks: int) -> nn.Parameter:
     )
 
 
-class _AfterBackward(torch.autograd.Function):
-    """Input of a layer; its gradient ends the layer's backward."""
+class _CallAfterBackward(torch.autograd.Function):
+    """Identity that calls a function when backward has computed its gradient.
+
+    It is applied to a layer's input, whose gradient is the layer's last.
+    """
 
     @staticmethod
     def forward(
@@ -296,7 +330,8 @@ class _AfterBackward(torch.autograd.Function):
         return None, gradients[0]
 
 
-def _before_backward(tensor: torch.Tensor, call: Callable[[], None]) -> None:
+def _call_before_backward(tensor: torch.Tensor, call: Callable[[], None]) -> None:
+    """Call a function when backward reaches a tensor, before its own backward."""
     if tensor.requires_grad:
         tensor.register_hook(lambda _: call())
 

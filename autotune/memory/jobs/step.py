@@ -23,8 +23,8 @@ from trainer.distributed.parallel import reshard_weights
 from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks
 
 PREPARED = 4
-"""Steps whose micro-batches are made in advance and reused in rotation: a GPU must not
-wait for them."""
+"""Number of steps whose micro-batches are made in advance and reused in rotation: a GPU
+must not wait for them."""
 IN_FLIGHT = 2
 """Steps queued on a GPU, so that launching one overlaps computing the other."""
 
@@ -90,6 +90,7 @@ class StepsTaken:
     loss: float
     """Loss of the last step."""
     model_flops_per_step: float
+    """Model FLOPs of this rank in a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,25 +109,26 @@ def take_steps(request: StepRequest, ranks: Ranks) -> StepsTaken:
     prepared = [
         _batches_of_step(request, ranks) for _ in range(min(step_count, PREPARED))
     ]
-    # The trainer, too, does both before its first step.
+    # The trainer also allocates the optimizer's state and rehearses a step beforehand.
     make_optimizer_state(training)
     training.step.rehearse(prepared[0][0])
     timed: list[_TimedStep] = []
     for number in range(step_count):
         batches = prepared[number % PREPARED]
         if len(timed) >= IN_FLIGHT:
-            # No further ahead of the device than the trainer.
+            # The host runs no further ahead of the device than the trainer's.
             timed[-IN_FLIGHT].ended.wait()
         # An all-reduce makes the ranks begin together.
         ranks.all_reduce_sum(0.0)
         began = mark(ranks.device)
         result = training.step.run(batches, learning_rate(config, number))
         timed.append(_TimedStep(began=began, ended=mark(ranks.device)))
-        # In a trial of whether a size fits, which has a step of each, an evaluation
-        # follows both: a step after an evaluation may need other blocks of memory.
+        # A step after an evaluation may need other blocks of memory. An evaluation
+        # follows warm-up and the last step, so a trial of whether a size fits, which
+        # warms up for one step and times one, has such a step.
         if number in (request.warmup_steps - 1, step_count - 1):
             evaluate_once(training, batches[0], config, ranks.device)
-    # Waits for the device; only then have all events a time.
+    # Reading the loss waits for the device; only then do all events have a time.
     loss = float(result.loss)
     return StepsTaken(
         step_s=[step.ended.seconds_since(step.began) for step in timed],
@@ -157,7 +159,10 @@ def _batches_of_step(request: StepRequest, ranks: Ranks) -> list[MicroBatch]:
 def evaluate_once(
     training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device
 ) -> None:
-    """Evaluate as the trainer does: a size that fits also holds such a batch."""
+    """Evaluate a micro-batch as the trainer does: a size fits only if this fits, too.
+
+    The trainer runs compiled layers eagerly in an evaluation, and so does this.
+    """
     training.module.eval()
     eager = (
         torch.compiler.set_stance("force_eager")
@@ -186,7 +191,9 @@ def gather_figures(
     Raises:
         ValueError: If ranks took different numbers of steps, or the loss is not finite.
     """
-    peaks = [round(peak) for peak in ranks.all_gather_float(budget.peak_bytes())]
+    peak_bytes_by_rank = [
+        round(peak_bytes) for peak_bytes in ranks.all_gather_float(budget.peak_bytes())
+    ]
     step_count = len(steps.step_s)
     step_counts = {round(count) for count in ranks.all_gather_float(step_count)}
     if len(step_counts) > 1:
@@ -203,8 +210,8 @@ def gather_figures(
     return {
         "optimizer_steps": step_count,
         "step_s": slowest_s[warmup_steps:],
-        "peak_bytes": max(peaks),
-        "peak_bytes_by_rank": peaks,
+        "peak_bytes": max(peak_bytes_by_rank),
+        "peak_bytes_by_rank": peak_bytes_by_rank,
         "non_pytorch_bytes": non_pytorch_bytes,
         "local_ranks": ranks.local_world_size,
         "loss": steps.loss,

@@ -19,7 +19,7 @@ from autotune.memory.jobs.compiled import Compiled
 from autotune.memory.jobs.device_rules import DeviceRules
 from autotune.memory.jobs.fused_loss import fused_loss
 from autotune.memory.jobs.gradient_buckets import GradientBuckets
-from autotune.memory.jobs.kernels import within_kernels
+from autotune.memory.jobs.kernels import request_rules
 from autotune.memory.jobs.shards import Shards
 from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.memory.jobs.zero1 import keep_largest_part
@@ -39,30 +39,37 @@ from trainer.model.loss import cross_entropy_in_place
 META = torch.device("meta")
 
 
-def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
-    """Trace every micro-batch size of a ``TraceRequest``.
+def run(measured: dict[str, Any], _local: dict[str, Any]) -> dict[str, Any]:
+    """Trace every micro-batch size of a request.
+
+    Args:
+        measured: A ``TraceRequest``.
 
     Returns:
         ``traces``, one for each size; ``parameters``, ``attention`` and
         ``attention_reason`` of the model.
     """
-    figures: dict[str, Any] = {"traces": []}
-    for size in measured["sizes"]:
-        steps = _trace_size(measured, size)
-        figures["traces"].append(steps.trace.to_json())
-        figures |= asdict(steps.model)
-    return figures
+    request = TraceRequest.of(measured)
+    model_figures: dict[str, Any] = {}
+    traces = []
+    for size in request.sizes:
+        steps = _trace_size(request, size)
+        traces.append(steps.trace.to_json())
+        # The facts of the model are the same at any size.
+        model_figures = asdict(steps.model)
+    return {"traces": traces} | model_figures
 
 
-def _trace_size(measured: dict[str, Any], size: int) -> "TracedSteps":
+def _trace_size(request: TraceRequest, size: int) -> "TracedSteps":
     """Trace one micro-batch size of a request."""
-    config = measured["config"] | {
-        "micro_batch_size": size,
-        "global_batch_size": size * measured["micro_batches"] * measured["ranks"],
-    }
-    request = TraceRequest.of(measured | {"config": config})
+    config = request.config.model_copy(
+        update={
+            "micro_batch_size": size,
+            "global_batch_size": size * request.micro_batches * request.ranks,
+        }
+    )
     return trace_steps(
-        request.config,
+        config,
         request.vocab_size,
         request.special_ids,
         documents_per_sequence=request.documents_per_sequence,
@@ -75,9 +82,11 @@ class TracedModel:
     """Facts of a model that was built for a trace."""
 
     parameters: int
+    """Number of parameters."""
     attention: str
     """Attention of the model: ``varlen``, ``sdpa`` and so on."""
     attention_reason: str
+    """Reason for this attention, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +105,20 @@ def trace_steps(
     documents_per_sequence: float = 1.0,
     ranks: int = 1,
 ) -> TracedSteps:
-    """Trace the building of a model and its first optimizer steps.
+    """Trace how one rank builds a model and takes its first optimizer steps.
 
-    They are those of one of ``ranks`` ranks.
+    Args:
+        config: Trainer settings.
+        vocab_size: Tokens of the vocabulary.
+        special_ids: Tokens that are not words.
+        documents_per_sequence: Mean number of documents in a sequence.
+        ranks: Number of ranks, of which this is one.
     """
     fullest = fullest_batch(
         config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence
     )
     recorder = AllocationRecorder(
-        within_kernels(config.device, config.attention), _mean_document_tokens(fullest)
+        request_rules(config.device, config.attention), _document_tokens(fullest)
     )
     rules = DeviceRules(
         config.device, bf16=config.precision == "bf16", recorder=recorder
@@ -119,15 +133,15 @@ def trace_steps(
         head = model_head(training.module.model)
         own_by_module(recorder, training.module, head, hooks)
         _label_phases(training, recorder, hooks)
-        sharing = _share_with_ranks(
-            training, config, ranks, recorder, hooks, bf16=rules.bf16
-        )
+        hooked: Sequence[GradientBuckets | Shards] = ()
+        if ranks > 1:
+            hooked = _share_with_ranks(training, config, ranks, recorder, hooks)
         steps = _Steps(
             training=training,
             config=config,
             micro_batches=micro_batches,
             batch=fullest,
-            sharing=sharing,
+            hooked=hooked,
             recorder=recorder,
         )
         steps.take_first()
@@ -142,8 +156,12 @@ def trace_steps(
     )
 
 
-def _mean_document_tokens(batch: MicroBatch) -> float:
-    """Return the mean length of the documents that tokens are in."""
+def _document_tokens(batch: MicroBatch) -> float:
+    """Return the mean over tokens of the length of the token's document.
+
+    It is sum(n^2) / sum(n) of the lengths n of documents. Attention costs each token
+    its document's length, so a mean over documents would count long ones too little.
+    """
     lengths_N = batch.tokens_N.numpy()
     return float(attended_pairs(lengths_N, None) / lengths_N.sum())
 
@@ -173,7 +191,8 @@ class _Steps:
     micro_batches: int
     """Micro-batches of a step."""
     batch: MicroBatch
-    sharing: Sequence[GradientBuckets | Shards]
+    hooked: Sequence[GradientBuckets | Shards]
+    """Parts of the parallel strategy that are told when a step begins."""
     recorder: AllocationRecorder
 
     def take_first(self) -> None:
@@ -188,7 +207,7 @@ class _Steps:
             # An evaluation leaves other blocks of a GPU's memory free, which then serve
             # the next step.
             self._take_one_and_evaluate()
-        self.recorder.marks_repetition()
+        self.recorder.mark_repetition()
         self._take_one()
 
     def work(self) -> StepWork:
@@ -210,6 +229,7 @@ class _Steps:
         )
 
     def _take_one_and_evaluate(self) -> None:
+        # The micro-batches stay until the evaluation, which reads one of them, ends.
         batches = self._begin(self.micro_batches)
         self.training.step.run(batches, self.config.learning_rate)
         self._evaluate(batches[0])
@@ -217,22 +237,22 @@ class _Steps:
     def _begin(self, micro_batches: int) -> list[MicroBatch]:
         """Begin a step, and return its micro-batches on the meta device."""
         self.recorder.owner = Term.INPUTS
-        for part in self.sharing:
+        for part in self.hooked:
             part.step_begins(micro_batches)
         return [self.batch.to(META) for _ in range(micro_batches)]
 
     def _evaluate(self, batch: MicroBatch) -> None:
         # An evaluation gathers weights, and has no gradients for buckets.
-        shards = [part for part in self.sharing if isinstance(part, Shards)]
-        for part in shards:
-            part.forward_begins()
+        all_shards = [part for part in self.hooked if isinstance(part, Shards)]
+        for shards in all_shards:
+            shards.forward_begins()
         module = self.training.module
         module.eval()
         with torch.no_grad():
             module.evaluate(batch)
         module.train()
-        for part in shards:
-            part.evaluation_ended()
+        for shards in all_shards:
+            shards.evaluation_ended()
 
 
 def _share_with_ranks(
@@ -241,26 +261,27 @@ def _share_with_ranks(
     ranks: int,
     recorder: AllocationRecorder,
     hooks: contextlib.ExitStack,
-    *,
-    bf16: bool,
 ) -> list[GradientBuckets | Shards]:
-    """Share the work between ranks as the strategy does, until hooks are removed."""
-    buckets = GradientBuckets(training.module, config, recorder)
-    if ranks == 1:
-        return [buckets]
-    # With several ranks, gradients are kept in DDP's buckets.
-    training.optimizer.zero_grad(set_to_none=True)
+    """Let one of several ranks hold its part, until the hooks are removed.
+
+    Returns:
+        Shards under FSDP2; gradient buckets under DDP and ZeRO-1.
+    """
     if config.parallel.strategy == "fsdp2":
         shards = Shards(
             training,
             training.module.layers,
             config.parallel.shard_ranks or ranks,
             recorder,
-            bf16=bf16,
-            sent=DTYPES[config.parallel.gradient_dtype],
+            bf16=config.precision == "bf16",
+            sent_dtype=DTYPES[config.parallel.gradient_dtype],
         )
         shards.keep(hooks)
-        return [buckets, shards]
+        return [shards]
+    # The training was built as that of a single rank, whose step allocates gradients in
+    # advance. With several ranks, DDP's buckets hold them.
+    training.optimizer.zero_grad(set_to_none=True)
+    buckets = GradientBuckets(training.module, config, recorder)
     buckets.keep(hooks)
     if config.parallel.strategy == "zero1":
         keep_largest_part(
@@ -272,7 +293,7 @@ def _share_with_ranks(
 def _replace_kernels(
     training: Training, config: TrainConfig, recorder: AllocationRecorder
 ) -> None:
-    """Replace compiled layers and losses by others that need no compiler."""
+    """Replace compiled layers and the loss by others that need no compiler."""
     if config.fused_cross_entropy:
         training.module.fused_loss = fused_loss
     if not config.compiled:
@@ -280,6 +301,7 @@ def _replace_kernels(
     # Layers that differ only in their index share a graph.
     graphs: dict[Any, Any] = {}
     for layer in training.module.layers:
+        # ``nn.Module.compile`` sets this private attribute, and nothing public does.
         layer._compiled_call_impl = Compiled(layer, layer, recorder, graphs)
     training.module.loss = cross_entropy_in_place(
         lambda function: Compiled(function, None, recorder, graphs)
@@ -291,10 +313,10 @@ def _label_phases(
     recorder: AllocationRecorder,
     hooks: contextlib.ExitStack,
 ) -> None:
-    """Label what each phase of a step allocates, until the hooks are removed.
+    """Set the terms of allocations outside of forward, until the hooks are removed.
 
-    The labels are the terms of 16-bit copies of weights, gradients, optimizer state and
-    temporaries.
+    Allocations of the optimizer step are of the optimizer, later ones are temporaries.
+    Gradients and working copies of weights get a term of their own once they exist.
     """
     parameters = [
         parameter
@@ -302,28 +324,29 @@ def _label_phases(
         if parameter.requires_grad
     ]
 
-    def update_begins(*_: object) -> None:
+    def optimizer_step_begins(*_: object) -> None:
         gradients = [
             parameter.grad for parameter in parameters if parameter.grad is not None
         ]
         recorder.relabel(gradients, Term.GRADIENTS)
         recorder.owner = Term.OPTIMIZER
 
-    def update_ends(*_: object) -> None:
+    def optimizer_step_ended(*_: object) -> None:
         recorder.owner = Term.TEMPORARIES
 
-    def accumulated(parameter: torch.Tensor) -> None:
-        # With accumulation, gradients exist before the last forward, so each is
-        # labelled once it exists.
+    def gradient_accumulated(parameter: torch.Tensor) -> None:
+        # With gradient accumulation, gradients exist before the last forward, so each
+        # is labelled once it exists.
         if parameter.grad is not None:
             recorder.relabel([parameter.grad], Term.GRADIENTS)
 
     if training.module.working_copies is not None:
         recorder.relabel(training.module.working_copies.memory, Term.COPIES)
-    hooks.enter_context(training.optimizer.register_step_pre_hook(update_begins))
-    hooks.enter_context(training.optimizer.register_step_post_hook(update_ends))
+    enter = hooks.enter_context
+    enter(training.optimizer.register_step_pre_hook(optimizer_step_begins))
+    enter(training.optimizer.register_step_post_hook(optimizer_step_ended))
     for parameter in parameters:
-        hooks.enter_context(parameter.register_post_accumulate_grad_hook(accumulated))
+        enter(parameter.register_post_accumulate_grad_hook(gradient_accumulated))
 
 
 @contextlib.contextmanager
@@ -331,7 +354,8 @@ def multi_tensor_kernels_on_meta() -> Iterator[None]:
     """Let functions call kernels of many tensors on the meta device, as on a GPU.
 
     These are fused AdamW and the norm of all gradients. Torch calls them on the devices
-    that two private functions list.
+    that two private functions list, which it offers no way to extend. So the functions
+    are patched until the block ends.
     """
     with contextlib.ExitStack() as patches:
         for module, name in (

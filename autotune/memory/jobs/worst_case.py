@@ -29,7 +29,7 @@ def fullest_batch(
     Args:
         config: Trainer settings.
         vocab_size: Tokens of the vocabulary.
-        special_ids: Tokens that are no words.
+        special_ids: Tokens that are not words.
         documents_per_sequence: Mean number of documents in a sequence. It matters as
             kernels that compute documents one by one round up each of them.
     """

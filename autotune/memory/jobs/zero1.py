@@ -22,7 +22,7 @@ def keep_largest_part(
             parameter.grad = None
 
     if not keeps_gradients:
-        # The optimizer's own zero_grad knows its part alone.
+        # The optimizer's own ``zero_grad`` clears the gradients of its part only.
         optimizer.register_step_post_hook(drop_gradients)
     kept = _parameters_of_fullest_rank(optimizer, ranks)
     for group in optimizer.param_groups:

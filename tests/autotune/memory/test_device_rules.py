@@ -12,31 +12,42 @@ from transformers import AutoModelForMaskedLM
 
 from autotune.memory.jobs import device_rules
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
-from autotune.memory.jobs.device_rules import DeviceRules
-from autotune.memory.jobs.kernels import within_kernels
-from autotune.memory.values import Term
+from autotune.memory.jobs.device_rules import DeviceKind, DeviceRules
+from autotune.memory.jobs.kernels import request_rules
+from autotune.memory.values import Allocation, Term
+from autotune.speed.values import StepWork
 from testbed.simulators.allocator import SPECIAL_IDS
 from trainer.config.train_config import ModelSettings
 from trainer.model.encoder import build_config
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
-NAMESPACES = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
+NAMESPACES = device_rules._NAMESPACES
 OWN_NAMES = {"__matmul__", "__pow__", "cross_entropy", "norm"}
 """Names on our lists alone: two operators of Python; ``cross_entropy``, which calls a
 function of the list where it cannot be seen; and ``norm``, which has a macro of its
 own."""
 LISTS = {
-    "AT_FORALL_LOWER_PRECISION_FP": device_rules._LOWER,
-    "AT_FORALL_FP32": device_rules._WIDER,
-    "AT_FORALL_FP32_SET_OPT_DTYPE": device_rules._WIDER_RESULT,
+    "AT_FORALL_LOWER_PRECISION_FP": device_rules._CAST_TO_BF16,
+    "AT_FORALL_FP32": device_rules._CAST_TO_FP32,
+    "AT_FORALL_FP32_SET_OPT_DTYPE": device_rules._FP32_RESULT,
 }
-"""Our lists by device, each with torch's macro of the functions on CUDA."""
+"""Our lists of each device, by torch's macro that names the same functions on CUDA."""
 TINY = {
     "num_hidden_layers": 2,
     "hidden_size": 32,
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
+META = "meta"
+NO_WORK = StepWork(micro_batch_size=1, padded_tokens=1, model_flops=0.0, kernels=())
+SEQUENCES = 2
+HEADS = 4
+POSITIONS = 256
+WEIGHTS_BYTES = SEQUENCES * HEADS * POSITIONS * POSITIONS * 2
+"""Attention weights in bf16: more bytes than any other block of attention takes."""
+
+
+# The lists of functions.
 
 
 def named_in_header(macro: str) -> set[str]:
@@ -80,54 +91,62 @@ def test_cpu_lists_are_those_of_autocast():
     assert ours - torchs <= OWN_NAMES
 
 
+def names_on_lists(kind: DeviceKind) -> list[str]:
+    return " ".join(by_kind[kind] for by_kind in LISTS.values()).split()
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_no_function_is_on_two_lists(kind):
-    names = " ".join(by_kind[kind] for by_kind in LISTS.values()).split()
+    names = names_on_lists(kind)
     assert len(names) == len(set(names))
-    assert all(
-        any(hasattr(namespace, name) for namespace in NAMESPACES) for name in names
-    )
 
 
-def rules(
-    kind: device_rules.DeviceKind, *, bf16: bool
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_torch_has_every_listed_function(kind):
+    for name in names_on_lists(kind):
+        assert any(hasattr(namespace, name) for namespace in NAMESPACES), name
+
+
+# The rules.
+
+
+def make_rules(
+    kind: DeviceKind, *, bf16: bool
 ) -> tuple[AllocationRecorder, DeviceRules]:
-    recorder = AllocationRecorder(within_kernels(kind))
+    """Return a recorder and the rules of a device, to enter together."""
+    recorder = AllocationRecorder(request_rules(kind))
     return recorder, DeviceRules(kind, bf16=bf16, recorder=recorder)
 
 
-def test_memory_of_flash_attention_3_backward():
-    rule = within_kernels("cuda", "fa3")[
-        torch.ops.torch_attn._varlen_attn_backward.default
-    ]
-    query = torch.empty(1000, 12, 72, device="meta")
-    edges = torch.arange(0, 1001, 100, dtype=torch.int32)
-    # 1,000 and 64 for each of 10 documents, in tiles of 64.
-    positions = 1664
-    number_bytes = 4 * 12 * positions
-    # Heads of 72 dimensions are computed as 96.
-    sums_bytes = number_bytes * 96
-    requested = [block.size_bytes for block in rule(query, query, query, edges)[1:4]]
-    assert requested == [number_bytes, number_bytes, sums_bytes]
+def allocations_of(recorder: AllocationRecorder) -> tuple[Allocation, ...]:
+    """Return the recorded allocations; the work of a step matters to none of them."""
+    return recorder.trace(NO_WORK, predicted_tokens=0).allocations
 
 
 @pytest.mark.parametrize(
-    ("width", "masked", "kernel"),
+    ("head_dimensions", "masked", "kernel"),
     [
         pytest.param(64, False, "flash forward", id="usual head"),
         pytest.param(64, True, "efficient forward", id="mask"),
+        # FlashAttention has heads of 256 dimensions at most.
         pytest.param(288, False, "efficient forward", id="wide head"),
+        # 52 bytes in bf16; the kernel that takes a mask needs a multiple of 16.
         pytest.param(26, True, None, id="unaligned head"),
     ],
 )
-def test_attention_kernel_depends_on_the_head_size(width, masked, kernel):
-    recorder, active_rules = rules("cuda", bf16=True)
-    heads = torch.empty(1, 2, 32, width, dtype=torch.bfloat16, device="meta")
+def test_attention_kernel_depends_on_the_head_size(head_dimensions, masked, kernel):
+    recorder, rules = make_rules("cuda", bf16=True)
+    sequences, heads, positions = 1, 2, 32
+    query = torch.empty(
+        sequences, heads, positions, head_dimensions, dtype=torch.bfloat16, device=META
+    )
     mask = None
     if masked:
-        mask = torch.zeros(1, 1, 32, 32, dtype=torch.bfloat16, device="meta")
-    with recorder, active_rules:
-        functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+        mask = torch.zeros(
+            sequences, 1, positions, positions, dtype=torch.bfloat16, device=META
+        )
+    with recorder, rules:
+        functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
     attention_kernels = [
         counted.name
         for counted in recorder.kernels.counts
@@ -138,8 +157,8 @@ def test_attention_kernel_depends_on_the_head_size(width, masked, kernel):
     assert attention_kernels == expected
 
 
-def dtypes_of(model: nn.Module, run) -> list[tuple[str, torch.dtype]]:
-    """Return the dtype of every module's result, in the order of their calls."""
+def result_dtypes(model: nn.Module, run) -> list[tuple[str, torch.dtype]]:
+    """Return the dtype of every module's result in a run, in the order of the calls."""
     dtypes: list[tuple[str, torch.dtype]] = []
 
     def note_dtype(
@@ -164,7 +183,7 @@ def gradient_dtypes(model: nn.Module) -> list[tuple[str, torch.dtype]]:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_dtypes_on_meta_are_those_of_autocast(family, training):
     settings = ModelSettings(name=family, config=TINY | {"model_type": family})
     config = build_config(
@@ -183,18 +202,18 @@ def test_dtypes_on_meta_are_those_of_autocast(family, training):
         ).backward()
 
     real = build("cpu")
-    traced = build("meta")
+    traced = build(META)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = dtypes_of(real, lambda: step(real, "cpu"))
-    recorder, active_rules = rules("cpu", bf16=True)
-    with recorder, active_rules:
-        dtypes = dtypes_of(traced, lambda: step(traced, "meta"))
+        expected = result_dtypes(real, lambda: step(real, "cpu"))
+    recorder, rules = make_rules("cpu", bf16=True)
+    with recorder, rules:
+        dtypes = result_dtypes(traced, lambda: step(traced, META))
     assert dtypes == expected
+    # The case is of use: autocast casts some results only.
     assert {dtype for _, dtype in dtypes} == {torch.bfloat16, torch.float32}
     assert gradient_dtypes(traced) == gradient_dtypes(real)
 
 
-# Each function with the dtype of its result under autocast to bf16 on CUDA.
 CALLS = {
     "linear": (lambda x: functional.linear(x, x), torch.bfloat16),
     "operator @": (lambda x: x @ x, torch.bfloat16),
@@ -212,58 +231,73 @@ CALLS = {
     "gelu": (lambda x: functional.gelu(x.bfloat16()), torch.bfloat16),
     "dropout": (lambda x: functional.dropout(x.bfloat16(), 0.5), torch.bfloat16),
 }
+"""Calls on an fp32 matrix, with the dtype of the result under autocast on CUDA."""
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("bf16", [True, False])
-def test_functions_return_the_dtypes_of_cuda(name, bf16):
-    call, expected = CALLS[name]
-    recorder, active_rules = rules("cuda", bf16=bf16)
-    if not bf16:
-        # Without autocast, rules change no dtype.
-        expected = call(torch.ones(4, 4)).dtype
-    with recorder, active_rules:
-        assert call(torch.empty(4, 4, device="meta")).dtype == expected
+@pytest.mark.parametrize(
+    ("call", "dtype"), [pytest.param(*case, id=name) for name, case in CALLS.items()]
+)
+def test_functions_return_the_dtypes_of_autocast(call, dtype):
+    recorder, rules = make_rules("cuda", bf16=True)
+    with recorder, rules:
+        assert call(torch.empty(4, 4, device=META)).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "call", [pytest.param(call, id=name) for name, (call, _) in CALLS.items()]
+)
+def test_rules_without_bf16_change_no_dtype(call):
+    recorder, rules = make_rules("cuda", bf16=False)
+    with recorder, rules:
+        assert (
+            call(torch.empty(4, 4, device=META)).dtype == call(torch.ones(4, 4)).dtype
+        )
 
 
 def test_weight_is_cast_once_per_forward():
-    recorder, active_rules = rules("cuda", bf16=True)
-    weight = nn.Parameter(torch.empty(64, 64, device="meta"))
-    copy_bytes = 64 * 64 * 2
+    recorder, rules = make_rules("cuda", bf16=True)
+    weight = nn.Parameter(torch.empty(64, 64, device=META))
+    copy = Allocation(size_bytes=64 * 64 * 2, term=Term.COPIES)
 
-    def copies() -> int:
-        made = [
+    def copies() -> list[Allocation]:
+        return [
             allocation
-            for allocation in recorder.trace(1, 1).allocations
+            for allocation in allocations_of(recorder)
             if allocation.term == Term.COPIES
         ]
-        assert all(allocation.size_bytes == copy_bytes for allocation in made)
-        return len(made)
 
-    with recorder, active_rules:
-        x = torch.empty(8, 64, device="meta")
-        with active_rules.autocast("meta"):
+    with recorder, rules:
+        x = torch.empty(8, 64, device=META)
+        with rules.autocast(META):
             functional.linear(x, weight)
             functional.linear(x, weight)
-        assert copies() == 1
+        assert copies() == [copy]
+        # As a recomputation in backward does, outside of autocast's block.
         functional.linear(x, weight)
-        assert copies() == 2
+        assert copies() == [copy, copy]
+
+
+def largest_block_of_attention(kind: DeviceKind, *, dropout: float) -> int:
+    """Return the bytes of the largest block of attention in bf16, backward included."""
+    recorder, rules = make_rules(kind, bf16=True)
+    with recorder, rules:
+        query = torch.empty(
+            SEQUENCES, HEADS, POSITIONS, 32, device=META, requires_grad=True
+        )
+        functional.scaled_dot_product_attention(
+            query, query, query, dropout_p=dropout
+        ).sum().backward()
+    return max(allocation.size_bytes for allocation in allocations_of(recorder))
 
 
 def test_attention_on_gpu_keeps_no_weights():
-    def largest_block_bytes(kind: device_rules.DeviceKind, dropout: float) -> int:
-        recorder, active_rules = rules(kind, bf16=True)
-        with recorder, active_rules:
-            query = torch.empty(2, 4, 256, 32, device="meta", requires_grad=True)
-            functional.scaled_dot_product_attention(
-                query, query, query, dropout_p=dropout
-            ).sum().backward()
-        return max(
-            allocation.size_bytes for allocation in recorder.trace(1, 1).allocations
-        )
+    assert largest_block_of_attention("cuda", dropout=0.1) < WEIGHTS_BYTES
 
-    # 2 sequences, 4 heads, 256 positions for each of 256, in bf16.
-    weights_bytes = 2 * 4 * 256 * 256 * 2
-    assert largest_block_bytes("cuda", 0.1) < weights_bytes
-    assert largest_block_bytes("cpu", 0.0) < weights_bytes
-    assert largest_block_bytes("cpu", 0.1) >= weights_bytes
+
+def test_attention_on_cpu_keeps_no_weights_without_dropout():
+    assert largest_block_of_attention("cpu", dropout=0.0) < WEIGHTS_BYTES
+
+
+def test_attention_on_cpu_keeps_weights_with_dropout():
+    # The CPU's kernel has no dropout.
+    assert largest_block_of_attention("cpu", dropout=0.1) >= WEIGHTS_BYTES
