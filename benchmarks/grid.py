@@ -230,7 +230,7 @@ def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) 
         (probed,) = probe_models(bench, [probe_request], place / "profiles")
         stored = read_profile(probed.path)
         windows = SweepRequest(
-            data=data, reports=place / "reports", minutes=1e6, window_s=WINDOW_S
+            data=data, reports=place / "reports", budget_s=60e6, window_s=WINDOW_S
         )
         request = explore_request(bench, stored, probe_request, windows)
         plain = [cell for cell in request.cells if not cell.compile]

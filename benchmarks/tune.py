@@ -235,7 +235,7 @@ def _request(grid: Grid) -> ExploreRequest:
     request = SweepRequest(
         data=Path("grid"),
         reports=Path("grid"),
-        minutes=MINUTES,
+        budget_s=60 * MINUTES,
         window_s=grid.window_s,
         trial_timeout_s=600.0,
     )

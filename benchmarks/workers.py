@@ -337,7 +337,7 @@ def measure_real() -> dict[str, dict[str, Any]]:
             request = SweepRequest(
                 data=data,
                 reports=data,
-                minutes=REAL_BUDGET_S / 60,
+                budget_s=REAL_BUDGET_S,
                 window_s=1.0,
                 trial_timeout_s=120.0,
                 replayed_step_s=step_s,

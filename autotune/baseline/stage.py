@@ -47,7 +47,7 @@ def compare_recipes(
     """
     train = stored.profile.train
     probe = require_local_probe(stored, bench.fingerprint(train.model))
-    ranks = local_ranks(bench.site, request.ranks or probe.local_ranks)
+    ranks = local_ranks(bench.site, request.local_ranks or probe.local_ranks)
     training = training_windows(bench, train, request, ranks)
     max_workers, limit = training.limits.max_workers()
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:

@@ -511,18 +511,13 @@ class SweepOptions:
         """
         from autotune.workers.values import SweepRequest
 
-        data, minutes, timeout_s = (
-            stored.data_dir(self.data),
-            time_limit_s / 60,
-            self.trial_timeout_s,
-        )
         return SweepRequest(
-            data=data,
+            data=stored.data_dir(self.data),
             reports=reports,
-            minutes=minutes,
-            ranks=self.ranks,
-            trial_timeout_s=timeout_s,
-            ends_s=time.time() + time_limit_s,
+            budget_s=time_limit_s,
+            local_ranks=self.ranks,
+            trial_timeout_s=self.trial_timeout_s,
+            budget_ends_s=time.time() + time_limit_s,
             **more,
         )
 

@@ -158,7 +158,7 @@ def tune_network(
         Undecided: If links or steps could not be measured.
     """
     train, place = stored.profile.train, report_directory(stored.path, request.reports)
-    ranks = request.ranks or require_local_probe(stored).local_ranks
+    ranks = request.local_ranks or require_local_probe(stored).local_ranks
     with open_multirank(
         train.device,
         request.data,

@@ -75,12 +75,12 @@ class Session(Bench):
         """
         title = f"{name} {model.name}"
         budget_s = request.budget_s
-        if request.ends_s is not None:
-            budget_s = min(budget_s, request.ends_s - time.time())
+        if request.budget_ends_s is not None:
+            budget_s = min(budget_s, request.budget_ends_s - time.time())
         with self.display.show(title, budget_s=budget_s) as update:
             directory = trial_log.report_directory(profile, request.reports)
             runner = self.runner(directory, self.fingerprint(model), update, trials)
-            runner.budget_ends_s = request.ends_s
+            runner.budget_ends_s = request.budget_ends_s
             yield runner
 
 

@@ -174,7 +174,7 @@ def tune_between_nodes(
     request = SweepRequest(
         data=data,
         reports=reports,
-        minutes=time_limit_s / 60,
+        budget_s=time_limit_s,
         trial_timeout_s=trial_timeout_s,
     )
     _say(measure_between_nodes(tuned, request), as_json=False)

@@ -287,10 +287,10 @@ class Tuning:
         request = SweepRequest(
             data=asked.data,
             reports=asked.reports,
-            minutes=stage.budget_s / 60,
+            budget_s=stage.budget_s,
             window_s=self.request.window_s,
             trial_timeout_s=asked.trial_timeout_s,
-            ends_s=self._ends_s(1 + OVERRUN_SHARE),
+            budget_ends_s=self._ends_s(1 + OVERRUN_SHARE),
         )
         if stage.name == "explore":
             return explore_settings(bench, stored, asked, request).choice
@@ -411,7 +411,7 @@ def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult
             compare_recipes(
                 bench,
                 stored,
-                replace(request, minutes=min(BASELINE_MINUTES, request.minutes)),
+                replace(request, budget_s=min(60 * BASELINE_MINUTES, request.budget_s)),
             )
         waited_s += bench.server.waited_s
     if found["report"] is not None:

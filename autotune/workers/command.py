@@ -1,4 +1,7 @@
-"""``autotune workers``: the fewest DataLoader workers that do not cost throughput."""
+"""``autotune workers``: the fewest DataLoader workers that do not cost throughput.
+
+Functions import the modules that they need, so that other commands start fast.
+"""
 
 import sys
 import time
@@ -14,6 +17,30 @@ if TYPE_CHECKING:
     from autotune.memory.values import ProbeEvidence
     from autotune.profiles.store import StoredProfile
     from autotune.workers.values import SweepRequest
+
+_OPTIONS_OF_OWN_LOADER = frozenset(
+    {
+        "profile",
+        "step",
+        "arguments",
+        "along",
+        "loader",
+        "window_s",
+        "max_workers",
+        "time_limit_s",
+        "step_time_s",
+        "device",
+        "trial_timeout_s",
+        "slurm",
+        "wait",
+        "dry_run",
+        "as_json",
+        "here",
+        "reports",
+    }
+)
+"""Options of a sweep of your own loader, by the names of parameters. It rejects
+others."""
 
 
 @opt.grouped
@@ -61,7 +88,7 @@ def workers(
         from autotune.integrations.command import sweep_own
         from autotune.integrations.stage import sweep_request
 
-        own.reject_others(context, _OPTIONS_OF_OWN_LOADER)
+        own.reject_others(context, kept=_OPTIONS_OF_OWN_LOADER)
         own_request = sweep_request(
             own.codes(loader=loader),
             sweep.profile,
@@ -82,13 +109,13 @@ def workers(
     probe = require_local_probe(stored)
     request = sweep.request(
         stored,
-        job.reports,
-        time_limit_s,
+        reports=job.reports,
+        time_limit_s=time_limit_s,
         window_s=window_s,
         max_workers=max_workers,
         replayed_step_s=step_time_s,
     )
-    _sweep_profile(context, stored, probe, request, job, time_limit_s=time_limit_s)
+    _sweep_profile(context, stored, probe, request, job)
 
 
 def _sweep_profile(
@@ -97,10 +124,16 @@ def _sweep_profile(
     probe: "ProbeEvidence",
     request: "SweepRequest",
     job: JobOptions,
-    *,
-    time_limit_s: float,
 ) -> None:
-    """Sweep the trainer's own DataLoader for a probed profile, here or as a job."""
+    """Sweep the trainer's own DataLoader for a probed profile, here or as a job.
+
+    Args:
+        context: Command line, from which a job repeats it.
+        stored: Probed profile, into which the number of workers is written.
+        probe: Evidence of its probe.
+        request: Windows to measure, with their time budget.
+        job: Options of a SLURM job, and of the output.
+    """
     from autotune.base.document import answer_json
     from autotune.trials.session import open_session
     from autotune.tune.decide import sweep_time_text
@@ -119,45 +152,26 @@ def _sweep_profile(
     if job.submitted_or_rejected(context, job_request):
         return
     device = "cpu" if is_replayed else train.device
-    sys.stderr.write(sweep_time_text("workers", device, request.window_s, time_limit_s))
+    sys.stderr.write(
+        sweep_time_text("workers", device, request.window_s, limit_s=request.budget_s)
+    )
     without_gpu = _next_step_without_gpu(stored, probe)
-    with open_session(device, request.data, without_gpu=without_gpu) as bench:
-        evidence = count_workers(bench, stored, request)
+    with open_session(device, request.data, without_gpu=without_gpu) as session:
+        evidence = count_workers(session, stored, request)
     if job.as_json:
         print(answer_json(evidence))
     else:
         print(workers_text(evidence, stored.path, request.data))
 
 
-_OPTIONS_OF_OWN_LOADER = frozenset(
-    {
-        "profile",
-        "step",
-        "arguments",
-        "along",
-        "loader",
-        "window_s",
-        "max_workers",
-        "time_limit_s",
-        "step_time_s",
-        "device",
-        "trial_timeout_s",
-        "slurm",
-        "wait",
-        "dry_run",
-        "as_json",
-        "here",
-        "reports",
-    }
-)
-"""Options of a sweep of your own loader."""
-
-
 def _next_step_without_gpu(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
-    """Return the next step for a machine without the profile's GPU."""
+    """Return the next step for a machine without the profile's GPU.
+
+    It has a placeholder for the step's time, unless the probe timed the micro-batch
+    size of the profile.
+    """
     from autotune.profiles.decide.follow_up import command
 
-    # A placeholder, unless the probe timed the chosen micro-batch size.
     step_time = "T"
     for point in probe.curve:
         if point.micro_batch_size == stored.profile.train.micro_batch_size:

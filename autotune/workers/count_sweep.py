@@ -41,6 +41,7 @@ class NamedWindow:
     name: str
     """Name for people, unique in its round."""
     trial: Trial
+    """Trial that measures it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     """
 
     runner: TrialRunner
+    """Runner of the windows, with their trial log."""
     budget_s: float
     """Time budget of all windows."""
     rounds: list[dict[Count, FiguresT]] = field(default_factory=list)
@@ -61,6 +63,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     max_workers_because: str = field(init=False)
     """Reason for ``max_workers``."""
     measurement: Rounds = field(init=False)
+    """Measurement of the rounds, with their number and time."""
     _ran_out_of_time: bool = False
     """True if the time left was too short for another window."""
 
@@ -185,8 +188,14 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
         return figures
 
     def _reject_failure(self, name: str, outcome: Outcome, seconds: float) -> None:
-        """Raise an error if the window that just ended has no figures."""
-        # Unlike its name, the label of the finished trial says its round and attempt.
+        """Raise an error if the window that just ended has no figures.
+
+        Args:
+            name: Name of the window. It is ignored: unlike it, the label of the
+                finished trial says its round and attempt.
+            outcome: Outcome of the window.
+            seconds: Time of the window, which makes no difference.
+        """
         label = self.runner.finished[-1].label
         if workers_died(outcome):
             raise WorkersDied(f"{label}: {describe(outcome)}")
@@ -272,10 +281,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
 
     @property
     def worker_bytes(self) -> int | None:
-        """Memory of the largest DataLoader worker so far.
-
-        None before one was measured.
-        """
+        """Memory of the largest DataLoader worker so far; None if none was measured."""
         return _largest_known(figures.worker_bytes for figures in self.all_windows)
 
     def evidence_fields(self, choice: WorkersChoice) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from autotune.base.document import sentence
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_share
 from autotune.base.wording import format_window_bounds
-from autotune.workers.values import VERDICT_WORDS, CountEvidence, CountRow
+from autotune.workers.values import CountEvidence, CountRow
 
 
 def count_head(title: str, chosen: str, evidence: CountEvidence) -> doc.Pairs:
@@ -51,5 +51,5 @@ def _count_cells(row: CountRow, rate: str) -> Row:
         format_share(row.data_wait_share),
         format_share(utilisation_share),
         format_bytes(row.memory_bytes),
-        VERDICT_WORDS[row.verdict],
+        row.verdict_words,
     ]

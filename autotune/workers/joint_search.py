@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 PREFETCH_CHOICES = (1, 2, 4, 8)
+"""Micro-batches that a worker loads ahead, to try."""
 MOST_TRIALS = 12
 """Limit of settings that the search tries."""
 VERIFYING_ROUNDS = 12
@@ -36,14 +37,16 @@ alone."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    """Loader settings of a window to measure."""
+    """Window to measure."""
 
     data: DataSettings
+    """Loader settings of the window."""
     cached: bool = False
     """True to train on cached batches, without data loading."""
 
     @property
     def name(self) -> str:
+        """Name for people, unique in a round."""
         if self.cached:
             return "cached batches"
         return (
@@ -56,7 +59,7 @@ class _Window:
 def gap_remains(choice: WorkersChoice) -> bool:
     """Return True if no number of workers closes the gap to cached batches.
 
-    Even the best one is below at 98 % confidence, and waits for data.
+    Even the best one is too slow at 98 % confidence, and waits for data.
     """
     best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
     return not choice.keeps_up and best.high is not None and best.high < ENOUGH_SHARE
@@ -65,14 +68,14 @@ def gap_remains(choice: WorkersChoice) -> bool:
 def search_joint(
     sweep: Sweep, choice: WorkersChoice, trials: int = MOST_TRIALS
 ) -> JointChoice | None:
-    """Search after a sweep, then compare the best with workers alone.
+    """Search loader settings after a sweep, and compare the best with workers alone.
 
-    The comparison interleaves windows of the best settings with those of the best
-    number of workers alone.
+    The comparison interleaves windows of the best settings with windows of the number
+    of workers that the sweep chose, whose other settings are those of the profile.
 
     Args:
-        sweep: The sweep, which is over.
-        choice: Its choice.
+        sweep: Finished sweep.
+        choice: Choice of the sweep.
         trials: Settings to try, each in a window next to one on cached batches.
 
     Returns:
@@ -90,7 +93,7 @@ def search_joint(
     try:
         ratio = _verify(sweep, len(sweep.rounds) + tried, candidate, alone)
     except WorkersDied:
-        # It ran once, but is not safe to train with.
+        # The candidate ran once in the search, but is not safe to train with.
         return None
     settings = {
         name: getattr(candidate, name) for name in tagged(DataSettings, Tag.LOADER)
@@ -108,7 +111,10 @@ def search_joint(
 def _search(
     sweep: Sweep, alone: DataSettings, trials: int
 ) -> dict[DataSettings, list[float]]:
-    """Try settings; return the ratios to cached batches of those that ran."""
+    """Try settings, and return their ratios to cached batches.
+
+    Settings whose workers die, or would not fit into memory, are left out.
+    """
     from optuna.trial import TrialState
 
     is_replayed = sweep.training.request.replayed_step_s is not None
@@ -146,9 +152,10 @@ def _check_memory(sweep: Sweep, data: DataSettings) -> None:
 def _verify(
     sweep: Sweep, first_round: int, candidate: DataSettings, alone: DataSettings
 ) -> Interval:
-    """Interleave windows of two settings until they differ; return their ratio.
+    """Interleave windows of two settings, and return the ratio of their throughput.
 
-    It also ends if the rounds or the time are used up.
+    This ends when the settings differ at 98 % confidence, or the rounds or the time are
+    used up.
     """
     windows = (_Window(data=candidate), _Window(data=alone))
     pairs: list[tuple[float, float]] = []

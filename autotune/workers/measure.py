@@ -34,8 +34,11 @@ class TrainingWindows:
     """Request for windows of a profile's training on a known machine."""
 
     request: SweepRequest
+    """Windows to measure, with their time budget."""
     config: TrainConfig
+    """Trainer settings of the profile."""
     limits: LoaderLimits
+    """Limits of the DataLoader workers of a rank."""
     storage: str = ""
     """Name of the storage that holds the dataset; trial logs are reused on the same
     storage only."""
@@ -46,6 +49,7 @@ class Sweep(CountSweep[TrainingFigures]):
     """Measure numbers of workers of the trainer's own DataLoader."""
 
     training: TrainingWindows
+    """Request for the windows of the sweep."""
 
     @property
     def limits(self) -> LoaderLimits:

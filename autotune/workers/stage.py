@@ -26,7 +26,7 @@ EXPECTED_TRIALS = 24
 def count_workers(
     bench: Session, stored: StoredProfile, request: SweepRequest
 ) -> WorkersEvidence:
-    """Find the smallest sufficient number of workers; write it into the profile.
+    """Find the smallest sufficient number of workers, and write it into the profile.
 
     Args:
         bench: Session on the machine and the dataset.
@@ -71,7 +71,7 @@ def _windows_of(
     probe = require_local_probe(
         stored, bench.fingerprint(config.model), replayed=is_replayed
     )
-    ranks = request.ranks or probe.local_ranks
+    ranks = request.local_ranks or probe.local_ranks
     if is_replayed:
         # A replay needs no GPU, so this machine may have fewer than ranks.
         config = config.model_copy(update={"device": "cpu"})

@@ -7,6 +7,12 @@ from autotune.base.units import format_percent, format_share
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.values import WorkersEvidence, WorkersRow
 
+_THROUGHPUT_COLOUR = 0
+_UTILISATION_COLOUR = 2
+_WAIT_COLOUR = 5
+"""Colours of the lines, as numbers of the chart's palette. They do not depend on
+whether there is a GPU."""
+
 
 def throughput_chart(evidence: WorkersEvidence, table: doc.Table) -> doc.Chart:
     """Return the chart of a sweep, with the table of its values."""
@@ -56,8 +62,12 @@ def _lines(rows: Sequence[WorkersRow]) -> list[doc.Line]:
     )
     waits = tuple(doc.Point(x=row.num_workers, y=row.data_wait_share) for row in rows)
     lines = [
-        doc.Line(name="throughput vs cached batches", points=throughput, colour=0),
-        doc.Line(name="data wait", points=waits, colour=5),
+        doc.Line(
+            name="throughput vs cached batches",
+            points=throughput,
+            colour=_THROUGHPUT_COLOUR,
+        ),
+        doc.Line(name="data wait", points=waits, colour=_WAIT_COLOUR),
     ]
     utilisation = tuple(
         doc.Point(x=row.num_workers, y=row.gpu.utilisation_share)
@@ -65,5 +75,9 @@ def _lines(rows: Sequence[WorkersRow]) -> list[doc.Line]:
         if row.gpu is not None and row.gpu.utilisation_share is not None
     )
     if utilisation:
-        lines.append(doc.Line(name="GPU utilisation", points=utilisation, colour=2))
+        lines.append(
+            doc.Line(
+                name="GPU utilisation", points=utilisation, colour=_UTILISATION_COLOUR
+            )
+        )
     return lines

@@ -31,14 +31,17 @@ class TrainingRequest(TrialRequest):
     cached: bool
     """True if batches are cached, which gives the upper bound without data loading."""
     round: int
-    """Number of the round; its windows read sequences in the same order."""
+    """Number of the round, from 0; its windows read sequences in the same order."""
     interleaved_with: list[str]
     """Names of all windows of the round."""
     storage: str
     """File system that the dataset is read from."""
     window_s: float
+    """Least duration of the window."""
     min_steps: int
+    """Fewest optimizer steps of the window."""
     local_ranks: int
+    """Ranks that train together on this node."""
     replayed_step_s: float | None
     """Time of a replayed micro-batch; None runs the trainer's own step."""
     sample_delay_s: float
@@ -47,24 +50,33 @@ class TrainingRequest(TrialRequest):
     """True if the loss of each step is reported."""
 
 
-VERDICT_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
-"""Words that users read for each verdict."""
+_VERDICT_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
 
 
 class CountRow(RatioBounds):
-    """Results of windows with one number of workers."""
+    """Results of the windows of a sweep with one number of DataLoader workers.
+
+    The sweep is of the trainer's own loader, or of yours.
+    """
 
     num_workers: NonNegative
     """DataLoader workers of each rank."""
     ratio_to_cached: PositiveFloat
     """Throughput over that of the same step on cached batches, round by round."""
     verdict: Literal["verified", "refuted", "open"]
+    """Verdict on whether so many workers are sufficient."""
     data_wait_share: Share
     """Median share of a window in which GPUs waited for data, summed over local
     ranks."""
     memory_bytes: Positive | None = None
     """Memory of all local ranks and their workers, the largest of all windows."""
     gpu: GpuUse | None = None
+    """Use of the GPUs, as means over windows and GPUs; None without a GPU."""
+
+    @property
+    def verdict_words(self) -> str:
+        """Verdict in the words that users read."""
+        return _VERDICT_WORDS[self.verdict]
 
     @property
     def ratio(self) -> Interval:
@@ -91,9 +103,13 @@ class JointChoice(RatioBounds):
     """
 
     trials: Positive
+    """Number of settings that were tried."""
     num_workers: NonNegative
+    """DataLoader workers of each rank, in the best settings that were tried."""
     prefetch_factor: Positive
+    """Micro-batches that each of these workers loads ahead."""
     pin_memory: bool
+    """True if these settings pin memory for copies to the GPU."""
     ratio_to_workers_alone: PositiveFloat
     """Throughput over that of workers alone, round by round."""
     adopted: bool
@@ -113,16 +129,22 @@ class CountEvidence(StrictTable):
     undecided_between: list[NonNegative] = Field(default_factory=list)
     """Fewest and most workers that may be sufficient; empty if it is decided."""
     choice: str
+    """Reason for ``chosen``, and what is undecided, in words."""
     next_smaller: str | None = None
-    """Result of the next smaller count that was measured."""
+    """Result of the next smaller count that was measured, as a sentence; None if there
+    is no such count."""
     keeps_up: bool
     """True if data loading with the chosen count keeps up with the training step."""
     max_workers: NonNegative
+    """Most DataLoader workers of a rank that the sweep could try."""
     max_workers_because: str
+    """Reason for ``max_workers``, in words."""
     window_s: PositiveFloat
     """Minimum duration of a window."""
     windows: Positive
+    """Number of windows that gave figures, those on cached batches included."""
     seconds: NonNegativeFloat
+    """Seconds that all windows took together, including those from the trial log."""
     gpu_source: str
     """Source of the GPU figures, or the reason why they are missing."""
     replayed_step_s: PositiveFloat | None = None
@@ -135,11 +157,15 @@ class WorkersEvidence(CountEvidence):
     cached_padded_tokens_per_s: list[float]
     """Tokens/s including padding of the same step on cached batches, in each window."""
     rows: list[WorkersRow]
+    """Results by number of workers, in ascending order."""
     joint: JointChoice | None = None
+    """Result of the joint search; None if there was none."""
     local_ranks: Positive
+    """Ranks that trained together on this node."""
     consumer: str
     """Consumer of the batches: the training step, or a replay of one."""
     data_filesystem: str | None = None
+    """Type of the file system that the dataset is on; None if unknown."""
     data_on_network: bool = False
     """True if the dataset is on a shared network file system."""
     operating_state: str | None = None
@@ -151,23 +177,26 @@ class SweepRequest:
     """Request for windows of training, with their time budget."""
 
     data: Path
+    """Directory of the dataset."""
     reports: Path
-    minutes: float
-    """Time budget of all windows, including those from the trial log; the result may be
-    undecided after it, but three rounds are measured unless ``ends_s`` is over."""
-    ranks: int | None = None
+    """Directory of reports, which has the trial logs."""
+    budget_s: float
+    """Time budget of all windows, including those from the trial log. The result may be
+    undecided when it is used up. Three rounds are measured even beyond it, but not
+    beyond ``budget_ends_s``."""
+    local_ranks: int | None = None
     """Number of local ranks; None means as probed."""
     max_workers: int | None = None
+    """Most DataLoader workers of a rank that may be tried; None means as many as CPUs
+    and memory allow."""
     window_s: float = WINDOW_S
+    """Least duration of a window."""
     replayed_step_s: float | None = None
     """Time of a micro-batch on the simulated GPU; None runs the training step."""
     sample_delay_s: float = 0.0
     """Delay added to the reading of each sample, which simulates slower storage."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
-    ends_s: float | None = None
-    """Deadline as Unix time: no window starts that is likely to end later."""
-
-    @property
-    def budget_s(self) -> float:
-        """Time budget in seconds."""
-        return 60 * self.minutes
+    """Time after which a window is stopped as failed."""
+    budget_ends_s: float | None = None
+    """Deadline as Unix time: no window starts that is likely to end later. None means
+    that there is no deadline."""

@@ -151,7 +151,7 @@ def windows_of(
     defaults = {
         "data": Path("data"),
         "reports": Path("r"),
-        "minutes": budget_s / 60,
+        "budget_s": budget_s,
         "window_s": 1.0,
         "trial_timeout_s": 10.0,
     }

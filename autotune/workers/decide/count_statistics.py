@@ -30,7 +30,9 @@ class WindowFigures(NamedTuple):
     """Figures of one window with one count."""
 
     tokens_per_s: float
+    """Rate by which counts are compared."""
     data_wait_share: float
+    """Share of the window in which the GPU waited for data."""
 
 
 Round = Mapping[Count, WindowFigures]
@@ -48,6 +50,7 @@ class CountStatistics:
         self._log_rates: dict[Count, dict[int, float]] = {}
         """Log throughput by count and number of the round."""
         self._wait_shares: dict[int, list[float]] = {}
+        """Share of each window in which GPUs waited for data, by count."""
         for number, windows in enumerate(rounds):
             for count, figures in windows.items():
                 log_rates = self._log_rates.setdefault(count, {})
@@ -58,6 +61,7 @@ class CountStatistics:
         self.counts = sorted(count for count in self._log_rates if count is not None)
         """Measured counts, in ascending order."""
         self._intervals: dict[tuple[int, Count], Interval] = {}
+        """Cache of ``interval``, by count and reference."""
 
     # Number of rounds.
 

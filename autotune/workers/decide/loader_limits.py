@@ -29,11 +29,16 @@ class LoaderLimits:
     """Limits of the DataLoader workers of a rank."""
 
     host: HostFacts
+    """CPUs and memory of the machine."""
     local_ranks: int
+    """Ranks of the machine, which share its CPUs and memory."""
     batch_bytes: int
+    """Mean size of a micro-batch that a worker sends."""
     prefetch_factor: int
+    """Micro-batches that a worker loads ahead."""
     requested_workers: int | None = None
-    """Number of workers that the user requested."""
+    """Workers of each rank that the user requested; None means as many as CPUs and
+    memory allow."""
 
     @property
     def cpus_per_rank(self) -> int:

@@ -37,10 +37,12 @@ GROWTH = 0.25
 
 
 class NextRounds(NamedTuple):
-    """Counts to measure next, and for how many rounds."""
+    """Rounds to measure next."""
 
     counts: tuple[Count, ...]
+    """Counts that each of the rounds has a window of."""
     rounds: int
+    """Number of rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +50,22 @@ class WorkersChoice:
     """Chosen number of DataLoader workers, and the counts that noise leaves open."""
 
     workers: int
+    """Chosen number of DataLoader workers of a rank."""
     undecided_between: tuple[int, ...]
     """Fewest and most workers that may be sufficient; empty if it is decided."""
     ratios: Mapping[int, Interval]
     """Ratio of each measured count to the step on cached batches, with bounds of
     ``CONFIDENCE``."""
     verdicts: Mapping[int, Verdict]
+    """Verdict on each measured count."""
     keeps_up: bool
     """True if the chosen count keeps up with the step, relative to cached batches or by
     its wait for data."""
     proof: str
+    """Reason for the chosen count, or the evidence so far, in words."""
     next_smaller: str | None
-    """Result of the next smaller count that was measured; None if there is none."""
+    """Result of the next smaller count that was measured, in words; None if there is
+    none."""
 
 
 def ladder(max_count: int) -> list[int]:

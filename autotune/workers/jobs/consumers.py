@@ -18,19 +18,27 @@ from trainer.distributed.step import StepResult
 
 
 class Consumer(Protocol):
-    """Consumer of batches; the trainer's runs one step ahead of the device."""
+    """Consumer of batches, such as the trainer's step."""
 
     wait: DataWait
+    """Timer of the waits for data, through which batches are taken."""
 
     def step(self, loader: Iterator[Any]) -> list[Any]:
-        """Take the batches of a step and the step; return the batches."""
+        """Take the batches of a step from a loader, begin the step, and return them."""
 
     def finish(self) -> None:
         """Wait until the device is idle."""
 
 
 class TrainingStep:
-    """The trainer's step, with the host one step ahead of the device."""
+    """The trainer's step, with the host one step ahead of the device.
+
+    Args:
+        training: Training whose step is taken.
+        config: Trainer settings.
+        micro_batches: Micro-batches of a step.
+        device: Device that computes the step.
+    """
 
     def __init__(
         self,
@@ -42,6 +50,7 @@ class TrainingStep:
         self._step = training.step
         self._module = training.module
         self.work = training.work
+        """Work of the model, from which FLOPs are counted."""
         self._config = config
         self._micro_batches = micro_batches
         self._steps_taken = 0
@@ -51,12 +60,13 @@ class TrainingStep:
         self.wait = DataWait(lambda: mark(device))
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches and launch the step.
+        """Take a step's micro-batches, launch the step, and return the micro-batches.
 
-        Return after the device finished the previous one.
+        This returns once the device has finished the step before.
         """
         batches = self.wait.take(loader, self._micro_batches)
         if not self._steps_taken:
+            # Sets the fixed number of attention segments before the first step.
             self._module.expect_documents(batches[0])
         previous = self._last_result
         result = self._step.run(batches, learning_rate(self._config, self._steps_taken))
@@ -76,6 +86,7 @@ class TrainingStep:
         """
         if self._last_result is None:
             return
+        # Reading the loss waits for the device.
         loss = float(self._last_result.loss)
         if not math.isfinite(loss):
             raise ValueError(f"the loss is {loss}")
@@ -107,14 +118,18 @@ class ReplayedStep:
         self._micro_batches = micro_batches
         self._ranks = ranks
         self._idle_from_s = time.perf_counter()
+        """Time at which the simulated GPU has computed all micro-batches so far."""
         self.wait = DataWait(lambda: DeviceEvent(time.perf_counter()))
+        # A training process keeps one core busy. A matmul of this size takes far less
+        # than a millisecond, and so ends close to the time that is waited for.
         torch.set_num_threads(1)
         self._matrix = torch.rand(96, 96)
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
-        """Take a step's micro-batches.
+        """Take a step's micro-batches, and return them once the last one has begun.
 
-        The host is as far ahead of the simulated GPU as the trainer is of a real one.
+        So the host is as far ahead of the simulated GPU as the trainer is of a real
+        one.
         """
         batches = []
         begins_s = self._idle_from_s
@@ -123,7 +138,7 @@ class ReplayedStep:
             ready_s = max(time.perf_counter(), self._idle_from_s)
             (begins_s,) = self._ranks.all_reduce_max(ready_s)
             self._idle_from_s = begins_s + self._micro_batch_s * self._share(batch)
-            self.wait.device_busy_until(_Until(self._idle_from_s))
+            self.wait.device_busy_until(_KnownEvent(self._idle_from_s))
             batches.append(batch)
         self._compute_until(begins_s)
         return batches
@@ -138,8 +153,8 @@ class ReplayedStep:
             torch.mm(self._matrix, self._matrix)
 
 
-class _Until(DeviceEvent):
-    """Device event at a time known in advance."""
+class _KnownEvent(DeviceEvent):
+    """Device event whose time on the host clock is known in advance."""
 
     def reached(self) -> bool:
         assert isinstance(self.moment, float)

@@ -55,12 +55,12 @@ class WindowLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedWindow:
-    """Figures of a window, and the duration that rates of the window are of."""
+    """Figures of a window without rates, and the duration to compute rates with."""
 
     figures: dict[str, Any]
-    """Fields of ``LoadedWindow`` but the rates."""
+    """Fields of ``LoadedWindow``, without rates of tokens and FLOPs."""
     slowest_s: float
-    """Seconds of the slowest rank."""
+    """Duration of the window on the slowest rank."""
 
 
 def timed_window(
@@ -80,7 +80,7 @@ def timed_window(
         length: Length of the window.
     """
     read_before_bytes = footprint.storage_read_bytes()
-    # Forgets the waits of warm-up.
+    # Reading the waits of warm-up resets them.
     consumer.wait.take_waited_s()
     next_steps = round(ranks.all_reduce_max(length.first_steps())[0])
     # All ranks start together.

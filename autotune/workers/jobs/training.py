@@ -26,6 +26,7 @@ from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks, open_libra
 from trainer.model.flops import ModelWork
 
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
+"""Steps before a window, by device. The last one shows the speed of steps."""
 MOST_MICRO_BATCHES = 4
 """Limit of micro-batches in a measured step. The last one synchronises gradients
 and updates, as in training."""
@@ -67,7 +68,8 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         window_s=request.window_s,
         step_s=step_s,
         min_steps=request.min_steps,
-        # Workers deliver in bursts, so a window must have whole bursts.
+        # Workers deliver in bursts of a micro-batch each. A window must have whole
+        # bursts, so its steps come in groups that take as many from every worker.
         group=max(1, workers // math.gcd(workers, micro_batches)),
     )
     figures = _measure_window(loader, consumer, ranks, length)
@@ -96,7 +98,7 @@ def _join_ranks(config: TrainConfig, local: dict[str, Any]) -> Ranks:
 
 
 def _warm_up(consumer: Consumer, loader: Iterator[MicroBatch], steps: int) -> float:
-    """Take steps one by one; return the seconds of the last one."""
+    """Take steps one by one, and return the seconds of the last one."""
     step_s = math.nan
     for _ in range(steps):
         started_s = time.perf_counter()
@@ -154,7 +156,7 @@ def _consumer(
 def _measure_window(
     loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, length: WindowLength
 ) -> dict[str, Any]:
-    """Measure a window; return its figures, with the rates of all ranks together."""
+    """Measure a window, and return its figures with the rates of all ranks together."""
     work = consumer.work if isinstance(consumer, TrainingStep) else None
     counter = _WorkCounter(work)
     window = timed_window(loader, consumer, ranks, counter.add_step, length)

@@ -54,7 +54,7 @@ class Workbench:
         probe_models(self.bench, [probe_request(directory, data)], directory / "p")
         machine.trials.clear()
         self.before = read_profile(self.path)
-        self.windows = SweepRequest(data=data, reports=directory / "r", minutes=10.0)
+        self.windows = SweepRequest(data=data, reports=directory / "r", budget_s=600.0)
 
     def request(self, **changes):
         return explore_request(

@@ -276,7 +276,7 @@ def test_job_leaves_its_result_to_the_next(tuning, monkeypatch, tmp_path, call, 
     requests = []
 
     def measure(found_by, request):
-        requests.append((str(found_by), request.minutes, request.trial_timeout_s))
+        requests.append((str(found_by), request.budget_s, request.trial_timeout_s))
         return tuning.result
 
     monkeypatch.setattr(pipeline, "measure_between_nodes", measure)
@@ -291,4 +291,4 @@ def test_job_leaves_its_result_to_the_next(tuning, monkeypatch, tmp_path, call, 
     assert "profile: p/tiny-cpu.toml" in says(
         *command, "--trial-timeout", "60s", "--reports", "reports"
     )
-    assert requests == [("reports/jobs/tune-7.json", 4.7, 60.0)]
+    assert requests == [("reports/jobs/tune-7.json", 282.0, 60.0)]

@@ -85,8 +85,8 @@ class Stages:
     def does(self, stage, model, request=None):
         self.calls.append((stage, model))
         if request is not None:
-            self.minutes[stage, model] = request.minutes
-            self.ends_s = request.ends_s
+            self.minutes[stage, model] = request.budget_s / 60
+            self.ends_s = request.budget_ends_s
         self.clock.sleep(TOOK_S.get(stage, 0.0))
         if error := self.errors.get((stage, model)):
             raise error
@@ -453,7 +453,7 @@ def test_job_between_nodes_measures_the_network(
     } | changes
     (tmp_path / "tune-7.json").write_text(json.dumps(written))
     request = SweepRequest(
-        data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes
+        data=tmp_path / "data", reports=tmp_path / "r", budget_s=60 * minutes
     )
     result = measure_between_nodes(tmp_path / "tune-7.json", request)
     assert [" ".join(call) for call in stages.calls] == calls

@@ -57,7 +57,7 @@ def sweep(request, monkeypatch, workdir_with_data, says):
 def test_time_limit_is_a_deadline(sweep):
     started_s = time.time()
     request, _ = sweep("10min")
-    assert started_s + 600 <= request.ends_s <= time.time() + 600
+    assert started_s + 600 <= request.budget_ends_s <= time.time() + 600
 
 
 def test_warns_of_too_short_time_limit(sweep):

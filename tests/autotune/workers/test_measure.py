@@ -9,10 +9,9 @@ import pytest
 
 from autotune.errors import OutOfTime, Undecided
 from autotune.machine.values import DiskFacts
-from autotune.trials.job_figures import GpuUseFigures, TrainingFigures
 from autotune.trials.outcomes import Contaminated, Crashed, Measured
 from autotune.trials.runner import ATTEMPTS
-from autotune.workers.measure import evidence, gpu_source
+from autotune.workers.measure import evidence
 from testbed.examples.feeds import (
     CACHED_TOKENS_PER_S,
     DEAD_WORKER,
@@ -24,31 +23,24 @@ from testbed.examples.feeds import (
     loader_settings,
     sweep_on,
 )
-from testbed.examples.trials import TRAINING_FIGURES
 from testbed.fakes import FakeMachine
-from tests.autotune.machine.test_measured_device import H200
 
-GPU = {
-    "samples": 10,
-    "utilisation_share": 0.9,
-    "power_w": 400.0,
-    "sm_clock_mhz": 1500.0,
-    "power_capped_share": 0.5,
-    "gpm_windows": 2,
-    "gpm_tensor_share": 0.4,
-    "series": {"time_s": [1.0]},
-}
-
-ON_GPU = replace(ON_CPU, device="cuda", gpus=(H200,), gpu_absent=None)
 LUSTRE = DiskFacts(
     path="data", filesystem_type="lustre", free_bytes=None, is_network=True
 )
 ON_LUSTRE = replace(ON_CPU, host=replace(ON_CPU.host, disks=(LUSTRE,)))
+STORAGE = "nfs:40"
+"""Storage of the dataset, as trials name it: file system and device number."""
+WINDOW_S = 1.0
+"""Time of every window on the simulated clock."""
 
 
 def evidence_of(sweep, site=ON_CPU):
     """Run a sweep, and return its evidence."""
     return evidence(sweep, sweep.run(), site)
+
+
+# The result of a sweep.
 
 
 @pytest.mark.parametrize("needed", [0, 1, 3, 6])
@@ -60,14 +52,19 @@ def test_finds_the_smallest_sufficient_count(tmp_path, needed):
     assert rows[needed].verdict == "verified"
     assert rows[needed].ratio_to_cached == pytest.approx(1.0, abs=0.01)
     assert all(rows[count].verdict == "refuted" for count in rows if count < needed)
-    assert workers.cached_padded_tokens_per_s[0] == pytest.approx(
-        CACHED_TOKENS_PER_S, rel=0.01
-    )
+
+
+def test_evidence_has_the_rates_on_cached_batches(tmp_path):
+    workers = evidence_of(sweep_on(FeedMachine(knee_at(1)), tmp_path))
+    # Windows have noise of 0.2 %.
+    for tokens_per_s in workers.cached_padded_tokens_per_s:
+        assert tokens_per_s == pytest.approx(CACHED_TOKENS_PER_S, rel=0.01)
 
 
 def test_every_other_round_runs_backwards(tmp_path):
     machine = FeedMachine(knee_at(1))
     sweep_on(machine, tmp_path).run()
+    # Cached batches and no workers; then the next count of the ladder, backwards.
     assert machine.counts[:4] == [None, 0, 1, None]
     rounds = [trial.measured["round"] for trial in machine.trials]
     assert rounds == sorted(rounds)
@@ -97,8 +94,8 @@ def test_every_window_is_a_trial_of_its_own(replay):
     workers = evidence_of(replay)
     trials = replay.runner.machine.trials
     keys = {trial.key for trial in trials}
-    # Each trial takes a second of the simulated clock.
-    assert len(keys) == len(trials) == workers.windows == workers.seconds
+    assert len(keys) == len(trials) == workers.windows
+    assert workers.seconds == WINDOW_S * len(trials)
 
 
 def test_evidence_counts_its_windows(replay):
@@ -139,16 +136,19 @@ def test_evidence_without_gpu_has_no_gpu_figures(replay):
     assert workers.operating_state is None
 
 
+# Sweeps that are interrupted or out of time.
+
+
 @pytest.fixture
 def interrupted(tmp_path):
     """Return the directory of a sweep that was interrupted in its sixth trial."""
-    trial_numbers = itertools.count()
+    trial_numbers = itertools.count(1)
 
     def interrupt(trial):
-        if next(trial_numbers) == 5:
+        if next(trial_numbers) == 6:
             raise KeyboardInterrupt
 
-    sweep = sweep_on(FeedMachine(knee_at(2), interrupt), tmp_path, storage="nfs:40")
+    sweep = sweep_on(FeedMachine(knee_at(2), interrupt), tmp_path, storage=STORAGE)
     with pytest.raises(KeyboardInterrupt):
         sweep.run()
     return tmp_path
@@ -156,7 +156,7 @@ def interrupted(tmp_path):
 
 @pytest.fixture
 def uninterrupted(tmp_path):
-    return sweep_on(FeedMachine(knee_at(2)), tmp_path / "other", storage="nfs:40")
+    return sweep_on(FeedMachine(knee_at(2)), tmp_path / "other", storage=STORAGE)
 
 
 def count_trials(sweep):
@@ -164,7 +164,7 @@ def count_trials(sweep):
 
 
 def test_interrupted_sweep_resumes_from_complete_rounds(interrupted, uninterrupted):
-    resumed = sweep_on(FeedMachine(knee_at(2)), interrupted, storage="nfs:40")
+    resumed = sweep_on(FeedMachine(knee_at(2)), interrupted, storage=STORAGE)
     assert evidence_of(resumed) == evidence_of(uninterrupted)
     # Five trials ended, of which the complete rounds have four. The window of the round
     # that was cut in two is measured again: windows of a round follow each other.
@@ -178,25 +178,28 @@ def test_starts_again_on_another_file_system(interrupted, uninterrupted):
     assert count_trials(moved) == count_trials(uninterrupted)
 
 
+NOISE = [1.04, 0.96, 1.10, 1.02, 0.94, 1.08, 1.00, 0.92, 1.06, 0.98, 0.90]
+"""Factors of the rates of consecutive windows, in a loop. Their number is prime, so
+that no window of a round always gets the same one."""
+
+
 def noisy_machine(knee: int) -> FeedMachine:
     """Return a machine so noisy that a short budget decides nothing."""
-    window_numbers = itertools.count(1)
+    noise = itertools.cycle(NOISE)
 
     def disturb(trial):
-        # Factors from 0.9 to 1.1 in a shuffled order that repeats after 11 windows.
-        factor = 1 + 0.1 * ((7 * next(window_numbers)) % 11 - 5) / 5
         figures = figures_of(trial, knee_at(knee))
-        figures["padded_tokens_per_s"] *= factor
+        figures["padded_tokens_per_s"] *= next(noise)
         return Measured(figures=figures)
 
     return FeedMachine(knee_at(knee), disturb)
 
 
 def test_budget_ends_an_undecided_sweep(tmp_path):
-    sweep = sweep_on(noisy_machine(3), tmp_path, budget_s=12.0)
+    sweep = sweep_on(noisy_machine(3), tmp_path, budget_s=12 * WINDOW_S)
     workers = evidence_of(sweep)
     assert sweep.time_is_over
-    # A window takes a second, and the last round is completed.
+    # The last round, of up to four windows, began within the budget and is completed.
     assert 12 <= len(sweep.runner.machine.trials) <= 12 + 3
     low, high = workers.undecided_between
     assert low <= 3 <= high
@@ -206,36 +209,40 @@ def test_budget_ends_an_undecided_sweep(tmp_path):
 
 
 def test_windows_from_the_trial_log_count_towards_budget(tmp_path):
-    first = evidence_of(sweep_on(noisy_machine(3), tmp_path, budget_s=12.0))
-    again = sweep_on(noisy_machine(3), tmp_path, budget_s=12.0)
+    first = evidence_of(sweep_on(noisy_machine(3), tmp_path, budget_s=12 * WINDOW_S))
+    again = sweep_on(noisy_machine(3), tmp_path, budget_s=12 * WINDOW_S)
     assert evidence_of(again) == first
     assert again.runner.machine.trials == []
 
 
 def test_small_budget_still_measures_three_rounds(tmp_path):
-    sweep = sweep_on(noisy_machine(1), tmp_path, budget_s=0.5)
+    sweep = sweep_on(noisy_machine(1), tmp_path, budget_s=WINDOW_S / 2)
     sweep.run()
     assert len(sweep.rounds) == 3
 
 
-def sweep_that_ends_after(seconds: float, directory: Path):
-    """Return a noisy sweep with a deadline, of windows that take a second."""
+def sweep_with_time_for(windows: int, directory: Path):
+    """Return a noisy sweep whose deadline is half a window after some windows."""
     sweep = sweep_on(noisy_machine(3), directory)
     now_s = sweep.runner.clock.utc_now().timestamp()
-    sweep.runner.budget_ends_s = now_s + seconds
+    sweep.runner.budget_ends_s = now_s + (windows + 0.5) * WINDOW_S
     return sweep
 
 
 def test_deadline_after_three_rounds_keeps_their_result(tmp_path):
-    sweep = sweep_that_ends_after(13.5, tmp_path)
+    sweep = sweep_with_time_for(13, tmp_path)
     assert evidence_of(sweep).undecided_between
     assert len(sweep.runner.machine.trials) == 13
     assert sweep.time_is_over
 
 
 def test_deadline_before_three_rounds_fails(tmp_path):
+    # The first three rounds have two windows each.
     with pytest.raises(OutOfTime):
-        sweep_that_ends_after(4.5, tmp_path).run()
+        sweep_with_time_for(4, tmp_path).run()
+
+
+# Windows that fail.
 
 
 def contaminated(times: int) -> FeedMachine:
@@ -274,18 +281,7 @@ def test_crashed_window_is_not_tried_again(tmp_path):
     assert len(machine.trials) == 1
 
 
-def test_gpu_use_is_a_mean_over_gpus(tmp_path):
-    gpus = [GPU, GPU | {"utilisation_share": 0.7, "gpm_tensor_share": None}]
-    machine = FeedMachine(knee_at(1), gpus=gpus)
-    workers = evidence_of(sweep_on(machine, tmp_path), ON_GPU)
-    for row in workers.rows:
-        assert row.gpu.utilisation_share == pytest.approx(0.8)
-        assert row.gpu.gpm_tensor_share == pytest.approx(0.4)
-        assert row.gpu.gpm_dram_share is None
-    assert (
-        workers.operating_state
-        == "400 W, SM clock 1,500 MHz, at the power cap in 50 % of samples"
-    )
+# The limit of workers.
 
 
 @pytest.mark.parametrize(
@@ -296,6 +292,7 @@ def test_gpu_use_is_a_mean_over_gpus(tmp_path):
     ],
 )
 def test_large_workers_lower_the_limit(tmp_path, requested, limit_at_first):
+    # Of the free memory, 90 % may be used, so that 3 of these workers fit.
     host = replace(LIMITS.host, ram_available_bytes=4 * 2**30)
     limits = replace(LIMITS, host=host, requested_workers=requested)
     machine = FeedMachine(knee_at(20), worker_bytes=2**30)
@@ -316,56 +313,5 @@ def test_dying_workers_lower_the_limit(tmp_path):
     workers = evidence_of(sweep_on(machine, tmp_path))
     assert workers.max_workers == 4
     assert workers.chosen == 4
+    # The next count of the ladder, whose workers died.
     assert "num_workers=8" in workers.max_workers_because
-
-
-@pytest.mark.parametrize(
-    ("site", "gpu_figures", "replayed", "words", "absent"),
-    [
-        pytest.param(
-            ON_CPU, None, False, ["n/a (CPU run: no driver)"], "NVML", id="cpu"
-        ),
-        pytest.param(
-            ON_GPU, None, True, ["n/a (simulated step)"], "NVML", id="replayed step"
-        ),
-        pytest.param(
-            ON_GPU,
-            None,
-            False,
-            ["NVML utilisation: n/a (no samples)", "GPM: n/a (no counters)"],
-            "MFU",
-            id="no samples",
-        ),
-        pytest.param(
-            ON_GPU,
-            {"lacking": "lost", "gpm_windows": 1},
-            False,
-            ["NVML utilisation: n/a (lost)"],
-            "MFU",
-            id="no NVML",
-        ),
-        pytest.param(
-            ON_GPU,
-            {"samples": 3, "gpm_lacking": "no Hopper"},
-            False,
-            ["GPM: n/a (no Hopper)"],
-            "GPM counters",
-            id="no GPM",
-        ),
-        pytest.param(
-            ON_GPU,
-            {"samples": 3, "utilisation_share": 0.9, "gpm_windows": 1},
-            False,
-            ["NVIDIA H200; NVML utilisation", "GPM counters"],
-            "n/a",
-            id="both",
-        ),
-    ],
-)
-def test_names_the_source_of_gpu_figures(site, gpu_figures, replayed, words, absent):
-    window = TrainingFigures.of(Measured(figures=TRAINING_FIGURES))
-    if gpu_figures is not None:
-        window = replace(window, gpus=(GpuUseFigures(**gpu_figures),))
-    source = gpu_source(site, [window], replayed=replayed)
-    assert all(word in source for word in words)
-    assert absent not in source

@@ -16,30 +16,39 @@ TINY = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
-VOCAB_SIZE = 2000
+VOCAB_SIZE = 512
 MICRO_BATCH_SIZE = 4
 SEQ_LENGTH_TOKENS = 64
 MICRO_BATCHES = 2
 """Micro-batches of a step."""
 MICRO_BATCH_TOKENS = MICRO_BATCH_SIZE * SEQ_LENGTH_TOKENS
 PREFETCH_FACTOR = 2
+WINDOW_S = 0.3
+MIN_STEPS = 4
 WARM_UP_BATCHES = WARM_UP_STEPS["cpu"] * MICRO_BATCHES
+REPLAYED_STEP_S = 0.02
+"""Time of a replayed micro-batch."""
+SAMPLE_DELAY_S = 0.015
+BATCH_S = MICRO_BATCH_SIZE * SAMPLE_DELAY_S
+"""Time in which one worker reads a micro-batch."""
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Dataset whose samples fill a sequence each.
+    """Return the directory of a dataset whose samples fill a sequence each.
 
     So a micro-batch has as many samples as sequences.
     """
     rng = np.random.default_rng(0)
-    samples = rng.integers(5, 500, (4000, SEQ_LENGTH_TOKENS - 2)).tolist()
-    return write_dataset(tmp_path_factory.mktemp("training") / "data", samples)
+    # Two special tokens are added to each; the first five ids are special.
+    samples = rng.integers(5, VOCAB_SIZE, (4000, SEQ_LENGTH_TOKENS - 2)).tolist()
+    directory = tmp_path_factory.mktemp("training") / "data"
+    return write_dataset(directory, samples, vocab_size=VOCAB_SIZE)
 
 
 @pytest.fixture
 def window(started_server, data):
-    """Return a function that measures a window."""
+    """Return a function that measures a window on one rank, or as the changes say."""
 
     def measure(workers: int, **changes) -> TrainingFigures:
         ranks = changes.get("local_ranks", 1)
@@ -55,8 +64,8 @@ def window(started_server, data):
             "config": config,
             "cached": False,
             "round": 0,
-            "window_s": 0.3,
-            "min_steps": 4,
+            "window_s": WINDOW_S,
+            "min_steps": MIN_STEPS,
             "local_ranks": 1,
             "replayed_step_s": None,
             "sample_delay_s": 0.0,
@@ -92,9 +101,9 @@ CACHED = {"workers": 0, "cached": True}
 )
 def test_window_of_real_steps_has_figures(window, changes):
     figures = window(**changes)
-    assert figures.steps >= 4
+    assert figures.steps >= MIN_STEPS
     assert figures.optimizer_steps == figures.steps + WARM_UP_STEPS["cpu"]
-    assert figures.window_end_s - figures.window_start_s >= 0.3
+    assert figures.window_end_s - figures.window_start_s >= WINDOW_S
     assert 0 < figures.tokens_per_s <= figures.padded_tokens_per_s
     assert 0 <= figures.data_wait_share <= 1
     # More than 64 MiB, as torch alone takes.
@@ -123,13 +132,19 @@ def test_discards_prefetched_batches_of_workers(window):
     figures = window(**TWO_WORKERS)
     prefetched = 2 * PREFETCH_FACTOR
     discarded = figures.discarded_batches - WARM_UP_BATCHES
+    # All that were ready, and as many again at most until one is not.
     assert prefetched < discarded <= 2 * prefetched
+
+
+@pytest.mark.system
+def test_window_with_workers_has_their_memory(window):
+    figures = window(**TWO_WORKERS)
     assert 0 < figures.worker_bytes < figures.memory_bytes
 
 
 @pytest.fixture
 def flops_per_token(window):
-    """Model FLOPs of one rank per non-padding token."""
+    """Return the model FLOPs of one rank per non-padding token."""
     one_rank = window(0)
     return one_rank.model_flops_per_s / one_rank.tokens_per_s
 
@@ -149,6 +164,7 @@ def test_counts_model_flops_of_the_layer(flops_per_token):
 @pytest.mark.system
 def test_counts_model_flops_of_all_ranks(window, flops_per_token):
     two_ranks = window(0, local_ranks=2)
+    # Not exactly: the number of tokens to predict is random in every window.
     assert two_ranks.model_flops_per_s / two_ranks.tokens_per_s == pytest.approx(
         flops_per_token, rel=0.05
     )
@@ -159,30 +175,26 @@ def test_replayed_step_has_no_model_flops(window):
     assert window(0, replayed_step_s=0.01).model_flops_per_s is None
 
 
-STEP_S = 0.02
-SAMPLE_DELAY_S = 0.015
-BATCH_S = MICRO_BATCH_SIZE * SAMPLE_DELAY_S
-"""Time in which one worker reads a micro-batch."""
-
-
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("changes", "micro_batch_s"),
     [
         pytest.param({"workers": 0}, BATCH_S, id="without workers"),
         pytest.param({"workers": 2}, BATCH_S / 2, id="two slow workers"),
-        pytest.param({"workers": 4}, STEP_S, id="workers that keep up"),
-        pytest.param({"workers": 0, "cached": True}, STEP_S, id="cached batches"),
+        pytest.param({"workers": 4}, REPLAYED_STEP_S, id="workers that keep up"),
+        pytest.param(
+            {"workers": 0, "cached": True}, REPLAYED_STEP_S, id="cached batches"
+        ),
     ],
 )
 def test_rate_of_a_slow_dataset_follows_from_workers(window, changes, micro_batch_s):
+    # The rates of the cases differ by a third at least. Other work on the machine can
+    # only make a window slower, so one of a few that is as expected will do.
     expected_rate = pytest.approx(MICRO_BATCH_TOKENS / micro_batch_s, rel=0.25)
-    # Other work on the machine can only make a window slower, so one of a few that is
-    # as expected will do.
     for _ in range(4):
         figures = window(
             **changes,
-            replayed_step_s=STEP_S,
+            replayed_step_s=REPLAYED_STEP_S,
             sample_delay_s=SAMPLE_DELAY_S,
             window_s=0.9,
         )
@@ -190,7 +202,7 @@ def test_rate_of_a_slow_dataset_follows_from_workers(window, changes, micro_batc
             break
     assert figures.padded_tokens_per_s == expected_rate
     if "cached" not in changes:
-        wait_share = max(0.0, 1 - STEP_S / micro_batch_s)
+        wait_share = max(0.0, 1 - REPLAYED_STEP_S / micro_batch_s)
         assert figures.data_wait_share == pytest.approx(wait_share, abs=0.25)
 
 
@@ -202,4 +214,5 @@ def test_figures_of_two_ranks_are_summed(window):
     assert two_ranks.padded_tokens_per_s == pytest.approx(
         2 * one_rank.padded_tokens_per_s, rel=0.25
     )
+    # The two processes share the pages of libraries.
     assert two_ranks.memory_bytes > 1.2 * one_rank.memory_bytes

@@ -18,6 +18,16 @@ from autotune.workers.decide.worker_count import (
 
 Rate = Callable[[int], float]
 """Function from workers to their share of the throughput on cached batches."""
+MOST_WINDOWS = 3000
+"""Windows after which a decision is given up."""
+RATES_PEAKING_AT_6 = [0.2, 0.3, 0.5, 0.7, 0.88, 0.92, 0.95, 0.92, 0.89]
+"""Rates by count."""
+RATES_AT_THE_BORDER = [0.5, 0.979, 0.9795]
+"""Rates by count, equal from 2 workers on: just below 98 % of cached batches, which is
+sufficient."""
+BY_CACHED_BATCHES = "on cached batches, the upper bound"
+BY_RIVAL = "the fastest larger count"
+BY_LIMIT = "the largest allowed"
 
 
 class Feed:
@@ -43,7 +53,7 @@ class Feed:
         self.windows += 1
         rate = 1.0 if count is None else self.rate(count)
         wait_share = max(0.0, 1 - rate) if self.waits else 1.0
-        # A uniform distribution of this width has a standard deviation of about 1.
+        # A uniform distribution over 2 * 1.7 has a standard deviation of about 1.
         factor = 1 + self.noise * self.random.uniform(-1.7, 1.7)
         return WindowFigures(
             tokens_per_s=1000 * rate * factor,
@@ -55,10 +65,6 @@ class Feed:
             {count: self.measure_window(count) for count in next_rounds.counts}
             for _ in range(next_rounds.rounds)
         ]
-
-
-MOST_WINDOWS = 3000
-"""Windows after which a decision is given up."""
 
 
 def decide(
@@ -109,23 +115,19 @@ def test_finds_knee_of_plateau_below_cached_batches(data, plateau, seed):
     assert choice.undecided_between == ()
 
 
-RATES_PEAKING_AT_6 = [0.2, 0.3, 0.5, 0.7, 0.88, 0.92, 0.95, 0.92, 0.89]
-RATES_AT_THE_BORDER = [0.5, 0.979, 0.9795]
-"""Rates by count, from 2 workers on equal, and close to 98 % of cached batches."""
-BY_CACHED_BATCHES = "on cached batches, the upper bound"
-BY_RIVAL = "the fastest larger count"
-BY_LIMIT = "the largest allowed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KneeCase:
     """Feed with a knee, and how the rule finds the knee."""
 
     feed: Feed
     max_count: int
+    """Largest number of workers allowed."""
     workers: int
+    """Number of workers at the knee."""
     largest_tried: int
+    """Largest count that the rule measures."""
     proof: str
+    """Words in the reason for the knee."""
     too_few: int | None
     """Count that is proven to be too few; None if no smaller count was tried."""
 

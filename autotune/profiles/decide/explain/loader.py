@@ -7,12 +7,7 @@ from autotune.base.units import format_share
 from autotune.base.wording import plural
 from autotune.profiles.decide.explain.explanation import Explanation, Origin
 from autotune.profiles.values import Profile
-from autotune.workers.values import (
-    VERDICT_WORDS,
-    JointChoice,
-    WorkersEvidence,
-    WorkersRow,
-)
+from autotune.workers.values import JointChoice, WorkersEvidence, WorkersRow
 from trainer.config.train_config import DataSettings, Tag, tagged
 
 _SEARCHED_KEYS = [f"data.{name}" for name in tagged(DataSettings, Tag.LOADER)]
@@ -92,7 +87,7 @@ def _rejected_counts(workers: WorkersEvidence) -> Iterator[str]:
             share = format_share(row.ratio_to_cached)
             yield (
                 f"{plural(row.num_workers, 'worker')}: {share} of the throughput on"
-                f" cached batches, {VERDICT_WORDS[row.verdict]}"
+                f" cached batches, {row.verdict_words}"
             )
     if workers.next_smaller:
         yield workers.next_smaller
