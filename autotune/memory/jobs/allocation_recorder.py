@@ -355,8 +355,8 @@ def _references(tensor: Any) -> tuple[int, int]:
 def _references_of_gradient() -> tuple[int, int]:
     """Return the reference counts of a gradient that nothing else refers to.
 
-    They are counted in a real backward, as autograd and the dispatch mode hold
-    references of their own.
+    They are counted in a real backward, as autograd and the dispatch mode also hold
+    references.
     """
     counts = []
 

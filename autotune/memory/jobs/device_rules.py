@@ -62,7 +62,7 @@ _FP32_RESULT: dict[DeviceKind, str] = {
 """Functions that return fp32 from bf16, without a copy of their inputs, by device."""
 
 _NAMESPACES = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
-"""Where torch binds functions: the private one holds some that ``functional`` calls."""
+"""Namespaces of functions: the private one holds some that ``functional`` calls."""
 
 
 class DeviceRules(TorchFunctionMode):

@@ -270,8 +270,8 @@ def _embedding_backward(
 def _layer_norm_backward(gradient: torch.Tensor, *others: Any, **_: object) -> Requests:
     """Return the partial sums of the gradients of weight and bias, and their reduction.
 
-    A kernel keeps partial sums if there are so many rows and so few columns that the
-    columns alone would not fill the SMs.
+    A kernel keeps partial sums of many rows if the columns alone would not fill the
+    SMs.
     """
     # native_layer_norm_backward(gradient, input, normalized_shape, ..., output_mask)
     _input, normalized_shape, *_rest, output_mask = others

@@ -316,7 +316,7 @@ def _label_phases(
     """Set the terms of allocations outside of forward, until the hooks are removed.
 
     Allocations of the optimizer step are of the optimizer, later ones are temporaries.
-    Gradients and working copies of weights get a term of their own once they exist.
+    Gradients and working copies of weights get their terms once they exist.
     """
     parameters = [
         parameter
