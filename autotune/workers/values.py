@@ -64,7 +64,7 @@ class CountRow(RatioBounds):
     ratio_to_cached: PositiveFloat
     """Throughput over that of the same step on cached batches, round by round."""
     verdict: Literal["verified", "refuted", "open"]
-    """Verdict on whether so many workers are sufficient."""
+    """Verdict on whether this number of workers is sufficient."""
     data_wait_share: Share
     """Median share of a window in which GPUs waited for data, summed over local
     ranks."""
