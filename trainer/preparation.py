@@ -15,7 +15,7 @@ from trainer.config.train_config import Logger, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan, with_batch_in_sequences
 from trainer.data.loader import MicroBatchLoader
-from trainer.distributed.ranks import Ranks, open_libraries
+from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.health.controller import HealthController
 from trainer.health.events import EventRow, new_event
 from trainer.health.time_budget import TimeBudget, slurm_left_s
@@ -86,7 +86,7 @@ def prepare_run(
     validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
     config = with_batch_in_sequences(resolved.config, dataset)
     plan = make_plan(config, len(dataset), ranks.world_size)
-    open_libraries(ranks)  # before the model takes memory
+    warm_up_libraries(ranks)  # before the model takes memory
     training = build_training(
         config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks
     )

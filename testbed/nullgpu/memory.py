@@ -239,7 +239,7 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
     from trainer.data.global_batch import make_plan
     from trainer.data.loader import micro_batch_plans
     from trainer.data.micro_batch_source import MicroBatchSource
-    from trainer.distributed.ranks import join_ranks, open_libraries
+    from trainer.distributed.ranks import join_ranks, warm_up_libraries
 
     config = step_config(_request(case)[0], rows)
     with tempfile.TemporaryDirectory() as folder:
@@ -249,7 +249,7 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
             )
         )
         ranks = join_ranks(config, environment={})
-        open_libraries(ranks)  # as a training begins
+        warm_up_libraries(ranks)  # as a training begins
         training = build_training(
             config, VOCAB_SIZE, dataset.manifest.special_ids, ranks
         )

@@ -129,10 +129,10 @@ import torch
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.data.dataset import TokenDataset
-from trainer.distributed.ranks import join_ranks, open_libraries
+from trainer.distributed.ranks import join_ranks, warm_up_libraries
 dataset = TokenDataset.open(Path(sys.argv[1]))
 config = config_of(device="cuda", precision="bf16", attention="varlen")
-open_libraries(join_ranks(config, environment={}))
+warm_up_libraries(join_ranks(config, environment={}))
 training = training_of(config, dataset)
 make_optimizer_state(training)
 before_bytes = torch.cuda.memory_allocated()

@@ -86,7 +86,7 @@ def run(
         )
     partial = None
     if result.partial is not None:
-        partial = (float(result.partial.square), result.partial.share)
+        partial = (float(result.partial.squared_norm), result.partial.share)
     return {
         "losses": losses,
         "norms": norms,

@@ -212,7 +212,7 @@ def result_of(
     sums=(),
     partial=None,
     computed_s=0.0,
-    departed_s=None,
+    gradients_sent_s=None,
 ) -> StepResult:
     """Return the result of a step that was not computed.
 
@@ -220,7 +220,7 @@ def result_of(
     """
     began = DeviceEvent(0.0)
     computed = DeviceEvent(computed_s)
-    departed = None if departed_s is None else DeviceEvent(departed_s)
+    gradients_sent = None if gradients_sent_s is None else DeviceEvent(gradients_sent_s)
     return StepResult(
         loss=torch.tensor(loss, dtype=torch.float64),
         grad_norm=torch.tensor(norm, dtype=torch.float64),
@@ -230,7 +230,7 @@ def result_of(
         began=began,
         count_requested=began,
         count_received=began,
-        departed=departed,
+        gradients_sent=gradients_sent,
         reduced=computed,
         updated=computed,
     )

@@ -73,14 +73,14 @@ def _varied_samples(count: int) -> list[list[int]]:
 def test_libraries_take_workspaces_before_the_model_exists(monkeypatch):
     """Workspaces allocated within a step would split the memory of activations."""
     calls = Mock(
-        open_libraries=Mock(side_effect=preparation.open_libraries),
+        warm_up_libraries=Mock(side_effect=preparation.warm_up_libraries),
         build_training=Mock(side_effect=preparation.build_training),
     )
-    monkeypatch.setattr(preparation, "open_libraries", calls.open_libraries)
+    monkeypatch.setattr(preparation, "warm_up_libraries", calls.warm_up_libraries)
     monkeypatch.setattr(preparation, "build_training", calls.build_training)
     run_of(max_steps=1)
     names = [name for name, _, _ in calls.mock_calls]
-    assert names == ["open_libraries", "build_training"]
+    assert names == ["warm_up_libraries", "build_training"]
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,23 @@ import torch
 
 from trainer.errors import DeviceMissing
 
+_COMPILE_THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
+"""Environment variable: number of processes in which Inductor compiles kernels."""
 _MAX_COMPILE_THREADS = 8
-"""Most processes in which Inductor compiles for one rank, unless you set another
-number."""
+"""Largest default of ``TORCHINDUCTOR_COMPILE_THREADS``, for one rank."""
+_DEVICE_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+"""Environment variable: order in which CUDA numbers GPUs."""
 _ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
+"""Environment variable: settings of torch's allocator."""
 _OLD_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+"""Older name of ``PYTORCH_ALLOC_CONF``, which torch still reads."""
 
 
 def pick_device(device_type: str, local_rank: int) -> torch.device:
-    """Return the device of a local rank, and select it.
+    """Return the device of a local rank, and make it torch's current device.
 
     Raises:
-        DeviceMissing: If there is no such GPU.
+        DeviceMissing: If this node has no GPU of that number.
     """
     if device_type == "cpu":
         return torch.device("cpu")
@@ -38,29 +43,37 @@ def pick_device(device_type: str, local_rank: int) -> torch.device:
 
 
 def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
-    """Set the environment variables of CUDA and torch's allocator.
+    """Set the environment variables of Inductor, CUDA and torch's allocator.
 
-    Options that you have set yourself stay. Call this before CUDA is first used.
-
-    GPUs are numbered by PCI bus position, as in NVML. Expandable segments make memory
-    grow almost linearly with the micro-batch size; ``cudaMallocAsync`` has no segments.
-    Processes in which Inductor compiles kernels, by default as many as CPUs in every
-    rank, share the CPUs.
+    Values that you have set yourself stay. Call this before CUDA is first used.
     """
-    environment.setdefault(
-        "TORCHINDUCTOR_COMPILE_THREADS", _compile_threads(environment)
-    )
-    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    name = _allocator_variable(environment)
-    settings = environment.get(name, "")
-    if "expandable_segments" not in settings and "cudaMallocAsync" not in settings:
-        if settings:
-            settings += ","
-        environment[name] = f"{settings}expandable_segments:True"
+    # By default, every rank would start as many processes as there are CPUs.
+    environment.setdefault(_COMPILE_THREADS_VARIABLE, _compile_threads(environment))
+    # As NVML numbers GPUs.
+    environment.setdefault(_DEVICE_ORDER_VARIABLE, "PCI_BUS_ID")
+    _expand_segments(environment)
+
+
+def _expand_segments(environment: MutableMapping[str, str]) -> None:
+    """Add expandable segments to the settings of the allocator.
+
+    Memory then grows almost linearly with the micro-batch size. The allocator
+    ``cudaMallocAsync`` has no segments.
+    """
+    variable = _allocator_variable(environment)
+    settings = environment.get(variable, "")
+    if "expandable_segments" in settings or "cudaMallocAsync" in settings:
+        return
+    if settings:
+        settings += ","
+    environment[variable] = f"{settings}expandable_segments:True"
 
 
 def _compile_threads(environment: Mapping[str, str]) -> str:
-    """Return the number of processes in which this rank's Inductor compiles."""
+    """Return the number of processes in which this rank's Inductor compiles.
+
+    All ranks of a node share its CPUs.
+    """
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     cpus_per_rank = len(os.sched_getaffinity(0)) // local_world_size
     return str(max(1, min(_MAX_COMPILE_THREADS, cpus_per_rank)))

@@ -1,6 +1,6 @@
 """Points in time on a device, and copies between host and device.
 
-Nothing here makes the host wait for the device, unless it says so.
+Only ``DeviceEvent.wait`` makes the host wait for the device.
 """
 
 import time
@@ -13,9 +13,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """Point in time, on the host clock or in the device's work queue (a CUDA event)."""
+    """Point in time in the work queue of a device; ``mark`` makes one."""
 
     moment: Any
+    """A ``torch.cuda.Event``, or the time of ``time.perf_counter`` on a CPU."""
 
     def reached(self) -> bool:
         """Return whether the device has reached this event."""
@@ -27,20 +28,18 @@ class DeviceEvent:
             self.moment.synchronize()
 
     def seconds_since(self, earlier: "DeviceEvent") -> float:
-        """Return the seconds since an earlier event.
+        """Return the seconds since an earlier event of the same device.
 
-        The device must have reached both.
+        The device must have reached both events.
         """
         if isinstance(self.moment, float):
             return float(self.moment - earlier.moment)
-        return float(earlier.moment.elapsed_time(self.moment)) / 1e3
+        elapsed_ms = float(earlier.moment.elapsed_time(self.moment))
+        return elapsed_ms / 1e3
 
 
 def mark(device: torch.device) -> DeviceEvent:
-    """Record an event in the device's queue and return it.
-
-    On a CPU, return the current time.
-    """
+    """Return a new event at the end of the device's queue; on a CPU, that is now."""
     if device.type != "cuda":
         return DeviceEvent(time.perf_counter())
     # The host sleeps while it waits, as spinning would take a core from DataLoader
@@ -51,9 +50,9 @@ def mark(device: torch.device) -> DeviceEvent:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Start an asynchronous copy to the host.
+    """Return a copy of a tensor on the host, whose values may not be there yet.
 
-    It is complete once the device reaches an event marked afterwards.
+    The copy is complete once the device reaches an event marked afterwards.
     """
     if tensor.device.type != "cuda":
         return tensor.clone()
@@ -62,7 +61,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Start an asynchronous copy of numbers to a device, in fp64."""
+    """Return numbers as a tensor on a device, fp64, shape (N,)."""
     on_host = torch.tensor(
         values, dtype=torch.float64, pin_memory=device.type == "cuda"
     )

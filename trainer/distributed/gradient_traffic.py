@@ -16,24 +16,25 @@ DTYPES: dict[GradientDtype, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+"""Types in which gradients are sent, by their names in the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentGradients:
-    """What this rank has sent since the last reading."""
+class TrafficMeasurement:
+    """Measurement of the gradients that this rank has sent."""
 
-    square: torch.Tensor
-    """Squared norm of this rank's gradient, shape ()."""
-    departed: DeviceEvent | None
-    """Event before this rank waits for the last all-reduce; None if nothing was
-    sent."""
+    squared_norm: torch.Tensor
+    """Squared L2 norm of this rank's gradient, before it is averaged; shape ()."""
+    gradients_sent: DeviceEvent | None
+    """Event at which the last bucket was sent; None if none was."""
 
 
 class GradientTraffic:
     """DDP communication hook that averages gradient buckets over all ranks.
 
-    With a 16-bit gradient dtype, gradients are divided before they are added, so that
-    sums stay in range; ``parameter.grad`` and the optimizer stay in 32 bits.
+    Each rank's gradient is divided by the number of ranks before the sum, which could
+    overflow in 16 bits. Only the sums are in the gradient dtype: ``parameter.grad`` and
+    the optimizer stay in fp32.
     """
 
     def __init__(
@@ -44,44 +45,62 @@ class GradientTraffic:
     ) -> None:
         self._dtype = DTYPES[dtype]
         self._device = device
-        self._square = torch.zeros((), device=device)
-        self._departed: DeviceEvent | None = None
+        self._squared_norm = torch.zeros((), device=device)
+        self._gradients_sent: DeviceEvent | None = None
         self.synchronise = True
         """False skips the all-reduce, to measure compute-only steps: weights then
         differ between ranks."""
         module.register_comm_hook(None, self._average)
 
-    def take(self) -> SentGradients:
-        """Return what was sent since the last call, and begin again."""
-        sent = SentGradients(square=self._square, departed=self._departed)
-        self._square = torch.zeros((), device=self._device)
-        self._departed = None
-        return sent
+    def take_measurement(self) -> TrafficMeasurement:
+        """Return the measurement since the last call, and begin a new one."""
+        measurement = TrafficMeasurement(
+            squared_norm=self._squared_norm, gradients_sent=self._gradients_sent
+        )
+        self._squared_norm = torch.zeros((), device=self._device)
+        self._gradients_sent = None
+        return measurement
 
     def _average(
-        self, _: object, bucket: GradBucket
+        self, _state: None, bucket: GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
-        """Start the all-reduce of a bucket; the result is the averaged gradient."""
+        """Start to average a bucket; DDP calls this when its gradients are computed.
+
+        Returns:
+            A future of the averaged gradient, which is in the bucket's own memory.
+        """
         gradient = bucket.buffer()
         # A dot product, as a square of every element would be a temporary.
-        self._square += gradient.dot(gradient)
-        self._departed = mark(self._device)
-        # NCCL divides on the way; gloo cannot.
+        self._squared_norm += gradient.dot(gradient)
+        self._gradients_sent = mark(self._device)
+
+        def copy_to_bucket(future: torch.futures.Future[Any]) -> torch.Tensor:
+            (average,) = future.value()
+            return gradient if average is gradient else gradient.copy_(average)
+
+        return self._start_all_reduce(gradient).then(copy_to_bucket)
+
+    def _start_all_reduce(self, gradient: torch.Tensor) -> torch.futures.Future[Any]:
+        """Start the all-reduce of a gradient, which may be overwritten.
+
+        Returns:
+            A future of a list with the average, in the gradient dtype.
+        """
+        # NCCL divides before it adds. gloo only adds.
         backend_divides = self.synchronise and self._device.type == "cuda"
         if not backend_divides:
             gradient.div_(dist.get_world_size())
-        sent = gradient
-        if gradient.dtype != torch.float64:
-            sent = gradient.to(self._dtype)
+        sent = self._in_gradient_dtype(gradient)
+        if not self.synchronise:
+            finished: torch.futures.Future[Any] = torch.futures.Future()
+            finished.set_result([sent])
+            return finished
+        operation = dist.ReduceOp.AVG if backend_divides else dist.ReduceOp.SUM
+        work: dist.Work = dist.all_reduce(sent, operation, async_op=True)
+        return work.get_future()
 
-        def receive(future: torch.futures.Future[Any]) -> torch.Tensor:
-            (reduced,) = future.value()
-            return gradient if reduced is gradient else gradient.copy_(reduced)
-
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        if self.synchronise:
-            operation = dist.ReduceOp.AVG if backend_divides else dist.ReduceOp.SUM
-            future = dist.all_reduce(sent, operation, async_op=True).get_future()
-        else:
-            future.set_result([sent])
-        return future.then(receive)
+    def _in_gradient_dtype(self, gradient: torch.Tensor) -> torch.Tensor:
+        # Tests compare parallel strategies in fp64, which must not be rounded.
+        if gradient.dtype == torch.float64:
+            return gradient
+        return gradient.to(self._dtype)

@@ -27,7 +27,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 
 TORCHS_BUCKET_CAP_MIB = 25
-"""Size of DDP's gradient buckets if none is set."""
+"""Size of DDP's gradient buckets if none is set, in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class ParallelModule:
     traffic: GradientTraffic | None
     """DDP's communication hook; None with a single rank or fsdp2."""
 
-    def synchronise(self, enabled: bool) -> contextlib.AbstractContextManager[None]:
+    def synchronise(self, *, enabled: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context in which backward synchronises gradients.
 
-        If not ``enabled``, backward only accumulates them.
+        If not ``enabled``, backward only adds to this rank's own gradients.
         """
         if isinstance(self.module, FSDPModule):
             self.module.set_requires_gradient_sync(enabled)

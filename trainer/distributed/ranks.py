@@ -20,6 +20,8 @@ ValueT = TypeVar("ValueT")
 _GROUP_EXTRA_S = 60.0
 """Time by which the process group's timeout exceeds others, in seconds, so that these
 report first."""
+_WARM_UP_SIZE = 256
+"""Rows and columns of the matrix that warms up the matmul library; any size does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +29,22 @@ class Ranks:
     """This process's rank and device, and collectives over all ranks."""
 
     rank: int
+    """Number of this process among all ranks, from 0."""
     local_rank: int
+    """Number of this process among the ranks of its node, from 0."""
     local_world_size: int
+    """Number of ranks of this node."""
     world_size: int
+    """Number of all ranks."""
     device: torch.device
+    """Device of this rank's model and batches."""
     cpus_before_binding: int | None = None
     """Number of CPUs available to this process before it was bound to those near its
     GPU; None if not recorded."""
 
     @property
     def leads(self) -> bool:
-        """True on rank 0, which writes files and messages."""
+        """True on rank 0 only, which writes files and messages for all ranks."""
         return self.rank == 0
 
     @property
@@ -55,23 +62,31 @@ class Ranks:
         return int(torch.cuda.get_device_properties(self.device).total_memory)
 
     def all_reduce_sum(self, *values: float) -> list[float]:
-        """Return the sums over all ranks, in double precision.
+        """Return the element-wise sums over all ranks, in fp64.
 
-        This blocks the host, but waits for no device.
+        This blocks the host until all ranks have called it, but waits for no GPU.
         """
         return self._all_reduce(values, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, *values: float) -> list[float]:
-        """Return the element-wise maxima over all ranks, like ``all_reduce_sum``."""
+        """Return the element-wise maxima over all ranks, in fp64.
+
+        Like ``all_reduce_sum``, this blocks the host.
+        """
         return self._all_reduce(values, dist.ReduceOp.MAX)
 
     def all_gather_float(self, value: float) -> list[float]:
-        """Return every rank's value, by rank; otherwise like ``all_reduce_sum``."""
+        """Return every rank's value, in the order of ranks, in fp64.
+
+        Like ``all_reduce_sum``, this blocks the host.
+        """
         by_rank = [0.0] * self.world_size
         by_rank[self.rank] = value
         return self.all_reduce_sum(*by_rank)
 
-    def _all_reduce(self, values: Sequence[float], operation: Any) -> list[float]:
+    def _all_reduce(
+        self, values: Sequence[float], operation: dist.ReduceOp.RedOpType
+    ) -> list[float]:
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -79,7 +94,7 @@ class Ranks:
         return [float(value) for value in tensor.tolist()]
 
     def all_gather_object(self, value: ValueT) -> list[ValueT]:
-        """Return every rank's value, by rank.
+        """Return every rank's picklable value, in the order of ranks.
 
         This blocks the host until all ranks have called it.
         """
@@ -89,7 +104,10 @@ class Ranks:
         return by_rank
 
     def broadcast_object(self, value: ValueT) -> ValueT:
-        """Return the value of rank 0 on every rank."""
+        """Return rank 0's picklable value on every rank.
+
+        Values of other ranks are ignored.
+        """
         values = [value]
         if self.world_size > 1:
             dist.broadcast_object_list(values)
@@ -119,13 +137,15 @@ def join_ranks(
 ) -> Ranks:
     """Join the process group described by torchrun's environment variables.
 
-    Without them, return a single rank. The process is bound to the CPUs near its GPU.
+    Without these variables, the process is a single rank. It is bound to the CPUs near
+    its GPU.
 
     Args:
         config: Configuration of training.
         environment: Environment variables.
-        rendezvous: File through which ranks of one host connect; it must not exist yet,
-            in a separate directory. None uses ``MASTER_ADDR`` and ``MASTER_PORT``.
+        rendezvous: File through which the ranks of one node connect, in a directory of
+            its own. It must not exist yet. None uses ``MASTER_ADDR`` and
+            ``MASTER_PORT``.
 
     Raises:
         DeviceMissing: If there is no GPU for this rank.
@@ -160,8 +180,8 @@ def _pci_address(device: torch.device) -> str:
 def _init_process_group(
     config: TrainConfig, ranks: Ranks, rendezvous: str | Path | None
 ) -> None:
-    # gloo for tensors on the host, so that agreeing on a number does not wait for the
-    # GPU.
+    # gloo for tensors on the host, so that ranks agree on a number without waiting for
+    # their GPUs.
     backend = "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo"
     store = None
     if rendezvous is not None:
@@ -176,27 +196,29 @@ def _init_process_group(
     )
 
 
-def open_libraries(ranks: Ranks) -> None:
-    """Let libraries take their threads, handles, workspaces and connections now.
+def warm_up_libraries(ranks: Ranks) -> None:
+    """Use each library once, so that it takes threads, workspaces and connections.
 
-    Call it before there is a model. Workspaces of cuBLAS taken within a step would
+    Call this before there is a model. Workspaces of cuBLAS taken within a step would
     split the memory of its activations for good: with BERT-base on 94 GB the allocator
     then reserved 4 GB more.
     """
     device = ranks.device
-    weight = torch.ones(256, 256, device=device, requires_grad=True)
+    weight = torch.ones(_WARM_UP_SIZE, _WARM_UP_SIZE, device=device, requires_grad=True)
     (weight @ weight).sum().backward()
     wait_for_sum = ranks.all_reduce_async(torch.zeros(1, device=device))
     wait_for_sum()
     if device.type == "cuda":
-        ranks.all_reduce_sum(0.0)  # hosts agree over connections of their own
+        # Tensors on the host have connections of their own, those of gloo.
+        ranks.all_reduce_sum(0.0)
         torch.cuda.synchronize(device)
 
 
 def process_group_timeout_s(config: TrainConfig) -> float:
     """Return the process group's timeout, in seconds.
 
-    It is above the ``Watchdog``'s and that of staging on another node.
+    It exceeds the timeout of the ``Watchdog`` and, if data is staged, that of waiting
+    for another process that stages it.
     """
     timeout_s: float = config.parallel.timeout_s
     if config.data.stage_to is not None:
@@ -207,11 +229,14 @@ def process_group_timeout_s(config: TrainConfig) -> float:
 def leave_ranks(*, together: bool) -> None:
     """Destroy the process group, if any.
 
-    ``together`` waits for all ranks, as messages in flight could crash a peer.
+    Args:
+        together: True to wait first until all ranks call this, so that none leaves
+            while another still needs its messages, which would crash that one.
     """
     if not dist.is_initialized():
         return
     if together:
         dist.barrier()
-    gc.collect()  # reference cycles of modules keep the group alive
+    # Reference cycles of modules keep the group alive.
+    gc.collect()
     dist.destroy_process_group()

@@ -24,9 +24,13 @@ from trainer.distributed.ranks import Ranks
 from trainer.health.monitor import NO_LIMITS, Limits
 
 _LARGEST_FP32 = float(torch.finfo(torch.float32).max)
+"""Largest loss and gradient norm that a step without limits may have."""
 _CLIPPING_EPSILON = 1e-6
 """Addition to the norm, as in torch's clipping: a norm just below the limit is cut
 too."""
+_TOKENS = 0
+"""Position of the number of predicted tokens among the numbers summed over ranks; the
+caller's values follow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,7 @@ class PartialGradient:
     The gradient noise scale is estimated from it.
     """
 
-    square: torch.Tensor
+    squared_norm: torch.Tensor
     """Squared L2 norm of the part's mean gradient, shape ()."""
     share: float
     """Share of the step's tokens in this part, from 0 to 1."""
@@ -67,9 +71,9 @@ class StepResult:
     count_received: DeviceEvent
     """Event after the device has waited for the number of predicted tokens of all
     ranks."""
-    departed: DeviceEvent | None
-    """Event at which the last gradients were sent to other ranks; None if unknown, or
-    with a single rank."""
+    gradients_sent: DeviceEvent | None
+    """Event at which this rank sent the last of its gradients; None if unknown, or with
+    a single rank."""
     reduced: DeviceEvent
     """Event at which this rank had the fully reduced gradient."""
     updated: DeviceEvent
@@ -77,13 +81,13 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TokenWeight:
-    """Weight of a predicted token's loss, once all ranks have counted their tokens."""
+class _TokenCount:
+    """Number of predicted tokens of all ranks; events are as in ``StepResult``."""
 
     weight: torch.Tensor
-    """Inverse of the number of predicted tokens of all ranks, shape ()."""
-    count_requested: DeviceEvent
-    count_received: DeviceEvent
+    """Weight of each token's loss: the inverse of the number, shape ()."""
+    requested: DeviceEvent
+    received: DeviceEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +101,11 @@ class _Backward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ReducedGradient:
-    """What the reduction of gradients measured; fields are as in ``StepResult``."""
+class _GradientMeasurement:
+    """Measurement of the step's gradients; fields are as in ``StepResult``."""
 
     partial: PartialGradient | None
-    departed: DeviceEvent | None
+    gradients_sent: DeviceEvent | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +116,16 @@ class _Update:
     applied: torch.Tensor
 
 
-_TOKENS = 0
-"""Position of the number of predicted tokens among the numbers summed over ranks; the
-caller's values follow it."""
-
-
 class TrainStep:
-    """Optimizer step of a module and its optimizer."""
+    """Optimizer step of a module and its optimizer.
+
+    Args:
+        parallel_module: The module, wrapped for its parallel strategy.
+        optimizer: Optimizer of its parameters.
+        config: Configuration of the training.
+        ranks: This process's rank.
+        weights_changed: Function to call after every update of the weights.
+    """
 
     def __init__(
         self,
@@ -141,6 +148,7 @@ class TrainStep:
             for parameter in self._module.parameters()
             if parameter.requires_grad
         ]
+        """Trained parameters of the module."""
         # With gradient accumulation, gradients outlive the next forward. If each
         # backward allocated them, they would fragment up to 5 % of GPU memory.
         self.keeps_gradients = (
@@ -148,11 +156,12 @@ class TrainStep:
             and gradient_accumulation_steps(config, ranks.world_size) > 1
             and config.parallel.strategy != "fsdp2"
         )
+        """True if gradients keep their memory from step to step."""
         if self.keeps_gradients and self._traffic is None:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
-        # DDP learns a static graph in the first step, where every backward must
-        # synchronise; the sum is the same.
+        # DDP learns a static graph in the first step, whose backward passes must all
+        # synchronise: the accumulated gradient is the same.
         self._learns_graph = config.parallel.static_graph and self._traffic is not None
         self.progressed: Callable[[], None] = lambda: None
         """Callback before each micro-batch."""
@@ -160,14 +169,15 @@ class TrainStep:
     def rehearse(self, batch: MicroBatch) -> None:
         """Run a forward and backward without an update.
 
-        This compiles layers, and orders DDP's buckets alike on resume.
+        This compiles layers. It also lets DDP arrange its buckets before the first
+        step, so that a training that resumes has the same ones.
         """
         batch = batch.to(self._ranks.device)
-        with self._synchronise(True):
+        with self._synchronise(enabled=True):
             self._module(batch).backward()
         self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         if self._traffic is not None:
-            self._traffic.take()
+            self._traffic.take_measurement()
         self._learns_graph = False
 
     def run(
@@ -201,43 +211,45 @@ class TrainStep:
             batches, tokens_of_rank, sums, measure_partial=measure_partial
         )
         reduced = mark(device)
-        reduced_gradient = self._read_traffic(backward.partial, len(batches))
+        gradients = self._measure_gradients(backward.partial, len(batches))
         update = self._update(lr, backward.loss, limits)
         return StepResult(
             loss=backward.loss,
             grad_norm=update.grad_norm,
             applied=update.applied,
             sums=sums[_TOKENS + 1 :],
-            partial=reduced_gradient.partial,
+            partial=gradients.partial,
             began=began,
             count_requested=backward.count_requested,
             count_received=backward.count_received,
-            departed=reduced_gradient.departed,
+            gradients_sent=gradients.gradients_sent,
             reduced=reduced,
             updated=mark(device),
         )
 
-    def _read_traffic(
-        self, partial: PartialGradient | None, micro_batches: int
-    ) -> _ReducedGradient:
-        """Return when gradients were sent, and the gradient of a part of the step.
+    def _measure_gradients(
+        self, first_part: PartialGradient | None, micro_batches: int
+    ) -> _GradientMeasurement:
+        """Return the gradient of a part of the step, and when this rank sent its own.
 
-        Under DDP, each rank measures its own part of the global batch; otherwise the
-        part is ``partial``.
+        Under DDP the part is this rank's part of the global batch, else it is
+        ``first_part``.
         """
         learned_graph = self._learns_graph
         self._learns_graph = False
         if self._traffic is None:
-            return _ReducedGradient(partial=partial, departed=None)
-        sent = self._traffic.take()
+            return _GradientMeasurement(partial=first_part, gradients_sent=None)
+        traffic = self._traffic.take_measurement()
         if learned_graph and micro_batches > 1:
-            # Every micro-batch was reduced, so this rank's norm and its waiting time
-            # are unknown.
-            return _ReducedGradient(partial=partial, departed=None)
-        rank_gradient = PartialGradient(
-            square=sent.square, share=1 / self._ranks.world_size
+            # The gradients of every micro-batch were averaged, so the norm of this
+            # rank's own gradient and its wait for other ranks are unknown.
+            return _GradientMeasurement(partial=first_part, gradients_sent=None)
+        return _GradientMeasurement(
+            partial=PartialGradient(
+                squared_norm=traffic.squared_norm, share=1 / self._ranks.world_size
+            ),
+            gradients_sent=traffic.gradients_sent,
         )
-        return _ReducedGradient(partial=rank_gradient, departed=sent.departed)
 
     def _forward_and_backward(
         self,
@@ -252,52 +264,58 @@ class TrainStep:
         The all-reduce of ``sums`` overlaps with the first forward, and that of the loss
         with the last backward. ``sums`` holds the sums over ranks afterwards.
         """
+        # Under DDP, each rank measures its own part: see ``_measure_gradients``.
+        measures_first = (
+            measure_partial and len(batches) > 1 and self._ranks.world_size == 1
+        )
         wait_for_sums = self._ranks.all_reduce_async(sums)
         loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
-        token: _TokenWeight | None = None
+        count: _TokenCount | None = None
         wait_for_loss: Callable[[], object] | None = None
         partial: PartialGradient | None = None
         for number, batch in enumerate(batches):
-            self.progressed()
             is_last = number == len(batches) - 1
-            with self._synchronise(is_last or self._learns_graph):
+            self.progressed()
+            with self._synchronise(enabled=is_last or self._learns_graph):
                 loss = self._module(batch)
-                if token is None:
-                    token = _receive_token_count(sums, wait_for_sums)
+                if count is None:
+                    count = _receive_token_count(sums, wait_for_sums)
                 loss_sum += loss.detach()
                 if is_last:
-                    loss_sum *= token.weight
+                    loss_sum *= count.weight
                     wait_for_loss = self._ranks.all_reduce_async(loss_sum)
-                # DDP averages over ranks, but the loss is already divided by the
-                # predicted tokens of all ranks.
-                (loss * (token.weight * self._ranks.world_size)).backward()
-            # So far, the gradient is that of the first micro-batch alone. With several
-            # ranks, ``run`` takes that of this rank instead.
-            is_first_of_several = number == 0 and not is_last
-            if measure_partial and is_first_of_several and self._ranks.world_size == 1:
+                # DDP and fsdp2 average gradients over ranks, but the loss is already
+                # divided by the predicted tokens of all ranks.
+                (loss * (count.weight * self._ranks.world_size)).backward()
+            if measures_first and number == 0:
                 partial = self._partial_gradient(batch, tokens_of_rank)
-        # A step has at least one micro-batch, which has set both.
-        assert token is not None
+        # A step has at least one micro-batch: the first has set ``count``, and the last
+        # ``wait_for_loss``.
+        assert count is not None
         assert wait_for_loss is not None
         wait_for_loss()
         return _Backward(
             loss=loss_sum,
             partial=partial,
-            count_requested=token.count_requested,
-            count_received=token.count_received,
+            count_requested=count.requested,
+            count_received=count.received,
         )
 
     def _partial_gradient(
         self, batch: MicroBatch, tokens_of_rank: int
     ) -> PartialGradient | None:
-        """Return the gradient of the only micro-batch so far; None without a token."""
-        share = batch.predicted_tokens / max(1, tokens_of_rank)
+        """Return the gradient of the only micro-batch so far.
+
+        Returns:
+            The gradient, or None if the micro-batch has no token to predict.
+        """
         if batch.predicted_tokens == 0:
             return None
+        share = batch.predicted_tokens / tokens_of_rank
         # So far, the gradient is the part's contribution to the mean over the whole
         # step.
         norm = gradient_norm(self.parameters) / share
-        return PartialGradient(square=norm.square(), share=share)
+        return PartialGradient(squared_norm=norm.square(), share=share)
 
     def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> _Update:
         """Clip the gradient and update the weights, unless a limit is exceeded."""
@@ -326,29 +344,27 @@ class TrainStep:
 
 def _receive_token_count(
     sums: torch.Tensor, wait_for_sums: Callable[[], object]
-) -> _TokenWeight:
+) -> _TokenCount:
     """Let the device wait for the number of predicted tokens of all ranks."""
-    count_requested = mark(sums.device)
+    requested = mark(sums.device)
     wait_for_sums()
-    count_received = mark(sums.device)
-    return _TokenWeight(
-        weight=1 / sums[_TOKENS].clamp(min=1),
-        count_requested=count_requested,
-        count_received=count_received,
+    received = mark(sums.device)
+    return _TokenCount(
+        weight=1 / sums[_TOKENS].clamp(min=1), requested=requested, received=received
     )
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Return the L2 norm of all gradients together, shape ().
 
-    With sharded weights, a DTensor over all shards.
+    With sharded weights it is a DTensor over all shards.
     """
     gradients = [
         parameter.grad for parameter in parameters if parameter.grad is not None
     ]
     if gradients[0].device.type == "cpu":
-        # torch's norm of a million numbers on a CPU is off by 1e-4; along the last
-        # dimension first, it is exact to rounding.
+        # torch's norm of a million numbers on a CPU is off by 1e-4. The norm of the
+        # norms along the last dimension is exact to rounding.
         gradients = [
             torch.linalg.vector_norm(gradient, dim=-1) for gradient in gradients
         ]

@@ -89,7 +89,7 @@ class Interval:
             self.noise_samples.append(
                 NoiseSample(
                     part_share=result.partial.share,
-                    part_square=result.partial.square.double(),
+                    part_square=result.partial.squared_norm.double(),
                     whole_square=result.grad_norm.square().double(),
                 )
             )

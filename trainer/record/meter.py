@@ -293,7 +293,7 @@ def _step_times(results: Sequence[StepResult], world_size: int) -> _StepTimes:
     )
     # Gradients are sent while others are still computed, so compute lasts until the
     # last ones depart; if that moment is unknown, until all gradients are reduced.
-    computed = [result.departed or result.reduced for result in results]
+    computed = [result.gradients_sent or result.reduced for result in results]
     until_computed_s = fmean(
         event.seconds_since(result.began)
         for event, result in zip(computed, results, strict=True)
@@ -301,7 +301,7 @@ def _step_times(results: Sequence[StepResult], world_size: int) -> _StepTimes:
     communication_s: float | None = None
     if world_size == 1:
         communication_s = 0.0
-    elif all(result.departed for result in results):
+    elif all(result.gradients_sent for result in results):
         communication_s = counting_s + fmean(
             result.reduced.seconds_since(event)
             for event, result in zip(computed, results, strict=True)

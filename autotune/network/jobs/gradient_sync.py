@@ -21,7 +21,7 @@ from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
 from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import Ranks, open_libraries
+from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.distributed.step import StepResult
 
 WARM_UP_STEPS = 2
@@ -48,7 +48,7 @@ def run(
     )
     config = with_batch_in_sequences(asked.config, dataset)
     memory, manifest = MemoryGrowth(ranks), dataset.manifest
-    open_libraries(ranks)
+    warm_up_libraries(ranks)
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
     traffic = training.parallel_module.traffic
     if not asked.synchronise:
@@ -130,9 +130,9 @@ def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
     ]
     updates = [result.updated.seconds_since(result.reduced) for result in results[1:]]
     exposed = [
-        result.reduced.seconds_since(result.departed)
+        result.reduced.seconds_since(result.gradients_sent)
         for result in results[1:]
-        if result.departed is not None
+        if result.gradients_sent is not None
     ]
     step_s, update_s = (
         ranks.all_reduce_max(*each),

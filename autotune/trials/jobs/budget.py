@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from autotune.base.units import format_bytes
-from trainer.distributed.ranks import Ranks, open_libraries
+from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.errors import DeviceMissing
 from trainer.record.process_memory import status_bytes
 
@@ -109,7 +109,7 @@ def enforce(
             ),
         )
     # Memory that libraries take when opened is not the model's.
-    open_libraries(ranks)
+    warm_up_libraries(ranks)
     if ranks.device.type == "cuda":
         if clean:
             # cuBLAS keeps its workspaces in PyTorch's allocator, and no public function

@@ -22,7 +22,7 @@ from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
 from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks, open_libraries
+from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks, warm_up_libraries
 from trainer.model.flops import ModelWork
 
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
@@ -148,7 +148,7 @@ def _consumer(
             ranks,
         )
     manifest = dataset.manifest
-    open_libraries(ranks)
+    warm_up_libraries(ranks)
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
     return TrainingStep(training, config, micro_batches, ranks.device)
 

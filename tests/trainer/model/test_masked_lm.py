@@ -1,49 +1,168 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional
 
 from tests.trainer import oracles
-from trainer.build import Training
-from trainer.model import masked_lm
-from trainer.model.loss import cross_entropy
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import make_plan
+from trainer.data.loader import micro_batch_plans
+from trainer.data.masking import IGNORED_LABEL
+from trainer.data.micro_batch_source import MicroBatchSource
 
 
-def _fuse_loss(training: Training) -> None:
-    """Let a training compute its loss from hidden states, as Liger Kernel does."""
+def _losses_by_token(
+    dataset: TokenDataset, family: str, layout: str
+) -> dict[tuple[int, int], float]:
+    """Return the loss of every predicted token of the first epoch.
 
-    def fused_loss(hidden_KD, weight_VD, labels_K, bias_V):
-        dtypes = {tensor.dtype for tensor in (hidden_KD, weight_VD, bias_V)}
-        assert dtypes == {training.module._dtype}
-        return cross_entropy(functional.linear(hidden_KD, weight_VD, bias_V), labels_K)
-
-    training.module.fused_loss = fused_loss
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", ["bert", "modernbert", "distilbert"])
-class TestFusedLoss:
-    def test_learns_as_head_and_loss_do(self, family, dtype, dataset):
-        config = oracles.config_of(family, precision=dtype, layout="padded")
-        batches = oracles.micro_batches(dataset, config)
-        training = oracles.training_of(config, dataset)
-        expected = oracles.gradients_of(training, batches)
-        _fuse_loss(training)
-        oracles.check_alike(
-            expected,
-            oracles.gradients_of(training, batches),
-            loss=1e-5,
-            gradient=1e-5 if dtype == "fp32" else 5e-3,
-        )
-
-    def test_evaluates_in_chunks(self, family, dtype, dataset, monkeypatch):
-        config = oracles.config_of(family, precision=dtype, layout="padded")
-        batches = oracles.micro_batches(dataset, config)
-        training = oracles.training_of(config, dataset)
+    The key is the token's sample and its position in the sample, which no layout
+    changes, so that layouts can be compared token by token.
+    """
+    config = oracles.config_of(
+        family, layout=layout, micro_batch_size=50, global_batch_size=50, max_epochs=1
+    )
+    module = oracles.training_of(config, dataset).module
+    plan = make_plan(config, len(dataset), world_size=1)
+    source = MicroBatchSource(dataset, config, plan)
+    losses_by_token: dict[tuple[int, int], float] = {}
+    # The epoch ends before ten steps of any layout.
+    for micro_batch_plan in micro_batch_plans(dataset, config, plan, 0, steps=10):
+        batch = source.__getitems__(micro_batch_plan)
         with torch.no_grad():
-            expected_loss, expected_hits = training.module.evaluate(batches[0])
-        monkeypatch.setattr(masked_lm, "EVALUATION_CHUNK_POSITIONS", 7)
-        _fuse_loss(training)
+            logits_KV, labels_K = module._predict(batch)
+        losses_K = functional.cross_entropy(logits_KV, labels_K, reduction="none")
+        losses = losses_K[: batch.predicted_tokens].tolist()
+        number_P = torch.searchsorted(batch.starts_N, batch.predicted_P, right=True) - 1
+        positions = (batch.predicted_P - batch.starts_N[number_P]).tolist()
+        samples = micro_batch_plan.segments.samples[number_P.numpy()].tolist()
+        tokens = zip(samples, positions, strict=True)
+        losses_by_token.update(zip(tokens, losses, strict=True))
+    return losses_by_token
+
+
+@pytest.mark.parametrize("family", oracles.FAMILIES)
+def test_every_layout_gives_each_token_the_same_loss(family, dataset):
+    padded = _losses_by_token(dataset, family, "padded")
+    # Most of the 400 samples have a token to predict.
+    assert len({sample for sample, _ in padded}) > 350
+    for layout in ("packed", "bucketed"):
+        losses = _losses_by_token(dataset, family, layout)
+        assert losses.keys() == padded.keys()
+        for token, loss in losses.items():
+            # Losses are about 5, where 1e-5 is twenty times the step of fp32.
+            assert abs(loss - padded[token]) <= 1e-5
+
+
+@pytest.mark.parametrize("family", oracles.FAMILIES)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("last_layer", ["dense", "sparse"])
+def test_sparse_head_has_the_gradient_of_a_dense_one(
+    family, layout, last_layer, dataset
+):
+    dense_config = oracles.config_of(
+        family, layout=layout, mlm_head="dense", last_layer="dense"
+    )
+    config = oracles.config_of(
+        family, layout=layout, mlm_head="sparse", last_layer=last_layer
+    )
+    training = oracles.training_of(config, dataset)
+    assert training.module.has_sparse_last_layer == (last_layer == "sparse")
+    batches = oracles.micro_batches(dataset, config)
+    oracles.check_alike(
+        oracles.gradients_of(training, batches),
+        oracles.learned(dense_config, dataset),
+    )
+
+
+@pytest.mark.parametrize(
+    ("slots", "sequence_slots", "overflows"),
+    [
+        pytest.param(192, 64, 0, id="enough slots"),
+        pytest.param(16, 4, 1, id="too few slots"),
+    ],
+)
+def test_head_with_fixed_slots_drops_no_token(
+    slots, sequence_slots, overflows, dataset
+):
+    config = oracles.config_of()
+    training = oracles.training_of(config, dataset)
+    training.module._fixed_slots = slots
+    training.module._fixed_sequence_slots = sequence_slots
+    batches = oracles.micro_batches(dataset, config)
+    # More than the fewest slots of these cases, at most the most.
+    assert 16 < batches[0].predicted_tokens <= 192
+    oracles.check_alike(
+        oracles.gradients_of(training, batches), oracles.learned(config, dataset)
+    )
+    assert training.module.overflows == overflows
+
+
+def test_micro_batch_without_predicted_tokens_has_no_gradient(dataset):
+    config = oracles.config_of(masking_probability=1e-6)
+    (batch,) = oracles.micro_batches(dataset, config)
+    assert batch.predicted_tokens == 0
+    loss, gradients = oracles.learned(config, dataset)
+    assert loss == 0
+    assert all(not gradient.any() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+class TestResultsOfTransformers:
+    """The model itself computes the loss of all labels, with its own dense head."""
+
+    @pytest.fixture
+    def training(self, family, dataset):
+        return oracles.training_of(oracles.config_of(family, layout="padded"), dataset)
+
+    @pytest.fixture
+    def batch(self, family, dataset):
+        config = oracles.config_of(family, layout="padded")
+        (batch,) = oracles.micro_batches(dataset, config)
+        return batch
+
+    @pytest.fixture
+    def expected(self, training, batch):
         with torch.no_grad():
-            loss, hits = training.module.evaluate(batches[0])
-        assert float(loss) == pytest.approx(float(expected_loss), rel=1e-5)
-        assert int(hits) == int(expected_hits)
+            return training.module.model(
+                input_ids=batch.wide_ids_BS(),
+                attention_mask=batch.attention_BS(),
+                labels=batch.labels_BS(),
+            )
+
+    def test_are_those_of_evaluation(self, training, batch, expected):
+        labels_BS = batch.labels_BS()
+        is_hit_BS = expected.logits.argmax(-1) == labels_BS
+        expected_hits = int(is_hit_BS[labels_BS != IGNORED_LABEL].sum())
+        with torch.no_grad():
+            loss_sum, hits = training.module.evaluate(batch)
+        mean_loss = float(loss_sum / batch.predicted_tokens)
+        assert mean_loss == pytest.approx(float(expected.loss), rel=1e-5)
+        assert int(hits) == expected_hits
+
+    def test_have_the_loss_of_a_step(self, training, batch, expected):
+        loss = float(training.step.run([batch], 1e-3).loss)
+        assert loss == pytest.approx(float(expected.loss), rel=1e-5)
+
+
+def test_reserves_segments_for_uneven_packing(dataset):
+    module = oracles.training_of(oracles.config_of(layout="packed"), dataset).module
+    sequences = 128
+    width = 512
+    # Sequences of 1 and 7 documents in turns: 4 on average, with a deviation of 3.
+    documents_B = torch.tensor([1, 7] * (sequences // 2))
+    starts_N = torch.cat(
+        [
+            width * sequence + torch.arange(documents)
+            for sequence, documents in enumerate(documents_B.tolist())
+        ]
+    )
+    module.expect_documents(
+        SimpleNamespace(ids_BS=torch.empty(sequences, width), starts_N=starts_N)
+    )
+    # The sum over sequences deviates by 3 * sqrt(128) = 34; six times that is reserved.
+    max_documents = 4 * sequences + 6 * 34
+    # The padding of each sequence is a segment too, and numbers are rounded up to
+    # multiples of 64.
+    assert 0 <= module._fixed_segments - (max_documents + sequences) <= 64

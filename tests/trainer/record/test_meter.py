@@ -111,11 +111,11 @@ def close(meter, step=1):
 def three_ranks(rig):
     """Function that returns a meter of three ranks, and its rows, one for each step.
 
-    A step takes a second, of which compute lasts until ``departed_s``, if it is known.
+    A step takes a second, of which compute lasts until ``gradients_sent_s``, if known.
     """
     batch = next(rig.batches)
 
-    def train(steps=3, departed_s=0.5, **changes):
+    def train(steps=3, gradients_sent_s=0.5, **changes):
         ranks = ThreeRanks(
             rank=0,
             local_rank=0,
@@ -127,7 +127,9 @@ def three_ranks(rig):
         meter = Meter(rig.training.work, ranks)
         rows = []
         for step in range(1, steps + 1):
-            meter.add([batch], result_of(computed_s=1.0, departed_s=departed_s))
+            meter.add(
+                [batch], result_of(computed_s=1.0, gradients_sent_s=gradients_sent_s)
+            )
             rows.append(close(meter, step))
         return meter, rows
 
@@ -229,7 +231,7 @@ def test_non_finite_step_leaves_the_noise_scale(rig):
     close(rig.meter)
     before = rig.meter.noise.signal_and_noise
     assert before != [0.0, 0.0]
-    partial = PartialGradient(square=torch.tensor(math.nan), share=0.5)
+    partial = PartialGradient(squared_norm=torch.tensor(math.nan), share=0.5)
     rig.add(result_of(math.nan, math.nan, partial=partial))
     close(rig.meter, step=2)
     assert rig.meter.noise.signal_and_noise == before
@@ -254,7 +256,7 @@ def test_names_the_slowest_rank_of_the_previous_interval(three_ranks):
 
 
 def test_communication_begins_when_gradients_depart(three_ranks):
-    _, (first, *_) = three_ranks(departed_s=0.75)
+    _, (first, *_) = three_ranks(gradients_sent_s=0.75)
     assert (first.compute_s, first.communication_s) == (0.75, 0.25)
 
 
@@ -264,21 +266,23 @@ def test_peak_memory_is_the_maximum_over_ranks(three_ranks):
 
 
 def test_slowest_rank_is_unknown_without_departure_times(three_ranks):
-    _, rows = three_ranks(departed_s=None)
+    _, rows = three_ranks(gradients_sent_s=None)
     for row in rows:
         assert (row.slowest_rank, row.slowest_rank_ratio) == (None, None)
         assert row.communication_s is None
 
 
 @pytest.mark.parametrize(
-    "departed_s",
+    "gradients_sent_s",
     [
         pytest.param(0.5, id="compute is known"),
         pytest.param(None, id="compute is unknown"),
     ],
 )
-def test_names_the_rank_with_the_longest_data_wait(three_ranks, departed_s):
-    _, rows = three_ranks(data_waits_s=(0.0, 2.0, 3.0), departed_s=departed_s)
+def test_names_the_rank_with_the_longest_data_wait(three_ranks, gradients_sent_s):
+    _, rows = three_ranks(
+        data_waits_s=(0.0, 2.0, 3.0), gradients_sent_s=gradients_sent_s
+    )
     assert [(row.longest_data_wait_s, row.longest_data_wait_rank) for row in rows] == [
         (None, None),
         (3.0, 2),
