@@ -1,10 +1,12 @@
 """Choice of the attention that a training computes.
 
-There is no cross-document attention in a packed sequence. ``varlen`` computes each
-document separately in one kernel, on Ampere and newer GPUs; ``fa3`` does so on Hopper,
-in that of FlashAttention 3. ``sdpa`` computes whole sequences under a mask, on any
-device; ``row``, for architectures that cannot be packed, uses transformers' own padding
-mask.
+There is no cross-document attention in a packed sequence. The kinds of attention are:
+
+- ``varlen``: document by document in one kernel, on Ampere and newer GPUs.
+- ``fa3``: the same in the kernel of FlashAttention 3, on Hopper GPUs.
+- ``sdpa``: whole sequences under a mask that separates documents, on any device.
+- ``row``: whole sequences under transformers' own padding mask, for architectures that
+  cannot be packed: each sequence then holds one document.
 """
 
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig
 
 AttentionKind = Literal["varlen", "fa3", "sdpa", "row"]
-"""How attention stays within documents; the module's docstring explains each."""
+"""Kind of attention; the module's docstring explains each."""
 
 _MAX_HEAD_DIMENSIONS = 256
 """Limit of FlashAttention's kernels, which also require a multiple of 8."""
@@ -48,6 +50,7 @@ class CannotBePacked:
     """Result for an architecture that does not take packed sequences."""
 
     reason: str
+    """Reason why it does not, as a clause for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class ChosenAttention:
 
     kind: AttentionKind
     reason: str
+    """Reason for this kind, as a clause for messages."""
     packing: Packing = Packing()
     """How the architecture takes packed sequences."""
 
@@ -71,6 +75,7 @@ class _Obstacle:
 
     reason: str
     next_step: str = "Use --set train.attention=sdpa."
+    """Advice to a user who has configured it."""
 
 
 def dropout_key(model_config: PretrainedConfig) -> str | None:
@@ -100,7 +105,7 @@ def choose_attention(
         packing: Result of ``verify_packing``.
 
     Raises:
-        BadConfig: If the configured one is impossible.
+        BadConfig: If the configured attention cannot be used.
     """
     if isinstance(packing, CannotBePacked):
         return _choose_unpacked(config, model_config, packing.reason)
@@ -197,6 +202,7 @@ def _obstacles_of_model(model_config: PretrainedConfig) -> Iterator[_Obstacle]:
 
 
 def _head_dimensions(model_config: PretrainedConfig) -> int:
+    """Return the number of dimensions of an attention head."""
     head_dimensions: int | None = getattr(model_config, "head_dim", None)
     if head_dimensions:
         return head_dimensions
@@ -216,7 +222,7 @@ def pin_kernels(kind: AttentionKind) -> None:
     cuda.enable_cudnn_sdp(False)
     cuda.enable_flash_sdp(True)
     cuda.enable_mem_efficient_sdp(True)
-    # Explicit weights only for heads that neither kernel supports.
+    # For heads that neither of the two kernels supports, torch falls back to matmuls.
     cuda.enable_math_sdp(True)
     # An earlier training of this process may have left FlashAttention 3 active.
     if current_flash_attention_impl() is not None:

@@ -30,8 +30,6 @@ VOCAB_MULTIPLE = 64
 """Multiple to which the embedding is padded, for whole tiles of Tensor Cores; the extra
 ids never occur."""
 
-# These count positions from pad_token_id + 1, so a sequence of S tokens needs S +
-# pad_token_id + 1 positions.
 _POSITIONS_START_AFTER_PAD = {
     "camembert",
     "data2vec-text",
@@ -43,6 +41,8 @@ _POSITIONS_START_AFTER_PAD = {
     "xlm-roberta-xl",
     "xmod",
 }
+"""Model types that count positions from pad_token_id + 1, so that a sequence of S
+tokens needs S + pad_token_id + 1 positions."""
 
 
 def window_tokens(config: PretrainedConfig) -> int | None:
@@ -111,11 +111,11 @@ def build_config(
         vocab_size: Number of ids of the dataset.
         special_ids: Special ids of the dataset.
         seq_length_tokens: Positions of a sequence.
-        attention_dropout: Replaces the shape's own, if given.
+        attention_dropout: Attention dropout; None leaves that of the shape.
 
     Raises:
-        BadConfig: If transformers has no such masked-LM encoder, or it lacks the
-            positions or that dropout.
+        BadConfig: If transformers has no masked-LM encoder of this shape, or the
+            encoder has too few positions or no attention dropout.
     """
     config = _config_of_shape(settings, vocab_size, special_ids)
     _check_encoder(config)
@@ -208,7 +208,7 @@ def _set_attention_dropout(config: PretrainedConfig, attention_dropout: float) -
 def build_model(
     config: PretrainedConfig, device: torch.device, implementation: str = "sdpa"
 ) -> PreTrainedModel:
-    """Return a model with fresh weights in fp32, in training mode.
+    """Return a model for training, with fresh weights in fp32.
 
     Args:
         config: Config of the model.
@@ -216,15 +216,17 @@ def build_model(
         implementation: Attention function that layers use, by its name in transformers.
 
     Raises:
-        BadConfig: If its sizes do not match.
+        BadConfig: If sizes in the config do not match.
     """
     AttentionInterface.register(VARLEN_NAME, attend_within_documents)
     model = fresh_model(config, device)
     model.train()
-    # The models with BERT's or ModernBERT's layout have no such parameters.
+    # The loss depends on all parameters of models with BERT's or ModernBERT's layout.
     if device.type != "meta" and FAMILIES.get(config.model_type) is None:
         _freeze_unused_parameters(model, device)
     if implementation != "sdpa":
+        # Not with ``set_attn_implementation``, which checks the model again: the caller
+        # has verified that it takes this function.
         model.config._attn_implementation = implementation
     return model
 
@@ -243,10 +245,10 @@ def _freeze_unused_parameters(model: PreTrainedModel, device: torch.device) -> N
 
 
 def fresh_model(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
-    """Return transformers' model with fresh weights in fp32.
+    """Return transformers' model with fresh weights in fp32, none of them frozen.
 
     Raises:
-        BadConfig: If its sizes do not match.
+        BadConfig: If sizes in the config do not match.
     """
     try:
         with torch.device(device):

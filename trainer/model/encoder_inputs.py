@@ -1,7 +1,7 @@
 """Inputs of an encoder that give it the bounds of documents.
 
-Except for ``row``, the encoder then builds no mask itself, as that would not know of
-documents.
+The encoder builds a mask itself only for ``row``: its own mask knows the padding, but
+not the documents of a sequence.
 
 Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents,
 D hidden.
@@ -26,11 +26,12 @@ class EncoderInputs:
     """Arguments of an encoder's forward, and the tensors behind them."""
 
     arguments: dict[str, Any]
+    """Keyword arguments of the encoder's forward."""
     document_BS: torch.Tensor | None = None
-    """Document of each position; only for sdpa."""
+    """Document of each position, as ``document_positions`` returns it; only for
+    sdpa."""
     edges: torch.Tensor | None = None
-    """Edges of documents and of padding, int32, ascending; only if computed by
-    document."""
+    """Edges of documents and of padding, int32, ascending; only for varlen and fa3."""
 
 
 def encoder_inputs(
@@ -50,10 +51,11 @@ def encoder_inputs(
         kind: Kind of attention.
         packing: How the architecture takes packed sequences.
         model: The model, for its embeddings.
-        dtype: Type of masks.
+        dtype: Type of additive masks.
         window_tokens: Reach of sliding-window layers to either side; None without such
             layers.
-        segments: Least number of segments for varlen; fa3 has no empty ones.
+        segments: Smallest number of segments for varlen, which adds empty ones up to
+            it; fa3 takes no empty segments.
     """
     match kind:
         case "row":
@@ -211,7 +213,7 @@ def document_edges(batch: MicroBatch, segments: int) -> torch.Tensor:
 
     Args:
         batch: The micro-batch.
-        segments: Least number of segments.
+        segments: Smallest number of segments; empty ones are added up to it.
 
     Returns:
         The edges, int32, shape (max(segments, N + B) + 1,).
@@ -242,7 +244,8 @@ def _edges_without_empty_segments(batch: MicroBatch) -> torch.Tensor:
     """
     segments = len(batch.starts_N) + batch.padded_sequences
     edges = document_edges(batch, 0)[: segments + 1]
-    # The number of segments differs in each micro-batch.
+    # The number of segments differs in each micro-batch, and layers are compiled once
+    # for all. ``torch.compiler`` has no function for this.
     torch._dynamo.maybe_mark_dynamic(edges, 0)
     return edges
 
@@ -250,8 +253,9 @@ def _edges_without_empty_segments(batch: MicroBatch) -> torch.Tensor:
 def additive_mask(is_allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return an additive mask, shape (B, 1, S, S): 0 for allowed pairs, else -inf.
 
-    It is made once for all layers: from a boolean mask each layer would make its own.
-    Every position may attend to itself.
+    One mask serves all layers: from a boolean mask, each layer would make its own.
+    Every position must be allowed to attend to one at least, as a softmax over nothing
+    is NaN.
     """
     zero = torch.zeros((), dtype=dtype, device=is_allowed_BSS.device)
     return torch.where(is_allowed_BSS, zero, -torch.inf).unsqueeze(1)

@@ -15,7 +15,7 @@ from trainer.model.requirements import Condition, require
 from trainer.model.working_copies import Linear
 
 _FLOAT8_MULTIPLE = 16
-"""Multiple of which the dimensions of float8 matmuls must be."""
+"""All dimensions of a float8 matmul must be multiples of this number."""
 _FIRST_CAPABILITY = (8, 9)
 """CUDA capability of Ada, the first GPUs with float8 Tensor Cores."""
 
@@ -31,7 +31,7 @@ def check_float8(
         has_copies: True if linear layers have working copies.
 
     Raises:
-        BadConfig: If they cannot, or torchao is not installed.
+        BadConfig: If linear layers cannot, or torchao is not installed.
     """
     conditions = (
         Condition(
@@ -85,8 +85,9 @@ def use_float8(
     Args:
         layers: Layers of the encoder.
         recipe: Name of the recipe.
-        emulate: True to round only, on any device.
+        emulate: True to round to float8 but multiply in a wider type, on any device.
     """
+    # torchao is an optional package.
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
 
@@ -110,11 +111,12 @@ def use_float8(
 
 
 def _matmul_config(config: Any, *, pads_inner_dimension: bool) -> Any:
-    """Return torchao's config of a matmul, by way of a layer that is converted to it.
+    """Return torchao's config of a matmul.
 
-    Converting a layer also replaces code of Inductor from which Triton generates wrong
-    stores of float8.
+    Only a layer that torchao has converted has one. Converting a layer also replaces
+    code of Inductor from which Triton generates wrong stores of float8.
     """
+    # torchao is an optional package.
     from torchao.float8 import convert_to_float8_training
 
     any_layer = nn.Linear(_FLOAT8_MULTIPLE, _FLOAT8_MULTIPLE, device="meta")

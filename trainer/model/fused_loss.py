@@ -1,6 +1,6 @@
 """The head's last layer and its cross-entropy in one function of Liger Kernel.
 
-It never holds all logits, the largest tensor of a step.
+The function never holds all logits, the largest tensor of a step.
 
 Shapes: K slots of the head, D hidden, V ids.
 """
@@ -19,7 +19,7 @@ def check_fused_loss(config: TrainConfig, model: PreTrainedModel) -> None:
     """Check that the head's last layer and the loss can be computed in one function.
 
     Raises:
-        BadConfig: If they cannot, or Liger Kernel is not installed.
+        BadConfig: If this model's cannot, or Liger Kernel is not installed.
     """
     conditions = (
         Condition(is_fulfilled=config.device == "cuda", reason="requires a GPU"),
@@ -69,7 +69,18 @@ def liger_cross_entropy(
     labels_K: torch.Tensor,
     bias_V: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the summed cross-entropy of a linear layer's results, fp32, shape ()."""
+    """Return the summed cross-entropy of the logits of hidden states.
+
+    Args:
+        hidden_KD: Input of the head's last layer, which makes the logits.
+        weight_VD: Weight of that layer.
+        labels_K: Labels; slots with ``IGNORED_LABEL`` add nothing.
+        bias_V: Bias of that layer, if any.
+
+    Returns:
+        The loss, fp32, shape ().
+    """
+    # Liger Kernel is an optional package.
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     loss: torch.Tensor = liger_fused_linear_cross_entropy(

@@ -26,10 +26,12 @@ class Peak:
     fp32_flops_per_s: float
     """Rate in FLOP/s without Tensor Cores."""
     memory_bytes_per_s: float
+    """Bandwidth of GPU memory."""
     link_bytes_per_s: float
     """Bandwidth of all links in both directions: NVLink, or else 16 lanes of PCIe. Not
     checked against data sheets; it only bounds plausible measurements."""
     source: str
+    """Origin of the dense rates and of the memory bandwidth."""
 
     @property
     def fp8_flops_per_s(self) -> float | None:

@@ -20,7 +20,11 @@ from trainer.model.varlen import attend_documents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentQueries:
-    """Query positions for attention document by document."""
+    """Query positions for attention document by document.
+
+    All keys and queries of a micro-batch are in one flattened sequence, ordered by
+    document.
+    """
 
     position_K: torch.Tensor
     """Positions in the flattened sequences, int64, ascending."""
@@ -111,15 +115,16 @@ def document_queries(
     """Return the queries of the sparse last layer by document.
 
     Args:
-        inputs: Inputs of the encoder.
+        inputs: Inputs of the encoder, with edges of documents.
         batch: The micro-batch.
         position_K: Positions of the head's slots, ascending.
-        kind: Kind of attention.
+        kind: Kind of attention, ``varlen`` or ``fa3``.
     """
     assert inputs.edges is not None
     query_edges = torch.searchsorted(position_K, inputs.edges, out_int32=True)
     if kind == "fa3":
-        # The number of segments differs in each micro-batch.
+        # The number of segments differs in each micro-batch, and layers are compiled
+        # once for all. ``torch.compiler`` has no function for this.
         torch._dynamo.maybe_mark_dynamic(query_edges, 0)
     slots = len(position_K)
     max_key_length = batch.ids_BS.shape[1]
@@ -146,10 +151,10 @@ def sequence_queries(
     """Return the queries of the sparse last layer for whole sequences under a mask.
 
     Args:
-        inputs: Inputs of the encoder.
+        inputs: Inputs of the encoder, with the document of each position.
         batch: The micro-batch.
         position_K: Positions to predict, ascending, then those of unused slots.
-        sequence_slots: Slots of a sequence, at least the most tokens to predict in any.
+        sequence_slots: Slots of each sequence: enough for the tokens to predict of any.
         dtype: Type of the mask.
     """
     document_BS = inputs.document_BS

@@ -1,6 +1,6 @@
 """Layer norms that set the type of the residual stream, and keep bf16 for backward.
 
-They compute in fp32 themselves.
+The norms themselves compute in fp32.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+# ``torch.__version__`` compares as a version, not as text.
 COMPILER_SAVES_COMPACT = torch.__version__ >= "2.13"
-"""False for torch 2.11, whose compiler keeps fp32 for backward although given 16 bits,
-and dropout's mask beside its seed: a step of BERT took 3 % longer on an H100."""
+"""True if the compiler keeps no more for backward than it is given.
+
+That of torch 2.11 keeps fp32 although given 16 bits, and dropout's mask beside its
+seed: a step of BERT took 3 % longer on an H100."""
 
 
 def set_residual_dtype(model: nn.Module, dtype: torch.dtype) -> None:
@@ -22,6 +25,8 @@ def set_residual_dtype(model: nn.Module, dtype: torch.dtype) -> None:
     """
     for part in model.modules():
         if type(part) is nn.LayerNorm:
+            # The class is changed in place, as a new module would need its parameters,
+            # hooks and place in the model.
             part.__class__ = LayerNorm
             part.result_dtype = dtype  # type: ignore[assignment]
 
@@ -29,12 +34,12 @@ def set_residual_dtype(model: nn.Module, dtype: torch.dtype) -> None:
 def keep_norms_in_bf16(layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
     """Let the layer norms of compiled layers keep bf16 for backward.
 
-    A layer norm keeps its normalised input, whose bytes bf16 halves. That rounds the
-    gradient only, as in matmuls, which keep their inputs in bf16 too.
+    A layer norm keeps its normalised input, which takes half the memory in bf16. Only
+    the gradient is rounded, as in matmuls, which keep their inputs in bf16 too.
 
     Args:
         layers: The compiled layers.
-        dtype: Type of the result.
+        dtype: Type of the norms' results.
     """
     for layer in layers:
         set_residual_dtype(layer, dtype)
@@ -95,12 +100,12 @@ class _Normalize(torch.autograd.Function):
         if weight is not None:
             weight_gradient = (gradient * normal).sum(all_but_last)
         normal_gradient = gradient if weight is None else gradient * weight
-        # Each element of the input also moves the mean and the variance, so the parts
-        # of the gradient along both are removed.
-        along = (normal_gradient * normal).mean(-1, keepdim=True)
-        mean = normal_gradient.mean(-1, keepdim=True)
+        # Each element of the input also changes the mean and the variance, which are
+        # subtracted and divided by: these two terms are their shares of the gradient.
+        variance_term = (normal_gradient * normal).mean(-1, keepdim=True)
+        mean_term = normal_gradient.mean(-1, keepdim=True)
         return (
-            (normal_gradient - mean - normal * along) * scale,
+            (normal_gradient - mean_term - normal * variance_term) * scale,
             weight_gradient,
             bias_gradient,
             None,

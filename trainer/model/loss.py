@@ -1,6 +1,6 @@
 """Cross-entropy of logits, summed over tokens to predict.
 
-Labels ``IGNORED_LABEL`` add nothing.
+Slots whose label is ``IGNORED_LABEL`` add nothing.
 
 Shapes: K slots of the head, D hidden, V ids.
 """
@@ -23,22 +23,24 @@ def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tens
 
 
 def cross_entropy_in_place(
-    compiled: Callable[[Callable[..., Any]], Callable[..., Any]],
+    compile_kernel: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Return a ``cross_entropy`` that writes the gradient of logits over them.
+    """Return a ``cross_entropy`` whose backward writes the gradient over the logits.
 
-    A step's memory peaks where logits, its largest tensor, and their gradient are held.
-    The logits are read once each way.
+    A step's memory peaks while logits, its largest tensor, and their gradient are held.
+    Forward and backward each read the logits once.
 
     Args:
-        compiled: Compiles a function into one kernel.
+        compile_kernel: Function that compiles another one into one kernel.
 
     Returns:
         The function. Its backward raises ``RuntimeError`` if anything else kept the
         logits for its own gradient.
     """
     return functools.partial(
-        _InPlace.apply, compiled(_loss_and_norm), compiled(_write_gradient)
+        _InPlace.apply,
+        compile_kernel(_loss_and_norm),
+        compile_kernel(_write_gradient),
     )
 
 
@@ -64,7 +66,7 @@ class _InPlace(torch.autograd.Function):
 def _loss_and_norm(
     logits_KV: torch.Tensor, labels_K: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss, and the logarithm of the sum of exponentials of each slot."""
+    """Return the loss, and each slot's log-sum-exp of logits, shape (K, 1)."""
     wide_KV = _wide(logits_KV)
     largest_K1 = wide_KV.amax(1, keepdim=True)
     norm_K1 = largest_K1 + (wide_KV - largest_K1).exp().sum(1, keepdim=True).log()
@@ -91,5 +93,6 @@ def _write_gradient(
 
 
 def _wide(logits_KV: torch.Tensor) -> torch.Tensor:
+    """Return logits in the type in which the loss is computed."""
     # fp32 at least, as sums over the vocabulary lose too much in bf16.
     return logits_KV if logits_KV.dtype == torch.float64 else logits_KV.float()

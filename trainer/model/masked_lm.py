@@ -37,11 +37,12 @@ from trainer.model.verify_copies import verify_working_copies
 from trainer.model.working_copies import WorkingCopies, compute_weights
 
 EVALUATION_CHUNK_POSITIONS = 4096
-"""Positions whose logits are computed at once in evaluation if training holds none."""
+"""Positions whose logits evaluation holds at once if training holds no logits."""
 _SEGMENTS_MULTIPLE = 64
-"""Multiple to which the number of segments is rounded, so that few shapes occur."""
+"""Multiple to which the number of documents is rounded up, so that few shapes occur."""
 _DEVIATIONS = 6
-"""Standard deviations by which the number of segments exceeds the expected one."""
+"""Standard deviations by which the reserved number of documents exceeds the expected
+one."""
 
 
 class MaskedLM(nn.Module):
@@ -51,9 +52,14 @@ class MaskedLM(nn.Module):
 
     The sparse MLM head computes only the positions to predict, 15 % of all, with the
     loss and gradients of the dense head. If shapes must not change (compiled layers,
-    GPUs), it has a fixed number of slots; unused ones add no loss, and a micro-batch
-    with more tokens uses a multiple of it and is counted. The number of segments of
-    varlen attention is fixed in the same way.
+    GPUs), it has a fixed number of slots, and unused slots add no loss. A micro-batch
+    with more tokens to predict uses a multiple of this number, and is counted in
+    ``overflows``. The number of segments of varlen attention is fixed in the same way.
+
+    Args:
+        model: The encoder with its MLM head, on its device.
+        config: Configuration of the training.
+        attention: The attention that the model was built for.
     """
 
     def __init__(
@@ -62,14 +68,15 @@ class MaskedLM(nn.Module):
         super().__init__()
         self.model = model
         self.attention = attention
+        """Attention that the encoder computes."""
         self.overflows = 0
         """Micro-batches that needed more than the fixed number of slots or segments."""
         self.layers = () if attention.kind == "row" else model_layers(model)
-        """Layers of the encoder, to compile and shard one at a time; empty if it cannot
-        be packed."""
+        """Layers of the encoder, to compile and shard one at a time; empty if the
+        architecture cannot be packed."""
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
-        """Context manager in which encoder and head are computed, by the type of
-        device."""
+        """Function that returns, for a type of device, the context in which encoder and
+        head are computed."""
         self._has_sparse_head = config.mlm_head == "sparse"
         self._is_packed = config.layout == "packed"
         self._window_tokens = window_tokens(model.config)
@@ -100,13 +107,14 @@ class MaskedLM(nn.Module):
 
     def _choose_loss(self, config: TrainConfig) -> None:
         self.loss: Callable[..., torch.Tensor] = cross_entropy
+        """Loss from logits and labels."""
         if config.compiled:
             self.loss = cross_entropy_in_place(
                 functools.partial(torch.compile, dynamic=False)
             )
         self.fused_loss: Callable[..., torch.Tensor] | None = None
-        """Loss from hidden states, weight, labels and bias of the head's last layer,
-        without logits."""
+        """Loss from the input, weight and bias of the head's last layer, and labels:
+        without logits. None if the loss is computed from logits."""
         if config.fused_cross_entropy:
             check_fused_loss(config, self.model)
             self.fused_loss = liger_cross_entropy
@@ -120,7 +128,7 @@ class MaskedLM(nn.Module):
         change."""
         self._fixed_segments: int | None = None
         """Segments of varlen attention that micro-batches hardly exceed; None before
-        the documents of a micro-batch are known."""
+        the first micro-batch."""
         if config.compiled or config.device == "cuda":
             positions = config.micro_batch_size * config.seq_length_tokens
             self._fixed_slots = head_slots(positions, config.masking_probability)
@@ -131,6 +139,7 @@ class MaskedLM(nn.Module):
     def _make_last_layer_sparse(
         self, config: TrainConfig, layout: LayerLayout | None
     ) -> None:
+        """Make the last layer sparse if the configuration and its layout allow it."""
         self.has_sparse_last_layer = False
         """True if the last layer is computed at the positions to predict only."""
         if layout is not None and self._allows_sparse_last_layer(config):
@@ -150,14 +159,22 @@ class MaskedLM(nn.Module):
         )
 
     def _compute_in_bf16(self, config: TrainConfig, layout: LayerLayout | None) -> None:
+        """Let layer norms and linear layers compute in bf16, if configured."""
         self.working_copies: WorkingCopies | None = None
         """Weights in bf16; None in fp32, or if autocast or fsdp2 casts them."""
         self.no_copies_reason: str | None = None
         """Reason why autocast casts weights in every micro-batch; None otherwise."""
         if not self._is_bf16:
             return
-        # fsdp2 gathers weights in bf16 itself, those of layer norms too.
         is_sharded = config.parallel.strategy == "fsdp2"
+        self._set_layer_norms(config, is_sharded=is_sharded)
+        # fsdp2 gathers weights in bf16 itself.
+        if not is_sharded:
+            self._make_working_copies(layout)
+
+    def _set_layer_norms(self, config: TrainConfig, *, is_sharded: bool) -> None:
+        """Set the types of the residual stream and of the inputs that norms keep."""
+        # fsdp2 gathers the weights of layer norms in bf16 too.
         if is_sharded or self.residual_dtype == torch.bfloat16:
             set_residual_dtype(self.model, self.residual_dtype)
         if self.residual_dtype == torch.bfloat16:
@@ -167,15 +184,16 @@ class MaskedLM(nn.Module):
             )
         if config.compiled:
             keep_norms_in_bf16(self.layers, self.residual_dtype)
-        if is_sharded:
-            return
+
+    def _make_working_copies(self, layout: LayerLayout | None) -> None:
         self.no_copies_reason = verify_working_copies(self.model.config)
-        if self.no_copies_reason is None:
-            alone: list[nn.Module] = []
-            if self.has_sparse_last_layer and layout == "bert":
-                # The last layer's queries have another input than its keys.
-                alone = [self.layers[-1].get_submodule("attention.self.query")]
-            self.working_copies = WorkingCopies(self.model, alone)
+        if self.no_copies_reason is not None:
+            return
+        alone: list[nn.Module] = []
+        if self.has_sparse_last_layer and layout == "bert":
+            # The last layer's queries have another input than its keys.
+            alone = [self.layers[-1].get_submodule("attention.self.query")]
+        self.working_copies = WorkingCopies(self.model, alone)
 
     def _compute_in_float8(self, config: TrainConfig) -> None:
         if config.float8 == "none":
@@ -186,16 +204,18 @@ class MaskedLM(nn.Module):
         use_float8(self.layers, config.float8)
 
     def _skip_token_type_lookups(self) -> None:
+        """Replace look-ups of token types, which are all 0."""
         for name, part in self.model.named_modules():
             if name.endswith("token_type_embeddings"):
                 part.forward = functools.partial(_expand_first_vector, part)
 
     def weights_changed(self) -> None:
-        """Cast the weights again; call this after every change of them."""
+        """Update the working copies; call this after every change of the weights."""
         if self.working_copies is not None:
             self.working_copies.refresh()
 
     def _autocast(self, device_type: str) -> torch.autocast:
+        """Return the default of ``autocast``."""
         # torch.autocast rejects the meta device, which computes nothing.
         is_enabled = self._is_bf16 and device_type != "meta"
         return torch.autocast(
@@ -227,7 +247,7 @@ class MaskedLM(nn.Module):
         return self.fused_loss(hidden_KD.to(self._dtype), weight_VD, labels_K, bias_V)
 
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the summed cross-entropy, as ``forward``, and the number of hits.
+        """Return the summed cross-entropy, as ``forward`` does, and the number of hits.
 
         Args:
             batch: The micro-batch, on the device of the model.
@@ -267,8 +287,8 @@ class MaskedLM(nn.Module):
 
     def _hidden(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the input of the head's last layer, shape (K, D), and labels."""
-        # The last layer passes its input on, so the logits of the model are hidden
-        # states.
+        # While the last layer passes its input on, the model's logits are that input.
+        # The attribute of the instance hides the method of its class.
         vars(self._decoder)["forward"] = nn.Identity().forward
         try:
             return self._predict(batch)
@@ -276,7 +296,10 @@ class MaskedLM(nn.Module):
             del vars(self._decoder)["forward"]
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits and labels, of the head's slots or of all positions."""
+        """Return logits, shape (K, V), and labels, shape (K,).
+
+        With a dense head, all positions are slots.
+        """
         segments = 0
         if self.attention.uses_document_edges:
             segments = self._enough_segments(batch)
@@ -299,7 +322,7 @@ class MaskedLM(nn.Module):
         self, batch: MicroBatch, inputs: EncoderInputs, segments: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions and labels of the head's slots, shapes (K,)."""
-        # No position needs a slot besides those to predict.
+        # Only the positions to predict need a slot.
         begins_N = batch.starts_N.new_empty(0)
         fixed_slots = self._fixed_slots
         if (
@@ -307,7 +330,7 @@ class MaskedLM(nn.Module):
             and self.attention.kind == "fa3"
             and inputs.edges is not None
         ):
-            # Each segment needs a query, as the backward pass hangs on empty ones.
+            # Each segment needs a query too, as the backward pass hangs on empty ones.
             begins_N = inputs.edges[:-1]
             if fixed_slots is not None:
                 fixed_slots += _round_up(segments, SLOTS_MULTIPLE)
@@ -335,6 +358,7 @@ class MaskedLM(nn.Module):
     def _last_layer_queries(
         self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
     ) -> LastLayerQueries:
+        """Return the queries of the head's slots, for the kind of attention."""
         if self.attention.uses_document_edges:
             return document_queries(inputs, batch, position_K, self.attention.kind)
         sequence_slots = _sufficient_number(
@@ -359,10 +383,10 @@ class MaskedLM(nn.Module):
         return logits.flatten(0, 1)
 
     def expect_documents(self, batch: MicroBatch) -> None:
-        """Reserve segments for micro-batches that are packed as unevenly as ``batch``.
+        """Reserve segments for micro-batches that are packed as unevenly as this one.
 
         Args:
-            batch: A micro-batch on the CPU.
+            batch: A micro-batch of the training, on the CPU.
         """
         sequences, width = batch.ids_BS.shape
         documents_B = torch.bincount(batch.starts_N // width, minlength=sequences)
@@ -370,10 +394,10 @@ class MaskedLM(nn.Module):
         self._fixed_segments = self._max_segments(batch, deviation)
 
     def _max_segments(self, batch: MicroBatch, deviation: float) -> int:
-        """Return a number of segments that micro-batches like ``batch`` hardly exceed.
+        """Return a number of segments that micro-batches hardly exceed.
 
         Args:
-            batch: The micro-batch.
+            batch: One of the micro-batches.
             deviation: Standard deviation of the number of documents in a sequence.
         """
         documents = len(batch.starts_N)
@@ -389,7 +413,10 @@ class MaskedLM(nn.Module):
         return _round_up(round(max_documents), _SEGMENTS_MULTIPLE) + sequences
 
     def _enough_segments(self, batch: MicroBatch) -> int:
-        """Return a number of segments for all documents and the padding."""
+        """Return a sufficient number of segments for a micro-batch and its padding.
+
+        A micro-batch that needs more than the fixed number is counted.
+        """
         if self._fixed_segments is None:
             self._fixed_segments = self._max_segments(batch, deviation=0.0)
         segments = _sufficient_number(
@@ -403,6 +430,7 @@ class MaskedLM(nn.Module):
 def _loss_and_hits(
     logits_KV: torch.Tensor, labels_K: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the results of ``evaluate`` for these logits."""
     loss = cross_entropy(logits_KV, labels_K)
     hits = (logits_KV.argmax(dim=1) == labels_K).sum()
     return loss, hits
@@ -422,10 +450,10 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _sufficient_number(needed: int, *, fixed: int | None) -> int:
-    """Return how many slots or segments to compute, at least 1 and ``needed``.
+    """Return the number of slots or segments to compute, at least 1 and ``needed``.
 
-    A multiple of the fixed number keeps the number of different shapes small; without
-    a fixed number, just the needed ones are computed.
+    It is a multiple of the fixed number, so that few different shapes occur. Without a
+    fixed number, only the needed ones are computed.
     """
     if fixed is None:
         return max(1, needed)

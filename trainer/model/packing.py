@@ -24,10 +24,10 @@ from trainer.model.probe import (
     NoSmallCopy,
     ProbeDocuments,
     check_small_copy,
-    first_line,
     is_close,
     logits_alone,
     probe_documents,
+    summarise,
 )
 from trainer.model.varlen import attend_within_documents
 
@@ -36,7 +36,7 @@ _ATTENTION_NAME = "documents_of_probe"
 
 
 def verify_packing(config: PretrainedConfig) -> Packing | CannotBePacked:
-    """Return how an architecture takes packed sequences, or why it cannot.
+    """Return how an architecture takes packed sequences, or the reason why it cannot.
 
     The logits of packed documents must equal those of each document alone, with its
     padding mask as transformers builds it, and must not change by a single bit if all
@@ -62,6 +62,8 @@ def _check_packing(model: PreTrainedModel) -> Packing | CannotBePacked:
     for packing in _possible_packings(model.config):
         reason = _reason_against(model, "sdpa", packing, documents, expected)
         if reason is None:
+            # Not with ``set_attn_implementation``, which warns about models that ignore
+            # it: the comparison finds these.
             model.config._attn_implementation = _ATTENTION_NAME
             no_varlen_reason = _reason_against(
                 model, "varlen", packing, documents, expected
@@ -95,7 +97,7 @@ def _reason_against(
         kind: Kind of attention.
         packing: How the copy is given packed sequences.
         documents: The documents.
-        expected: Logits of the first two, each computed alone.
+        expected: Logits of ``first`` and ``second``, each computed alone, joined.
 
     Returns:
         The reason, or None if they can.
@@ -106,7 +108,7 @@ def _reason_against(
         beside_other = packed_logits(documents.first, documents.other_second)
         behind_other = packed_logits(documents.other_first, documents.second)
     except MODEL_ERRORS as error:
-        return f"it does not take the bounds of documents ({first_line(error)})"
+        return f"it does not take the bounds of documents ({summarise(error)})"
     first_tokens = len(documents.first)
     unchanged = torch.cat([beside_other[:first_tokens], behind_other[first_tokens:]])
     if not torch.equal(unchanged, packed):
@@ -161,7 +163,7 @@ def _attend_plainly(
     scale: float | None,
     **_: object,
 ) -> torch.Tensor:
-    """Compute ``attend_documents`` under a mask, on a CPU."""
+    """Replace ``attend_documents`` on a CPU, by attention under a mask."""
     position_T = torch.arange(len(query_THE))
     document_T = torch.searchsorted(query_edges.long(), position_T, right=True)
     reach = len(query_THE) if window_tokens is None else window_tokens

@@ -18,10 +18,15 @@ from trainer.errors import BadConfig
 from trainer.model.encoder import fresh_model, window_tokens
 
 Ids = list[int]
+"""Token ids of a document."""
 _Result = TypeVar("_Result")
+_SMALL_WINDOW_TOKENS = 2
+"""Reach of a small copy's sliding windows: less than half of a document, so that they
+have an effect."""
 _FIRST_TOKENS = 7
+"""Length of the first document."""
 _SECOND_TOKENS = 9
-"""Tokens of the two documents: more than twice the window of ``_small_config``."""
+"""Length of the second document."""
 _VOCAB_SIZE = 64
 """Ids of a small copy besides its special ones."""
 MODEL_ERRORS = (
@@ -42,28 +47,34 @@ another order."""
 
 
 class NoSmallCopy(Exception):
-    """No small copy of an architecture can be computed, for the reason given."""
+    """No small copy of an architecture can be computed; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeDocuments:
-    """Two documents, and another in place of each."""
+    """Two documents, and another one of the same length in place of each."""
 
     first: Ids
     second: Ids
     other_first: Ids
+    """Replacement of ``first`` that differs from it in every token."""
     other_second: Ids
+    """Replacement of ``second`` that differs from it in every token."""
 
 
 def check_small_copy(
     check: Callable[[PreTrainedModel], _Result], config: PretrainedConfig
 ) -> _Result:
-    """Return the result of a check of a small copy of a config's model.
+    """Run a check on a small copy of a config's model and return its result.
+
+    Args:
+        check: Function of the small copy; its result is cached by the copy's config.
+        config: Config of the model.
 
     Raises:
         NoSmallCopy: If no small copy can be computed.
     """
-    # BigBird chooses its attention by length.
+    # BigBird chooses its attention by the length of sequences.
     if getattr(config, "attention_type", "original_full") != "original_full":
         raise NoSmallCopy("its attention is sparse in sequences longer than a probe")
     reason = ""
@@ -74,22 +85,23 @@ def check_small_copy(
             result = check_built(check, small.to_json_string(use_diff=False))
             return cast("_Result", result)
         except (*MODEL_ERRORS, BadConfig) as error:
-            reason = f"a small copy of it cannot be computed ({first_line(error)})"
+            reason = f"a small copy of it cannot be computed ({summarise(error)})"
     raise NoSmallCopy(reason)
 
 
 def _small_config(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
     """Return the config with few layers and ids, and a small window.
 
-    ``narrow`` also leaves few heads, of the same size.
+    Args:
+        config: Config of the model.
+        narrow: True to leave few heads too, of the same size, and a narrow MLP.
     """
     small = copy.deepcopy(config)
     _keep_few_layers(small)
     if narrow:
         _keep_few_heads(small)
     if window_tokens(small) is not None:
-        # Less than half of a document, so that the window has an effect.
-        small.sliding_window = 2
+        small.sliding_window = _SMALL_WINDOW_TOKENS
     special_ids = [
         value
         for key, value in vars(config).items()
@@ -100,7 +112,7 @@ def _small_config(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig
 
 
 def _keep_few_layers(config: PretrainedConfig) -> None:
-    """Leave one layer of each kind, and two if all are of one kind."""
+    """Leave one layer of each kind of attention, and two if there is only one kind."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
         layer_types = list(dict.fromkeys(kinds))
@@ -118,7 +130,7 @@ def _keep_few_heads(config: PretrainedConfig) -> None:
     heads = min(all_heads, 2)
     key_heads = getattr(config, "num_key_value_heads", None)
     has_grouped_queries = bool(key_heads) and key_heads < all_heads
-    # By the keys that architectures give them.
+    # Architectures have different keys for the same size.
     sizes = {
         "hidden_size": config.hidden_size // all_heads * heads,
         "num_attention_heads": heads,
@@ -133,22 +145,27 @@ def _keep_few_heads(config: PretrainedConfig) -> None:
 
 
 @functools.cache
-def check_built(check: Callable[[PreTrainedModel], object], small: str) -> object:
-    """Return the result of a check of a model with random weights.
+def check_built(check: Callable[[PreTrainedModel], object], config_json: str) -> object:
+    """Build a model with random weights, run a check on it and return the result.
 
     Args:
         check: The check.
-        small: Config of the model, as JSON, which the cache can compare.
+        config_json: Config of the model, as JSON, which the cache can compare.
+
+    Raises:
+        ValueError: If the model has too many parameters.
     """
-    values = json.loads(small)
+    values = json.loads(config_json)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
+    # Outside of all modes that are active, as a trace would record the probe. torch has
+    # no public functions to leave them, of operations and of functions.
     with _disable_current_modes():
         on_meta = fresh_model(config, torch.device("meta"))
         parameters = sum(parameter.numel() for parameter in on_meta.parameters())
     if parameters > _MAX_PARAMETERS:
         raise ValueError(f"even with few layers it has {parameters:,} parameters")
-    # Outside of all modes, as a trace would record the probe. The generator is left as
-    # it was, so the training draws the same numbers with and without a probe.
+    # The state of the generator is restored: the training draws the same numbers with
+    # and without a probe.
     with (
         torch._C.DisableTorchFunction(),
         _disable_current_modes(),
@@ -162,7 +179,10 @@ def check_built(check: Callable[[PreTrainedModel], object], small: str) -> objec
 
 
 def _randomise(values: torch.Tensor) -> None:
-    """Move values away from zeros, ones and small values, which hide an influence."""
+    """Change a weight in place to values that hide no influence.
+
+    Fresh weights are zeros, ones or small numbers.
+    """
     if values.dim() > 1:
         values.normal_(std=2 * values.shape[-1] ** -0.5)
     else:
@@ -196,9 +216,11 @@ def probe_documents(config: PretrainedConfig) -> ProbeDocuments:
     # From the end of the vocabulary, so that all tokens differ.
     other_first = [ordinary[-1 - index] for index in range(_FIRST_TOKENS)]
     other_second = [ordinary[-1 - index] for index in range(_SECOND_TOKENS)]
-    for document, positions in ((first, (2,)), (second, (3,)), (other_first, (1, 4))):
-        for position in positions:
-            document[position] = config.mask_token_id
+    first[2] = config.mask_token_id
+    second[3] = config.mask_token_id
+    # Another number of them, as ESM scales embeddings by the share of mask tokens.
+    other_first[1] = config.mask_token_id
+    other_first[4] = config.mask_token_id
     return ProbeDocuments(
         first=first,
         second=second,
@@ -207,6 +229,6 @@ def probe_documents(config: PretrainedConfig) -> ProbeDocuments:
     )
 
 
-def first_line(error: Exception) -> str:
-    """Return an error's class and the beginning of its message."""
+def summarise(error: Exception) -> str:
+    """Return an error's class and the beginning of its message, for messages."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:100]

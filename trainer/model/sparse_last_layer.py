@@ -1,4 +1,4 @@
-"""Sparse last layer: queries and MLP only for masked tokens.
+"""Sparse last layer: queries and MLP only for the tokens to predict.
 
 Keys and values are computed at all positions, so the loss is the same.
 
@@ -37,6 +37,7 @@ def _forward(
     last_layer_queries: LastLayerQueries | None = None,
     **more: Any,
 ) -> Any:
+    """Compute a layer at its query positions, or as transformers does without them."""
     if last_layer_queries is None:
         return type(layer).forward(layer, hidden_BSD, *others, **more)
     compute_queries = functools.partial(
@@ -121,9 +122,14 @@ def _at_queries(values_BSD: torch.Tensor, queries: LastLayerQueries) -> torch.Te
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply rotary positions (Su et al. 2021), halves of a head as the two coordinates.
+    """Rotate heads by their positions (Su et al. 2021).
 
-    Shapes (…, H, E), (…, E).
+    The two halves of a head are the two coordinates.
+
+    Args:
+        heads: Queries or keys, shape (…, H, E).
+        cos: Cosines of the angles of each position, shape (…, E).
+        sin: Sines of these angles, shape (…, E).
     """
     first, second = heads.float().chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)

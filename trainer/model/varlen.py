@@ -43,9 +43,10 @@ def attend_documents(
         query_THE: Queries of all documents.
         key_UHE: Keys of all documents.
         value_UHE: Values of all documents.
-        query_edges: Start of each document's queries, and the last one's end, shape
-            (N + 1,), int32.
-        key_edges: The same for its keys and values.
+        query_edges: Start of each document's queries, and the end of the last one's,
+            shape (N + 1,), int32.
+        key_edges: Start of each document's keys and values, and the end of the last
+            one's, shape (N + 1,), int32.
         max_query_length: Upper bound of the queries of a document.
         max_key_length: Upper bound of the keys of a document.
         window_tokens: Reach of attention to either side; None for the whole document.
@@ -129,7 +130,7 @@ def attend_within_documents(
         max_query_length=max_length_q,
         max_key_length=max_length_q,
         scale=scaling,
-        # transformers counts the token itself
+        # transformers counts the token itself.
         window_tokens=None if sliding_window is None else sliding_window - 1,
     )
     return attended_THE.unsqueeze(0), None

@@ -29,16 +29,16 @@ def verify_working_copies(config: PretrainedConfig) -> str | None:
 
 def _check_working_copies(model: PreTrainedModel) -> str | None:
     # In fp32, logits and gradients must be those without copies.
-    with_copies = copy.deepcopy(model)
-    WorkingCopies(with_copies, dtype=torch.float32)
-    # In bf16, autocast must accept them.
+    in_fp32 = copy.deepcopy(model)
+    WorkingCopies(in_fp32, dtype=torch.float32)
     in_bf16 = copy.deepcopy(model)
+    WorkingCopies(in_bf16)
     for expected, actual in zip(
-        _logits_and_gradient(model), _logits_and_gradient(with_copies), strict=True
+        _logits_and_gradient(model), _logits_and_gradient(in_fp32), strict=True
     ):
         if not is_close(actual, expected):
             return "its linear layers are called in another order, or with other inputs"
-    WorkingCopies(in_bf16)
+    # In bf16, the model must compute with copies under autocast without an error.
     with torch.autocast("cpu", torch.bfloat16):
         _logits_and_gradient(in_bf16)
     return None

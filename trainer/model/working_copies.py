@@ -26,8 +26,8 @@ their calls."""
 _ALIGNED = 64
 """Multiple to which copies are padded, as kernels load aligned memory faster."""
 _FIRST_IN_BACKWARD = 2**63 - 1
-"""Priority of a link in backward: gradients of a part reach its parameters before other
-parts are computed."""
+"""Largest sequence number of autograd, which computes nodes with larger ones first:
+gradients of a part reach its parameters before other parts are computed."""
 
 
 class WorkingCopies:
@@ -50,7 +50,6 @@ class WorkingCopies:
         self._copies: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
         for part in _parts(model):
-            # Linear layers of earlier parts have copies already.
             groups = _computed_together(part, alone)
             if groups:
                 link = _Link(groups, dtype)
@@ -63,11 +62,16 @@ class WorkingCopies:
     def refresh(self) -> None:
         """Copy all weights; call this after every change of them."""
         if self._copies:
+            # One kernel for all. torch's foreach functions have no public names.
             torch._foreach_copy_(self._copies, self._parameters)
 
 
 def compute_weights(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the weight and bias that a linear layer computes with."""
+    """Return the weight and bias that a linear layer computes with.
+
+    They are those of its group for the first layer of a group with working copies, and
+    else the layer's own.
+    """
     weight = getattr(linear, "compute_weight", linear.weight)
     bias = getattr(linear, "compute_bias", linear.bias)
     return weight, bias
@@ -76,7 +80,10 @@ def compute_weights(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | Non
 def project(
     linear: nn.Linear, input: torch.Tensor, features: slice | None = None
 ) -> torch.Tensor:
-    """Return a linear layer's result, or only some of its output features."""
+    """Return the result of a linear layer, or only some of its output features.
+
+    The first layer of a group with working copies computes the features of all.
+    """
     weight, bias = compute_weights(linear)
     if features is not None:
         weight = weight[features]
@@ -91,16 +98,19 @@ def project(
 class Linear(nn.Linear):
     """Linear layer that computes with a working copy.
 
-    The first of a group computes the results of all. The others, which are called next
-    and with the same input, take theirs.
+    The first layer of a group computes the results of all. The others, which are called
+    next and with the same input, take their results from it.
     """
 
     compute_weight: torch.Tensor
+    """Copy of the weights of the group; only the first layer has it."""
     compute_bias: torch.Tensor | None
+    """Copy of the biases of the group, if any; only the first layer has it."""
     number: int
     """Index of the layer in its group."""
     results: dict[int, torch.Tensor]
-    """Results that others of the group have not taken yet."""
+    """Results that others of the group have not taken yet, by their index; shared by
+    the group."""
     sizes: list[int]
     """Output features of each layer of the group."""
 
@@ -117,7 +127,10 @@ class Linear(nn.Linear):
 
 
 def _parts(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model, then what else its encoder has, then its head."""
+    """Return the layers of a model, and then its encoder and the parts of its head.
+
+    The encoder contains the layers.
+    """
     parts: list[nn.Module] = []
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
@@ -128,17 +141,22 @@ def _parts(model: nn.Module) -> list[nn.Module]:
 def _computed_together(
     part: nn.Module, alone: Sequence[nn.Module]
 ) -> list[list[nn.Linear]]:
-    """Return the trained linear layers of a part, in groups of the same input."""
+    """Return the trained linear layers of a part that have no working copy yet.
+
+    Returns:
+        Groups of layers with the same input.
+    """
     linears = [
         module
         for module in part.modules()
+        # Layers of earlier parts are of our class already.
         if type(module) is nn.Linear and module.weight.requires_grad
     ]
     groups: list[list[nn.Linear]] = []
     for module, names in itertools.product(part.modules(), _SIBLINGS):
         siblings = [getattr(module, name, None) for name in names]
         if all(sibling in linears for sibling in siblings):
-            # Of three siblings, two still share a matmul if one must be alone.
+            # If one of three siblings must be alone, the two others share a matmul.
             group: list[Any] = [sibling for sibling in siblings if sibling not in alone]
             if _can_share_matmul(group):
                 groups.append(group)
@@ -148,7 +166,7 @@ def _computed_together(
 
 
 def _can_share_matmul(linears: Sequence[nn.Linear]) -> bool:
-    """Return True if input sizes match, and either all have a bias or none."""
+    """Return True if input sizes match, and either all layers have a bias or none."""
     signatures = {(linear.in_features, linear.bias is None) for linear in linears}
     return len(signatures) == 1
 
@@ -157,13 +175,15 @@ def _can_share_matmul(linears: Sequence[nn.Linear]) -> bool:
 class _JoinedParameters:
     """Weights, or biases, of linear layers that are computed together.
 
-    They have one copy, with the features of all.
+    They have one copy, with the output features of all layers.
     """
 
     first: nn.Linear
     """The layer that computes with the copy."""
     name: Literal["weight", "bias"]
+    """Name of each of the parameters in its layer."""
     parameters: Sequence[torch.Tensor]
+    """Parameters of this name, in the order of the layers."""
 
     @property
     def features(self) -> list[int]:
@@ -209,8 +229,10 @@ class _Link:
         self._allocate([joined.shape for joined in all_joined], dtype)
 
         linked = _Widen.apply(self, *self.parameters)  # type: ignore[no-untyped-call]
+        # Autograd has no public function for this.
         linked[0].grad_fn._set_sequence_nr(_FIRST_IN_BACKWARD)
         for linears in groups:
+            # ``compute_bias`` exists on layers without a bias too.
             linears[0].register_buffer("compute_bias", None, persistent=False)
             _compute_with_first(linears)
         for joined, copy in zip(all_joined, linked, strict=True):
@@ -244,6 +266,8 @@ def _compute_with_first(linears: Sequence[nn.Linear]) -> None:
     sizes = [linear.out_features for linear in linears]
     results: dict[int, torch.Tensor] = {}
     for number, linear in enumerate(linears):
+        # The class is changed in place: the layer keeps its parameters, their names and
+        # its place in the model.
         vars(linear).update(number=number, results=results, sizes=list(sizes))
         linear.__class__ = Linear
 
@@ -251,7 +275,7 @@ def _compute_with_first(linears: Sequence[nn.Linear]) -> None:
 class _Widen(torch.autograd.Function):
     """Copies of weights as a function of the parameters.
 
-    Their gradients are written in fp32, all at once.
+    Backward casts the gradients of all copies to fp32 at once.
     """
 
     @staticmethod
