@@ -5,7 +5,12 @@ from trainer.config.presets import PRESETS, model_settings
 from trainer.config.train_config import ModelSettings
 from trainer.data.manifest import SpecialIds
 from trainer.errors import BadConfig
-from trainer.model.encoder import build_config, build_model
+from trainer.model.encoder import (
+    build_config,
+    build_model,
+    model_head,
+    model_layers,
+)
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
@@ -32,23 +37,28 @@ def _preset_model(name: str):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_builds_every_preset(name):
-    model = _preset_model(name)
-    # 22,001 ids in whole tiles of 64.
-    assert model.get_output_embeddings().weight.shape[0] == 22_016
-    assert model.config._attn_implementation == "sdpa"
-    assert model.training
-    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+class TestPreset:
+    def test_is_built_for_training(self, name):
+        model = _preset_model(name)
+        assert model.training
+        assert model.config._attn_implementation == "sdpa"
+        assert sum(parameter.numel() for parameter in model.parameters()) > 0
+
+    def test_has_embedding_of_whole_tiles(self, name):
+        # 22,001 ids, rounded up to a multiple of 64.
+        model = _preset_model(name)
+        assert model.get_output_embeddings().weight.shape[0] == 22_016
 
 
 @pytest.mark.parametrize(
-    ("name", "least_millions", "most_millions"),
+    ("name", "min_millions", "max_millions"),
+    # The number depends on the vocabulary, here of 22,001 ids.
     [("bert-120m", 100, 125), ("bert-350m", 320, 355)],
 )
-def test_preset_has_size_in_its_name(name, least_millions, most_millions):
+def test_preset_has_size_in_its_name(name, min_millions, max_millions):
     model = _preset_model(name)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert least_millions < parameters / 1e6 < most_millions
+    assert min_millions < parameters / 1e6 < max_millions
 
 
 @pytest.mark.parametrize(
@@ -93,29 +103,56 @@ def test_sequences_may_fill_all_positions(model_type, positions):
         _config(settings, positions + 1)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "unused_heads"),
-    [
-        ("esm", {"contact_head"}),
-        ("bert", set()),
-        ("roberta", set()),
-        ("distilbert", set()),
-        ("electra", set()),
-        ("mpnet", set()),
-    ],
-)
-def test_freezes_parameters_without_influence_on_loss(model_type, unused_heads):
-    model = build_model(_config(_small(model_type)), torch.device("cpu"))
-    frozen = {
+def _frozen_parameters(model) -> set[str]:
+    return {
         name
         for name, parameter in model.named_parameters()
         if not parameter.requires_grad
     }
-    frozen_parts: set[str] = set()
-    for name in frozen:
-        frozen_parts.update(name.split("."))
-    frozen_heads = {part for part in frozen_parts if part.endswith("_head")}
-    assert frozen_heads == unused_heads
-    assert bool(frozen) == bool(unused_heads)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["bert", "roberta", "distilbert", "electra", "mpnet"]
+)
+def test_model_whose_loss_uses_all_parameters_freezes_none(model_type):
+    model = build_model(_config(_small(model_type)), torch.device("cpu"))
+    assert not _frozen_parameters(model)
+
+
+def test_freezes_head_without_influence_on_loss():
+    model = build_model(_config(_small("esm")), torch.device("cpu"))
+    frozen = _frozen_parameters(model)
+    assert frozen
+    assert all("contact_head" in name for name in frozen)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "esm"])
+def test_new_model_has_no_gradients(model_type):
+    # A forward and backward pass has found the parameters without influence.
+    model = build_model(_config(_small(model_type)), torch.device("cpu"))
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert model.config.pad_token_id == 0
+
+
+def test_config_has_special_ids_of_dataset():
+    config = _config(_small("bert"))
+    assert config.pad_token_id == IDS.pad
+    assert config.mask_token_id == IDS.mask
+
+
+@pytest.mark.parametrize(
+    "model_type", ["bert", "modernbert", "esm", "eurobert", "distilbert"]
+)
+def test_encoder_and_head_have_all_parameters(model_type):
+    model = build_model(_config(_small(model_type)), torch.device("meta"))
+    parameters = set(model.base_model.parameters())
+    for part in model_head(model):
+        parameters.update(part.parameters())
+    assert parameters == set(model.parameters())
+
+
+@pytest.mark.parametrize(
+    "model_type", ["bert", "modernbert", "esm", "eurobert", "distilbert"]
+)
+def test_finds_layers(model_type):
+    model = build_model(_config(_small(model_type, layers=3)), torch.device("meta"))
+    assert len(model_layers(model)) == 3

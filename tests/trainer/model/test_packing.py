@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,63 +9,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from tests.trainer import oracles
-from trainer.config.train_config import ModelSettings
-from trainer.data.manifest import SpecialIds
+from tests.trainer.model.small_models import small_config
 from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
-from trainer.model import encoder_inputs, packing, probe
+from trainer.model import encoder_inputs, packing
 from trainer.model.attention import (
     CannotBePacked,
     ChosenAttention,
     Packing,
     choose_attention,
 )
-from trainer.model.encoder import (
-    build_config,
-    build_model,
-    fresh_model,
-    model_head,
-    model_layers,
-)
 from trainer.model.encoder_inputs import document_positions
 from trainer.model.families import FAMILIES
 from trainer.model.packing import verify_packing
-from trainer.model.verify_copies import verify_working_copies
-
-IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-SMALL = {
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 3,
-    "intermediate_size": 64,
-}
-_OWN_SIZES = {"electra": {"embedding_size": 64}, "squeezebert": {"embedding_size": 64}}
-"""Sizes of an architecture that must match those of ``SMALL``."""
-
-
-def _config(model_type, **changes):
-    own_sizes = _OWN_SIZES.get(model_type, {})
-    shape = {"model_type": model_type} | SMALL | own_sizes | changes
-    return build_config(
-        ModelSettings(name="m", config=shape),
-        vocab_size=100,
-        special_ids=IDS,
-        seq_length_tokens=64,
-    )
-
-
-@pytest.fixture
-def no_cached_results():
-    """Check models again in this test, and after it."""
-    probe.check_built.cache_clear()
-    yield
-    probe.check_built.cache_clear()
 
 
 def _can_be_packed(model_type) -> bool:
     try:
-        config = _config(model_type)
-    # No encoder, or without a number of layers.
+        config = small_config(model_type)
+    # It is no encoder, or its config has no number of layers.
     except (BadConfig, NotImplementedError):
         return False
     return isinstance(verify_packing(config), Packing)
@@ -76,12 +39,6 @@ def test_table_lists_every_verified_encoder():
         name for name in MODEL_FOR_MASKED_LM_MAPPING_NAMES if _can_be_packed(name)
     }
     assert verified == FAMILIES.keys()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_every_listed_encoder_takes_working_copies(model_type):
-    assert verify_working_copies(_config(model_type)) is None
 
 
 @pytest.mark.parametrize(
@@ -105,7 +62,7 @@ def test_every_listed_encoder_takes_working_copies(model_type):
     ],
 )
 def test_finds_packing_of_encoder(model_type, changes, expected):
-    assert verify_packing(_config(model_type, **changes)) == expected
+    assert verify_packing(small_config(model_type, **changes)) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,41 +76,17 @@ def test_finds_packing_of_encoder(model_type, changes, expected):
     ],
 )
 def test_gives_reason_against_packing(model_type, reason):
-    verified = verify_packing(_config(model_type))
+    verified = verify_packing(small_config(model_type))
     assert isinstance(verified, CannotBePacked)
     assert reason in verified.reason
 
 
-@pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [("convbert", "KeyError"), ("longformer", "inplace"), ("big_bird", "sparse")],
-)
-def test_gives_reason_against_working_copies(model_type, reason):
-    assert reason in verify_working_copies(_config(model_type))
-
-
-@pytest.mark.usefixtures("no_cached_results")
-def test_rejects_copies_for_keys_of_another_input(monkeypatch):
-    def double_input(_, inputs):
-        return (2 * inputs[0],)
-
-    def model_with_keys_of_another_input(*arguments):
-        model = fresh_model(*arguments)
-        for name, part in model.named_modules():
-            if name.endswith("self.key"):
-                part.register_forward_pre_hook(double_input)
-        return model
-
-    monkeypatch.setattr(probe, "fresh_model", model_with_keys_of_another_input)
-    assert "with other inputs" in verify_working_copies(_config("bert"))
-
-
 def test_encoder_with_attention_of_its_own_needs_mask():
-    verified = verify_packing(_config("megatron-bert"))
+    verified = verify_packing(small_config("megatron-bert"))
     assert verified.no_varlen_reason == "packed documents influence each other"
     config = oracles.config_of("megatron-bert", precision="bf16", device="cuda")
     chosen = choose_attention(
-        config, _config("megatron-bert"), torch.device("meta"), verified
+        config, small_config("megatron-bert"), torch.device("meta"), verified
     )
     assert chosen.kind == "sdpa"
     assert chosen.reason == f"with varlen {verified.no_varlen_reason}"
@@ -169,7 +102,7 @@ class TestBrokenPacking:
             return torch.ones_like(document_BS), index_BS
 
         monkeypatch.setattr(encoder_inputs, "document_positions", one_document)
-        assert "influence each other" in verify_packing(_config("bert")).reason
+        assert "influence each other" in verify_packing(small_config("bert")).reason
 
     def test_is_found_in_positions(self, monkeypatch):
         def positions_of_whole_sequence(batch):
@@ -179,100 +112,113 @@ class TestBrokenPacking:
         monkeypatch.setattr(
             encoder_inputs, "document_positions", positions_of_whole_sequence
         )
-        assert "other logits" in verify_packing(_config("bert")).reason
+        assert "other logits" in verify_packing(small_config("bert")).reason
 
     def test_is_found_in_head(self, monkeypatch):
         monkeypatch.setattr(packing, "head_inputs", lambda *_: contextlib.nullcontext())
-        assert "cannot be computed" in verify_packing(_config("bert")).reason
+        assert "cannot be computed" in verify_packing(small_config("bert")).reason
 
 
 @pytest.mark.usefixtures("no_cached_results")
-def test_check_changes_no_random_numbers_or_modes():
-    class OperationCounter(TorchDispatchMode):
-        operations = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.operations += 1
-            return func(*args, **(kwargs or {}))
-
-    config = _config("bert")
+def test_check_draws_no_random_numbers():
     state = torch.get_rng_state()
+    verify_packing(small_config("bert"))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class OperationCounter(TorchDispatchMode):
+    """Mode that counts all operations, as a trace would record them."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("no_cached_results")
+def test_check_is_hidden_from_active_modes():
+    config = small_config("bert")
     counter = OperationCounter()
     with counter, torch.device("meta"):
         assert verify_packing(config) == Packing()
     assert counter.operations == 0
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize(
-    "model_type", ["bert", "modernbert", "esm", "eurobert", "distilbert"]
-)
-def test_finds_layers_and_head(model_type):
-    model = build_model(_config(model_type), torch.device("meta"))
-    assert len(model_layers(model)) == 3
-    parameters = set(model.base_model.parameters())
-    for part in model_head(model):
-        parameters.update(part.parameters())
-    assert parameters == set(model.parameters())
 
 
 def _one_by_one(batch: MicroBatch) -> MicroBatch:
     """Return the same documents, each in a sequence of its own."""
     width = batch.ids_BS.shape[1]
     starts_N = batch.starts_N.long()
-    ids = torch.zeros(len(starts_N), width, dtype=batch.ids_BS.dtype)
+    ids_T = batch.ids_BS.flatten()
+    ids_NS = torch.zeros(len(starts_N), width, dtype=batch.ids_BS.dtype)
     for number, (start, tokens) in enumerate(
         zip(starts_N.tolist(), batch.tokens_N.tolist(), strict=True)
     ):
-        ids[number, :tokens] = batch.ids_BS.flatten()[start : start + tokens]
+        ids_NS[number, :tokens] = ids_T[start : start + tokens]
     predicted_P = batch.predicted_P.long()
     document_P = torch.searchsorted(starts_N, predicted_P, right=True) - 1
+    index_P = predicted_P - starts_N[document_P]
     return dataclasses.replace(
         batch,
-        ids_BS=ids,
+        ids_BS=ids_NS,
         starts_N=(torch.arange(len(starts_N)) * width).int(),
-        predicted_P=(document_P * width + predicted_P - starts_N[document_P]).int(),
+        predicted_P=(document_P * width + index_P).int(),
     )
+
+
+@pytest.fixture
+def check_packed_documents(dataset, monkeypatch) -> Callable[..., None]:
+    """Compare a step of packed documents with one of the same documents padded."""
+
+    def check(family: str, *, kind: str, precision: str, **tolerances: float) -> None:
+        config = oracles.config_of(family, precision=precision)
+        batches = oracles.micro_batches(dataset, config)
+        if kind == "varlen":
+            oracles.choose_varlen(monkeypatch)
+        packed = oracles.training_of(config, dataset)
+        assert packed.module.attention.kind == kind
+        learned_packed = oracles.gradients_of(packed, batches)
+
+        monkeypatch.setattr(
+            "trainer.build.choose_attention",
+            lambda *_: ChosenAttention(kind="row", reason="test"),
+        )
+        alone = [_one_by_one(batch) for batch in batches]
+        sequences = len(alone[0].ids_BS)
+        padded_config = config.model_copy(
+            update={
+                "layout": "padded",
+                "micro_batch_size": sequences,
+                "global_batch_size": sequences,
+            }
+        )
+        padded = oracles.training_of(padded_config, dataset)
+        oracles.check_alike(
+            oracles.gradients_of(padded, alone), learned_packed, **tolerances
+        )
+
+    return check
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "precision"),
+    ("family", "kind"),
     [
         *itertools.product(
-            ("esm", "eurobert", "distilbert", "electra"), ("sdpa", "varlen"), ("fp32",)
+            ("esm", "eurobert", "distilbert", "electra"), ("sdpa", "varlen")
         ),
-        ("megatron-bert", "sdpa", "fp32"),
-        ("bert", "sdpa", "bf16"),
-        ("esm", "sdpa", "bf16"),
+        ("megatron-bert", "sdpa"),
     ],
 )
-def test_packed_documents_learn_as_one_by_one(
-    family, kind, precision, dataset, monkeypatch
-):
-    config = oracles.config_of(family, precision=precision)
-    batches = oracles.micro_batches(dataset, config)
-    if kind == "varlen":
-        oracles.choose_varlen(monkeypatch)
-    packed = oracles.training_of(config, dataset)
-    assert packed.module.attention.kind == kind
-    learned_packed = oracles.gradients_of(packed, batches)
-    monkeypatch.setattr(
-        "trainer.build.choose_attention",
-        lambda *_: ChosenAttention(kind="row", reason="test"),
+def test_packed_documents_learn_as_one_by_one(family, kind, check_packed_documents):
+    # Sums over sequences are in another order.
+    check_packed_documents(
+        family, kind=kind, precision="fp32", loss=1e-6, gradient=1e-5
     )
-    alone = [_one_by_one(batch) for batch in batches]
-    sequences = len(alone[0].ids_BS)
-    padded_config = config.model_copy(
-        update={
-            "layout": "padded",
-            "micro_batch_size": sequences,
-            "global_batch_size": sequences,
-        }
-    )
-    padded = oracles.training_of(padded_config, dataset)
-    oracles.check_alike(
-        oracles.gradients_of(padded, alone),
-        learned_packed,
-        loss=1e-6 if precision == "fp32" else 1e-3,
-        gradient=1e-5 if precision == "fp32" else 2e-2,
+
+
+@pytest.mark.parametrize("family", ["bert", "esm"])
+def test_packed_documents_learn_as_one_by_one_in_bf16(family, check_packed_documents):
+    # Gradients differ by a few roundings to bf16, each up to 2**-8 = 0.4 %.
+    check_packed_documents(
+        family, kind="sdpa", precision="bf16", loss=1e-3, gradient=2e-2
     )

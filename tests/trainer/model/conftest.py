@@ -1,0 +1,13 @@
+"""Checks of small copies, whose results are cached by the copy's config."""
+
+import pytest
+
+from trainer.model import probe
+
+
+@pytest.fixture
+def no_cached_results():
+    """Check models again in this test, and after it."""
+    probe.check_built.cache_clear()
+    yield
+    probe.check_built.cache_clear()
