@@ -40,9 +40,11 @@ def _decay_begin(config: TrainConfig) -> int:
 
 
 def _remaining(schedule: str, progress: float) -> float:
-    """Return the remaining share of the way down, from 1 to 0.
+    """Return the share of the fall of the learning rate that is left, from 1 to 0.
 
-    ``progress`` is the share of the steps of the decay that are finished.
+    Args:
+        schedule: Name of the schedule; ``constant`` never falls.
+        progress: Share of the steps of the fall that are finished, from 0 to 1.
     """
     if schedule == "linear":
         return 1 - progress
@@ -50,7 +52,7 @@ def _remaining(schedule: str, progress: float) -> float:
         return (1 + math.cos(math.pi * progress)) / 2
     if schedule == "wsd":
         return 1 - math.sqrt(progress)
-    return 1.0  # constant
+    return 1.0
 
 
 def make_optimizer(

@@ -32,11 +32,13 @@ _PACKED_ONLY = (
     "tapas",
     "xlm-roberta-xl",
 )
+"""Architectures whose layers have another layout than BERT's and ModernBERT's."""
 _LIKE_BERT = ("bert", "camembert", "data2vec-text", "ernie", "roberta", "xlm-roberta")
+"""Architectures whose layers have the names and order of BERT's."""
 FAMILIES: dict[str, LayerLayout | None] = {
     **dict.fromkeys(_PACKED_ONLY),
     **dict.fromkeys(_LIKE_BERT, "bert"),
     "modernbert": "modernbert",
 }
-"""Layout of the layers by transformers' model type; None if the last layer cannot be
-sparse."""
+"""Layout of the layers, by transformers' model type; None for any other layout, whose
+last layer cannot be sparse."""
