@@ -37,9 +37,10 @@ def _loss_and_gradient(loss_function, logits_KV, labels_K):
 @pytest.mark.parametrize(
     ("dtype", "compiled", "tolerance"),
     [
-        # At least eight times the precision of each type.
+        # The step of each type at the largest logits, about 300, which is the relative
+        # error of their exponentials: 2**-44 and 2**-15.
         pytest.param(torch.float64, not_compiled, 1e-12, id="fp64"),
-        pytest.param(torch.float32, not_compiled, 1e-6, id="fp32"),
+        pytest.param(torch.float32, not_compiled, 2**-15, id="fp32"),
         # One rounding: the logits are in bf16, and the loss in fp32.
         pytest.param(
             torch.bfloat16, compile_for_fixed_shapes, 2**-8, id="bf16, compiled"
