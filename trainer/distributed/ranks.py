@@ -143,8 +143,8 @@ def join_ranks(
     Args:
         config: Configuration of training.
         environment: Environment variables.
-        rendezvous: File through which the ranks of one node connect, in a directory of
-            its own. It must not exist yet. None uses ``MASTER_ADDR`` and
+        rendezvous: File through which the ranks of one node connect. It must not exist
+            yet, and its directory must hold nothing else. None uses ``MASTER_ADDR`` and
             ``MASTER_PORT``.
 
     Raises:
