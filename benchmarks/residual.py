@@ -208,8 +208,10 @@ def losses(
         train(resolved, ranks, RunWriter(place), lambda row: None)
     record = read_run(place)
     last = [step.loss for step in record.steps[-LAST_STEPS:] if step.loss is not None]
+    validation_loss = record.evaluations[-1].loss
+    assert validation_loss is not None
     return {
-        "validation_loss": record.evaluations[-1].loss,
+        "validation_loss": validation_loss,
         "train_loss": statistics.fmean(last),
     }
 

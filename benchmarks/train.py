@@ -352,10 +352,10 @@ def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]:
     )
     training.module.model.load_state_dict(theirs.model.state_dict())
     evaluation = evaluate(training.module, validation, match.config, match.ranks, 0)
-    return {
-        "ours": read_run(ours.directory).evaluations[-1].loss,
-        "HF Trainer": evaluation.loss,
-    }
+    ours_loss = read_run(ours.directory).evaluations[-1].loss
+    assert ours_loss is not None
+    assert evaluation.loss is not None
+    return {"ours": ours_loss, "HF Trainer": evaluation.loss}
 
 
 def _json(result: Found) -> dict[str, Any]:

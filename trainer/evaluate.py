@@ -62,10 +62,11 @@ def evaluate(
             rank_sums.evaluate_and_add(module, micro_batch)
     totals = rank_sums.over_all_ranks()
     loss = totals.loss_sum / max(1.0, totals.predicted_tokens)
+    is_finite = math.isfinite(loss)
     return EvaluationRow(
         step=step,
-        loss=loss,
-        perplexity=math.exp(min(loss, _MAX_LOG_PERPLEXITY)),
+        loss=loss if is_finite else None,
+        perplexity=math.exp(min(loss, _MAX_LOG_PERPLEXITY)) if is_finite else None,
         masked_accuracy=totals.correct / max(1.0, totals.predicted_tokens),
         predicted_tokens=round(totals.predicted_tokens),
         rows=round(totals.sequences),

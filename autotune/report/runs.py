@@ -208,7 +208,11 @@ def loss_points(run: Run) -> tuple[LossPoint, ...]:
     ):
         low, high = some[0].step, some[-1].step
         finite = [step.loss for step in some if step.loss is not None]
-        evaluated = [row.loss for row in run.evaluations if low <= row.step <= high]
+        evaluated = [
+            row.loss
+            for row in run.evaluations
+            if low <= row.step <= high and row.loss is not None
+        ]
         loss, last = (
             statistics.fmean(finite) if finite else None,
             evaluated[-1] if evaluated else None,

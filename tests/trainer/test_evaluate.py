@@ -107,6 +107,16 @@ def test_perplexity_is_exponential_of_loss(dataset_with_validation):
     assert row.perplexity == pytest.approx(math.exp(row.loss))
 
 
+def test_row_of_diverged_model_can_be_read_again(dataset_with_validation):
+    config = config_of()
+    training = training_of(config, dataset_with_validation)
+    with torch.no_grad():
+        next(training.module.parameters()).fill_(math.nan)
+    row = _evaluate_training(training, dataset_with_validation, config)
+    assert (row.loss, row.perplexity) == (None, None)
+    assert EvaluationRow.model_validate_json(row.model_dump_json()) == row
+
+
 def test_evaluation_leaves_the_model_in_training_mode(dataset_with_validation):
     config = config_of()
     training = training_of(config, dataset_with_validation)

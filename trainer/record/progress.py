@@ -207,9 +207,11 @@ def show_row(
     if isinstance(row, RunHeader):
         lines = _header_lines(row)
     elif isinstance(row, EvaluationRow):
+        loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
+        perplexity = "n/a" if row.perplexity is None else f"{row.perplexity:,.1f}"
         lines = [
-            f"validation: step {row.step} loss {row.loss:.3f} perplexity"
-            f" {row.perplexity:,.1f} masked accuracy {row.masked_accuracy:.1%}"
+            f"validation: step {row.step} loss {loss} perplexity {perplexity}"
+            f" masked accuracy {row.masked_accuracy:.1%}"
         ]
     else:
         lines = _event_lines(row)

@@ -157,10 +157,10 @@ class EvaluationRow(StrictTable):
 
     step: int
     """Optimizer steps finished before the evaluation."""
-    loss: float
-    """Mean cross-entropy per predicted token, in nats."""
-    perplexity: float
-    """Exponential of the loss."""
+    loss: float | None
+    """Mean cross-entropy per predicted token, in nats; None if not finite."""
+    perplexity: float | None
+    """Exponential of the loss; None if the loss is not finite."""
     masked_accuracy: float
     """Share of predicted tokens whose most likely prediction is correct."""
     predicted_tokens: int
