@@ -130,7 +130,8 @@ def installed_wheel(tmp_path_factory) -> Path:
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", ["-h", "doctor", "estimate --model bert-mini --gpu h100-nvl-94gb"]
+    "command",
+    ["-h", "doctor", "estimate --model bert-mini --gpu h100-nvl-94gb --no-compile"],
 )
 def test_wheel_runs_beside_a_local_trainer(installed_wheel, tmp_path, command):
     (tmp_path / "trainer.py").write_text('raise RuntimeError("a local file")\n')

@@ -34,7 +34,7 @@ def directory(tmp_path_factory) -> Path:
 
 COMMANDS = (
     "doctor",
-    "estimate --model bert-mini --gpu h100-nvl-94gb --seq-length 128",
+    "estimate --model bert-mini --gpu h100-nvl-94gb --seq-length 32 --no-compile",
     "data prepare text:corpus --out data --workers 2",
     "data inspect data --seq-length 32",
     "data verify data",
