@@ -1,7 +1,7 @@
 """Throughput by the number of DataLoader workers, from repeated windows. Pure.
 
-Only windows of the same round are compared, so that drift between rounds cancels.
-Intervals from few rounds use the residuals of all counts.
+Counts are compared within rounds, so that drift between rounds cancels. The bounds of a
+ratio from few rounds rest on the residuals of all counts, which share the same noise.
 """
 
 import math
@@ -19,8 +19,7 @@ from autotune.base.window_statistics import (
 FIRST_ROUNDS = 3
 """Rounds of a new count before it is judged."""
 OWN_RESIDUALS = 12
-"""Least number of differences at which a ratio's interval uses its own residuals
-only."""
+"""Fewest log ratios of which an interval uses their own residuals only."""
 
 Count = int | None
 """DataLoader workers of a rank; None for cached batches."""
@@ -48,7 +47,7 @@ class CountStatistics:
 
     def __init__(self, rounds: Sequence[Round]) -> None:
         self._log_rates: dict[Count, dict[int, float]] = {}
-        """Log throughput by count and number of the round."""
+        """Logarithm of tokens/s by count and number of the round."""
         self._wait_shares: dict[int, list[float]] = {}
         """Share of each window in which GPUs waited for data, by count."""
         for number, windows in enumerate(rounds):
@@ -70,10 +69,11 @@ class CountStatistics:
         return len(self._numbers_of_common_rounds(count, reference))
 
     def has_few_rounds(self, count: int) -> bool:
-        """Return True if a count is too new to be judged."""
+        """Return True if a count shares too few rounds with cached batches."""
         return self.common_rounds(count, None) < FIRST_ROUNDS
 
     def _numbers_of_common_rounds(self, count: int, reference: Count) -> list[int]:
+        """Return the numbers of the rounds with both counts, in ascending order."""
         reference_log_rates = self._log_rates.get(reference, {})
         return [
             number for number in self._log_rates[count] if number in reference_log_rates
@@ -91,17 +91,22 @@ class CountStatistics:
         return math.exp(trimmed_mean(log_ratios)) if log_ratios else math.nan
 
     def interval(self, count: int, reference: Count) -> Interval:
-        """Return the ratio of a count's throughput to that of a reference.
+        """Return the ratio of a count's throughput to that of a reference, with bounds.
 
         Args:
             count: A measured count.
             reference: Another measured count; None for cached batches.
+
+        Returns:
+            The ratio; without bounds if the rounds are too few for them.
         """
         log_ratios = self._log_ratios(count, reference)
         if not log_ratios:
             # Without a common round, only the ratios of both to cached batches are
             # known.
-            ratio = self.ratio(count, None) / self.ratio(reference or 0, None)
+            ratio = self.ratio(count, None)
+            if reference is not None:
+                ratio /= self.ratio(reference, None)
             return Interval(value=ratio)
         key = (count, reference)
         if key not in self._intervals:
@@ -111,12 +116,18 @@ class CountStatistics:
     def upper_bound(self, other: int, count: int) -> float:
         """Return the upper bound of another count's ratio to this one.
 
-        It is taken by way of cached batches if the counts share few rounds.
+        If the counts share few rounds, both are compared with cached batches.
+
+        Returns:
+            Infinity without a bound.
         """
         if self.common_rounds(other, count) >= FIRST_ROUNDS:
-            return self.interval(other, count).high or math.inf
-        bound_to_cached = self.interval(other, None).high or math.inf
-        return bound_to_cached / self.ratio(count, None)
+            high = self.interval(other, count).high
+            return math.inf if high is None else high
+        high_to_cached = self.interval(other, None).high
+        if high_to_cached is None:
+            return math.inf
+        return high_to_cached / self.ratio(count, None)
 
     def log_ratios_to_larger(self, count: int) -> list[float]:
         """Return log ratios to the mean of larger counts of the same rounds.
@@ -137,6 +148,7 @@ class CountStatistics:
 
     def interval_to_larger(self, count: int) -> Interval:
         """Return the ratio to the mean of larger counts of the same rounds."""
+        # The residuals to cached batches stand in for few of its own.
         return self._interval(self.log_ratios_to_larger(count), None)
 
     def _log_ratios(self, count: int, reference: Count) -> list[float]:
@@ -147,17 +159,24 @@ class CountStatistics:
         ]
 
     def _interval(self, log_ratios: Sequence[float], reference: Count) -> Interval:
-        """Return the ratio with its bounds, from log ratios of the same rounds."""
+        """Return the ratio with its bounds, from log ratios within rounds.
+
+        Args:
+            log_ratios: Log ratio of each round.
+            reference: Count relative to which the residuals of all counts are taken if
+                the log ratios are few.
+        """
         residuals = None
         if len(log_ratios) < OWN_RESIDUALS:
             residuals = self._residuals_of_all_counts(reference)
         estimate = estimate_windows(log_ratios, scale="linear", residuals=residuals)
-        # The mean of logarithms is that of a ratio on the other scale.
+        # The values are logarithms already, so the mean was taken on the linear scale;
+        # as a ratio it is on the log scale.
         ratio = replace(estimate, value=math.exp(estimate.value), scale="log")
         return ratio.interval_of_comparison()
 
     def _residuals_of_all_counts(self, reference: Count) -> list[float]:
-        """Return residuals of all counts, each about its own location."""
+        """Return residuals of all counts, each about its own trimmed mean."""
         residuals: list[float] = []
         for count in self.counts:
             # A count has no residuals relative to itself.
@@ -171,11 +190,15 @@ class CountStatistics:
     # Waits for data.
 
     def window_count(self, count: int) -> int:
-        """Return the number of windows with a count, each of which has its wait."""
+        """Return the number of windows of which a count's wait for data is known."""
         return len(self._wait_shares[count])
 
     def longest_wait_share(self, count: int) -> float:
-        """Return the upper bound of the share of time that a count waits for data."""
+        """Return the upper bound of the share of time that a count waits for data.
+
+        Returns:
+            The share itself if its windows are too few for a bound.
+        """
         estimate = estimate_windows(self._wait_shares[count], scale="linear")
         interval = estimate.interval(CONFIDENCE)
         return interval.value if interval.high is None else interval.high

@@ -1,10 +1,18 @@
-"""Verdicts on numbers of DataLoader workers: sufficient, too few or open. Pure.
+"""Verdicts on numbers of DataLoader workers: refuted, verified or open. Pure.
 
-A count is sufficient if it has 98 % of the best count's throughput. It is ``verified``
-if the lower bound of its ratio reaches that share (of cached batches, the upper bound;
-or of the best other count, once the largest was tried), or if it hardly waits for data.
-It is ``refuted``, together with smaller ones, if the upper bound of its ratio to larger
-counts is below.
+A count is sufficient if it has at least 98 % of the best count's throughput. The first
+of these rules that applies gives the verdict:
+
+- A count is ``refuted`` if the upper bound of its throughput, as a ratio to that of
+  larger counts, is below 98 %; smaller counts are then refuted too.
+- It is ``verified`` if one of three conditions holds:
+
+  - The lower bound of its throughput, as a ratio to cached batches, is at least 98 %.
+  - It waits for data in at most 2 % of the time.
+  - The largest allowed count was measured, and no larger measured count can be more
+    than 1 / 0.98 times as fast.
+
+- It is ``open`` otherwise, as every new count is in its first rounds.
 """
 
 import math
@@ -20,14 +28,18 @@ from autotune.workers.decide.count_statistics import (
 ENOUGH_SHARE = 0.98
 """Share of the best throughput that counts as sufficient."""
 HOPELESS_SHARE = 0.8
-"""Share of the chosen count's throughput below which a count is ruled out, even after
-few rounds."""
+"""Share of the lower bound of the chosen count's throughput, below which a count is
+ruled out even after few rounds."""
 
 Verdict = Literal["verified", "refuted", "open"]
 
 
 class CountVerdicts:
     """Verdicts on all measured counts.
+
+    ``largest_refuted``, ``reference`` and ``candidate`` are computed in this order,
+    because each needs the former. Verdicts need ``largest_refuted``, and ``candidate``
+    needs them.
 
     Args:
         statistics: Throughput of the counts.
@@ -42,8 +54,8 @@ class CountVerdicts:
         self.largest_refuted = self._find_largest_refuted()
         """Largest count that is too few; -1 if none is."""
         self.reference = self._find_reference()
-        """Count to compare others with: None (cached batches) while a count seems to
-        reach them; else the best one."""
+        """Count to compare others with: the best one, or None (cached batches) while a
+        count seems to reach them."""
 
     def verdict(self, count: int) -> Verdict:
         """Return the verdict on a measured count."""
@@ -76,27 +88,43 @@ class CountVerdicts:
     # Verified counts.
 
     def keeps_up(self, count: int) -> bool:
-        """Return True if a count keeps up with the step."""
-        return self.lower_bound(count) >= ENOUGH_SHARE or self.hardly_waits(count)
+        """Return True if a count is verified without a comparison with larger ones.
+
+        It then keeps up with the step, as shown by cached batches or its wait for data.
+        """
+        low = self.lower_bound(count)
+        reaches_cached_batches = low is not None and low >= ENOUGH_SHARE
+        return reaches_cached_batches or self.hardly_waits(count)
 
     def hardly_waits(self, count: int) -> bool:
-        """Return True if a count waits so little that more workers gain at most 2 %."""
+        """Return True if a count waits for data in at most 2 % of the time.
+
+        More workers can then save no more than that.
+        """
         if self.statistics.window_count(count) < FIRST_ROUNDS:
             return False
         return self.statistics.longest_wait_share(count) <= 1 - ENOUGH_SHARE
 
-    def lower_bound(self, count: int) -> float:
-        """Return the lower bound of a count's ratio to cached batches; 0 if unknown."""
+    def lower_bound(self, count: int) -> float | None:
+        """Return the lower bound of a count's ratio to cached batches.
+
+        Returns:
+            None if the rounds are too few for a bound, or if the ratio itself is below
+            98 %, so that its lower bound cannot verify the count.
+        """
         statistics = self.statistics
         if statistics.has_few_rounds(count):
-            return 0.0
+            return None
         if statistics.ratio(count, None) < ENOUGH_SHARE:
             # Avoids the cost of an interval that cannot decide.
-            return 0.0
-        return statistics.interval(count, None).low or 0.0
+            return None
+        return statistics.interval(count, None).low
 
     def _equals_larger_counts(self, count: int) -> bool:
-        """Return True if no larger count, of all allowed, is faster by enough."""
+        """Return True if no larger measured count can be faster by more than 2 %.
+
+        Before the largest allowed count was measured, an untried one may be faster.
+        """
         if not self.tried_largest or self.statistics.has_few_rounds(count):
             return False
         rival = self.larger_rival(count)
@@ -104,10 +132,14 @@ class CountVerdicts:
             return True
         return self.statistics.upper_bound(rival, count) <= 1 / ENOUGH_SHARE
 
-    def larger_rival(self, count: int) -> Count:
-        """Return the larger count that may be the fastest; None if none is larger.
+    def larger_rival(self, count: int) -> int | None:
+        """Return the larger measured count that may be the fastest.
 
-        It is the next, the largest, or the one that seems best.
+        Of the next larger count, the one that seems best and the largest, it is the one
+        whose ratio to ``count`` has the highest upper bound.
+
+        Returns:
+            None if no larger count was measured.
         """
         larger = [other for other in self.counts if other > count]
         if not larger:
@@ -118,50 +150,76 @@ class CountVerdicts:
             key=lambda other: self.statistics.upper_bound(other, count),
         )
 
+    # Counts that seem sufficient, by ratios without bounds.
+
     def _seems_sufficient(self, count: int) -> bool:
+        """Return True if a count is verified or has 98 % of the reference's throughput.
+
+        The ratio is taken without its bounds, so that noise may mislead it.
+        """
         statistics = self.statistics
-        best = self.reference
-        if count == best or self.verdict(count) == "verified":
+        reference = self.reference
+        if count == reference or self.verdict(count) == "verified":
             return True
-        if best is None:
+        if reference is None:
             return statistics.ratio(count, None) >= ENOUGH_SHARE
-        if statistics.common_rounds(count, best) < FIRST_ROUNDS:
-            by_cached = statistics.ratio(count, None) / statistics.ratio(best, None)
-            return by_cached >= ENOUGH_SHARE
-        return statistics.ratio(count, best) >= ENOUGH_SHARE
+        if statistics.common_rounds(count, reference) < FIRST_ROUNDS:
+            # They share too few rounds for a direct ratio, so both are compared with
+            # cached batches.
+            ratio_via_cached = statistics.ratio(count, None)
+            ratio_via_cached /= statistics.ratio(reference, None)
+            return ratio_via_cached >= ENOUGH_SHARE
+        return statistics.ratio(count, reference) >= ENOUGH_SHARE
 
     def _find_reference(self) -> Count:
-        """Return the count to compare others with."""
+        """Return the count to compare others with.
+
+        Returns:
+            The count that seems best. None, for cached batches, if that count seems to
+            reach them, or if no count was measured yet.
+        """
         not_refuted = [count for count in self.counts if count > self.largest_refuted]
         if not not_refuted:
+            # No count was measured yet. The largest measured count is never refuted,
+            # because only larger counts can refute it.
             return None
         best = max(not_refuted, key=lambda count: self.statistics.ratio(count, None))
-        return None if self.statistics.ratio(best, None) >= ENOUGH_SHARE else best
+        if self.statistics.ratio(best, None) >= ENOUGH_SHARE:
+            return None
+        return best
 
     # Counts that are too few.
 
-    def is_refuted(self, count: int) -> bool:
-        """Return True if larger counts prove that a count is too few."""
+    def refuting_bound(self, count: int) -> float | None:
+        """Return the upper bound, below 98 %, of a count's ratio to larger counts.
+
+        Returns:
+            None if larger counts do not prove that the count is too few.
+        """
         log_ratios = self.statistics.log_ratios_to_larger(count)
         if len(log_ratios) < FIRST_ROUNDS:
-            return False
+            return None
         if trimmed_mean(log_ratios) >= math.log(ENOUGH_SHARE):
-            return False
+            # Avoids the cost of an interval that cannot decide.
+            return None
         high = self.statistics.interval_to_larger(count).high
-        return high is not None and high < ENOUGH_SHARE
+        if high is not None and high < ENOUGH_SHARE:
+            return high
+        return None
 
     def is_hopeless(self, count: int, chosen: int) -> bool:
-        """Return True if a count is far below the chosen one.
+        """Return True if a count is far slower than the chosen one.
 
-        It may have too few rounds to be refuted.
+        It may not be refuted yet, because its rounds are still few.
         """
         high = self.statistics.interval(count, None).high
         low = self.statistics.interval(chosen, None).low
         return high is not None and low is not None and high < HOPELESS_SHARE * low
 
     def _find_largest_refuted(self) -> int:
-        # Smaller counts than a refuted one are refuted with it.
+        """Return the largest count that is too few; -1 if none is."""
+        # Smaller counts than a refuted one are refuted with it, so the first is enough.
         for count in reversed(self.counts):
-            if self.is_refuted(count):
+            if self.refuting_bound(count) is not None:
                 return count
         return -1

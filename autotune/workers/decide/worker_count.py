@@ -1,9 +1,9 @@
 """Choice of the number of DataLoader workers from repeated windows. Pure.
 
-The result is the smallest count that ``count_verdicts`` verifies to be sufficient. The
-rule also names the rounds to measure next, until the choice is decided: first it climbs
-a ladder of counts, then it searches between the rungs, then it adds rounds of the
-counts that are open.
+The choice is the smallest count that ``count_verdicts`` verifies to be sufficient.
+Until it is decided, the rule returns the rounds to measure next, in three phases: it
+climbs a ladder of counts, searches between its rungs, and then repeats the counts that
+are open.
 """
 
 import itertools
@@ -111,6 +111,8 @@ class WorkersRule:
     ) -> tuple[int, ...]:
         """Return the fewest and most workers that may be sufficient.
 
+        The most are the smallest count that is verified, else the largest allowed.
+
         Returns:
             An empty tuple if the chosen count is decided.
         """
@@ -118,16 +120,16 @@ class WorkersRule:
         largest_refuted = self._verdicts.largest_refuted
         if is_verified and largest_refuted == chosen - 1:
             return ()
-        most = self._max_count
+        most_workers = self._max_count
         for count in self._counts:
             if count >= chosen and verdicts[count] == "verified":
-                most = count
+                most_workers = count
                 break
-        too_few = largest_refuted
+        largest_too_few = largest_refuted
         for count in self._counts:
             if count < chosen and self._verdicts.is_hopeless(count, chosen):
-                too_few = max(too_few, count)
-        return (too_few + 1, most)
+                largest_too_few = max(largest_too_few, count)
+        return (largest_too_few + 1, most_workers)
 
     # The next rounds.
 
@@ -135,9 +137,13 @@ class WorkersRule:
         """Return the next rounds to measure; None if the count is decided."""
         if not self._counts:
             return NextRounds(counts=(None, 0), rounds=1)
+
+        # Climb the ladder.
         rung = self._next_rung()
         if rung is not None:
             return NextRounds(counts=(None, rung), rounds=1)
+
+        # The ladder measures each count once: judge both ends before searching between.
         candidate = self._verdicts.candidate
         smaller = self._verdicts.next_smaller
         unjudged = [
@@ -147,11 +153,15 @@ class WorkersRule:
         ]
         if unjudged:
             return NextRounds(counts=(None, *unjudged), rounds=1)
+
+        # Search between the rungs.
         untried = self._untried_peak()
         if untried is None and smaller is not None and smaller < candidate - 1:
             untried = self._count_between(smaller, candidate)
         if untried is not None:
             return NextRounds(counts=(None, untried, candidate), rounds=FIRST_ROUNDS)
+
+        # Repeat the counts that are open.
         if smaller is not None and smaller > self._verdicts.largest_refuted:
             return self._further_rounds([smaller, candidate])
         if self._verdicts.verdict(candidate) == "open":
@@ -162,7 +172,8 @@ class WorkersRule:
         """Return the next rung of the ladder to try.
 
         Returns:
-            None if a count seems to reach cached batches, or the largest was tried.
+            None if a count seems to reach cached batches and is not stuck, or if the
+            largest was tried.
         """
         if self._verdicts.tried_largest:
             return None
@@ -191,42 +202,48 @@ class WorkersRule:
         index = self._counts.index(best)
         best_with_neighbours = self._counts[max(0, index - 1) : index + 2]
         for low, high in itertools.pairwise(best_with_neighbours):
-            # Once in each interval of the ladder; again only next to a best count found
-            # this way.
+            # An interval of the ladder is halved once; it is halved again only if the
+            # count found this way is the best.
             is_whole_interval = low in rungs and high in rungs
             if high - low > 1 and (is_whole_interval or best not in rungs):
                 return (low + high) // 2
         return None
 
     def _count_between(self, low: int, high: int) -> int:
-        """Return a count between two.
+        """Return a count between two, to be measured next.
 
-        Between rungs of the ladder it is the count that the lower one's throughput
-        suggests, later the one halfway.
+        Between two rungs, it is the count that the lower rung's throughput suggests;
+        after that, the one halfway.
         """
         rungs = ladder(self._max_count)
         if low in rungs and high in rungs and low >= 1:
-            # As if each worker adds the same throughput.
+            # This supposes that each worker adds the same throughput.
             needed = math.ceil(ENOUGH_SHARE * low / self._statistics.ratio(low, None))
             return min(max(needed, low + 1), high - 1)
         return (low + high) // 2
 
     def _further_rounds(self, counts: Sequence[int]) -> NextRounds:
-        """Return further rounds of open counts, the last of which is the candidate."""
+        """Return further rounds of open counts.
+
+        Args:
+            counts: Open counts, the last of which is the candidate.
+        """
         candidate = counts[-1]
-        best = self._verdicts.reference
-        if best == candidate:
-            best = self._verdicts.larger_rival(candidate)
-        rival = best
-        # The best larger count decides unless cached batches do.
-        if self._verdicts.tried_largest:
-            rival = self._verdicts.larger_rival(candidate)
+        reference = self._verdicts.reference
+        if reference == candidate:
+            # It cannot be compared with itself. If no larger count was measured, the
+            # reference is None, which is cached batches.
+            reference = self._verdicts.larger_rival(candidate)
         fewest_rounds = min(
-            self._statistics.common_rounds(count, best)
+            self._statistics.common_rounds(count, reference)
             for count in counts
-            if count != best
+            if count != reference
         )
+        compared = [reference, *counts]
+        if self._verdicts.tried_largest:
+            # The fastest larger count decides unless cached batches do.
+            compared.append(self._verdicts.larger_rival(candidate))
         return NextRounds(
-            counts=tuple(dict.fromkeys((best, *counts, rival))),
+            counts=tuple(dict.fromkeys(compared)),
             rounds=max(1, round(GROWTH * fewest_rounds)),
         )
