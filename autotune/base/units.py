@@ -48,6 +48,8 @@ _SECONDS = {
 }
 _AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
+MIB = 2**20
+"""Bytes of a MiB."""
 BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 """Units in which sizes are shown, the largest first."""
 _EXACT_BYTE_UNITS = (

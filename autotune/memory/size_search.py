@@ -12,12 +12,12 @@ from autotune.base.wording import plural
 from autotune.errors import OutOfTime
 from autotune.memory.decide.batch_search import (
     MAX_FAILURES,
-    PAGE_BYTES,
     Prediction,
     SizeTrial,
     bracket,
     next_size,
 )
+from autotune.memory.decide.caching_allocator import LARGE_PAGE_BYTES
 from autotune.trials.outcomes import (
     Contaminated,
     Crashed,
@@ -85,7 +85,7 @@ class SizeSearch(abc.ABC):
             Undecided: If a size failed too often for another reason than memory.
             OutOfTime: If the time is up.
         """
-        page_bytes = PAGE_BYTES if self.on_gpu else 0
+        page_bytes = LARGE_PAGE_BYTES if self.on_gpu else 0
         while True:
             size = next_size(
                 self.tried,

@@ -2,6 +2,6 @@
 
 ``memory_model`` gives the memory of any micro-batch size from traces of a few, by
 ``caching_allocator``, which replays torch's, and ``overheads``, which a trace lacks.
-``batch_search`` chooses the sizes to try, and ``sharding`` has the formulas for several
-GPUs.
+``largest_within`` finds the largest size that such a curve allows. ``batch_search``
+chooses the sizes to try, and ``sharding`` has the formulas for several GPUs.
 """

@@ -9,17 +9,18 @@ smaller ones are assumed to fit; if it runs out of memory, all larger ones are a
 to run out of memory too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-MIB = 2**20
+from autotune.base.units import MIB
+from autotune.memory.decide.caching_allocator import LARGE_PAGE_BYTES
+from autotune.memory.decide.largest_within import largest_within
+
 GROWTH = 4
 """Factor by which sizes grow, without a prediction, until two of them show a slope."""
 SLOPE_BYTES = 64 * MIB
-"""Smallest difference of two peaks that shows a slope: more than three 20 MiB pages of
+"""Smallest difference of two peaks that shows a slope: more than three large pages of
 the caching allocator."""
-PAGE_BYTES = 20 * MIB
-"""Page of the caching allocator on a GPU."""
 FIRST_ERROR_SHARE = 0.03
 """Share by which a prediction is assumed to be too low, once its size ran out of
 memory."""
@@ -32,8 +33,6 @@ slope, not its unevenness."""
 PATIENCE = 6
 """Trials after which the smallest step doubles with each trial, so that any search ends
 in O(log n) trials."""
-FIRST_SIZE = 32
-"""Size that ``largest_within`` evaluates first."""
 MAX_FAILURES = 3
 """Failures of one size, unrelated to memory, after which the search stops."""
 BytesBySize = Callable[[int], float]
@@ -92,7 +91,7 @@ def next_size(
     budget_bytes: int,
     max_micro_batch_size: int,
     prediction: Prediction | None = None,
-    page_bytes: int = PAGE_BYTES,
+    page_bytes: int = LARGE_PAGE_BYTES,
 ) -> int | None:
     """Choose the size to try next.
 
@@ -110,39 +109,80 @@ def next_size(
     # The last trial failed for a reason unrelated to memory: its size is tried again.
     if tried and tried[-1].fits is None:
         return tried[-1].micro_batch_size
-    known = bracket(tried)
-    low = known.feasible_max
-    high = known.infeasible_min or max_micro_batch_size + 1
-    is_verified = known.infeasible_min == low + 1
-    if is_verified or high == 1 or low >= max_micro_batch_size:
+    bounds = bracket(tried)
+    if _is_finished(bounds, max_micro_batch_size):
         return None
-    # A prediction that does not grow with the size predicts nothing.
-    if prediction is not None and not _grows(prediction, max_micro_batch_size):
-        prediction = None
     decided_trials = sum(trial.fits is not None for trial in tried)
-    peaks = _peaks_by_size(tried, low)
-    min_difference_bytes = SLOPE_BYTES
-    if prediction is None and known.infeasible_min is not None:
-        # Between two verified bounds, any difference of peaks serves as a slope.
-        min_difference_bytes = 1
-    corrected_bytes = _correct(peaks, prediction, min_difference_bytes)
-    if corrected_bytes is not None:
-        size = _predicted_size(
-            corrected_bytes,
-            budget_bytes,
-            low=low,
-            high=high,
-            max_micro_batch_size=max_micro_batch_size,
-            decided_trials=decided_trials,
-            rounded_bytes=page_bytes if len(peaks) > 1 else 0,
-        )
-    elif known.infeasible_min is None:
-        size = max(1, GROWTH * low)
+    size = _unclamped_size(
+        _peaks_by_size(tried, bounds.feasible_max),
+        budget_bytes,
+        bounds,
+        max_micro_batch_size=max_micro_batch_size,
+        prediction=prediction,
+        decided_trials=decided_trials,
+        page_bytes=page_bytes,
+    )
+    return _clamped_size(size, bounds, max_micro_batch_size, decided_trials)
+
+
+def _is_finished(bounds: Bracket, max_micro_batch_size: int) -> bool:
+    """Return whether no size is left to try."""
+    low = bounds.feasible_max
+    high = _smallest_excluded(bounds, max_micro_batch_size)
+    nothing_fits = high == 1
+    is_verified = bounds.infeasible_min == low + 1
+    largest_fits = low >= max_micro_batch_size
+    return nothing_fits or is_verified or largest_fits
+
+
+def _smallest_excluded(bounds: Bracket, max_micro_batch_size: int) -> int:
+    """Return the smallest size that ran out of memory or exceeds the largest to try."""
+    if bounds.infeasible_min is None:
+        return max_micro_batch_size + 1
+    return bounds.infeasible_min
+
+
+def _unclamped_size(
+    peaks: list[tuple[int, int]],
+    budget_bytes: int,
+    bounds: Bracket,
+    *,
+    max_micro_batch_size: int,
+    prediction: Prediction | None,
+    decided_trials: int,
+    page_bytes: int,
+) -> int:
+    """Choose a size, which may lie outside the bounds or next to one that was tried.
+
+    Args:
+        peaks: Each size that fitted with its peak, by ascending size.
+        budget_bytes: Memory that a size may use.
+        bounds: Both sides of the largest size that fits.
+        max_micro_batch_size: Largest size to try.
+        prediction: Peak memory that was predicted before any trial.
+        decided_trials: Number of trials that fitted or ran out of memory.
+        page_bytes: Largest amount by which an allocator rounds a peak up.
+    """
+    # A prediction that does not grow with the size predicts nothing.
+    if prediction is not None and _grows(prediction, max_micro_batch_size):
+        corrected_bytes = _corrected_prediction(peaks, prediction)
     else:
-        size = (low + high) // 2
-    # Each trial narrows the range by at least this much.
-    smallest_step: int = min(2 ** max(0, decided_trials - PATIENCE), (high - low) // 2)
-    return min(max(size, low + smallest_step), high - smallest_step)
+        line_bytes = _line_through_two_sizes(peaks, _slope_threshold(bounds))
+        if line_bytes is None:
+            return _size_without_slope(bounds)
+        corrected_bytes = line_bytes
+    # If the only size that fitted is also the largest that is predicted to fit, a good
+    # prediction ends with the trial of the next size. Once a second size fitted,
+    # rounding of peaks is allowed for, so that sizes do not creep up one by one.
+    several_fitted = len(peaks) > 1
+    return _predicted_size(
+        corrected_bytes,
+        budget_bytes,
+        bounds,
+        max_micro_batch_size=max_micro_batch_size,
+        decided_trials=decided_trials,
+        rounding_bytes=page_bytes if several_fitted else 0,
+    )
 
 
 def _grows(prediction: Prediction, max_micro_batch_size: int) -> bool:
@@ -151,33 +191,45 @@ def _grows(prediction: Prediction, max_micro_batch_size: int) -> bool:
     return largest_bytes > prediction.peak_bytes(1)
 
 
+def _slope_threshold(bounds: Bracket) -> int:
+    """Return the smallest difference of two peaks, in bytes, that shows a slope."""
+    if bounds.infeasible_min is None:
+        # Nothing bounds the size yet: a slope that pages of the allocator blur could
+        # lead far beyond the largest that fits.
+        return SLOPE_BYTES
+    # Between two verified bounds, any difference of peaks serves as a slope.
+    return 1
+
+
+def _size_without_slope(bounds: Bracket) -> int:
+    """Return a multiple of the largest size that fits, or the middle of the bounds."""
+    if bounds.infeasible_min is None:
+        return max(1, GROWTH * bounds.feasible_max)
+    return (bounds.feasible_max + bounds.infeasible_min) // 2
+
+
 def _predicted_size(
     corrected_bytes: BytesBySize,
     budget_bytes: int,
+    bounds: Bracket,
     *,
-    low: int,
-    high: int,
     max_micro_batch_size: int,
     decided_trials: int,
-    rounded_bytes: int,
+    rounding_bytes: int,
 ) -> int:
     """Return the size to try by a corrected prediction.
 
     Args:
         corrected_bytes: Predicted peak by size.
         budget_bytes: Memory that a size may use.
-        low: Largest size that fits; 0 if none does yet.
-        high: Smallest size that ran out of memory, or one above the largest to try.
+        bounds: Both sides of the largest size that fits.
         max_micro_batch_size: Largest size to try.
         decided_trials: Number of trials that fitted or ran out of memory.
-        rounded_bytes: Largest amount by which an allocator rounds a peak up.
+        rounding_bytes: Amount by which measured peaks may have been rounded up.
     """
-    # If every trial ran out of memory, the prediction is too low, and by a growing
-    # share: the sum of the geometric series of ``ERROR_GROWTH``.
-    error_share = 0.0
-    if not low:
-        series_sum = (ERROR_GROWTH**decided_trials - 1) / (ERROR_GROWTH - 1)
-        error_share = FIRST_ERROR_SHARE * series_sum
+    low = bounds.feasible_max
+    high = _smallest_excluded(bounds, max_micro_batch_size)
+    error_share = 0.0 if low else _error_share(decided_trials)
 
     def largest_predicted(limit_bytes: int) -> int:
         return largest_within(
@@ -195,9 +247,30 @@ def _predicted_size(
     if low and size == low:
         # The predicted largest size fitted already. Its peak may be rounded up, so that
         # larger ones fit too: try the middle of the range that rounding leaves open.
-        largest_if_rounded = largest_predicted(budget_bytes + rounded_bytes)
+        largest_if_rounded = largest_predicted(budget_bytes + rounding_bytes)
         return (low + min(largest_if_rounded, high - 1) + 1) // 2
     return size
+
+
+def _error_share(trials_out_of_memory: int) -> float:
+    """Return the share by which a prediction is too low, if no trial has fitted yet.
+
+    Each trial that ran out of memory adds a term of a geometric series, whose factor is
+    ``ERROR_GROWTH``.
+    """
+    series_sum: float = (ERROR_GROWTH**trials_out_of_memory - 1) / (ERROR_GROWTH - 1)
+    return FIRST_ERROR_SHARE * series_sum
+
+
+def _clamped_size(
+    size: int, bounds: Bracket, max_micro_batch_size: int, decided_trials: int
+) -> int:
+    """Move a size between the bounds, at least the smallest step away from both."""
+    low = bounds.feasible_max
+    high = _smallest_excluded(bounds, max_micro_batch_size)
+    # Each trial narrows the range by at least this much.
+    smallest_step: int = min(2 ** max(0, decided_trials - PATIENCE), (high - low) // 2)
+    return min(max(size, low + smallest_step), high - smallest_step)
 
 
 def predict_bytes(
@@ -212,12 +285,15 @@ def predict_bytes(
         None without a prediction, if smaller sizes show no slope either.
     """
     peaks = _peaks_by_size(tried, micro_batch_size - 1)
-    if prediction and not peaks:
+    if prediction is None:
+        # Unlike in the search, the smallest difference of peaks shows a slope: the
+        # result is reported beside the measured peak, and no trial depends on it.
+        line_bytes = _line_through_two_sizes(peaks, min_difference_bytes=1)
+        return None if line_bytes is None else round(line_bytes(micro_batch_size))
+    if not peaks:
+        # Without its uncertainty, which is for choosing a first size that fits.
         return round(prediction.peak_bytes(micro_batch_size))
-    min_difference_bytes = SLOPE_BYTES if prediction else 1
-    corrected_bytes = _correct(peaks, prediction, min_difference_bytes)
-    if corrected_bytes is None:
-        return None
+    corrected_bytes = _corrected_prediction(peaks, prediction)
     return round(corrected_bytes(micro_batch_size))
 
 
@@ -234,109 +310,64 @@ def _peaks_by_size(
     return sorted(peaks.items())
 
 
-def _correct(
-    peaks: list[tuple[int, int]],
-    prediction: Prediction | None,
-    min_difference_bytes: int,
+def _line_through_two_sizes(
+    peaks: list[tuple[int, int]], min_difference_bytes: int
 ) -> BytesBySize | None:
-    """Correct the offset and the slope of a prediction by trials.
-
-    The largest size that fitted corrects the offset. With a smaller one that is far
-    enough away, it also corrects the slope.
+    """Predict peaks by a line through two sizes that fitted, without a prediction.
 
     Args:
         peaks: Each size that fitted with its peak, by ascending size.
-        prediction: Peaks that were predicted before any trial. Without one, a line
-            through two sizes is the result.
-        min_difference_bytes: Smallest difference of two peaks that shows a slope. With
-            a prediction, the sizes must also differ by ``FAR_SHARE``.
+        min_difference_bytes: Smallest difference of two peaks that shows a slope.
 
     Returns:
-        None without a prediction, if no two sizes show a slope.
+        None if no two sizes show a slope.
     """
     if not peaks:
-        if prediction is None:
-            return None
-        # With its uncertainty, as no trial fitted yet.
-        predicted_bytes = prediction.peak_bytes
-        unsure_bytes = prediction.unsure_bytes
-        return lambda size: predicted_bytes(size) + unsure_bytes
-
-    def predicted(size: int) -> float:
-        return prediction.peak_bytes(size) if prediction else 0.0
-
-    last_size, last_bytes = peaks[-1]
-    max_far_size = (1 - FAR_SHARE) * last_size if prediction else last_size
-    far_peaks = [
-        (size, peak)
-        for size, peak in peaks
-        if last_bytes - peak >= min_difference_bytes and size <= max_far_size
-    ]
-    if not far_peaks and prediction is None:
         return None
+    last_size, last_bytes = peaks[-1]
+    far_peaks = [
+        (size, peak_bytes)
+        for size, peak_bytes in peaks
+        if last_bytes - peak_bytes >= min_difference_bytes
+    ]
+    if not far_peaks:
+        return None
+    far_size, far_bytes = far_peaks[-1]
+    slope = (last_bytes - far_bytes) / (last_size - far_size)
+    return lambda size: last_bytes + slope * (size - last_size)
+
+
+def _corrected_prediction(
+    peaks: list[tuple[int, int]], prediction: Prediction
+) -> BytesBySize:
+    """Correct the offset and the slope of a prediction by trials.
+
+    The largest size that fitted corrects the offset. With a smaller one that is far
+    enough away, in its size and in its peak, it also corrects the slope.
+
+    Args:
+        peaks: Each size that fitted with its peak, by ascending size.
+        prediction: Peaks that were predicted before any trial.
+    """
+    predicted = prediction.peak_bytes
+    if not peaks:
+        # With its uncertainty, as no trial fitted yet.
+        return lambda size: predicted(size) + prediction.unsure_bytes
+    last_size, last_bytes = peaks[-1]
+    max_far_size = (1 - FAR_SHARE) * last_size
+    far_peaks = [
+        (size, peak_bytes)
+        for size, peak_bytes in peaks
+        if last_bytes - peak_bytes >= SLOPE_BYTES and size <= max_far_size
+    ]
     slope = 0.0
     if far_peaks:
         # Between the two sizes, the growth that the prediction did not foresee.
         far_size, far_bytes = far_peaks[-1]
-        grown = last_bytes - predicted(last_size) - far_bytes + predicted(far_size)
-        slope = grown / (last_size - far_size)
+        measured_growth_bytes = last_bytes - far_bytes
+        predicted_growth_bytes = predicted(last_size) - predicted(far_size)
+        unforeseen_bytes = measured_growth_bytes - predicted_growth_bytes
+        slope = unforeseen_bytes / (last_size - far_size)
     return lambda size: (
         last_bytes + predicted(size) - predicted(last_size) + slope * (size - last_size)
     )
-
-
-def largest_within(
-    need_of: Callable[[int], float], limit: float, *, low: int, top: int
-) -> int:
-    """Return the largest size whose need is within a limit, in few evaluations.
-
-    Args:
-        need_of: Need by size, which should grow roughly linearly; it is called once for
-            a size. If it crosses the limit several times, one crossing is found.
-        limit: Largest need.
-        low: Smallest possible answer, which is not evaluated.
-        top: Largest size to consider.
-
-    Returns:
-        ``low`` if no larger size is found.
-    """
-    need_by_size: dict[int, float] = {}
-    high = top + 1
-    size = min(max(FIRST_SIZE, low + 1), top)
-    while high - low > 1:
-        need_by_size[size] = need_of(size)
-        is_within = need_by_size[size] <= limit
-        if is_within:
-            low = size
-        else:
-            high = size
-        halving = (low + high) // 2
-        doubling = 2 * low
-        # A line lands next to the answer; halving then closes the rest.
-        next_to_evaluate = _where_line_meets(limit, need_by_size)
-        if next_to_evaluate is None:
-            next_to_evaluate = doubling if is_within else halving
-        # Every fourth size ignores the line, so that needs far from any line still cost
-        # no more than a multiple of halving.
-        if len(need_by_size) % 4 == 0:
-            next_to_evaluate = doubling if high > top else halving
-        size = min(max(next_to_evaluate, low + 1), high - 1)
-    return low
-
-
-def _where_line_meets(limit: float, need_by_size: Mapping[int, float]) -> int | None:
-    """Return the size at which a line meets a limit.
-
-    The line goes through the two sizes whose needs are nearest to the limit.
-
-    Returns:
-        None if there are not yet two sizes, or their needs are equal.
-    """
-    if len(need_by_size) < 2:
-        return None
-    nearest = sorted(need_by_size, key=lambda size: abs(need_by_size[size] - limit))
-    first, second = nearest[:2]
-    if need_by_size[first] == need_by_size[second]:
-        return None
-    slope = (need_by_size[first] - need_by_size[second]) / (first - second)
-    return first + int((limit - need_by_size[first]) // slope)

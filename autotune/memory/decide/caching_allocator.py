@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.memory.decide.batch_search import MIB
+from autotune.base.units import MIB
 
 ROUND_BYTES = 512
 """Sizes of blocks are multiples of this."""

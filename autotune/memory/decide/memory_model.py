@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.memory.decide.batch_search import largest_within
 from autotune.memory.decide.caching_allocator import reserve
+from autotune.memory.decide.largest_within import largest_within
 from autotune.memory.decide.overheads import (
     UNTRACED_SHARE,
     MemoryOverheads,

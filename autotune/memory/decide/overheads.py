@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from autotune.memory.decide.batch_search import MIB
+from autotune.base.units import MIB
 
 DeviceKind = Literal["cpu", "cuda"]
 GIB = 2**30

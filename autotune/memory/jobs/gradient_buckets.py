@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from autotune.memory.decide.batch_search import MIB
+from autotune.base.units import MIB
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
 from trainer.config.train_config import TrainConfig

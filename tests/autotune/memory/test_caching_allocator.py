@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.memory.decide.batch_search import MIB
+from autotune.base.units import MIB
 from autotune.memory.decide.caching_allocator import (
     LARGE_PAGE_BYTES,
     SMALL_PAGE_BYTES,

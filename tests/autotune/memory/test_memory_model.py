@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.memory.decide.batch_search import MIB
+from autotune.base.units import MIB
 from autotune.memory.decide.memory_model import (
     MemoryModel,
     fit_memory_model,

@@ -1,0 +1,67 @@
+"""Largest size whose need is within a limit, by few evaluations of a curve.
+
+A line through two evaluated sizes leads next to the answer of a nearly straight curve.
+Halving and doubling bound the number of evaluations for any other curve.
+"""
+
+from collections.abc import Callable, Mapping
+
+FIRST_SIZE = 32
+"""Size that is evaluated first."""
+
+
+def largest_within(
+    need_of: Callable[[int], float], limit: float, *, low: int, top: int
+) -> int:
+    """Return the largest size whose need is within a limit, in few evaluations.
+
+    Args:
+        need_of: Need by size, which should grow roughly linearly; it is called once for
+            a size. If it crosses the limit several times, one crossing is found.
+        limit: Largest need.
+        low: Smallest possible answer, which is not evaluated.
+        top: Largest size to consider.
+
+    Returns:
+        ``low`` if no larger size is found.
+    """
+    need_by_size: dict[int, float] = {}
+    high = top + 1
+    size = min(max(FIRST_SIZE, low + 1), top)
+    while high - low > 1:
+        need_by_size[size] = need_of(size)
+        is_within = need_by_size[size] <= limit
+        if is_within:
+            low = size
+        else:
+            high = size
+        halving = (low + high) // 2
+        doubling = 2 * low
+        # A line lands next to the answer; halving then closes the rest.
+        next_to_evaluate = _where_line_meets(limit, need_by_size)
+        if next_to_evaluate is None:
+            next_to_evaluate = doubling if is_within else halving
+        # Every fourth size ignores the line, so that needs far from any line still cost
+        # no more than a multiple of halving.
+        if len(need_by_size) % 4 == 0:
+            next_to_evaluate = doubling if high > top else halving
+        size = min(max(next_to_evaluate, low + 1), high - 1)
+    return low
+
+
+def _where_line_meets(limit: float, need_by_size: Mapping[int, float]) -> int | None:
+    """Return the size at which a line meets a limit.
+
+    The line goes through the two sizes whose needs are nearest to the limit.
+
+    Returns:
+        None if there are not yet two sizes, or their needs are equal.
+    """
+    if len(need_by_size) < 2:
+        return None
+    nearest = sorted(need_by_size, key=lambda size: abs(need_by_size[size] - limit))
+    first, second = nearest[:2]
+    if need_by_size[first] == need_by_size[second]:
+        return None
+    slope = (need_by_size[first] - need_by_size[second]) / (first - second)
+    return first + int((limit - need_by_size[first]) // slope)
