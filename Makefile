@@ -22,7 +22,7 @@ DEMO_STEPS := 30
 GPU_MINUTES := 10
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-cuda soak check docs gpu-check bench figures clean
+.PHONY: help install demo test test-slow test-cluster test-cuda soak check docs gpu-check bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -45,9 +45,11 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, tunin
 test: $(STAMP) ## run the tests, with a sample of every fault loop
 	$(BIN)/python -m pytest $(BY_FILE) -m 'not slow and not soak and not cuda' tests $(PYTEST_ARGS)
 
-test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, a slow link, a SLURM cluster
+test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, a slow link
 	$(BIN)/python -m pytest $(BY_FILE) -m slow tests --ignore $(CLUSTER) $(PYTEST_ARGS)
-	@# By themselves: jobs that measure are given minutes, and would need more of them beside others.
+
+# Not beside other tests: jobs that measure are given minutes, and would need more of them.
+test-cluster: $(STAMP) ## run jobs on a real SLURM cluster on this machine
 	$(BIN)/python -m pytest -m slow $(CLUSTER) $(PYTEST_ARGS)
 
 $(CUDA): $(STAMP) testbed/nullgpu/versions.toml testbed/nullgpu/environment.py

@@ -19,7 +19,7 @@ from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
 from testbed.simulators.explorations import additive
 from tests.autotune.memory.simulated_probes import trace_figures
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
-from trainer.config import resolve
+from trainer.config import compilers
 from trainer.config.train_config import ModelSettings, TrainConfig
 
 BF16_WINS = additive(
@@ -76,7 +76,7 @@ class Workbench:
 @pytest.fixture
 def make(monkeypatch, tmp_path, patterned_dataset):
     """Return a function that makes a workbench that fits ``above`` sequences."""
-    monkeypatch.setattr(resolve.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compilers.shutil, "which", lambda name: None)
     clock = FakeClock()
     monkeypatch.setattr(trial_bench, "SystemClock", lambda: clock)
 
@@ -310,7 +310,7 @@ def test_unavailable_choices_are_left_out(
     make, monkeypatch, train, requested, device, compiler, name, values, reason
 ):
     bench = make().bench
-    monkeypatch.setattr(resolve.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(compilers.shutil, "which", lambda name: compiler)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     monkeypatch.setattr(
         stage, "find_spec", lambda name: compiler if compiler != "absent" else None
