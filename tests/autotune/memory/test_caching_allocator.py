@@ -47,10 +47,14 @@ def test_request_reserves_whole_pages(size_bytes, reserved_bytes):
             id="a small one does not fill up a large page",
         ),
         pytest.param(
-            [MIB - 512, 1, 1], SMALL_PAGE_BYTES, id="each is rounded up to 512 bytes"
+            # Unrounded, all four would fit in one page.
+            [MIB, MIB - 512, 1, 1],
+            2 * SMALL_PAGE_BYTES,
+            id="each is rounded up to 512 bytes",
         ),
         pytest.param(
-            [6 * MIB, 16 * MIB],
+            # Without the free 14 MiB of the first page, these would be three pages.
+            [6 * MIB, 34 * MIB],
             2 * LARGE_PAGE_BYTES,
             id="a segment grows by what its last free block lacks",
         ),
