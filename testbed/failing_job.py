@@ -37,7 +37,7 @@ def run(measured, local):
         child.start()
         Path(local["pid_file"]).write_text(str(child.pid))
     if fault == "leave_daemon":
-        # In a session of its own, so that no signal to the rank's group reaches it.
+        # In its own session, so that no signal to the rank's group reaches it.
         daemon = subprocess.Popen(["sleep", "3600"], start_new_session=True)
         Path(local["pid_file"]).write_text(str(daemon.pid))
         fail("hang")

@@ -155,7 +155,7 @@ class _Process:
         read_fd, inherited_fd = os.pipe()
         self._alive = os.fdopen(read_fd)
         try:
-            # A session of its own: Ctrl-C reaches the requesting process only, which
+            # Its own session: Ctrl-C reaches the requesting process only, which
             # then stops this one.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],

@@ -286,6 +286,9 @@ class _Preparation:
                 "the tokenizer yields no token from this data",
                 next_step="Omit --tokenizer.",
             )
+        text_bytes = 0
+        for receipt in extracted:
+            text_bytes += sum(receipt["text_bytes"])
         manifest = Manifest(
             schema_version=2,
             dtype=tokenizer.dtype,
@@ -305,7 +308,7 @@ class _Preparation:
                 truncated_samples=said["truncated"],
                 split_samples=said["split"],
                 raw_bytes=sum(one["raw_bytes"] for one in extracted),
-                text_bytes=sum(sum(one["text_bytes"]) for one in extracted),
+                text_bytes=text_bytes,
                 token_bytes=said["tokens"] * np.dtype(tokenizer.dtype).itemsize,
                 unknown_tokens=said["unknown"],
             ),

@@ -61,7 +61,7 @@ class GpuSampler:
     def start(self) -> None:
         """Start the process, unless it runs or was lost."""
         if self._last and self._process is None and self._lost is None:
-            # A session of its own: Ctrl-C is for this process, which then stops it.
+            # Its own session: Ctrl-C is for this process, which then stops it.
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,

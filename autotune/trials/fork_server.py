@@ -146,7 +146,7 @@ class ForkServerMachine(StartedMachine):
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # A session of its own: Ctrl-C is for this process, which then closes
+                # Its own session: Ctrl-C is for this process, which then closes
                 # the server; the trial ends with it.
                 start_new_session=True,
                 env=self.environment,

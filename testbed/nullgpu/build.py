@@ -260,7 +260,7 @@ def _compile(
 
 
 def _asked(name: str, parameters: str, otherwise: str) -> str:
-    # An array has an address of its own, by which calls are counted; equal literals
+    # An array has its own address, by which calls are counted; equal literals
     # share one.
     return (
         f'NG_API long {name}({parameters}) {{ static const char name[] = "{name}"; int'

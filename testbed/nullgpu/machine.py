@@ -161,7 +161,7 @@ class Machine:
         return [plan for plan in planned if not self.counts()["fault", plan]]
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
-        """Start Python in a session of its own; counting begins anew."""
+        """Start Python in its own session; counting begins anew."""
         shutil.rmtree(self._counts, ignore_errors=True)
         return start_child(
             [str(word) for word in (self.environment.python, *words)],

@@ -32,7 +32,7 @@ def workplace(machine, folder):
 @pytest.mark.parametrize(
     ("faults", "memory", "code"),
     [
-        # The backward pass has a handle of its own, which is made when activations are
+        # The backward pass has its own handle, which is made when activations are
         # at their highest.
         (f"cublasCreate_v2={CUBLAS_ALLOC_FAILED}@2", None, 4),
         (FAILED_MATMUL, 1000 * MIB, 4),

@@ -149,7 +149,7 @@ def _fill_python_allocator() -> None:
     # Full length at once: a list that grows takes memory as well.
     objects: list[bytes] = [b""] * _MOST_OBJECTS
     _KEPT_OBJECTS.append(objects)
-    # All loops below share the iterator, so that each object has an index of its own.
+    # All loops below share the iterator, so that each object has its own index.
     indices = iter(range(_MOST_OBJECTS))
     index = _take_arena(objects, indices)
     # The arena has just been taken, so the last object lies in one of its first pools.

@@ -18,7 +18,7 @@ def run_rank(request: TrialRequest, rank: int, server_pid: int) -> NoReturn:
         rank: Number of this rank.
         server_pid: Process id of the fork server, with which the rank ends.
     """
-    # A session of its own, so that the server can end all processes that the job
+    # Its own session, so that the server can end all processes that the job
     # starts. Before anything else: the server may go at any time.
     os.setsid()
     end_with_parent(server_pid)

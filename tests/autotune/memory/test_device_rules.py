@@ -72,7 +72,7 @@ def is_public_function(name: str) -> bool:
 def test_cuda_lists_are_those_of_the_header(macro):
     ours = set(LISTS[macro]["cuda"].split())
     torchs = named_in_header(macro)
-    # Attention has a rule of its own.
+    # Attention has its own rule.
     assert torchs - {"scaled_dot_product_attention"} <= ours
     assert ours - torchs <= OWN_NAMES
 

@@ -35,7 +35,7 @@ LONGFORMER = {
 EXCEEDS_MEMORY_CODE = 4
 CANNOT_TRACE_CODE = 7
 CHILD_TIMEOUT_S = 120
-"""Time limit of a command in a process of its own, many times its usual time."""
+"""Time limit of a command in its own process, many times its usual time."""
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 
@@ -79,7 +79,7 @@ def bert_on_an_h100(started_server):
 
 
 def run_program(options):
-    """Run the command in a process of its own, and return its outputs and exit code."""
+    """Run the command in its own process, and return its outputs and exit code."""
     return subprocess.run(
         [sys.executable, "-m", "autotune", *options.split()],
         capture_output=True,
@@ -199,7 +199,7 @@ def test_shares_shrink_with_the_zero_stage(estimated_model):
 @pytest.mark.system
 def test_rejected_models_do_not_affect_others(tmp_path):
     longformer = write_config(tmp_path / "longformer.json", LONGFORMER)
-    # In a process of its own, as both of its outputs are read.
+    # In its own process, as both of its outputs are read.
     process = run_program(
         "estimate --json --memory 1800MB --seq-length 128 --no-compile"
         f" --model {longformer} --model bert-mini --model bert-120m"

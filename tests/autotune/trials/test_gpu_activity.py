@@ -108,7 +108,7 @@ def test_known_utilisation_needs_no_reason():
     ],
 )
 def test_power_follows_from_energy_if_counted(energies_j, power_w):
-    # One sample a second, with a power of its own of 300 W, 400 W and so on.
+    # One sample a second, with its own power of 300 W, 400 W and so on.
     samples = [
         replace(
             SAMPLE,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from autotune.errors import BadInput
 from autotune.trials.trial_log import TrialLog, read_trial_log
 
-# Examples share the fixture, but each makes a directory of its own. Each syncs to a
+# Examples share the fixture, but each makes its own directory. Each syncs to a
 # disk, which may be slow: few examples, without a deadline.
 _WITH_REAL_FILES = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -58,7 +58,7 @@ def test_torn_tail_costs_only_torn_records(tmp_path_factory, cut_bytes):
     file.write_bytes(content[: max(0, len(content) - cut_bytes)])
     numbers = numbers_in(directory)
     assert numbers == list(range(len(numbers)))
-    # A later writer has a file of its own, so the torn line does not touch its records.
+    # A later writer has its own file, so the torn line does not touch its records.
     append(directory, 9)
     assert numbers_in(directory) == [*numbers, 9]
 

@@ -81,7 +81,7 @@ StepSamples = dict[int, list[tuple[int, int]]]
 
 
 class Workplace:
-    """A dataset, a profile, and the jobs that use them, in a directory of its own."""
+    """A dataset, a profile, and the jobs that use them, in its own directory."""
 
     def __init__(
         self,

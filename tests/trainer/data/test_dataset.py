@@ -22,7 +22,7 @@ STORED_SAMPLES = st.lists(
     st.lists(st.integers(0, 499), max_size=20), min_size=1, max_size=12
 )
 many_datasets = settings(
-    # ``tmp_path_factory`` gives each example a directory of its own.
+    # ``tmp_path_factory`` gives each example its own directory.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     max_examples=40,
     deadline=None,

@@ -42,7 +42,7 @@ def test_checkpointing_changes_neither_loss_nor_gradient(
 def _saved_bytes(config: TrainConfig, dataset: TokenDataset) -> int:
     """Return the bytes of all tensors that a step saves for backward.
 
-    Selective checkpointing also keeps tensors in a cache of its own, which is not
+    Selective checkpointing also keeps tensors in its own cache, which is not
     counted.
     """
     training = oracles.training_of(config, dataset)

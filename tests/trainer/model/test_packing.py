@@ -146,7 +146,7 @@ def test_check_is_hidden_from_active_modes():
 
 
 def _one_by_one(batch: MicroBatch) -> MicroBatch:
-    """Return the same documents, each in a sequence of its own."""
+    """Return the same documents, each in its own sequence."""
     width = batch.ids_BS.shape[1]
     starts_N = batch.starts_N.long()
     ids_T = batch.ids_BS.flatten()

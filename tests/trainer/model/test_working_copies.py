@@ -120,7 +120,7 @@ def test_gradients_are_as_exact_as_with_autocast(comparison):
 def test_gradients_accumulate_over_micro_batches(comparison):
     accumulated = comparison.learn(micro_batch_size=2).gradients
     distance = oracles.relative_distance(comparison.with_copies.gradients, accumulated)
-    # Each of the two has an error of its own.
+    # Each of the two has its own error.
     assert distance < 2 * comparison.autocast_error
 
 

@@ -83,7 +83,7 @@ def logged_to_wandb(directory):
 def write_start(directory, logger, attempt, rows, report_event):
     """Write the rows of one start of a run, which are also logged to a board."""
     writer = RunWriter(directory, may_resume=True)
-    # Each start takes one step, on a day of its own.
+    # Each start takes one step, on its own day.
     header = header_of(
         resumed_step=attempt - 1, started_utc=f"2026-01-0{attempt}T00:00:00Z"
     )

@@ -17,7 +17,7 @@ def records_of(content: bytes) -> Iterator[Any]:
     """Yield the records of a W&B file.
 
     After a header, the file is a log in LevelDB's format: blocks of 32 KiB, at whose
-    ends records are split into parts. Each part begins with a header of its own: its
+    ends records are split into parts. Each part begins with its own header: its
     checksum, size and type.
     """
     from wandb.proto.wandb_internal_pb2 import Record  # an optional dependency

@@ -76,7 +76,7 @@ def _best_with(
     shown = str(value).lower() if isinstance(value, bool) else value
     all_ratios = {row.settings.name: row.ratio_to_starting for row in rows}
     if any(row.settings == starting for row in rows):
-        # The others were compared with it, so it has no ratio of its own.
+        # The others were compared with it, so it has no ratio.
         all_ratios[starting.name] = 1.0
     ratios = {name: ratio for name, ratio in all_ratios.items() if ratio is not None}
     if not ratios:
