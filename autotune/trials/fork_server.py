@@ -182,6 +182,15 @@ class ForkServerMachine(StartedMachine):
         readable, _, _ = select.select([server.stdout], [], [], timeout_s)
         if not readable:
             server.kill()
+            server.wait()
+            self._server = None
+            raise InternalError(
+                f"the trial server did not answer within {timeout_s:g} s",
+                next_step=(
+                    "The machine or its file system may be busy: run the same command"
+                    " again."
+                ),
+            )
         line = server.stdout.readline()
         if not line:
             raise self._server_died(server)

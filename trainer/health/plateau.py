@@ -110,8 +110,8 @@ class Plateau:
         if was_on_plateau or not self.is_told:
             return []
         message = (
-            f"the loss has stopped falling: {medians} (a fall of {improvement:.2g};"
-            f" noise is {least_fall:.2g})"
+            f"the loss has stopped falling: {medians} (changed by {-improvement:+.2g};"
+            f" a fall is at least {least_fall:.2g})"
         )
         return [_warning(Kind.PLATEAU, message, values)]
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from autotune.errors import InternalError
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
 from autotune.trials.multirank import MultirankMachine
@@ -155,6 +156,14 @@ def test_interrupt_of_the_start_ends_the_server(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             machine.start()
         assert machine._server.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_slow_start_names_its_time_limit():
+    with (
+        ForkServerMachine(start_timeout_s=0.001) as machine,
+        pytest.raises(InternalError, match=r"did not answer within 0\.001 s"),
+    ):
+        machine.start()
 
 
 def test_trials_on_a_cpu_wait_as_training_does(real_machine):
