@@ -4,6 +4,7 @@ A line through two evaluated sizes leads next to the answer of a nearly straight
 Halving and doubling bound the number of evaluations for any other curve.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 FIRST_SIZE = 32
@@ -55,13 +56,17 @@ def _where_line_meets(limit: float, need_by_size: Mapping[int, float]) -> int | 
     The line goes through the two sizes whose needs are nearest to the limit.
 
     Returns:
-        None if there are not yet two sizes, or their needs are equal.
+        None if there are not yet two sizes, or their needs are equal or so close that
+        the line does not meet the limit at any size that a float can hold.
     """
     if len(need_by_size) < 2:
         return None
     nearest = sorted(need_by_size, key=lambda size: abs(need_by_size[size] - limit))
     first, second = nearest[:2]
-    if need_by_size[first] == need_by_size[second]:
-        return None
     slope = (need_by_size[first] - need_by_size[second]) / (first - second)
-    return first + int((limit - need_by_size[first]) // slope)
+    if slope == 0:
+        return None
+    distance = (limit - need_by_size[first]) // slope
+    if not math.isfinite(distance):
+        return None
+    return first + int(distance)
