@@ -1,8 +1,6 @@
-"""Rules of devices, compared with torch's own lists and with torch's autocast."""
+"""Rules of devices, compared with torch's autocast and with kernels of attention."""
 
-import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM
 
-from autotune.memory.jobs import device_rules
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.device_rules import DeviceKind, DeviceRules
 from autotune.memory.jobs.kernels import request_rules
@@ -20,18 +17,6 @@ from testbed.simulators.allocator import SPECIAL_IDS
 from trainer.config.train_config import ModelSettings
 from trainer.model.encoder import build_config
 
-HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
-NAMESPACES = device_rules._NAMESPACES
-OWN_NAMES = {"__matmul__", "__pow__", "cross_entropy", "norm"}
-"""Names on our lists alone: two operators of Python; ``cross_entropy``, which calls a
-function of the list where it cannot be seen; and ``norm``, which has a macro of its
-own."""
-LISTS = {
-    "AT_FORALL_LOWER_PRECISION_FP": device_rules._CAST_TO_BF16,
-    "AT_FORALL_FP32": device_rules._CAST_TO_FP32,
-    "AT_FORALL_FP32_SET_OPT_DTYPE": device_rules._FP32_RESULT,
-}
-"""Our lists of each device, by torch's macro that names the same functions on CUDA."""
 TINY = {
     "num_hidden_layers": 2,
     "hidden_size": 32,
@@ -40,74 +25,13 @@ TINY = {
 }
 META = "meta"
 NO_WORK = StepWork(micro_batch_size=1, padded_tokens=1, model_flops=0.0, kernels=())
+"""Work of a step that no test looks at."""
 SEQUENCES = 2
 HEADS = 4
 POSITIONS = 256
-WEIGHTS_BYTES = SEQUENCES * HEADS * POSITIONS * POSITIONS * 2
-"""Attention weights in bf16: more bytes than any other block of attention takes."""
-
-
-# The lists of functions.
-
-
-def named_in_header(macro: str) -> set[str]:
-    """Return the public functions that a macro of torch's header names."""
-    definition = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", HEADER.read_text())
-    assert definition is not None
-    names = set()
-    for name in re.findall(r"_\((\w+)", definition[1]):
-        short = name.removeprefix("linalg_")
-        public = short if hasattr(torch.linalg, short) else name
-        if is_public_function(public):
-            names.add(public)
-    return names
-
-
-def is_public_function(name: str) -> bool:
-    has_function = any(hasattr(namespace, name) for namespace in NAMESPACES)
-    return has_function and not name.startswith("_")
-
-
-@pytest.mark.parametrize("macro", LISTS)
-def test_cuda_lists_are_those_of_the_header(macro):
-    ours = set(LISTS[macro]["cuda"].split())
-    torchs = named_in_header(macro)
-    # Attention has its own rule.
-    assert torchs - {"scaled_dot_product_attention"} <= ours
-    assert ours - torchs <= OWN_NAMES
-
-
-def test_cpu_lists_are_those_of_autocast():
-    torchs = set()
-    for name in torch._C._dispatch_get_all_op_names():
-        if not name.startswith("aten::"):
-            continue
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU"):
-            function, *_overload = name.removeprefix("aten::").split(".")
-            torchs.add(function.removeprefix("linalg_"))
-    ours = set()
-    for names in LISTS.values():
-        ours.update(names["cpu"].split())
-    assert ours - torchs <= OWN_NAMES
-
-
-def names_on_lists(kind: DeviceKind) -> list[str]:
-    return " ".join(by_kind[kind] for by_kind in LISTS.values()).split()
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_no_function_is_on_two_lists(kind):
-    names = names_on_lists(kind)
-    assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_torch_has_every_listed_function(kind):
-    for name in names_on_lists(kind):
-        assert any(hasattr(namespace, name) for namespace in NAMESPACES), name
-
-
-# The rules.
+BF16_BYTES = 2
+WEIGHTS_BYTES = SEQUENCES * HEADS * POSITIONS * POSITIONS * BF16_BYTES
+"""Size of the attention weights, which exceeds any other block of attention."""
 
 
 def make_rules(
@@ -119,7 +43,7 @@ def make_rules(
 
 
 def allocations_of(recorder: AllocationRecorder) -> tuple[Allocation, ...]:
-    """Return the recorded allocations; the work of a step matters to none of them."""
+    """Return the recorded allocations."""
     return recorder.trace(NO_WORK, predicted_tokens=0).allocations
 
 
@@ -136,7 +60,9 @@ def allocations_of(recorder: AllocationRecorder) -> tuple[Allocation, ...]:
 )
 def test_attention_kernel_depends_on_the_head_size(head_dimensions, masked, kernel):
     recorder, rules = make_rules("cuda", bf16=True)
-    sequences, heads, positions = 1, 2, 32
+    sequences = 1
+    heads = 2
+    positions = 32
     query = torch.empty(
         sequences, heads, positions, head_dimensions, dtype=torch.bfloat16, device=META
     )
@@ -209,49 +135,58 @@ def test_dtypes_on_meta_are_those_of_autocast(family, training):
     with recorder, rules:
         dtypes = result_dtypes(traced, lambda: step(traced, META))
     assert dtypes == expected
-    # The case is of use: autocast casts some results only.
+    # The model shows both casts, as autocast casts only some results.
     assert {dtype for _, dtype in dtypes} == {torch.bfloat16, torch.float32}
     assert gradient_dtypes(traced) == gradient_dtypes(real)
 
 
-CALLS = {
-    "linear": (lambda x: functional.linear(x, x), torch.bfloat16),
-    "operator @": (lambda x: x @ x, torch.bfloat16),
-    "einsum": (lambda x: torch.einsum("ij,jk->ik", x, x), torch.bfloat16),
-    "vecdot": (lambda x: torch.linalg.vecdot(x, x), torch.bfloat16),
-    "multi_dot": (lambda x: torch.linalg.multi_dot([x, x, x]), torch.bfloat16),
-    "layer_norm": (lambda x: functional.layer_norm(x.bfloat16(), (4,)), torch.float32),
-    "softmax": (lambda x: functional.softmax(x.bfloat16(), dim=-1), torch.float32),
-    "softmax by method": (lambda x: x.bfloat16().softmax(-1), torch.float32),
-    "sum": (lambda x: x.bfloat16().sum(), torch.float32),
-    "sum by keyword": (lambda x: torch.sum(input=x.bfloat16()), torch.float32),
-    "vector_norm": (lambda x: torch.linalg.vector_norm(x.bfloat16()), torch.float32),
-    "matrix_norm": (lambda x: torch.linalg.matrix_norm(x.bfloat16()), torch.float32),
-    "operator **": (lambda x: x.bfloat16() ** 2, torch.float32),
-    "gelu": (lambda x: functional.gelu(x.bfloat16()), torch.bfloat16),
-    "dropout": (lambda x: functional.dropout(x.bfloat16(), 0.5), torch.bfloat16),
+BF16_CALLS = {
+    "linear": lambda matrix: functional.linear(matrix, matrix),
+    "operator @": lambda matrix: matrix @ matrix,
+    "einsum": lambda matrix: torch.einsum("ij,jk->ik", matrix, matrix),
+    "vecdot": lambda matrix: torch.linalg.vecdot(matrix, matrix),
+    "multi_dot": lambda matrix: torch.linalg.multi_dot([matrix, matrix, matrix]),
+    "gelu": lambda matrix: functional.gelu(matrix.bfloat16()),
+    "dropout": lambda matrix: functional.dropout(matrix.bfloat16(), 0.5),
 }
-"""Calls on an fp32 matrix, with the dtype of the result under autocast on CUDA."""
+"""Calls on an fp32 matrix that return bf16 under autocast on CUDA."""
+FP32_CALLS = {
+    "layer_norm": lambda matrix: functional.layer_norm(matrix.bfloat16(), (4,)),
+    "softmax": lambda matrix: functional.softmax(matrix.bfloat16(), dim=-1),
+    "softmax by method": lambda matrix: matrix.bfloat16().softmax(-1),
+    "sum": lambda matrix: matrix.bfloat16().sum(),
+    "sum by keyword": lambda matrix: torch.sum(input=matrix.bfloat16()),
+    "vector_norm": lambda matrix: torch.linalg.vector_norm(matrix.bfloat16()),
+    "matrix_norm": lambda matrix: torch.linalg.matrix_norm(matrix.bfloat16()),
+    "operator **": lambda matrix: matrix.bfloat16() ** 2,
+}
+"""Calls on an fp32 matrix that return fp32 under autocast on CUDA."""
 
 
-@pytest.mark.parametrize(
-    ("call", "dtype"), [pytest.param(*case, id=name) for name, case in CALLS.items()]
-)
-def test_functions_return_the_dtypes_of_autocast(call, dtype):
-    recorder, rules = make_rules("cuda", bf16=True)
+def dtype_under_rules(call, *, bf16: bool) -> torch.dtype:
+    """Return the dtype of a call's result on CUDA."""
+    recorder, rules = make_rules("cuda", bf16=bf16)
     with recorder, rules:
-        assert call(torch.empty(4, 4, device=META)).dtype == dtype
+        result = call(torch.empty(4, 4, device=META))
+    return result.dtype
+
+
+@pytest.mark.parametrize("call", BF16_CALLS.values(), ids=BF16_CALLS)
+def test_result_is_bf16_as_under_autocast(call):
+    assert dtype_under_rules(call, bf16=True) == torch.bfloat16
+
+
+@pytest.mark.parametrize("call", FP32_CALLS.values(), ids=FP32_CALLS)
+def test_result_is_fp32_as_under_autocast(call):
+    assert dtype_under_rules(call, bf16=True) == torch.float32
 
 
 @pytest.mark.parametrize(
-    "call", [pytest.param(call, id=name) for name, (call, _) in CALLS.items()]
+    "call", [*BF16_CALLS.values(), *FP32_CALLS.values()], ids=[*BF16_CALLS, *FP32_CALLS]
 )
 def test_rules_without_bf16_change_no_dtype(call):
-    recorder, rules = make_rules("cuda", bf16=False)
-    with recorder, rules:
-        assert (
-            call(torch.empty(4, 4, device=META)).dtype == call(torch.ones(4, 4)).dtype
-        )
+    dtype_without_rules = call(torch.ones(4, 4)).dtype
+    assert dtype_under_rules(call, bf16=False) == dtype_without_rules
 
 
 def test_weight_is_cast_once_per_forward():

@@ -5,14 +5,11 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime
-from autotune.memory.sections import reasons_of
 from autotune.memory.stage import prepare, probe_models, probe_one, profile_of_probe
 from autotune.profiles.store import read_profile
 from autotune.trials import trial_bench
-from testbed.examples.profiles import but, example_profile
-from testbed.fakes import FakeClock, FakeMachine
+from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
 from testbed.simulators.explorations import additive
-from tests.autotune.machine.test_measured_device import H200
 from tests.autotune.memory.simulated_probes import VERIFIED, verified_sizes
 from tests.autotune.tune.benches import SETTINGS, bench_on, machine_for, probe_request
 from trainer.config.train_config import ModelSettings
@@ -20,7 +17,7 @@ from trainer.errors import BadConfig
 
 HUGE = ModelSettings(name="huge", config={"model_type": "bert"})
 TOO_SMALL_BYTES = 310_000_000
-"""Memory budget that a single sequence of the simulated model, 320 MB, exceeds."""
+"""Memory budget below the 320 MB that one sequence of the simulated model takes."""
 REQUESTED_TOKENS = 2048
 """Global batch that ``probe_request`` sets."""
 DEFAULT_GLOBAL_BATCH_TOKENS = 524_288
@@ -42,7 +39,7 @@ def profiles(tmp_path):
 
 @pytest.fixture
 def request_probe(tmp_path, patterned_dataset):
-    """Return a function that requests to probe a model."""
+    """Return a function that makes the request of a probe."""
 
     def request(model=SETTINGS, **changes):
         return probe_request(tmp_path, patterned_dataset, model, **changes)
@@ -74,11 +71,11 @@ def prepare_probe(bench, request_probe):
 @pytest.fixture
 def bench_on_gpu(bench):
     """Return the bench on a GPU of 32 GiB."""
-    gpu = replace(H200, total_bytes=32 * 2**30)
+    gpu = replace(GPU_FACTS, total_bytes=32 * 2**30)
     return replace(bench, site=replace(bench.site, device="cuda", gpus=(gpu,)))
 
 
-# Profiles.
+# Profiles that probes write.
 
 
 def test_probe_writes_a_profile(profiles, probe_tiny):
@@ -110,15 +107,16 @@ def test_repeated_probe_runs_no_trial(bench, probe_tiny):
     assert repeated.profile.train == first.profile.train
 
 
-def test_equal_profile_is_not_kept_as_a_previous_one(probe_tiny):
+def test_equal_profile_is_no_previous_one(probe_tiny):
     assert probe_tiny().previous is None
-    assert probe_tiny().previous is None
+    repeated = probe_tiny()
+    assert repeated.previous is None
 
 
 def test_profile_is_written_before_the_next_probe(bench, profiles, request_probe):
     def simulate(trial):
-        is_of_the_second = trial.measured["config"]["model"]["name"] == "huge"
-        assert (profiles / "tiny-cpu.toml").is_file() == is_of_the_second
+        is_of_second_model = trial.measured["config"]["model"]["name"] == HUGE.name
+        assert (profiles / "tiny-cpu.toml").is_file() == is_of_second_model
         return bench.machine.run(trial)
 
     watched = replace(bench, machine=FakeMachine(simulate))
@@ -132,7 +130,7 @@ def test_profile_is_written_before_the_next_probe(bench, profiles, request_probe
 def test_profile_of_probe_is_not_written(bench, profiles, prepare_probe):
     path = profiles / "tiny-cpu.toml"
     profile, trials = profile_of_probe(bench, prepare_probe(), path)
-    assert profile.evidence.probe.feasible_max == 35
+    assert verified_sizes(profile.evidence.probe) == VERIFIED
     assert trials
     assert not path.exists()
 
@@ -246,14 +244,3 @@ def test_rejects_settings_before_any_trial(
     with pytest.raises(error, match=message):
         prepare_probe(settings=settings, ranks=4)
     assert bench.machine.trials == []
-
-
-# The text about a probe.
-
-
-def test_knee_of_three_sizes_is_reported():
-    probe = example_profile().evidence.probe.model_copy(
-        update={"knee_micro_batch_sizes": [3, 1, 2]}
-    )
-    reasons = reasons_of(but(example_profile(), evidence={"probe": probe}))
-    assert "throughput levels off between 1 and 3 sequences" in reasons
