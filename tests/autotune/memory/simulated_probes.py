@@ -1,5 +1,6 @@
 """A simulated machine, and probes of a model on it."""
 
+from collections.abc import Callable
 from typing import Any
 
 from autotune.memory.measure import probe_model
@@ -20,9 +21,9 @@ FIXED_BYTES = 300_000_000
 SEQUENCE_BYTES = 20_000_000
 BUDGET_BYTES = 1_000_000_000
 VERIFIED = (35, 36)
-"""Largest size that fits: 300 MB and 35 times 20 MB are 1 GB; and the next one."""
+"""Largest size that fits, as 300 MB and 35 times 20 MB are 1 GB, and the next size."""
 WITH_HEADROOM = 33
-"""Largest size that leaves 3 % of 35 sequences free."""
+"""Largest size that leaves 3 % of the 35 sequences free."""
 SEQ_LENGTH_TOKENS = 64
 ON_GPU = {"device": "cuda", "precision": "bf16"}
 """Settings of a step on a GPU."""
@@ -46,7 +47,7 @@ def count_trials(machine: FakeMachine, size: int) -> int:
 def trace_figures(trial: Trial, sequence_bytes: int = SEQUENCE_BYTES) -> dict[str, Any]:
     """Return the figures of a trace of the simulated model.
 
-    As every trace, it lacks the memory of libraries.
+    Like every trace, it does not include the memory of libraries.
     """
     return figures_of(
         trace_of(
@@ -87,18 +88,13 @@ def simulate(trial: Trial) -> Outcome:
     )
 
 
-def machine_with(outcome: Outcome, is_concerned) -> FakeMachine:
-    """Return the simulated machine, on which some trials have another outcome."""
-    return FakeMachine(
-        lambda trial: outcome if is_concerned(trial) else simulate(trial)
-    )
+def machine_with(outcome: Outcome, has_outcome: Callable[[Trial], bool]) -> FakeMachine:
+    """Return the simulated machine, on which selected trials have another outcome."""
+    return FakeMachine(lambda trial: outcome if has_outcome(trial) else simulate(trial))
 
 
 class Prober:
-    """Probes a model on simulated machines.
-
-    Probes with the same ``site`` share a trial log.
-    """
+    """Probes a model on simulated machines."""
 
     def __init__(self, directory) -> None:
         self._directory = directory
@@ -121,7 +117,20 @@ class Prober:
         site="here",
         made_on=None,
     ) -> ProbeEvidence:
-        """Probe with these settings of the step, and return the evidence."""
+        """Probe the model, and return the evidence.
+
+        Args:
+            machine: Simulated machine.
+            settings: Changes of the step's settings.
+            memory_budget_bytes: Memory that a step may use.
+            local_ranks: Number of ranks.
+            overheads: Overheads that a trace adds; None to probe without a trace.
+            accumulate: True for steps of several micro-batches.
+            max_micro_batch_size: Largest size to try.
+            trial_timeout_s: Time limit of a trial.
+            site: Name of the site. Probes of one site share their trials.
+            made_on: Machine that the trial log records.
+        """
         config = TrainConfig(
             model=model_settings("bert-mini"),
             seq_length_tokens=SEQ_LENGTH_TOKENS,

@@ -5,7 +5,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -26,25 +26,25 @@ from autotune.memory.decide.caching_allocator import LARGE_PAGE_BYTES, SMALL_PAG
 MAX_MICRO_BATCH_SIZE = 16_384
 GB = 10**9
 BUDGET_BYTES = round(9.5 * GB)
-"""Budget of single decisions, which need no simulated machine."""
+"""Budget of single decisions, outside of a whole search."""
 ENDLESS_TRIALS = 99
 """More trials than any search takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchCase:
-    """A search, and the peaks that its trials would measure."""
+    """A search for a size, and the memory that its trials would measure."""
 
-    max_size: int
-    """Largest size to try."""
-    budget_bytes: int
     peak_bytes: Callable[[int], int]
     """Peak by size; it never falls."""
-    prediction: Prediction | None
+    budget_bytes: int
+    prediction: Prediction | None = None
+    max_size: int = MAX_MICRO_BATCH_SIZE
+    """Largest size to try."""
 
     @property
     def true_largest(self) -> int:
-        """Return the largest size that fits."""
+        """Largest size that fits."""
         sizes = range(1, self.max_size + 1)
         return bisect.bisect(sizes, self.budget_bytes, key=self.peak_bytes)
 
@@ -75,61 +75,42 @@ class SearchCase:
             assert len(tried) <= max_trials
 
 
-class Machine:
-    """A machine whose memory grows evenly with the size, and a prediction of it.
+def even_case(
+    *,
+    fixed_bytes: float,
+    bytes_per_sequence: float,
+    budget_bytes: float,
+    page_bytes: int = 1,
+    prediction: Prediction | None = None,
+) -> SearchCase:
+    """Return a case whose memory grows evenly with the size.
 
     Args:
         fixed_bytes: Memory of no sequence.
         bytes_per_sequence: Memory of each sequence.
         budget_bytes: Memory that a size may use.
         page_bytes: Size to whose multiples the allocator rounds peaks up.
-        slope_error: Relative error of the predicted memory of a sequence.
-        constant_error: Relative error of the predicted fixed memory.
+        prediction: Peaks that are predicted before any trial.
     """
 
-    def __init__(
-        self,
-        *,
-        fixed_bytes,
-        bytes_per_sequence,
-        budget_bytes,
-        page_bytes=1,
-        slope_error=0.0,
-        constant_error=0.0,
-    ) -> None:
-        self._fixed_bytes = fixed_bytes
-        self._bytes_per_sequence = bytes_per_sequence
-        self._budget_bytes = int(budget_bytes)
-        self._page_bytes = page_bytes
-        self.prediction = Prediction(
-            peak_bytes=lambda size: (
-                fixed_bytes * (1 + constant_error)
-                + bytes_per_sequence * (1 + slope_error) * size
-            ),
-            unsure_bytes=0.1 * fixed_bytes,
-        )
-
-    def peak_bytes(self, size: int) -> int:
-        exact_bytes = int(self._fixed_bytes + self._bytes_per_sequence * size)
+    def peak_bytes(size: int) -> int:
+        exact_bytes = int(fixed_bytes + bytes_per_sequence * size)
         # Two negations round the division up instead of down.
-        return -(-exact_bytes // self._page_bytes) * self._page_bytes
+        return -(-exact_bytes // page_bytes) * page_bytes
 
-    def search_case(self, prediction: Prediction | None) -> SearchCase:
-        return SearchCase(
-            max_size=MAX_MICRO_BATCH_SIZE,
-            budget_bytes=self._budget_bytes,
-            peak_bytes=self.peak_bytes,
-            prediction=prediction,
-        )
+    return SearchCase(
+        peak_bytes=peak_bytes, budget_bytes=int(budget_bytes), prediction=prediction
+    )
 
-    @property
-    def true_largest(self) -> int:
-        """Return the largest size that fits."""
-        return self.search_case(None).true_largest
 
-    def search(self, prediction: Prediction | None) -> list[SizeTrial]:
-        """Return all trials of a search on this machine."""
-        return self.search_case(prediction).search()
+def even_prediction(
+    *, fixed_bytes: float, bytes_per_sequence: float, unsure_bytes: float = 0.1 * GB
+) -> Prediction:
+    """Return a prediction that grows evenly with the size."""
+    return Prediction(
+        peak_bytes=lambda size: fixed_bytes + bytes_per_sequence * size,
+        unsure_bytes=unsure_bytes,
+    )
 
 
 def decided_sizes(tried: list[SizeTrial]) -> list[int]:
@@ -189,19 +170,18 @@ def search_cases(draw):
         )
 
     return SearchCase(
-        max_size=max_size,
-        budget_bytes=draw(st.integers(0, 20 * GB)),
         peak_bytes=peak_bytes,
+        budget_bytes=draw(st.integers(0, 20 * GB)),
         prediction=draw(st.none() | any_predictions()),
+        max_size=max_size,
     )
 
 
 def slowly_growing_case(prediction: Prediction | None) -> SearchCase:
     """Return a case in which every size fits."""
     return SearchCase(
-        max_size=MAX_MICRO_BATCH_SIZE,
-        budget_bytes=20 * GB,
         peak_bytes=lambda size: GB // 10_000 * size,
+        budget_bytes=20 * GB,
         prediction=prediction,
     )
 
@@ -210,28 +190,28 @@ def slowly_growing_case(prediction: Prediction | None) -> SearchCase:
 
 
 def test_two_sizes_show_a_slope():
-    machine = Machine(
+    case = even_case(
         fixed_bytes=0.5 * GB, bytes_per_sequence=0.03 * GB, budget_bytes=10 * GB
     )
-    first, second, third, *others = decided_sizes(machine.search(None))
+    first, second, third, *others = decided_sizes(case.search())
     assert (first, second) == (1, 4)
-    assert abs(third - machine.true_largest) < 0.1 * machine.true_largest
+    assert abs(third - case.true_largest) < 0.1 * case.true_largest
     # Measured: 1, the size that runs out of memory; allows two corrections before it.
     assert len(others) <= 3
 
 
 def test_sizes_grow_until_they_show_a_slope():
     """Pages of the allocator hide the slope of small sizes."""
-    machine = Machine(
+    case = even_case(
         fixed_bytes=0.5 * GB,
         bytes_per_sequence=0.001 * GB,
         budget_bytes=10 * GB,
         page_bytes=LARGE_PAGE_BYTES,
     )
-    *growing, near = decided_sizes(machine.search(None))[:6]
+    *growing, near = decided_sizes(case.search())[:6]
     assert growing == [1, 4, 16, 64, 256]
     # Measured: 8 % below the largest, as pages blur the slope; allows a factor of 2.
-    assert 0.5 * machine.true_largest < near < 2 * machine.true_largest
+    assert 0.5 * case.true_largest < near < 2 * case.true_largest
 
 
 def test_search_ends_if_one_sequence_does_not_fit():
@@ -245,31 +225,44 @@ def test_search_ends_if_one_sequence_does_not_fit():
 
 
 def test_model_predicted_not_to_fit_is_tried():
-    machine = Machine(
+    case = even_case(
         fixed_bytes=1 * GB,
         bytes_per_sequence=0.01 * GB,
         budget_bytes=1.2 * GB,
-        constant_error=9.0,
+        prediction=even_prediction(fixed_bytes=10 * GB, bytes_per_sequence=0.01 * GB),
     )
-    first, second, *_ = decided_sizes(machine.search(machine.prediction))
+    first, second, *_ = decided_sizes(case.search())
     assert first == 1
-    assert 0 < second < 2 * machine.true_largest
+    assert 0 < second < 2 * case.true_largest
+
+
+def draw_case_with_good_prediction(draw: random.Random) -> SearchCase:
+    """Draw a case whose fixed memory and slope are predicted to 1 %."""
+    fixed_bytes = draw.uniform(1.0, 12.0) * GB
+    bytes_per_sequence = draw.uniform(0.03, 1.2) * GB
+    budget_bytes = draw.choice([24, 80, 94, 141]) * GB
+    slope_error = draw.uniform(-0.01, 0.01)
+    fixed_error = draw.uniform(-0.01, 0.01)
+    return even_case(
+        fixed_bytes=fixed_bytes,
+        bytes_per_sequence=bytes_per_sequence,
+        page_bytes=SMALL_PAGE_BYTES,
+        budget_bytes=budget_bytes,
+        prediction=even_prediction(
+            fixed_bytes=fixed_bytes * (1 + fixed_error),
+            bytes_per_sequence=bytes_per_sequence * (1 + slope_error),
+            unsure_bytes=0.1 * fixed_bytes,
+        ),
+    )
 
 
 def test_good_prediction_takes_few_trials():
     draw = random.Random(0)
     trial_counts = []
     for _ in range(300):
-        machine = Machine(
-            fixed_bytes=draw.uniform(1.0, 12.0) * GB,
-            bytes_per_sequence=draw.uniform(0.03, 1.2) * GB,
-            page_bytes=SMALL_PAGE_BYTES,
-            budget_bytes=draw.choice([24, 80, 94, 141]) * GB,
-            slope_error=draw.uniform(-0.01, 0.01),
-            constant_error=draw.uniform(-0.01, 0.01),
-        )
-        tried = machine.search(machine.prediction)
-        assert bracket(tried).feasible_max == machine.true_largest
+        case = draw_case_with_good_prediction(draw)
+        tried = case.search()
+        assert bracket(tried).feasible_max == case.true_largest
         trial_counts.append(len(tried))
     # Measured: a median of 3; allows no more, as the documentation says "2 or 3".
     assert statistics.median(trial_counts) <= 3
@@ -278,10 +271,13 @@ def test_good_prediction_takes_few_trials():
 
 
 def test_exact_prediction_takes_a_trial_on_each_side():
-    machine = Machine(
-        fixed_bytes=1 * GB, bytes_per_sequence=1 * GB, budget_bytes=9.5 * GB
+    case = even_case(
+        fixed_bytes=1 * GB,
+        bytes_per_sequence=1 * GB,
+        budget_bytes=9.5 * GB,
+        prediction=even_prediction(fixed_bytes=1 * GB, bytes_per_sequence=1 * GB),
     )
-    assert len(machine.search(machine.prediction)) == 2
+    assert decided_sizes(case.search()) == [8, 9]
 
 
 def test_neighbouring_sizes_show_no_slope():
@@ -289,14 +285,14 @@ def test_neighbouring_sizes_show_no_slope():
 
     Between 417 and 418 sequences it would make memory seem to shrink with the size.
     """
-    machine = Machine(
+    case = even_case(
         fixed_bytes=10 * GB, bytes_per_sequence=0.21 * GB, budget_bytes=98.7 * GB
     )
 
     def predicted_bytes(size: int) -> float:
-        return machine.peak_bytes(size) + (4 * GB if size >= 418 else 0)
+        return case.peak_bytes(size) + (4 * GB if size >= 418 else 0)
 
-    tried = machine.search(Prediction(peak_bytes=predicted_bytes))
+    tried = replace(case, prediction=Prediction(peak_bytes=predicted_bytes)).search()
     # (98.7 - 10) / 0.21 = 422.4. The jump ends the first prediction at 417, and the
     # trial of 418 corrects it.
     assert decided_sizes(tried) == [417, 418, 422, 423]
@@ -350,42 +346,38 @@ def test_size_below_a_contradicted_one_is_tried():
 # Prediction of a peak by smaller sizes.
 
 
-ROUGHLY_PREDICTED = Machine(
-    fixed_bytes=1 * GB,
-    bytes_per_sequence=0.1 * GB,
-    budget_bytes=9 * GB,
-    constant_error=0.05,
+EVEN_CASE = even_case(
+    fixed_bytes=1 * GB, bytes_per_sequence=0.1 * GB, budget_bytes=9 * GB
 )
-SMALLER_TRIALS = [fitted(size, ROUGHLY_PREDICTED.peak_bytes(size)) for size in (2, 30)]
+ROUGH_PREDICTION = even_prediction(fixed_bytes=1.05 * GB, bytes_per_sequence=0.1 * GB)
+"""Prediction of ``EVEN_CASE`` whose fixed memory is 5 % too high."""
+SMALLER_TRIALS = [fitted(size, EVEN_CASE.peak_bytes(size)) for size in (2, 30)]
 
 
 @pytest.mark.parametrize(
     "prediction",
     [
-        pytest.param(ROUGHLY_PREDICTED.prediction, id="corrected prediction"),
+        pytest.param(ROUGH_PREDICTION, id="corrected prediction"),
         pytest.param(None, id="line through two trials"),
     ],
 )
 def test_peak_is_predicted_from_smaller_sizes(prediction):
     predicted_bytes = predict_bytes(SMALLER_TRIALS, 60, prediction)
     # Both are exact, as memory grows evenly.
-    assert predicted_bytes == ROUGHLY_PREDICTED.peak_bytes(60)
+    assert predicted_bytes == EVEN_CASE.peak_bytes(60)
 
 
 def test_peak_is_not_predicted_from_other_trials():
     failed = SizeTrial(micro_batch_size=20, fits=None)
     tried = [*SMALLER_TRIALS, fitted(60, 8 * GB), too_large(61), failed]
-    prediction = ROUGHLY_PREDICTED.prediction
-    assert predict_bytes(tried, 60, prediction) == predict_bytes(
-        SMALLER_TRIALS, 60, prediction
-    )
+    expected_bytes = predict_bytes(SMALLER_TRIALS, 60, ROUGH_PREDICTION)
+    assert predict_bytes(tried, 60, ROUGH_PREDICTION) == expected_bytes
 
 
 def test_one_trial_takes_the_constant_error_out():
-    true_bytes = ROUGHLY_PREDICTED.peak_bytes(60)
-    before_bytes = predict_bytes([], 60, ROUGHLY_PREDICTED.prediction)
-    after_bytes = predict_bytes(SMALLER_TRIALS[:1], 60, ROUGHLY_PREDICTED.prediction)
-    # 5 % of the fixed memory of 1 GB.
+    true_bytes = EVEN_CASE.peak_bytes(60)
+    before_bytes = predict_bytes([], 60, ROUGH_PREDICTION)
+    after_bytes = predict_bytes(SMALLER_TRIALS[:1], 60, ROUGH_PREDICTION)
     assert before_bytes == true_bytes + 0.05 * GB
     assert after_bytes == true_bytes
 

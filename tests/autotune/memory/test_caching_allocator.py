@@ -2,7 +2,10 @@
 
 import math
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +28,7 @@ from autotune.memory.decide.caching_allocator import (
         pytest.param(512, SMALL_PAGE_BYTES, id="smallest block"),
         pytest.param(MIB, SMALL_PAGE_BYTES, id="largest small request"),
         pytest.param(MIB + 1, LARGE_PAGE_BYTES, id="smallest large request"),
-        pytest.param(20 * MIB, LARGE_PAGE_BYTES, id="a whole large page"),
+        pytest.param(20 * MIB, LARGE_PAGE_BYTES, id="exactly a large page"),
         pytest.param(20 * MIB + 1, 2 * LARGE_PAGE_BYTES, id="more than a large page"),
     ],
 )
@@ -34,36 +37,33 @@ def test_request_reserves_whole_pages(size_bytes, reserved_bytes):
 
 
 @pytest.mark.parametrize(
-    ("sizes_bytes", "reserved_bytes"),
+    "sizes_bytes",
     [
-        pytest.param(
-            [2 * MIB, 100],
-            LARGE_PAGE_BYTES + SMALL_PAGE_BYTES,
-            id="a large and a small one have a segment each",
-        ),
-        pytest.param(
-            [2 * MIB - 512, 1],
-            LARGE_PAGE_BYTES + SMALL_PAGE_BYTES,
-            id="a small one does not fill up a large page",
-        ),
-        pytest.param(
-            # Unrounded, all four would fit in one page.
-            [MIB, MIB - 512, 1, 1],
-            2 * SMALL_PAGE_BYTES,
-            id="each is rounded up to 512 bytes",
-        ),
-        pytest.param(
-            # Without the free 14 MiB of the first page, these would be three pages.
-            [6 * MIB, 34 * MIB],
-            2 * LARGE_PAGE_BYTES,
-            id="a segment grows by what its last free block lacks",
-        ),
+        pytest.param([2 * MIB, 100], id="large page has room for the small request"),
+        pytest.param([2 * MIB - 512, 1], id="small request would fill 2 MiB exactly"),
     ],
 )
-def test_requests_share_pages(sizes_bytes, reserved_bytes):
-    assert reserve(sizes_bytes, events=range(len(sizes_bytes))) == reserved_bytes
+def test_small_and_large_requests_never_share_pages(sizes_bytes):
+    reserved_bytes = reserve(sizes_bytes, events=[0, 1])
+    assert reserved_bytes == LARGE_PAGE_BYTES + SMALL_PAGE_BYTES
 
 
+def test_requests_are_rounded_up_to_512_bytes():
+    # Unrounded, all four would fit into one page of 2 MiB.
+    sizes_bytes = [MIB, MIB - 512, 1, 1]
+    assert reserve(sizes_bytes, events=[0, 1, 2, 3]) == 2 * SMALL_PAGE_BYTES
+
+
+def test_segment_grows_only_by_missing_bytes():
+    # 34 MiB alone take two pages. Here 14 MiB of the first page are free, and the
+    # missing 20 MiB are one page more.
+    assert reserve([6 * MIB, 34 * MIB], events=[0, 1]) == 2 * LARGE_PAGE_BYTES
+
+
+# Events of the first three allocations.
+MAKE_0 = 0
+MAKE_1 = 1
+MAKE_2 = 2
 RELEASE_0 = -1
 RELEASE_1 = -2
 
@@ -72,15 +72,24 @@ RELEASE_1 = -2
     ("sizes_mib", "events", "reserved_mib"),
     [
         pytest.param(
-            [60, 20, 2], [0, 1, RELEASE_0, RELEASE_1, 2], 80, id="both at once"
+            [60, 20, 2],
+            [MAKE_0, MAKE_1, RELEASE_0, RELEASE_1, MAKE_2],
+            80,
+            id="two at once, then a small one",
         ),
-        pytest.param([20, 60], [0, RELEASE_0, 1], 60, id="the larger one later"),
-        pytest.param([60, 20], [0, RELEASE_0, 1], 60, id="the larger one first"),
-        pytest.param([0, 20], [0, 1, RELEASE_0, RELEASE_1], 20, id="an empty one"),
+        pytest.param(
+            [20, 60], [MAKE_0, RELEASE_0, MAKE_1], 60, id="the larger one later"
+        ),
+        pytest.param(
+            [60, 20], [MAKE_0, RELEASE_0, MAKE_1], 60, id="the larger one first"
+        ),
+        pytest.param(
+            [0, 20], [MAKE_0, MAKE_1, RELEASE_0, RELEASE_1], 20, id="an empty one"
+        ),
     ],
 )
-def test_largest_moment_stays_reserved(sizes_mib, events, reserved_mib):
-    sizes_bytes = [size * MIB for size in sizes_mib]
+def test_pages_of_the_fullest_moment_stay_reserved(sizes_mib, events, reserved_mib):
+    sizes_bytes = [size_mib * MIB for size_mib in sizes_mib]
     assert reserve(sizes_bytes, events) == reserved_mib * MIB
 
 
@@ -91,25 +100,24 @@ def segment_with(
     released: list[int],
     address_bytes: float = math.inf,
 ) -> Segment:
-    """Return a segment of blocks with these sizes, some of which are released.
+    """Return a segment of adjacent blocks, some of which are released.
 
     Args:
-        page_mib: Size by which the segment grows.
+        page_mib: Size of the pages by which the segment grows.
         sizes_mib: Size of each block, by ascending address.
         released: Indices of the released blocks.
-        address_bytes: Addresses to which the segment can grow.
+        address_bytes: Size to which the segment can grow.
     """
     segment = Segment(page_mib * MIB, address_bytes)
-    blocks = [(segment.allocate(size * MIB), size * MIB) for size in sizes_mib]
+    addresses = [segment.allocate(size_mib * MIB) for size_mib in sizes_mib]
     for index in released:
-        address, size_bytes = blocks[index]
-        segment.release(address, size_bytes)
+        segment.release(addresses[index], sizes_mib[index] * MIB)
     return segment
 
 
 def test_smallest_sufficient_block_is_taken():
     segment = segment_with(page_mib=1, sizes_mib=[4, 1, 3, 1], released=[0, 2])
-    # Of the free blocks, of 4 MiB at 0 and of 3 MiB at 5 MiB, the latter is smaller.
+    # Free are 4 MiB at 0, and 3 MiB at 5 MiB.
     assert segment.allocate(3 * MIB) == 5 * MIB
     assert segment.allocate(3 * MIB) == 0
 
@@ -128,75 +136,92 @@ def test_last_block_is_taken_if_no_other_fits():
         pytest.param(60, 45, id="last block could grow to 15 MiB"),
     ],
 )
-def test_last_block_counts_with_its_addresses(address_mib, taken_mib):
+def test_last_block_counts_with_its_possible_size(address_mib, taken_mib):
     segment = segment_with(
         page_mib=10,
         sizes_mib=[40, 5],
         released=[0],
         address_bytes=address_mib * MIB,
     )
-    # Free are 40 MiB at 0, and the last 5 MiB, at 45 MiB.
+    # Free are 40 MiB at 0, and at 45 MiB the last 5 MiB, which can grow up to the end
+    # of the addresses.
     assert segment.allocate(MIB) == taken_mib * MIB
 
 
-SIZES = st.one_of(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step of a replay, which makes a block and may release an older one before."""
+
+    size_bytes: int
+    """Size of the new block."""
+    releases_block: bool
+    released_number: int
+    """Number that selects the released block among the live ones."""
+
+
+class Block(NamedTuple):
+    """A live block of a segment."""
+
+    address: int
+    size_bytes: int
+
+
+BLOCK_SIZES_BYTES = st.one_of(
     st.integers(1, 64), st.integers(1, 4 * MIB), st.integers(1, 64 * MIB)
 ).map(rounded_bytes)
-STEPS = st.tuples(SIZES, st.booleans(), st.integers(0, 2**16))
-"""Size of a new block; whether an older one is released before; number of the latter.
-"""
-PAGES = st.sampled_from([SMALL_PAGE_BYTES, LARGE_PAGE_BYTES])
+REPLAYS = st.lists(
+    st.builds(
+        Step,
+        size_bytes=BLOCK_SIZES_BYTES,
+        releases_block=st.booleans(),
+        released_number=st.integers(0, 2**16),
+    ),
+    min_size=1,
+    max_size=60,
+)
+PAGE_SIZES_BYTES = st.sampled_from([SMALL_PAGE_BYTES, LARGE_PAGE_BYTES])
 
 
-def replayed(steps, page_bytes):
-    """Yield the segment and the address and size of each live block after each step."""
+def replay(steps: list[Step], page_bytes: int) -> Iterator[tuple[Segment, list[Block]]]:
+    """Yield the segment and its live blocks after each step."""
     segment = Segment(page_bytes)
-    live_blocks: list[tuple[int, int]] = []
-    for size_bytes, releases_block, number in steps:
-        if releases_block and live_blocks:
-            address, released_bytes = live_blocks.pop(number % len(live_blocks))
-            segment.release(address, released_bytes)
-        live_blocks.append((segment.allocate(size_bytes), size_bytes))
+    live_blocks: list[Block] = []
+    for step in steps:
+        if step.releases_block and live_blocks:
+            released = live_blocks.pop(step.released_number % len(live_blocks))
+            segment.release(released.address, released.size_bytes)
+        address = segment.allocate(step.size_bytes)
+        live_blocks.append(Block(address=address, size_bytes=step.size_bytes))
         yield segment, live_blocks
 
 
 @settings(deadline=None)
-@given(
-    steps=st.lists(STEPS, min_size=1, max_size=60),
-    page_bytes=PAGES,
-)
+@given(steps=REPLAYS, page_bytes=PAGE_SIZES_BYTES)
 def test_blocks_never_overlap(steps, page_bytes):
-    for segment, live_blocks in replayed(steps, page_bytes):
-        for (address, size_bytes), (next_address, _) in pairwise(sorted(live_blocks)):
-            assert address + size_bytes <= next_address
-        last_address, last_bytes = max(live_blocks)
-        assert last_address + last_bytes <= segment.reserved_bytes
+    for segment, live_blocks in replay(steps, page_bytes):
+        for block, next_block in pairwise(sorted(live_blocks)):
+            assert block.address + block.size_bytes <= next_block.address
+        last_block = max(live_blocks)
+        assert last_block.address + last_block.size_bytes <= segment.reserved_bytes
 
 
 @settings(deadline=None)
-@given(
-    steps=st.lists(STEPS, min_size=1, max_size=60),
-    page_bytes=PAGES,
-)
+@given(steps=REPLAYS, page_bytes=PAGE_SIZES_BYTES)
 def test_segment_grows_by_whole_pages_only(steps, page_bytes):
     reserved_bytes = 0
-    for segment, _ in replayed(steps, page_bytes):
+    for segment, _ in replay(steps, page_bytes):
         assert segment.reserved_bytes >= reserved_bytes
         assert segment.reserved_bytes % page_bytes == 0
         reserved_bytes = segment.reserved_bytes
 
 
 @settings(deadline=None)
-@given(
-    steps=st.lists(STEPS, min_size=1, max_size=60),
-    page_bytes=PAGES,
-    seed=st.integers(0, 2**16),
-)
-def test_free_blocks_are_merged(steps, page_bytes, seed):
-    *_, (segment, live_blocks) = replayed(steps, page_bytes)
+@given(steps=REPLAYS, page_bytes=PAGE_SIZES_BYTES, seed=st.integers(0, 2**16))
+def test_free_neighbours_become_one_block(steps, page_bytes, seed):
+    *_, (segment, live_blocks) = replay(steps, page_bytes)
     random.Random(seed).shuffle(live_blocks)
-    for address, size_bytes in live_blocks:
-        segment.release(address, size_bytes)
+    for block in live_blocks:
+        segment.release(block.address, block.size_bytes)
     reserved_bytes = segment.reserved_bytes
     # One free block is the whole segment.
     assert segment.allocate(reserved_bytes) == 0

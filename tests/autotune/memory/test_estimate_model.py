@@ -34,16 +34,20 @@ SLOT_BYTES = 2_000
 """Memory of each slot of the sparse MLM head, which has a slot for a masked token."""
 MASKED_SHARE = 0.15
 JUMP_BYTES = 20_000_000
-NEVER = 10**9
-"""A micro-batch size that is not reached."""
-CPU = overheads_on_cpu().usual
+UNREACHED_SIZE = 10**9
+"""Micro-batch size that no trace has."""
+CPU_OVERHEADS = overheads_on_cpu().usual
 LARGE_BYTES = 7 * 10**10
 """Budget in which more sequences fit than a micro-batch may have."""
 MAX_MICRO_BATCH_SIZE = 16_384
 
 
-def simulate_trace(trial, *, jump_from=NEVER, other_order_below=0, unlike_sizes=()):
-    """Trace a model whose memory grows with the sequences and the slots of the head.
+def simulate_trace(
+    trial, *, jump_from=UNREACHED_SIZE, other_order_below=0, unlike_sizes=()
+):
+    """Simulate a trial that traces a model.
+
+    Its memory grows with the number of sequences and of slots of the head.
 
     Args:
         trial: The trial of the ``trace`` job.
@@ -59,7 +63,10 @@ def simulate_trace(trial, *, jump_from=NEVER, other_order_below=0, unlike_sizes=
         if size >= jump_from:
             activations_bytes += JUMP_BYTES
         head = f"head of {size}" if size in unlike_sizes else "head and loss"
-        releases = [-3, -2] if size < other_order_below else [-2, -3]
+        # Of the activations, and of the head.
+        releases = [-2, -3]
+        if size < other_order_below:
+            releases.reverse()
         traces.append(
             trace_of(
                 size,
@@ -78,21 +85,30 @@ def simulate_trace(trial, *, jump_from=NEVER, other_order_below=0, unlike_sizes=
     return Measured(figures=figures_of(traces))
 
 
-def machine_that_traces(**model):
-    """Return a machine that traces the model, with options of ``simulate_trace``."""
-    return FakeMachine(lambda trial: simulate_trace(trial, **model))
+def machine_that_traces(**options):
+    """Return a machine whose trials are ``simulate_trace`` with these options."""
+    return FakeMachine(lambda trial: simulate_trace(trial, **options))
 
 
 def estimated(machine, budget_bytes=LARGE_BYTES):
     return estimate_model(
-        REQUEST, machine, budget_bytes, CPU, max_micro_batch_size=MAX_MICRO_BATCH_SIZE
+        REQUEST,
+        machine,
+        budget_bytes,
+        CPU_OVERHEADS,
+        max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
     )
 
 
 def true_bytes(size: int) -> int:
     """Return the memory of a micro-batch of the simulated model, computed directly."""
     head_bytes = SLOT_BYTES * head_slots(SEQ_LENGTH_TOKENS * size, MASKED_SHARE)
-    return FIXED_BYTES + SEQUENCE_BYTES * size + head_bytes + CPU.non_pytorch_bytes
+    return (
+        FIXED_BYTES
+        + SEQUENCE_BYTES * size
+        + head_bytes
+        + CPU_OVERHEADS.non_pytorch_bytes
+    )
 
 
 BUDGETS = [
@@ -134,7 +150,7 @@ def test_sizes_between_traces_are_predicted_closely(size):
     model = estimated(machine_that_traces()).memory_model
     # The number of slots also grows with a square root. 8, 64 and 13,107 sequences are
     # traced; lines between them miss the slots of these sizes by up to 292.
-    assert peak_bytes(model, size, CPU) == pytest.approx(
+    assert peak_bytes(model, size, CPU_OVERHEADS) == pytest.approx(
         true_bytes(size), abs=300 * SLOT_BYTES
     )
 

@@ -1,4 +1,4 @@
-"""Probe of one model: search, verification, prediction, failures and resuming."""
+"""Probe of one model on a simulated machine, up to its largest micro-batch."""
 
 import itertools
 
@@ -38,7 +38,7 @@ TOO_SMALL_BYTES = 200_000_000
 
 
 def machine_interrupted_after(finished_trials):
-    """Return a machine on which a user interrupts the trial after so many."""
+    """Return a machine on which you interrupt the trial that follows so many."""
     trial_numbers = itertools.count()
 
     def interrupt(trial):
@@ -54,7 +54,7 @@ def test_largest_micro_batch_is_verified_on_both_sides(probe):
     assert verified_sizes(evidence) == VERIFIED
 
 
-def test_size_is_tested_with_two_steps_under_the_budget(probe):
+def test_size_is_tested_by_two_limited_steps(probe):
     machine = FakeMachine(simulate)
     probe(machine)
     request = next(trial.measured for trial in machine.trials if size_of(trial) == 35)
@@ -70,7 +70,8 @@ def test_peak_is_predicted_from_smaller_trials(probe):
 
 def test_search_ends_at_the_largest_allowed_size(probe):
     evidence = probe(FakeMachine(simulate), max_micro_batch_size=10)
-    assert verified_sizes(evidence) == (10, None)
+    assert evidence.feasible_max == 10
+    assert evidence.infeasible_min is None
 
 
 def test_trace_saves_trials(probe):
@@ -124,7 +125,8 @@ def test_largest_size_without_room_is_verified_twice(probe):
     # After 35 sequences only 1,000 bytes are free.
     budget_bytes = FIXED_BYTES + 35 * SEQUENCE_BYTES + 1000
     evidence = probe(machine, memory_budget_bytes=budget_bytes)
-    assert verified_sizes(evidence) == (34, 35)
+    assert evidence.feasible_max == 34
+    assert evidence.infeasible_min == 35
 
 
 def test_trial_knows_whether_it_is_the_first_attempt(probe):
@@ -219,7 +221,7 @@ def test_largest_part_is_of_the_predicted_memory(probe):
 def test_sharding_is_advised_for_unsharded_state_only(
     probe, monkeypatch, strategy, ranks, is_advised
 ):
-    # No sharding makes the simulated model fit, so that one has to be made up.
+    # No sharding makes the simulated model fit, so this one is made up.
     sharding = "parallel.strategy = 'fsdp2' over 4 ranks"
     monkeypatch.setattr(
         autotune.memory.measure, "smallest_sharding", lambda *_, **__: sharding
@@ -275,27 +277,30 @@ def test_next_probe_repeats_a_crashed_trial(probe):
     ],
 )
 def test_disturbed_trial_is_repeated(probe, outcome, measures_throughput):
-    def is_concerned(trial):
-        return size_of(trial) == 4 and is_throughput_trial(trial) == measures_throughput
+    attempts = 0
 
     def is_first_attempt(trial):
-        # The machine has recorded this attempt already.
-        return is_concerned(trial) and sum(map(is_concerned, machine.trials)) == 1
+        nonlocal attempts
+        is_timed = is_throughput_trial(trial)
+        if size_of(trial) != 4 or is_timed != measures_throughput:
+            return False
+        attempts += 1
+        return attempts == 1
 
-    machine = machine_with(outcome, is_first_attempt)
-    assert probe(machine).feasible_max == 35
-    assert sum(map(is_concerned, machine.trials)) == 2
+    evidence = probe(machine_with(outcome, is_first_attempt))
+    assert evidence.feasible_max == 35
+    assert attempts == 2
 
 
-def test_short_search_gives_a_lower_bound(probe, probe_within):
+def test_short_search_gives_a_lower_bound(probe, probe_with_trials):
     search_trials = probe(FakeMachine(simulate)).search_trials
-    evidence = probe_within(search_trials - 1)
+    evidence = probe_with_trials(search_trials - 1)
     assert evidence.is_lower_bound
     assert 1 <= evidence.feasible_max <= 35
     assert evidence.curve == []
     assert "no time was left" in evidence.choice
 
 
-def test_search_without_any_size_is_out_of_time(probe_within):
+def test_search_without_any_size_is_out_of_time(probe_with_trials):
     with pytest.raises(OutOfTime, match="no size is verified yet; 3 s are left"):
-        probe_within(0)
+        probe_with_trials(0)

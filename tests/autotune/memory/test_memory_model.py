@@ -40,11 +40,14 @@ OVERHEADS = st.sampled_from(
 
 
 class Block(NamedTuple):
-    """A block that grows evenly with the micro-batch size."""
+    """A block whose size grows evenly with the micro-batch size."""
 
     fixed_bytes: int
     bytes_per_sequence: int
     term: str
+
+    def size_bytes(self, micro_batch_size: int) -> int:
+        return self.fixed_bytes + micro_batch_size * self.bytes_per_sequence
 
 
 EVEN_BLOCKS = (
@@ -56,19 +59,16 @@ TRACED_SIZES = (3, 11, 40)
 
 
 def trace_of_blocks(size: int, blocks: Sequence[Block], events: Sequence[int]) -> Trace:
-    """Return the trace of a micro-batch size that makes and releases such blocks."""
+    """Return the trace of a micro-batch size that makes and releases blocks."""
     allocations = [
-        Allocation(
-            size_bytes=block.fixed_bytes + size * block.bytes_per_sequence,
-            term=block.term,
-        )
+        Allocation(size_bytes=block.size_bytes(size), term=block.term)
         for block in blocks
     ]
     return trace_of(size, allocations, events)
 
 
 def fitted_model(*blocks: Block, events: Sequence[int] | None = None) -> MemoryModel:
-    """Return the model of blocks that are made in turn, unless ``events`` are given."""
+    """Return the model of blocks; without ``events``, they are made in turn."""
     if events is None:
         events = range(len(blocks))
     model = fit_memory_model([trace_of_blocks(size, blocks, events) for size in (8, 3)])
@@ -78,18 +78,19 @@ def fitted_model(*blocks: Block, events: Sequence[int] | None = None) -> MemoryM
 
 @st.composite
 def memory_models(draw) -> MemoryModel:
-    """Draw a model: parameters, then blocks that are made and released in any order."""
-    blocks_count = draw(st.integers(2, 14))
-    parameters_count = draw(st.integers(1, blocks_count))
+    """Draw a model of parameters, then of blocks that are released in any order."""
+    block_count = draw(st.integers(2, 14))
+    parameter_count = draw(st.integers(1, block_count))
     # Empty, small and large requests of the allocator.
     fixed_sizes = st.sampled_from([0, 4, 512, 100_000, 3 * MIB, 30 * MIB])
     sizes_by_sequence = st.sampled_from([0, 4, 2048, 100_000, 5 * MIB])
     other_terms = ("activations", "optimizer")
     blocks = []
     events = []
+    # Indices of the blocks that can be released.
     live: list[int] = []
-    for index in range(blocks_count):
-        is_parameter = index < parameters_count
+    for index in range(block_count):
+        is_parameter = index < parameter_count
         term = Term.PARAMETERS if is_parameter else other_terms[index % 2]
         blocks.append(Block(draw(fixed_sizes), draw(sizes_by_sequence), term))
         while live and draw(st.booleans()):
@@ -121,7 +122,7 @@ def model_of_an_uneven_block(traced_sizes: Sequence[int]) -> MemoryModel:
 @given(size=st.integers(1, 20_000))
 def test_evenly_growing_sizes_are_exact(size):
     sizes_bytes = fitted_model(*EVEN_BLOCKS).sizes_bytes(size).tolist()
-    assert sizes_bytes == [100, 4096 * size, 7 + 1024 * size]
+    assert sizes_bytes == [block.size_bytes(size) for block in EVEN_BLOCKS]
 
 
 @given(size=st.integers(TRACED_SIZES[0], TRACED_SIZES[-1]))
@@ -168,12 +169,12 @@ def test_unlike_traces_have_no_model(changes):
     assert fit_memory_model([*alike, replace(LAST_TRACE, **changes)]) is None
 
 
-def test_peak_on_a_cpu_is_the_most_in_use():
+def test_peak_on_cpu_is_highest_memory_use():
     model = fitted_model(
         Block(fixed_bytes=1000, bytes_per_sequence=0, term=Term.PARAMETERS),
         Block(fixed_bytes=0, bytes_per_sequence=10, term="activations"),
         Block(fixed_bytes=0, bytes_per_sequence=7, term="activations"),
-        # The first activations are released before the second are made.
+        # The first activations are released (-2) before the second are made.
         events=[0, 1, -2, 2],
     )
     with_libraries = replace(ON_CPU, non_pytorch_bytes=9)
@@ -181,7 +182,7 @@ def test_peak_on_a_cpu_is_the_most_in_use():
     assert peak_bytes(model, 5, with_libraries) == 1000 + 5 * 10 + 9
 
 
-def test_peak_on_a_gpu_is_what_the_allocator_reserves():
+def test_peak_on_gpu_is_reserve_of_allocator():
     model = fitted_model(
         Block(fixed_bytes=3 * MIB, bytes_per_sequence=0, term=Term.PARAMETERS),
         Block(fixed_bytes=0, bytes_per_sequence=17 * MIB, term="activations"),
@@ -243,7 +244,8 @@ def test_largest_micro_batch_is_the_largest_that_fits(
     assert largest == 0 or largest in fitting
     # The next size, whose peak is at this index, does not fit.
     assert largest == max_size or peaks[largest] > budget_bytes
-    # An allocator can need less for more sequences, as blocks fit into each other by
-    # luck; then the sizes that fit are several ranges, of which one end is found.
+    # By luck, more sequences may need less memory, if their blocks fit into each other
+    # better. Then the sizes that fit are several ranges, and the end of one is found.
     if all(smaller <= larger for smaller, larger in pairwise(peaks)):
-        assert largest == max(fitting, default=0)
+        # All sizes up to the largest one fit.
+        assert largest == len(fitting)

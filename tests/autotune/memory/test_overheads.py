@@ -1,4 +1,4 @@
-"""Overheads of devices, and shares by which traces of newer torch may be too low."""
+"""Overheads of devices, and the margin for traces of newer versions of torch."""
 
 import pytest
 

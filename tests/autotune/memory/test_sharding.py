@@ -44,7 +44,10 @@ ROUNDED_GB = 0.05
 def mixed_precision_state(
     parameters=0, *, activations_bytes=0, head_and_loss_bytes=0
 ) -> StateBytes:
-    """Return a state of Adam in mixed precision: 2, 2 and 12 bytes a parameter."""
+    """Return a state of Adam in mixed precision.
+
+    A parameter takes 2 bytes, its gradient 2 and its optimizer state 12.
+    """
     return StateBytes(
         parameters_bytes=2 * parameters,
         gradients_bytes=2 * parameters,
@@ -57,9 +60,9 @@ def mixed_precision_state(
 
 
 def test_zero_shares_of_a_70b_model():
-    # 16 bytes for each of 70 billion parameters, over 8 * 4 GPUs, are 35 GB. Over 8
-    # data-parallel ranks, ZeRO-1 divides 12 of the 16 bytes, ZeRO-2 divides 14, and
-    # ZeRO-3 all of them.
+    # 16 bytes for each of 70 billion parameters, over 8 * 4 model-parallel GPUs, are
+    # 35 GB. Over 8 data-parallel ranks, ZeRO-1 divides 12 of the 16 bytes, ZeRO-2
+    # divides 14, and ZeRO-3 all of them.
     state = mixed_precision_state(PARAMETERS_70B)
     shard = model_share(state, tensor_ranks=8, pipeline_stages=4)
     totals_gb = [
@@ -84,17 +87,18 @@ def test_shares_reproduce_the_zero_paper():
 
 
 def test_model_parallelism_follows_the_zero_stages():
+    state = mixed_precision_state(parameters=1000)
+    assert state.total_bytes == 16_000
     *_, tensor, pipeline = shares(
-        mixed_precision_state(1000),
-        8,
+        state,
+        ranks=8,
         largest_layer_bytes=0,
         budget_bytes=1,
         tensor_ranks=2,
         pipeline_stages=4,
     )
-    # Of 16,000 bytes.
-    assert (tensor.name, tensor.total_bytes) == ("TP 2", 8000)
-    assert (pipeline.name, pipeline.total_bytes) == ("PP 4", 4000)
+    assert (tensor.name, tensor.total_bytes) == ("TP 2", 16_000 / 2)
+    assert (pipeline.name, pipeline.total_bytes) == ("PP 4", 16_000 / 4)
     assert not tensor.trains_here
     assert not pipeline.trains_here
 
@@ -106,7 +110,8 @@ def test_one_rank_holds_everything(state, stage, layer_bytes):
     (alone,) = shares(
         state, ranks=1, largest_layer_bytes=layer_bytes, budget_bytes=state.total_bytes
     )
-    assert (alone.held, alone.fits) == (state, True)
+    assert alone.held == state
+    assert alone.fits
 
 
 @given(state=STATES, stage=STAGES, ranks=RANKS, layer_bytes=SIZES, more_ranks=RANKS)

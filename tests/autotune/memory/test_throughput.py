@@ -103,7 +103,7 @@ def test_pretended_gpu_measures_no_throughput(probe):
 def test_crashing_throughput_trial_ends_the_probe(probe):
     machine = machine_with(Crashed(detail="a bus error"), is_throughput_trial)
     message = (
-        r".33 sequences, throughput. could not be measured \(crashed\):\na bus error"
+        r"'33 sequences, throughput' could not be measured \(crashed\):\na bus error"
     )
     with pytest.raises(Undecided, match=message) as caught:
         probe(machine)
@@ -121,9 +121,9 @@ def test_throughput_trial_out_of_memory_ends_the_probe(probe):
     assert len(throughput_requests(machine)) == 1
 
 
-def test_short_curve_keeps_its_points(probe, probe_within):
+def test_short_curve_keeps_its_points(probe, probe_with_trials):
     search_trials = probe(FakeMachine(simulate)).search_trials
-    evidence = probe_within(search_trials + 1)
+    evidence = probe_with_trials(search_trials + 1)
     assert not evidence.is_lower_bound
     assert verified_sizes(evidence) == VERIFIED
     assert sizes_of_curve(evidence) == [WITH_HEADROOM]

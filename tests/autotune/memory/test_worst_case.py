@@ -1,4 +1,4 @@
-"""The fullest micro-batch: as many tokens to predict as a batch has room for."""
+"""The fullest micro-batch, which has the most tokens to predict that can occur."""
 
 import pytest
 import torch
@@ -28,21 +28,30 @@ def batch_of(sequences: int) -> MicroBatch:
     return fullest_batch(config, VOCAB_SIZE, SPECIAL_IDS)
 
 
-@given(
-    sequences=st.integers(1, 300),
-    width=st.integers(8, 2048),
-    probability=st.floats(0.01, 0.9),
-)
-def test_one_sequence_is_full(sequences, width, probability):
-    counts = predicted_by_sequence(sequences, width, probability)
-    first, *others = counts
-    assert len(counts) == sequences
-    assert first == max(counts) == min(head_slots(width, probability), width)
+WIDTHS = st.integers(8, 2048)
+PROBABILITIES = st.floats(0.01, 0.9)
+
+
+@given(sequences=st.integers(1, 300), width=WIDTHS, probability=PROBABILITIES)
+def test_first_sequence_has_most_predicted_tokens(sequences, width, probability):
+    first_tokens, *other_tokens = predicted_by_sequence(sequences, width, probability)
+    assert first_tokens == min(head_slots(width, probability), width)
+    assert all(tokens <= first_tokens for tokens in other_tokens)
+
+
+@given(sequences=st.integers(1, 300), width=WIDTHS, probability=PROBABILITIES)
+def test_predicted_tokens_fill_the_slots(sequences, width, probability):
+    tokens = predicted_by_sequence(sequences, width, probability)
     positions = sequences * width
-    assert sum(counts) == min(head_slots(positions, probability), positions)
-    # The others share the rest evenly.
-    assert max(others, default=0) - min(others, default=0) <= 1
-    assert min(counts) >= 0
+    assert len(tokens) == sequences
+    assert sum(tokens) == min(head_slots(positions, probability), positions)
+    assert min(tokens) >= 0
+
+
+@given(sequences=st.integers(2, 300), width=WIDTHS, probability=PROBABILITIES)
+def test_later_sequences_share_tokens_evenly(sequences, width, probability):
+    _, *later_tokens = predicted_by_sequence(sequences, width, probability)
+    assert max(later_tokens) - min(later_tokens) <= 1
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 7])
@@ -66,7 +75,7 @@ def test_predicted_positions_are_distinct_in_order(sequences):
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 7])
-def test_targets_are_ordinary_words_behind_masks(sequences):
+def test_masks_hide_ordinary_targets(sequences):
     batch = batch_of(sequences)
     is_mask = batch.ids_BS == SPECIAL_IDS.mask
     assert is_mask.flatten()[batch.predicted_P.long()].all()
@@ -75,7 +84,7 @@ def test_targets_are_ordinary_words_behind_masks(sequences):
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 7])
-def test_chance_changes_no_shape(sequences):
+def test_random_batches_have_equal_shapes(sequences):
     batch = batch_of(sequences)
     other = batch_of(sequences)
     assert batch.predicted_P.tolist() != other.predicted_P.tolist()

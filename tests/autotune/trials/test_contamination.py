@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.machine.values import GpuProcess, GpuSample, Unavailable
+from autotune.machine.values import GpuProcess, Unavailable
 from autotune.trials.decide.contamination import (
     MEMORY_TOLERANCE_BYTES,
     describe_growth,
@@ -24,39 +24,34 @@ from autotune.trials.outcomes import (
     OutOfMemory,
     TimedOut,
 )
+from testbed.fakes import SAMPLE
 
 GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
 HOLDER = GpuProcess(pid=42, used_bytes=GIB // 4)
 HOLDER_OF_UNKNOWN_SIZE = GpuProcess(pid=7, used_bytes=None)
-SAMPLE = GpuSample(
-    time_s=10.0,
-    utilisation=0.5,
-    used_bytes=100,
-    power_w=300.0,
-    sm_clock_mhz=1500,
-    throttle_reasons=(),
-    temperature_c=91,
-    process_count=1,
-)
 SIZES_BYTES = st.integers(0, 200 * GIB)
 
 
-@given(baseline=SIZES_BYTES, difference=st.integers(-GIB, GIB))
-def test_growth_beyond_tolerance_is_above_baseline(baseline, difference):
-    is_above = is_above_baseline(baseline, baseline + difference)
-    assert is_above == (difference > MEMORY_TOLERANCE_BYTES)
+@given(baseline_bytes=SIZES_BYTES, growth_bytes=st.integers(-GIB, GIB))
+def test_growth_beyond_tolerance_is_above_baseline(baseline_bytes, growth_bytes):
+    is_above = is_above_baseline(baseline_bytes, baseline_bytes + growth_bytes)
+    assert is_above == (growth_bytes > MEMORY_TOLERANCE_BYTES)
 
 
-@given(SIZES_BYTES)
-def test_unknown_memory_is_never_above_baseline(size):
-    assert not is_above_baseline(UNKNOWN, size)
-    assert not is_above_baseline(size, UNKNOWN)
+@given(size_bytes=SIZES_BYTES)
+def test_unknown_memory_is_never_above_baseline(size_bytes):
+    assert not is_above_baseline(UNKNOWN, size_bytes)
+    assert not is_above_baseline(size_bytes, UNKNOWN)
 
 
 def test_growth_names_the_holders():
     description = describe_growth(
-        "GPU 3", int(3.5 * GIB), (HOLDER, HOLDER_OF_UNKNOWN_SIZE), GIB // 2, 30.0
+        "GPU 3",
+        used_bytes=int(3.5 * GIB),
+        holders=(HOLDER, HOLDER_OF_UNKNOWN_SIZE),
+        baseline_bytes=GIB // 2,
+        waited_s=30.0,
     )
     assert description == (
         "GPU 3 still holds 3.5 GiB after a wait of 30 s, up from 512 MiB before the"
@@ -64,17 +59,21 @@ def test_growth_names_the_holders():
     )
 
 
-# Reasons for which a sample reports a lower clock; UNREAD if it reports none.
+# Reasons for a lower clock in one sample.
 CAPPED = ("sw_power_cap",)
 HOT = ("hw_thermal",)
 HOT_AND_SLOW = ("hw_slowdown", "hw_thermal")
 FINE = ()
 UNREAD = None
+"""The driver could not be asked for reasons."""
 
 
 def samples_with(*throttle_reasons):
-    """Return a sample for each of these values of ``throttle_reasons``."""
-    return [replace(SAMPLE, throttle_reasons=reasons) for reasons in throttle_reasons]
+    """Return a sample at 91 °C for each of these values of ``throttle_reasons``."""
+    return [
+        replace(SAMPLE, throttle_reasons=reasons, temperature_c=91)
+        for reasons in throttle_reasons
+    ]
 
 
 def samples_at_cap_with(fault):
@@ -139,7 +138,7 @@ def test_heat_or_hardware_slowdown_is_a_fault(samples, faults):
 
 
 @lasting_faults
-def test_fault_of_unknown_heat_is_described_without(samples, faults):
+def test_fault_at_unknown_temperature_is_described(samples, faults):
     assert describe_slowdown("GPU 3", without_temperature(samples)) == (
         f"GPU 3 was slowed down: {faults}"
     )
@@ -171,19 +170,19 @@ def test_operating_states_are_no_fault(samples):
         pytest.param(
             (1, 3, 1),
             "another process used GPU 3: 3 processes in 1 of 3 samples",
-            id="two others",
+            id="two others beside the trial's own",
         ),
         pytest.param(
             (None, 2),
             "another process used GPU 3: 2 processes in 1 of 1 samples",
             id="one sample not read",
         ),
-        pytest.param((1, 0), None, id="the trial's own"),
+        pytest.param((1, 0), None, id="the trial's own only"),
         pytest.param((None,), None, id="never read"),
         pytest.param((), None, id="no samples"),
     ],
 )
-def test_describes_processes_beside_the_trials_own(process_counts, description):
+def test_only_processes_of_others_are_described(process_counts, description):
     samples = [replace(SAMPLE, process_count=count) for count in process_counts]
     assert describe_other_processes("GPU 3", samples) == description
 

@@ -1,8 +1,8 @@
 """Trials run on free GPUs only, and outcomes are discarded if something disturbed them.
 
-The guard reads the memory of a GPU at its construction (the baseline), before a trial,
-and after it, and again every ``MIN_INTERVAL_S`` while it waits. Samples are taken twice
-before a trial, which do not count, and once after it.
+The guard reads the memory of a GPU when it is made (the baseline), before each trial,
+and after each, and again every ``MIN_INTERVAL_S`` while it waits. It takes two samples
+before a trial, which do not count, and one after it.
 """
 
 import re
@@ -44,6 +44,10 @@ from testbed.fakes import (
 GIB = 2**30
 IDLE_BYTES = GIB // 2
 OCCUPIED_BYTES = 4 * GIB
+# Memory in use at each reading; the last value stays.
+IDLE = (IDLE_BYTES,)
+OCCUPIED_BEFORE_TRIAL = (IDLE_BYTES, OCCUPIED_BYTES)
+OCCUPIED_AFTER_TRIAL = (IDLE_BYTES, IDLE_BYTES, OCCUPIED_BYTES)
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
 NEIGHBOUR = (GpuProcess(pid=42, used_bytes=3 * GIB),)
 TRIAL = Trial(job="step", measured={"micro_batch_size": 8}, timeout_s=60.0)
@@ -61,17 +65,22 @@ FIGURES_OR_OUT_OF_MEMORY = pytest.mark.parametrize(
 
 
 def gpu(
-    *used_bytes, index=0, throttle_reasons=None, processes=(), process_counts=(1,)
+    *,
+    index=0,
+    used_bytes=IDLE,
+    throttle_reasons=None,
+    processes=(),
+    process_counts=(1,),
 ) -> FakeGpu:
-    """Script a GPU, whose last values stay.
+    """Script a GPU.
 
     Args:
-        used_bytes: Memory in use at each reading, the baseline first; by default
-            ``IDLE_BYTES``.
         index: Number of the GPU.
+        used_bytes: Memory in use at each reading, the baseline first; the last value
+            stays.
         throttle_reasons: Reasons for a lower clock in all samples.
         processes: Processes that the driver lists.
-        process_counts: Number of processes in each sample.
+        process_counts: Number of processes in each sample; the last value stays.
     """
     samples = [
         replace(
@@ -84,14 +93,14 @@ def gpu(
     ]
     return FakeGpu(
         facts=replace(GPU_FACTS, uuid=f"GPU-{index}", index=index),
-        used_bytes=used_bytes or (IDLE_BYTES,),
+        used_bytes=used_bytes,
         samples=samples,
         processes=(processes,),
     )
 
 
 class TwiceSampled(FakeGpuSampler):
-    """Samples once more before each ``take``, as a single hot sample is tolerated.
+    """Samples twice before each ``take``, as a single hot sample is tolerated.
 
     So the fourth and the fifth sample of a GPU are those of the first trial.
     """
@@ -102,10 +111,8 @@ class TwiceSampled(FakeGpuSampler):
 
 
 def about(waited_s):
-    """Compare with a time of waiting, which may end one reading later.
-
-    The second reading is for rounding of the clock.
-    """
+    """Compare with a time of waiting."""
+    # A wait may end one reading later, and rounding of the clock may add another.
     return pytest.approx(waited_s, abs=2 * MIN_INTERVAL_S)
 
 
@@ -155,7 +162,7 @@ def test_outcomes_on_a_quiet_gpu_pass_through(outcome):
 
 
 def test_neighbour_that_stays_prevents_the_trial():
-    guarded = GuardedFake(gpu(IDLE_BYTES, OCCUPIED_BYTES, processes=NEIGHBOUR))
+    guarded = GuardedFake(gpu(used_bytes=OCCUPIED_BEFORE_TRIAL, processes=NEIGHBOUR))
     outcome = guarded.run()
     assert guarded.machine.trials == []
     assert guarded.waited_s == about(WAIT_BEFORE_S)
@@ -169,25 +176,28 @@ def test_neighbour_that_stays_prevents_the_trial():
 
 
 @pytest.mark.parametrize(
-    ("used_bytes", "waits"),
+    ("used_bytes", "occupied_readings"),
     [
-        pytest.param([OCCUPIED_BYTES] * 3 + [IDLE_BYTES], 3, id="before a trial"),
         pytest.param(
-            [IDLE_BYTES] + [OCCUPIED_BYTES] * 2 + [IDLE_BYTES], 2, id="after a trial"
+            (IDLE_BYTES, *[OCCUPIED_BYTES] * 3, IDLE_BYTES), 3, id="before a trial"
+        ),
+        pytest.param(
+            (IDLE_BYTES, IDLE_BYTES, *[OCCUPIED_BYTES] * 2, IDLE_BYTES),
+            2,
+            id="after a trial",
         ),
     ],
 )
-def test_memory_may_be_freed_late(used_bytes, waits):
-    guarded = GuardedFake(gpu(IDLE_BYTES, *used_bytes))
+def test_memory_may_be_freed_late(used_bytes, occupied_readings):
+    guarded = GuardedFake(gpu(used_bytes=used_bytes))
     assert guarded.run() is FIGURES
-    assert guarded.waited_s == pytest.approx(waits * MIN_INTERVAL_S)
+    assert guarded.waited_s == pytest.approx(occupied_readings * MIN_INTERVAL_S)
 
 
 @FIGURES_OR_OUT_OF_MEMORY
 def test_neighbour_that_came_during_the_trial_discards_it(outcome):
     guarded = GuardedFake(
-        gpu(IDLE_BYTES, IDLE_BYTES, OCCUPIED_BYTES, processes=NEIGHBOUR),
-        outcome=outcome,
+        gpu(used_bytes=OCCUPIED_AFTER_TRIAL, processes=NEIGHBOUR), outcome=outcome
     )
     contaminated = guarded.run()
     assert guarded.machine.trials == [TRIAL]
@@ -198,18 +208,16 @@ def test_neighbour_that_came_during_the_trial_discards_it(outcome):
 
 
 def test_trials_run_again_once_a_neighbour_has_left():
-    # One for each interval of the wait, the first and the last, and one for rounding.
+    # One when the wait begins, one after each interval, and one more for rounding.
     occupied_readings = int(WAIT_BEFORE_S / MIN_INTERVAL_S) + 2
-    guarded = GuardedFake(
-        gpu(
-            IDLE_BYTES,
-            # Before and after the first trial.
-            *[IDLE_BYTES] * 2,
-            # Throughout the wait before the second.
-            *[OCCUPIED_BYTES] * occupied_readings,
-            IDLE_BYTES,
-        )
+    used_bytes = (
+        # The baseline, and before and after the first trial.
+        *[IDLE_BYTES] * 3,
+        # Throughout the wait before the second trial.
+        *[OCCUPIED_BYTES] * occupied_readings,
+        IDLE_BYTES,
     )
+    guarded = GuardedFake(gpu(used_bytes=used_bytes))
     assert guarded.run() is FIGURES
     assert isinstance(guarded.run(), Contaminated)
     assert guarded.machine.trials == [TRIAL]
@@ -247,7 +255,7 @@ def test_heat_discards_a_timed_trial(trial, outcome):
 
 
 @FIGURES_OR_OUT_OF_MEMORY
-def test_heat_says_nothing_about_memory(outcome):
+def test_heat_does_not_matter_for_memory(outcome):
     fit_trial = step_trial(FIT_STEPS)
     assert GuardedFake(HOT_GPU, outcome=outcome).run(fit_trial) is outcome
 
@@ -261,8 +269,7 @@ def test_other_processes_discard_an_untimed_trial(outcome):
 
 def test_trace_uses_no_gpu():
     disturbed_gpu = gpu(
-        IDLE_BYTES,
-        OCCUPIED_BYTES,
+        used_bytes=OCCUPIED_BEFORE_TRIAL,
         throttle_reasons=("hw_thermal",),
         process_counts=(2,),
     )
@@ -276,12 +283,11 @@ def test_trace_uses_no_gpu():
 @pytest.mark.parametrize(
     "used_bytes",
     [
-        (UNKNOWN,),
-        (UNKNOWN, OCCUPIED_BYTES),
-        (IDLE_BYTES, UNKNOWN),
-        (IDLE_BYTES, IDLE_BYTES, UNKNOWN),
+        pytest.param((UNKNOWN,), id="never read"),
+        pytest.param((UNKNOWN, OCCUPIED_BYTES), id="no baseline"),
+        pytest.param((IDLE_BYTES, UNKNOWN), id="not read before the trial"),
+        pytest.param((IDLE_BYTES, IDLE_BYTES, UNKNOWN), id="not read after the trial"),
     ],
-    ids=["never read", "no baseline", "not before", "not after"],
 )
 def test_missing_readings_contaminate_nothing(used_bytes):
     blind_gpu = FakeGpu(used_bytes=used_bytes, samples=(UNKNOWN,), processes=(UNKNOWN,))
@@ -294,24 +300,17 @@ def test_missing_readings_contaminate_nothing(used_bytes):
     ("gpus", "detail"),
     [
         pytest.param(
-            [gpu(), gpu(IDLE_BYTES, IDLE_BYTES, OCCUPIED_BYTES, index=1)],
+            [gpu(), gpu(index=1, used_bytes=OCCUPIED_AFTER_TRIAL)],
             "GPU 1 still holds 4 GiB [^;]*",
             id="memory of the second GPU",
         ),
         pytest.param(
-            [
-                gpu(
-                    IDLE_BYTES,
-                    IDLE_BYTES,
-                    OCCUPIED_BYTES,
-                    throttle_reasons=("sw_thermal",),
-                )
-            ],
+            [gpu(used_bytes=OCCUPIED_AFTER_TRIAL, throttle_reasons=("sw_thermal",))],
             "GPU 0 was slowed down: sw_thermal in .*; GPU 0 still holds 4 GiB .*",
             id="heat before memory",
         ),
         pytest.param(
-            [gpu(IDLE_BYTES, OCCUPIED_BYTES, processes=UNKNOWN)],
+            [gpu(used_bytes=OCCUPIED_BEFORE_TRIAL, processes=UNKNOWN)],
             r".*\(processes cannot be listed: NVML: Insufficient Permissions\)",
             id="processes unknown",
         ),
@@ -332,9 +331,8 @@ def test_describes_disturbances_of_all_used_gpus(gpus, detail):
 
 def test_unused_gpu_does_not_matter():
     disturbed_gpu = gpu(
-        IDLE_BYTES,
-        OCCUPIED_BYTES,
         index=1,
+        used_bytes=OCCUPIED_BEFORE_TRIAL,
         throttle_reasons=("hw_thermal",),
         process_counts=(2,),
     )
@@ -359,7 +357,7 @@ def test_window_gets_the_activity_of_every_gpu():
     assert figures["gpus"][1]["series"]["time_s"] == [1002.5]
 
 
-def test_window_without_samples_says_what_is_lacking():
+def test_window_without_samples_has_a_reason():
     # The trial ends at 1000 s, before its window.
     outcome = GuardedFake(gpu(), outcome=WINDOW, lasts_s=0.0).run(TRIAL)
     (gpu_figures,) = outcome.figures["gpus"]
@@ -396,9 +394,9 @@ def test_other_users_are_described_for_each_gpu():
     monitor = FakeGpuMonitor(
         [
             gpu(),
-            gpu(OCCUPIED_BYTES, index=1),
+            gpu(index=1, used_bytes=[OCCUPIED_BYTES]),
             gpu(index=2, processes=NEIGHBOUR),
-            gpu(OCCUPIED_BYTES, index=3),
+            gpu(index=3, used_bytes=[OCCUPIED_BYTES]),
         ]
     )
     assert other_users(monitor, ["GPU-0", "GPU-1", "GPU-2"]) == (

@@ -7,34 +7,37 @@ import pytest
 from autotune.errors import MachineLacks
 from autotune.machine.values import GpuProcess
 from autotune.trials.other_programs import require_idle_gpus
-from testbed.fakes import FakeGpu, FakeGpuMonitor
-from tests.autotune.machine.test_measured_device import H200
+from testbed.fakes import GPU_FACTS, FakeGpu, FakeGpuMonitor
 
-PROCESS = GpuProcess(pid=42, used_bytes=2**30)
+OTHER_PROGRAM = GpuProcess(pid=42, used_bytes=2**30)
 
 
-def gpu(uuid: str, index: int, *processes: GpuProcess) -> FakeGpu:
+def busy_gpu(index: int) -> FakeGpu:
     return FakeGpu(
-        facts=replace(H200, uuid=uuid, index=index),
+        facts=replace(GPU_FACTS, uuid=f"GPU-{index}", index=index),
         used_bytes=[0],
-        processes=[processes],
+        processes=[(OTHER_PROGRAM,)],
     )
 
 
+def idle_gpu(index: int) -> FakeGpu:
+    return replace(busy_gpu(index), processes=[()])
+
+
 def test_rejects_the_only_gpu_if_it_is_busy():
-    monitor = FakeGpuMonitor([gpu("a", 0, PROCESS)])
-    with pytest.raises(MachineLacks, match="42") as rejection:
-        require_idle_gpus(monitor, ["a"])
-    assert rejection.value.next_step == "Wait until the GPU is free."
+    monitor = FakeGpuMonitor([busy_gpu(0)])
+    with pytest.raises(MachineLacks, match="42") as rejected:
+        require_idle_gpus(monitor, ["GPU-0"])
+    assert rejected.value.next_step == "Wait until the GPU is free."
 
 
-def test_busy_gpu_names_an_idle_one():
-    monitor = FakeGpuMonitor([gpu("a", 0, PROCESS), gpu("b", 1, PROCESS), gpu("c", 2)])
-    with pytest.raises(MachineLacks) as rejection:
-        require_idle_gpus(monitor, ["a"])
-    assert rejection.value.next_step.endswith("CUDA_VISIBLE_DEVICES=2.")
+def test_rejection_names_an_idle_gpu():
+    monitor = FakeGpuMonitor([busy_gpu(0), busy_gpu(1), idle_gpu(2)])
+    with pytest.raises(MachineLacks) as rejected:
+        require_idle_gpus(monitor, ["GPU-0"])
+    assert rejected.value.next_step.endswith("CUDA_VISIBLE_DEVICES=2.")
 
 
 def test_accepts_an_idle_gpu_beside_a_busy_one():
-    monitor = FakeGpuMonitor([gpu("a", 0, PROCESS), gpu("c", 2)])
-    require_idle_gpus(monitor, ["c"])
+    monitor = FakeGpuMonitor([busy_gpu(0), idle_gpu(2)])
+    require_idle_gpus(monitor, ["GPU-2"])

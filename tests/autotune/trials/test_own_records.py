@@ -1,4 +1,4 @@
-"""Trials that a trial log holds of one profile, among those of others."""
+"""Trials of a profile's trial log that belong to the profile itself."""
 
 import pytest
 
@@ -6,64 +6,79 @@ from autotune.trials.trial_log import own_records
 from testbed.examples.profiles import FINGERPRINT
 from testbed.examples.trials import record
 
-OF_GPU = FINGERPRINT.model_copy(update={"device": "cuda", "gpu_name": "H100"})
-OWN = record()
-# Records of older versions do not name their machine, model and dataset.
-OLD = record("step", old=True)
-KNOWN_OLD = record(old=True, config={"data": {"dataset_hash": "d"}})
-SHORT = record(config={"seq_length_tokens": 128})
-LONG = record(config={"seq_length_tokens": 512})
-WITHOUT_LENGTH = record("links", outcome={"kind": "crashed", "detail": ""})
+GPU_FINGERPRINT = FINGERPRINT.model_copy(update={"device": "cuda", "gpu_name": "H100"})
+OWN_TRIAL = record()
+TRIAL_OF_128_TOKENS = record(config={"seq_length_tokens": 128})
+TRIAL_OF_512_TOKENS = record(config={"seq_length_tokens": 512})
+TRIAL_WITHOUT_SEQUENCES = record("links", outcome={"kind": "crashed", "detail": ""})
 
 
 @pytest.mark.parametrize(
-    "fingerprint",
+    "made_on",
     [
-        {"model_sha256": "other"},
-        {"dataset_hash": "other"},
-        {"cpu_model": "Another"},
-        {"gpu_name": "H100"},
+        pytest.param({"model_sha256": "other"}, id="model"),
+        pytest.param({"dataset_hash": "other"}, id="dataset"),
+        pytest.param({"cpu_model": "Another"}, id="CPU"),
+        pytest.param({"gpu_name": "H100"}, id="GPU instead of CPU"),
     ],
-    ids=["model", "dataset", "CPU", "GPU"],
 )
-def test_trials_with_another_fingerprint_are_not_own(fingerprint):
-    other = record(site="other", **fingerprint)
-    assert own_records([OWN, other], FINGERPRINT, None) == (OWN,)
+def test_trial_with_another_fingerprint_is_foreign(made_on):
+    foreign_trial = record(site="other", **made_on)
+    assert own_records([OWN_TRIAL, foreign_trial], FINGERPRINT, None) == (OWN_TRIAL,)
 
 
-def test_other_software_or_cpu_share_is_own():
-    records = (OWN, record(site="other", torch="2.14.0"), record(allotted_cpus=1))
-    assert own_records(records, FINGERPRINT, None) == records
+@pytest.mark.parametrize(
+    "trial",
+    [
+        pytest.param(record(site="other", torch="2.14.0"), id="software"),
+        pytest.param(record(allotted_cpus=1), id="share of the CPUs"),
+    ],
+)
+def test_trial_with_other_software_or_cpus_is_own(trial):
+    assert own_records([OWN_TRIAL, trial], FINGERPRINT, None) == (OWN_TRIAL, trial)
 
 
-def test_sequences_of_another_length_are_not_own():
-    records = [LONG, WITHOUT_LENGTH, SHORT]
-    assert own_records(records, FINGERPRINT, 512) == (LONG, WITHOUT_LENGTH)
+def test_trial_of_another_sequence_length_is_foreign():
+    records = [TRIAL_OF_512_TOKENS, TRIAL_WITHOUT_SEQUENCES, TRIAL_OF_128_TOKENS]
+    own = own_records(records, FINGERPRINT, seq_length_tokens=512)
+    assert own == (TRIAL_OF_512_TOKENS, TRIAL_WITHOUT_SEQUENCES)
 
 
-def test_every_length_is_own_to_a_profile_without():
-    records = (LONG, SHORT, WITHOUT_LENGTH)
-    assert own_records(records, FINGERPRINT, None) == records
+def test_profile_without_sequence_length_owns_any():
+    records = (TRIAL_OF_512_TOKENS, TRIAL_OF_128_TOKENS, TRIAL_WITHOUT_SEQUENCES)
+    assert own_records(records, FINGERPRINT, seq_length_tokens=None) == records
 
 
 def test_gpu_steps_replayed_on_a_cpu_are_own():
     on_gpu = record(gpu_name="H100", gpu_count=2)
     replayed = record(site="cpu", cpu_model="Any")
-    assert own_records([on_gpu, replayed], OF_GPU, None) == (on_gpu, replayed)
+    own = own_records([on_gpu, replayed], GPU_FINGERPRINT, None)
+    assert own == (on_gpu, replayed)
 
 
-def test_trials_of_another_gpu_are_not_own():
-    assert own_records([record(gpu_name="A100")], OF_GPU, None) == ()
+def test_trial_on_another_gpu_is_foreign():
+    assert own_records([record(gpu_name="A100")], GPU_FINGERPRINT, None) == ()
 
 
-def test_old_trials_are_known_by_settings_or_neighbours():
-    other_dataset = {"data": {"dataset_hash": "e"}}
-    other_model = {"model": {"name": "tiny", "config": {}}}
-    others = [
-        record(old=True, site="other", config=other_dataset),
-        # Without settings, beside a trial of another dataset.
-        record("step", old=True, site="other"),
-        record(old=True, site="third", config=other_model),
-    ]
-    records = [KNOWN_OLD, OLD, *others]
-    assert own_records(records, FINGERPRINT, None) == (KNOWN_OLD, OLD)
+# Trial logs of older versions do not record where a trial was made. The settings of a
+# trial may name its dataset or model. If they do, all old trials of its site are of
+# them.
+
+
+def test_old_trials_of_a_known_site_are_own():
+    named = record(old=True, config={"data": {"dataset_hash": "d"}})
+    unnamed = record("step", old=True)
+    assert own_records([named, unnamed], FINGERPRINT, None) == (named, unnamed)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"data": {"dataset_hash": "e"}}, id="dataset"),
+        pytest.param({"model": {"name": "tiny", "config": {}}}, id="model"),
+    ],
+)
+def test_old_trials_of_another_site_are_foreign(config):
+    named = record(old=True, site="other", config=config)
+    unnamed = record("step", old=True, site="other")
+    assert own_records([OWN_TRIAL, named, unnamed], FINGERPRINT, None) == (OWN_TRIAL,)

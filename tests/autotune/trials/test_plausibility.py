@@ -28,7 +28,7 @@ H100_NVL_BF16_FLOPS_PER_S = 835e12
 REAL_DRIVER = "580.1"
 PRETENDED_DRIVER = "0.0 (nullgpu)"
 UNKNOWN_ARCHITECTURE = {"precision": "bf16"}
-"""Settings without a model, so that FLOPs of a token are not known."""
+"""Settings without a model, so that the FLOPs of a token are unknown."""
 BERT = TrainConfig(
     model=model_settings("bert-120m"),
     precision="bf16",
@@ -37,8 +37,9 @@ BERT = TrainConfig(
 )
 BERT_CONFIG = BERT.model_dump(mode="json")
 HIDDEN_SIZE = 768
+INTERMEDIATE_SIZE = 3072
 # Query, key, value and output of attention, and both matrices of the MLP.
-WEIGHTS_PER_LAYER = 4 * HIDDEN_SIZE**2 + 2 * HIDDEN_SIZE * 3072
+WEIGHTS_PER_LAYER = 4 * HIDDEN_SIZE**2 + 2 * HIDDEN_SIZE * INTERMEDIATE_SIZE
 # Every token takes part in eleven layers, and in keys and values of the last. Each
 # weight takes a multiplication and an addition, in forward and twice in backward.
 BERT_FLOPS_PER_TOKEN = 6 * (11 * WEIGHTS_PER_LAYER + 2 * HIDDEN_SIZE**2)
@@ -100,11 +101,11 @@ def test_token_of_unknown_architecture_takes_twice_the_parameters():
 @pytest.mark.parametrize(
     "figures",
     [
-        {"within": [[2**20, 1e-3], [10**9, 1e-4]]},
-        {"between": [[1, 0.0]]},
-        {"neighbours_bytes_per_s": [1e13]},
+        # Bytes of each message, and its seconds: 1 GB/s and 10 TB/s.
+        pytest.param({"within": [[2**20, 1e-3], [10**9, 1e-4]]}, id="within nodes"),
+        pytest.param({"between": [[1, 0.0]]}, id="between nodes, in no time"),
+        pytest.param({"neighbours_bytes_per_s": [1e13]}, id="between neighbours"),
     ],
-    ids=["within", "between", "neighbours"],
 )
 def test_rejects_messages_faster_than_the_links(figures):
     trial = Trial(job="links", measured={}, timeout_s=1.0)
@@ -230,7 +231,7 @@ def test_pretended_profile_may_have_sizes():
     check_profile(pretended_profile(probe=probe, workers=None))
 
 
-def sustained_only():
+def probe_with_sustained_rate_only():
     """Return evidence of a probe with a sustained rate and no curve."""
     probe = example_profile().evidence.probe
     return probe.model_copy(update={"curve": [], "sustained": probe.curve[0]})
@@ -241,7 +242,8 @@ def sustained_only():
     [
         pytest.param({}, id="curve and workers"),
         pytest.param(
-            {"probe": sustained_only(), "workers": None}, id="sustained rate alone"
+            {"probe": probe_with_sustained_rate_only(), "workers": None},
+            id="sustained rate alone",
         ),
     ],
 )

@@ -13,7 +13,8 @@ CRASHED = JobResult(status=JobStatus.CRASHED, detail="broken")
 LOST_PEER = JobResult(status=JobStatus.LOST_PEER, detail="Connection closed by peer")
 
 
-def account(result=None, ended_s=1.0, *, exit_code=1, killed=False, log_tail=""):
+def account(result=None, *, ended_s=1.0, exit_code=1, killed=False, log_tail=""):
+    """Return the account of a rank; without a result, it wrote none."""
     return RankAccount(
         result=result,
         exit_code=exit_code,
@@ -35,8 +36,10 @@ def test_first_rank_speaks_for_all_that_measured():
 @pytest.mark.parametrize(
     ("result", "outcome"),
     [
-        (OUT_OF_MEMORY, OutOfMemory(detail="too large")),
-        (CRASHED, Crashed(detail="broken")),
+        pytest.param(
+            OUT_OF_MEMORY, OutOfMemory(detail="too large"), id="out of memory"
+        ),
+        pytest.param(CRASHED, Crashed(detail="broken"), id="crashed"),
     ],
 )
 def test_single_rank_is_not_named(result, outcome):
@@ -44,30 +47,31 @@ def test_single_rank_is_not_named(result, outcome):
 
 
 def test_out_of_memory_on_all_ranks_names_none():
-    outcome = classify([account(OUT_OF_MEMORY, 2.0), account(OUT_OF_MEMORY, 1.0)])
+    outcome = classify(
+        [account(OUT_OF_MEMORY, ended_s=2.0), account(OUT_OF_MEMORY, ended_s=1.0)]
+    )
     assert outcome == OutOfMemory(detail="too large")
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_rank",
     [
-        account(LOST_PEER, 2.0),
-        # Written before the other rank was found dead.
-        account(LOST_PEER, 0.5),
-        KILLED_BY_SERVER,
-        account(CRASHED, 2.0),
-        account(MEASURED, 0.5),
+        pytest.param(account(LOST_PEER, ended_s=2.0), id="lost its peer"),
+        # A rank may notice the loss before the server finds the other rank ended.
+        pytest.param(account(LOST_PEER, ended_s=0.5), id="lost its peer, seen first"),
+        pytest.param(KILLED_BY_SERVER, id="killed by the server"),
+        pytest.param(account(CRASHED, ended_s=2.0), id="crashed later"),
+        pytest.param(account(MEASURED, ended_s=0.5), id="measured"),
     ],
-    ids=["lost later", "lost earlier", "killed", "crashed later", "measured"],
 )
-def test_out_of_memory_decides_over_ranks_that_followed(other):
-    outcome = classify([other, account(OUT_OF_MEMORY, 1.0)])
+def test_out_of_memory_of_one_rank_decides(other_rank):
+    outcome = classify([other_rank, account(OUT_OF_MEMORY, ended_s=1.0)])
     assert outcome == OutOfMemory(detail="rank 1 of 2: too large")
 
 
-def test_rank_that_only_logged_out_of_memory_is_named():
+def test_logged_out_of_memory_names_its_rank():
     aborted = account(exit_code=-6, log_tail="std::bad_alloc")
-    outcome = classify([account(LOST_PEER, 0.9), aborted])
+    outcome = classify([account(LOST_PEER, ended_s=0.9), aborted])
     assert isinstance(outcome, OutOfMemory)
     assert outcome.detail.startswith("rank 1 of 2: ")
 
@@ -82,7 +86,7 @@ def test_rank_that_the_kernel_killed_is_named():
     ("ranks", "detail"),
     [
         pytest.param(
-            [account(CRASHED, 1.0), account(OUT_OF_MEMORY, 2.0)],
+            [account(CRASHED, ended_s=1.0), account(OUT_OF_MEMORY, ended_s=2.0)],
             "rank 0 of 2: broken",
             id="before another's out of memory",
         ),
@@ -92,7 +96,7 @@ def test_rank_that_the_kernel_killed_is_named():
             id="killed by another program",
         ),
         pytest.param(
-            [account(LOST_PEER, 2.0), account(LOST_PEER, 1.0)],
+            [account(LOST_PEER, ended_s=2.0), account(LOST_PEER, ended_s=1.0)],
             "rank 1 of 2: Connection closed by peer",
             id="all lost their peers",
         ),

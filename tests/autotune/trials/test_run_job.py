@@ -9,9 +9,15 @@ from autotune.trials.jobs.run_job import run_job
 
 
 def status_of_failure(result_file, message, **local):
-    """Run a job that raises this message, and return the status that it writes."""
-    fault = {"fault": f"raise {message}"}
-    assert not run_job("testbed.failing_job", result_file, fault, local)
+    """Run a job that raises this message, and return the status that it writes.
+
+    Args:
+        result_file: File to which the job writes its result.
+        message: Message of the error.
+        local: Local input of the job.
+    """
+    measured = {"fault": f"raise {message}"}
+    assert not run_job("testbed.failing_job", result_file, measured, local)
     return json.loads(result_file.read_text())["status"]
 
 
@@ -46,15 +52,23 @@ def test_job_writes_how_it_failed(tmp_path, message, status):
 @pytest.mark.parametrize(
     ("message", "status_of_first_attempt"),
     [
-        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed"),
-        ("CUDA error: out of memory: CUBLAS_STATUS_INTERNAL_ERROR", "out_of_memory"),
+        pytest.param(
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",
+            "crashed",
+            id="memory not mentioned",
+        ),
+        pytest.param(
+            "CUDA error: out of memory: CUBLAS_STATUS_INTERNAL_ERROR",
+            "out_of_memory",
+            id="memory mentioned",
+        ),
     ],
 )
-def test_vague_fault_is_of_memory_only_if_repeated(
+def test_repeated_cublas_fault_is_out_of_memory(
     tmp_path, monkeypatch, message, status_of_first_attempt
 ):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    # Nearly no memory is free.
+    # 1 MiB of 64 GiB is free.
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**36))
     result_file = tmp_path / "rank-0.json"
     first = status_of_failure(result_file, message, first_attempt=True)

@@ -1,7 +1,6 @@
 """Runners of a bench: which results they reuse, show and record."""
 
 import os
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,37 +13,48 @@ from testbed.examples.trials import record
 from trainer.environment import CPU_ENVIRONMENT
 
 
-def bench(environment=None) -> Bench:
-    """Return a bench whose trials have this environment, by default the present one."""
-    if environment is None:
-        environment = os.environ
+def make_bench(environment=os.environ, **fields) -> Bench:
+    """Return a bench that runs no trial.
+
+    Args:
+        environment: Environment of the trials.
+        fields: Further fields of the bench.
+    """
     return Bench(
         site=SimpleNamespace(),
         server=SimpleNamespace(environment=environment),
         machine=SimpleNamespace(),
+        **fields,
     )
 
 
-def ignore_update(done, total, note):
-    pass
+def ignore_progress(done, total, note):
+    """Do nothing."""
 
 
-def runner(
-    tmp_path,
-    fingerprint=FINGERPRINT,
+def make_runner(
+    directory,
     *,
-    of_bench=None,
-    update=ignore_update,
+    bench=None,
+    fingerprint=FINGERPRINT,
+    update=ignore_progress,
     expected_trials=1,
 ):
-    """Return a runner of a bench, by default of ``bench()``."""
-    if of_bench is None:
-        of_bench = bench()
-    return of_bench.runner(tmp_path, fingerprint, update, expected_trials)
+    """Return a runner of a bench, by default of ``make_bench()``.
+
+    Args:
+        directory: Directory of the profile among the reports.
+        bench: The bench.
+        fingerprint: Machine, software, model and dataset of the trials.
+        update: Function that shows the progress of the trials.
+        expected_trials: Number of trials beyond which no total is shown.
+    """
+    bench = bench or make_bench()
+    return bench.runner(directory, fingerprint, update, expected_trials)
 
 
 def test_results_are_reused_with_the_same_settings(tmp_path):
-    assert runner(tmp_path).site == runner(tmp_path).site
+    assert make_runner(tmp_path).site == make_runner(tmp_path).site
 
 
 @pytest.mark.parametrize(
@@ -53,38 +63,39 @@ def test_results_are_reused_with_the_same_settings(tmp_path):
 )
 def test_changed_environment_prevents_reuse(tmp_path, monkeypatch, name):
     monkeypatch.delenv(name, raising=False)
-    site_before = runner(tmp_path).site
+    site_before = make_runner(tmp_path).site
     monkeypatch.setenv(name, "1")
-    assert runner(tmp_path).site != site_before
+    assert make_runner(tmp_path).site != site_before
 
 
 def test_environment_of_the_trials_counts_for_reuse(tmp_path):
-    plain = runner(tmp_path, of_bench=bench(environment={}))
-    on_cpu = runner(tmp_path, of_bench=bench(environment=CPU_ENVIRONMENT))
+    plain = make_runner(tmp_path, bench=make_bench(environment={}))
+    on_cpu = make_runner(tmp_path, bench=make_bench(environment=CPU_ENVIRONMENT))
     assert plain.site != on_cpu.site
 
 
 def test_changed_version_prevents_reuse(tmp_path, monkeypatch):
-    site_before = runner(tmp_path).site
+    site_before = make_runner(tmp_path).site
     monkeypatch.setattr("autotune.trials.trial_bench.__version__", "9.9")
-    assert runner(tmp_path).site != site_before
+    assert make_runner(tmp_path).site != site_before
 
 
 def test_total_is_hidden_beyond_the_expected_trials(tmp_path):
-    updates = []
+    shown = []
 
-    def update(done, total, note):
-        updates.append((done, total))
+    def record_progress(done, total, note):
+        shown.append((done, total))
 
-    showing = runner(tmp_path, update=update, expected_trials=2)
+    runner = make_runner(tmp_path, update=record_progress, expected_trials=2)
     for _ in range(3):
-        showing.on_trial("label", None)  # begins
-        showing.on_trial("label", TimedOut(detail="late"))
-    assert updates == [(0, 2), (1, 2), (1, 2), (2, 2), (2, None), (3, None)]
+        runner.on_trial("label", None)  # begins
+        runner.on_trial("label", TimedOut(detail="late"))
+    # Finished trials and their total, as each trial begins and ends.
+    assert shown == [(0, 2), (1, 2), (1, 2), (2, 2), (2, None), (3, None)]
 
 
 def test_trials_record_where_they_are_made(tmp_path):
-    made_on = runner(tmp_path).made_on
+    made_on = make_runner(tmp_path).made_on
     assert made_on.machine == "A CPU"
     assert made_on.processors == "2 of A CPU"
     assert made_on.torch == "2.13.0"
@@ -92,34 +103,41 @@ def test_trials_record_where_they_are_made(tmp_path):
 
 def test_trials_on_gpus_record_their_name(tmp_path):
     on_gpus = FINGERPRINT.model_copy(update={"gpu_name": "NVIDIA H100", "gpu_count": 2})
-    assert runner(tmp_path, on_gpus).made_on.machine == "2 x NVIDIA H100"
+    runner = make_runner(tmp_path, fingerprint=on_gpus)
+    assert runner.made_on.machine == "2 x NVIDIA H100"
 
 
 def test_trials_record_the_load_before_them(tmp_path):
-    loaded = replace(bench(), load_average_1min=1.5)
-    assert runner(tmp_path, of_bench=loaded).made_on.load_average_1min == 1.5
+    runner = make_runner(tmp_path, bench=make_bench(load_average_1min=1.5))
+    assert runner.made_on.load_average_1min == 1.5
 
 
-def append_trial(tmp_path, trial_record, writer):
+def append_trial(directory, trial_record, *, writer):
+    """Append a trial to the trial log of the runners of a directory."""
     entry = trial_record.model_dump(mode="json")
-    TrialLog(tmp_path / "trials", writer).append(entry)
+    TrialLog(directory / "trials", writer).append(entry)
 
 
 @pytest.fixture
 def own_trial(tmp_path):
-    """Write a trial of the bench's own site to the trial log."""
-    own = record(site=runner(tmp_path).site, config={"seq_length_tokens": 8})
-    append_trial(tmp_path, own, "own")
-    return own
+    """Return a trial of the bench's own site, which is in the trial log."""
+    trial_record = record(
+        site=make_runner(tmp_path).site, config={"seq_length_tokens": 8}
+    )
+    append_trial(tmp_path, trial_record, writer="own")
+    return trial_record
 
 
 def test_own_trials_cause_no_warning(tmp_path, own_trial, capsys):
-    assert not runner(tmp_path).knows(own_trial.finished().trial)  # of another key
+    runner = make_runner(tmp_path)
+    # In the log it has the key "k", which is no hash of a trial.
+    assert not runner.knows(own_trial.finished().trial)
     assert "warn" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("own_trial")
 def test_warns_of_trials_of_another_profile(tmp_path, capsys):
-    append_trial(tmp_path, record(site="there", dataset_hash="e"), "other")
-    runner(tmp_path)
+    foreign_trial = record(site="there", dataset_hash="e")
+    append_trial(tmp_path, foreign_trial, writer="other")
+    make_runner(tmp_path)
     assert "warning: 1 trials in" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from autotune.trials.trial_log import TrialLog, read_trial_log
 
 # Examples share the fixture, but each makes its own directory. Each syncs to a
 # disk, which may be slow: few examples, without a deadline.
-_WITH_REAL_FILES = settings(
+with_real_files = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     max_examples=60,
     deadline=None,
@@ -48,7 +48,7 @@ def test_records_of_all_writers_are_in_time_order(tmp_path):
     assert numbers_in(tmp_path) == [0, 1, 2, 3]
 
 
-@_WITH_REAL_FILES
+@with_real_files
 @given(cut_bytes=st.integers(0, 400))
 def test_torn_tail_costs_only_torn_records(tmp_path_factory, cut_bytes):
     directory = tmp_path_factory.mktemp("trial_log")
@@ -63,7 +63,7 @@ def test_torn_tail_costs_only_torn_records(tmp_path_factory, cut_bytes):
     assert numbers_in(directory) == [*numbers, 9]
 
 
-@_WITH_REAL_FILES
+@with_real_files
 @given(index=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_changed_byte_never_makes_another_record(tmp_path_factory, index, value):
     directory = tmp_path_factory.mktemp("trial_log")

@@ -6,9 +6,10 @@ from autotune.trials.values import Trial, TrialRecord
 from testbed.examples.trials import TRAINING_FIGURES, record
 
 
-def test_window_of_another_version_is_no_record():
+def test_entry_without_a_figure_is_no_record():
     entry = record("training").model_dump(mode="json")
     assert TrialRecord.of(entry) is not None
+    # Older versions recorded a list of steps instead of their number.
     old_figures = TRAINING_FIGURES | {"step_s": [0.1]}
     del old_figures["steps"]
     old_outcome = {"kind": "measured", "figures": old_figures}
@@ -16,6 +17,6 @@ def test_window_of_another_version_is_no_record():
 
 
 @pytest.mark.parametrize("local_ranks", ["2", None, 0, -3, 1.5])
-def test_invalid_rank_count_is_one(local_ranks):
+def test_invalid_number_of_ranks_counts_as_one(local_ranks):
     measured = {"local_ranks": local_ranks}
     assert Trial(job="step", measured=measured, timeout_s=1.0).ranks == 1

@@ -1,4 +1,4 @@
-"""Datasets that consist only of lengths, for tests of batch plans and samplers."""
+"""Datasets without tokens, and plans of their batches."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ import numpy as np
 from trainer.data.batch_plan import BatchPlan
 
 SEQ_LENGTH_TOKENS = 64
-"""Length of the sequences of ``make_plan``."""
+"""Length of the sequences of ``plan_of``."""
 
 
 class FakeDataset:
-    """A dataset of samples of given lengths, all in one shard."""
+    """A dataset that knows only the lengths of its samples, all in one shard."""
 
     def __init__(self, lengths: list[int] | np.ndarray) -> None:
         self._lengths = np.asarray(lengths, dtype=np.int64)
@@ -21,14 +21,15 @@ class FakeDataset:
         return len(self._lengths)
 
     def prefetch_offsets(self, samples: Callable[[], np.ndarray]) -> None:
-        """Nothing needs to be prefetched."""
+        """Do nothing, as there are no offsets on a disk."""
 
     def locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the shard, the first token and the length of each sample."""
         return np.zeros_like(samples), self._begins[samples], self._lengths[samples]
 
 
-def make_plan(dataset: FakeDataset, **options) -> BatchPlan:
-    """Return a plan for one rank; ``options`` replace its defaults."""
+def plan_of(dataset: FakeDataset, **options) -> BatchPlan:
+    """Return a plan of packed sequences; ``options`` replace its defaults."""
     defaults = {
         "seed": 0,
         "seq_length_tokens": SEQ_LENGTH_TOKENS,

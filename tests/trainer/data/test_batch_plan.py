@@ -1,7 +1,9 @@
+"""Lanes of a batch plan, and the order of its sequences."""
+
 import numpy as np
 import pytest
 
-from tests.trainer.data.fake_dataset import FakeDataset, make_plan
+from tests.trainer.data.fake_dataset import FakeDataset, plan_of
 from trainer.data.batch_plan import LANES, lay_out
 
 
@@ -16,12 +18,13 @@ from trainer.data.batch_plan import LANES, lay_out
     ],
 )
 def test_every_lane_holds_a_block(samples, lanes):
-    assert make_plan(FakeDataset(np.ones(samples))).lanes == lanes
+    dataset = FakeDataset(np.ones(samples))
+    assert plan_of(dataset).lanes == lanes
 
 
 @pytest.mark.parametrize("rank", [0, 3, 255])
 def test_rank_among_many_packs_one_lane(rank):
-    plan = make_plan(
+    plan = plan_of(
         FakeDataset(np.ones(100_000)), world_size=256, global_batch_size=256 * 184
     )
     assert len(plan.lanes_of(rank)) == 1
@@ -29,12 +32,13 @@ def test_rank_among_many_packs_one_lane(rank):
 
 def test_order_of_packed_sequences_is_random():
     dataset = FakeDataset(np.random.default_rng(0).integers(1, 400, 1024))
-    plan = make_plan(dataset, seq_length_tokens=512)
+    plan = plan_of(dataset, seq_length_tokens=512)
     segments = lay_out(plan, 0, 0, dataset)
     longest_samples = np.zeros(int(segments.sequences.max()) + 1)
     np.maximum.at(longest_samples, segments.sequences, segments.tokens)
+    numbers = np.arange(len(longest_samples))
+    correlation = np.corrcoef(numbers, longest_samples)[0, 1]
     # Best fit alone gives a correlation near -1 between a sequence's number and its
     # longest sample. A random order of these 56 sequences gives one near 0, with a
     # standard deviation of 0.13.
-    numbers = np.arange(len(longest_samples))
-    assert abs(np.corrcoef(numbers, longest_samples)[0, 1]) < 0.15
+    assert abs(correlation) < 0.15

@@ -1,6 +1,7 @@
-from collections.abc import Iterator
+"""Time for which a device waits for data, with simulated clocks of host and device."""
+
+import math
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
@@ -8,92 +9,117 @@ from trainer.data.data_wait import DataWait
 from trainer.distributed.device_events import DeviceEvent
 
 LOADING_S = 0.03
-"""Time that the loader takes for a micro-batch, by the host's clock."""
+"""Time that a micro-batch takes to load, by the host's clock."""
 WORK_ENDED_S = 100.0
-"""Moment at which the device ran out of work, by its own clock."""
+"""Time at which the device ran out of work, by the device's clock."""
 BATCH_CAME_S = 100.25
-"""Moment at which it reached the mark of the next micro-batch, by the same clock."""
+"""Time at which the device reached the next micro-batch, by the device's clock."""
 IDLE_S = BATCH_CAME_S - WORK_ENDED_S
 
 
+class SlowLoader:
+    """Endless loader with the host's clock, which advances only while it loads."""
+
+    def __init__(self) -> None:
+        self._now_s = 5.0
+
+    def perf_counter(self) -> float:
+        return self._now_s
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> str:
+        self._now_s += LOADING_S
+        return "batch"
+
+    def work_for(self, micro_batches: float) -> SimpleNamespace:
+        """Return the event at which a device ends its work.
+
+        Args:
+            micro_batches: Number of micro-batches that are loaded meanwhile. With 1.5,
+                the work ends while the second one is loaded.
+        """
+        end_s = self._now_s + micro_batches * LOADING_S
+        return SimpleNamespace(
+            moment=WORK_ENDED_S, reached=lambda: self._now_s >= end_s
+        )
+
+
 @pytest.fixture
-def slow_loader(monkeypatch):
-    """A loader; the host's clock advances only while it loads."""
-    clock = SimpleNamespace(now_s=5.0, perf_counter=lambda: clock.now_s)
-    monkeypatch.setattr("trainer.data.data_wait.time", clock)
-
-    def load() -> Iterator[str]:
-        while True:
-            clock.now_s += LOADING_S
-            yield "batch"
-
-    return load()
+def loader(monkeypatch) -> SlowLoader:
+    loader = SlowLoader()
+    monkeypatch.setattr("trainer.data.data_wait.time", loader)
+    return loader
 
 
-def end_of_work(*has_reached):
-    """Return an event at which the work of a device ends.
+def make_wait(end_of_work=None, *, batch_came_s=BATCH_CAME_S) -> DataWait:
+    """Return the timer of a device that works until an event, if it has any work."""
+    wait = DataWait(mark_now=lambda: DeviceEvent(batch_came_s))
+    if end_of_work is not None:
+        wait.device_busy_until(end_of_work)
+    return wait
 
-    It answers in turn whether the device has reached it. A device is asked before a
-    micro-batch is taken, and if it is still busy then, after that as well.
-    """
-    return Mock(moment=WORK_ENDED_S, reached=Mock(side_effect=has_reached))
 
-
-def waited_s(loader, work, *, micro_batches=1, batch_came_s=BATCH_CAME_S):
-    """Take micro-batches for a device with some work, and return how long it waited."""
-    wait = DataWait(lambda: DeviceEvent(batch_came_s))
-    wait.device_busy_until(work)
-    assert wait.take(loader, micro_batches) == ["batch"] * micro_batches
-    waited = wait.take_waited_s()
-    assert wait.take_waited_s() == 0.0
-    return waited
+def test_returns_the_requested_micro_batches(loader):
+    assert make_wait().take(loader, 3) == ["batch"] * 3
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_idle_device_waits_while_data_is_loaded(slow_loader, micro_batches):
-    work = end_of_work(*[True] * micro_batches)
-    waited = waited_s(slow_loader, work, micro_batches=micro_batches)
-    assert waited == pytest.approx(micro_batches * LOADING_S)
+def test_idle_device_waits_while_data_is_loaded(loader, micro_batches):
+    wait = make_wait(loader.work_for(0))
+    wait.take(loader, micro_batches)
+    assert wait.take_waited_s() == pytest.approx(micro_batches * LOADING_S)
 
 
-def test_busy_device_does_not_wait(slow_loader):
-    assert waited_s(slow_loader, end_of_work(False, False)) == 0.0
-
-
-def test_device_waits_from_its_last_work_to_the_batch(slow_loader):
-    work = end_of_work(False, True)
-    assert waited_s(slow_loader, work) == pytest.approx(IDLE_S)
-
-
-def test_device_that_ran_out_of_work_waits_for_later_batches(slow_loader):
-    # It is busy during the first micro-batch, runs out of work during the second, and
-    # has none during the third.
-    work = end_of_work(False, False, False, True)
-    waited = waited_s(slow_loader, work, micro_batches=3)
-    assert waited == pytest.approx(IDLE_S + LOADING_S)
-
-
-def test_clocks_that_differ_a_little_give_no_wait(slow_loader):
-    work = end_of_work(False, True)
-    assert waited_s(slow_loader, work, batch_came_s=WORK_ENDED_S - 0.001) == 0.0
-
-
-def test_device_waits_for_the_first_step(slow_loader):
-    wait = DataWait(lambda: DeviceEvent(BATCH_CAME_S))
-    assert wait.take(slow_loader, 1) == ["batch"]
+def test_device_waits_for_the_first_step(loader):
+    wait = make_wait()
+    wait.take(loader, 1)
     assert wait.take_waited_s() == pytest.approx(LOADING_S)
+
+
+def test_cpu_waits_wholly_for_data(loader):
+    # The events of a CPU are reached at once.
+    wait = make_wait(DeviceEvent(1.0))
+    wait.take(loader, 1)
+    assert wait.take_waited_s() == pytest.approx(LOADING_S)
+
+
+def test_busy_device_does_not_wait(loader):
+    wait = make_wait(loader.work_for(math.inf))
+    wait.take(loader, 3)
     assert wait.take_waited_s() == 0.0
 
 
-def test_idle_device_waits_until_it_gets_work(slow_loader):
-    wait = DataWait(lambda: DeviceEvent(BATCH_CAME_S))
-    wait.device_busy_until(end_of_work(False, True))
-    wait.take(slow_loader, 1)
+def test_device_waits_from_end_of_work(loader):
+    wait = make_wait(loader.work_for(0.5))
+    wait.take(loader, 1)
     assert wait.take_waited_s() == pytest.approx(IDLE_S)
-    wait.take(slow_loader, 1)
+
+
+def test_device_without_work_waits_for_later_batches(loader):
+    # Its work ends during the second micro-batch, so it has none during the third.
+    wait = make_wait(loader.work_for(1.5))
+    wait.take(loader, 3)
+    assert wait.take_waited_s() == pytest.approx(IDLE_S + LOADING_S)
+
+
+def test_idle_device_waits_until_it_gets_work(loader):
+    wait = make_wait(loader.work_for(0.5))
+    wait.take(loader, 1)
+    assert wait.take_waited_s() == pytest.approx(IDLE_S)
+    wait.take(loader, 1)
     assert wait.take_waited_s() == pytest.approx(LOADING_S)
 
 
-def test_cpu_waits_wholly_for_data(slow_loader):
-    # The events of a CPU are reached at once.
-    assert waited_s(slow_loader, DeviceEvent(1.0)) == pytest.approx(LOADING_S)
+def test_clocks_that_differ_a_little_give_no_wait(loader):
+    wait = make_wait(loader.work_for(0.5), batch_came_s=WORK_ENDED_S - 0.001)
+    wait.take(loader, 1)
+    assert wait.take_waited_s() == 0.0
+
+
+def test_waited_time_counts_once(loader):
+    wait = make_wait(loader.work_for(1.5))
+    wait.take(loader, 3)
+    assert wait.take_waited_s() > 0.0
+    assert wait.take_waited_s() == 0.0

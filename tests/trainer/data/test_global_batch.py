@@ -1,9 +1,13 @@
+"""Conversion of a global batch in tokens or samples to sequences."""
+
 import pytest
 
 from tests.trainer.oracles import config_of, micro_batches
 from trainer.data.global_batch import sequence_statistics, with_batch_in_sequences
 
 DATASET_SAMPLES = 400
+SEQUENCES = 20
+"""Global batch in sequences that the other units should give."""
 
 
 @pytest.fixture(params=["padded", "packed"])
@@ -20,30 +24,32 @@ def config(request):
 def test_sequence_statistics_match_training_batches(config, dataset):
     assert len(dataset) == DATASET_SAMPLES
     (batch,) = micro_batches(dataset, config)
-    # Packed, they are fewer than samples; the others of the batch are empty.
-    sequences = len((batch.starts_N // batch.ids_BS.shape[1]).unique())
+    # Packed samples fill fewer sequences than the batch has; the others are empty.
+    width = batch.ids_BS.shape[1]
+    filled_sequences = len((batch.starts_N // width).unique())
     statistics = sequence_statistics(config, dataset)
     assert statistics.mean_non_padding_tokens == pytest.approx(
-        batch.non_padding_tokens / sequences
+        batch.non_padding_tokens / filled_sequences
     )
-    assert statistics.mean_samples == pytest.approx(len(batch.starts_N) / sequences)
+    assert statistics.mean_samples == pytest.approx(
+        len(batch.starts_N) / filled_sequences
+    )
 
 
-@pytest.mark.parametrize(
-    ("setting", "mean_name"),
-    [
-        ("global_batch_tokens", "mean_non_padding_tokens"),
-        ("global_batch_samples", "mean_samples"),
-    ],
-    ids=["in tokens", "in samples"],
-)
-def test_global_batch_is_converted_to_sequences(config, setting, mean_name, dataset):
-    sequences = 20
-    mean_per_sequence = getattr(sequence_statistics(config, dataset), mean_name)
-    batch = round(sequences * mean_per_sequence)
-    with_setting = config.model_copy(update={setting: batch})
-    converted = with_batch_in_sequences(with_setting, dataset)
-    assert converted.global_batch_size == sequences
+def test_global_batch_in_tokens_is_converted(config, dataset):
+    statistics = sequence_statistics(config, dataset)
+    tokens = round(SEQUENCES * statistics.mean_non_padding_tokens)
+    in_tokens = config.model_copy(update={"global_batch_tokens": tokens})
+    converted = with_batch_in_sequences(in_tokens, dataset)
+    assert converted.global_batch_size == SEQUENCES
+
+
+def test_global_batch_in_samples_is_converted(config, dataset):
+    statistics = sequence_statistics(config, dataset)
+    samples = round(SEQUENCES * statistics.mean_samples)
+    in_samples = config.model_copy(update={"global_batch_samples": samples})
+    converted = with_batch_in_sequences(in_samples, dataset)
+    assert converted.global_batch_size == SEQUENCES
 
 
 def test_global_batch_in_sequences_is_unchanged(config, dataset):

@@ -1,3 +1,5 @@
+"""Manifests that are rejected, and paths that hold no dataset."""
+
 import errno
 import json
 from pathlib import Path
@@ -11,7 +13,7 @@ from trainer.errors import BadConfig, UnreadableFile
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
 
 
-def test_directory_without_permission_is_no_traceback(make_dataset, monkeypatch):
+def test_directory_without_permission_is_unreadable(make_dataset, monkeypatch):
     def is_file(self):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 

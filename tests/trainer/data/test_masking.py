@@ -1,3 +1,5 @@
+"""Masking of tokens: its probabilities, and what the mask of a sample depends on."""
+
 import inspect
 import itertools
 import math

@@ -1,3 +1,5 @@
+"""Packing of samples into sequences by best fit decreasing."""
+
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Pseudo-random permutations of the samples of an epoch."""
+
 import itertools
 
 import numpy as np
@@ -22,30 +24,35 @@ def test_permutation_maps_single_indices_of_millions(seed, epoch):
 
 
 def test_permutations_differ_between_epochs_and_seeds():
-    indices = np.arange(10_000, dtype=np.uint64)
+    size = 10_000
+    indices = np.arange(size, dtype=np.uint64)
     orders = [
-        permute(indices, 10_000, seed, epoch)
+        permute(indices, size, seed, epoch)
         for seed, epoch in itertools.product(range(3), repeat=2)
     ]
-    assert len({order.tobytes() for order in orders}) == 9
+    assert len({order.tobytes() for order in orders}) == len(orders) == 9
 
 
 def test_permutation_leaves_no_neighbours_together():
-    indices = np.arange(10_000, dtype=np.uint64)
-    order = permute(indices, 10_000, 0, 0).astype(np.int64)
+    size = 10_000
+    indices = np.arange(size, dtype=np.uint64)
+    order = permute(indices, size, seed=0, epoch=0).astype(np.int64)
     mean_distance = np.abs(np.diff(order)).mean()
     # In a random permutation, the mean distance of neighbours is a third of the size,
     # here with a standard deviation of about 24.
-    assert abs(mean_distance - 10_000 / 3) < 200
+    assert abs(mean_distance - size / 3) < 200
 
 
 def test_image_of_an_index_is_uniform():
-    # Image of index 0 of 16 over 3,200 seeds, of which 200 are expected for each. The
-    # sum is chi-square with 15 degrees of freedom: above 60 once in a million.
-    zero = np.zeros(1, dtype=np.uint64)
-    images = [int(permute(zero, 16, seed, 0)[0]) for seed in range(3200)]
-    counts = np.bincount(images, minlength=16)
-    assert ((counts - 200) ** 2 / 200).sum() < 60
+    size = 16
+    seeds = 3200
+    index = np.zeros(1, dtype=np.uint64)
+    images = [int(permute(index, size, seed, epoch=0)[0]) for seed in range(seeds)]
+    counts = np.bincount(images, minlength=size)
+    expected_count = seeds / size
+    statistic = ((counts - expected_count) ** 2 / expected_count).sum()
+    # It is chi-square with 15 degrees of freedom: above 60 once in a million.
+    assert statistic < 60
 
 
 @given(first=st.integers(0, 2**64 - 1), second=st.integers(0, 2**64 - 1))

@@ -1,3 +1,5 @@
+"""Positions of single ranks, which join to the position of the job."""
+
 import pytest
 
 from trainer.data.position import UNKNOWN, Position, join_positions
@@ -20,6 +22,6 @@ def test_positions_of_different_steps_do_not_join():
         join_positions(positions)
 
 
-def test_positions_without_a_lane_do_not_join():
+def test_positions_that_lack_a_lane_do_not_join():
     with pytest.raises(ValueError, match="no rank follows lane 1"):
         join_positions([Position(steps=1, rows=8, lanes=(1, UNKNOWN))])

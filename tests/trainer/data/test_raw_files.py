@@ -15,32 +15,35 @@ from trainer.errors import BadConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
-    """Raw file, and parts of the next step that its error should have."""
+    """A file that is no dataset, and what the next step of its error must name."""
 
     name: str
     content: bytes
     source: str
-    """Text after ``autotune data prepare``, with ``{path}`` for the path of the file
+    """Argument of ``autotune data prepare``, with ``{path}`` for the path of the file
     and ``{directory}`` for its directory."""
+    field: str | None = None
+    """Argument of ``--field``; None if the next step must not have this option."""
     field_choices: str | None = None
     """Names among which you choose a field; None if there is no choice."""
 
 
 @pytest.mark.parametrize(
-    "file",
+    "raw_file",
     [
         pytest.param(
-            RawFile(name="a.txt", content=b"a line", source="text:{path} "), id="text"
+            RawFile(name="a.txt", content=b"a line", source="text:{path}"), id="text"
         ),
         pytest.param(
-            RawFile(name="a", content=b"\x7fELF\x02", source="elf:{path} "),
+            RawFile(name="a", content=b"\x7fELF\x02", source="elf:{path}"),
             id="program",
         ),
         pytest.param(
             RawFile(
                 name="a.jsonl",
                 content=b'{"n": 1, "review": "good"}',
-                source="jsonl:{path} --field review ",
+                source="jsonl:{path}",
+                field="review",
             ),
             id="one text field",
         ),
@@ -48,18 +51,19 @@ class RawFile:
             RawFile(
                 name="a.ndjson",
                 content=b'{"title": "t", "n": 1, "doc": {"body": "b"}}',
-                source="jsonl:{path} --field NAME ",
+                source="jsonl:{path}",
+                field="NAME",
                 field_choices="text fields of its first line: 'title', 'doc.body'",
             ),
             id="two text fields",
         ),
         pytest.param(
-            RawFile(name="a.json", content=b"{", source="jsonl:{path} --field NAME "),
+            RawFile(name="a.json", content=b"{", source="jsonl:{path}", field="NAME"),
             id="not JSON",
         ),
         pytest.param(
             RawFile(
-                name="a.jsonl.gz", content=b"", source="jsonl:{path} --field NAME "
+                name="a.jsonl.gz", content=b"", source="jsonl:{path}", field="NAME"
             ),
             id="compressed",
         ),
@@ -67,7 +71,8 @@ class RawFile:
             RawFile(
                 name="a.json",
                 content=b'[{"text": "one"}]',
-                source="jsonl:{directory}/a-lines.jsonl --field NAME ",
+                source="jsonl:{directory}/a-lines.jsonl",
+                field="NAME",
             ),
             id="JSON array",
         ),
@@ -75,7 +80,8 @@ class RawFile:
             RawFile(
                 name="a.json",
                 content=b'{"a":' * 99_999,
-                source="jsonl:{path} --field NAME ",
+                source="jsonl:{path}",
+                field="NAME",
             ),
             id="nested too deeply to parse",
         ),
@@ -83,7 +89,8 @@ class RawFile:
             RawFile(
                 name="a.parquet",
                 content=b"PAR1",
-                source="parquet:{path} --field NAME ",
+                source="parquet:{path}",
+                field="NAME",
             ),
             id="parquet",
         ),
@@ -92,6 +99,7 @@ class RawFile:
                 name="a.csv",
                 content=b'"id",text\n',
                 source="jsonl:{directory}/a.jsonl",
+                field="NAME",
                 field_choices="'id', 'text'",
             ),
             id="csv",
@@ -100,24 +108,29 @@ class RawFile:
             RawFile(
                 name="A.TSV",
                 content=b"id\ttext\n",
-                source="jsonl:{directory}/",
+                source="jsonl:{directory}/A.jsonl",
+                field="NAME",
                 field_choices="'id', 'text'",
             ),
             id="tsv",
         ),
     ],
 )
-def test_error_names_the_command_for_a_raw_file(tmp_path, file):
-    path = tmp_path / file.name
-    path.write_bytes(file.content)
-    with pytest.raises(BadConfig, match="is a raw file") as raised:
+def test_error_names_the_command_for_a_raw_file(tmp_path, raw_file):
+    path = tmp_path / raw_file.name
+    path.write_bytes(raw_file.content)
+    with pytest.raises(BadConfig, match="is a raw file") as rejected:
         read_manifest(path)
-    source = file.source.format(path=path, directory=tmp_path)
-    assert f"autotune data prepare {source}" in raised.value.next_step
-    if file.field_choices is None:
-        assert "fields" not in raised.value.next_step
+    next_step = rejected.value.next_step
+    source = raw_file.source.format(path=path, directory=tmp_path)
+    command = f"autotune data prepare {source}"
+    if raw_file.field is not None:
+        command += f" --field {raw_file.field}"
+    assert f"{command} --out DIR" in next_step
+    if raw_file.field_choices is None:
+        assert "fields" not in next_step
     else:
-        assert file.field_choices in raised.value.next_step
+        assert raw_file.field_choices in next_step
 
 
 @pytest.mark.parametrize(
@@ -133,6 +146,7 @@ def test_suggested_conversion_writes_json_lines(tmp_path, name, content):
     path = tmp_path / name
     path.write_text(content)
     preparation = preparation_of(path)
+    assert preparation.conversion is not None
     subprocess.run(["bash", "-c", preparation.conversion], check=True, cwd=tmp_path)
     lines = path.with_suffix(".jsonl").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["one, two", "three"]
@@ -140,5 +154,7 @@ def test_suggested_conversion_writes_json_lines(tmp_path, name, content):
 
 
 def test_pipe_is_not_opened(tmp_path):
-    os.mkfifo(tmp_path / "a.jsonl")
-    assert preparation_of(tmp_path / "a.jsonl").field == "NAME"
+    path = tmp_path / "a.jsonl"
+    os.mkfifo(path)
+    # Opening a pipe that nobody writes to would wait without end.
+    assert preparation_of(path).field == "NAME"

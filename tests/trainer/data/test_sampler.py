@@ -1,3 +1,5 @@
+"""Sequences of all ranks, step by step, from any position of a training."""
+
 import itertools
 import math
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from tests.trainer.data.fake_dataset import (
     SEQ_LENGTH_TOKENS,
     FakeDataset,
-    make_plan,
+    plan_of,
 )
 from trainer.data.batch_plan import (
     MIN_BLOCK_SAMPLES,
@@ -25,7 +27,7 @@ from trainer.data.segments import Segments
 
 LAYOUTS = st.sampled_from(["padded", "dynamic", "bucketed", "packed"])
 MAX_SAMPLE_TOKENS = SEQ_LENGTH_TOKENS - SPECIAL_TOKENS_PER_SAMPLE
-"""Largest sample that a sequence of ``make_plan`` holds uncut, and then alone."""
+"""Largest sample that a sequence of ``plan_of`` holds uncut, and then alone."""
 many_jobs = settings(deadline=None, max_examples=60)
 
 
@@ -109,7 +111,7 @@ def jobs(draw) -> Job:
 
 def steps_of_epochs(job: Job, epochs: int) -> list[list[Segments]]:
     """Return the segments of every step until the data has surely ended."""
-    plan = make_plan(job.dataset, max_epochs=epochs, **job.options)
+    plan = plan_of(job.dataset, max_epochs=epochs, **job.options)
     # An epoch has no more sequences than samples. Twice as many are enough, although
     # lanes end one by one.
     max_sequences = 2 * epochs * len(job.dataset)
@@ -147,7 +149,7 @@ def test_order_does_not_depend_on_ranks(
     job, steps_before, world_size, accumulation_steps
 ):
     dataset = job.dataset
-    plan = make_plan(dataset, **job.options)
+    plan = plan_of(dataset, **job.options)
     uninterrupted, end = steps_of_all_ranks(dataset, plan, steps_before + 2)
     _, position = steps_of_all_ranks(dataset, plan, steps_before)
     # Other ranks, and micro-batches of another size, take the last two steps.
@@ -155,7 +157,7 @@ def test_order_does_not_depend_on_ranks(
         "world_size": world_size,
         "gradient_accumulation_steps": accumulation_steps,
     }
-    other_plan = make_plan(dataset, **job.options | other_split)
+    other_plan = plan_of(dataset, **job.options | other_split)
     resumed, resumed_end = steps_of_all_ranks(dataset, other_plan, 2, position)
     expected = [content_of(step) for step in uninterrupted[steps_before:]]
     assert [content_of(step) for step in resumed] == expected
@@ -165,7 +167,7 @@ def test_order_does_not_depend_on_ranks(
 def first_steps(job: Job) -> list[list[Segments]]:
     """Return the segments of the first two steps of a job."""
     segments_by_step, _ = steps_of_all_ranks(
-        job.dataset, make_plan(job.dataset, **job.options), 2
+        job.dataset, plan_of(job.dataset, **job.options), 2
     )
     return segments_by_step
 
@@ -173,7 +175,7 @@ def first_steps(job: Job) -> list[list[Segments]]:
 @many_jobs
 @given(job=jobs())
 def test_samples_lie_within_their_sequences(job):
-    plan = make_plan(job.dataset, **job.options)
+    plan = plan_of(job.dataset, **job.options)
     for segments in itertools.chain(*first_steps(job)):
         lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
         assert (segments.sequences >= 0).all()
@@ -184,7 +186,7 @@ def test_samples_lie_within_their_sequences(job):
 @many_jobs
 @given(job=jobs())
 def test_samples_fill_sequences_without_gap_or_overlap(job):
-    plan = make_plan(job.dataset, **job.options)
+    plan = plan_of(job.dataset, **job.options)
     for segments in itertools.chain(*first_steps(job)):
         lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
         begins = segments.sequences * plan.seq_length_tokens + segments.positions
@@ -226,22 +228,25 @@ def test_no_step_has_a_sample_twice(job):
 @many_jobs
 @given(job=jobs())
 def test_ranks_share_a_step_evenly(job):
-    plan = make_plan(job.dataset, **job.options)
+    plan = plan_of(job.dataset, **job.options)
     for step in first_steps(job):
-        sequences = np.array([len(np.unique(part.sequences)) for part in step])
-        by_rank = sequences.reshape(plan.world_size, -1).sum(axis=1)
-        assert by_rank.sum() == plan.global_batch_size
-        assert by_rank.max() - by_rank.min() <= 1
+        # One number for each micro-batch of every rank, rank by rank.
+        sequences = np.array([len(np.unique(segments.sequences)) for segments in step])
+        sequences_by_rank = sequences.reshape(plan.world_size, -1).sum(axis=1)
+        assert sequences_by_rank.sum() == plan.global_batch_size
+        assert sequences_by_rank.max() - sequences_by_rank.min() <= 1
 
 
 def padding_share(steps: list[list[Segments]]) -> float:
     """Return the share of padding if each micro-batch is as wide as its longest sample.
 
-    Every sequence holds one sample.
+    Every sequence must hold one sample.
     """
-    micro_batches = list(itertools.chain(*steps))
-    tokens = sum(part.tokens.sum() for part in micro_batches)
-    positions = sum(part.tokens.max() * len(part) for part in micro_batches)
+    tokens = 0
+    positions = 0
+    for segments in itertools.chain(*steps):
+        tokens += segments.tokens.sum()
+        positions += segments.tokens.max() * len(segments)
     return 1 - tokens / positions
 
 
@@ -249,10 +254,10 @@ def test_bucketed_micro_batches_hold_like_lengths():
     dataset = FakeDataset(np.random.default_rng(0).integers(1, 60, 9000))
     options = {"global_batch_size": 256, "gradient_accumulation_steps": 8}
     padded, _ = steps_of_all_ranks(
-        dataset, make_plan(dataset, layout="padded", **options), 3
+        dataset, plan_of(dataset, layout="padded", **options), 3
     )
     bucketed, _ = steps_of_all_ranks(
-        dataset, make_plan(dataset, layout="bucketed", **options), 3
+        dataset, plan_of(dataset, layout="bucketed", **options), 3
     )
     # Sequences change their micro-batch, but not their step.
     padded_contents = [content_of(step) for step in padded]
@@ -263,12 +268,12 @@ def test_bucketed_micro_batches_hold_like_lengths():
     assert padding_share(bucketed) < padding_share(padded) / 3
 
 
-def test_packing_leaves_less_than_half_a_per_cent_empty():
+def test_packing_leaves_almost_no_padding():
     # Log-normal, like the lengths of real documents: half are shorter than 156 tokens,
     # and one in six is cut to the length of a sequence.
     lengths = np.random.default_rng(0).lognormal(5.05, 1.3, 40_000)
     dataset = FakeDataset(np.minimum(lengths, 5000).astype(np.int64))
-    plan = make_plan(
+    plan = plan_of(
         dataset, seq_length_tokens=512, global_batch_size=64, max_epochs=None
     )
     steps = 200
@@ -282,7 +287,7 @@ def test_position_counts_blocks_of_each_lane():
     # Every sequence holds one sample, so an epoch of a lane is two blocks: the first of
     # 128 sequences, and the second of the other 384.
     dataset = FakeDataset(np.full(3 * MIN_BLOCK_SAMPLES, MAX_SAMPLE_TOKENS))
-    plan = make_plan(dataset, global_batch_size=513)
+    plan = plan_of(dataset, global_batch_size=513)
     assert plan.lanes == 3
     assert plan.first_block_samples == 128
     _, position = steps_of_all_ranks(dataset, plan, 4)
@@ -319,7 +324,7 @@ def test_rejects_position_of_another_job(lengths, sequences, lanes, message):
     dataset = FakeDataset(lengths)
     position = Position(steps=1, rows=sequences, lanes=lanes)
     with pytest.raises(ValueError, match=message):
-        next(iter(SequenceSampler(make_plan(dataset), dataset, 0, position)))
+        next(iter(SequenceSampler(plan_of(dataset), dataset, 0, position)))
 
 
 class CountingDataset(FakeDataset):
@@ -334,7 +339,7 @@ class CountingDataset(FakeDataset):
 
 def test_resuming_locates_only_current_blocks():
     dataset = CountingDataset(np.full(64 * MIN_BLOCK_SAMPLES, MAX_SAMPLE_TOKENS))
-    plan = make_plan(dataset, global_batch_size=64)
+    plan = plan_of(dataset, global_batch_size=64)
     # Every lane is in its eighth block, of which it has given 416 sequences, after 128
     # of the first block and 512 of each of six others: 3,616.
     assert plan.lanes == 8

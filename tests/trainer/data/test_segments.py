@@ -1,4 +1,4 @@
-"""Segments: which of them share their elements, and which are copies."""
+"""Selection of segments, as views or copies, and joining of segments."""
 
 import numpy as np
 import pytest
@@ -57,5 +57,5 @@ def test_parts_are_joined_in_order():
     assert joined.samples.tolist() == [70, 80, 60]
 
 
-def test_no_parts_are_joined_to_nothing():
+def test_joining_no_parts_gives_no_segments():
     assert len(Segments.join([])) == 0

@@ -1,3 +1,5 @@
+"""Inputs of an encoder that describe the documents in packed sequences."""
+
 import dataclasses
 
 import pytest
@@ -7,16 +9,24 @@ from tests.trainer import oracles
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.encoder_inputs import document_edges, document_positions
 
+SEQUENCES = 8
+SEQ_LENGTH_TOKENS = 64
 
-def _empty_batch(sequences: int) -> MicroBatch:
-    """Return a micro-batch of padding only."""
-    none = torch.zeros(0, dtype=torch.int32)
+
+def padding_ids(sequences: int) -> torch.Tensor:
+    """Return the ids of sequences of padding only; its id is 0."""
+    return torch.zeros(sequences, SEQ_LENGTH_TOKENS, dtype=torch.uint16)
+
+
+def empty_batch(sequences: int) -> MicroBatch:
+    """Return a micro-batch without documents."""
+    no_positions = torch.zeros(0, dtype=torch.int32)
     return MicroBatch(
-        ids_BS=torch.zeros(sequences, 64, dtype=torch.uint16),
-        starts_N=none,
-        tokens_N=none,
-        predicted_P=none,
-        targets_P=none.to(torch.uint16),
+        ids_BS=padding_ids(sequences),
+        starts_N=no_positions,
+        tokens_N=no_positions,
+        predicted_P=no_positions,
+        targets_P=no_positions.to(torch.uint16),
         non_padding_tokens=0,
         predicted_tokens=0,
         most_predicted_in_sequence=0,
@@ -32,12 +42,17 @@ def _empty_batch(sequences: int) -> MicroBatch:
     ]
 )
 def batch(request, dataset) -> MicroBatch:
-    """A micro-batch of eight sequences, of which only the first have documents."""
-    if request.param == 0:
-        return _empty_batch(8)
-    config = oracles.config_of(micro_batch_size=8, global_batch_size=request.param)
+    """A micro-batch of 8 sequences, of which only the first have documents."""
+    filled_sequences = request.param
+    if filled_sequences == 0:
+        return empty_batch(SEQUENCES)
+    config = oracles.config_of(
+        micro_batch_size=SEQUENCES,
+        global_batch_size=filled_sequences,
+        seq_length_tokens=SEQ_LENGTH_TOKENS,
+    )
     (filled,) = oracles.micro_batches(dataset, config)
-    ids_BS = torch.zeros(8, 64, dtype=torch.uint16)
+    ids_BS = padding_ids(SEQUENCES)
     ids_BS[: len(filled.ids_BS)] = filled.ids_BS
     return dataclasses.replace(filled, ids_BS=ids_BS)
 
@@ -50,7 +65,10 @@ def batch(request, dataset) -> MicroBatch:
     ],
 )
 class TestDocumentEdges:
-    """Kernels leave positions outside of all segments undefined."""
+    """Edges of segments, which are documents and the padding after them.
+
+    Kernels leave positions outside of all segments undefined.
+    """
 
     def test_cover_all_positions(self, segments, batch):
         edges = document_edges(batch, segments)
@@ -62,15 +80,15 @@ class TestDocumentEdges:
         assert int(lengths.min()) >= 0
         assert int(lengths.max()) <= batch.ids_BS.shape[1]
 
-    def test_are_at_least_the_fixed_number(self, segments, batch):
+    def test_reach_the_fixed_number(self, segments, batch):
         edges = document_edges(batch, segments)
         documents = len(batch.starts_N)
         assert len(edges) == max(segments, documents + len(batch.ids_BS)) + 1
 
     def test_are_equal_only_at_the_end(self, segments, batch):
         edges = document_edges(batch, segments)
-        first_end = int((edges < edges[-1]).sum())
-        assert edges[: first_end + 1].diff().all()
+        edges_before_end = int((edges < edges[-1]).sum())
+        assert edges[: edges_before_end + 1].diff().all()
 
     def test_include_those_of_all_documents(self, segments, batch):
         edges = document_edges(batch, segments)
@@ -79,5 +97,5 @@ class TestDocumentEdges:
 
 
 def test_empty_batch_has_no_documents():
-    document_BS, _ = document_positions(_empty_batch(sequences=2))
+    document_BS, _ = document_positions(empty_batch(sequences=2))
     assert not document_BS.any()

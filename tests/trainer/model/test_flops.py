@@ -1,3 +1,5 @@
+"""FLOPs of a training step, compared with those that torch counts."""
+
 import dataclasses
 import itertools
 
@@ -16,6 +18,8 @@ from trainer.model.flops import ModelWork, attended_pairs
 SEQUENCES = 8
 WIDTH = 16
 TOKENS = SEQUENCES * WIDTH
+HIDDEN_SIZE = 32
+"""Width of the layers of ``config_of``."""
 
 
 @given(length=st.integers(1, 60), reach=st.one_of(st.none(), st.integers(0, 40)))
@@ -55,8 +59,8 @@ def _matmul_flops(work: ModelWork, batch: MicroBatch) -> int:
 def test_matmuls_match_count_of_torch(training, batch):
     with FlopCounterMode(display=False) as counter:
         training.module(batch).backward()
-    # Without attention: torch's backward of attention multiplies 5 times instead of 4,
-    # as it computes the scores again.
+    # Without attention: torch's backward of attention has 5 matmuls instead of 4, as it
+    # computes the scores again.
     counted = sum(
         count
         for name, count in counter.get_flop_counts()["Global"].items()
@@ -68,11 +72,13 @@ def test_matmuls_match_count_of_torch(training, batch):
 def test_attention_counts_pairs_of_each_layer(training, batch):
     lengths = batch.tokens_N.numpy().astype(np.int64)
     flops = training.work.step_flops(lengths, batch.predicted_tokens)
-    # Two layers of width 32, the last one for tokens to predict only. Scores and values
-    # are a matmul each.
-    pairs = TOKENS * WIDTH + batch.predicted_tokens * WIDTH
+    # Queries of both layers; those of the last one are only tokens to predict.
+    queries = TOKENS + batch.predicted_tokens
+    pairs = queries * WIDTH
+    # Scores and values are a matmul each: in forward, and twice in backward.
+    flops_per_pair = 6 * 2 * HIDDEN_SIZE
     attention_flops = flops - _matmul_flops(training.work, batch)
-    assert attention_flops == pytest.approx(6 * 2 * 32 * pairs)
+    assert attention_flops == pytest.approx(flops_per_pair * pairs)
 
 
 def test_sliding_windows_cost_less(dataset):

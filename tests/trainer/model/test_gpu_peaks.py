@@ -1,3 +1,5 @@
+"""Peaks of GPUs by the names that their driver reports."""
+
 import pytest
 
 from trainer.model.gpu_peaks import PEAKS, peak_flops_per_s

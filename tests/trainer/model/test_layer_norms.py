@@ -1,3 +1,5 @@
+"""Layer norms that keep bf16 for backward, and the dtype of the residual stream."""
+
 import copy
 
 import pytest
@@ -32,7 +34,7 @@ def test_residual_stream_has_its_dtype(family, setting, dtype, dataset):
     assert input_dtypes == [dtype] * len(training.module.layers)
 
 
-def _torchs_norm(*, affine: bool, bias: bool) -> nn.LayerNorm:
+def torch_norm(*, affine: bool, bias: bool) -> nn.LayerNorm:
     """Return torch's own layer norm, which keeps its input in fp32 for backward."""
     torch.manual_seed(0)
     norm = nn.LayerNorm(96, elementwise_affine=affine, bias=bias)
@@ -41,11 +43,11 @@ def _torchs_norm(*, affine: bool, bias: bool) -> nn.LayerNorm:
     return norm
 
 
-def _norm_that_keeps_bf16(norm: nn.LayerNorm) -> nn.LayerNorm:
+def bf16_norm(norm: nn.LayerNorm) -> nn.LayerNorm:
     """Return a layer norm with the same weights that keeps bf16 for backward."""
-    kept = copy.deepcopy(norm)
-    keep_norms_in_bf16([nn.Sequential(kept)], torch.float32)
-    return kept
+    norm_in_bf16 = copy.deepcopy(norm)
+    keep_norms_in_bf16([nn.Sequential(norm_in_bf16)], torch.float32)
+    return norm_in_bf16
 
 
 @pytest.fixture
@@ -54,8 +56,8 @@ def inputs() -> torch.Tensor:
     return torch.randn(2, 64, 96, generator=generator) * 3 + 1
 
 
-def _gradients(norm: nn.LayerNorm, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of any loss with respect to input, weight and bias."""
+def gradients_of(norm: nn.LayerNorm, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of an arbitrary loss, by input and then by parameters."""
     leaf = inputs.clone().requires_grad_()
     loss = norm(leaf).square().sin().sum()
     return torch.autograd.grad(loss, [leaf, *norm.parameters()])
@@ -70,31 +72,33 @@ def _gradients(norm: nn.LayerNorm, inputs: torch.Tensor) -> tuple[torch.Tensor, 
     ],
 )
 class TestNormThatKeepsBf16:
-    def test_has_the_result_of_torchs_in_training(self, affine, bias, inputs):
-        exact = _torchs_norm(affine=affine, bias=bias)
-        kept = _norm_that_keeps_bf16(exact)
+    def test_has_result_of_torch_in_training(self, affine, bias, inputs):
+        norm = torch_norm(affine=affine, bias=bias)
+        norm_in_bf16 = bf16_norm(norm)
         # Sums in fp32 are in another order.
-        torch.testing.assert_close(kept(inputs), exact(inputs), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            norm_in_bf16(inputs), norm(inputs), rtol=1e-5, atol=1e-5
+        )
 
     @torch.no_grad()
     def test_has_the_same_bits_in_evaluation(self, affine, bias, inputs):
-        exact = _torchs_norm(affine=affine, bias=bias)
-        kept = _norm_that_keeps_bf16(exact)
-        assert torch.equal(kept(inputs), exact(inputs))
+        norm = torch_norm(affine=affine, bias=bias)
+        norm_in_bf16 = bf16_norm(norm)
+        assert torch.equal(norm_in_bf16(inputs), norm(inputs))
 
     def test_has_gradients_within_one_rounding(self, affine, bias, inputs):
-        exact = _torchs_norm(affine=affine, bias=bias)
-        kept = _norm_that_keeps_bf16(exact)
+        norm = torch_norm(affine=affine, bias=bias)
+        norm_in_bf16 = bf16_norm(norm)
         for gradient, rounded in zip(
-            _gradients(exact, inputs), _gradients(kept, inputs), strict=True
+            gradients_of(norm, inputs), gradients_of(norm_in_bf16, inputs), strict=True
         ):
             assert (gradient - rounded).norm() < BF16_ROUNDING * gradient.norm()
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradient_of_weight_is_rounded(bias, inputs):
-    exact = _torchs_norm(affine=True, bias=bias)
-    kept = _norm_that_keeps_bf16(exact)
-    _, exact_gradient, *_ = _gradients(exact, inputs)
-    _, rounded_gradient, *_ = _gradients(kept, inputs)
+    norm = torch_norm(affine=True, bias=bias)
+    norm_in_bf16 = bf16_norm(norm)
+    _, exact_gradient, *_ = gradients_of(norm, inputs)
+    _, rounded_gradient, *_ = gradients_of(norm_in_bf16, inputs)
     assert not torch.equal(exact_gradient, rounded_gradient)

@@ -1,3 +1,5 @@
+"""Settings that are rejected as the GPU, a package or another setting is missing."""
+
 import pytest
 import torch
 
@@ -11,9 +13,12 @@ from trainer.model import requirements
 
 @pytest.fixture
 def build(monkeypatch, dataset):
-    """Build a compiled bf16 training for a GPU, without its optional packages."""
+    """Return a function that builds a compiled bf16 training for a GPU.
+
+    Optional packages are not installed, and tensors are on the meta device.
+    """
     monkeypatch.setattr(requirements, "find_spec", lambda name: None)
-    without_gpu = Ranks(
+    ranks = Ranks(
         rank=0,
         local_rank=0,
         local_world_size=1,
@@ -24,7 +29,8 @@ def build(monkeypatch, dataset):
     def build(family: str = "bert", **changes):
         settings = {"device": "cuda", "precision": "bf16", "compile": True} | changes
         config = oracles.config_of(family, **settings)
-        return build_training(config, 128, dataset.manifest.special_ids, without_gpu)
+        manifest = dataset.manifest
+        return build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
 
     return build
 
