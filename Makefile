@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CUDA := .venv-cuda/.made
 CUDA_LOWEST := .venv-cuda-lowest/.made
-# Two files at a time, each with a core of its own, in the order of tests/conftest.py.
-BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
+# Four files at a time, in the order of tests/conftest.py: two would leave a quarter of two
+# cores idle, as tests wait for processes.
+BY_FILE := -n 4 --dist loadfile --no-loadscope-reorder
 CUDA_TESTS := $(BY_FILE) tests/cuda
 CLUSTER := tests/system/slurm
 

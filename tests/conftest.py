@@ -25,7 +25,7 @@ ACCEPTED_SKIPS = (
     "no package index answers",
 )
 
-# Started first, so that two files at a time end together.
+# Started first, so that the files that run at the same time end together.
 LONGEST = (
     "test_quickstart.py",
     "test_typed.py",
@@ -79,7 +79,7 @@ def torchao(monkeypatch):
 
 
 def pytest_configure(config):
-    """Give tests that run beside others a core each.
+    """Keep tests that run beside others on one core.
 
     Threads of two processes that spin for one core would cost most of it.
     """

@@ -19,6 +19,7 @@ from tests.documentation.outputs import words_of
 
 SHIPPED = ROOT / "profiles" / "bert-mini-cpu.toml"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
+PLAN = ROOT / "docs" / "plan.md"
 SHOWN = [
     command
     for page in PAGES
@@ -72,18 +73,23 @@ def test_peak_of_own_code_is_within_its_budget():
     assert 0.9 < share <= 1
 
 
-def test_plan_prints_the_table_of_its_page():
+@pytest.fixture(scope="module")
+def printed_plan() -> list[str]:
+    """Return what the command prints that docs/plan.md shows, line by line."""
+    (command,) = (
+        command for command in commands_of(PLAN) if "--nodes 128" in command.text
+    )
+    return output_of(command.words[1:]).splitlines()
+
+
+def test_plan_prints_the_table_of_its_page(printed_plan):
     pinned = re.search(
         r"^torch==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE
     )
     if pinned is None or not importlib.metadata.version("torch").startswith(pinned[1]):
         pytest.skip("the page was written with the torch of constraints.txt")
-    page = ROOT / "docs" / "plan.md"
-    (command,) = (
-        command for command in commands_of(page) if "--nodes 128" in command.text
-    )
-    printed = [words_of(line) for line in output_of(command.words[1:]).splitlines()]
-    _, _, after = page.read_text().partition("| nodes | efficiency | tokens/s |")
+    printed = [words_of(line) for line in printed_plan]
+    _, _, after = PLAN.read_text().partition("| nodes | efficiency | tokens/s |")
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in after.partition("\n\n")[0].splitlines()[2:]
@@ -95,3 +101,11 @@ def test_plan_prints_the_table_of_its_page():
     # All nodes have a line for each figure.
     figures = " ".join(printed)
     assert [cell for cell in all_nodes if f" {cell} " not in figures] == []
+
+
+def test_plan_of_128_nodes_fits_a_screen(printed_plan):
+    assert len(printed_plan) <= 45
+    assert max(len(line) for line in printed_plan) <= 100
+    text = "\n".join(printed_plan)
+    assert "roofline" in text
+    assert printed_plan[-1] == "next: autotune probe --model bert-120m --data DIR"

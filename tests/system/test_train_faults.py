@@ -31,7 +31,7 @@ DRAWN = "drawn interruption"
 LONGEST = Loop("other ranks and strategies", partial(move, stages=BOTH), 1)
 POINTS = {
     DRAWN: 1,
-    "SIGKILL, 3 ranks": 1,
+    "SIGKILL, 2 ranks": 1,
     "spike, rolled back": 1,
     LONGEST.name: 1,
     "sick steps, left out": 1,

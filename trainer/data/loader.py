@@ -65,15 +65,22 @@ class _SourceInWorker(Dataset[MicroBatch | _WorkerError]):
             return _WorkerError(message=error.message, next_step=error.next_step)
 
 
-def _micro_batch_of(result: MicroBatch | _WorkerError) -> MicroBatch:
-    """Return the micro-batch that a worker returned.
+def _micro_batches_of(
+    results: Iterator[MicroBatch | _WorkerError],
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches that workers return, up to an error.
 
     Raises:
-        BadConfig: If the worker returned an error.
+        BadConfig: If a worker returned an error.
     """
-    if isinstance(result, _WorkerError):
-        raise BadConfig(result.message, next_step=result.next_step)
-    return result
+    for result in results:
+        if isinstance(result, _WorkerError):
+            # This lets the workers exit. The error's traceback would keep the iterator
+            # for Python's collector of cycles, which closes its queues before torch can
+            # tell the workers to exit.
+            del results
+            raise BadConfig(result.message, next_step=result.next_step)
+        yield result
 
 
 def make_loader(
@@ -107,7 +114,9 @@ def make_loader(
         # Python's default since 3.14 would pickle the dataset.
         multiprocessing_context="fork",
     )
-    return map(_micro_batch_of, loader)
+    # This starts the workers now.
+    results = iter(loader)
+    return _micro_batches_of(results)
 
 
 def micro_batch_plans(

@@ -62,22 +62,6 @@ def test_price_becomes_cost_with_bounds(workdir, says):
     assert printed["cost"]["low"] < printed["cost"]["value"] < printed["cost"]["high"]
 
 
-@pytest.mark.system
-@pytest.mark.usefixtures("warm_server")
-def test_papers_cluster_fits_a_screen(workdir, says):
-    words = (
-        "--model bert-120m --gpu h100-nvl-94gb --nodes 128 --ranks 2 --tokens 45.2B"
-        " --price-per-gpu-hour 2.5"
-    )
-    text = says("plan", *words.split())
-    lines = text.splitlines()
-    assert len(lines) <= 45
-    assert max(len(line) for line in lines) <= 100
-    assert "128 nodes reach" in text
-    assert "roofline" in text
-    assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
-
-
 def test_keeps_predicted_scaling(workdir, says):
     (workdir / "p.toml").write_text(profile_to_toml(probed()))
     out = says(
