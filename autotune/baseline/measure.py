@@ -16,13 +16,7 @@ from dataclasses import dataclass, field, replace
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.units import format_bytes
 from autotune.base.window_statistics import MIN_WINDOWS, estimate_windows, paired_ratio
-from autotune.baseline.decide.recipes import (
-    Recipe,
-    differences,
-    hf_trainer,
-    is_precise,
-    paper,
-)
+from autotune.baseline.decide.recipes import TUNED, Recipe, differences, is_precise
 from autotune.baseline.values import BaselineEvidence, RecipeName, RecipeRow
 from autotune.errors import OutOfTime
 from autotune.memory.probe import FIT_STEPS
@@ -38,61 +32,16 @@ from autotune.trials.outcomes import (
 from autotune.trials.runner import Rounds
 from autotune.trials.values import Trial
 from autotune.workers.measure import TrainingWindows, training_trial
-from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import sequence_statistics, with_batch_in_sequences
+from trainer.config.train_config import TrainConfig
 from trainer.data.manifest import Manifest
 
-TUNED: RecipeName = "tuned"
-"""Name of the recipe with the tuned settings."""
 RoundFigures = dict[RecipeName, TrainingFigures]
 """Figures of one round's windows, without those of recipes that failed."""
 
 
-def recipes_to_compare(
-    tuned: TrainConfig, dataset: TokenDataset, max_workers: int, limit: str
-) -> dict[RecipeName, Recipe]:
-    """Return the tuned recipe, and after it both baselines with the same global batch.
-
-    Args:
-        tuned: Configuration of the tuned settings.
-        dataset: Dataset of the training.
-        max_workers: As for ``paper``.
-        limit: As for ``paper``.
-    """
-    global_batch_tokens = _global_batch_tokens(tuned, dataset)
-    recipes = (
-        Recipe(name=TUNED, config=tuned, because={}),
-        hf_trainer(tuned, global_batch_tokens),
-        paper(tuned, global_batch_tokens, max_workers, limit),
-    )
-    return {recipe.name: recipe for recipe in recipes}
-
-
-def _global_batch_tokens(tuned: TrainConfig, dataset: TokenDataset) -> int:
-    """Return the average number of non-padding tokens in the tuned global batch."""
-    if tuned.global_batch_tokens:
-        return tuned.global_batch_tokens
-    sequences = with_batch_in_sequences(tuned, dataset).global_batch_size
-    mean_tokens = sequence_statistics(tuned, dataset).mean_non_padding_tokens
-    return max(1, round(sequences * mean_tokens))
-
-
-def non_padding_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
-    """Return the average share of non-padding tokens in a recipe's sequences.
-
-    Returns:
-        The share, or None if sequences are trimmed: then it differs between windows.
-    """
-    if config.layout in TRIMMED_LAYOUTS:
-        return None
-    sequences = sequence_statistics(config, dataset)
-    return sequences.mean_non_padding_tokens / config.seq_length_tokens
-
-
 @dataclass(slots=True, kw_only=True)
 class BaselineRunner:
-    """Measures recipes in rounds of windows until their speedups are precise."""
+    """Measurement of recipes in rounds of windows, until their speedups are precise."""
 
     training: TrainingWindows
     """Request, tuned configuration and limits of all windows."""
@@ -114,9 +63,9 @@ class BaselineRunner:
     """Bytes in use on each GPU before this program started, by NVML; None on a CPU or
     if unknown."""
     windows: Rounds
-    """Measures the windows, and counts them."""
+    """Measurement of the windows, with their time."""
     failures: dict[RecipeName, str] = field(default_factory=dict)
-    """Reason of each recipe that failed, and that later rounds leave out."""
+    """Reason for the failure of each recipe that failed. Later rounds leave it out."""
     rounds: list[RoundFigures] = field(default_factory=list)
     """Figures of the rounds so far."""
 
@@ -133,6 +82,8 @@ class BaselineRunner:
             while self._needs_another_round():
                 self._measure_round()
         except OutOfTime:
+            # The runner raises this before a window that would likely end after the
+            # deadline. The windows of the begun round are then not used.
             if len(self.rounds) < MIN_WINDOWS:
                 raise
         return BaselineEvidence(
@@ -144,12 +95,15 @@ class BaselineRunner:
         )
 
     def _remaining(self) -> list[RecipeName]:
+        """Return the recipes that have not failed."""
         return [name for name in self.recipes if name not in self.failures]
 
     def _remaining_baselines(self) -> list[RecipeName]:
+        """Return the recipes that have not failed, except for the tuned one."""
         return [name for name in self._remaining() if name != TUNED]
 
     def _needs_another_round(self) -> bool:
+        """Return True until the speedups are precise, or rounds or time are used up."""
         rounds = len(self.rounds)
         if rounds == 0:
             # The tuned settings are measured even if no baseline fits.
@@ -162,7 +116,7 @@ class BaselineRunner:
         return has_time and not self._is_precise()
 
     def _is_precise(self) -> bool:
-        """Return whether all speedups are precise and all rates have bounds."""
+        """Return True if all speedups are precise and all rates have bounds."""
         speedups_are_precise = all(
             is_precise(self._speedup(name)) for name in self._remaining_baselines()
         )
@@ -173,10 +127,10 @@ class BaselineRunner:
         return speedups_are_precise and rates_have_bounds
 
     def _make_fit(self, name: RecipeName) -> None:
-        """Halve a recipe's micro-batch until it fits the memory budget of the probe.
+        """Halve a recipe's micro-batch until it fits the memory budget of the profile.
 
-        If not even one sequence fits, or if the check itself fails, record the reason
-        in ``failures``.
+        If not even one sequence fits, or if the check itself fails, the reason is
+        recorded in ``failures``.
         """
         while True:
             recipe = self.recipes[name]
@@ -255,7 +209,7 @@ class BaselineRunner:
         Args:
             name: Recipe of the window.
             outcome: Outcome of the window.
-            seconds: Not used; ``Rounds.measure_round`` passes it.
+            seconds: Time of the window, which ``Rounds`` passes. It is ignored.
 
         Raises:
             Undecided: If a window of the tuned settings failed.
@@ -293,26 +247,32 @@ class BaselineRunner:
 
     def _row(self, name: RecipeName) -> RecipeRow:
         """Return a recipe's row of the evidence."""
+        differences_from_tuned = differences(
+            self.recipes[name],
+            self.training.config,
+            self.training.limits.local_ranks,
+        )
         windows = self._windows_of(name)
-        measured: dict[str, float | None] = {}
-        if windows:
-            speedup = self._speedup(name)
-            measured["speedup"] = speedup.value
-            # The tuned settings have no noise against themselves.
-            if name != TUNED:
-                measured["speedup_low"] = speedup.low
-                measured["speedup_high"] = speedup.high
-            measured["data_wait_share"] = statistics.median(
-                window.data_wait_share for window in windows
+        if not windows:
+            return RecipeRow(
+                name=name,
+                differences=differences_from_tuned,
+                tokens_per_s=[],
+                outcome=self.failures[name],
             )
+        speedup = self._speedup(name)
+        if name == TUNED:
+            # The tuned settings have no noise against themselves.
+            speedup = Interval(value=speedup.value)
         return RecipeRow(
             name=name,
-            differences=differences(
-                self.recipes[name],
-                self.training.config,
-                self.training.limits.local_ranks,
-            ),
+            differences=differences_from_tuned,
             tokens_per_s=self._rates(name),
+            speedup=speedup.value,
+            speedup_low=speedup.low,
+            speedup_high=speedup.high,
+            data_wait_share=statistics.median(
+                window.data_wait_share for window in windows
+            ),
             outcome=self.failures.get(name, "ran"),
-            **measured,
         )

@@ -83,6 +83,7 @@ class _TableRow:
 
 
 def _bounds(figure: Interval | None, form: Callable[[float], str]) -> str | None:
+    """Return the bounds of a figure as text; None without a figure."""
     return None if figure is None else format_window_bounds(figure, form)
 
 
@@ -99,6 +100,7 @@ def _comparison(baseline: BaselineEvidence) -> tuple[doc.Block, ...]:
 
 
 def _table_row(recipe: RecipeRow) -> _TableRow:
+    """Return a recipe with its rate and its speedup, and the bounds of both."""
     rate = None
     if recipe.tokens_per_s:
         rate = estimate_windows(recipe.tokens_per_s).interval()
@@ -163,6 +165,7 @@ def _differences(recipe: RecipeRow) -> doc.Words:
 
 
 def _difference(difference: SettingDifference) -> str:
+    """Return a setting with both of its values, and the reason for it if any."""
     text = f"{difference.key}: {format_setting(difference.theirs)}"
     # A forced setting may happen to be the tuned one.
     if difference.theirs != difference.tuned:

@@ -8,11 +8,8 @@ import contextlib
 
 from autotune.base.defaults import BASELINE_ROUNDS
 from autotune.base.files import write_atomically
-from autotune.baseline.measure import (
-    BaselineRunner,
-    non_padding_share,
-    recipes_to_compare,
-)
+from autotune.baseline.dataset_recipes import non_padding_share, recipes_to_compare
+from autotune.baseline.measure import BaselineRunner
 from autotune.baseline.values import BaselineEvidence
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.local_probe import require_local_probe
@@ -36,14 +33,15 @@ def compare_recipes(
     """Measure the speedup over both baselines, and write it into the profile.
 
     Args:
-        bench: Machine with the dataset.
-        stored: The profile and its file.
-        request: Windows to train, and their time budget.
+        bench: Session on the machine and the dataset.
+        stored: Profile that was probed here.
+        request: Windows to measure, with their time budget.
         rounds: Maximum number of rounds.
 
     Raises:
-        ProfileRejected: If it is of another machine, model or dataset.
-        Undecided: If the tuned settings failed.
+        ProfileRejected: If the profile is of another machine, model or dataset.
+        OutOfTime: If the deadline leaves no time for three rounds.
+        Undecided: If a window of the tuned settings failed.
     """
     train = stored.profile.train
     probe = require_local_probe(stored, bench.fingerprint(train.model))
@@ -56,10 +54,10 @@ def compare_recipes(
             name: non_padding_share(recipe.config, dataset)
             for name, recipe in recipes.items()
         }
-    # A check that it fits for each baseline, and a window of each recipe in each round.
-    trials = len(recipes) - 1 + len(recipes) * rounds
+    fit_checks = len(recipes) - 1  # one for each baseline
+    expected_trials = fit_checks + len(recipes) * rounds
     with bench.phase(
-        "baseline", stored.path, train.model, request, trials
+        "baseline", stored.path, train.model, request, expected_trials
     ) as trial_runner:
         comparison = BaselineRunner(
             training=training,

@@ -41,6 +41,7 @@ class RecipeRow(StrictTable):
     """Measurements of one recipe with the same model, data and trainer."""
 
     name: RecipeName
+    """Name of the recipe."""
     differences: list[SettingDifference] = Field(default_factory=list)
     """Differences from the tuned settings that affect speed."""
     tokens_per_s: list[PositiveFloat]
@@ -85,7 +86,7 @@ class BaselineEvidence(StrictTable):
     """Seconds that all trials of the comparison took, checks of fit included."""
 
 
-def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:
+def row_of(baseline: BaselineEvidence | None, name: RecipeName) -> RecipeRow | None:
     """Return the row of a recipe; None if it was not compared."""
     if baseline is None:
         return None

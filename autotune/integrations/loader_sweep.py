@@ -19,10 +19,11 @@ from autotune.integrations.values import (
 from autotune.trials.outcomes import Crashed, Measured, Outcome, TimedOut
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial
+from autotune.workers.count_evidence import count_evidence_fields, count_row_fields
 from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.count_statistics import Count
 from autotune.workers.decide.loader_limits import LoaderLimits
-from autotune.workers.measure import gpu_source
+from autotune.workers.gpu_figures import gpu_source
 
 _PREFETCH_FACTOR = 2
 """Torch's default."""
@@ -111,14 +112,14 @@ def sweep_loader(
         windows = sweep.windows_with(count)
         rows.append(
             LoaderRow(
-                **sweep.row_fields(count, choice),
+                **count_row_fields(sweep, choice, count),
                 batches_per_s=[window.tokens_per_s for window in windows],
                 processes=max(window.processes for window in windows),
             )
         )
     every = sweep.all_windows
     return LoaderEvidence(
-        **sweep.evidence_fields(choice),
+        **count_evidence_fields(sweep, choice),
         rows=rows,
         replayed_step_s=asked.step_time_s,
         cached_batches_per_s=[

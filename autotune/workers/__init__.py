@@ -8,5 +8,5 @@ Begin with ``decide.worker_count``, the rule that chooses the count and the wind
 measure next. ``count_sweep`` applies it, ``measure`` to the trainer's own DataLoader,
 and ``stage.count_workers`` is the whole phase. ``jobs.training`` runs a window in the
 child process. If no number of workers suffices, ``joint_search`` also tries prefetching
-and pinning.
+and pinning. ``workers_evidence`` makes a table of the profile from a finished sweep.
 """

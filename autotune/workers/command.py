@@ -39,8 +39,8 @@ _OPTIONS_OF_OWN_LOADER = frozenset(
         "reports",
     }
 )
-"""Options of a sweep of your own loader, by the names of parameters. It rejects
-others."""
+"""Parameters of the command that apply to a sweep of your own loader. The options of
+all others are rejected with it."""
 
 
 @opt.grouped
@@ -125,14 +125,14 @@ def _sweep_profile(
     request: "SweepRequest",
     job: JobOptions,
 ) -> None:
-    """Sweep the trainer's own DataLoader for a probed profile, here or as a job.
+    """Sweep the trainer's own DataLoader for a probed profile, or submit a job for it.
 
     Args:
-        context: Command line, from which a job repeats it.
+        context: Command line, which a job runs again.
         stored: Probed profile, into which the number of workers is written.
         probe: Evidence of its probe.
         request: Windows to measure, with their time budget.
-        job: Options of a SLURM job, and of the output.
+        job: Options of the SLURM job and of the output.
     """
     from autotune.base.document import answer_json
     from autotune.trials.session import open_session
@@ -165,13 +165,13 @@ def _sweep_profile(
 
 
 def _next_step_without_gpu(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
-    """Return the next step for a machine without the profile's GPU.
+    """Return the next step for a machine without the profile's GPU, as a sentence.
 
-    It has a placeholder for the step's time, unless the probe timed the micro-batch
-    size of the profile.
+    It advises to replay the training step for as long as it took in the probe.
     """
     from autotune.profiles.decide.follow_up import command
 
+    # A placeholder, if the probe did not time the micro-batch size of the profile.
     step_time = "T"
     for point in probe.curve:
         if point.micro_batch_size == stored.profile.train.micro_batch_size:

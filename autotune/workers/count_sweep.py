@@ -1,20 +1,18 @@
 """Sweep of a number of DataLoader workers, by windows in rounds.
 
 The sweep ends when the smallest sufficient count is decided, or its time budget is used
-up. A subclass builds the trial of a window and reads its figures.
+up. A subclass builds the trial of a window and reads its figures: one of the trainer's
+own loader, one of yours.
 """
 
 import abc
 import itertools
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from autotune.base.units import format_seconds
 from autotune.errors import AutotuneError, OutOfTime, Undecided
-from autotune.trials.decide.gpu_activity import combine_known
-from autotune.trials.job_figures import GpuUse, LoadedWindow
+from autotune.trials.job_figures import LoadedWindow
 from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.runner import Rounds, TrialRunner
 from autotune.trials.values import Trial
@@ -71,8 +69,6 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
         self.measurement = Rounds(runner=self.runner)
         self.max_workers, self.max_workers_because = self.limits.max_workers()
 
-    # What differs between the trainer's loader and your own.
-
     @property
     @abc.abstractmethod
     def limits(self) -> LoaderLimits:
@@ -111,13 +107,12 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
         """
         return None
 
-    # Measuring.
-
     def run(self) -> WorkersChoice:
         """Measure until the count is decided or the budget is used up.
 
         Raises:
-            Undecided: If a window fails.
+            OutOfTime: If the deadline leaves no time for the first three rounds.
+            Undecided: If a window failed.
         """
         while not self.time_is_over:
             next_rounds = self._rule().next_rounds()
@@ -127,23 +122,52 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             self._limit_by_measured_memory()
         return self._rule().choose()
 
+    @property
+    def time_is_over(self) -> bool:
+        """True if the budget is used up, or the deadline leaves no time for a window.
+
+        It is False before three rounds, which are always measured.
+        """
+        if len(self.rounds) < FIRST_ROUNDS:
+            return False
+        return self._ran_out_of_time or self.measurement.seconds >= self.budget_s
+
+    def _rule(self) -> WorkersRule:
+        """Return the rule on the complete rounds so far."""
+        rounds = []
+        for windows in self.rounds:
+            compared = {
+                count: WindowFigures(
+                    tokens_per_s=self.compared_rate(figures),
+                    data_wait_share=figures.data_wait_share,
+                )
+                for count, figures in windows.items()
+            }
+            rounds.append(compared)
+        return WorkersRule(rounds, self.max_workers)
+
     def _measure_rounds(self, next_rounds: NextRounds) -> None:
         """Measure rounds until the time is over, or their largest count does not fit.
 
         Raises:
-            OutOfTime: If no time is left for the rounds that are always measured.
-            Undecided: If a window fails.
+            OutOfTime: If the deadline leaves no time for the first three rounds.
+            Undecided: If a window failed.
         """
         for _ in range(next_rounds.rounds):
             try:
-                self.rounds.append(self._measure_round(next_rounds.counts))
+                windows = self._measure_round(next_rounds.counts)
             except OutOfTime:
-                self._ran_out_of_time = True
-                if not self.time_is_over:
+                # The runner raises this before a window that would likely end after the
+                # deadline. The windows of the begun round are then not used.
+                if len(self.rounds) < FIRST_ROUNDS:
                     raise
+                self._ran_out_of_time = True
+                return
             except WorkersDied as died:
+                # ``_check_window`` raises this after the window in which they died.
                 self._limit_to_tried_counts(next_rounds.counts, died)
                 return
+            self.rounds.append(windows)
             if self.time_is_over:
                 return
 
@@ -168,7 +192,9 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             windows: Windows of the round.
 
         Raises:
-            WorkersDied: If host memory ran out.
+            WorkersDied: If DataLoader workers of a window ran out of host memory.
+            OutOfTime: If a window is likely to end after the deadline.
+            AutotuneError: As ``known_failure`` returned for a window that failed.
             Undecided: If a window failed for another reason.
         """
         trials = {
@@ -176,25 +202,26 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             for window in windows
         }
         outcomes = self.measurement.measure_round(
-            round_number, trials, self._reject_failure
+            round_number,
+            trials,
+            lambda name, outcome, seconds: self._check_window(outcome),
         )
         figures = []
         # Every other round ran backwards.
         for window in windows:
             outcome = outcomes[window.name]
-            # ``_reject_failure`` raised otherwise.
+            # ``_check_window`` raised otherwise.
             assert isinstance(outcome, Measured)
             figures.append(self.read_figures(outcome))
         return figures
 
-    def _reject_failure(self, name: str, outcome: Outcome, seconds: float) -> None:
-        """Raise an error if the window that just ended has no figures.
+    def _check_window(self, outcome: Outcome) -> None:
+        """Check that the window that just ended has figures.
 
-        Args:
-            name: Name of the window. It is ignored: unlike it, the label of the
-                finished trial says its round and attempt.
-            outcome: Outcome of the window.
-            seconds: Time of the window, which makes no difference.
+        Raises:
+            WorkersDied: If its DataLoader workers ran out of host memory.
+            AutotuneError: As ``known_failure`` returned.
+            Undecided: If it failed for another reason.
         """
         label = self.runner.finished[-1].label
         if workers_died(outcome):
@@ -204,70 +231,56 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
             raise failure
         self.runner.require_measured(f"the window '{label}'", outcome)
 
-    # The limit of workers.
-
     def _limit_to_tried_counts(
         self, counts: Sequence[Count], died: WorkersDied
     ) -> None:
         """Lower the limit to the counts that ran before, after workers died.
 
+        Args:
+            counts: Counts of the round in which workers died.
+            died: Error that names the window in which they died.
+
         Raises:
             Undecided: If as many workers ran before, so that a lower limit would not
                 help.
         """
-        largest_tried = max(self.counts, default=0)
         largest_count = max(count or 0 for count in counts)
-        if largest_count <= largest_tried:
+        if largest_count <= self._largest_tried:
             raise Undecided(
                 f"DataLoader workers died although as many ran before: {died}",
                 next_step=(
                     "Request more memory for the job, or set a smaller --max-workers."
                 ),
             ) from died
-        self.max_workers = largest_tried
+        self.max_workers = self._largest_tried
         self.max_workers_because = str(died)
 
     def _limit_by_measured_memory(self) -> None:
-        """Lower the limit if workers need more memory than assumed."""
+        """Lower the limit if workers need more memory than assumed.
+
+        Counts that ran before stay within the limit.
+        """
         worker_bytes = self.worker_bytes
-        largest_tried = max(self.counts)
-        if worker_bytes is None or largest_tried >= self.max_workers:
+        if worker_bytes is None or self._largest_tried >= self.max_workers:
             return
         shortage = self.limits.shortage(self.max_workers, worker_bytes)
         if shortage is None:
             return
         fitting = self.limits.largest_fitting(self.max_workers, worker_bytes)
-        self.max_workers = max(largest_tried, fitting)
+        self.max_workers = max(self._largest_tried, fitting)
         self.max_workers_because = shortage
-
-    # Results so far.
-
-    @property
-    def time_is_over(self) -> bool:
-        """True if the budget is used up; three rounds are always measured."""
-        if len(self.rounds) < FIRST_ROUNDS:
-            return False
-        return self._ran_out_of_time or self.measurement.seconds >= self.budget_s
-
-    def _rule(self) -> WorkersRule:
-        """Return the rule on the complete rounds so far."""
-        rounds = []
-        for windows in self.rounds:
-            compared = {
-                count: WindowFigures(
-                    tokens_per_s=self.compared_rate(figures),
-                    data_wait_share=figures.data_wait_share,
-                )
-                for count, figures in windows.items()
-            }
-            rounds.append(compared)
-        return WorkersRule(rounds, self.max_workers)
 
     @property
     def counts(self) -> list[int]:
-        """Numbers of workers that were tried."""
+        """Numbers of workers that were tried, in ascending order."""
         tried = set(itertools.chain.from_iterable(self.rounds))
         return sorted(count for count in tried if count is not None)
+
+    @property
+    def _largest_tried(self) -> int:
+        """Most workers that were tried; 0 before the first round, which tries none."""
+        counts = self.counts
+        return counts[-1] if counts else 0
 
     @property
     def all_windows(self) -> list[FiguresT]:
@@ -282,62 +295,7 @@ class CountSweep(abc.ABC, Generic[FiguresT]):
     @property
     def worker_bytes(self) -> int | None:
         """Memory of the largest DataLoader worker so far; None if none was measured."""
-        return _largest_known(figures.worker_bytes for figures in self.all_windows)
-
-    def evidence_fields(self, choice: WorkersChoice) -> dict[str, Any]:
-        """Return the fields of ``CountEvidence`` that the sweep knows."""
-        return {
-            "chosen": choice.workers,
-            "undecided_between": list(choice.undecided_between),
-            "keeps_up": choice.keeps_up,
-            "choice": self._reason(choice),
-            "next_smaller": choice.next_smaller,
-            "max_workers": self.max_workers,
-            "max_workers_because": self.max_workers_because,
-            **self.measurement.totals,
-        }
-
-    def _reason(self, choice: WorkersChoice) -> str:
-        """Return the reason for the chosen count, and what is undecided, in words."""
-        if not choice.undecided_between:
-            return choice.proof
-        between = " and ".join(map(str, choice.undecided_between))
-        after = ""
-        if self.time_is_over:
-            after = f" after {format_seconds(self.budget_s)}"
-        return (
-            f"undecided between {between}{after};"
-            f" num_workers={choice.workers}: {choice.proof}"
-        )
-
-    def row_fields(self, count: int, choice: WorkersChoice) -> dict[str, Any]:
-        """Return the fields of a ``CountRow`` about the windows with a count."""
-        windows = self.windows_with(count)
-        ratio = choice.ratios[count]
-        return {
-            "num_workers": count,
-            "ratio_to_cached": ratio.value,
-            "ratio_low": ratio.low,
-            "ratio_high": ratio.high,
-            "verdict": choice.verdicts[count],
-            "gpu": mean_gpu_use(windows),
-            "data_wait_share": statistics.median(
-                window.data_wait_share for window in windows
-            ),
-            "memory_bytes": _largest_known(window.memory_bytes for window in windows),
-        }
-
-
-def mean_gpu_use(windows: Sequence[LoadedWindow]) -> GpuUse | None:
-    """Return means over windows and GPUs; None without a GPU."""
-    gpus = [gpu for window in windows for gpu in window.gpus]
-    if not gpus:
-        return None
-    means = {
-        name: combine_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus))
-        for name in GpuUse.model_fields
-    }
-    return GpuUse(**means)
+        return largest_known(figures.worker_bytes for figures in self.all_windows)
 
 
 def _window_name(count: Count) -> str:
@@ -345,6 +303,6 @@ def _window_name(count: Count) -> str:
     return "cached batches" if count is None else f"num_workers={count}"
 
 
-def _largest_known(sizes_bytes: Iterable[int | None]) -> int | None:
+def largest_known(sizes_bytes: Iterable[int | None]) -> int | None:
     """Return the largest size; None if no size could be read, or all are zero."""
     return max((size for size in sizes_bytes if size), default=None)

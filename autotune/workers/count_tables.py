@@ -11,7 +11,13 @@ from autotune.workers.values import CountEvidence, CountRow
 
 
 def count_head(title: str, chosen: str, evidence: CountEvidence) -> doc.Pairs:
-    """Return the chosen count with its reason, and the next smaller one's result."""
+    """Return the chosen count with its reason, and the next smaller one's result.
+
+    Args:
+        title: Name of the chosen settings.
+        chosen: The chosen settings, in a few words.
+        evidence: Evidence of the sweep.
+    """
     reason = f" ({evidence.choice})"
     if evidence.next_smaller:
         reason += f". {sentence(evidence.next_smaller)}"
@@ -21,7 +27,13 @@ def count_head(title: str, chosen: str, evidence: CountEvidence) -> doc.Pairs:
 def count_table(
     rows: Sequence[CountRow], rate_header: str, rates: Sequence[str]
 ) -> doc.Table:
-    """Return the table of windows by number of workers, with a column of rates."""
+    """Return the table of windows by number of workers, with a column of rates.
+
+    Args:
+        rows: Results by number of workers.
+        rate_header: Header of the rates, with their unit.
+        rates: Rate of each row, as text.
+    """
     headers = (
         "num_workers",
         rate_header,
@@ -42,6 +54,7 @@ def count_table(
 
 
 def _count_cells(row: CountRow, rate: str) -> Row:
+    """Return the cells of a count, in the order of the headers of ``count_table``."""
     utilisation_share = row.gpu.utilisation_share if row.gpu else None
     return [
         str(row.num_workers),

@@ -1,38 +1,32 @@
 """Joint search over workers, prefetching and pinning by Optuna's TPE.
 
-It runs if no number of workers alone is sufficient.
+It runs if no number of workers alone is sufficient. Settings are tried in windows next
+to cached batches; then rounds of windows compare the best ones with workers alone.
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from autotune.base.interval import Interval
 from autotune.base.window_statistics import paired_ratio
-from autotune.trials.job_figures import TrainingFigures
-from autotune.trials.outcomes import Measured
-from autotune.trials.values import FinishedTrial
 from autotune.workers.count_sweep import NamedWindow
 from autotune.workers.decide.count_statistics import FIRST_ROUNDS
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.decide.dead_workers import WorkersDied
 from autotune.workers.decide.worker_count import WorkersChoice
+from autotune.workers.joint_study import loader_space, study_of
 from autotune.workers.measure import Sweep, training_trial
-from autotune.workers.values import JointChoice, TrainingRequest
-from trainer.config.train_config import DataSettings, Tag, tagged
+from autotune.workers.values import JointChoice
+from trainer.config.train_config import DataSettings
 
-if TYPE_CHECKING:
-    import optuna
-    from optuna.distributions import BaseDistribution
-
-PREFETCH_CHOICES = (1, 2, 4, 8)
-"""Micro-batches that a worker loads ahead, to try."""
 MOST_TRIALS = 12
 """Limit of settings that the search tries."""
-VERIFYING_ROUNDS = 12
-"""Limit of rounds that compare the best of the search with the best number of workers
-alone."""
+FEWEST_COMPARISON_ROUNDS = 2 * FIRST_ROUNDS
+"""Fewest rounds that compare the best settings of the search with workers alone, twice
+as many as judge a number of workers."""
+MOST_COMPARISON_ROUNDS = 12
+"""Limit of rounds that compare the best settings of the search with workers alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +53,7 @@ class _Window:
 def gap_remains(choice: WorkersChoice) -> bool:
     """Return True if no number of workers closes the gap to cached batches.
 
-    Even the best one is too slow at 98 % confidence, and waits for data.
+    At 98 % confidence, the fastest number is too slow. The chosen one waits for data.
     """
     best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
     return not choice.keeps_up and best.high is not None and best.high < ENOUGH_SHARE
@@ -70,41 +64,45 @@ def search_joint(
 ) -> JointChoice | None:
     """Search loader settings after a sweep, and compare the best with workers alone.
 
-    The comparison interleaves windows of the best settings with windows of the number
-    of workers that the sweep chose, whose other settings are those of the profile.
+    "Workers alone" are the settings of the profile, with the number of workers that the
+    sweep chose.
 
     Args:
         sweep: Finished sweep.
         choice: Choice of the sweep.
-        trials: Settings to try, each in a window next to one on cached batches.
+        trials: Number of settings to try, each in a window next to cached batches.
 
     Returns:
-        None if no setting was tried.
+        The result; None if no other settings ran, or if workers died in the comparison.
+
+    Raises:
+        OutOfTime: If a window is likely to end after the deadline.
+        Undecided: If a window failed.
     """
     alone = sweep.training.config.data.model_copy(
         update={"num_workers": choice.workers}
     )
     ratios = _search(sweep, alone, trials)
-    tried = sum(map(len, ratios.values()))
-    ratios.pop(alone, None)
-    if not ratios:
+    tried = sum(len(ratios_of_data) for ratios_of_data in ratios.values())
+    others = [data for data in ratios if data != alone]
+    if not others:
         return None
-    candidate = max(ratios, key=lambda data: statistics.fmean(ratios[data]))
+    candidate = max(others, key=lambda data: statistics.fmean(ratios[data]))
+    first_round = len(sweep.rounds) + tried
     try:
-        ratio = _verify(sweep, len(sweep.rounds) + tried, candidate, alone)
+        ratio = _compare(sweep, first_round, candidate, alone)
     except WorkersDied:
-        # The candidate ran once in the search, but is not safe to train with.
+        # The candidate ran in the search, but is not safe to train with.
         return None
-    settings = {
-        name: getattr(candidate, name) for name in tagged(DataSettings, Tag.LOADER)
-    }
     return JointChoice(
         trials=tried,
+        num_workers=candidate.num_workers,
+        prefetch_factor=candidate.prefetch_factor,
+        pin_memory=candidate.pin_memory,
         ratio_to_workers_alone=ratio.value,
         ratio_low=ratio.low,
         ratio_high=ratio.high,
         adopted=ratio.low is not None and ratio.low > 1.0,
-        **settings,
     )
 
 
@@ -114,7 +112,16 @@ def _search(
     """Try settings, and return their ratios to cached batches.
 
     Settings whose workers die, or would not fit into memory, are left out.
+
+    Args:
+        sweep: Finished sweep.
+        alone: Settings of workers alone, which those to try are based on.
+        trials: Number of settings to try; the study may suggest some twice.
+
+    Returns:
+        Ratio in each window of the settings, by settings.
     """
+    # Imported when used, because the import is slow.
     from optuna.trial import TrialState
 
     is_replayed = sweep.training.request.replayed_step_s is not None
@@ -133,6 +140,7 @@ def _search(
             _check_memory(sweep, data)
             cached_rate, rate = _rates(sweep, round_number, windows)
         except WorkersDied:
+            # By the forecast of memory, or in the window itself.
             study.tell(trial, state=TrialState.FAIL)
             continue
         study.tell(trial, rate / cached_rate)
@@ -149,13 +157,19 @@ def _check_memory(sweep: Sweep, data: DataSettings) -> None:
         raise WorkersDied(shortage)
 
 
-def _verify(
+def _compare(
     sweep: Sweep, first_round: int, candidate: DataSettings, alone: DataSettings
 ) -> Interval:
     """Interleave windows of two settings, and return the ratio of their throughput.
 
-    This ends when the settings differ at 98 % confidence, or the rounds or the time are
-    used up.
+    The rounds end when the settings differ at 98 % confidence, or when rounds or time
+    are used up.
+
+    Args:
+        sweep: Finished sweep.
+        first_round: Number of the first round, after all rounds so far.
+        candidate: Settings whose throughput is divided by that of ``alone``.
+        alone: Settings of workers alone.
     """
     windows = (_Window(data=candidate), _Window(data=alone))
     pairs: list[tuple[float, float]] = []
@@ -163,18 +177,26 @@ def _verify(
         candidate_rate, alone_rate = _rates(sweep, first_round + len(pairs), windows)
         pairs.append((candidate_rate, alone_rate))
         ratio = paired_ratio(pairs)
-        differs = (
-            ratio.low is not None
-            and ratio.high is not None
-            and not ratio.low <= 1.0 <= ratio.high
-        )
-        is_decided = differs and len(pairs) >= 2 * FIRST_ROUNDS
-        if is_decided or len(pairs) >= VERIFYING_ROUNDS or sweep.time_is_over:
+        is_decided = len(pairs) >= FEWEST_COMPARISON_ROUNDS and _excludes_one(ratio)
+        if is_decided or len(pairs) >= MOST_COMPARISON_ROUNDS or sweep.time_is_over:
             return ratio
 
 
+def _excludes_one(ratio: Interval) -> bool:
+    """Return True if a ratio has bounds, and 1 does not lie between them."""
+    if ratio.low is None or ratio.high is None:
+        return False
+    return not ratio.low <= 1.0 <= ratio.high
+
+
 def _rates(sweep: Sweep, round_number: int, windows: Sequence[_Window]) -> list[float]:
-    """Return tokens/s including padding of consecutive windows."""
+    """Return tokens/s including padding of consecutive windows, in their order.
+
+    Raises:
+        WorkersDied: If DataLoader workers of a window ran out of host memory.
+        OutOfTime: If a window is likely to end after the deadline.
+        Undecided: If a window failed.
+    """
     names = [window.name for window in windows]
     named_windows = []
     for window in windows:
@@ -185,93 +207,3 @@ def _rates(sweep: Sweep, round_number: int, windows: Sequence[_Window]) -> list[
         named_windows.append(NamedWindow(name=window.name, trial=trial))
     figures_of_windows = sweep.measure_windows(round_number, named_windows)
     return [figures.padded_tokens_per_s for figures in figures_of_windows]
-
-
-def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribution]":
-    """Return the joint space of loader settings.
-
-    Args:
-        max_workers: Most DataLoader workers of a rank.
-        pinning: True to search over pinned memory, which is only useful with a GPU.
-    """
-    from optuna.distributions import CategoricalDistribution, IntDistribution
-
-    space: dict[str, BaseDistribution] = {
-        "num_workers": IntDistribution(0, max_workers),
-        "prefetch_factor": CategoricalDistribution(PREFETCH_CHOICES),
-    }
-    if pinning:
-        space["pin_memory"] = CategoricalDistribution((True, False))
-    return space
-
-
-def study_of(
-    finished: Iterable[FinishedTrial], max_workers: int, *, pinning: bool
-) -> "optuna.Study":
-    """Return a study that maximises throughput relative to cached batches.
-
-    Throughput is in tokens/s including padding, and is compared in the same round.
-    Windows with settings outside the space, or without cached batches in their round,
-    are ignored.
-
-    Args:
-        finished: Finished trials, of which the study takes the windows of training.
-        max_workers: Most DataLoader workers of a rank.
-        pinning: True to search over pinned memory.
-    """
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # A fixed seed, so that the same trial log gives the same search.
-    study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=0)
-    )
-    space = loader_space(max_workers, pinning=pinning)
-    windows = _measured_windows(finished)
-    cached_rates = {
-        window.request.round: window.padded_tokens_per_s
-        for window in windows
-        if window.request.cached
-    }
-    for window in windows:
-        round_number = window.request.round
-        if window.request.cached or round_number not in cached_rates:
-            continue
-        data = window.request.config.data
-        if not _is_in_space(data, max_workers):
-            continue
-        trial = optuna.trial.create_trial(
-            params={name: getattr(data, name) for name in space},
-            distributions=space,
-            value=window.padded_tokens_per_s / cached_rates[round_number],
-        )
-        study.add_trial(trial)
-    return study
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MeasuredWindow:
-    """Window of training with its rate."""
-
-    request: TrainingRequest
-    padded_tokens_per_s: float
-    """Tokens/s including padding."""
-
-
-def _measured_windows(finished: Iterable[FinishedTrial]) -> list[_MeasuredWindow]:
-    """Return the windows of training that have figures."""
-    windows = []
-    for trial in finished:
-        if trial.trial.job == "training" and isinstance(trial.outcome, Measured):
-            figures = TrainingFigures.of(trial.outcome)
-            window = _MeasuredWindow(
-                request=TrainingRequest.of(trial.trial.measured),
-                padded_tokens_per_s=figures.padded_tokens_per_s,
-            )
-            windows.append(window)
-    return windows
-
-
-def _is_in_space(data: DataSettings, max_workers: int) -> bool:
-    """Return True if the study may contain these loader settings."""
-    return data.num_workers <= max_workers and data.prefetch_factor in PREFETCH_CHOICES

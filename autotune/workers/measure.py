@@ -1,32 +1,26 @@
-"""Sweep of the trainer's DataLoader workers, by windows of real training steps."""
+"""Windows of real training steps, and the sweep of the trainer's DataLoader workers.
 
-import statistics
+The search for faster settings and the comparison with baselines measure the same
+windows, with other settings.
+"""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.base.units import format_percent, format_seconds
-from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.store import with_data
-from autotune.trials.decide.gpu_activity import combine_known
-from autotune.trials.job_figures import GpuUseFigures, LoadedWindow, TrainingFigures
+from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.session import Session
 from autotune.trials.values import Trial
-from autotune.workers.count_sweep import CountSweep, mean_gpu_use
+from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.count_statistics import Count
-from autotune.workers.decide.loader_limits import LoaderLimits, batch_bytes
-from autotune.workers.decide.worker_count import WorkersChoice
-from autotune.workers.values import (
-    SweepRequest,
-    TrainingRequest,
-    WorkersEvidence,
-    WorkersRow,
-)
+from autotune.workers.decide.loader_limits import LoaderLimits, micro_batch_bytes
+from autotune.workers.values import SweepRequest, TrainingRequest
 from trainer.config.train_config import TrainConfig
 
 MIN_STEPS = 4
-"""Least number of steps in a window."""
+"""Fewest optimizer steps of a window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +34,8 @@ class TrainingWindows:
     limits: LoaderLimits
     """Limits of the DataLoader workers of a rank."""
     storage: str = ""
-    """Name of the storage that holds the dataset; trial logs are reused on the same
-    storage only."""
+    """Name of the storage that holds the dataset. A trial log is reused only if its
+    windows read from the same storage."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,9 +64,9 @@ class Sweep(CountSweep[TrainingFigures]):
         return TrainingFigures.of(outcome)
 
     def compared_rate(self, figures: TrainingFigures) -> float:
-        """Return tokens/s including padding.
+        """Return tokens/s including padding, in which the samples make no difference.
 
-        The non-padding tokens of a window depend on its samples.
+        How many tokens of a window are not padding is chance.
         """
         return figures.padded_tokens_per_s
 
@@ -80,7 +74,7 @@ class Sweep(CountSweep[TrainingFigures]):
 def training_windows(
     bench: Session, config: TrainConfig, request: SweepRequest, ranks: int
 ) -> TrainingWindows:
-    """Return the request for windows here, with the limits of each rank's workers.
+    """Return the request for windows on this machine, with its limits of workers.
 
     Args:
         bench: Session on the machine and the dataset.
@@ -91,7 +85,7 @@ def training_windows(
     limits = LoaderLimits(
         host=bench.site.host,
         local_ranks=ranks,
-        batch_bytes=_batch_bytes(bench, config),
+        batch_bytes=_mean_batch_bytes(bench, config),
         prefetch_factor=config.data.prefetch_factor,
         requested_workers=request.max_workers,
     )
@@ -103,7 +97,7 @@ def training_windows(
     )
 
 
-def _batch_bytes(bench: Session, config: TrainConfig) -> int:
+def _mean_batch_bytes(bench: Session, config: TrainConfig) -> int:
     """Return the mean size of a micro-batch that a worker sends."""
     samples_per_sequence = 1.0
     if config.layout == "packed":
@@ -111,12 +105,12 @@ def _batch_bytes(bench: Session, config: TrainConfig) -> int:
         tokens = max(1, sum(shard.tokens for shard in train.shards))
         samples_per_sequence = config.seq_length_tokens * train.samples / tokens
     id_bits = int(bench.manifest.dtype.removeprefix("uint"))
-    return batch_bytes(
-        config.micro_batch_size,
-        config.seq_length_tokens,
-        id_bits // 8,
-        config.masking_probability,
-        max(1.0, samples_per_sequence),
+    return micro_batch_bytes(
+        micro_batch_size=config.micro_batch_size,
+        seq_length_tokens=config.seq_length_tokens,
+        id_bytes=id_bits // 8,
+        masking_probability=config.masking_probability,
+        samples_per_sequence=max(1.0, samples_per_sequence),
     )
 
 
@@ -132,7 +126,7 @@ def training_trial(
     """Return the trial of a window.
 
     Args:
-        training: Windows of which it is one.
+        training: Request for windows of which this is one.
         config: Trainer settings of the window.
         round_number: Number of the window's round, from 0.
         interleaved_with: Names of all windows of the round.
@@ -155,104 +149,3 @@ def training_trial(
     return TrainingRequest(**fields | changes).trial(
         timeout_s=request.trial_timeout_s, data_dir=str(request.data.resolve())
     )
-
-
-def evidence(
-    sweep: Sweep, choice: WorkersChoice, site: MeasuredDevice
-) -> WorkersEvidence:
-    """Return the evidence of a sweep for the profile."""
-    request = sweep.training.request
-    disk = site.host.disks[0]
-    cached_windows = sweep.windows_with(None)
-    return WorkersEvidence(
-        **sweep.evidence_fields(choice),
-        cached_padded_tokens_per_s=[
-            window.padded_tokens_per_s for window in cached_windows
-        ],
-        rows=[_row(count, sweep, choice) for count in sweep.counts],
-        local_ranks=sweep.training.limits.local_ranks,
-        consumer=_consumer(request),
-        replayed_step_s=request.replayed_step_s,
-        window_s=request.window_s,
-        data_filesystem=disk.filesystem_type,
-        data_on_network=disk.is_network,
-        gpu_source=gpu_source(
-            site, sweep.all_windows, replayed=request.replayed_step_s is not None
-        ),
-        operating_state=_operating_state(cached_windows),
-    )
-
-
-def _consumer(request: SweepRequest) -> str:
-    """Return the consumer of the batches, in words."""
-    consumer = "the training step"
-    if request.replayed_step_s is not None:
-        consumer = f"a replayed step of {format_seconds(request.replayed_step_s)}"
-    if request.sample_delay_s:
-        delay = format_seconds(request.sample_delay_s)
-        return f"{consumer}, each sample delayed by {delay}"
-    return consumer
-
-
-def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
-    windows = sweep.windows_with(count)
-    return WorkersRow(
-        **sweep.row_fields(count, choice),
-        padded_tokens_per_s=[window.padded_tokens_per_s for window in windows],
-        model_flops_per_s_per_rank=[
-            window.model_flops_per_s / window.local_ranks
-            for window in windows
-            if window.model_flops_per_s is not None
-        ],
-        storage_bytes_per_s=combine_known(
-            statistics.median, (window.storage_bytes_per_s for window in windows)
-        ),
-    )
-
-
-def _operating_state(windows: Sequence[TrainingFigures]) -> str | None:
-    """Return power, clock and power cap of the GPU in words; None without a GPU."""
-    use = mean_gpu_use(windows)
-    if use is None or use.power_w is None:
-        return None
-    parts = [f"{use.power_w:,.0f} W"]
-    if use.sm_clock_mhz is not None:
-        parts.append(f"SM clock {use.sm_clock_mhz:,.0f} MHz")
-    if use.power_capped_share is not None:
-        parts.append(
-            f"at the power cap in {format_percent(use.power_capped_share)} of samples"
-        )
-    return ", ".join(parts)
-
-
-def gpu_source(
-    site: MeasuredDevice, windows: Sequence[LoadedWindow], *, replayed: bool = False
-) -> str:
-    """Return the source of each kind of GPU figure.
-
-    Args:
-        site: The measured machine.
-        windows: Windows with the figures of their GPUs.
-        replayed: True if no training step ran.
-    """
-    if replayed:
-        return "n/a (simulated step)"
-    if site.gpu is None:
-        reason = "" if site.gpu_absent is None else f": {site.gpu_absent}"
-        return f"n/a (CPU run{reason})"
-    gpus = [gpu for window in windows for gpu in window.gpus]
-    return f"{site.gpu.name}; {_nvml_source(gpus)}; {_gpm_source(gpus)}"
-
-
-def _nvml_source(gpus: Sequence[GpuUseFigures]) -> str:
-    if any(gpu.utilisation_share is not None for gpu in gpus):
-        return "NVML utilisation"
-    reasons = (gpu.lacking for gpu in gpus if gpu.lacking)
-    return f"NVML utilisation: n/a ({next(reasons, 'no samples')})"
-
-
-def _gpm_source(gpus: Sequence[GpuUseFigures]) -> str:
-    if any(gpu.gpm_windows for gpu in gpus):
-        return "GPM counters during the timed windows"
-    reasons = (gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking)
-    return f"GPM: n/a ({next(reasons, 'no counters')})"

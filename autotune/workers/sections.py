@@ -24,10 +24,10 @@ from autotune.workers.throughput_chart import throughput_chart
 from autotune.workers.values import JointChoice, WorkersEvidence
 
 LONGER_SWEEP = 4
-"""Time of a sweep that decides an undecided count, in multiples of the one before: an
+"""Factor on the time of an undecided sweep, for the time limit of the next one. An
 interval from four times as many windows is half as wide."""
 LEAST_MINUTES = 10
-"""Shortest time limit to suggest; the default of the command."""
+"""Shortest time limit to suggest, in minutes: the default of the command."""
 
 
 def workers_text(evidence: WorkersEvidence, profile: Path, data: Path) -> str:
@@ -63,14 +63,17 @@ def workers_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
 
 
 def _has_windows(evidence: WorkersEvidence) -> bool:
-    """Return True if all windows have figures, which files of others may lack."""
+    """Return True if every row and the cached batches have windows.
+
+    Profiles may lack them, as empty lists are valid.
+    """
     if not evidence.rows or not evidence.cached_padded_tokens_per_s:
         return False
     return all(row.padded_tokens_per_s for row in evidence.rows)
 
 
 def _sweep_blocks(evidence: WorkersEvidence) -> tuple[doc.Block, ...]:
-    """Return the choice, throughput by workers, GPU counters if any, and notes."""
+    """Return the choice, the throughput by workers, GPU counters if any, and notes."""
     rates = [
         format_count(statistics.median(row.padded_tokens_per_s))
         for row in evidence.rows
@@ -218,13 +221,18 @@ def _dataset_line(evidence: WorkersEvidence) -> str:
 
 
 def _is_short_of_data(evidence: WorkersEvidence) -> bool:
-    """Return True if no loader settings are sufficient, by the upper bounds."""
+    """Return True if no loader settings are sufficient, by the upper bounds.
+
+    Without upper bounds, that is not known.
+    """
     if evidence.keeps_up or (evidence.joint and evidence.joint.adopted):
         return False
     upper_bounds = [
         row.ratio_high for row in evidence.rows if row.ratio_high is not None
     ]
-    return max(upper_bounds, default=ENOUGH_SHARE) < ENOUGH_SHARE
+    if not upper_bounds:
+        return False
+    return max(upper_bounds) < ENOUGH_SHARE
 
 
 def _joint_line(joint: JointChoice) -> str:

@@ -13,11 +13,10 @@ from autotune.profiles.toml_file import profile_to_toml
 from autotune.profiles.values import Profile
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
-from autotune.workers import measure
 from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import Sweep, TrainingWindows, training_windows
 from autotune.workers.values import SweepRequest, WorkersEvidence
-from trainer.config.train_config import DataSettings, Tag, tagged
+from autotune.workers.workers_evidence import workers_evidence
 
 EXPECTED_TRIALS = 24
 """Usual number of windows of a sweep, for the progress display."""
@@ -35,6 +34,7 @@ def count_workers(
 
     Raises:
         ProfileRejected: If the profile is of another machine, model or dataset.
+        OutOfTime: If the deadline leaves no time for the first three rounds.
         Undecided: If a window failed.
     """
     training = _windows_of(bench, stored, request)
@@ -48,10 +48,11 @@ def count_workers(
         choice = sweep.run()
         joint = None
         if gap_remains(choice) and not sweep.time_is_over:
-            # The choice stands if no time is left to improve on it.
+            # The runner raises OutOfTime before a window that would likely end after
+            # the deadline. The choice of the sweep then stands.
             with contextlib.suppress(OutOfTime):
                 joint = search_joint(sweep, choice)
-    evidence = measure.evidence(sweep, choice, bench.site)
+    evidence = workers_evidence(sweep, choice, bench.site)
     evidence = evidence.model_copy(update={"joint": joint})
     profile = add_workers(stored.profile, evidence, runner)
     write_atomically(stored.path, profile_to_toml(profile))
@@ -84,11 +85,13 @@ def add_workers(
     profile: Profile, evidence: WorkersEvidence, runner: TrialRunner
 ) -> Profile:
     """Return the profile with the loader settings that a sweep chose."""
-    settings = {"num_workers": evidence.chosen}
+    settings: dict[str, int | bool] = {"num_workers": evidence.chosen}
     joint = evidence.joint
     if joint is not None and joint.adopted:
         settings = {
-            name: getattr(joint, name) for name in tagged(DataSettings, Tag.LOADER)
+            "num_workers": joint.num_workers,
+            "prefetch_factor": joint.prefetch_factor,
+            "pin_memory": joint.pin_memory,
         }
     train = with_data(profile.train, settings)
     return add_evidence(profile, "workers", evidence, runner, train)

@@ -7,11 +7,11 @@ from autotune.base.units import format_percent, format_share
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.values import WorkersEvidence, WorkersRow
 
+# Numbers of the chart's palette. They are fixed, so that a line has the same colour
+# whether there is a GPU or not.
 _THROUGHPUT_COLOUR = 0
 _UTILISATION_COLOUR = 2
 _WAIT_COLOUR = 5
-"""Colours of the lines, as numbers of the chart's palette. They do not depend on
-whether there is a GPU."""
 
 
 def throughput_chart(evidence: WorkersEvidence, table: doc.Table) -> doc.Chart:
@@ -32,6 +32,7 @@ def throughput_chart(evidence: WorkersEvidence, table: doc.Table) -> doc.Chart:
 
 
 def _drawing(evidence: WorkersEvidence) -> doc.LineChart:
+    """Return the lines over the number of workers, with the sufficient share."""
     rows = sorted(evidence.rows, key=lambda row: row.num_workers)
     return doc.LineChart(
         x=doc.Axis(
@@ -50,7 +51,7 @@ def _drawing(evidence: WorkersEvidence) -> doc.LineChart:
 
 
 def _lines(rows: Sequence[WorkersRow]) -> list[doc.Line]:
-    """Return throughput, data wait and, with a GPU, its utilisation."""
+    """Return the lines of throughput, data wait and, with a GPU, its utilisation."""
     throughput = tuple(
         doc.Point(
             x=row.num_workers,

@@ -43,7 +43,7 @@ class TrainingRequest(TrialRequest):
     local_ranks: int
     """Ranks that train together on this node."""
     replayed_step_s: float | None
-    """Time of a replayed micro-batch; None runs the trainer's own step."""
+    """Time of a replayed micro-batch in seconds; None runs the trainer's own step."""
     sample_delay_s: float
     """Delay added to the reading of each sample."""
     losses: bool = False
@@ -51,6 +51,7 @@ class TrainingRequest(TrialRequest):
 
 
 _VERDICT_WORDS = {"verified": "sufficient", "refuted": "too few", "open": "undecided"}
+"""Words for users, by verdict."""
 
 
 class CountRow(RatioBounds):
@@ -62,7 +63,8 @@ class CountRow(RatioBounds):
     num_workers: NonNegative
     """DataLoader workers of each rank."""
     ratio_to_cached: PositiveFloat
-    """Throughput over that of the same step on cached batches, round by round."""
+    """Throughput over that of the same step on cached batches, from the ratios within
+    rounds."""
     verdict: Literal["verified", "refuted", "open"]
     """Verdict on whether this number of workers is sufficient."""
     data_wait_share: Share
@@ -71,7 +73,7 @@ class CountRow(RatioBounds):
     memory_bytes: Positive | None = None
     """Memory of all local ranks and their workers, the largest of all windows."""
     gpu: GpuUse | None = None
-    """Use of the GPUs, as means over windows and GPUs; None without a GPU."""
+    """Use of the GPUs as means over all windows and GPUs; None without a GPU."""
 
     @property
     def verdict_words(self) -> str:
@@ -111,7 +113,8 @@ class JointChoice(RatioBounds):
     pin_memory: bool
     """True if these settings pin memory for copies to the GPU."""
     ratio_to_workers_alone: PositiveFloat
-    """Throughput over that of workers alone, round by round."""
+    """Throughput over that of the best number of workers with the profile's other
+    settings, from the ratios within rounds."""
     adopted: bool
     """True if it is faster at 98 % confidence and is in the profile."""
 
@@ -181,9 +184,9 @@ class SweepRequest:
     reports: Path
     """Directory of reports, which has the trial logs."""
     budget_s: float
-    """Time budget of all windows, including those from the trial log. The result may be
-    undecided when it is used up. Three rounds are measured even beyond it, but not
-    beyond ``budget_ends_s``."""
+    """Time budget of all windows, including those from the trial log. When it is used
+    up, the result may be undecided. The first three rounds may exceed it, but not
+    ``budget_ends_s``."""
     local_ranks: int | None = None
     """Number of local ranks; None means as probed."""
     max_workers: int | None = None
@@ -198,5 +201,5 @@ class SweepRequest:
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     """Time after which a window is stopped as failed."""
     budget_ends_s: float | None = None
-    """Deadline as Unix time: no window starts that is likely to end later. None means
-    that there is no deadline."""
+    """Deadline in seconds since 1970, after which no window is likely to end: a longer
+    one does not start. None means that there is no deadline."""

@@ -12,7 +12,8 @@ from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import Sweep, TrainingWindows
-from autotune.workers.values import SweepRequest
+from autotune.workers.values import SweepRequest, WorkersEvidence
+from autotune.workers.workers_evidence import workers_evidence
 from testbed.examples.trials import TRAINING_FIGURES
 from testbed.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
@@ -167,3 +168,8 @@ def sweep_on(machine: FakeMachine, directory: Path, **changes) -> Sweep:
     training = windows_of(**changes)
     runner = runner_on(machine, directory / "trials", clock)
     return Sweep(training=training, runner=runner, budget_s=training.request.budget_s)
+
+
+def evidence_of(sweep: Sweep, site: MeasuredDevice = ON_CPU) -> WorkersEvidence:
+    """Run a sweep, and return its evidence."""
+    return workers_evidence(sweep, sweep.run(), site)

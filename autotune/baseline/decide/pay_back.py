@@ -34,14 +34,18 @@ class PayBack:
     rank_hours: float | None
     """Hours of one rank; None if the tuned settings are not faster."""
     rank_hours_low: float | None
-    """Hours if the speedup is at its upper bound."""
+    """Hours if the speedup is at its upper bound; None without one above 1."""
     rank_hours_high: float | None
-    """Hours if the speedup is at its lower bound; None if the tuned settings may not be
-    faster."""
+    """Hours if the speedup is at its lower bound; None without one above 1: the tuned
+    settings may not be faster then."""
 
 
 def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
-    """Return the cost by kind of trial, the most expensive first."""
+    """Return the cost by kind of trial, the most expensive first.
+
+    Args:
+        trials: Finished trials of a tuning.
+    """
     trials_by_job: dict[str, list[FinishedTrial]] = {}
     for finished in trials:
         trials_by_job.setdefault(finished.trial.job, []).append(finished)
@@ -66,10 +70,10 @@ def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack |
 
     Args:
         cost_rank_s: Cost of the tuning, in seconds of one rank.
-        baseline: Speedups of the tuned settings, if they were measured.
+        baseline: Speedups of the tuned settings; None if they were not measured.
 
     Returns:
-        The training time, or None if the two were not compared.
+        The training time; None if there is no speedup over transformers' Trainer.
     """
     row = row_of(baseline, "hf-trainer")
     if row is None or row.speedup is None:

@@ -25,6 +25,8 @@ from trainer.config.train_config import (
 )
 from trainer.model.families import FAMILIES
 
+TUNED: RecipeName = "tuned"
+"""Name of the recipe with the tuned settings."""
 PAPER_WORKERS = 8
 """DataLoader workers per rank in the paper's trainer."""
 PRECISE_SHARE = 0.05
@@ -62,16 +64,22 @@ class Recipe:
     """Named training configuration to compare."""
 
     name: RecipeName
+    """Name, unique in a comparison."""
     config: TrainConfig
     """All settings of the training."""
     because: Mapping[str, str]
-    """Reasons for settings that are not the recipe's own choice, by key."""
+    """Reasons for settings that are not the recipe's own choice, by their dotted
+    names."""
 
 
 def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
     """Return transformers' Trainer with its own defaults.
 
     Each micro-batch is padded to its longest sample.
+
+    Args:
+        tuned: Configuration of the tuned settings.
+        global_batch_tokens: Non-padding tokens of the global batch.
     """
     config = _plain(
         tuned,
@@ -86,7 +94,7 @@ def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
 def paper(
     tuned: TrainConfig, global_batch_tokens: int, max_workers: int, limit: str
 ) -> Recipe:
-    """Return the paper's trainer: samples padded to the full length.
+    """Return the paper's trainer, which pads samples to the full length.
 
     It has no attention dropout. Its micro-batch has the tuned size, which the
     comparison halves until it fits.
@@ -128,7 +136,15 @@ def _plain(
     micro_batch_size: int,
     num_workers: int,
 ) -> TrainConfig:
-    """Return the tuned configuration with defaults for all that affects speed."""
+    """Return the tuned configuration with defaults for all settings of speed.
+
+    Args:
+        tuned: Configuration of the tuned settings.
+        global_batch_tokens: Non-padding tokens of the global batch.
+        layout: Layout of sequences.
+        micro_batch_size: Sequences of a micro-batch.
+        num_workers: DataLoader workers of a rank.
+    """
     loading = {
         name: DataSettings.model_fields[name].default for name in _LOADER_SETTINGS
     }
@@ -151,9 +167,10 @@ def _plain(
 def differences(
     recipe: Recipe, tuned: TrainConfig, local_ranks: int
 ) -> list[SettingDifference]:
-    """Return differences from the tuned settings that affect speed.
+    """Return a recipe's differences from the tuned settings that affect speed.
 
-    With one rank, settings of gradient synchronisation are left out.
+    A setting with a reason is included even if it equals the tuned one. With one rank,
+    settings of gradient synchronisation are left out.
     """
     tuned_values = _speed_values(tuned, local_ranks)
     recipe_values = _speed_values(recipe.config, local_ranks)
@@ -183,7 +200,10 @@ def _speed_values(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
 
 
 def is_precise(ratio: Interval) -> bool:
-    """Return whether a speedup is precise enough to stop measuring."""
+    """Return True if a speedup is precise enough to stop measuring.
+
+    Without bounds, it is not.
+    """
     if ratio.low is None or ratio.high is None:
         return False
     half_width = (ratio.high - ratio.low) / 2

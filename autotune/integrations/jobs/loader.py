@@ -202,7 +202,7 @@ def window(
             window_s=asked.window_s,
             step_s=step_s,
             min_steps=MIN_STEPS,
-            group=max(1, asked.num_workers),
+            group_steps=max(1, asked.num_workers),
         ),
     )
     return window.figures | {

@@ -5,16 +5,16 @@ from collections.abc import Callable
 from autotune.base.interval import Interval
 from autotune.base.units import format_share
 from autotune.base.wording import format_bounds, format_times
-from autotune.workers.decide.count_verdicts import ENOUGH_SHARE, CountVerdicts
+from autotune.workers.decide.count_verdicts import CountVerdicts
 
 
 def reason_for(verdicts: CountVerdicts, chosen: int) -> str:
-    """Return why the chosen count is sufficient, or the evidence so far."""
-    low = verdicts.lower_bound(chosen)
-    if low is not None and low >= ENOUGH_SHARE:
+    """Return the proof that the chosen count is sufficient, or the evidence so far."""
+    verifying_bound = verdicts.verifying_bound(chosen)
+    if verifying_bound is not None:
         return (
-            f"at least {format_share(low)} of the throughput on cached batches, the"
-            " upper bound"
+            f"at least {format_share(verifying_bound)} of the throughput on cached"
+            " batches, the upper bound"
         )
     if verdicts.hardly_waits(chosen):
         wait_percent = 100 * max(verdicts.statistics.longest_wait_share(chosen), 0.0)
@@ -26,17 +26,17 @@ def reason_for(verdicts: CountVerdicts, chosen: int) -> str:
 
 
 def _comparison(verdicts: CountVerdicts, chosen: int) -> str:
-    """Return the chosen count's throughput relative to cached batches or its rival.
+    """Return the chosen count's throughput as a multiple of a reference's, in words.
 
-    The rival is the larger count that may be the fastest.
+    The reference is the larger count that may be the fastest. It is cached batches if
+    no larger count was measured, or while a count seems to reach them.
     """
     rival = verdicts.larger_rival(chosen)
     is_verified = verdicts.verdict(chosen) == "verified"
     if is_verified and rival is None:
         return "the fastest count, and the largest allowed"
-    # While a count seems to reach cached batches, they are the reference of others.
-    compares_with_cached = not is_verified and verdicts.reference is None
-    if compares_with_cached or rival is None:
+    seems_to_reach_cached = not is_verified and verdicts.reference is None
+    if seems_to_reach_cached or rival is None:
         interval = verdicts.statistics.interval(chosen, None)
         return f"{_share(interval)} of the throughput with cached batches"
     interval = verdicts.statistics.interval(chosen, rival)
@@ -48,10 +48,10 @@ def _comparison(verdicts: CountVerdicts, chosen: int) -> str:
 
 
 def reason_against_next_smaller(verdicts: CountVerdicts) -> str | None:
-    """Return the result of the largest smaller count that was measured.
+    """Return the result of the next smaller count that was measured, in words.
 
     Returns:
-        None if no smaller count was measured.
+        None if no smaller count than the candidate was measured.
     """
     smaller = verdicts.next_smaller
     if smaller is None:

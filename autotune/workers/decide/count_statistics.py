@@ -1,7 +1,7 @@
 """Throughput by the number of DataLoader workers, from repeated windows. Pure.
 
-Counts are compared within rounds, so that drift between rounds cancels. The bounds of a
-ratio from few rounds rest on the residuals of all counts, which share the same noise.
+Counts are compared within rounds, so that drift between rounds cancels. If a ratio has
+few rounds, its bounds rest on the residuals of all counts, which share the same noise.
 """
 
 import math
@@ -17,9 +17,9 @@ from autotune.base.window_statistics import (
 )
 
 FIRST_ROUNDS = 3
-"""Rounds of a new count before it is judged."""
+"""Rounds of a new count before it is judged: the fewest that show a spread."""
 OWN_RESIDUALS = 12
-"""Fewest log ratios of which an interval uses their own residuals only."""
+"""Number of rounds from which on the bounds of a ratio use its own residuals only."""
 
 Count = int | None
 """DataLoader workers of a rank; None for cached batches."""
@@ -41,13 +41,15 @@ Round = Mapping[Count, WindowFigures]
 class CountStatistics:
     """Ratios of throughput between counts, and their waits for data.
 
+    Every count that is passed to a method must have been measured.
+
     Args:
         rounds: Rounds in the order in which they were measured.
     """
 
     def __init__(self, rounds: Sequence[Round]) -> None:
         self._log_rates: dict[Count, dict[int, float]] = {}
-        """Logarithm of tokens/s by count and number of the round."""
+        """Logarithm of tokens/s, by count and number of the round."""
         self._wait_shares: dict[int, list[float]] = {}
         """Share of each window in which GPUs waited for data, by count."""
         for number, windows in enumerate(rounds):
@@ -61,8 +63,6 @@ class CountStatistics:
         """Measured counts, in ascending order."""
         self._intervals: dict[tuple[int, Count], Interval] = {}
         """Cache of ``interval``, by count and reference."""
-
-    # Number of rounds.
 
     def common_rounds(self, count: int, reference: Count) -> int:
         """Return the number of rounds with both counts."""
@@ -79,13 +79,11 @@ class CountStatistics:
             number for number in self._log_rates[count] if number in reference_log_rates
         ]
 
-    # Ratios of throughput.
-
     def ratio(self, count: int, reference: Count) -> float:
-        """Return the ratio of two counts' throughput, without bounds.
+        """Return the ratio of a count's throughput to that of a reference.
 
         Returns:
-            NaN without a common round.
+            The ratio; NaN without a common round.
         """
         log_ratios = self._log_ratios(count, reference)
         return math.exp(trimmed_mean(log_ratios)) if log_ratios else math.nan
@@ -110,30 +108,30 @@ class CountStatistics:
             return Interval(value=ratio)
         key = (count, reference)
         if key not in self._intervals:
-            self._intervals[key] = self._interval(log_ratios, reference)
+            self._intervals[key] = self._bounded_ratio(log_ratios, reference)
         return self._intervals[key]
 
-    def upper_bound(self, other: int, count: int) -> float:
-        """Return the upper bound of another count's ratio to this one.
+    def upper_bound(self, count: int, reference: int) -> float:
+        """Return the upper bound of the ratio of a count's throughput to another's.
 
         If the counts share few rounds, both are compared with cached batches.
 
         Returns:
-            Infinity without a bound.
+            The bound; infinity if the rounds are too few for one.
         """
-        if self.common_rounds(other, count) >= FIRST_ROUNDS:
-            high = self.interval(other, count).high
+        if self.common_rounds(count, reference) >= FIRST_ROUNDS:
+            high = self.interval(count, reference).high
             return math.inf if high is None else high
-        high_to_cached = self.interval(other, None).high
+        high_to_cached = self.interval(count, None).high
         if high_to_cached is None:
             return math.inf
-        return high_to_cached / self.ratio(count, None)
+        return high_to_cached / self.ratio(reference, None)
 
     def log_ratios_to_larger(self, count: int) -> list[float]:
-        """Return log ratios to the mean of larger counts of the same rounds.
+        """Return the log ratio to the mean of larger counts, for each round with any.
 
-        A single comparison avoids selection bias. The mean does not exceed the best of
-        the larger counts, so a count below the mean is below the best.
+        The mean makes a single comparison, which avoids selection bias. It does not
+        exceed the best of the larger counts, so a count below it is below the best.
         """
         log_ratios = []
         for number, log_rate in self._log_rates[count].items():
@@ -147,9 +145,12 @@ class CountStatistics:
         return log_ratios
 
     def interval_to_larger(self, count: int) -> Interval:
-        """Return the ratio to the mean of larger counts of the same rounds."""
-        # The residuals to cached batches stand in for few of its own.
-        return self._interval(self.log_ratios_to_larger(count), None)
+        """Return the ratio to the mean of larger counts of the same rounds.
+
+        A round with a larger count is required.
+        """
+        # Few rounds borrow the residuals of ratios to cached batches.
+        return self._bounded_ratio(self.log_ratios_to_larger(count), None)
 
     def _log_ratios(self, count: int, reference: Count) -> list[float]:
         """Return the log ratio of throughput in each common round."""
@@ -158,13 +159,13 @@ class CountStatistics:
             for number in self._numbers_of_common_rounds(count, reference)
         ]
 
-    def _interval(self, log_ratios: Sequence[float], reference: Count) -> Interval:
-        """Return the ratio with its bounds, from log ratios within rounds.
+    def _bounded_ratio(self, log_ratios: Sequence[float], reference: Count) -> Interval:
+        """Return a ratio with its bounds.
 
         Args:
-            log_ratios: Log ratio of each round.
-            reference: Count relative to which the residuals of all counts are taken if
-                the log ratios are few.
+            log_ratios: Logarithm of the ratio in each round, at least one.
+            reference: Count that the residuals of all counts are relative to, if the
+                rounds are too few to use their own.
         """
         residuals = None
         if len(log_ratios) < OWN_RESIDUALS:
@@ -176,7 +177,7 @@ class CountStatistics:
         return ratio.interval_of_comparison()
 
     def _residuals_of_all_counts(self, reference: Count) -> list[float]:
-        """Return residuals of all counts, each about its own trimmed mean."""
+        """Return residuals of all counts, each about the trimmed mean of its ratios."""
         residuals: list[float] = []
         for count in self.counts:
             # A count has no residuals relative to itself.
@@ -187,17 +188,15 @@ class CountStatistics:
                 residuals += scaled_residuals(log_ratios)
         return residuals
 
-    # Waits for data.
-
-    def window_count(self, count: int) -> int:
-        """Return the number of windows of which a count's wait for data is known."""
+    def number_of_windows(self, count: int) -> int:
+        """Return the number of windows with a count, each of which has its wait."""
         return len(self._wait_shares[count])
 
     def longest_wait_share(self, count: int) -> float:
         """Return the upper bound of the share of time that a count waits for data.
 
         Returns:
-            The share itself if its windows are too few for a bound.
+            The bound; the share itself if its windows are too few for one.
         """
         estimate = estimate_windows(self._wait_shares[count], scale="linear")
         interval = estimate.interval(CONFIDENCE)

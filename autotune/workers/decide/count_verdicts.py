@@ -9,8 +9,8 @@ of these rules that applies gives the verdict:
 
   - The lower bound of its throughput, as a ratio to cached batches, is at least 98 %.
   - It waits for data in at most 2 % of the time.
-  - The largest allowed count was measured, and no larger measured count can be more
-    than 1 / 0.98 times as fast.
+  - The largest allowed count was measured, and by its bounds the count has at least
+    98 % of the throughput of every larger measured count.
 
 - It is ``open`` otherwise, as every new count is in its first rounds.
 """
@@ -28,8 +28,8 @@ from autotune.workers.decide.count_statistics import (
 ENOUGH_SHARE = 0.98
 """Share of the best throughput that counts as sufficient."""
 HOPELESS_SHARE = 0.8
-"""Share of the lower bound of the chosen count's throughput, below which a count is
-ruled out even after few rounds."""
+"""A count is hopeless if the upper bound of its throughput is below this share of the
+lower bound of the chosen count's throughput."""
 
 Verdict = Literal["verified", "refuted", "open"]
 
@@ -37,9 +37,8 @@ Verdict = Literal["verified", "refuted", "open"]
 class CountVerdicts:
     """Verdicts on all measured counts.
 
-    ``largest_refuted``, ``reference`` and ``candidate`` are computed in this order,
-    because each needs the former. Verdicts need ``largest_refuted``, and ``candidate``
-    needs them.
+    Every count that is passed to a method must be one of ``counts``. ``candidate``,
+    ``next_smaller`` and ``tried_largest`` require that a count was measured.
 
     Args:
         statistics: Throughput of the counts.
@@ -53,21 +52,22 @@ class CountVerdicts:
         self._max_count = max_count
         self.largest_refuted = self._find_largest_refuted()
         """Largest count that is too few; -1 if none is."""
+        # This needs ``largest_refuted``.
         self.reference = self._find_reference()
         """Count to compare others with: the best one, or None (cached batches) while a
         count seems to reach them."""
 
     def verdict(self, count: int) -> Verdict:
-        """Return the verdict on a measured count."""
+        """Return the verdict on a count."""
         if count <= self.largest_refuted:
             return "refuted"
-        if self.keeps_up(count) or self._equals_larger_counts(count):
+        if self.keeps_up(count) or self._matches_larger_counts(count):
             return "verified"
         return "open"
 
     @property
     def candidate(self) -> int:
-        """Smallest measured count that seems sufficient."""
+        """Smallest measured count that seems sufficient; the largest if none does."""
         for count in self.counts:
             if count > self.largest_refuted and self._seems_sufficient(count):
                 return count
@@ -85,58 +85,61 @@ class CountVerdicts:
         """True if the largest number of workers allowed was measured."""
         return self.counts[-1] == self._max_count
 
-    # Verified counts.
-
     def keeps_up(self, count: int) -> bool:
         """Return True if a count is verified without a comparison with larger ones.
 
         It then keeps up with the step, as shown by cached batches or its wait for data.
         """
-        low = self.lower_bound(count)
-        reaches_cached_batches = low is not None and low >= ENOUGH_SHARE
-        return reaches_cached_batches or self.hardly_waits(count)
+        return self.verifying_bound(count) is not None or self.hardly_waits(count)
 
     def hardly_waits(self, count: int) -> bool:
         """Return True if a count waits for data in at most 2 % of the time.
 
-        More workers can then save no more than that.
+        More workers can then save no more than that. The share of time is the upper
+        bound of the measured one.
         """
-        if self.statistics.window_count(count) < FIRST_ROUNDS:
+        if self.statistics.number_of_windows(count) < FIRST_ROUNDS:
             return False
         return self.statistics.longest_wait_share(count) <= 1 - ENOUGH_SHARE
 
-    def lower_bound(self, count: int) -> float | None:
-        """Return the lower bound of a count's ratio to cached batches.
+    def verifying_bound(self, count: int) -> float | None:
+        """Return the lower bound, at least 98 %, of a count's ratio to cached batches.
 
         Returns:
-            None if the rounds are too few for a bound, or if the ratio itself is below
-            98 %, so that its lower bound cannot verify the count.
+            None if cached batches do not prove that the count is sufficient.
         """
         statistics = self.statistics
         if statistics.has_few_rounds(count):
             return None
         if statistics.ratio(count, None) < ENOUGH_SHARE:
-            # Avoids the cost of an interval that cannot decide.
+            # The lower bound is smaller still: its interval need not be computed.
             return None
-        return statistics.interval(count, None).low
+        low = statistics.interval(count, None).low
+        if low is not None and low >= ENOUGH_SHARE:
+            return low
+        return None
 
-    def _equals_larger_counts(self, count: int) -> bool:
-        """Return True if no larger measured count can be faster by more than 2 %.
+    def _matches_larger_counts(self, count: int) -> bool:
+        """Return True if a count has 98 % of the throughput of every larger count.
 
-        Before the largest allowed count was measured, an untried one may be faster.
+        Its ratios are taken at their bounds. Before the largest allowed count was
+        measured, an untried one may be faster.
         """
         if not self.tried_largest or self.statistics.has_few_rounds(count):
             return False
         rival = self.larger_rival(count)
         if rival is None:
             return True
-        return self.statistics.upper_bound(rival, count) <= 1 / ENOUGH_SHARE
+        rival_to_count = self.statistics.upper_bound(rival, count)
+        # The inverse is the count's least ratio to its rival.
+        return rival_to_count <= 1 / ENOUGH_SHARE
 
     def larger_rival(self, count: int) -> int | None:
         """Return the larger measured count that may be the fastest.
 
-        Of the next larger count, the one that seems best and the largest, it is the one
-        whose ratio to ``count`` has the highest upper bound.
+        Three are compared: the next larger count, the larger count that seems best, and
+        the largest one. The rival is the one whose ratio to ``count`` has the highest
+        upper bound.
 
         Returns:
             None if no larger count was measured.
@@ -149,8 +152,6 @@ class CountVerdicts:
             (larger[0], best, larger[-1]),
             key=lambda other: self.statistics.upper_bound(other, count),
         )
-
-    # Counts that seem sufficient, by ratios without bounds.
 
     def _seems_sufficient(self, count: int) -> bool:
         """Return True if a count is verified or has 98 % of the reference's throughput.
@@ -188,8 +189,6 @@ class CountVerdicts:
             return None
         return best
 
-    # Counts that are too few.
-
     def refuting_bound(self, count: int) -> float | None:
         """Return the upper bound, below 98 %, of a count's ratio to larger counts.
 
@@ -200,7 +199,7 @@ class CountVerdicts:
         if len(log_ratios) < FIRST_ROUNDS:
             return None
         if trimmed_mean(log_ratios) >= math.log(ENOUGH_SHARE):
-            # Avoids the cost of an interval that cannot decide.
+            # The upper bound is larger still: its interval need not be computed.
             return None
         high = self.statistics.interval_to_larger(count).high
         if high is not None and high < ENOUGH_SHARE:
@@ -208,9 +207,10 @@ class CountVerdicts:
         return None
 
     def is_hopeless(self, count: int, chosen: int) -> bool:
-        """Return True if a count is far slower than the chosen one.
+        """Return True if a count is too far below the chosen one to be sufficient.
 
-        It may not be refuted yet, because its rounds are still few.
+        Unlike a refutation, this holds after few rounds: it requires only that both
+        ratios to cached batches have bounds.
         """
         high = self.statistics.interval(count, None).high
         low = self.statistics.interval(chosen, None).low
@@ -218,7 +218,7 @@ class CountVerdicts:
 
     def _find_largest_refuted(self) -> int:
         """Return the largest count that is too few; -1 if none is."""
-        # Smaller counts than a refuted one are refuted with it, so the first is enough.
+        # Counts below a refuted one are refuted with it, so the first is enough.
         for count in reversed(self.counts):
             if self.refuting_bound(count) is not None:
                 return count

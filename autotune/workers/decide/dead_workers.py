@@ -16,7 +16,11 @@ _ENDED_BY_CODE_MESSAGE = "exited unexpectedly with exit code"
 
 
 class WorkersDied(Exception):
-    """Raised if DataLoader workers of a window ran out of host memory."""
+    """Raised if DataLoader workers of a window ran out of host memory.
+
+    It is no ``AutotuneError``, because it is always caught: a sweep lowers its limit of
+    workers, and a joint search leaves out the settings.
+    """
 
 
 def workers_died(outcome: Outcome) -> bool:

@@ -14,8 +14,7 @@ from autotune.machine.values import HostFacts
 WORKER_BYTES = 96 * 2**20
 """Private memory of a forked worker, assumed until one is measured. Short windows
 showed 9 to 11 MiB (Python 3.11, torch 2.13, 8 sequences of 128 tokens), but over hours
-reference counts copy more of the shared pages.
-"""
+reference counts copy more of the shared pages."""
 USABLE_SHARE = 0.9
 """Share of free memory that workers may use; the rest is for growth."""
 BOUNDARY_BYTES = 8
@@ -46,39 +45,62 @@ class LoaderLimits:
         return max(1, self.host.allotted_cpus // self.local_ranks)
 
     def shortage(self, workers: int, worker_bytes: int | None = None) -> str | None:
-        """Return the reason why workers do not fit into memory.
+        """Return the reason why workers fit neither memory nor shared memory, if any.
 
         Args:
             workers: DataLoader workers of each rank.
             worker_bytes: Measured memory of a worker; None assumes ``WORKER_BYTES``.
 
         Returns:
-            None if the workers fit.
+            The reason, in words; None if the workers fit.
         """
-        need = f"{workers} DataLoader workers on each of {self.local_ranks} ranks need"
-        all_workers = self.local_ranks * workers
+        memory_shortage = self._memory_shortage(workers, worker_bytes)
+        if memory_shortage is not None:
+            return memory_shortage
+        return self._shared_memory_shortage(workers)
+
+    def _memory_shortage(self, workers: int, worker_bytes: int | None) -> str | None:
+        """Return the reason why workers do not fit free memory; None if they do."""
         prefetched_bytes = self.prefetch_factor * self.batch_bytes
-        needed_bytes = all_workers * ((worker_bytes or WORKER_BYTES) + prefetched_bytes)
-        available_bytes = self.host.ram_available_bytes
-        if needed_bytes > USABLE_SHARE * available_bytes:
-            source = "measured" if worker_bytes else "assumed"
-            return (
-                f"{need} about {format_bytes(needed_bytes)} ({source}), but only"
-                f" {format_bytes(available_bytes)} of memory are free"
-                f" ({self.host.ram_limit_source})"
-            )
+        bytes_per_worker = (worker_bytes or WORKER_BYTES) + prefetched_bytes
+        needed_bytes = self.local_ranks * workers * bytes_per_worker
+        free_bytes = self.host.ram_available_bytes
+        if needed_bytes <= USABLE_SHARE * free_bytes:
+            return None
+        source = "measured" if worker_bytes else "assumed"
+        return (
+            f"{self._workers_in_words(workers)} need about"
+            f" {format_bytes(needed_bytes)} ({source}), but only"
+            f" {format_bytes(free_bytes)} of memory are free"
+            f" ({self.host.ram_limit_source})"
+        )
+
+    def _shared_memory_shortage(self, workers: int) -> str | None:
+        """Return the reason why workers do not fit /dev/shm.
+
+        Returns:
+            None if they fit, or if the size of /dev/shm is unknown.
+        """
+        free_bytes = self.host.shm_free_bytes
+        if free_bytes is None:
+            return None
         # Each worker's prefetched batches, and the one that it prepares.
-        shared_bytes = all_workers * (self.prefetch_factor + 1) * self.batch_bytes
-        shm_free_bytes = self.host.shm_free_bytes
-        if shm_free_bytes is not None and shared_bytes > USABLE_SHARE * shm_free_bytes:
-            return (
-                f"{need} {format_bytes(shared_bytes)} of /dev/shm, but only"
-                f" {format_bytes(shm_free_bytes)} are free"
-            )
-        return None
+        batches_per_worker = self.prefetch_factor + 1
+        needed_bytes = (
+            self.local_ranks * workers * batches_per_worker * self.batch_bytes
+        )
+        if needed_bytes <= USABLE_SHARE * free_bytes:
+            return None
+        return (
+            f"{self._workers_in_words(workers)} need {format_bytes(needed_bytes)} of"
+            f" /dev/shm, but only {format_bytes(free_bytes)} are free"
+        )
+
+    def _workers_in_words(self, workers: int) -> str:
+        return f"{workers} DataLoader workers on each of {self.local_ranks} ranks"
 
     def max_workers(self) -> tuple[int, str]:
-        """Return the most workers to try and the reason for this limit.
+        """Return the most workers of a rank to try, and the reason for this limit.
 
         Raises:
             ExceedsMemory: If the user requested more than fit.
@@ -103,15 +125,26 @@ class LoaderLimits:
         return fitting, shortage
 
     def largest_fitting(self, wanted: int, worker_bytes: int | None = None) -> int:
-        """Return the most workers that fit into memory, up to ``wanted``."""
+        """Return the most workers of a rank that fit into memory, up to ``wanted``.
+
+        Args:
+            wanted: Workers of each rank, of which fewer may fit.
+            worker_bytes: As for ``shortage``.
+        """
 
         def exceeds_memory(workers: int) -> bool:
             return self.shortage(workers, worker_bytes) is not None
 
+        # Beyond some number of workers, all exceed the memory. Bisection returns how
+        # many numbers fit, which is the last that fits, as the range begins at 1.
         return bisect.bisect(range(1, wanted + 1), False, key=exceeds_memory)
 
     def warning(self) -> str | None:
-        """Return a warning if the user requests more workers than CPU cores."""
+        """Return a warning if more workers are requested than there are CPU cores.
+
+        Returns:
+            None if there are enough cores.
+        """
         requested = self.requested_workers
         if requested is None or requested <= self.cpus_per_rank:
             return None
@@ -121,17 +154,18 @@ class LoaderLimits:
         )
 
 
-def batch_bytes(
+def micro_batch_bytes(
+    *,
     micro_batch_size: int,
     seq_length_tokens: int,
     id_bytes: int,
     masking_probability: float,
     samples_per_sequence: float,
 ) -> int:
-    """Return the bytes of a micro-batch that a worker sends.
+    """Return the size of a micro-batch that a worker sends.
 
-    They are those of ids, of masked tokens with their positions, and of sample
-    boundaries.
+    It has the ids of all tokens, the ids and positions of masked tokens, and the
+    boundaries of samples.
 
     Args:
         micro_batch_size: Sequences of the micro-batch.

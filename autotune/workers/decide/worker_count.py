@@ -1,9 +1,12 @@
 """Choice of the number of DataLoader workers from repeated windows. Pure.
 
 The choice is the smallest count that ``count_verdicts`` verifies to be sufficient.
-Until it is decided, the rule returns the rounds to measure next, in three phases: it
-climbs a ladder of counts, searches between its rungs, and then repeats the counts that
-are open.
+Until it is decided, the rule returns the rounds to measure next, in four phases:
+
+1. Climb a ladder of counts.
+2. Repeat the two rungs that the answer seems to lie between.
+3. Search between them.
+4. Repeat the counts that are open.
 """
 
 import itertools
@@ -30,17 +33,17 @@ from autotune.workers.decide.count_verdicts import (
 )
 
 STUCK_ROUNDS = 24
-"""Rounds with cached batches after which an open count is also compared with larger
-ones."""
+"""Rounds with cached batches after which a count that is still open is compared with
+larger ones too."""
 GROWTH = 0.25
-"""Share by which rounds grow before the next decision."""
+"""Share by which the rounds of an open count grow before the next decision."""
 
 
 class NextRounds(NamedTuple):
     """Rounds to measure next."""
 
     counts: tuple[Count, ...]
-    """Counts that each of the rounds has a window of."""
+    """Counts of which each of the rounds has a window; None for cached batches."""
     rounds: int
     """Number of rounds."""
 
@@ -88,10 +91,11 @@ class WorkersRule:
         self._verdicts = CountVerdicts(self._statistics, max_count)
         self._counts = self._statistics.counts
 
-    # The choice.
-
     def choose(self) -> WorkersChoice:
-        """Return the count to use, decided or not."""
+        """Return the count to use, decided or not.
+
+        At least one round is required.
+        """
         chosen = self._verdicts.candidate
         verdicts = {count: self._verdicts.verdict(count) for count in self._counts}
         return WorkersChoice(
@@ -109,9 +113,10 @@ class WorkersRule:
     def _undecided_between(
         self, chosen: int, verdicts: Mapping[int, Verdict]
     ) -> tuple[int, ...]:
-        """Return the fewest and most workers that may be sufficient.
+        """Return the fewest and most workers of which one may be the answer.
 
-        The most are the smallest count that is verified, else the largest allowed.
+        The fewest are above all counts that are refuted or hopeless. The most are the
+        smallest verified count, or the largest allowed if none is verified.
 
         Returns:
             An empty tuple if the chosen count is decided.
@@ -131,55 +136,83 @@ class WorkersRule:
                 largest_too_few = max(largest_too_few, count)
         return (largest_too_few + 1, most_workers)
 
-    # The next rounds.
-
     def next_rounds(self) -> NextRounds | None:
         """Return the next rounds to measure; None if the count is decided."""
         if not self._counts:
             return NextRounds(counts=(None, 0), rounds=1)
+        phases = (
+            self._climb_ladder,
+            self._repeat_new_counts,
+            self._search_between_counts,
+            self._repeat_open_counts,
+        )
+        for phase in phases:
+            next_rounds = phase()
+            if next_rounds is not None:
+                return next_rounds
+        return None
 
-        # Climb the ladder.
+    def _climb_ladder(self) -> NextRounds | None:
+        """Return a round of the next rung; None if the ladder is climbed."""
         rung = self._next_rung()
-        if rung is not None:
-            return NextRounds(counts=(None, rung), rounds=1)
+        if rung is None:
+            return None
+        return NextRounds(counts=(None, rung), rounds=1)
 
-        # The ladder measures each count once: judge both ends before searching between.
-        candidate = self._verdicts.candidate
-        smaller = self._verdicts.next_smaller
-        unjudged = [
+    def _repeat_new_counts(self) -> NextRounds | None:
+        """Return a round of the candidate and the next smaller count if they are new.
+
+        The ladder measures each count once, which is too little to search between two.
+
+        Returns:
+            None if both have enough rounds to be judged.
+        """
+        new_counts = [
             count
-            for count in (smaller, candidate)
+            for count in (self._verdicts.next_smaller, self._verdicts.candidate)
             if count is not None and self._statistics.has_few_rounds(count)
         ]
-        if unjudged:
-            return NextRounds(counts=(None, *unjudged), rounds=1)
+        if not new_counts:
+            return None
+        return NextRounds(counts=(None, *new_counts), rounds=1)
 
-        # Search between the rungs.
+    def _search_between_counts(self) -> NextRounds | None:
+        """Return the first rounds of a count that was not tried, with the candidate.
+
+        Returns:
+            None if no count between others needs to be tried.
+        """
+        candidate = self._verdicts.candidate
+        smaller = self._verdicts.next_smaller
         untried = self._untried_peak()
         if untried is None and smaller is not None and smaller < candidate - 1:
             untried = self._count_between(smaller, candidate)
-        if untried is not None:
-            return NextRounds(counts=(None, untried, candidate), rounds=FIRST_ROUNDS)
+        if untried is None:
+            return None
+        return NextRounds(counts=(None, untried, candidate), rounds=FIRST_ROUNDS)
 
-        # Repeat the counts that are open.
+    def _repeat_open_counts(self) -> NextRounds | None:
+        """Return further rounds of the counts that are open; None if none is."""
+        candidate = self._verdicts.candidate
+        smaller = self._verdicts.next_smaller
         if smaller is not None and smaller > self._verdicts.largest_refuted:
-            return self._further_rounds([smaller, candidate])
+            return self._further_rounds(candidate, [smaller, candidate])
         if self._verdicts.verdict(candidate) == "open":
-            return self._further_rounds([candidate])
+            return self._further_rounds(candidate, [candidate])
         return None
 
     def _next_rung(self) -> int | None:
         """Return the next rung of the ladder to try.
 
         Returns:
-            None if a count seems to reach cached batches and is not stuck, or if the
-            largest was tried.
+            None if the largest allowed count was tried, or if a count seems to reach
+            cached batches and has not remained open for long.
         """
         if self._verdicts.tried_largest:
             return None
         candidate = self._verdicts.candidate
-        # A count that remains open relative to cached batches is compared with larger
-        # ones.
+        # A count that cached batches leave open for so long is compared with larger
+        # ones, which may decide it.
         is_stuck = (
             self._verdicts.verdict(candidate) == "open"
             and self._statistics.common_rounds(candidate, None) >= STUCK_ROUNDS
@@ -193,7 +226,8 @@ class WorkersRule:
         """Return a count between the best and a neighbour that may be better.
 
         Returns:
-            None if a count reaches cached batches, or there is no such count.
+            None if a count seems to reach cached batches, if the ladder is not climbed
+            to its end, or if the counts between were tried.
         """
         best = self._verdicts.reference
         if best is None or not self._verdicts.tried_largest:
@@ -202,33 +236,35 @@ class WorkersRule:
         index = self._counts.index(best)
         best_with_neighbours = self._counts[max(0, index - 1) : index + 2]
         for low, high in itertools.pairwise(best_with_neighbours):
-            # An interval of the ladder is halved once; it is halved again only if the
-            # count found this way is the best.
-            is_whole_interval = low in rungs and high in rungs
-            if high - low > 1 and (is_whole_interval or best not in rungs):
+            if high - low <= 1:
+                continue
+            # The interval between two rungs is halved once. It is halved again only if
+            # the count halfway is the best.
+            is_between_rungs = low in rungs and high in rungs
+            if is_between_rungs or best not in rungs:
                 return (low + high) // 2
         return None
 
     def _count_between(self, low: int, high: int) -> int:
-        """Return a count between two, to be measured next.
+        """Return a count between two measured ones, to be measured next.
 
-        Between two rungs, it is the count that the lower rung's throughput suggests;
-        after that, the one halfway.
+        Between two rungs, it follows from the throughput of the lower rung. Otherwise
+        it is halfway.
         """
         rungs = ladder(self._max_count)
         if low in rungs and high in rungs and low >= 1:
-            # This supposes that each worker adds the same throughput.
+            # Suppose that each worker adds as much throughput as those of ``low``.
             needed = math.ceil(ENOUGH_SHARE * low / self._statistics.ratio(low, None))
             return min(max(needed, low + 1), high - 1)
         return (low + high) // 2
 
-    def _further_rounds(self, counts: Sequence[int]) -> NextRounds:
-        """Return further rounds of open counts.
+    def _further_rounds(self, candidate: int, counts: Sequence[int]) -> NextRounds:
+        """Return further rounds of counts, with the count that they are compared with.
 
         Args:
-            counts: Open counts, the last of which is the candidate.
+            candidate: The candidate.
+            counts: The candidate, after the next smaller count if that is open.
         """
-        candidate = counts[-1]
         reference = self._verdicts.reference
         if reference == candidate:
             # It cannot be compared with itself. If no larger count was measured, the

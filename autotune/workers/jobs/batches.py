@@ -1,4 +1,4 @@
-"""Batches for a window: from DataLoader workers, or cached."""
+"""Batches for a window: loaded from the dataset, or cached."""
 
 import itertools
 import time
@@ -17,7 +17,7 @@ from trainer.distributed.ranks import Ranks
 CACHED_BATCHES = 32
 """Number of cached batches: enough for average sequences, few enough for memory."""
 NOT_READY_S = 0.005
-"""Least wait that shows that a batch was not ready in a queue."""
+"""Shortest wait for a batch that shows that no queue held it ready."""
 
 
 def batches_of(
@@ -34,7 +34,8 @@ def batches_of(
         dataset: Dataset to read.
         config: Trainer settings.
         ranks: Ranks, of which this process is one.
-        cached: True to repeat a few cached micro-batches instead of loading all.
+        cached: True to load ``CACHED_BATCHES`` micro-batches in this process and repeat
+            them; False to load every one, with the DataLoader workers of ``config``.
         sample_delay_s: Delay added to the reading of each sample, unless cached.
     """
     plan = make_plan(config, len(dataset), world_size=ranks.world_size)
@@ -50,7 +51,7 @@ def batches_of(
 
 
 class _Delayed:
-    """Source with a delay for every sample, to simulate slower storage."""
+    """Source of micro-batches with a delay for every sample: a slower storage."""
 
     def __init__(self, source: MicroBatchSource, sample_delay_s: float) -> None:
         self._source = source
@@ -69,11 +70,12 @@ def drain(loader: Iterator[Any], ready: int) -> int:
 
     Args:
         loader: Loader to drain.
-        ready: Batches that the queues hold.
+        ready: Number of batches that the queues hold if they are full.
 
     Returns:
-        Number of batches taken: twice ``ready``, or less if one that was not ready
-        shows that the queues are empty.
+        Number of batches taken: more than ``ready`` and at most twice as many, as
+        workers refill the queues meanwhile. The last one was not ready, unless they
+        keep up to the end. 0 if ``ready`` is 0.
     """
     for number in range(2 * ready):
         started_s = time.perf_counter()

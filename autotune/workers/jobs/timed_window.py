@@ -11,7 +11,8 @@ from autotune.workers.jobs.consumers import Consumer
 from trainer.distributed.ranks import Ranks
 
 FIRST_PART = 4
-"""Divisor of a window's time for its first part, which shows the speed of steps."""
+"""Divisor of a window's duration for its first part. The steps of this part show how
+many more fill the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +22,12 @@ class WindowLength:
     window_s: float
     """Least duration of the window."""
     step_s: float
-    """Duration of a step so far."""
+    """Duration of a step before the window, in the warm-up."""
     min_steps: int
-    """Fewest steps of the window's first part."""
-    group: int
-    """Steps that come together, in which workers deliver whole bursts."""
+    """Fewest steps of the window's first part, and so of the window."""
+    group_steps: int
+    """Number of steps of a group. A window has whole groups, because workers deliver in
+    bursts, and a group takes as many batches from each of them."""
 
     def first_steps(self) -> int:
         """Return the number of steps of the first part."""
@@ -36,7 +38,7 @@ class WindowLength:
         """Return the number of steps that are left; 0 if the window is full.
 
         Args:
-            steps: Steps that were taken.
+            steps: Steps of the window so far, at least 1.
             past_s: Time that they took.
         """
         remaining_s = self.window_s - past_s
@@ -48,19 +50,19 @@ class WindowLength:
         self, remaining_s: float, step_s: float, min_steps: int = 1
     ) -> int:
         """Return the steps that fill a time, in whole groups."""
-        # At least a microsecond a step, to not divide by 0.
+        # A step takes at least a microsecond, so that there is no division by 0.
         steps = max(min_steps, remaining_s / max(step_s, 1e-6))
-        return math.ceil(steps / self.group) * self.group
+        return math.ceil(steps / self.group_steps) * self.group_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedWindow:
-    """Figures of a window without rates, and the duration to compute rates with."""
+    """Figures of a window, except for the rates that the caller computes."""
 
     figures: dict[str, Any]
-    """Fields of ``LoadedWindow``, without rates of tokens and FLOPs."""
+    """Fields of ``LoadedWindow``, except for the rates of tokens and FLOPs."""
     slowest_s: float
-    """Duration of the window on the slowest rank."""
+    """Duration of the window on the slowest rank, by which rates are divided."""
 
 
 def timed_window(
@@ -71,6 +73,8 @@ def timed_window(
     length: WindowLength,
 ) -> TimedWindow:
     """Take steps until a window is full on the slowest rank.
+
+    All ranks must call this together.
 
     Args:
         loader: Endless iterator over batches.
@@ -129,8 +133,9 @@ def _figures_of_all_ranks(
     (slowest_s,) = ranks.all_reduce_max(end_s - start_s)
     (waited_s,) = ranks.all_reduce_sum(consumer.wait.take_waited_s())
     memory_bytes = footprint.memory_bytes()
+    # A rank without workers takes part in the maximum with 0.
     worker_bytes = max(footprint.private_bytes_of_children(), default=0)
-    # There is a maximum over ranks only.
+    # Ranks have no minimum, so the first start is the maximum of negative starts.
     first_start_s = -ranks.all_reduce_max(-start_s)[0]
     (last_end_s,) = ranks.all_reduce_max(end_s)
     all_memory_bytes = _sum_over_ranks(ranks, memory_bytes)
@@ -145,7 +150,7 @@ def _figures_of_all_ranks(
         "window_start_s": first_start_s,
         "window_end_s": last_end_s,
         "memory_bytes": all_memory_bytes,
-        # 0 without workers.
+        # No rank has workers if the largest takes 0 bytes.
         "worker_bytes": round(largest_worker_bytes) or None,
         "storage_bytes_per_s": storage_bytes_per_s,
     }

@@ -28,8 +28,8 @@ from trainer.model.flops import ModelWork
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
 """Steps before a window, by device. The last one shows the speed of steps."""
 MOST_MICRO_BATCHES = 4
-"""Limit of micro-batches in a measured step. The last one synchronises gradients
-and updates, as in training."""
+"""Limit of micro-batches in a measured step. The last one synchronises gradients and
+updates the weights, as in training."""
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -38,8 +38,9 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     Args:
         measured: A ``TrainingRequest``; its ``interleaved_with`` and ``storage`` only
             distinguish windows.
-        local: ``data_dir``, the dataset's directory; with several ranks
-            ``environment`` and ``rendezvous``.
+        local: ``data_dir``, the dataset's directory. With several ranks also
+            ``environment``, torchrun's environment variables, and ``rendezvous``, the
+            file through which the ranks connect.
 
     Returns:
         Fields of ``TrainingFigures``, the same from every rank.
@@ -70,7 +71,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         min_steps=request.min_steps,
         # Workers deliver in bursts of a micro-batch each. A window must have whole
         # bursts, so its steps come in groups that take as many from every worker.
-        group=max(1, workers // math.gcd(workers, micro_batches)),
+        group_steps=max(1, workers // math.gcd(workers, micro_batches)),
     )
     figures = _measure_window(loader, consumer, ranks, length)
     if request.losses and isinstance(consumer, TrainingStep):

@@ -29,13 +29,16 @@ def test_rejects_change_between_two_scales():
         change_between(rate, share)
 
 
-@given(st.lists(rates, min_size=3, max_size=9), st.lists(rates, min_size=3, max_size=9))
-def test_swapped_sides_give_inverse_change(first, second):
-    a = estimate_windows(first)
-    b = estimate_windows(second)
-    assume(a.variance and b.variance)
-    change = change_between(a, b)
-    inverse = change_between(b, a)
+@given(
+    rates_before=st.lists(rates, min_size=3, max_size=9),
+    rates_after=st.lists(rates, min_size=3, max_size=9),
+)
+def test_swapped_sides_give_inverse_change(rates_before, rates_after):
+    before = estimate_windows(rates_before)
+    after = estimate_windows(rates_after)
+    assume(before.variance and after.variance)
+    change = change_between(before, after)
+    inverse = change_between(after, before)
     assert change.value == pytest.approx(1 / inverse.value)
     assert (change.low is None) == (inverse.low is None)
     if change.low is not None:

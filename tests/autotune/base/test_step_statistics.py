@@ -1,6 +1,5 @@
 """Bounds of steps that depend on their neighbours are as wide as that requires."""
 
-import itertools
 import math
 
 import numpy as np
@@ -34,7 +33,14 @@ def _steps(seed: int, n: int, autocorrelation: float, *, mean: float = 1.0) -> E
 def _change_between_runs(
     seed: int, n: int, autocorrelation: float, speed: float
 ) -> Interval:
-    """Return the change from a run of speed 1 to a run of this speed."""
+    """Return the change from a run of speed 1 to a run of this speed.
+
+    Args:
+        seed: Seed of the noise of both runs.
+        n: Number of steps of each run.
+        autocorrelation: That of neighbouring steps.
+        speed: Mean rate of a step in the second run.
+    """
     return change_between(
         _steps(2 * seed, n, autocorrelation),
         _steps(2 * seed + 1, n, autocorrelation, mean=speed),
@@ -42,37 +48,45 @@ def _change_between_runs(
 
 
 def _is_different(change: Interval) -> bool:
+    """Return True if a change has bounds that exclude equal speeds."""
     return change.low is not None and not change.low <= 1 <= change.high
+
+
+def _changes(
+    comparisons: int, n: int, autocorrelation: float, *, speed: float
+) -> list[Interval]:
+    """Return the changes of several comparisons, each with noise of its own."""
+    return [
+        _change_between_runs(seed, n, autocorrelation, speed)
+        for seed in range(comparisons)
+    ]
+
+
+@pytest.mark.parametrize("n", [40, 120, 400])
+@pytest.mark.parametrize("autocorrelation", [0.0, 0.5, 0.8, 0.9])
+def test_same_speed_is_seldom_found_different(n, autocorrelation):
+    comparisons = 400
+    changes = _changes(comparisons, n, autocorrelation, speed=1.0)
+    different = sum(_is_different(change) for change in changes)
+    # Bounds at 95 % exclude the truth in 5 % of comparisons. Of so many, the share is
+    # higher than this by chance once in 200 times.
+    chance = 2.6 * math.sqrt(0.05 * 0.95 / comparisons)
+    assert different / comparisons <= 0.05 + chance
 
 
 @pytest.mark.parametrize(
     ("n", "autocorrelation"),
-    list(itertools.product((40, 120, 400), (0.0, 0.5, 0.8, 0.9))),
-)
-def test_same_speed_is_seldom_found_different(n, autocorrelation):
-    runs = 400
-    changes = [
-        _change_between_runs(seed, n, autocorrelation, 1.0) for seed in range(runs)
-    ]
-    different = sum(_is_different(change) for change in changes)
-    # A share of 5 % of so many runs is higher by chance once in 200 times.
-    chance = 2.6 * math.sqrt(0.05 * 0.95 / runs)
-    assert different / runs <= 0.05 + chance
-
-
-@pytest.mark.parametrize(
-    ("n", "autocorrelation"), [(60, 0.0), (200, 0.5), (600, 0.8), (2000, 0.9)]
+    # The more steps depend on their neighbours, the more of them are needed.
+    [(60, 0.0), (200, 0.5), (600, 0.8), (2000, 0.9)],
 )
 def test_finds_five_percent_with_enough_steps(n, autocorrelation):
-    runs = 100
-    changes = [
-        _change_between_runs(seed, n, autocorrelation, 0.95) for seed in range(runs)
-    ]
+    comparisons = 100
+    changes = _changes(comparisons, n, autocorrelation, speed=0.95)
     different = sum(_is_different(change) for change in changes)
     without_bounds = sum(change.low is None for change in changes)
     # The numbers of steps are chosen so that the change is found nearly always.
-    assert different / runs >= 0.85
-    assert without_bounds / runs <= 0.05
+    assert different / comparisons >= 0.85
+    assert without_bounds / comparisons <= 0.05
 
 
 @given(st.lists(st.tuples(rates, st.floats(1e-3, 1e3)), min_size=1, max_size=200))
@@ -91,7 +105,7 @@ def test_there_are_four_to_sixteen_blocks(amounts):
 
 def test_few_slow_steps_have_no_spread():
     # So slow a variation needs hundreds of steps for a block.
-    estimate = _steps(2, 40, 0.97)
+    estimate = _steps(seed=2, n=40, autocorrelation=0.97)
     assert estimate.variance is None
     assert estimate.reason_without_variance == "too few steps for how slowly they vary"
     assert estimate.interval() == Interval(value=estimate.value)
@@ -108,7 +122,7 @@ def test_shares_differ_by_points():
     without = share_of_waits(0.0)
     with_waits = share_of_waits(0.1)
     change = change_between(without, with_waits)
-    # The noise of both sides is within 0.001.
+    # The noise of both sides is within 0.001, and the bounds are hardly wider.
     assert change.value == pytest.approx(0.1, abs=0.001)
     assert change.low is not None
     assert change.low > 0.09

@@ -20,23 +20,31 @@ from autotune.base.tables import (
 )
 
 
-@pytest.mark.parametrize(
-    ("headers", "rows", "align", "text"),
-    [
-        (
-            ("name", "bytes"),
-            [("a", "1"), ("long name", "12345")],
-            "lr",
-            "name       bytes\na              1\nlong name  12345",
-        ),
-        (("x",), [(None,)], "", "x\nn/a"),
-        (("a", "b"), [], "", "a  b"),
-        (("n", "v"), [("日本", "x"), ("abcd", "y")], "", "n     v\n日本  x\nabcd  y"),
-    ],
-    ids=["aligned", "missing", "no rows", "wide"],
-)
-def test_aligns_columns(headers, rows, align, text):
-    assert text_table(headers, rows, align) == text
+def test_aligns_columns():
+    rows = [("a", "1"), ("long name", "12345")]
+    assert text_table(("name", "bytes"), rows, align="lr").splitlines() == [
+        "name       bytes",
+        "a              1",
+        "long name  12345",
+    ]
+
+
+def test_aligns_wide_characters():
+    # A Chinese character takes two columns of a terminal.
+    rows = [("日本", "x"), ("abcd", "y")]
+    assert text_table(("n", "v"), rows).splitlines() == [
+        "n     v",
+        "日本  x",
+        "abcd  y",
+    ]
+
+
+def test_shows_missing_cell_as_na():
+    assert text_table(("x",), [(None,)]) == "x\nn/a"
+
+
+def test_table_without_rows_has_headers():
+    assert text_table(("a", "b"), []) == "a  b"
 
 
 def test_aligns_markdown_columns():
@@ -98,19 +106,19 @@ def test_writes_terminal_escapes_out():
     assert printable_line("\x1b[31mred\udc80") == "\\x1b[31mred\\udc80"
 
 
-# Headers, rows and alignment of a table that is 61 columns wide.
-WIDE = (
-    ("model", "tokens/s", "what limits it"),
-    [
+WIDE = {
+    "headers": ("model", "tokens/s", "what limits it"),
+    "rows": [
         ["bert-mini", "8,323", "memory bandwidth of the embedding table"],
         ["bert-small", "1,204", None],
     ],
-    "lrl",
-)
+    "align": "lrl",
+}
+"""Arguments of a table that is 61 columns wide."""
 
 
 def test_wide_table_breaks_cells_between_words():
-    assert text_table(*WIDE, max_columns=40).splitlines() == [
+    assert text_table(**WIDE, max_columns=40).splitlines() == [
         "model       tokens/s  what limits it",
         "bert-mini      8,323  memory bandwidth",
         "                      of the embedding",
@@ -128,13 +136,12 @@ def test_wide_table_breaks_cells_between_words():
     ],
 )
 def test_table_that_fits_is_not_broken(columns):
-    assert text_table(*WIDE, max_columns=columns) == text_table(*WIDE)
+    assert text_table(**WIDE, max_columns=columns) == text_table(**WIDE)
 
 
 def test_table_of_long_words_becomes_pairs():
-    headers, rows, align = WIDE
-    rows = [*rows, ["modernbert", "1", ""]]
-    assert text_table(headers, rows, align, max_columns=24).splitlines() == [
+    with_empty_cell = WIDE | {"rows": [*WIDE["rows"], ["modernbert", "1", ""]]}
+    assert text_table(**with_empty_cell, max_columns=24).splitlines() == [
         "model: bert-mini",
         "tokens/s: 8,323",
         "what limits it: memory bandwidth of the embedding table",
@@ -153,21 +160,28 @@ def test_table_of_long_words_becomes_pairs():
     columns=st.integers(1, 120),
 )
 def test_no_word_is_broken_or_lost(rows, columns):
-    wide = text_table(("a", "b", "c"), rows)
-    fitted = text_table(("a", "b", "c"), rows, max_columns=columns)
-    always = text_table(("a", "b", "c"), rows, max_columns=columns, always_columns=True)
-    assert sorted(always.split()) == sorted(wide.split())
+    headers = ("a", "b", "c")
+    unlimited = text_table(headers, rows)
+    in_columns = text_table(headers, rows, max_columns=columns, always_columns=True)
+    assert sorted(in_columns.split()) == sorted(unlimited.split())
+    fitted = text_table(headers, rows, max_columns=columns)
     words = [
         word for row in rows for cell in row for word in printable_line(cell).split()
     ]
+    # If it does not fit as columns, it becomes pairs of a header and a cell.
     assert set(words) <= set(fitted.split())
 
 
-def test_terminal_limits_tables_on_standard_output_only(monkeypatch):
+def test_terminal_limits_its_tables(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    assert terminal_table(*WIDE) == text_table(*WIDE)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert terminal_table(*WIDE) == text_table(*WIDE, max_columns=40)
+    assert terminal_table(**WIDE) == text_table(**WIDE, max_columns=40)
+
+
+def test_pipe_does_not_limit_its_tables(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert terminal_table(**WIDE) == text_table(**WIDE)
 
 
 def test_facts_keep_their_names_apart(monkeypatch):

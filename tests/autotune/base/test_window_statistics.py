@@ -34,7 +34,7 @@ def heavy_tails(rng, n):
 
 
 def some_held_up(rng, n):
-    """Return deviations of n windows, one in ten of them slower, by 0.3 on average."""
+    """Return deviations of n windows, with one in ten slower by 0.3 on average."""
     noise = rng.normal(0, NOISE, n)
     is_held_up = rng.random(n) < 0.1
     return noise - is_held_up * rng.exponential(0.3, n)
@@ -117,7 +117,9 @@ def test_no_windows_have_no_estimate():
         estimate_windows([])
 
 
-@pytest.mark.parametrize("values", [[2.0], [2.0, 2.2]])
+@pytest.mark.parametrize(
+    "values", [pytest.param([2.0], id="one"), pytest.param([2.0, 2.2], id="two")]
+)
 def test_two_windows_are_not_enough(values):
     estimate = estimate_windows(values)
     assert estimate.interval() == Interval(value=estimate.value)
@@ -174,12 +176,17 @@ def test_swapped_pairs_give_inverse_ratio(pairs):
 
 
 def test_more_candidates_widen_bounds():
-    pairs = [(100.0 + n, 100.0) for n in (0, 3, 1, 5, 2, 4)]
+    pairs = [(rate, 100.0) for rate in (100.0, 103.0, 101.0, 105.0, 102.0, 104.0)]
     alone, of_two, of_six = (
         paired_ratio(pairs, candidates=candidates) for candidates in (1, 2, 6)
     )
     assert of_six.value == alone.value
     assert of_six.low < of_two.low < alone.low < alone.high < of_two.high < of_six.high
+
+
+def equal_rates(rng: random.Random) -> list[tuple[float, float]]:
+    """Return six pairs of rates that differ by noise of 8 % only."""
+    return [(math.exp(rng.gauss(0, 0.08)), 1.0) for _ in range(6)]
 
 
 def share_above_one(candidates: int) -> float:
@@ -192,12 +199,11 @@ def share_above_one(candidates: int) -> float:
     experiments = 600
     wrong = 0
     for _ in range(experiments):
-        ratios = [
-            [(math.exp(rng.gauss(0, 0.08)), 1.0) for _ in range(6)] for _ in range(6)
-        ]
-        highest = max(ratios, key=lambda pairs: paired_ratio(pairs).value)
+        pairs_of_ratios = [equal_rates(rng) for _ in range(6)]
+        highest = max(pairs_of_ratios, key=lambda pairs: paired_ratio(pairs).value)
         low = paired_ratio(highest, candidates=candidates).low
-        wrong += low is not None and low > 1
+        if low is not None and low > 1:
+            wrong += 1
     return wrong / experiments
 
 

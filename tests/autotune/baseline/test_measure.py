@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from autotune.baseline.decide.recipes import Recipe, hf_trainer, paper
-from autotune.baseline.measure import (
-    BaselineRunner,
-    non_padding_share,
-    recipes_to_compare,
+from autotune.baseline.measure import BaselineRunner
+from autotune.baseline.values import (
+    BaselineEvidence,
+    RecipeName,
+    RecipeRow,
+    SettingDifference,
 )
-from autotune.baseline.values import RecipeName, SettingDifference
 from autotune.errors import OutOfTime, Undecided
 from autotune.trials.outcomes import (
     Contaminated,
@@ -22,13 +24,11 @@ from autotune.trials.outcomes import (
     OutOfMemory,
     TimedOut,
 )
-from autotune.trials.runner import Rounds
+from autotune.trials.runner import ATTEMPTS, Rounds
 from testbed.corpora import synthetic_manifest
-from testbed.datasets import write_dataset
 from testbed.examples.feeds import CONFIG, figures_of, runner_on, windows_of
 from testbed.examples.trials import STEP_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
-from trainer.data.dataset import TokenDataset
 
 TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_size": 16})
 RECIPE_BY_LAYOUT: Mapping[str, RecipeName] = {
@@ -50,12 +50,24 @@ WINDOW_SHARE = 0.6
 """Share of non-padding tokens in every simulated window itself."""
 
 
+def average_rate(name: RecipeName) -> float:
+    """Return the non-padding tokens/s of a recipe on average."""
+    return PADDED_TOKENS_PER_S[name] * NON_PADDING_SHARES[name]
+
+
 def recipe_of(trial) -> RecipeName:
+    """Return the recipe of a trial, which its layout tells."""
     return RECIPE_BY_LAYOUT[trial.measured["config"]["layout"]]
 
 
 def steady(name: RecipeName, round_number: int) -> float:
+    """Return the factor of a machine without noise."""
     return 1.0
+
+
+def drifting(name: RecipeName, round_number: int) -> float:
+    """Return a factor that grows from round to round, for all recipes alike."""
+    return 1 + 0.1 * round_number
 
 
 NOISE_OF_ROUNDS: Mapping[RecipeName, tuple[float, float, float]] = {
@@ -76,6 +88,7 @@ class Simulation:
     """Machine on which each recipe has a speed, and every trial lasts a second."""
 
     max_micro_batch_size: int = 16
+    """Largest micro-batch that fits its memory."""
     noise: Callable[[RecipeName, int], float] = steady
     """Factor on the speed of a recipe in a round."""
     failures: Mapping[tuple[RecipeName, int], Outcome] = field(default_factory=dict)
@@ -124,20 +137,28 @@ class Simulation:
         return [trial.measured for trial in self.machine.trials if trial.job == "step"]
 
 
+GLOBAL_BATCH_TOKENS = 4096
+MEMORY_BUDGET_BYTES = 2**30
+
+
 def comparison(
-    simulation, directory, *, max_rounds=5, budget_s=600.0
+    simulation: Simulation,
+    directory: Path,
+    *,
+    max_rounds: int = 5,
+    budget_s: float = 600.0,
 ) -> BaselineRunner:
     """Return a comparison on a simulated machine, whose trial log is in a directory."""
     recipes = (
         Recipe(name="tuned", config=TUNED, because={}),
-        hf_trainer(TUNED, 4096),
-        paper(TUNED, 4096, 8, "CPUs"),
+        hf_trainer(TUNED, GLOBAL_BATCH_TOKENS),
+        paper(TUNED, GLOBAL_BATCH_TOKENS, max_workers=8, limit="CPUs"),
     )
     trial_runner = runner_on(simulation.machine, directory, simulation.clock)
     return BaselineRunner(
         training=windows_of(TUNED, budget_s=budget_s),
         max_rounds=max_rounds,
-        memory_budget_bytes=2**30,
+        memory_budget_bytes=MEMORY_BUDGET_BYTES,
         gradient_accumulation_steps=2,
         recipes={recipe.name: recipe for recipe in recipes},
         non_padding_shares=dict(NON_PADDING_SHARES),
@@ -146,23 +167,31 @@ def comparison(
     )
 
 
-def rows_by_name(evidence) -> dict:
+def rows_by_name(evidence: BaselineEvidence) -> dict[RecipeName, RecipeRow]:
     return {row.name: row for row in evidence.rows}
 
 
-def test_speedups_compare_windows_of_one_round(tmp_path):
-    drifting = Simulation(noise=lambda name, round_number: 1 + 0.1 * round_number)
-    evidence = comparison(drifting, tmp_path).run()
+def test_evidence_has_all_recipes_tuned_one_last(tmp_path):
+    evidence = comparison(Simulation(), tmp_path).run()
     outcomes = [(row.name, row.outcome) for row in evidence.rows]
     assert outcomes == [("paper", "ran"), ("hf-trainer", "ran"), ("tuned", "ran")]
+
+
+def test_speedups_compare_windows_of_one_round(tmp_path):
+    evidence = comparison(Simulation(noise=drifting), tmp_path).run()
+    rows = rows_by_name(evidence)
     # Ratios of non-padding tokens/s, which the drift of all recipes does not change.
-    assert [row.speedup for row in evidence.rows] == [
-        pytest.approx(1000 / (400 * 0.5)),
-        pytest.approx(1000 / (800 * 0.5)),
-        1.0,
-    ]
+    for name in ("paper", "hf-trainer"):
+        speedup = average_rate("tuned") / average_rate(name)
+        assert rows[name].speedup == pytest.approx(speedup)
+    assert rows["tuned"].speedup == 1.0
+
+
+def test_rates_are_of_non_padding_tokens(tmp_path):
+    evidence = comparison(Simulation(noise=drifting), tmp_path).run()
+    rate = average_rate("hf-trainer")
     assert rows_by_name(evidence)["hf-trainer"].tokens_per_s == pytest.approx(
-        [400.0, 440.0, 480.0]
+        [rate, 1.1 * rate, 1.2 * rate]
     )
 
 
@@ -175,36 +204,46 @@ def test_every_other_round_runs_backwards(tmp_path):
         *reversed(forwards),
         *forwards,
     ]
-    assert evidence.windows == 9
-    assert evidence.seconds == 11.0  # nine windows, and two checks that they fit
+    windows = 3 * 3
+    fit_checks = 2
+    assert evidence.windows == windows
+    # Every trial lasts a second.
+    assert evidence.seconds == windows + fit_checks
 
 
 def test_two_rounds_give_no_interval(tmp_path):
     evidence = comparison(Simulation(), tmp_path, max_rounds=2).run()
     row = rows_by_name(evidence)["hf-trainer"]
-    assert row.speedup == pytest.approx(1000 / (800 * 0.5))
+    assert row.speedup == pytest.approx(
+        average_rate("tuned") / average_rate("hf-trainer")
+    )
     assert row.speedup_low is None
     assert row.speedup_high is None
 
 
-@pytest.mark.parametrize(
-    ("max_rounds", "budget_s", "rounds"),
-    [
-        pytest.param(7, 600.0, 7, id="until the most rounds"),
-        pytest.param(9, 1.0, 3, id="three rounds beyond the budget"),
-        # Two checks that they fit and four rounds of three windows: 14 seconds.
-        pytest.param(9, 12.0, 4, id="until the budget is spent"),
-    ],
-)
-def test_noise_takes_more_rounds(tmp_path, max_rounds, budget_s, rounds):
-    noisy_machine = Simulation(noise=noisy)
-    evidence = comparison(
-        noisy_machine, tmp_path, max_rounds=max_rounds, budget_s=budget_s
-    ).run()
-    assert evidence.windows == 3 * rounds
+def rounds_of_noise(directory, *, max_rounds, budget_s) -> float:
+    """Return how many rounds a comparison takes whose noise decides nothing."""
+    noisy_comparison = comparison(
+        Simulation(noise=noisy), directory, max_rounds=max_rounds, budget_s=budget_s
+    )
+    return noisy_comparison.run().windows / len(RECIPE_BY_LAYOUT)
 
 
-def run_until(directory, windows_s):
+def test_noise_takes_all_rounds(tmp_path):
+    assert rounds_of_noise(tmp_path, max_rounds=7, budget_s=600.0) == 7
+
+
+def test_small_budget_still_measures_three_rounds(tmp_path):
+    assert rounds_of_noise(tmp_path, max_rounds=9, budget_s=1.0) == 3
+
+
+def test_budget_ends_a_noisy_comparison(tmp_path):
+    # The fourth round begins after two checks of fit and nine windows, 11 seconds. It
+    # is completed, and the fifth would begin after 14 seconds.
+    assert rounds_of_noise(tmp_path, max_rounds=9, budget_s=12.0) == 4
+
+
+def run_until(directory, *, windows_s) -> BaselineEvidence:
     """Run a noisy comparison whose deadline leaves this time for windows."""
     noisy_machine = Simulation(noise=noisy)
     runner = comparison(noisy_machine, directory, max_rounds=9)
@@ -226,14 +265,14 @@ def test_deadline_before_three_rounds_is_too_early(tmp_path):
 
 
 def test_halves_micro_batch_until_it_fits(tmp_path):
-    # Transformers' 8 are halved once, the paper's 16 twice.
+    # Transformers' 8 sequences are halved once, the paper's 16 twice.
     simulation = Simulation(max_micro_batch_size=5)
     rows = rows_by_name(comparison(simulation, tmp_path).run())
     smaller = SettingDifference(
         key="micro_batch_size", theirs=4, tuned=16, reason="8 does not fit 1 GiB"
     )
-    assert smaller in rows["paper"].differences
-    assert smaller in rows["hf-trainer"].differences
+    for name in ("paper", "hf-trainer"):
+        assert smaller in rows[name].differences
     sizes = [step["config"]["micro_batch_size"] for step in simulation.fit_checks]
     assert sizes == [8, 4, 16, 8, 4]
 
@@ -243,7 +282,7 @@ def test_checks_fit_under_the_budget(tmp_path):
     comparison(simulation, tmp_path).run()
     assert len(simulation.fit_checks) == 2
     for step in simulation.fit_checks:
-        assert step["memory_budget_bytes"] == 2**30
+        assert step["memory_budget_bytes"] == MEMORY_BUDGET_BYTES
         assert step["config"]["global_batch_tokens"] is None
 
 
@@ -252,8 +291,9 @@ def test_reports_recipe_that_never_fits(tmp_path):
     rows = rows_by_name(evidence)
     for name in ("hf-trainer", "paper"):
         assert rows[name].outcome == "out of memory even with one sequence"
-    assert rows["hf-trainer"].speedup is None
-    assert rows["hf-trainer"].tokens_per_s == []
+        assert rows[name].speedup is None
+        assert rows[name].tokens_per_s == []
+    # One window of the tuned settings, whose rate is shown anyway.
     assert rows["tuned"].outcome == "ran"
     assert evidence.windows == 1
 
@@ -275,7 +315,7 @@ def test_failed_recipe_leaves_the_others_running(tmp_path, failure, description)
     assert len(rows["hf-trainer"].tokens_per_s) == 1
     assert len(rows["paper"].tokens_per_s) == 3
     # Only a contaminated window is worth further attempts.
-    attempts = 3 if failure is Contaminated else 1
+    attempts = ATTEMPTS if failure is Contaminated else 1
     assert simulation.windows.count(("hf-trainer", 1)) == attempts
 
 
@@ -289,46 +329,5 @@ def test_trimmed_window_counts_its_own_tokens(tmp_path):
     runner = comparison(Simulation(), tmp_path)
     runner.non_padding_shares["hf-trainer"] = None
     row = rows_by_name(runner.run())["hf-trainer"]
-    assert row.tokens_per_s == pytest.approx([WINDOW_SHARE * 800.0] * 3)
-
-
-SHORT = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_size": 10})
-
-
-@pytest.fixture
-def dataset(tmp_path):
-    """Samples of 8 tokens, two of which fill one of ``SHORT``'s sequences."""
-    directory = write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128)
-    return TokenDataset.open(directory)
-
-
-def global_batches(tuned, dataset):
-    recipes = recipes_to_compare(tuned, dataset, 2, "2 CPUs")
-    return {name: recipe.config.global_batch_tokens for name, recipe in recipes.items()}
-
-
-def test_baselines_get_the_global_batch_in_tokens(dataset):
-    assert global_batches(SHORT, dataset) == {
-        "tuned": None,
-        "hf-trainer": 10 * 16,
-        "paper": 10 * 16,
-    }
-
-
-def test_baselines_keep_a_global_batch_in_tokens(dataset):
-    in_tokens = SHORT.model_copy(update={"global_batch_tokens": 77})
-    assert global_batches(in_tokens, dataset)["hf-trainer"] == 77
-
-
-@pytest.mark.parametrize(
-    ("layout", "share"),
-    [
-        pytest.param("packed", pytest.approx(1.0), id="packed"),
-        pytest.param("padded", pytest.approx(0.5), id="padded"),
-        pytest.param("dynamic", None, id="trimmed, dynamic"),
-        pytest.param("bucketed", None, id="trimmed, bucketed"),
-    ],
-)
-def test_share_is_known_unless_sequences_are_trimmed(dataset, layout, share):
-    config = SHORT.model_copy(update={"layout": layout})
-    assert non_padding_share(config, dataset) == share
+    rate = WINDOW_SHARE * PADDED_TOKENS_PER_S["hf-trainer"]
+    assert row.tokens_per_s == pytest.approx([rate, rate, rate])

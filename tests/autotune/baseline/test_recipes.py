@@ -8,11 +8,13 @@ from transformers import TrainingArguments
 from autotune.base.interval import Interval
 from autotune.baseline.decide.recipes import (
     PAPER_WORKERS,
+    Recipe,
     differences,
     hf_trainer,
     is_precise,
     paper,
 )
+from autotune.baseline.values import SettingDifference
 from trainer.config.train_config import (
     DataSettings,
     ModelSettings,
@@ -38,31 +40,43 @@ TUNED = TrainConfig(
     learning_rate=3e-4,
     masking_probability=0.3,
 )
-
-
 GLOBAL_BATCH_TOKENS = 4096
-AMPLE_WORKERS = 12
-"""Limit on DataLoader workers that does not affect the paper's."""
 
 
-def transformers_config(tuned: TrainConfig = TUNED) -> TrainConfig:
-    return hf_trainer(tuned, GLOBAL_BATCH_TOKENS).config
+def hf_recipe(tuned: TrainConfig = TUNED) -> Recipe:
+    """Return transformers' Trainer for tuned settings."""
+    return hf_trainer(tuned, GLOBAL_BATCH_TOKENS)
 
 
-def paper_config(tuned: TrainConfig = TUNED) -> TrainConfig:
-    return paper(tuned, GLOBAL_BATCH_TOKENS, AMPLE_WORKERS, "limit").config
+def paper_recipe(tuned: TrainConfig = TUNED) -> Recipe:
+    """Return the paper's trainer on a machine that allows all of its workers."""
+    return paper(
+        tuned, GLOBAL_BATCH_TOKENS, max_workers=PAPER_WORKERS + 4, limit="12 CPUs"
+    )
 
 
-def differences_by_key(recipe, tuned=TUNED, local_ranks=1):
-    """Return the recipe's value, the tuned one and the reason, by the setting's key."""
+def with_model(model_type: str) -> TrainConfig:
+    """Return the tuned settings of a model of this type."""
+    model = ModelSettings(name="m", config={"model_type": model_type})
+    return TUNED.model_copy(update={"model": model})
+
+
+def differences_by_key(
+    recipe: Recipe, tuned: TrainConfig = TUNED, local_ranks: int = 1
+) -> dict[str, SettingDifference]:
+    """Return the differences of a recipe from tuned settings, by the setting's key."""
     return {
-        difference.key: (difference.theirs, difference.tuned, difference.reason)
+        difference.key: difference
         for difference in differences(recipe, tuned, local_ranks)
     }
 
 
 both_baselines = pytest.mark.parametrize(
-    "config", [transformers_config(), paper_config()], ids=["transformers", "paper"]
+    "config",
+    [
+        pytest.param(hf_recipe().config, id="transformers"),
+        pytest.param(paper_recipe().config, id="paper"),
+    ],
 )
 
 
@@ -79,13 +93,21 @@ def test_baselines_keep_the_users_own_settings(config):
     assert all(getattr(config, name) == getattr(TUNED, name) for name in kept)
     assert config.data.path == "../data"
     assert config.data.dataset_hash == "d"
+
+
+@both_baselines
+def test_baselines_have_a_global_batch_in_tokens(config):
     assert config.global_batch_tokens == GLOBAL_BATCH_TOKENS
     assert config.global_batch_samples is None
 
 
 @both_baselines
-def test_baselines_have_plain_settings_that_are_valid(config):
+def test_settings_of_baselines_are_valid(config):
     assert TrainConfig.model_validate(config.model_dump()) == config
+
+
+@both_baselines
+def test_baselines_have_plain_settings(config):
     plain = {
         "precision": "fp32",
         "tf32": False,
@@ -97,26 +119,40 @@ def test_baselines_have_plain_settings_that_are_valid(config):
     }
     assert {name: getattr(config, name) for name in plain} == plain
     assert config.parallel == ParallelSettings(
-        gradient_as_bucket_view=False, timeout_s=900.0
+        gradient_as_bucket_view=False, timeout_s=TUNED.parallel.timeout_s
     )
 
 
-def test_transformers_baseline_has_its_default_arguments():
-    config = transformers_config()
-    arguments = {
+@pytest.fixture(scope="module")
+def default_arguments() -> dict:
+    """Return the defaults of transformers' Trainer, by name."""
+    return {
         field.name: field.default for field in dataclasses.fields(TrainingArguments)
     }
+
+
+def test_transformers_baseline_has_default_arguments(default_arguments):
+    config = hf_recipe().config
+    assert config.micro_batch_size == default_arguments["per_device_train_batch_size"]
+    assert config.data.num_workers == default_arguments["dataloader_num_workers"]
+    assert config.data.pin_memory == default_arguments["dataloader_pin_memory"]
     assert config.layout == "dynamic"
     assert config.attention_dropout is None
-    assert config.micro_batch_size == arguments["per_device_train_batch_size"]
-    assert config.data.num_workers == arguments["dataloader_num_workers"]
-    assert config.data.pin_memory == arguments["dataloader_pin_memory"]
-    assert not any(
-        arguments[name]
-        for name in ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing")
-    )
-    assert arguments["ddp_bucket_cap_mb"] is None
-    assert arguments["train_sampling_strategy"] == "random"
+
+
+def test_transformers_defaults_are_plain(default_arguments):
+    # Settings that the recipe takes for granted.
+    faster = ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing")
+    assert not any(default_arguments[name] for name in faster)
+    assert default_arguments["ddp_bucket_cap_mb"] is None
+    assert default_arguments["train_sampling_strategy"] == "random"
+
+
+def test_paper_baseline_pads_to_full_length():
+    config = paper_recipe().config
+    assert config.layout == "padded"
+    assert config.micro_batch_size == TUNED.micro_batch_size
+    assert config.data.num_workers == PAPER_WORKERS
 
 
 @pytest.mark.parametrize(
@@ -127,81 +163,83 @@ def test_transformers_baseline_has_its_default_arguments():
         pytest.param("deberta", None, id="deberta, which has no such setting"),
     ],
 )
-def test_paper_baseline_pads_to_full_length(model_type, dropout):
-    model = ModelSettings(name="m", config={"model_type": model_type})
-    config = paper_config(TUNED.model_copy(update={"model": model}))
-    assert config.layout == "padded"
-    assert config.attention_dropout == dropout
-    assert config.micro_batch_size == TUNED.micro_batch_size
-    assert config.data.num_workers == PAPER_WORKERS
+def test_paper_baseline_has_no_attention_dropout(model_type, dropout):
+    assert paper_recipe(with_model(model_type)).config.attention_dropout == dropout
 
 
-def test_differences_name_both_values():
-    differing_settings = differences_by_key(
-        hf_trainer(TUNED, GLOBAL_BATCH_TOKENS), local_ranks=2
-    )
-    expected = {
-        "precision": ("fp32", "bf16", None),
-        "compile": (False, True, None),
-        "attention_dropout": (None, 0.0, None),
-        "data.num_workers": (0, 3, None),
-        "parallel.strategy": ("ddp", "zero1", None),
-    }
-    assert {key: differing_settings[key] for key in expected} == expected
-    assert not any(
-        "global_batch" in key or "timeout" in key for key in differing_settings
-    )
+@pytest.mark.parametrize(
+    ("key", "theirs", "tuned"),
+    [
+        ("precision", "fp32", "bf16"),
+        ("compile", False, True),
+        ("attention_dropout", None, 0.0),
+        ("data.num_workers", 0, 3),
+        ("parallel.strategy", "ddp", "zero1"),
+    ],
+)
+def test_differences_name_both_values(key, theirs, tuned):
+    difference = differences_by_key(hf_recipe(), local_ranks=2)[key]
+    assert difference == SettingDifference(key=key, theirs=theirs, tuned=tuned)
+
+
+def test_differences_are_of_settings_of_speed():
+    keys = differences_by_key(hf_recipe(), local_ranks=2)
+    assert not any("global_batch" in key or "timeout" in key for key in keys)
 
 
 def test_recipe_does_not_differ_from_itself():
-    assert (
-        differences_by_key(
-            hf_trainer(transformers_config(), GLOBAL_BATCH_TOKENS),
-            transformers_config(),
-            local_ranks=2,
-        )
-        == {}
-    )
+    plain = hf_recipe().config
+    assert differences(hf_recipe(plain), plain, local_ranks=2) == []
 
 
-def test_settings_without_effect_are_no_differences():
+def test_one_rank_has_no_differences_of_synchronisation():
+    keys = differences_by_key(paper_recipe(), local_ranks=1)
+    assert "compile" in keys
+    assert not any(key.startswith("parallel.") for key in keys)
+
+
+def test_cpu_has_no_difference_of_tf32():
     on_cpu = TUNED.model_copy(update={"device": "cpu", "precision": "fp32"})
-    alone = differences_by_key(
-        paper(on_cpu, GLOBAL_BATCH_TOKENS, AMPLE_WORKERS, "limit"), on_cpu
-    )
-    assert not any(key.startswith(("parallel.", "tf32", "precision")) for key in alone)
+    keys = differences_by_key(paper_recipe(on_cpu), on_cpu)
+    assert "compile" in keys
+    assert "tf32" not in keys
+    assert "precision" not in keys  # equal in both
 
 
 def test_free_choices_need_no_reason():
-    for _, _, reason in differences_by_key(
-        paper(TUNED, GLOBAL_BATCH_TOKENS, AMPLE_WORKERS, "limit")
-    ).values():
-        assert reason is None
+    reasons = [
+        difference.reason for difference in differences_by_key(paper_recipe()).values()
+    ]
+    assert set(reasons) == {None}
 
 
 def test_explains_fewer_workers_than_the_paper():
-    recipe = paper(TUNED, GLOBAL_BATCH_TOKENS, 3, "3 CPUs")
-    smaller = recipe.config.model_copy(update={"micro_batch_size": 32})
-    because = {**recipe.because, "micro_batch_size": "64 do not fit"}
-    differing_settings = differences_by_key(
-        dataclasses.replace(recipe, config=smaller, because=because)
+    recipe = paper(TUNED, GLOBAL_BATCH_TOKENS, max_workers=3, limit="3 CPUs")
+    # Equal to the tuned value, which also is 3.
+    assert differences_by_key(recipe)["data.num_workers"] == SettingDifference(
+        key="data.num_workers",
+        theirs=3,
+        tuned=3,
+        reason="the paper's 8 exceed the limit of this machine: 3 CPUs",
     )
-    assert differing_settings["data.num_workers"] == (
-        3,
-        3,
-        "the paper's 8 exceed the limit of this machine: 3 CPUs",
+
+
+def test_explains_a_smaller_micro_batch():
+    recipe = paper_recipe()
+    smaller = dataclasses.replace(
+        recipe,
+        config=recipe.config.model_copy(update={"micro_batch_size": 32}),
+        because={"micro_batch_size": "64 do not fit"},
     )
-    assert differing_settings["micro_batch_size"] == (32, 64, "64 do not fit")
+    assert differences_by_key(smaller)["micro_batch_size"] == SettingDifference(
+        key="micro_batch_size", theirs=32, tuned=64, reason="64 do not fit"
+    )
 
 
 def test_explains_attention_dropout_of_deberta():
-    model = ModelSettings(name="m", config={"model_type": "deberta"})
-    deberta = TUNED.model_copy(update={"model": model})
-    differing_settings = differences_by_key(
-        paper(deberta, GLOBAL_BATCH_TOKENS, AMPLE_WORKERS, "limit"), deberta
-    )
-    _, _, reason = differing_settings["attention_dropout"]
-    assert "this setting of deberta" in reason
+    deberta = with_model("deberta")
+    difference = differences_by_key(paper_recipe(deberta), deberta)["attention_dropout"]
+    assert "this setting of deberta" in difference.reason
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from types import ModuleType
 
 import pytest
 
@@ -13,19 +14,12 @@ from autotune.workers import stage as workers_stage
 from autotune.workers.values import SweepRequest
 
 NOT_MEASURED = BadInput("not measured", next_step="Nothing.")
-PHASES = {
-    "workers": (workers_stage, "count_workers"),
-    "baseline": (baseline_stage, "compare_recipes"),
-    "network": (network_stage, "tune_network"),
-}
+"""Error by which a phase ends as soon as it has its request."""
+TEN_MINUTES_S = 600.0
 
 
-@pytest.fixture(params=PHASES)
-def sweep(request, monkeypatch, workdir_with_data, says):
-    """Return a function that runs a sweep with a time limit, without measuring.
-
-    It returns the request of the sweep and what the command wrote.
-    """
+def replace_phase(monkeypatch, stage: ModuleType, phase: str) -> list[SweepRequest]:
+    """Let a phase end when it is called; return the list that gets its request."""
     requests = []
 
     def record_request(*arguments, **_):
@@ -34,14 +28,31 @@ def sweep(request, monkeypatch, workdir_with_data, says):
         )
         raise NOT_MEASURED
 
-    monkeypatch.setattr(*PHASES[request.param], record_request)
+    monkeypatch.setattr(stage, phase, record_request)
+    return requests
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("workers", workers_stage, "count_workers"), id="workers"),
+        pytest.param(("baseline", baseline_stage, "compare_recipes"), id="baseline"),
+        pytest.param(("network", network_stage, "tune_network"), id="network"),
+    ]
+)
+def sweep(request, monkeypatch, workdir_with_data, says):
+    """Return a function that calls a command with a time limit, without measuring.
+
+    It returns the request of the sweep, and the text that the command wrote.
+    """
+    command, stage, phase = request.param
+    requests = replace_phase(monkeypatch, stage, phase)
     monkeypatch.setattr(
         session, "open_session", lambda *_, **__: contextlib.nullcontext()
     )
 
-    def run_with_limit(time_limit):
+    def call(time_limit: str) -> tuple[SweepRequest, str]:
         text = says(
-            request.param,
+            command,
             "p.toml",
             "--data=data",
             "--time-limit",
@@ -49,15 +60,17 @@ def sweep(request, monkeypatch, workdir_with_data, says):
             "--here",
             code=NOT_MEASURED.exit_code,
         )
-        return requests[0], text
+        (sweep_request,) = requests
+        return sweep_request, text
 
-    return run_with_limit
+    return call
 
 
 def test_time_limit_is_a_deadline(sweep):
     started_s = time.time()
     request, _ = sweep("10min")
-    assert started_s + 600 <= request.budget_ends_s <= time.time() + 600
+    ended_s = time.time()
+    assert started_s + TEN_MINUTES_S <= request.budget_ends_s <= ended_s + TEN_MINUTES_S
 
 
 def test_warns_of_too_short_time_limit(sweep):

@@ -6,8 +6,8 @@ import pytest
 
 from autotune.trials.job_figures import GpuUseFigures, TrainingFigures
 from autotune.trials.outcomes import Measured
-from autotune.workers.measure import evidence, gpu_source
-from testbed.examples.feeds import ON_CPU, FeedMachine, knee_at, sweep_on
+from autotune.workers.gpu_figures import gpu_source, mean_gpu_use
+from testbed.examples.feeds import ON_CPU, FeedMachine, evidence_of, knee_at, sweep_on
 from testbed.examples.trials import TRAINING_FIGURES
 from tests.autotune.machine.test_measured_device import H200
 
@@ -25,87 +25,92 @@ GPU = {
 ON_GPU = replace(ON_CPU, device="cuda", gpus=(H200,), gpu_absent=None)
 
 
-def sweep_with(first, second, directory):
-    """Return the evidence of a sweep whose windows all have two such GPUs."""
-    sweep = sweep_on(FeedMachine(knee_at(1), gpus=[first, second]), directory)
-    return evidence(sweep, sweep.run(), ON_GPU)
+def window_with(*gpus: dict) -> TrainingFigures:
+    """Return a window with the use of these GPUs."""
+    window = TrainingFigures.of(Measured(figures=TRAINING_FIGURES))
+    return replace(window, gpus=tuple(GpuUseFigures(**gpu) for gpu in gpus))
 
 
-def test_gpu_use_is_a_mean_over_gpus(tmp_path):
-    busier = GPU | {"utilisation_share": 0.9}
-    other = GPU | {"utilisation_share": 0.7}
-    for row in sweep_with(busier, other, tmp_path).rows:
-        assert row.gpu.utilisation_share == pytest.approx(0.8)
+def test_gpu_use_is_a_mean_over_gpus():
+    idler = GPU | {"utilisation_share": 0.7}
+    assert mean_gpu_use([window_with(GPU, idler)]).utilisation_share == pytest.approx(
+        (0.9 + 0.7) / 2
+    )
 
 
-def test_mean_leaves_out_gpus_without_a_figure(tmp_path):
-    other = GPU | {"gpm_tensor_share": None}
-    for row in sweep_with(GPU, other, tmp_path).rows:
-        assert row.gpu.gpm_tensor_share == pytest.approx(0.4)
+def test_gpu_use_is_a_mean_over_windows():
+    slower = GPU | {"sm_clock_mhz": 1300.0}
+    windows = [window_with(GPU), window_with(slower)]
+    assert mean_gpu_use(windows).sm_clock_mhz == pytest.approx((1500 + 1300) / 2)
 
 
-def test_figure_that_no_gpu_has_is_missing(tmp_path):
-    for row in sweep_with(GPU, GPU, tmp_path).rows:
-        assert row.gpu.gpm_dram_share is None
+def test_mean_leaves_out_gpus_without_a_figure():
+    without_tensor_cores = GPU | {"gpm_tensor_share": None}
+    use = mean_gpu_use([window_with(GPU, without_tensor_cores)])
+    assert use.gpm_tensor_share == pytest.approx(0.4)
 
 
-def test_evidence_describes_the_state_of_gpus(tmp_path):
-    workers = sweep_with(GPU, GPU, tmp_path)
+def test_figure_that_no_gpu_has_is_missing():
+    assert mean_gpu_use([window_with(GPU, GPU)]).gpm_dram_share is None
+
+
+def test_windows_without_gpus_have_no_use():
+    assert mean_gpu_use([window_with()]) is None
+
+
+@pytest.fixture
+def evidence(tmp_path):
+    """Return the evidence of a sweep whose windows all have two GPUs."""
+    machine = FeedMachine(knee_at(1), gpus=[GPU, GPU])
+    return evidence_of(sweep_on(machine, tmp_path), ON_GPU)
+
+
+def test_every_row_has_the_use_of_gpus(evidence):
+    assert [row.num_workers for row in evidence.rows] == [0, 1]
+    assert [row.gpu.power_w for row in evidence.rows] == [400.0, 400.0]
+
+
+def test_evidence_describes_the_state_of_gpus(evidence):
     assert (
-        workers.operating_state
+        evidence.operating_state
         == "400 W, SM clock 1,500 MHz, at the power cap in 50 % of samples"
     )
 
 
+def test_cpu_run_has_no_source():
+    assert gpu_source(ON_CPU, [window_with()]) == "n/a (CPU run: no driver)"
+
+
+def test_replayed_step_has_no_source():
+    windows = [window_with()]
+    assert gpu_source(ON_GPU, windows, replayed=True) == "n/a (simulated step)"
+
+
 @pytest.mark.parametrize(
-    ("site", "gpu_figures", "replayed", "words", "absent_words"),
+    ("gpus", "source"),
     [
         pytest.param(
-            ON_CPU, None, False, ["n/a (CPU run: no driver)"], "NVML", id="cpu"
-        ),
-        pytest.param(
-            ON_GPU, None, True, ["n/a (simulated step)"], "NVML", id="replayed step"
-        ),
-        pytest.param(
-            ON_GPU,
-            None,
-            False,
-            ["NVML utilisation: n/a (no samples)", "GPM: n/a (no counters)"],
-            "MFU",
+            [],
+            "NVIDIA H200; NVML utilisation: n/a (no samples); GPM: n/a (no counters)",
             id="no samples",
         ),
         pytest.param(
-            ON_GPU,
-            {"lacking": "lost", "gpm_windows": 1},
-            False,
-            ["NVML utilisation: n/a (lost)"],
-            "MFU",
+            [{"lacking": "lost", "gpm_windows": 1}],
+            "NVIDIA H200; NVML utilisation: n/a (lost);"
+            " GPM counters during the timed windows",
             id="no NVML",
         ),
         pytest.param(
-            ON_GPU,
-            {"samples": 3, "gpm_lacking": "no Hopper"},
-            False,
-            ["GPM: n/a (no Hopper)"],
-            "GPM counters",
+            [{"utilisation_share": 0.9, "gpm_lacking": "no Hopper"}],
+            "NVIDIA H200; NVML utilisation; GPM: n/a (no Hopper)",
             id="no GPM",
         ),
         pytest.param(
-            ON_GPU,
-            {"samples": 3, "utilisation_share": 0.9, "gpm_windows": 1},
-            False,
-            ["NVIDIA H200; NVML utilisation", "GPM counters"],
-            "n/a",
-            id="both",
+            [{"utilisation_share": 0.9, "gpm_windows": 1}],
+            "NVIDIA H200; NVML utilisation; GPM counters during the timed windows",
+            id="NVML and GPM",
         ),
     ],
 )
-def test_names_the_source_of_gpu_figures(
-    site, gpu_figures, replayed, words, absent_words
-):
-    window = TrainingFigures.of(Measured(figures=TRAINING_FIGURES))
-    if gpu_figures is not None:
-        window = replace(window, gpus=(GpuUseFigures(**gpu_figures),))
-    source = gpu_source(site, [window], replayed=replayed)
-    assert all(word in source for word in words)
-    assert absent_words not in source
+def test_names_the_source_of_each_figure(gpus, source):
+    assert gpu_source(ON_GPU, [window_with(*gpus)]) == source

@@ -1,16 +1,16 @@
 """The joint search over loader settings, after a sweep on a simulated feed."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-import optuna
 import pytest
 
-from autotune.profiles.store import with_data
-from autotune.trials.outcomes import Crashed
-from autotune.trials.values import Trial
-from autotune.workers.count_sweep import NamedWindow
-from autotune.workers.joint_search import gap_remains, search_joint, study_of
-from autotune.workers.measure import evidence, training_trial
+from autotune.workers.decide.loader_limits import LoaderLimits
+from autotune.workers.decide.worker_count import WorkersChoice
+from autotune.workers.joint_search import gap_remains, search_joint
+from autotune.workers.measure import Sweep
+from autotune.workers.values import JointChoice, WorkersEvidence
+from autotune.workers.workers_evidence import workers_evidence
 from testbed.examples.feeds import (
     CONFIG,
     DEAD_WORKER,
@@ -26,9 +26,9 @@ FEW_WORKERS = replace(LIMITS, requested_workers=3)
 SPEEDUP = 1.5
 """Speedup by the largest prefetch factor, if prefetching helps."""
 TRIALS = 15
-"""Number of settings to try, enough to meet the best ones."""
+"""Number of settings to try, enough that the search finds the best ones."""
 FEW_TRIALS = 6
-"""Number of settings to try if none is better."""
+"""Number of settings to try if there are no better ones to find."""
 
 
 def prefetching_helps(data) -> float:
@@ -46,77 +46,117 @@ def prefetching_is_useless(data) -> float:
     return 0.2 * data.num_workers + 0.01
 
 
-def finished_sweep(rate, directory, limits=FEW_WORKERS):
-    """Return a sweep on a machine of this rate, and its choice."""
-    sweep = sweep_on(FeedMachine(rate), directory, limits=limits)
-    return sweep, sweep.run()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointSearch:
+    """A joint search after a sweep of at most three workers, with its result."""
+
+    sweep: Sweep
+    choice: WorkersChoice
+    joint: JointChoice | None
+    swept: WorkersEvidence
+    """Evidence of the sweep before the search."""
+
+    @property
+    def measured(self) -> list[dict]:
+        """Measured input of each window of the search, in their order."""
+        finished = self.sweep.runner.finished[self.swept.windows :]
+        return [window.trial.measured for window in finished]
+
+    @property
+    def settings(self) -> list[dict]:
+        """Loader settings of each window of the search, in their order."""
+        return [measured["config"]["data"] for measured in self.measured]
 
 
-def settings_of(sweep):
-    return [loader_settings(window.trial) for window in sweep.runner.finished]
+def search(
+    machine: FeedMachine,
+    directory: Path,
+    *,
+    trials: int,
+    limits: LoaderLimits = FEW_WORKERS,
+) -> JointSearch:
+    """Sweep on a machine, and search after it; the trial log is in a directory."""
+    sweep = sweep_on(machine, directory, limits=limits)
+    choice = sweep.run()
+    swept = workers_evidence(sweep, choice, ON_CPU)
+    joint = search_joint(sweep, choice, trials=trials)
+    return JointSearch(sweep=sweep, choice=choice, joint=joint, swept=swept)
 
 
-def test_joint_search_adopts_faster_settings(tmp_path):
-    sweep, choice = finished_sweep(prefetching_helps, tmp_path)
-    joint = search_joint(sweep, choice, trials=TRIALS)
+@pytest.fixture(scope="module")
+def search_directory(tmp_path_factory):
+    """Return the directory with the trial log of ``successful``."""
+    return tmp_path_factory.mktemp("search")
+
+
+@pytest.fixture(scope="module")
+def successful(search_directory):
+    """Return a search on a machine on which prefetching helps."""
+    return search(FeedMachine(prefetching_helps), search_directory, trials=TRIALS)
+
+
+@pytest.fixture(scope="module")
+def unsuccessful(tmp_path_factory):
+    """Return a search on a machine on which only the number of workers matters."""
+    directory = tmp_path_factory.mktemp("search")
+    return search(FeedMachine(prefetching_is_useless), directory, trials=FEW_TRIALS)
+
+
+def test_joint_search_adopts_faster_settings(successful):
+    joint = successful.joint
     assert joint.adopted
     assert joint.num_workers == 3
     assert joint.prefetch_factor == 8
-    # Windows have noise of 0.2 %.
+    # Windows have noise of up to 0.1 %.
     assert joint.ratio_to_workers_alone == pytest.approx(SPEEDUP, rel=0.01)
     assert 1 < joint.ratio_low <= joint.ratio_to_workers_alone
 
 
-def test_joint_search_without_gpu_leaves_pinning_as_it_was(tmp_path):
-    sweep, choice = finished_sweep(prefetching_helps, tmp_path)
-    search_joint(sweep, choice, trials=TRIALS)
+def test_joint_search_without_gpu_leaves_pinning_as_it_was(successful):
     assert CONFIG.data.pin_memory
-    assert {data["pin_memory"] for data in settings_of(sweep)} == {True}
+    assert {data["pin_memory"] for data in successful.settings} == {True}
 
 
-def test_joint_search_repeats_from_its_trial_log(tmp_path):
-    sweep, choice = finished_sweep(prefetching_helps, tmp_path)
-    joint = search_joint(sweep, choice, trials=TRIALS)
-    again, same_choice = finished_sweep(prefetching_helps, tmp_path)
-    assert search_joint(again, same_choice, trials=TRIALS) == joint
-    assert again.runner.machine.trials == []
+def test_joint_search_repeats_from_its_trial_log(successful, search_directory):
+    machine = FeedMachine(prefetching_helps)
+    again = search(machine, search_directory, trials=TRIALS)
+    assert again.joint == successful.joint
+    assert machine.trials == []
 
 
-def test_gap_remains_if_no_count_suffices(tmp_path):
-    _, choice = finished_sweep(prefetching_is_useless, tmp_path)
-    assert gap_remains(choice)
+def test_gap_remains_if_no_count_suffices(unsuccessful):
+    assert gap_remains(unsuccessful.choice)
 
 
 def test_no_gap_remains_if_a_count_suffices(tmp_path):
-    _, choice = finished_sweep(knee_at(2), tmp_path)
-    assert not gap_remains(choice)
+    sweep = sweep_on(FeedMachine(knee_at(2)), tmp_path)
+    assert not gap_remains(sweep.run())
 
 
 def test_joint_search_without_trials_chooses_nothing(tmp_path):
-    sweep, choice = finished_sweep(prefetching_is_useless, tmp_path)
-    assert search_joint(sweep, choice, trials=0) is None
+    machine = FeedMachine(prefetching_is_useless)
+    assert search(machine, tmp_path, trials=0).joint is None
 
 
-def test_joint_search_rejects_settings_that_are_not_faster(tmp_path):
-    sweep, choice = finished_sweep(prefetching_is_useless, tmp_path)
-    before = evidence(sweep, choice, ON_CPU)
-    assert not search_joint(sweep, choice, trials=FEW_TRIALS).adopted
-    after = evidence(sweep, choice, ON_CPU)
-    assert after.chosen == before.chosen
-    assert after.rows == before.rows
-    assert after.choice == before.choice
+def test_joint_search_rejects_settings_that_are_not_faster(unsuccessful):
+    assert not unsuccessful.joint.adopted
 
 
-def test_joint_search_pairs_trials_with_cached_batches(tmp_path):
-    sweep, choice = finished_sweep(prefetching_is_useless, tmp_path)
-    swept_windows = len(sweep.runner.finished)
-    search_joint(sweep, choice, trials=FEW_TRIALS)
-    searched = [trial.trial.measured for trial in sweep.runner.finished[swept_windows:]]
-    # Rounds of the search follow those of the sweep.
+def test_joint_search_leaves_the_sweep_as_it_was(unsuccessful):
+    swept = unsuccessful.swept
+    after = workers_evidence(unsuccessful.sweep, unsuccessful.choice, ON_CPU)
+    assert after.chosen == swept.chosen
+    assert after.rows == swept.rows
+    assert after.choice == swept.choice
+
+
+def test_joint_search_pairs_trials_with_cached_batches(unsuccessful):
+    first_round = len(unsuccessful.sweep.rounds)
     for number in range(FEW_TRIALS):
-        first, second = searched[2 * number : 2 * number + 2]
+        first, second = unsuccessful.measured[2 * number : 2 * number + 2]
         assert {first["cached"], second["cached"]} == {True, False}
-        assert first["round"] == second["round"] == len(sweep.rounds) + number
+        # Rounds of the search follow those of the sweep.
+        assert first["round"] == second["round"] == first_round + number
 
 
 def test_joint_search_skips_settings_that_exceed_memory(tmp_path):
@@ -124,13 +164,13 @@ def test_joint_search_skips_settings_that_exceed_memory(tmp_path):
     # a prefetch factor of 2, but not with 4 or 8.
     host = replace(LIMITS.host, shm_free_bytes=16 * LIMITS.batch_bytes)
     tight = replace(FEW_WORKERS, host=host)
-    sweep, choice = finished_sweep(prefetching_helps, tmp_path, limits=tight)
-    search_joint(sweep, choice, trials=TRIALS)
-    for data in settings_of(sweep):
+    machine = FeedMachine(prefetching_helps)
+    tight_search = search(machine, tmp_path, trials=TRIALS, limits=tight)
+    for data in tight_search.settings:
         limits = replace(tight, prefetch_factor=data["prefetch_factor"])
         assert limits.shortage(data["num_workers"]) is None
     # Fewer workers fit with larger factors, so several factors are tried.
-    assert len({data["prefetch_factor"] for data in settings_of(sweep)}) > 1
+    assert len({data["prefetch_factor"] for data in tight_search.settings}) > 1
 
 
 def test_joint_search_leaves_out_dying_workers(tmp_path):
@@ -138,82 +178,6 @@ def test_joint_search_leaves_out_dying_workers(tmp_path):
         return DEAD_WORKER if loader_settings(trial)["prefetch_factor"] == 8 else None
 
     machine = FeedMachine(prefetching_helps, die_by_prefetching)
-    sweep = sweep_on(machine, tmp_path, limits=FEW_WORKERS)
-    joint = search_joint(sweep, sweep.run(), trials=TRIALS)
+    joint = search(machine, tmp_path, trials=TRIALS).joint
     assert joint.prefetch_factor != 8
     assert not joint.adopted
-
-
-@pytest.fixture
-def finished(tmp_path):
-    """Return a finished sweep of a step that two workers keep up with."""
-    sweep = sweep_on(FeedMachine(knee_at(2)), tmp_path)
-    sweep.run()
-    return sweep
-
-
-def study_after(sweep, *, pinning=False):
-    """Return the study that a joint search after a sweep begins with."""
-    return study_of(sweep.runner.finished, sweep.max_workers, pinning=pinning)
-
-
-def test_study_holds_ratios_to_cached_batches(finished):
-    study = study_after(finished)
-    counts = [count for count in finished.runner.machine.counts if count is not None]
-    assert [trial.params["num_workers"] for trial in study.trials] == counts
-    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
-    for trial in study.trials:
-        assert len(trial.params) == 2
-        assert trial.params["prefetch_factor"] == 2
-        count = trial.params["num_workers"]
-        data = CONFIG.data.model_copy(update={"num_workers": count})
-        assert trial.value == pytest.approx(knee_at(2)(data), rel=0.005)
-
-
-def test_study_on_a_gpu_includes_pinning(finished):
-    study = study_after(finished, pinning=True)
-    assert {trial.params["pin_memory"] for trial in study.trials} == {True}
-
-
-def test_study_ignores_windows_outside_its_space(finished):
-    known = len(study_after(finished).trials)
-    round_number = 101  # after all rounds of the sweep
-    cached = training_trial(finished.training, CONFIG, round_number, [], cached=True)
-    windows = [NamedWindow(name="cached batches", trial=cached)]
-    for name, num_workers, prefetch_factor in (
-        ("prefetch factor that is not searched", 1, 3),
-        ("more workers than are allowed", 50, 2),
-        ("settings in the space", 1, 4),
-    ):
-        settings = {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
-        config = with_data(CONFIG, settings)
-        trial = training_trial(finished.training, config, round_number, [])
-        windows.append(NamedWindow(name=name, trial=trial))
-    finished.measure_windows(round_number, windows)
-    added = study_after(finished).trials[known:]
-    assert [trial.params for trial in added] == [
-        {"num_workers": 1, "prefetch_factor": 4}
-    ]
-
-
-def test_study_ignores_rounds_without_cached_batches(finished):
-    known = len(study_after(finished).trials)
-    config = with_data(CONFIG, {"num_workers": 1})
-    round_number = 100  # after all rounds of the sweep
-    trial = training_trial(finished.training, config, round_number, [])
-    window = NamedWindow(name="without cached batches", trial=trial)
-    finished.measure_windows(round_number, [window])
-    assert len(study_after(finished).trials) == known
-
-
-def test_study_ignores_crashed_windows(tmp_path):
-    def crash_without_config(trial):
-        return None if "config" in trial.measured else Crashed(detail="boom")
-
-    sweep = sweep_on(FeedMachine(knee_at(2), crash_without_config), tmp_path)
-    sweep.run()
-    known = len(study_after(sweep).trials)
-    # A request without settings: the study does not even read it.
-    crashing = Trial(job="training", measured={"cached": False}, timeout_s=1)
-    sweep.runner.run(crashing, "crashes")
-    assert len(study_after(sweep).trials) == known

@@ -12,7 +12,7 @@ from autotune.workers.decide.loader_limits import (
     USABLE_SHARE,
     WORKER_BYTES,
     LoaderLimits,
-    batch_bytes,
+    micro_batch_bytes,
 )
 from testbed.fakes import FakeHost
 
@@ -27,9 +27,11 @@ HOST = replace(
     shm_free_bytes=2**34,
 )
 LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=MIB, prefetch_factor=2)
+"""Limits of one rank on eight CPUs, with memory for all workers."""
 
 
 def with_host(**facts) -> LoaderLimits:
+    """Return the limits on a machine that differs from ``HOST`` in some facts."""
     return replace(LIMITS, host=replace(HOST, **facts))
 
 
@@ -40,8 +42,11 @@ def ram_for(workers: float) -> int:
 
 @pytest.mark.parametrize(
     "facts",
-    [{"cpus_slurm": 3}, {"cpus_quota": 3.5}, {"cpus_affinity": 3}],
-    ids=["SLURM", "quota", "affinity"],
+    [
+        pytest.param({"cpus_slurm": 3}, id="SLURM"),
+        pytest.param({"cpus_quota": 3.5}, id="quota"),
+        pytest.param({"cpus_affinity": 3}, id="affinity"),
+    ],
 )
 def test_available_cpus_limit_workers(facts):
     max_workers, because = with_host(**facts).max_workers()
@@ -64,6 +69,8 @@ def test_hardly_any_memory_allows_no_workers():
 
 def test_shared_memory_limits_workers():
     max_workers, because = with_host(shm_free_bytes=16 * MIB).max_workers()
+    # A worker takes 3 MiB: two micro-batches that are prefetched, and one that it
+    # prepares. Four take 12 MiB, and five more than 90 % of 16 MiB.
     assert max_workers == 4
     assert "of /dev/shm, but only 16 MiB are free" in because
 
@@ -75,34 +82,43 @@ def test_unknown_shared_memory_limits_nothing():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "workers", "words"),
+    ("local_ranks", "workers", "because"),
     [
-        (1, 8, "1 local rank"),
-        (2, 4, "2 local ranks"),
-        (3, 2, "3 local ranks"),
-        (8, 1, "8 local ranks"),
-        # Each may have one.
-        (16, 1, "16 local ranks"),
+        pytest.param(1, 8, "8 available CPU cores, 1 local rank", id="one"),
+        pytest.param(2, 4, "8 available CPU cores, 2 local ranks", id="two"),
+        pytest.param(3, 2, "8 available CPU cores, 3 local ranks", id="a remainder"),
+        pytest.param(8, 1, "8 available CPU cores, 8 local ranks", id="a CPU each"),
+        pytest.param(16, 1, "8 available CPU cores, 16 local ranks", id="half a CPU"),
     ],
 )
-def test_ranks_share_the_cpus(ranks, workers, words):
-    limits = replace(LIMITS, local_ranks=ranks)
+def test_ranks_share_the_cpus(local_ranks, workers, because):
+    limits = replace(LIMITS, local_ranks=local_ranks)
     assert limits.cpus_per_rank == workers
-    assert limits.max_workers() == (workers, f"8 available CPU cores, {words}")
+    assert limits.max_workers() == (workers, because)
 
 
 def test_measured_worker_replaces_the_assumed_one():
     limits = with_host(ram_available_bytes=4 * 2**30)
-    assert limits.max_workers()[0] == 8
+    max_workers, _ = limits.max_workers()
+    assert max_workers == 8
+    # Of 4 GiB, 90 % may be used: three workers of 1 GiB fit.
     assert limits.largest_fitting(8, worker_bytes=2**30) == 3
     assert "(measured)" in limits.shortage(8, worker_bytes=2**30)
 
 
-def test_requested_workers_may_exceed_cpus():
-    limits = replace(LIMITS, requested_workers=12, local_ranks=2)
-    assert limits.max_workers() == (12, "--max-workers")
+@pytest.fixture
+def beyond_cpus():
+    """Return the limits of ranks with four CPUs each, and 12 workers requested."""
+    return replace(LIMITS, requested_workers=12, local_ranks=2)
+
+
+def test_requested_workers_may_exceed_cpus(beyond_cpus):
+    assert beyond_cpus.max_workers() == (12, "--max-workers")
+
+
+def test_warns_of_more_workers_than_cpus(beyond_cpus):
     assert (
-        limits.warning()
+        beyond_cpus.warning()
         == "--max-workers 12 exceeds the 4 CPU cores of each of 2 ranks: workers will"
         " compete for them"
     )
@@ -115,28 +131,32 @@ def test_no_warning_within_cpus(requested):
 
 @pytest.mark.parametrize(
     "shortage",
-    [{"ram_available_bytes": ram_for(3.5)}, {"shm_free_bytes": 10 * MIB}],
-    ids=["memory", "shared memory"],
+    [
+        pytest.param({"ram_available_bytes": ram_for(3.5)}, id="memory"),
+        pytest.param({"shm_free_bytes": 10 * MIB}, id="shared memory"),
+    ],
 )
 def test_rejects_requested_workers_beyond_memory(shortage):
     limits = replace(with_host(**shortage), requested_workers=6)
-    fitting, _ = with_host(**shortage).max_workers()
     with pytest.raises(ExceedsMemory, match="6 DataLoader workers") as caught:
         limits.max_workers()
-    assert f"--max-workers {fitting}" in caught.value.next_step
-    fewer = replace(limits, requested_workers=fitting)
-    assert fewer.max_workers() == (fitting, "--max-workers")
+    # Three fit: each takes 3 MiB of shared memory, of which 90 % may be used.
+    assert "--max-workers 3" in caught.value.next_step
+    fewer = replace(limits, requested_workers=3)
+    assert fewer.max_workers() == (3, "--max-workers")
 
 
 @given(
-    st.integers(1, 64),
-    st.integers(1, 8),
-    st.integers(0, 2**40),
-    st.integers(0, 2**38),
-    st.integers(1, 2**28),
-    st.integers(1, 8),
+    cpus=st.integers(1, 64),
+    ranks=st.integers(1, 8),
+    ram_bytes=st.integers(0, 2**40),
+    shm_bytes=st.integers(0, 2**38),
+    batch_bytes=st.integers(1, 2**28),
+    prefetch_factor=st.integers(1, 8),
 )
-def test_largest_limit_fits(cpus, ranks, ram_bytes, shm_bytes, size_bytes, prefetch):
+def test_largest_limit_fits(
+    cpus, ranks, ram_bytes, shm_bytes, batch_bytes, prefetch_factor
+):
     host = replace(
         HOST,
         cpus_online=cpus,
@@ -145,21 +165,52 @@ def test_largest_limit_fits(cpus, ranks, ram_bytes, shm_bytes, size_bytes, prefe
         shm_free_bytes=shm_bytes,
     )
     limits = LoaderLimits(
-        host=host, local_ranks=ranks, batch_bytes=size_bytes, prefetch_factor=prefetch
+        host=host,
+        local_ranks=ranks,
+        batch_bytes=batch_bytes,
+        prefetch_factor=prefetch_factor,
     )
     workers, _ = limits.max_workers()
     assert 0 <= workers <= limits.cpus_per_rank
-    if workers:
-        assert limits.shortage(workers) is None
-        needed_bytes = ranks * workers * (WORKER_BYTES + prefetch * size_bytes)
-        assert needed_bytes <= USABLE_SHARE * ram_bytes
-        shared_bytes = ranks * workers * (prefetch + 1) * size_bytes
-        assert shared_bytes <= USABLE_SHARE * shm_bytes
+    assert limits.shortage(workers) is None
+    worker_bytes = WORKER_BYTES + prefetch_factor * batch_bytes
+    assert ranks * workers * worker_bytes <= USABLE_SHARE * ram_bytes
+    shared_bytes = ranks * workers * (prefetch_factor + 1) * batch_bytes
+    assert shared_bytes <= USABLE_SHARE * shm_bytes
     # One more does not fit, or has no CPU.
     assert workers == limits.cpus_per_rank or limits.shortage(workers + 1) is not None
 
 
-def test_batch_holds_ids_masked_tokens_boundaries():
-    assert batch_bytes(16, 128, 2, 0.0, 1.0) == 16 * 128 * 2 + 16 * 8
-    assert batch_bytes(16, 128, 2, 0.5, 1.0) == 16 * 128 * 2 + 1024 * 6 + 16 * 8
-    assert batch_bytes(16, 128, 4, 0.0, 10.0) == 16 * 128 * 4 + 160 * 8
+PLAIN_BATCH = {
+    "micro_batch_size": 16,
+    "seq_length_tokens": 128,
+    "id_bytes": 2,
+    "masking_probability": 0.0,
+    "samples_per_sequence": 1.0,
+}
+"""A micro-batch of 16 sequences of one sample each, without masked tokens."""
+IDS_BYTES = 16 * 128 * 2
+BOUNDARIES_BYTES = 16 * 8
+
+
+def test_batch_has_ids_with_boundaries():
+    assert micro_batch_bytes(**PLAIN_BATCH) == IDS_BYTES + BOUNDARIES_BYTES
+
+
+def test_batch_has_masked_tokens_with_positions():
+    half_masked = PLAIN_BATCH | {"masking_probability": 0.5}
+    # The id and the position of a masked token take 2 and 4 bytes.
+    masked_bytes = 16 * 64 * (2 + 4)
+    assert micro_batch_bytes(**half_masked) == (
+        IDS_BYTES + masked_bytes + BOUNDARIES_BYTES
+    )
+
+
+def test_batch_of_packed_samples_has_their_boundaries():
+    packed = PLAIN_BATCH | {"samples_per_sequence": 10.0}
+    assert micro_batch_bytes(**packed) == IDS_BYTES + 10 * BOUNDARIES_BYTES
+
+
+def test_batch_of_larger_ids_takes_more():
+    with_large_ids = PLAIN_BATCH | {"id_bytes": 4}
+    assert micro_batch_bytes(**with_large_ids) == 2 * IDS_BYTES + BOUNDARIES_BYTES

@@ -29,6 +29,7 @@ WARM_UP_BATCHES = WARM_UP_STEPS["cpu"] * MICRO_BATCHES
 REPLAYED_STEP_S = 0.02
 """Time of a replayed micro-batch."""
 SAMPLE_DELAY_S = 0.015
+"""Time that the simulated storage takes for a sample."""
 BATCH_S = MICRO_BATCH_SIZE * SAMPLE_DELAY_S
 """Time in which one worker reads a micro-batch."""
 
@@ -46,21 +47,24 @@ def data(tmp_path_factory):
     return write_dataset(directory, samples, vocab_size=VOCAB_SIZE)
 
 
-@pytest.fixture
-def window(started_server, data):
-    """Return a function that measures a window on one rank, or as the changes say."""
+@pytest.fixture(scope="module")
+def measure_window(started_server, data):
+    """Return a function that measures a window of the trainer's own step on one rank.
 
-    def measure(workers: int, **changes) -> TrainingFigures:
-        ranks = changes.get("local_ranks", 1)
+    Its changes replace fields of the ``TrainingRequest``.
+    """
+
+    def measure(num_workers: int, **changes) -> TrainingFigures:
+        local_ranks = changes.get("local_ranks", 1)
         config = {
             "model": {"name": "tiny", "config": TINY},
             "seq_length_tokens": SEQ_LENGTH_TOKENS,
             "micro_batch_size": MICRO_BATCH_SIZE,
-            "data": {"num_workers": workers, "prefetch_factor": PREFETCH_FACTOR},
+            "data": {"num_workers": num_workers, "prefetch_factor": PREFETCH_FACTOR},
             "device": "cpu",
-            "global_batch_size": MICRO_BATCHES * MICRO_BATCH_SIZE * ranks,
+            "global_batch_size": MICRO_BATCHES * MICRO_BATCH_SIZE * local_ranks,
         }
-        measured = {
+        request = {
             "config": config,
             "cached": False,
             "round": 0,
@@ -74,7 +78,7 @@ def window(started_server, data):
         }
         trial = Trial(
             job="training",
-            measured=measured | changes,
+            measured=request | changes,
             local={"data_dir": str(data)},
             timeout_s=60,
         )
@@ -85,22 +89,33 @@ def window(started_server, data):
     return measure
 
 
-WITHOUT_WORKERS = {"workers": 0}
-TWO_WORKERS = {"workers": 2}
-CACHED = {"workers": 0, "cached": True}
+@pytest.fixture(scope="module")
+def without_workers(measure_window):
+    """Return a window whose batches the main process loads."""
+    return measure_window(num_workers=0)
+
+
+@pytest.fixture(scope="module")
+def with_two_workers(measure_window):
+    """Return a window whose batches two DataLoader workers load."""
+    return measure_window(num_workers=2)
+
+
+@pytest.fixture(scope="module")
+def on_cached_batches(measure_window):
+    """Return a window without data loading."""
+    return measure_window(num_workers=0, cached=True)
+
+
+every_source_of_batches = pytest.mark.parametrize(
+    "source", ["without_workers", "with_two_workers", "on_cached_batches"]
+)
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param(WITHOUT_WORKERS, id="without workers"),
-        pytest.param(TWO_WORKERS, id="two workers"),
-        pytest.param(CACHED, id="cached batches"),
-    ],
-)
-def test_window_of_real_steps_has_figures(window, changes):
-    figures = window(**changes)
+@every_source_of_batches
+def test_window_of_real_steps_has_figures(source, request):
+    figures = request.getfixturevalue(source)
     assert figures.steps >= MIN_STEPS
     assert figures.optimizer_steps == figures.steps + WARM_UP_STEPS["cpu"]
     assert figures.window_end_s - figures.window_start_s >= WINDOW_S
@@ -114,105 +129,111 @@ def test_window_of_real_steps_has_figures(window, changes):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param(WITHOUT_WORKERS, id="without workers"),
-        pytest.param(CACHED, id="cached batches"),
-    ],
-)
-def test_discards_warm_up_without_workers(window, changes):
-    figures = window(**changes)
+@pytest.mark.parametrize("source", ["without_workers", "on_cached_batches"])
+def test_discards_warm_up_without_workers(source, request):
+    figures = request.getfixturevalue(source)
     assert figures.discarded_batches == WARM_UP_BATCHES
     assert figures.worker_bytes is None
 
 
 @pytest.mark.system
-def test_discards_prefetched_batches_of_workers(window):
-    figures = window(**TWO_WORKERS)
+def test_discards_prefetched_batches_of_workers(with_two_workers):
     prefetched = 2 * PREFETCH_FACTOR
-    discarded = figures.discarded_batches - WARM_UP_BATCHES
+    discarded = with_two_workers.discarded_batches - WARM_UP_BATCHES
     # All that were ready, and as many again at most until one is not.
     assert prefetched < discarded <= 2 * prefetched
 
 
 @pytest.mark.system
-def test_window_with_workers_has_their_memory(window):
-    figures = window(**TWO_WORKERS)
-    assert 0 < figures.worker_bytes < figures.memory_bytes
+def test_window_with_workers_has_their_memory(with_two_workers):
+    assert 0 < with_two_workers.worker_bytes < with_two_workers.memory_bytes
 
 
-@pytest.fixture
-def flops_per_token(window):
-    """Return the model FLOPs of one rank per non-padding token."""
-    one_rank = window(0)
-    return one_rank.model_flops_per_s / one_rank.tokens_per_s
+def flops_per_token(figures: TrainingFigures) -> float:
+    """Return the model FLOPs per non-padding token."""
+    return figures.model_flops_per_s / figures.tokens_per_s
 
 
 @pytest.mark.system
-def test_counts_model_flops_of_the_layer(flops_per_token):
+def test_counts_model_flops_of_the_layer(without_workers):
     attention_weights = 4 * TINY["hidden_size"] ** 2
     mlp_weights = 2 * TINY["hidden_size"] * TINY["intermediate_size"]
     head_weights = TINY["hidden_size"] * VOCAB_SIZE
-    # The last layer's keys and values are for every token, the rest and the head for
-    # those to predict.
+    # Six FLOPs per weight and token. The last layer's keys and values are for every
+    # token, the rest of it and the head for those to predict.
     least_flops = 6 * 2 * TINY["hidden_size"] ** 2
     most_flops = 6 * (attention_weights + mlp_weights + head_weights)
-    assert least_flops < flops_per_token < most_flops
+    assert least_flops < flops_per_token(without_workers) < most_flops
 
 
 @pytest.mark.system
-def test_counts_model_flops_of_all_ranks(window, flops_per_token):
-    two_ranks = window(0, local_ranks=2)
+def test_counts_model_flops_of_all_ranks(measure_window, without_workers):
+    two_ranks = measure_window(num_workers=0, local_ranks=2)
     # Not exactly: the number of tokens to predict is random in every window.
-    assert two_ranks.model_flops_per_s / two_ranks.tokens_per_s == pytest.approx(
-        flops_per_token, rel=0.05
+    assert flops_per_token(two_ranks) == pytest.approx(
+        flops_per_token(without_workers), rel=0.05
     )
 
 
 @pytest.mark.system
-def test_replayed_step_has_no_model_flops(window):
-    assert window(0, replayed_step_s=0.01).model_flops_per_s is None
+def test_replayed_step_has_no_model_flops(measure_window):
+    replayed = measure_window(num_workers=0, replayed_step_s=0.01)
+    assert replayed.model_flops_per_s is None
+
+
+def window_of_rate(measure_window, tokens_per_s, **changes) -> TrainingFigures:
+    """Return a window with about this rate of tokens, padding included.
+
+    Other work on the machine can only make a window slower. So up to four windows are
+    measured until one has the rate; else the last one is returned.
+    """
+    for _ in range(4):
+        figures = measure_window(**changes)
+        if figures.padded_tokens_per_s == pytest.approx(tokens_per_s, rel=0.25):
+            break
+    return figures
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("changes", "micro_batch_s"),
+    ("num_workers", "cached", "micro_batch_s"),
     [
-        pytest.param({"workers": 0}, BATCH_S, id="without workers"),
-        pytest.param({"workers": 2}, BATCH_S / 2, id="two slow workers"),
-        pytest.param({"workers": 4}, REPLAYED_STEP_S, id="workers that keep up"),
-        pytest.param(
-            {"workers": 0, "cached": True}, REPLAYED_STEP_S, id="cached batches"
-        ),
+        pytest.param(0, False, BATCH_S, id="without workers"),
+        pytest.param(2, False, BATCH_S / 2, id="two slow workers"),
+        pytest.param(4, False, REPLAYED_STEP_S, id="workers that keep up"),
+        pytest.param(0, True, REPLAYED_STEP_S, id="cached batches"),
     ],
 )
-def test_rate_of_a_slow_dataset_follows_from_workers(window, changes, micro_batch_s):
-    # The rates of the cases differ by a third at least. Other work on the machine can
-    # only make a window slower, so one of a few that is as expected will do.
-    expected_rate = pytest.approx(MICRO_BATCH_TOKENS / micro_batch_s, rel=0.25)
-    for _ in range(4):
-        figures = window(
-            **changes,
-            replayed_step_s=REPLAYED_STEP_S,
-            sample_delay_s=SAMPLE_DELAY_S,
-            window_s=0.9,
-        )
-        if figures.padded_tokens_per_s == expected_rate:
-            break
-    assert figures.padded_tokens_per_s == expected_rate
-    if "cached" not in changes:
-        wait_share = max(0.0, 1 - REPLAYED_STEP_S / micro_batch_s)
-        assert figures.data_wait_share == pytest.approx(wait_share, abs=0.25)
+def test_rate_of_a_slow_dataset_follows_from_workers(
+    measure_window, num_workers, cached, micro_batch_s
+):
+    tokens_per_s = MICRO_BATCH_TOKENS / micro_batch_s
+    figures = window_of_rate(
+        measure_window,
+        tokens_per_s,
+        num_workers=num_workers,
+        cached=cached,
+        replayed_step_s=REPLAYED_STEP_S,
+        sample_delay_s=SAMPLE_DELAY_S,
+        window_s=0.9,
+    )
+    # The rates of the cases differ by a third at least.
+    assert figures.padded_tokens_per_s == pytest.approx(tokens_per_s, rel=0.25)
+    # The simulated GPU waits for all of a micro-batch's time but its own step.
+    wait_share = 1 - REPLAYED_STEP_S / micro_batch_s
+    assert figures.data_wait_share == pytest.approx(wait_share, abs=0.25)
 
 
 @pytest.mark.system
-def test_figures_of_two_ranks_are_summed(window):
-    one_rank = window(0, replayed_step_s=0.05, window_s=0.5)
-    two_ranks = window(0, replayed_step_s=0.05, window_s=0.5, local_ranks=2)
+def test_figures_of_two_ranks_are_summed(measure_window):
+    one_rank = measure_window(num_workers=0, replayed_step_s=0.05, window_s=0.5)
+    two_ranks = measure_window(
+        num_workers=0, replayed_step_s=0.05, window_s=0.5, local_ranks=2
+    )
     assert two_ranks.local_ranks == 2
+    # Each rank takes its own micro-batches in the same time.
     assert two_ranks.padded_tokens_per_s == pytest.approx(
         2 * one_rank.padded_tokens_per_s, rel=0.25
     )
-    # The two processes share the pages of libraries.
+    # Less than twice, as the two processes share the pages of libraries.
     assert two_ranks.memory_bytes > 1.2 * one_rank.memory_bytes

@@ -20,11 +20,8 @@ Rate = Callable[[int], float]
 """Function from workers to their share of the throughput on cached batches."""
 MOST_WINDOWS = 3000
 """Windows after which a decision is given up."""
-RATES_PEAKING_AT_6 = [0.2, 0.3, 0.5, 0.7, 0.88, 0.92, 0.95, 0.92, 0.89]
-"""Rates by count."""
-RATES_AT_THE_BORDER = [0.5, 0.979, 0.9795]
-"""Rates by count, equal from 2 workers on: just below 98 % of cached batches, which is
-sufficient."""
+
+# Words of the reason for a chosen count, by which it was found to be sufficient.
 BY_CACHED_BATCHES = "on cached batches, the upper bound"
 BY_RIVAL = "the fastest larger count"
 BY_LIMIT = "the largest allowed"
@@ -50,6 +47,7 @@ class Feed:
         self.windows = 0
 
     def measure_window(self, count: Count) -> WindowFigures:
+        """Return the figures of a window with a count; None for cached batches."""
         self.windows += 1
         rate = 1.0 if count is None else self.rate(count)
         wait_share = max(0.0, 1 - rate) if self.waits else 1.0
@@ -61,6 +59,7 @@ class Feed:
         )
 
     def measure(self, next_rounds: NextRounds) -> list[Round]:
+        """Return the figures of rounds."""
         return [
             {count: self.measure_window(count) for count in next_rounds.counts}
             for _ in range(next_rounds.rounds)
@@ -70,7 +69,11 @@ class Feed:
 def decide(
     feed: Feed, max_count: int, *, most_windows: int = MOST_WINDOWS
 ) -> tuple[WorkersChoice, list[Round]]:
-    """Return the choice, and the rounds that the rule asked for."""
+    """Measure until the count is decided, or windows are used up.
+
+    Returns:
+        The choice, and the rounds that the rule requested.
+    """
     rounds: list[Round] = []
     while feed.windows < most_windows:
         next_rounds = WorkersRule(rounds, max_count).next_rounds()
@@ -90,6 +93,19 @@ def rising(knee: int, plateau: float = 1.0) -> Rate:
     return lambda count: plateau * min(1.0, max(count, 0.4) / max(knee, 0.4))
 
 
+def peaking_at_6(count: int) -> float:
+    """Return a rate that is highest with 6 workers, and 97 % of that with 5 or 7."""
+    return (0.2, 0.3, 0.5, 0.7, 0.88, 0.92, 0.95, 0.92, 0.89)[count]
+
+
+def at_the_border(count: int) -> float:
+    """Return a rate that one worker brings just below 98 % of cached batches.
+
+    More workers hardly raise it, so that one suffices.
+    """
+    return (0.5, 0.979, 0.9795)[min(count, 2)]
+
+
 @pytest.mark.parametrize("max_count", [0, 1, 2, 5, 8, 12])
 @pytest.mark.parametrize(
     "waits", [True, False], ids=["by wait too", "by throughput alone"]
@@ -101,8 +117,8 @@ def test_finds_every_knee_without_noise(max_count, waits):
         assert choice.undecided_between == ()
         assert choice.verdicts[knee] == "verified"
         # Each rung of the ladder, and a bisection between two of them.
-        few = len(ladder(max_count)) + max_count.bit_length()
-        assert len(choice.verdicts) <= few
+        most_counts = len(ladder(max_count)) + max_count.bit_length()
+        assert len(choice.verdicts) <= most_counts
 
 
 @given(data=st.data(), plateau=st.floats(0.2, 1.0), seed=st.integers(0, 10**6))
@@ -192,7 +208,7 @@ class KneeCase:
         ),
         pytest.param(
             KneeCase(
-                feed=Feed(RATES_PEAKING_AT_6.__getitem__, noise=0.001, waits=False),
+                feed=Feed(peaking_at_6, noise=0.001, waits=False),
                 max_count=8,
                 workers=6,
                 largest_tried=8,
@@ -203,11 +219,7 @@ class KneeCase:
         ),
         pytest.param(
             KneeCase(
-                feed=Feed(
-                    lambda count: RATES_AT_THE_BORDER[min(count, 2)],
-                    noise=0.001,
-                    waits=False,
-                ),
+                feed=Feed(at_the_border, noise=0.001, waits=False),
                 max_count=8,
                 workers=1,
                 largest_tried=8,
@@ -237,7 +249,7 @@ def test_proves_the_knee(case):
         )
 
 
-@given(st.integers(0, 8), st.floats(0.002, 0.05), st.integers(0, 10**6))
+@given(knee=st.integers(0, 8), noise=st.floats(0.002, 0.05), seed=st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
 def test_refuted_count_refutes_all_smaller_ones(knee, noise, seed):
     choice, _ = decide(Feed(rising(knee), noise=noise, seed=seed), 8, most_windows=150)
@@ -251,6 +263,7 @@ def test_refuted_count_refutes_all_smaller_ones(knee, noise, seed):
 
 @pytest.mark.parametrize("knee", [0, 1, 3, 6])
 def test_undecided_counts_contain_the_truth(knee):
+    # Twenty windows of so much noise decide little.
     choices = []
     for seed in range(12):
         feed = Feed(rising(knee), noise=0.05, waits=False, seed=seed)
@@ -270,33 +283,45 @@ def test_undecided_counts_contain_the_truth(knee):
 @pytest.mark.parametrize(
     ("max_count", "counts"),
     [
-        (0, [0]),
-        (1, [0, 1]),
-        (6, [0, 1, 2, 4, 6]),
-        (8, [0, 1, 2, 4, 8]),
-        (9, [0, 1, 2, 4, 8, 9]),
+        pytest.param(0, [0], id="none allowed"),
+        pytest.param(1, [0, 1], id="one allowed"),
+        pytest.param(6, [0, 1, 2, 4, 6], id="between powers of two"),
+        pytest.param(8, [0, 1, 2, 4, 8], id="a power of two"),
+        pytest.param(9, [0, 1, 2, 4, 8, 9], id="one more than a power of two"),
     ],
 )
 def test_ladder_doubles_up_to_the_limit(max_count, counts):
     assert ladder(max_count) == counts
 
 
+FIRST_ROUND = NextRounds(counts=(None, 0), rounds=1)
+"""The round that the rule begins with: cached batches, and no workers."""
+
+
+def test_begins_without_workers():
+    assert WorkersRule([], 8).next_rounds() == FIRST_ROUND
+
+
 def test_first_round_decides_nothing():
-    without_workers = NextRounds(counts=(None, 0), rounds=1)
-    assert WorkersRule([], 8).next_rounds() == without_workers
-    rule = WorkersRule(Feed(lambda _: 1.0).measure(without_workers), 4)
+    rule = WorkersRule(Feed(lambda _: 1.0).measure(FIRST_ROUND), 4)
     assert rule.choose().undecided_between == (0, 4)
-    assert rule.next_rounds() == without_workers
+    assert rule.next_rounds() == FIRST_ROUND
 
 
-def waiting_rounds(
-    wait_shares: dict[int, float], rates: dict[int, float]
-) -> list[Round]:
-    """Return six rounds of some counts, next to cached batches, with noise of 5 %.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A count whose throughput and wait for data are known in the long run."""
 
-    Args:
-        wait_shares: Share of the time that each count waits for data.
-        rates: Share of the throughput on cached batches, by count.
+    rate: float
+    """Share of the throughput on cached batches."""
+    wait_share: float
+    """Share of the time in which it waits for data, the same in every window."""
+
+
+def choice_from(waiting_by_count: dict[int, Waiting]) -> WorkersChoice:
+    """Return the choice after six rounds of some counts, with noise of 5 %.
+
+    Each round also has cached batches. Up to eight workers are allowed.
     """
     noise = random.Random(0)
     rounds = []
@@ -304,35 +329,36 @@ def waiting_rounds(
         windows: dict[Count, WindowFigures] = {
             None: WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
         }
-        for count, rate in rates.items():
+        for count, waiting in waiting_by_count.items():
             windows[count] = WindowFigures(
-                tokens_per_s=1000 * rate * noise.uniform(0.95, 1.05),
-                data_wait_share=wait_shares[count],
+                tokens_per_s=1000 * waiting.rate * noise.uniform(0.95, 1.05),
+                data_wait_share=waiting.wait_share,
             )
         rounds.append(windows)
-    return rounds
+    return WorkersRule(rounds, 8).choose()
 
 
 def test_count_that_hardly_waits_is_verified():
-    choice = WorkersRule(waiting_rounds({0: 0.001}, {0: 0.96}), 8).choose()
+    choice = choice_from({0: Waiting(rate=0.96, wait_share=0.001)})
     assert choice.workers == 0
     assert choice.undecided_between == ()
     assert "data wait is at most 0.1" in choice.proof
 
 
 def test_count_that_waits_is_open():
-    choice = WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).choose()
+    choice = choice_from({0: Waiting(rate=0.96, wait_share=0.05)})
     assert choice.verdicts[0] == "open"
 
 
 def test_slow_count_is_refuted_however_little_it_waits():
-    rounds = waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0})
-    choice = WorkersRule(rounds, 8).choose()
+    choice = choice_from(
+        {0: Waiting(rate=0.5, wait_share=0.0), 1: Waiting(rate=1.0, wait_share=0.0)}
+    )
     assert choice.verdicts[0] == "refuted"
     assert choice.workers == 1
 
 
-@given(st.floats(1e-3, 1e3), st.integers(0, 10**6))
+@given(scale=st.floats(1e-3, 1e3), seed=st.integers(0, 10**6))
 @settings(max_examples=10, deadline=None)
 def test_drift_between_rounds_does_not_matter(scale, seed):
     _, rounds = decide(Feed(rising(3), noise=0.02, seed=seed), 8, most_windows=60)

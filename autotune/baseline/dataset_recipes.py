@@ -1,0 +1,54 @@
+"""Recipes to compare on a dataset, with equally many non-padding tokens."""
+
+from autotune.baseline.decide.recipes import TUNED, Recipe, hf_trainer, paper
+from autotune.baseline.values import RecipeName
+from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
+from trainer.data.dataset import TokenDataset
+from trainer.data.global_batch import sequence_statistics, with_batch_in_sequences
+
+
+def recipes_to_compare(
+    tuned: TrainConfig, dataset: TokenDataset, max_workers: int, limit: str
+) -> dict[RecipeName, Recipe]:
+    """Return the tuned recipe, and after it both baselines, by name.
+
+    On average, their global batches have the same number of non-padding tokens.
+
+    Args:
+        tuned: Configuration of the tuned settings.
+        dataset: Dataset of the training.
+        max_workers: Most DataLoader workers of a rank on this machine.
+        limit: Reason for ``max_workers``.
+    """
+    global_batch_tokens = _global_batch_tokens(tuned, dataset)
+    recipes = (
+        Recipe(name=TUNED, config=tuned, because={}),
+        hf_trainer(tuned, global_batch_tokens),
+        paper(tuned, global_batch_tokens, max_workers, limit),
+    )
+    return {recipe.name: recipe for recipe in recipes}
+
+
+def _global_batch_tokens(tuned: TrainConfig, dataset: TokenDataset) -> int:
+    """Return the average number of non-padding tokens in the tuned global batch."""
+    if tuned.global_batch_tokens:
+        return tuned.global_batch_tokens
+    sequences = with_batch_in_sequences(tuned, dataset).global_batch_size
+    mean_tokens = sequence_statistics(tuned, dataset).mean_non_padding_tokens
+    return max(1, round(sequences * mean_tokens))
+
+
+def non_padding_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
+    """Return the average share of non-padding tokens in the sequences of a recipe.
+
+    Args:
+        config: Configuration of the recipe.
+        dataset: Dataset of the training.
+
+    Returns:
+        The share, 0 to 1; None if sequences are trimmed, so that windows differ in it.
+    """
+    if config.layout in TRIMMED_LAYOUTS:
+        return None
+    sequences = sequence_statistics(config, dataset)
+    return sequences.mean_non_padding_tokens / config.seq_length_tokens
