@@ -16,13 +16,14 @@ from trainer.data.global_batch import SequenceStatistics, sequence_statistics
 from trainer.data.manifest import Manifest, SpecialIds
 
 DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
-"""Documents per packed sequence, assumed without a dataset; program functions average
-2.1 per 512 tokens."""
+"""Documents per packed sequence that are assumed without a dataset. Program functions
+average 2.1 per 512 tokens, and memory depends on the fullest micro-batches, which have
+more."""
 DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
-"""Ids of special tokens, assumed without a dataset."""
+"""Ids of special tokens that are assumed without a dataset."""
 PACKED_FULL_SHARE = 0.997
-"""Share of non-padding tokens in packed sequences of 512 tokens of program functions;
-``docs/benchmarks.md``."""
+"""Share of non-padding tokens that is assumed in packed sequences without a dataset:
+that of program functions in sequences of 512 tokens (``docs/benchmarks.md``)."""
 
 
 def assumed_contents(
@@ -32,6 +33,11 @@ def assumed_contents(
 
     A packed sequence is nearly full. In any other layout a sequence holds one sample,
     which fills it.
+
+    Args:
+        vocab_size: Vocabulary size to assume.
+        layout: Layout of the sequences.
+        seq_length_tokens: Length of a sequence, padding included.
     """
     is_packed = layout == "packed"
     full_share = PACKED_FULL_SHARE if is_packed else 1.0
@@ -40,7 +46,7 @@ def assumed_contents(
         special_ids=DEFAULT_SPECIAL_IDS,
         dataset_hash=None,
         mean_non_padding_tokens=full_share * seq_length_tokens,
-        # In packed sequences too, so that a global batch of 256 samples has 256
+        # Also in packed sequences, so that a global batch of 256 samples has 256
         # sequences, as BERT's had.
         mean_samples=1.0,
         documents=DOCUMENTS_PER_PACKED_SEQUENCE if is_packed else 1.0,

@@ -1,7 +1,7 @@
-"""Prediction of training memory without the device.
+"""Traces of a model's step, until they predict the largest micro-batch.
 
-The trainer's step is traced on the meta device, at a few micro-batch sizes, and
-replayed through an allocator.
+The step is traced on the meta device, at a few micro-batch sizes, by a child process.
+The memory of other sizes is interpolated between these traces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,8 @@ from autotune.trials.values import TrialRequest
 from trainer.config.train_config import TrainConfig
 
 FIRST_SIZES = (8, 64)
-"""Micro-batch sizes that are traced first."""
+"""Micro-batch sizes that are traced first: far enough apart to show the growth of each
+allocation, and small, as their traces only lead to the sizes that matter."""
 BELOW_SHARE = 0.8
 """Share of the predicted largest micro-batch that is also traced, so that sizes near it
 lie between two traces."""
@@ -35,8 +36,9 @@ CLOSE_SHARE = 0.005
 MAX_ROUNDS = 3
 """Most rounds in which sizes near the predicted largest micro-batch are traced."""
 MAX_SHIFTS = 3
-"""Attempts of a round, each with one sequence more: compiled layers reuse blocks of
-equal size, so that the trace of a single size may allocate unlike all others."""
+"""Attempts of a round, each with one sequence more in every size: compiled layers reuse
+blocks of equal size, so that the trace of a single size may allocate unlike all
+others."""
 TRACE_TIMEOUT_S = 120.0
 """Time limit of the ``trace`` job; usually it takes seconds."""
 
@@ -55,7 +57,7 @@ class MemoryEstimate:
     attention_reason: str
     """Reason for that kernel, in words."""
     works: tuple[StepWork, ...]
-    """Kernels of a step, by traced micro-batch size."""
+    """Kernels of a step, for each traced micro-batch size."""
 
     def work_near(self, micro_batch_size: int) -> StepWork:
         """Return the kernels of a step at the nearest traced micro-batch size."""
@@ -71,7 +73,7 @@ class CannotTrace(NotCheckable):
 class AnyTraceRequest(Protocol):
     """Request for traces: of the trainer's step, or of a model of your own.
 
-    Its field ``sizes`` has the micro-batch sizes to trace.
+    It is a pydantic model, whose field ``sizes`` has the micro-batch sizes to trace.
     """
 
     @property
@@ -83,21 +85,52 @@ class AnyTraceRequest(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _TraceFigures:
+    """Result of the ``trace`` job."""
+
+    traces: tuple[Trace, ...]
+    """Traces, in the order of the requested sizes."""
+    parameters: int
+    """Number of parameters of the model."""
+    attention: str
+    """Attention kernel of the traced step."""
+    attention_reason: str
+    """Reason for that kernel, in words."""
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Any]) -> "_TraceFigures":
+        """Read the figures that the job returned."""
+        return cls(
+            traces=tuple(Trace.of(trace) for trace in figures["traces"]),
+            parameters=figures["parameters"],
+            attention=figures["attention"],
+            attention_reason=figures["attention_reason"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _TracedSizes:
-    """Traces that allocate like that of the largest size, and their memory model."""
+    """Traces that allocate like the trace of the largest size."""
 
     memory_model: MemoryModel
+    """Memory of any size, from these traces."""
     traces: tuple[Trace, ...]
     """Traces in the order in which they were made."""
-    parameters: int
-    attention: str
-    attention_reason: str
+    figures: _TraceFigures
+    """Result of the last job, for its facts of the model."""
 
 
 def trace_request(
     config: TrainConfig, contents: SequenceContents, micro_batches: int, *, ranks: int
 ) -> TraceRequest:
-    """Return the request to trace a step on sequences with such contents."""
+    """Return the request to trace a step on sequences with such contents.
+
+    Args:
+        config: Settings of the step.
+        contents: Contents of the sequences.
+        micro_batches: Micro-batches of an optimizer step on each rank.
+        ranks: Ranks on all nodes that train together.
+    """
     return TraceRequest(
         config=config,
         vocab_size=contents.vocab_size,
@@ -149,9 +182,9 @@ def estimate_model(
         memory_model=traced.memory_model,
         max_micro_batch_size=largest_size(traced.memory_model),
         works=tuple(trace.work for trace in traced.traces),
-        parameters=traced.parameters,
-        attention=traced.attention,
-        attention_reason=traced.attention_reason,
+        parameters=traced.figures.parameters,
+        attention=traced.figures.attention,
+        attention_reason=traced.figures.attention_reason,
     )
 
 
@@ -168,9 +201,10 @@ def _trace_more(
     traces: Sequence[Trace],
     sizes: Sequence[int],
 ) -> _TracedSizes:
-    """Trace further sizes, and leave out traces that are unlike that of the largest.
+    """Trace further sizes, and leave out traces that allocate unlike the largest size.
 
-    If no trace is like it, each size is replaced by one sequence more.
+    If no other trace allocates like the largest size, the sizes are traced again, each
+    with one sequence more.
 
     Args:
         request: The step to trace.
@@ -179,7 +213,8 @@ def _trace_more(
         sizes: Micro-batch sizes to trace.
 
     Raises:
-        CannotTrace: If a trace fails, or no trace is like that of the largest size.
+        CannotTrace: If a trace fails, or if even the last attempt leaves no two traces
+            that allocate alike.
         BadInput: If the settings are invalid.
     """
     all_traces = list(traces)
@@ -189,16 +224,12 @@ def _trace_more(
         shifted_sizes = dict.fromkeys(size + shift for size in sizes)
         new_sizes = [size for size in shifted_sizes if size not in known_sizes]
         figures = _run_trace(request, machine, new_sizes)
-        all_traces += [Trace.of(trace) for trace in figures["traces"]]
+        all_traces += figures.traces
         alike = _like_the_largest(all_traces)
         memory_model = fit_memory_model(alike)
         if memory_model is not None and len(alike) > 1:
             return _TracedSizes(
-                memory_model=memory_model,
-                traces=tuple(alike),
-                parameters=figures["parameters"],
-                attention=figures["attention"],
-                attention_reason=figures["attention_reason"],
+                memory_model=memory_model, traces=tuple(alike), figures=figures
             )
     raise _cannot_trace(
         request, "its allocations change order with the micro-batch size"
@@ -206,10 +237,7 @@ def _trace_more(
 
 
 def _like_the_largest(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces that allocate in the same order as that of the largest size.
-
-    The latter is one of them.
-    """
+    """Return the trace of the largest size, and all that allocate in the same order."""
     largest = max(traces, key=lambda trace: trace.micro_batch_size)
     return [
         trace
@@ -226,13 +254,14 @@ def traced_work(request: TraceRequest, machine: Machine) -> StepWork:
         BadInput: If the settings are invalid.
     """
     figures = _run_trace(request, machine, [request.config.micro_batch_size])
-    return Trace.of(figures["traces"][0]).work
+    (trace,) = figures.traces
+    return trace.work
 
 
 def _run_trace(
     request: AnyTraceRequest, machine: Machine, sizes: Sequence[int]
-) -> Mapping[str, Any]:
-    """Return the figures of the ``trace`` job at some micro-batch sizes.
+) -> _TraceFigures:
+    """Run the ``trace`` job at some micro-batch sizes.
 
     Raises:
         CannotTrace: If the job fails, or takes too long.
@@ -241,7 +270,7 @@ def _run_trace(
     sized = request.model_copy(update={"sizes": list(sizes)})
     outcome = machine.run(sized.trial(timeout_s=TRACE_TIMEOUT_S))
     if isinstance(outcome, Measured):
-        return outcome.figures
+        return _TraceFigures.of(outcome.figures)
     if isinstance(outcome, TimedOut):
         raise _timed_out(request)
     # The last line of a traceback names the error.
@@ -250,7 +279,10 @@ def _run_trace(
 
 
 def _timed_out(request: AnyTraceRequest) -> CannotTrace:
-    """Return the error of a trace that took too long; it names a busy machine."""
+    """Return the error of a trace that took too long.
+
+    If other programs keep the machine busy, the error names them as the cause.
+    """
     error = _cannot_trace(request, f"tracing took longer than {TRACE_TIMEOUT_S:g} s")
     host = SystemHost().facts(paths=())
     load = host.load_average_1min
@@ -265,6 +297,7 @@ def _timed_out(request: AnyTraceRequest) -> CannotTrace:
 
 
 def _cannot_trace(request: AnyTraceRequest, reason: str) -> CannotTrace:
+    """Return the error of a model that can only be measured."""
     return CannotTrace(
         f"the memory of {request.name!r} cannot be predicted: {reason}",
         next_step="Measure it on the machine that will train: autotune probe",

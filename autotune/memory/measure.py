@@ -31,14 +31,15 @@ from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 
 _UNSURE_SHARE = 1 / 4
-"""Share of the overheads' range that is added to predicted peaks until a trial fits, so
-that the first size is likely to fit."""
+"""Share of the range of assumed overheads that is added to predicted peaks until a
+trial fits. The first trial is then likely to fit, and to correct the prediction: a
+trial that runs out of memory has no peak."""
 
 
 def probe_model(
     probe: Probe, runner: TrialRunner, traced: MemoryEstimate | None = None
 ) -> tuple[TrainConfig, ProbeEvidence]:
-    """Predict, find and verify the largest micro-batch, and measure the curve.
+    """Find and verify the largest micro-batch, and measure the throughput curve.
 
     Every trial is a fresh process.
 
@@ -52,8 +53,8 @@ def probe_model(
 
     Raises:
         ExceedsMemory: If not even one sequence fits.
-        OutOfTime: If time ended before any size ran. If it ends later, the evidence is
-            a lower bound, or lacks throughput.
+        OutOfTime: If time ended before any size fitted. If it ends later, the evidence
+            is marked as a lower bound, or has no throughput.
         Undecided: If trials failed for another reason than memory.
     """
     search = ProbeSearch(probe=probe, runner=runner, estimate=traced)
@@ -64,10 +65,11 @@ def probe_model(
     except OutOfTime:
         if not bracket(search.tried).feasible_max:
             raise
+        # The largest size that ran is still worth reporting.
         is_lower_bound = True
     feasible_max = bracket(search.tried).feasible_max
     if not feasible_max:
-        raise search.too_large_error()
+        raise search.explain_too_large()
     throughput = measure_throughput(probe, runner, feasible_max)
     # Made last, as the evidence has the time of all trials.
     evidence = _evidence(search, throughput, is_lower_bound=is_lower_bound)
@@ -80,10 +82,11 @@ class ProbeSearch(SizeSearch):
     """Search for the largest micro-batch of a model, which a trace may guide."""
 
     probe: Probe
+    """The model and its limits."""
     estimate: MemoryEstimate | None = None
     """Memory that a trace predicts; None until ``predict``, or without a trace."""
     not_traced: str | None = None
-    """Reason for a missing trace."""
+    """Reason why tracing failed; None if it did not, or was not requested."""
 
     def __post_init__(self) -> None:
         config = self.probe.config
@@ -93,9 +96,10 @@ class ProbeSearch(SizeSearch):
         self.max_size = self.probe.request.max_micro_batch_size
 
     def predict(self) -> None:
-        """Set ``prediction`` from a trace; without one, trials alone guide the search.
+        """Trace the step, and set ``prediction``.
 
-        If tracing fails, ``not_traced`` has the reason.
+        If no trace is requested or tracing fails, ``prediction`` stays None and trials
+        alone guide the search. If tracing fails, ``not_traced`` has the reason.
         """
         overheads = self.probe.overheads
         if overheads is None:
@@ -140,33 +144,36 @@ class ProbeSearch(SizeSearch):
             self.estimate.memory_model, micro_batch_size, self.probe.overheads.usual
         )
 
-    def too_large_error(self) -> ExceedsMemory:
-        """Return the error for a model of which not even one sequence fits.
+    def explain_too_large(self) -> ExceedsMemory:
+        """Run one sequence without a memory limit, and return an error with its memory.
 
-        It names the memory that one sequence needs, which a trial without a memory
-        limit measures, the largest term, and remedies.
+        The error is for a model of which not even one sequence fits. It also names the
+        largest term of the predicted memory, and remedies.
         """
         probe = self.probe
         outcome = self.runner.run(
             step_trial(probe, 1, FIT_STEPS, None),
             f"{self.name}: 1 sequence without a limit",
         )
-        need = ""
+        message = (
+            f"one sequence of {probe.config.seq_length_tokens} tokens of"
+            f" {self.name!r} exceeds the memory budget of"
+            f" {format_bytes(probe.memory_budget_bytes)}"
+        )
         if isinstance(outcome, Measured):
-            need = f"; {format_bytes(StepFigures.of(outcome).peak_bytes)} needed"
+            message += f"; {format_bytes(StepFigures.of(outcome).peak_bytes)} needed"
         breakdown = self.breakdown(1)
         if breakdown is not None:
             # With the predicted total, as this term may exceed the measured peak.
             term = breakdown.largest_term
-            term_size = format_bytes(breakdown.terms_bytes[term])
-            predicted_peak = format_bytes(breakdown.peak_bytes)
-            need += f"; largest part: {term}, {term_size} of {predicted_peak} predicted"
-        remedies = self._remedies(breakdown)
-        budget = format_bytes(probe.memory_budget_bytes)
+            message += (
+                f"; largest part: {term}, {format_bytes(breakdown.terms_bytes[term])}"
+                f" of {format_bytes(breakdown.peak_bytes)} predicted"
+            )
+        *remedies, last_remedy = self._remedies(breakdown)
         return ExceedsMemory(
-            f"one sequence of {probe.config.seq_length_tokens} tokens of"
-            f" {self.name!r} exceeds the memory budget of {budget}{need}",
-            next_step=f"{', '.join(remedies[:-1]).capitalize()}, or {remedies[-1]}.",
+            message,
+            next_step=f"{', '.join(remedies).capitalize()}, or {last_remedy}.",
         )
 
     def _remedies(self, breakdown: MemoryBreakdown | None) -> list[str]:
@@ -202,28 +209,40 @@ class ProbeSearch(SizeSearch):
 def _evidence(
     search: ProbeSearch, throughput: Throughput, *, is_lower_bound: bool
 ) -> ProbeEvidence:
-    """Return the result of a finished probe."""
+    """Return the result of a finished probe.
+
+    Args:
+        search: Search that found a size that fits.
+        throughput: Throughput by size, and the chosen size.
+        is_lower_bound: True if time ended before the largest size was verified.
+    """
     probe = search.probe
-    estimate = search.estimate
-    prediction = search.prediction
     verified = bracket(search.tried)
     feasible_max = verified.feasible_max
-    breakdown = search.breakdown(feasible_max)
     traced_peak_bytes = None
-    if prediction is not None:
-        traced_peak_bytes = round(prediction.peak_bytes(feasible_max))
+    if search.prediction is not None:
+        traced_peak_bytes = round(search.prediction.peak_bytes(feasible_max))
+    traced_micro_batch_size = None
+    parameters = None
+    if search.estimate is not None:
+        traced_micro_batch_size = search.estimate.max_micro_batch_size
+        parameters = search.estimate.parameters
+    traced_terms_bytes: dict[str, int] = {}
+    breakdown = search.breakdown(feasible_max)
+    if breakdown is not None:
+        traced_terms_bytes = dict(breakdown.terms_bytes)
     return ProbeEvidence(
         feasible_max=feasible_max,
         infeasible_min=verified.infeasible_min,
         is_lower_bound=is_lower_bound,
         feasible_peak_bytes=_highest_peak_bytes(search.tried, feasible_max),
-        predicted_peak_bytes=predict_bytes(search.tried, feasible_max, prediction),
-        traced_peak_bytes=traced_peak_bytes,
-        traced_micro_batch_size=(
-            None if estimate is None else estimate.max_micro_batch_size
+        predicted_peak_bytes=predict_bytes(
+            search.tried, feasible_max, search.prediction
         ),
-        traced_terms_bytes={} if breakdown is None else dict(breakdown.terms_bytes),
-        parameters=None if estimate is None else estimate.parameters,
+        traced_peak_bytes=traced_peak_bytes,
+        traced_micro_batch_size=traced_micro_batch_size,
+        traced_terms_bytes=traced_terms_bytes,
+        parameters=parameters,
         not_traced=search.not_traced,
         local_ranks=probe.local_ranks,
         gradient_accumulation_steps=probe.micro_batches,
@@ -240,7 +259,7 @@ def _evidence(
 def _highest_peak_bytes(tried: Sequence[SizeTrial], micro_batch_size: int) -> int:
     """Return the peak memory of a size: the highest of its trials that fitted."""
     return max(
-        trial.peak_bytes or 0
+        trial.peak_bytes
         for trial in tried
-        if trial.micro_batch_size == micro_batch_size
+        if trial.micro_batch_size == micro_batch_size and trial.peak_bytes is not None
     )

@@ -1,7 +1,8 @@
-"""Memory of a model for ``autotune plan``.
+"""Memory of a rank that shares nothing, for ``autotune plan``.
 
-If a probe verified the model, its trace is corrected by its measured peak. Otherwise
-the step is traced now, as ``autotune estimate`` does.
+If a probe verified the model, the probe's trace is corrected by the measured peak.
+Otherwise the step is traced now, as ``autotune estimate`` does. ``plan_shares`` divides
+this memory among ranks.
 """
 
 from dataclasses import replace
@@ -16,23 +17,20 @@ from autotune.memory.decide.overheads import (
     overheads_on_cpu,
     overheads_on_gpu,
 )
-from autotune.memory.decide.sharding import shares, state_of_terms, zero_share
+from autotune.memory.decide.sharding import parts_of_terms
 from autotune.memory.estimate import (
     CannotTrace,
     MemoryEstimate,
     estimate_model,
     trace_request,
 )
-from autotune.memory.values import MemoryPlan, StateBytes
+from autotune.memory.values import MemoryParts, MemoryPlan
 from autotune.plan.values import Basis, Fleet, PlanFigure
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.values import Profile
 from autotune.trials.fork_server import ForkServerMachine
-from trainer.config.train_config import Strategy, TrainConfig
+from trainer.config.train_config import TrainConfig
 from trainer.record.progress import Update
-
-_STRATEGIES: dict[str, Strategy] = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}
-"""The trainer's strategies that share a model's state, by ``Share.name``."""
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:
@@ -42,7 +40,8 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
     trace.
 
     Returns:
-        None if nothing was traced, or only a rank's share of the model.
+        The memory; None if the profile has no trace of a rank that holds the whole
+        model.
     """
     train = profile.train
     probe = profile.evidence.probe
@@ -58,7 +57,7 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
             value=probe.parameters, basis="measured", source="counted by the probe"
         ),
         state=_calibrated(
-            state_of_terms(probe.traced_terms_bytes),
+            parts_of_terms(probe.traced_terms_bytes),
             probe.feasible_peak_bytes,
             size_share=train.micro_batch_size / probe.feasible_max,
         ),
@@ -73,8 +72,8 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
 
 
 def _calibrated(
-    traced: StateBytes, peak_bytes: int, *, size_share: float
-) -> StateBytes:
+    traced: MemoryParts, peak_bytes: int, *, size_share: float
+) -> MemoryParts:
     """Correct a traced memory by its measured peak, and scale it to a micro-batch size.
 
     Parameters, gradients and optimizer state are exact. All other parts are scaled so
@@ -87,6 +86,8 @@ def _calibrated(
         size_share: Micro-batch size of the result over the measured one.
     """
     other_bytes = traced.total_bytes - traced.state_bytes
+    # A trace that has no other part, or exceeds the peak by the state alone, cannot be
+    # corrected.
     correction = 1.0
     if other_bytes > 0 and peak_bytes > traced.state_bytes:
         correction = (peak_bytes - traced.state_bytes) / other_bytes
@@ -124,8 +125,8 @@ def trace_memory(
         ``sequences_per_rank`` and at least 1; the error if the step cannot be traced.
     """
     overheads = _fleet_overheads(fleet, gpu_model).usual
-    # Two micro-batches stand for any larger number of them: gradients exist while the
-    # next one is computed.
+    # Two micro-batches need as much memory as any larger number of them: gradients
+    # exist while the second one is computed.
     micro_batches = 2
     request = trace_request(
         _unshared(train), contents, micro_batches, ranks=fleet.ranks
@@ -152,7 +153,7 @@ def trace_memory(
     breakdown = memory_breakdown(model, size, overheads)
     return MemoryPlan(
         parameters=_traced_parameters(estimate, contents),
-        state=state_of_terms(breakdown.terms_bytes),
+        state=parts_of_terms(breakdown.terms_bytes),
         micro_batch_size=size,
         max_micro_batch_size=max_size,
         work=estimate.work_near(size),
@@ -197,64 +198,3 @@ def _fleet_overheads(fleet: Fleet, gpu_model: GpuModel | None) -> OverheadsRange
     return overheads_on_gpu(
         gpu_model.compute_capability, fleet.ranks_per_node, gpu_model.usable_bytes
     )
-
-
-def with_shares(
-    memory: MemoryPlan,
-    fleet: Fleet,
-    tensor_ranks: int,
-    pipeline_stages: int,
-    *,
-    is_verified: bool,
-) -> MemoryPlan:
-    """Return the plan with the memory under every way of sharing the model.
-
-    Args:
-        memory: Memory of a rank alone.
-        fleet: GPUs that share the model.
-        tensor_ranks: Tensor-parallel ranks; ignored if there are fewer GPUs.
-        pipeline_stages: Pipeline stages; ignored if there are fewer GPUs.
-        is_verified: True if a trial verified that ``memory`` fits a rank alone.
-    """
-    # A verified size fits, whatever the trace predicts for it.
-    verified_bytes = memory.state.total_bytes if is_verified else 0
-    by_strategy = shares(
-        memory.state,
-        fleet.ranks,
-        largest_layer_bytes=memory.largest_bytes,
-        tensor_ranks=tensor_ranks if tensor_ranks <= fleet.ranks else 1,
-        pipeline_stages=pipeline_stages if pipeline_stages <= fleet.ranks else 1,
-        budget_bytes=max(fleet.memory_bytes, verified_bytes),
-    )
-    return replace(memory, shares=by_strategy)
-
-
-def max_micro_batch_size_shared(memory: MemoryPlan, fleet: Fleet) -> int:
-    """Return the largest micro-batch if all ranks share the state under ZeRO-3.
-
-    The headroom stays free. It is 1 even if not a single sequence is predicted to fit.
-    """
-    share = zero_share(
-        memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes
-    )
-    growing_bytes = share.activations_bytes + share.head_and_loss_bytes
-    bytes_per_sequence = growing_bytes / memory.micro_batch_size
-    fixed_bytes = share.total_bytes - bytes_per_sequence * memory.micro_batch_size
-    free_bytes = fleet.memory_bytes - fixed_bytes
-    # At least one byte, as a plan may have no activations.
-    max_size = int(free_bytes // max(1.0, bytes_per_sequence))
-    return max(1, with_headroom(max_size, HEADROOM_SHARE))
-
-
-def strategy_that_fits(memory: MemoryPlan, strategy: Strategy) -> Strategy:
-    """Return the strategy, or one that shares the state if the model needs it.
-
-    DDP becomes ZeRO-1 if the model fits only with that, and FSDP2 if it does not fit
-    with ZeRO-1 either. Other strategies are kept.
-    """
-    if memory.max_micro_batch_size > 0 or strategy != "ddp":
-        return strategy
-    for share in memory.shares:
-        if share.fits and share.name in _STRATEGIES:
-            return _STRATEGIES[share.name]
-    return "fsdp2"

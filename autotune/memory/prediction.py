@@ -1,4 +1,4 @@
-"""Memory predictions for ``autotune estimate``."""
+"""Memory predictions for all models of an ``autotune estimate``, as one answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from autotune.memory.alternatives import alternatives
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.predictor import Predictor
 from autotune.memory.target import PredictionRequest, Target
-from autotune.memory.values import Answer, PredictedModel
+from autotune.memory.values import Alternative, Answer, PredictedModel
 from autotune.profiles.decide.default_settings import default_layout, default_precision
 from autotune.trials.fork_server import ForkServerMachine
 from trainer.config.train_config import ModelSettings, TrainConfig
@@ -71,7 +71,7 @@ def predict(
                 predicted.append(predictor.predict(config))
             except (CannotTrace, ExceedsMemory) as error:
                 rejected[config.model.name] = error
-        alternative_settings: tuple[Mapping[str, Any], ...] = ()
+        alternative_settings: tuple[Alternative, ...] = ()
         if what_if:
             alternative_settings = tuple(alternatives(predictor, update))
     answer = Answer(
@@ -85,6 +85,7 @@ def predict(
 
 
 def _error_json(error: AutotuneError) -> dict[str, Any]:
+    """Return the JSON of an error, as ``Answer.rejected`` has it."""
     return {
         "exit_code": error.exit_code,
         "message": error.message,
@@ -93,17 +94,21 @@ def _error_json(error: AutotuneError) -> dict[str, Any]:
 
 
 def joined_error(errors: Sequence[AutotuneError], probe_command: str) -> AutotuneError:
-    """Put the messages and next steps of all errors into the first, and return it.
+    """Return the first error, with the messages and next steps of all errors.
 
-    So one error, with the exit code of the first, reports all of them. The next step of
-    models that cannot be traced is ``probe_command``.
+    So one error, with the exit code of the first, reports all of them.
+
+    Args:
+        errors: One or more errors; the first is changed.
+        probe_command: Command that measures memory, the next step for models that
+            cannot be traced.
     """
-    next_steps = [
-        f"Measure it on the target machine: {probe_command}"
-        if isinstance(error, CannotTrace)
-        else error.next_step
-        for error in errors
-    ]
+    next_steps = []
+    for error in errors:
+        next_step = error.next_step
+        if isinstance(error, CannotTrace):
+            next_step = f"Measure it on the target machine: {probe_command}"
+        next_steps.append(next_step)
     first = errors[0]
     first.message = "\n".join(error.message for error in errors)
     # Several models may have the same next step.

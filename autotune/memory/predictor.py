@@ -15,9 +15,9 @@ from autotune.memory.decide.memory_model import (
 )
 from autotune.memory.decide.overheads import unconfirmed_share
 from autotune.memory.decide.sharding import (
+    parts_of_terms,
     shares,
     smallest_sharding,
-    state_of_terms,
 )
 from autotune.memory.estimate import (
     CannotTrace,
@@ -33,13 +33,13 @@ from autotune.speed.values import SpeedPrediction, StepWork
 from autotune.trials.trial_machine import Machine
 from trainer.config.train_config import TrainConfig
 
-_MEMORY_SAVERS = (
-    ("precision", "bf16"),
-    ("activation_checkpointing", "full"),
-    ("mlm_head", "sparse"),
-)
-"""Settings with the value that saves memory, tried one by one if a model does not fit.
-"""
+_MEMORY_SAVERS = {
+    "--precision bf16": {"precision": "bf16"},
+    "--activation-checkpointing full": {"activation_checkpointing": "full"},
+    "--mlm-head sparse": {"mlm_head": "sparse"},
+}
+"""Settings that save memory, by option of ``autotune estimate``; they are tried one by
+one if a model does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,14 @@ class LargestSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictor:
-    """Predicts micro-batches for one target, by traces that a machine runs."""
+    """Predicts the largest micro-batch of models for one target."""
 
     request: PredictionRequest
+    """The models and their settings."""
     target: Target
+    """The device to predict for."""
     machine: Machine
+    """Runs the traces, in child processes."""
 
     def predict(self, config: TrainConfig) -> PredictedModel:
         """Predict the largest micro-batch of one model, with its memory and speed.
@@ -105,7 +108,7 @@ class Predictor:
         )
 
     def largest_size(self, config: TrainConfig) -> LargestSize:
-        """Predict the largest micro-batch only; errors become a ``note``."""
+        """Predict the largest micro-batch only; an error becomes the ``note``."""
         try:
             size = self._estimate(config).max_micro_batch_size
         except BadInput:
@@ -126,8 +129,8 @@ class Predictor:
             CannotTrace: If the memory can only be measured.
             BadInput: If the settings are invalid.
         """
-        # Two micro-batches stand for any larger number of them: gradients exist while
-        # the next one is computed.
+        # Two micro-batches need as much memory as any larger number of them: gradients
+        # exist while the second one is computed.
         micro_batches = 2 if self.request.accumulate else 1
         return estimate_model(
             trace_request(
@@ -142,7 +145,7 @@ class Predictor:
     def _size_range(
         self, config: TrainConfig, model: MemoryModel, torch_version: str
     ) -> tuple[int, int]:
-        """Return the largest micro-batch for the most and for the least overheads."""
+        """Return the range of the largest micro-batch, its lower end first."""
         return size_range(
             model,
             self.target.budget_bytes,
@@ -178,7 +181,7 @@ class Predictor:
         if request.ranks * request.tensor_ranks * request.pipeline_stages == 1:
             return ()
         return shares(
-            state_of_terms(breakdown.terms_bytes),
+            parts_of_terms(breakdown.terms_bytes),
             request.ranks,
             largest_layer_bytes=largest_layer_bytes,
             tensor_ranks=request.tensor_ranks,
@@ -198,41 +201,41 @@ class Predictor:
         breakdown = memory_breakdown(model, 1, self.target.overheads.usual)
         largest_term = breakdown.largest_term
         largest_bytes = breakdown.terms_bytes[largest_term]
-        changes = self._sufficient_options(config)
+        options = self._sufficient_options(config)
         advice = "No single setting is predicted to suffice"
-        if changes:
-            advice = f"Predicted to fit with {' or '.join(changes)}"
-        others = ["more memory", "a shorter --seq-length", "a smaller --model"]
+        if options:
+            advice = f"Predicted to fit with {' or '.join(options)}"
+        other_remedies = ["more memory", "a shorter --seq-length", "a smaller --model"]
         sharding = smallest_sharding(
             breakdown.terms_bytes,
             budget_bytes,
             largest_layer_bytes=model.largest_parameter_bytes,
         )
         if sharding is not None:
-            others.append(f"a sharded state: {sharding}")
+            other_remedies.append(f"a sharded state: {sharding}")
+        *remedies, last_remedy = other_remedies
         return ExceedsMemory(
             f"one sequence of {config.seq_length_tokens} tokens of"
             f" {config.model.name!r} is predicted to exceed the memory budget of"
             f" {format_bytes(budget_bytes)}; {format_bytes(breakdown.peak_bytes)}"
             f" needed; largest part: {largest_term}, {format_bytes(largest_bytes)}",
-            next_step=f"{advice}. Or use {', '.join(others[:-1])}, or {others[-1]}.",
+            next_step=f"{advice}. Or use {', '.join(remedies)}, or {last_remedy}.",
         )
 
     def _sufficient_options(self, config: TrainConfig) -> list[str]:
-        """Return the options of which each alone makes one sequence fit.
+        """Return the options that make one sequence fit, each of them alone.
 
-        Each is followed by its predicted largest micro-batch.
+        Each option is followed by the largest micro-batch that is predicted with it.
         """
-        options = []
-        for setting, value in _MEMORY_SAVERS:
-            if getattr(config, setting) == value:
+        sufficient = []
+        for option, settings in _MEMORY_SAVERS.items():
+            changed = config.model_copy(update=settings)
+            if changed == config:
                 continue
-            changed = config.model_copy(update={setting: value})
             size = self.largest_size(changed).micro_batch_size
             if size:
-                option = f"--{setting.replace('_', '-')} {value}"
-                options.append(f"{option} (micro-batch size {size})")
-        return options
+                sufficient.append(f"{option} (micro-batch size {size})")
+        return sufficient
 
 
 def _bytes_per_sequence(model: MemoryModel, micro_batch_size: int) -> float:

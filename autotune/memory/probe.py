@@ -30,7 +30,7 @@ FIT_STEPS = StepCounts(warmup=1, timed=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """Request to probe one model; None takes the default of the machine."""
+    """Request to probe one model; a field that is None takes the machine's default."""
 
     config: TrainConfig
     """Settings of the step; unless set, ``layout`` and ``precision`` are the defaults
@@ -42,12 +42,12 @@ class ProbeRequest:
     memory_bytes: int | None = None
     """Memory budget of each rank."""
     as_gpu: GpuModel | None = None
-    """Smaller GPU whose memory is imitated."""
+    """Smaller GPU whose memory is imitated; None imitates no other GPU."""
     ranks: int | None = None
-    """Ranks that take the steps together."""
+    """Ranks of this node that take the steps together."""
     accumulate: bool = True
-    """True if a step has several micro-batches on each rank; two stand for any larger
-    number."""
+    """True if a step has several micro-batches on each rank. Trials then take two, as
+    more need no more memory: gradients exist while the second one is computed."""
     headroom_share: float = HEADROOM_SHARE
     """Share of the largest micro-batch to leave free."""
     max_micro_batch_size: int = MAX_MICRO_BATCH_SIZE
@@ -55,7 +55,8 @@ class ProbeRequest:
     trial_timeout_s: float = TRIAL_TIMEOUT_S
     """Time limit of one trial, in seconds."""
     traced: bool = True
-    """True if memory is predicted first; otherwise trials alone guide the search."""
+    """True if a trace predicts memory before any trial; otherwise trials alone guide
+    the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,9 @@ class Probe:
     """Manifest of the dataset."""
     memory_budget_bytes: int
     """Memory that each rank may use."""
-    device_used_before_bytes: int | list[int] | None = None
-    """Memory used on each GPU before this program, by NVML; None on a CPU."""
+    device_used_before_bytes: list[int] | None = None
+    """Memory in use on the GPU of each local rank before this program, by NVML; None if
+    it is unknown, and on a CPU."""
     local_ranks: int = 1
     """Ranks of this node, which take the steps together."""
     global_batch_tokens: int = DEFAULT_GLOBAL_BATCH_TOKENS
@@ -83,7 +85,7 @@ class Probe:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of an optimizer step on each rank, while a size is tested."""
+        """Micro-batches of an optimizer step on each rank in the trial of a size."""
         return 2 if self.request.accumulate else 1
 
     @property
@@ -181,5 +183,5 @@ def step_trial(
     return request.trial(
         timeout_s=probe.request.trial_timeout_s,
         device_used_before_bytes=probe.device_used_before_bytes,
-        first_attempt=not attempt,
+        first_attempt=attempt == 0,
     )

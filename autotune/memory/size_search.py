@@ -36,16 +36,18 @@ CLOSE_BYTES = 2**20
 class SizeSearch(abc.ABC):
     """Searches for the largest size of a step, one trial after the other.
 
-    A subclass sets the fields that are not given, from its own description of the step.
+    The constructor does not take the name, the budget, the largest size and the kind of
+    device: a subclass sets these fields in ``__post_init__``, from its own description
+    of the step.
     """
 
     runner: TrialRunner
     name: str = field(init=False)
-    """Name of the step, for progress."""
+    """Name of the step, for labels of trials and for errors."""
     budget_bytes: int = field(init=False)
     """Memory that a step may use."""
     max_size: int = field(init=False)
-    """Largest size to try."""
+    """Largest size to try; a size counts sequences, unless ``words`` says otherwise."""
     on_gpu: bool = field(init=False)
     """True on a GPU, whose caching allocator rounds peaks up."""
     tried: list[SizeTrial] = field(default_factory=list)
@@ -67,7 +69,7 @@ class SizeSearch(abc.ABC):
         """Return the peak memory of a trial of this size that ran."""
 
     def words(self, size: int) -> str:
-        """Return a size in words."""
+        """Return a size with its unit, in words."""
         return plural(size, "sequence")
 
     def reject_failure(self, size: int, outcome: Outcome) -> None:
@@ -75,8 +77,7 @@ class SizeSearch(abc.ABC):
 
         A subclass may override it; by default, nothing is raised.
         """
-        # Only a subclass judges them.
-        del size, outcome
+        del size, outcome  # Only an override reads them.
 
     def find(self) -> None:
         """Try sizes until the largest is verified on both sides.
@@ -103,14 +104,14 @@ class SizeSearch(abc.ABC):
 
     def _needs_second_trial(self, size: int) -> bool:
         """Return whether the largest size ran only once, and might not fit again."""
-        peaks = [
+        peaks_bytes = [
             trial.peak_bytes
-            for trial in self.tried
-            if trial.micro_batch_size == size and trial.fits
+            for trial in self._attempts_of(size)
+            if trial.peak_bytes is not None
         ]
-        if len(peaks) != 1 or peaks[0] is None:
+        if len(peaks_bytes) != 1:
             return False
-        free_bytes = self.budget_bytes - peaks[0]
+        free_bytes = self.budget_bytes - peaks_bytes[0]
         return self.verified_twice or free_bytes < self.close_bytes
 
     def try_size(self, size: int) -> None:
@@ -120,28 +121,38 @@ class SizeSearch(abc.ABC):
             Undecided: If the size failed too often for another reason than memory.
             OutOfTime: If the time is up; its message has the sizes known so far.
         """
-        earlier_fits = [
-            trial.fits for trial in self.tried if trial.micro_batch_size == size
-        ]
-        attempt = len(earlier_fits)
+        attempt = len(self._attempts_of(size))
         label = self.words(size)
         if attempt:
             label += f", attempt {attempt + 1}"
         outcome = self._run(self.trial_of(size, attempt), label)
+        self.tried.append(self._result(size, outcome, label))
+
+    def _attempts_of(self, size: int) -> list[SizeTrial]:
+        """Return all trials of a size so far."""
+        return [trial for trial in self.tried if trial.micro_batch_size == size]
+
+    def _result(self, size: int, outcome: Outcome, label: str) -> SizeTrial:
+        """Return what an outcome shows about a size.
+
+        Raises:
+            Undecided: If the size failed for another reason than memory, and repeating
+                the trial would not help.
+        """
         if isinstance(outcome, Measured):
             peak_bytes = self.peak_bytes_of(size, outcome)
-            trial = SizeTrial(micro_batch_size=size, fits=True, peak_bytes=peak_bytes)
-        elif isinstance(outcome, OutOfMemory):
-            trial = SizeTrial(micro_batch_size=size, fits=False)
-        else:
-            self.reject_failure(size, outcome)
-            can_repeat = isinstance(outcome, Crashed | Contaminated)
-            failures = 1 + earlier_fits.count(None)
-            if not can_repeat or failures >= MAX_FAILURES:
-                # Raises an error, as nothing was measured.
-                self.runner.require_measured(f"the trial {label!r}", outcome)
-            trial = SizeTrial(micro_batch_size=size, fits=None)
-        self.tried.append(trial)
+            return SizeTrial(micro_batch_size=size, fits=True, peak_bytes=peak_bytes)
+        if isinstance(outcome, OutOfMemory):
+            return SizeTrial(micro_batch_size=size, fits=False)
+        self.reject_failure(size, outcome)
+        can_repeat = isinstance(outcome, Crashed | Contaminated)
+        earlier_failures = [
+            trial for trial in self._attempts_of(size) if trial.fits is None
+        ]
+        if not can_repeat or 1 + len(earlier_failures) >= MAX_FAILURES:
+            # Nothing was measured, so this raises the error of such an outcome.
+            self.runner.require_measured(f"the trial {label!r}", outcome)
+        return SizeTrial(micro_batch_size=size, fits=None)
 
     def _run(self, trial: Trial, label: str) -> Outcome:
         """Run a trial.

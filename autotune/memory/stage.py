@@ -23,7 +23,7 @@ from autotune.memory.decide.overheads import (
 from autotune.memory.estimate import MemoryEstimate
 from autotune.memory.measure import probe_model
 from autotune.memory.probe import Probe, ProbeRequest
-from autotune.memory.sections import ProbedModel
+from autotune.memory.probed_model import ProbedModel
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     global_batch_size_of,
@@ -49,13 +49,15 @@ from trainer.data.global_batch import sequence_statistics
 from trainer.health.events import utc_now
 
 _EXPECTED_TRIALS = 12
-"""Trials of a probe, for its progress bar."""
+"""Usual number of trials of a probe, for its progress bar."""
 
 
 def requested_config(model: ModelSettings, **settings: Any) -> TrainConfig:
     """Return settings of a step, of which only the requested ones count as set.
 
-    A setting that is None is not requested: the site's default replaces it later.
+    Args:
+        model: The model.
+        settings: Settings by name; None is replaced by the site's default later.
 
     Raises:
         BadConfig: If a setting is unknown or invalid.
@@ -208,10 +210,11 @@ def probe_one(
 ) -> ProbedModel:
     """Probe one model and write its profile.
 
-    The arguments and errors are those of ``profile_of_probe``.
+    The arguments are those of ``profile_of_probe``.
 
     Raises:
         BadInput: If the profile cannot be written.
+        OutOfTime, ExceedsMemory, Undecided: As for ``profile_of_probe``.
     """
     check_writable(path.parent)
     profile, trials = profile_of_probe(session, probe, path, traced, budget_ends_s)

@@ -27,16 +27,16 @@ CURVE_STEPS = {
     "cpu": StepCounts(warmup=1, timed=4),
     "cuda": StepCounts(warmup=3, timed=10),
 }
-"""Steps of a point of the throughput curve."""
+"""Steps of a point of the throughput curve, by device."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
-"""Seconds of the sustained trial, which repeats the chosen micro-batch: a warm GPU at
-its power limit is slower."""
+"""Duration in seconds of the sustained trial, by device. It repeats the chosen
+micro-batch, as a warm GPU at its power limit is slower; a CPU has no such trial."""
 _SUSTAINED_MARGIN = 1.1
 """Factor by which the sustained trial has more steps than its time should take, as some
 steps are faster than their median."""
 _POINT_SHARE = 0.25
-"""Largest share of the time left for the trial of one point, so that a slow machine
-measures several."""
+"""Largest share of the remaining time that the trial of one point may take, so that a
+slow machine measures several points."""
 _MAX_ADDED_POINTS = 3
 """Most sizes that are added to the curve before one of its sizes is chosen."""
 
@@ -148,8 +148,9 @@ class _CurveMeter:
             Undecided: If it runs out of memory or fails too often.
         """
         device = self.probe.config.device
-        # The trial may take four times its planned duration within its time limit.
-        duration_s = min(SUSTAINED_S[device], self.probe.request.trial_timeout_s / 4)
+        # So a trial that takes up to four times as long is still within its time limit.
+        longest_s = self.probe.request.trial_timeout_s / 4
+        duration_s = min(SUSTAINED_S[device], longest_s)
         if not duration_s:
             return None
         timed_steps = math.ceil(_SUSTAINED_MARGIN * duration_s / chosen_point.step_s)
@@ -224,27 +225,30 @@ class _CurveMeter:
             outcome = self.runner.run(
                 trial, f"{probe.config.model.name}: {label}{again}", timed=True
             )
-            if not isinstance(outcome, Crashed | Contaminated):
-                break
-        if isinstance(outcome, OutOfMemory):
-            raise Undecided(
-                f"micro-batch size {micro_batch_size} fitted at first, but not in the"
-                f" throughput trial: {outcome.detail}",
-                next_step="Leave more memory free: add --headroom 0.1",
-            )
-        return StepFigures.of(
-            self.runner.require_measured(f"the trial {label!r}", outcome)
-        )
+            is_last_attempt = attempt == MAX_FAILURES - 1
+            can_repeat = isinstance(outcome, Crashed | Contaminated)
+            if can_repeat and not is_last_attempt:
+                continue
+            if isinstance(outcome, OutOfMemory):
+                raise Undecided(
+                    f"micro-batch size {micro_batch_size} fitted at first, but not in"
+                    f" the throughput trial: {outcome.detail}",
+                    next_step="Leave more memory free: add --headroom 0.1",
+                )
+            measured = self.runner.require_measured(f"the trial {label!r}", outcome)
+            return StepFigures.of(measured)
+        raise AssertionError("the last attempt returns or raises")
 
     def _curve_steps(self, micro_batch_size: int) -> StepCounts:
-        """Return the steps of a point: fewer of them on a machine that is too slow."""
+        """Return the steps of a point of the curve; fewer if time is short."""
         usual = CURVE_STEPS[self.probe.config.device]
         budget_left_s = self.runner.budget_left_s
         step_s = self._expected_step_s(micro_batch_size)
         if budget_left_s is None or step_s is None:
             return usual
-        affordable_timed = int(_POINT_SHARE * budget_left_s / step_s) - usual.warmup
-        return replace(usual, timed=min(usual.timed, max(1, affordable_timed)))
+        affordable_steps = int(_POINT_SHARE * budget_left_s / step_s)
+        affordable_timed = max(1, affordable_steps - usual.warmup)
+        return replace(usual, timed=min(usual.timed, affordable_timed))
 
     def _expected_step_s(self, micro_batch_size: int) -> float | None:
         """Return the expected time of a step of one micro-batch on each rank.

@@ -22,11 +22,10 @@ from autotune.machine.gpu_models import (
 )
 from autotune.memory.contents import assumed_contents, contents_of
 from autotune.memory.estimate import CannotTrace
-from autotune.memory.plan_memory import (
+from autotune.memory.plan_memory import memory_of_probe, trace_memory
+from autotune.memory.plan_shares import (
     max_micro_batch_size_shared,
-    memory_of_probe,
     strategy_that_fits,
-    trace_memory,
     with_shares,
 )
 from autotune.memory.values import MemoryPlan

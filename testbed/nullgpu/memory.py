@@ -213,7 +213,7 @@ def _request(case: Case) -> tuple[Probe, OverheadsRange]:
         config=config,
         manifest=synthetic_manifest(VOCAB_SIZE),
         memory_budget_bytes=gpu.total_bytes - used,
-        device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
+        device_used_before_bytes=[used] * case.ranks,
         local_ranks=case.ranks,
         sequence_stats=SequenceStatistics(
             mean_non_padding_tokens=case.width,

@@ -20,7 +20,7 @@ from autotune.base.model_work import (
 )
 from autotune.base.units import format_percent
 from autotune.base.window_statistics import estimate_from_bounds
-from autotune.memory.decide.sharding import model_share, state_of_terms, zero_share
+from autotune.memory.decide.sharding import model_share, parts_of_terms, zero_share
 from autotune.memory.values import ProbeEvidence, Term
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import choose_micro_batch, with_headroom
@@ -467,7 +467,7 @@ def too_big_for_ddp(now: TrainingContext) -> Advice | None:
     )
     if not terms or state_bytes < STATE_SHARE * budget_bytes or ranks < 2:
         return None
-    state = state_of_terms(terms)
+    state = parts_of_terms(terms)
     # Gathered at once: the embeddings are the largest unit of most encoders.
     layer_bytes = state.parameters_bytes // 8
     row_bytes = max(1.0, (state.activations_bytes + state.head_and_loss_bytes) / fit)

@@ -12,9 +12,10 @@ from torch.utils import _pytree
 
 from autotune.integrations.jobs import load
 from autotune.integrations.values import OwnTraceRequest
-from autotune.memory.jobs.allocation_recorder import AllocationRecorder, own_by_module
+from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.device_rules import DeviceRules
 from autotune.memory.jobs.kernels import request_rules
+from autotune.memory.jobs.module_owners import own_by_module
 from autotune.memory.jobs.trace import META, multi_tensor_kernels_on_meta
 from autotune.memory.values import Term
 from autotune.speed.values import StepWork

@@ -25,8 +25,8 @@ FIRST_ERROR_SHARE = 0.03
 """Share by which a prediction is assumed to be too low, once its size ran out of
 memory."""
 ERROR_GROWTH = 3
-"""Factor by which the share grows more with each further size that runs out of memory:
-it is 3 %, then 3 + 9 %, then 3 + 9 + 27 %."""
+"""Growth of what a further size that runs out of memory adds to the share: the share is
+3 % after one size, 3 + 9 % after two, 3 + 9 + 27 % after three."""
 FAR_SHARE = 1 / 16
 """Distance of two sizes, as a share of the larger, from which they show a prediction's
 slope, not its unevenness."""
@@ -44,6 +44,7 @@ class SizeTrial:
     """Result of one trial of a micro-batch size."""
 
     micro_batch_size: int
+    """Sequences of a micro-batch; in a probe of your own step, any size."""
     fits: bool | None
     """True if the size fitted, False if it ran out of memory; None if the trial failed
     for a reason unrelated to memory."""
@@ -72,6 +73,54 @@ class Bracket:
     """Smallest size that ran out of memory; None if none did yet."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peak:
+    """Measured peak memory of a size that fitted."""
+
+    size: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """State of a search before its next trial."""
+
+    budget_bytes: int
+    """Memory that a size may use."""
+    max_size: int
+    """Largest size to try."""
+    page_bytes: int
+    """Largest amount by which an allocator rounds a peak up."""
+    prediction: Prediction | None
+    """Peak memory that was predicted before any trial."""
+    known: Bracket
+    """Both sides of the largest size that fits."""
+    peaks: Sequence[_Peak]
+    """Peak of each size that fitted, by ascending size."""
+    decided_trials: int
+    """Number of trials that fitted or ran out of memory."""
+
+    @property
+    def fits(self) -> int:
+        """Largest size that fits; 0 if none does yet."""
+        return self.known.feasible_max
+
+    @property
+    def excluded(self) -> int:
+        """Smallest size that ran out of memory, or exceeds the largest to try."""
+        if self.known.infeasible_min is None:
+            return self.max_size + 1
+        return self.known.infeasible_min
+
+    @property
+    def is_finished(self) -> bool:
+        """True if no size is left to try."""
+        nothing_fits = self.excluded == 1
+        is_verified = self.known.infeasible_min == self.fits + 1
+        largest_fits = self.fits >= self.max_size
+        return nothing_fits or is_verified or largest_fits
+
+
 def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     """Return the bounds that trials show for the largest size that fits.
 
@@ -83,7 +132,8 @@ def bracket(tried: Sequence[SizeTrial]) -> Bracket:
     infeasible_min = min(too_large, default=None)
     if infeasible_min is not None:
         fitting = [size for size in fitting if size < infeasible_min]
-    return Bracket(feasible_max=max(fitting, default=0), infeasible_min=infeasible_min)
+    feasible_max = max(fitting) if fitting else 0
+    return Bracket(feasible_max=feasible_max, infeasible_min=infeasible_min)
 
 
 def next_size(
@@ -109,91 +159,41 @@ def next_size(
     # The last trial failed for a reason unrelated to memory: its size is tried again.
     if tried and tried[-1].fits is None:
         return tried[-1].micro_batch_size
-    bounds = bracket(tried)
-    if _is_finished(bounds, max_micro_batch_size):
-        return None
-    decided_trials = sum(trial.fits is not None for trial in tried)
-    size = _unclamped_size(
-        _peaks_by_size(tried, bounds.feasible_max),
-        budget_bytes,
-        bounds,
-        max_micro_batch_size=max_micro_batch_size,
-        prediction=prediction,
-        decided_trials=decided_trials,
+    known = bracket(tried)
+    search = _Search(
+        budget_bytes=budget_bytes,
+        max_size=max_micro_batch_size,
         page_bytes=page_bytes,
+        prediction=prediction,
+        known=known,
+        peaks=_peaks_by_size(tried, known.feasible_max),
+        decided_trials=sum(trial.fits is not None for trial in tried),
     )
-    return _clamped_size(size, bounds, max_micro_batch_size, decided_trials)
+    if search.is_finished:
+        return None
+    return _clamped_size(_unclamped_size(search), search)
 
 
-def _is_finished(bounds: Bracket, max_micro_batch_size: int) -> bool:
-    """Return whether no size is left to try."""
-    low = bounds.feasible_max
-    high = _smallest_excluded(bounds, max_micro_batch_size)
-    nothing_fits = high == 1
-    is_verified = bounds.infeasible_min == low + 1
-    largest_fits = low >= max_micro_batch_size
-    return nothing_fits or is_verified or largest_fits
+def _unclamped_size(search: _Search) -> int:
+    """Choose a size, which may lie outside the bounds or next to one that was tried."""
+    if search.prediction is not None and _grows(search.prediction, search.max_size):
+        corrected_bytes = _corrected_prediction(search.peaks, search.prediction)
+        return _predicted_size(search, corrected_bytes)
+    # There is no prediction, or one that does not grow and so predicts nothing.
+    line_bytes = _line_through_two_sizes(search.peaks, _slope_threshold(search))
+    if line_bytes is None:
+        return _size_without_slope(search)
+    return _predicted_size(search, line_bytes)
 
 
-def _smallest_excluded(bounds: Bracket, max_micro_batch_size: int) -> int:
-    """Return the smallest size that ran out of memory or exceeds the largest to try."""
-    if bounds.infeasible_min is None:
-        return max_micro_batch_size + 1
-    return bounds.infeasible_min
-
-
-def _unclamped_size(
-    peaks: list[tuple[int, int]],
-    budget_bytes: int,
-    bounds: Bracket,
-    *,
-    max_micro_batch_size: int,
-    prediction: Prediction | None,
-    decided_trials: int,
-    page_bytes: int,
-) -> int:
-    """Choose a size, which may lie outside the bounds or next to one that was tried.
-
-    Args:
-        peaks: Each size that fitted with its peak, by ascending size.
-        budget_bytes: Memory that a size may use.
-        bounds: Both sides of the largest size that fits.
-        max_micro_batch_size: Largest size to try.
-        prediction: Peak memory that was predicted before any trial.
-        decided_trials: Number of trials that fitted or ran out of memory.
-        page_bytes: Largest amount by which an allocator rounds a peak up.
-    """
-    # A prediction that does not grow with the size predicts nothing.
-    if prediction is not None and _grows(prediction, max_micro_batch_size):
-        corrected_bytes = _corrected_prediction(peaks, prediction)
-    else:
-        line_bytes = _line_through_two_sizes(peaks, _slope_threshold(bounds))
-        if line_bytes is None:
-            return _size_without_slope(bounds)
-        corrected_bytes = line_bytes
-    # If the only size that fitted is also the largest that is predicted to fit, a good
-    # prediction ends with the trial of the next size. Once a second size fitted,
-    # rounding of peaks is allowed for, so that sizes do not creep up one by one.
-    several_fitted = len(peaks) > 1
-    return _predicted_size(
-        corrected_bytes,
-        budget_bytes,
-        bounds,
-        max_micro_batch_size=max_micro_batch_size,
-        decided_trials=decided_trials,
-        rounding_bytes=page_bytes if several_fitted else 0,
-    )
-
-
-def _grows(prediction: Prediction, max_micro_batch_size: int) -> bool:
+def _grows(prediction: Prediction, max_size: int) -> bool:
     """Return whether the largest size is predicted to need more than one sequence."""
-    largest_bytes = prediction.peak_bytes(max_micro_batch_size)
-    return largest_bytes > prediction.peak_bytes(1)
+    return prediction.peak_bytes(max_size) > prediction.peak_bytes(1)
 
 
-def _slope_threshold(bounds: Bracket) -> int:
+def _slope_threshold(search: _Search) -> int:
     """Return the smallest difference of two peaks, in bytes, that shows a slope."""
-    if bounds.infeasible_min is None:
+    if search.known.infeasible_min is None:
         # Nothing bounds the size yet: a slope that pages of the allocator blur could
         # lead far beyond the largest that fits.
         return SLOPE_BYTES
@@ -201,58 +201,51 @@ def _slope_threshold(bounds: Bracket) -> int:
     return 1
 
 
-def _size_without_slope(bounds: Bracket) -> int:
+def _size_without_slope(search: _Search) -> int:
     """Return a multiple of the largest size that fits, or the middle of the bounds."""
-    if bounds.infeasible_min is None:
-        return max(1, GROWTH * bounds.feasible_max)
-    return (bounds.feasible_max + bounds.infeasible_min) // 2
+    if search.known.infeasible_min is None:
+        return max(1, GROWTH * search.fits)
+    return (search.fits + search.known.infeasible_min) // 2
 
 
-def _predicted_size(
-    corrected_bytes: BytesBySize,
-    budget_bytes: int,
-    bounds: Bracket,
-    *,
-    max_micro_batch_size: int,
-    decided_trials: int,
-    rounding_bytes: int,
-) -> int:
-    """Return the size to try by a corrected prediction.
-
-    Args:
-        corrected_bytes: Predicted peak by size.
-        budget_bytes: Memory that a size may use.
-        bounds: Both sides of the largest size that fits.
-        max_micro_batch_size: Largest size to try.
-        decided_trials: Number of trials that fitted or ran out of memory.
-        rounding_bytes: Amount by which measured peaks may have been rounded up.
-    """
-    low = bounds.feasible_max
-    high = _smallest_excluded(bounds, max_micro_batch_size)
-    error_share = 0.0 if low else _error_share(decided_trials)
-
-    def largest_predicted(limit_bytes: int) -> int:
-        return largest_within(
-            lambda size: corrected_bytes(size) * (1 + error_share),
-            limit_bytes,
-            low=low,
-            top=max_micro_batch_size,
+def _predicted_size(search: _Search, corrected_bytes: BytesBySize) -> int:
+    """Return the size to try by a corrected prediction of the peak of any size."""
+    if not search.fits:
+        # No size is known to fit, so every trial so far showed the prediction too low.
+        too_low_share = _error_share(trials_out_of_memory=search.decided_trials)
+        return _largest_predicted(
+            search,
+            lambda size: corrected_bytes(size) * (1 + too_low_share),
+            search.budget_bytes,
         )
-
-    size = largest_predicted(budget_bytes)
-    if low and size >= high:
+    size = _largest_predicted(search, corrected_bytes, search.budget_bytes)
+    if size >= search.excluded:
         # A size that is predicted to fit ran out of memory, so that the correction is
-        # off: try two thirds of the way up to the bound.
-        return (low + 2 * high) // 3
-    if low and size == low:
-        # The predicted largest size fitted already. Its peak may be rounded up, so that
-        # larger ones fit too: try the middle of the range that rounding leaves open.
-        largest_if_rounded = largest_predicted(budget_bytes + rounding_bytes)
-        return (low + min(largest_if_rounded, high - 1) + 1) // 2
-    return size
+        # off: try two thirds of the way up, on the side that the prediction favours.
+        return (search.fits + 2 * search.excluded) // 3
+    if size > search.fits:
+        return size
+    # The predicted largest size fitted already. If it is the only one that fitted, the
+    # trial of the next size ends the search of a good prediction. If a second one
+    # fitted, peaks may be rounded up, so that larger sizes fit too: try the middle of
+    # the range that rounding leaves open, so that sizes do not creep up one by one.
+    rounding_bytes = search.page_bytes if len(search.peaks) > 1 else 0
+    largest_if_rounded = _largest_predicted(
+        search, corrected_bytes, search.budget_bytes + rounding_bytes
+    )
+    return (search.fits + min(largest_if_rounded, search.excluded - 1) + 1) // 2
 
 
-def _error_share(trials_out_of_memory: int) -> float:
+def _largest_predicted(
+    search: _Search, predicted_bytes: BytesBySize, limit_bytes: int
+) -> int:
+    """Return the largest size that is predicted to stay within a limit."""
+    return largest_within(
+        predicted_bytes, limit_bytes, low=search.fits, top=search.max_size
+    )
+
+
+def _error_share(*, trials_out_of_memory: int) -> float:
     """Return the share by which a prediction is too low, if no trial has fitted yet.
 
     Each trial that ran out of memory adds a term of a geometric series, whose factor is
@@ -262,15 +255,14 @@ def _error_share(trials_out_of_memory: int) -> float:
     return FIRST_ERROR_SHARE * series_sum
 
 
-def _clamped_size(
-    size: int, bounds: Bracket, max_micro_batch_size: int, decided_trials: int
-) -> int:
+def _clamped_size(size: int, search: _Search) -> int:
     """Move a size between the bounds, at least the smallest step away from both."""
-    low = bounds.feasible_max
-    high = _smallest_excluded(bounds, max_micro_batch_size)
     # Each trial narrows the range by at least this much.
-    smallest_step: int = min(2 ** max(0, decided_trials - PATIENCE), (high - low) // 2)
-    return min(max(size, low + smallest_step), high - smallest_step)
+    patience_step: int = 2 ** max(0, search.decided_trials - PATIENCE)
+    smallest_step = min(patience_step, (search.excluded - search.fits) // 2)
+    at_least = search.fits + smallest_step
+    at_most = search.excluded - smallest_step
+    return min(max(size, at_least), at_most)
 
 
 def predict_bytes(
@@ -297,26 +289,32 @@ def predict_bytes(
     return round(corrected_bytes(micro_batch_size))
 
 
-def _peaks_by_size(
-    tried: Sequence[SizeTrial], max_micro_batch_size: int
-) -> list[tuple[int, int]]:
-    """Return each size that fitted with its peak, by ascending size."""
-    peaks = {}
+def _peaks_by_size(tried: Sequence[SizeTrial], max_size: int) -> list[_Peak]:
+    """Return the peak of each size that fitted, by ascending size.
+
+    Args:
+        tried: All trials so far; the last trial of a size counts.
+        max_size: Largest size to return.
+    """
+    peak_by_size = {}
     for trial in tried:
-        if trial.micro_batch_size > max_micro_batch_size:
+        if trial.micro_batch_size > max_size:
             continue
         if trial.fits and trial.peak_bytes is not None:
-            peaks[trial.micro_batch_size] = trial.peak_bytes
-    return sorted(peaks.items())
+            peak_by_size[trial.micro_batch_size] = trial.peak_bytes
+    return [
+        _Peak(size=size, peak_bytes=peak_bytes)
+        for size, peak_bytes in sorted(peak_by_size.items())
+    ]
 
 
 def _line_through_two_sizes(
-    peaks: list[tuple[int, int]], min_difference_bytes: int
+    peaks: Sequence[_Peak], min_difference_bytes: int
 ) -> BytesBySize | None:
     """Predict peaks by a line through two sizes that fitted, without a prediction.
 
     Args:
-        peaks: Each size that fitted with its peak, by ascending size.
+        peaks: Peak of each size that fitted, by ascending size.
         min_difference_bytes: Smallest difference of two peaks that shows a slope.
 
     Returns:
@@ -324,21 +322,21 @@ def _line_through_two_sizes(
     """
     if not peaks:
         return None
-    last_size, last_bytes = peaks[-1]
+    last = peaks[-1]
     far_peaks = [
-        (size, peak_bytes)
-        for size, peak_bytes in peaks
-        if last_bytes - peak_bytes >= min_difference_bytes
+        peak
+        for peak in peaks
+        if last.peak_bytes - peak.peak_bytes >= min_difference_bytes
     ]
     if not far_peaks:
         return None
-    far_size, far_bytes = far_peaks[-1]
-    slope = (last_bytes - far_bytes) / (last_size - far_size)
-    return lambda size: last_bytes + slope * (size - last_size)
+    far = far_peaks[-1]
+    slope = (last.peak_bytes - far.peak_bytes) / (last.size - far.size)
+    return lambda size: last.peak_bytes + slope * (size - last.size)
 
 
 def _corrected_prediction(
-    peaks: list[tuple[int, int]], prediction: Prediction
+    peaks: Sequence[_Peak], prediction: Prediction
 ) -> BytesBySize:
     """Correct the offset and the slope of a prediction by trials.
 
@@ -346,28 +344,32 @@ def _corrected_prediction(
     enough away, in its size and in its peak, it also corrects the slope.
 
     Args:
-        peaks: Each size that fitted with its peak, by ascending size.
+        peaks: Peak of each size that fitted, by ascending size.
         prediction: Peaks that were predicted before any trial.
     """
     predicted = prediction.peak_bytes
     if not peaks:
         # With its uncertainty, as no trial fitted yet.
         return lambda size: predicted(size) + prediction.unsure_bytes
-    last_size, last_bytes = peaks[-1]
-    max_far_size = (1 - FAR_SHARE) * last_size
+    last = peaks[-1]
+    max_far_size = (1 - FAR_SHARE) * last.size
     far_peaks = [
-        (size, peak_bytes)
-        for size, peak_bytes in peaks
-        if last_bytes - peak_bytes >= SLOPE_BYTES and size <= max_far_size
+        peak
+        for peak in peaks
+        if last.peak_bytes - peak.peak_bytes >= SLOPE_BYTES
+        and peak.size <= max_far_size
     ]
     slope = 0.0
     if far_peaks:
         # Between the two sizes, the growth that the prediction did not foresee.
-        far_size, far_bytes = far_peaks[-1]
-        measured_growth_bytes = last_bytes - far_bytes
-        predicted_growth_bytes = predicted(last_size) - predicted(far_size)
+        far = far_peaks[-1]
+        measured_growth_bytes = last.peak_bytes - far.peak_bytes
+        predicted_growth_bytes = predicted(last.size) - predicted(far.size)
         unforeseen_bytes = measured_growth_bytes - predicted_growth_bytes
-        slope = unforeseen_bytes / (last_size - far_size)
+        slope = unforeseen_bytes / (last.size - far.size)
     return lambda size: (
-        last_bytes + predicted(size) - predicted(last_size) + slope * (size - last_size)
+        last.peak_bytes
+        + predicted(size)
+        - predicted(last.size)
+        + slope * (size - last.size)
     )

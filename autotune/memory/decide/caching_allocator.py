@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autotune.base.units import MIB
+from autotune.memory.decide.rounding import round_up
 
 ROUND_BYTES = 512
 """Sizes of blocks are multiples of this."""
@@ -31,14 +32,19 @@ class Segment:
     """An expandable segment: blocks by address, from 0 to ``reserved_bytes``.
 
     It grows by whole pages, and never shrinks.
+
+    Args:
+        page_bytes: Size of a page.
+        address_bytes: Size of the range of addresses that the segment may fill.
     """
 
     def __init__(self, page_bytes: int, address_bytes: float = math.inf) -> None:
         self.reserved_bytes = 0
+        """Size of all pages so far."""
         self._page_bytes = page_bytes
         self._address_bytes = address_bytes
         self._free: list[tuple[int, int]] = []
-        """Size and address of each free block, ascending."""
+        """Size and address of each free block, in ascending order of both."""
         self._size_at: dict[int, int] = {}
         """Sizes of the free blocks by address."""
         self._size_before: dict[int, int] = {}
@@ -79,9 +85,7 @@ class Segment:
         address = self.reserved_bytes - last_bytes
         if last_bytes:
             self._remove(last_bytes, address)
-        # Two negations round the division up instead of down.
-        pages = -(-(address + size_bytes) // self._page_bytes)
-        self.reserved_bytes = pages * self._page_bytes
+        self.reserved_bytes = round_up(address + size_bytes, self._page_bytes)
         return address
 
     def release(self, address: int, size_bytes: int) -> None:
@@ -98,11 +102,13 @@ class Segment:
         self._add(size_bytes, address)
 
     def _add(self, size_bytes: int, address: int) -> None:
+        """Add a free block."""
         bisect.insort(self._free, (size_bytes, address))
         self._size_at[address] = size_bytes
         self._size_before[address + size_bytes] = size_bytes
 
     def _remove(self, size_bytes: int, address: int) -> None:
+        """Remove a free block."""
         del self._free[bisect.bisect_left(self._free, (size_bytes, address))]
         del self._size_at[address]
         del self._size_before[address + size_bytes]
@@ -110,6 +116,7 @@ class Segment:
 
 def rounded_bytes(requested_bytes: int) -> int:
     """Return the size of the block that serves a request; 0 for an empty request."""
+    # ``round_up`` without its call, as a replay rounds every allocation.
     return -(-requested_bytes // ROUND_BYTES) * ROUND_BYTES
 
 
@@ -143,13 +150,15 @@ def reserve(
         The bytes that are reserved at the end. Segments never shrink, so it is the
         peak.
     """
-    # Small and large requests of each stream have a segment of their own.
+    # Small and large requests of each stream have a segment of their own: segments are
+    # found by page size and stream.
     segments: dict[tuple[int, int], Segment] = {}
-    blocks: dict[int, _Block] = {}
+    block_of_allocation: dict[int, _Block] = {}
     for event in events:
-        if event < 0:
+        is_release = event < 0
+        if is_release:
             # An empty request has no block.
-            released = blocks.pop(-1 - event, None)
+            released = block_of_allocation.pop(-1 - event, None)
             if released is not None:
                 released.release()
             continue
@@ -157,12 +166,12 @@ def reserve(
         if not size_bytes:
             continue
         page_bytes = SMALL_PAGE_BYTES if size_bytes <= SMALL_BYTES else LARGE_PAGE_BYTES
-        key = page_bytes, streams[event] if streams else 0
-        segment = segments.get(key)
+        stream = streams[event] if streams else 0
+        segment = segments.get((page_bytes, stream))
         if segment is None:
             segment = Segment(page_bytes, device_bytes * ADDRESS_SHARE)
-            segments[key] = segment
-        blocks[event] = _Block(
+            segments[page_bytes, stream] = segment
+        block_of_allocation[event] = _Block(
             segment=segment,
             address=segment.allocate(size_bytes),
             size_bytes=size_bytes,

@@ -17,9 +17,10 @@ def largest_within(
     """Return the largest size whose need is within a limit, in few evaluations.
 
     Args:
-        need_of: Need by size, which should grow roughly linearly; it is called once for
-            a size. If it crosses the limit several times, one crossing is found.
-        limit: Largest need.
+        need_of: Function from a size to its need, called at most once for a size. Few
+            evaluations suffice if it grows roughly linearly. If it crosses the limit
+            several times, one crossing is found.
+        limit: Largest need that is allowed.
         low: Smallest possible answer, which is not evaluated.
         top: Largest size to consider.
 
@@ -39,21 +40,21 @@ def largest_within(
         halving = (low + high) // 2
         doubling = 2 * low
         # A line lands next to the answer; halving then closes the rest.
-        next_to_evaluate = _where_line_meets(limit, need_by_size)
+        next_to_evaluate = _size_at_limit(limit, need_by_size)
         if next_to_evaluate is None:
             next_to_evaluate = doubling if is_within else halving
-        # Every fourth size ignores the line, so that needs far from any line still cost
-        # no more than a multiple of halving.
+        # Every fourth size ignores the line, so that the number of evaluations stays a
+        # multiple of that of halving even if needs are far from any line.
         if len(need_by_size) % 4 == 0:
             next_to_evaluate = doubling if high > top else halving
         size = min(max(next_to_evaluate, low + 1), high - 1)
     return low
 
 
-def _where_line_meets(limit: float, need_by_size: Mapping[int, float]) -> int | None:
-    """Return the size at which a line meets a limit.
+def _size_at_limit(limit: float, need_by_size: Mapping[int, float]) -> int | None:
+    """Return the size at which a line through two evaluated sizes meets a limit.
 
-    The line goes through the two sizes whose needs are nearest to the limit.
+    The two sizes are those whose needs are nearest to the limit.
 
     Returns:
         None if there are not yet two sizes, or their needs are equal or so close that

@@ -39,6 +39,7 @@ class MemoryModel:
     term_of: Int64
     """Term of each allocation, as an index of ``terms``; shape (A,)."""
     terms: tuple[str, ...]
+    """Terms of the memory breakdown, in alphabetical order."""
     streams: Int64
     """CUDA stream on which each allocation is used; shape (A,)."""
     events: Int64
@@ -49,16 +50,17 @@ class MemoryModel:
 
         Sizes are interpolated between two traces, and extrapolated outside of them.
         """
-        sizes = self.micro_batch_sizes
-        position = np.searchsorted(sizes, micro_batch_size)
-        upper = int(np.clip(position, 1, len(sizes) - 1))
-        lower_size, upper_size = sizes[upper - 1], sizes[upper]
-        low, high = self.traced_bytes[upper - 1], self.traced_bytes[upper]
-        distance = micro_batch_size - lower_size
-        # Two negations round the division up instead of down.
-        interpolated: Int64 = low + -(
-            (low - high) * distance // (upper_size - lower_size)
-        )
+        traced_sizes = self.micro_batch_sizes
+        position = np.searchsorted(traced_sizes, micro_batch_size)
+        # Beyond the traced sizes, the two nearest ones are extrapolated.
+        upper = int(np.clip(position, 1, len(traced_sizes) - 1))
+        lower = upper - 1
+        distance = micro_batch_size - traced_sizes[lower]
+        traced_distance = traced_sizes[upper] - traced_sizes[lower]
+        lower_bytes = self.traced_bytes[lower]
+        # Floor division of the negated growth rounds the growth up.
+        negated_growth = lower_bytes - self.traced_bytes[upper]
+        interpolated: Int64 = lower_bytes - negated_growth * distance // traced_distance
         return np.maximum(interpolated, 0)
 
     def running_bytes(self, micro_batch_size: int) -> Int64:
@@ -71,15 +73,17 @@ class MemoryModel:
     @property
     def largest_parameter_bytes(self) -> int:
         """Size of the largest single parameter, such as the embedding table."""
-        number = self.terms.index(Term.PARAMETERS)
-        return int(self.traced_bytes[0, self.term_of == number].max(initial=0))
+        is_parameter = self.term_of == self.terms.index(Term.PARAMETERS)
+        # The size of a parameter is the same in each trace.
+        parameters_bytes = self.traced_bytes[0, is_parameter]
+        return int(parameters_bytes.max(initial=0))
 
 
 def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
-    """Return the memory model of traces of two or more sizes.
+    """Return the memory model of traces; only that of two or more predicts sizes.
 
     Returns:
-        None if their allocations or their order differ.
+        None if the terms or the order of the traces' allocations differ.
     """
     ordered = sorted(traces, key=lambda trace: trace.micro_batch_size)
     first = ordered[0]
@@ -87,7 +91,7 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
     for trace in ordered:
         if trace.events != first.events or _terms_of(trace) != terms:
             return None
-    number = {term: index for index, term in enumerate(sorted(set(terms)))}
+    index_of = {term: index for index, term in enumerate(sorted(set(terms)))}
     traced_bytes = [
         [allocation.size_bytes for allocation in trace.allocations] for trace in ordered
     ]
@@ -97,35 +101,41 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
             [trace.micro_batch_size for trace in ordered], dtype=np.int64
         ),
         traced_bytes=np.array(traced_bytes, dtype=np.int64),
-        term_of=np.array([number[term] for term in terms], dtype=np.int64),
-        terms=tuple(number),
+        term_of=np.array([index_of[term] for term in terms], dtype=np.int64),
+        terms=tuple(index_of),
         streams=np.array(streams, dtype=np.int64),
         events=np.array(first.events, dtype=np.int64),
     )
 
 
 def _terms_of(trace: Trace) -> list[str]:
+    """Return the term of each allocation of a trace."""
     return [allocation.term for allocation in trace.allocations]
 
 
 def peak_bytes(
     model: MemoryModel, micro_batch_size: int, overheads: MemoryOverheads
 ) -> int:
-    """Return the peak memory of a device that trains with this micro-batch size."""
+    """Return the peak memory of a device that trains with this micro-batch size.
+
+    On a CPU it is the most memory in use at a time; on a GPU it is the memory that the
+    caching allocator reserves.
+    """
     if overheads.kind == "cpu":
-        running = model.running_bytes(micro_batch_size)
-        return int(running.max()) + overheads.non_pytorch_bytes
+        running_bytes = model.running_bytes(micro_batch_size)
+        return int(running_bytes.max()) + overheads.non_pytorch_bytes
     traced_bytes = model.sizes_bytes(micro_batch_size).tolist()
-    # The first matmuls come before the model, so that handles and workspaces are there
-    # when it is built: workspaces are allocated first, numbered after the traced ones.
+    # The first matmuls come before the model, so that handles and workspaces exist when
+    # it is built: workspaces are allocated first, on the stream that computes, with
+    # numbers after those of the traced allocations.
     workspaces_bytes = overheads.workspaces_bytes
-    workspace_numbers = range(
-        len(traced_bytes), len(traced_bytes) + len(workspaces_bytes)
-    )
+    first_workspace = len(traced_bytes)
+    workspace_numbers = range(first_workspace, first_workspace + len(workspaces_bytes))
+    workspace_streams = [0] * len(workspaces_bytes)
     reserved_bytes = reserve(
         [*traced_bytes, *workspaces_bytes],
         [*workspace_numbers, *model.events.tolist()],
-        [*model.streams.tolist(), *[0] * len(workspaces_bytes)],
+        [*model.streams.tolist(), *workspace_streams],
         device_bytes=overheads.device_bytes,
     )
     return reserved_bytes + overheads.non_pytorch_bytes
@@ -136,8 +146,9 @@ def memory_breakdown(
 ) -> MemoryBreakdown:
     """Return the memory breakdown at the peak.
 
-    The blocks in use at the event with the most of them are summed by term. What the
-    device needs beyond these blocks and the overheads is rounding and fragmentation.
+    The blocks in use at the event with the most bytes in use are summed by term.
+    Rounding and fragmentation are the rest of the peak, beyond these blocks and the
+    overheads.
     """
     peak = peak_bytes(model, micro_batch_size, overheads)
     peak_event = int(model.running_bytes(micro_batch_size).argmax())
@@ -155,7 +166,13 @@ def memory_breakdown(
 def _terms_in_use(
     model: MemoryModel, micro_batch_size: int, last_event: int
 ) -> dict[str, int]:
-    """Return the bytes in use after an event, by term."""
+    """Return the bytes in use after an event, by term.
+
+    Args:
+        model: Memory of any micro-batch size.
+        micro_batch_size: Sequences of a micro-batch.
+        last_event: Index of the event in ``model.events``.
+    """
     events = model.events[: last_event + 1]
     is_made = events >= 0
     signs = np.where(is_made, 1, -1)

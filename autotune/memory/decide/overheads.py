@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from autotune.base.units import MIB
 
 DeviceKind = Literal["cpu", "cuda"]
-GIB = 2**30
+_GIB = 2**30
 
 
 class BytesRange(NamedTuple):
@@ -20,15 +20,17 @@ class BytesRange(NamedTuple):
 
 
 CONTEXT_BYTES = BytesRange(
-    least=int(0.42 * GIB), usual=int(0.73 * GIB), most=int(0.92 * GIB)
+    least=int(0.42 * _GIB), usual=int(0.73 * _GIB), most=int(0.92 * _GIB)
 )
-"""CUDA context: least, usual and most, by the number of loaded kernels. Least and most:
-public reports for GPUs from Ampere on; usual: measured on an H100 with driver 580 and
-CUDA 13, with both BERT presets (``reports/gpu/``)."""
-COMMUNICATION_BYTES = BytesRange(least=int(0.5 * GIB), usual=GIB, most=2 * GIB)
-"""NCCL with 2 to 8 ranks on a node: least, usual and most; public reports."""
+"""Memory of a CUDA context, which grows with the number of loaded kernels.
+
+Bounds: public reports for GPUs from Ampere on. Usual: measured on an H100 with driver
+580 and CUDA 13, with both BERT presets (``reports/gpu/``).
+"""
+COMMUNICATION_BYTES = BytesRange(least=int(0.5 * _GIB), usual=_GIB, most=2 * _GIB)
+"""Memory of NCCL with 2 to 8 ranks on a node, by public reports."""
 NO_COMMUNICATION_BYTES = BytesRange(least=0, usual=0, most=0)
-"""NCCL with a single rank on a node, which has no communicator."""
+"""Memory of NCCL with a single rank on a node, which has no communicator."""
 HOPPER_CAPABILITY = (9, 0)
 """Compute capability from which torch allocates the larger cuBLAS workspace."""
 HOPPER_WORKSPACE_BYTES = 32 * MIB
@@ -37,19 +39,18 @@ CUBLAS_WORKSPACE_CONFIG."""
 OLDER_WORKSPACE_BYTES = 8320 * 1024
 """cuBLAS workspace of a GPU before Hopper: torch's documented default."""
 WORKSPACES = 2
-"""Number of cuBLAS workspaces: one for the forward thread, one for the backward
-thread."""
+"""Number of cuBLAS workspaces: the threads of forward and backward have one each."""
 LIBRARIES_BYTES = BytesRange(least=4 * MIB, usual=38 * MIB, most=52 * MIB)
-"""Libraries and threads of a process on a CPU: least, usual and most.
+"""Memory of libraries and threads of a process on a CPU.
 
 Measured with five models on two cores of an Intel Xeon with AMX (33 to 52 MiB), on one
 core (18 MiB and more), and with two models on an AMD EPYC: 11 MiB on two cores, 6 MiB
 on one.
 """
 UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
-"""Memory that kernels use without a traced allocation, by device, as a share of the
-growth with the micro-batch. It may be more or less; measured on CPUs, assumed on GPUs.
-"""
+"""Share of the memory that grows with the micro-batch by which a trace may be too high
+or too low, by device: kernels use memory without a traced allocation. Measured on CPUs,
+assumed on GPUs."""
 MEASURED_TORCH = "2.11"
 """Version of torch whose compiled steps were measured on a GPU (docs/benchmarks.md)."""
 NEWER_TORCH_SHARE = 0.13

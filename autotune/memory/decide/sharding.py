@@ -3,15 +3,14 @@
 It is computed by formulas of the literature, not measured.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from autotune.base.units import format_bytes
-from autotune.memory.values import ACTIVATIONS, Share, StateBytes, Term
+from autotune.memory.decide.rounding import ceil_divide
+from autotune.memory.values import ACTIVATIONS, MemoryParts, Share, Term
+from trainer.config.train_config import Strategy
 
-_STATE_FIELDS = ("optimizer_bytes", "gradients_bytes", "parameters_bytes")
-"""Fields of ``StateBytes`` that ZeRO shards: the first from stage 1 on, the second from
-stage 2 on, the third in stage 3."""
 _SPLIT_PARTS = 24
 """Parts of a layer's activations that tensor ranks split, of 34 (Korthikanti et al.
 2022, table 2)."""
@@ -22,7 +21,30 @@ _RANKS_TO_TRY = (2, 4, 8, 16, 32, 64)
 few nodes."""
 
 
-def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroWay:
+    """A stage of ZeRO as a way of sharing a model among data-parallel ranks."""
+
+    name: str
+    """Name of the way, as in ``Share.name``."""
+    zero_stage: int
+    """0 shards nothing, 1 the optimizer's state, 2 also gradients, 3 also
+    parameters."""
+    strategy: Strategy | None
+    """The trainer's parallel strategy; None if the trainer does not support it."""
+
+
+ZERO_WAYS = (
+    ZeroWay(name="DDP", zero_stage=0, strategy="ddp"),
+    ZeroWay(name="ZeRO-1", zero_stage=1, strategy="zero1"),
+    ZeroWay(name="ZeRO-2", zero_stage=2, strategy=None),
+    ZeroWay(name="ZeRO-3 (FSDP2)", zero_stage=3, strategy="fsdp2"),
+)
+"""Ways of sharing a model among data-parallel ranks. Later ones need less memory."""
+_ONE_RANK_ALONE = ZeroWay(name="one rank alone", zero_stage=0, strategy="ddp")
+
+
+def parts_of_terms(terms_bytes: Mapping[str, int]) -> MemoryParts:
     """Sort the terms of a memory breakdown by how strategies share them.
 
     Terms that no strategy shares count as temporaries.
@@ -36,7 +58,7 @@ def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
     activations_bytes = sum(
         size for term, size in terms.items() if term.startswith(ACTIVATIONS)
     )
-    return StateBytes(
+    return MemoryParts(
         parameters_bytes=parameters_bytes,
         gradients_bytes=gradients_bytes,
         optimizer_bytes=optimizer_bytes,
@@ -48,9 +70,9 @@ def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
 
 
 def zero_share(
-    state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes: int
-) -> StateBytes:
-    """Return the memory of each of ``ranks`` data-parallel ranks under a ZeRO stage.
+    whole: MemoryParts, zero_stage: int, ranks: int, *, largest_layer_bytes: int
+) -> MemoryParts:
+    """Return the memory of each of several data-parallel ranks under a ZeRO stage.
 
     ZeRO-1 shards the optimizer's state, ZeRO-2 also the gradients. ZeRO-3 (FSDP) also
     shards the parameters, and gathers one layer at a time (Rajbhandari et al. 2020,
@@ -58,24 +80,40 @@ def zero_share(
 
     Left out: a layer that FSDP prefetches, and the gradient of a layer before it is
     reduced.
+
+    Args:
+        whole: Memory of a rank that shards nothing.
+        zero_stage: Stage of ZeRO, from 0 to 3.
+        ranks: Data-parallel ranks.
+        largest_layer_bytes: Size of the largest layer that ZeRO-3 gathers.
     """
-    sharded_fields = _STATE_FIELDS[:stage]
-    gathered_bytes = 0
-    if "parameters_bytes" in sharded_fields and ranks > 1:
-        gathered_bytes = largest_layer_bytes
-    return replace(
-        _with_sharded(state, sharded_fields, ranks), gathered_bytes=gathered_bytes
-    )
+    share = replace(whole, gathered_bytes=0)
+    if zero_stage >= 1:
+        share = replace(
+            share, optimizer_bytes=ceil_divide(whole.optimizer_bytes, ranks)
+        )
+    if zero_stage >= 2:
+        share = replace(
+            share, gradients_bytes=ceil_divide(whole.gradients_bytes, ranks)
+        )
+    if zero_stage >= 3:
+        share = replace(
+            share,
+            parameters_bytes=ceil_divide(whole.parameters_bytes, ranks),
+            # A single rank has all layers already.
+            gathered_bytes=largest_layer_bytes if ranks > 1 else 0,
+        )
+    return share
 
 
 def model_share(
-    state: StateBytes, tensor_ranks: int, pipeline_stages: int
-) -> StateBytes:
+    whole: MemoryParts, tensor_ranks: int, pipeline_stages: int
+) -> MemoryParts:
     """Return the memory of the fullest rank of t tensor ranks and p pipeline stages.
 
     Divisions round up.
 
-    - State: 1/(t·p) of it.
+    - State: divided by the t·p ranks.
     - Activations under tensor parallelism: 10 of a layer's 34 parts are not split
       without sequence parallelism (Korthikanti et al. 2022, table 2).
     - Pipeline: under 1F1B the first stage holds p micro-batches, each with 1/p of the
@@ -93,25 +131,28 @@ def model_share(
     # All tensor ranks together hold a split part once, and a whole part once per rank.
     held_parts = _SPLIT_PARTS + _WHOLE_PARTS * tensor_ranks
 
-    def on_stage(micro_batches: int, head_and_loss_bytes: int) -> StateBytes:
+    def on_stage(micro_batches: int, head_and_loss_bytes: int) -> MemoryParts:
         return replace(
-            _with_sharded(state, _STATE_FIELDS, ranks),
-            activations_bytes=_shard_bytes(
-                state.activations_bytes * micro_batches * held_parts,
+            whole,
+            parameters_bytes=ceil_divide(whole.parameters_bytes, ranks),
+            gradients_bytes=ceil_divide(whole.gradients_bytes, ranks),
+            optimizer_bytes=ceil_divide(whole.optimizer_bytes, ranks),
+            activations_bytes=ceil_divide(
+                whole.activations_bytes * micro_batches * held_parts,
                 ranks * layer_parts,
             ),
-            head_and_loss_bytes=_shard_bytes(head_and_loss_bytes, tensor_ranks),
+            head_and_loss_bytes=ceil_divide(head_and_loss_bytes, tensor_ranks),
         )
 
-    last = on_stage(1, state.head_and_loss_bytes)
+    last = on_stage(1, whole.head_and_loss_bytes)
     if pipeline_stages == 1:
         return last
     first = on_stage(pipeline_stages, 0)
-    return max(first, last, key=lambda stage: stage.total_bytes)
+    return max(first, last, key=lambda parts: parts.total_bytes)
 
 
 def shares(
-    state: StateBytes,
+    whole: MemoryParts,
     ranks: int,
     *,
     largest_layer_bytes: int,
@@ -125,15 +166,15 @@ def shares(
     parallelism, each alone.
 
     Args:
-        state: Memory of a rank that shares nothing.
+        whole: Memory of a rank that shares nothing.
         ranks: Data-parallel ranks.
-        largest_layer_bytes: Largest unit that FSDP gathers.
-        budget_bytes: Memory of one GPU.
+        largest_layer_bytes: Size of the largest layer that ZeRO-3 gathers.
+        budget_bytes: Memory that one GPU may use.
         tensor_ranks: Tensor-parallel ranks; 1 leaves this way out.
         pipeline_stages: Pipeline stages; 1 leaves this way out.
     """
 
-    def way(name: str, held: StateBytes, *, trains_here: bool) -> Share:
+    def share_of(name: str, held: MemoryParts, *, trains_here: bool) -> Share:
         total_bytes = held.total_bytes
         return Share(
             name=name,
@@ -143,21 +184,21 @@ def shares(
             held=held,
         )
 
-    names: tuple[str, ...] = ("one rank alone",)
-    if ranks > 1:
-        names = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)")
-    ways = []
-    for stage, name in enumerate(names):
-        zero = zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes)
-        # The trainer has every stage but the second.
-        ways.append(way(name, zero, trains_here=stage != 2))
+    zero_ways = ZERO_WAYS if ranks > 1 else (_ONE_RANK_ALONE,)
+    all_shares = []
+    for way in zero_ways:
+        held = zero_share(
+            whole, way.zero_stage, ranks, largest_layer_bytes=largest_layer_bytes
+        )
+        trains_here = way.strategy is not None
+        all_shares.append(share_of(way.name, held, trains_here=trains_here))
     if tensor_ranks > 1:
-        tensor = model_share(state, tensor_ranks, 1)
-        ways.append(way(f"TP {tensor_ranks}", tensor, trains_here=False))
+        held = model_share(whole, tensor_ranks, 1)
+        all_shares.append(share_of(f"TP {tensor_ranks}", held, trains_here=False))
     if pipeline_stages > 1:
-        pipeline = model_share(state, 1, pipeline_stages)
-        ways.append(way(f"PP {pipeline_stages}", pipeline, trains_here=False))
-    return tuple(ways)
+        held = model_share(whole, 1, pipeline_stages)
+        all_shares.append(share_of(f"PP {pipeline_stages}", held, trains_here=False))
+    return tuple(all_shares)
 
 
 def smallest_sharding(
@@ -168,32 +209,19 @@ def smallest_sharding(
     Returns:
         None if no number of ranks suffices.
     """
-    state = state_of_terms(terms_bytes)
+    whole = parts_of_terms(terms_bytes)
+    # ZeRO-1 comes before ZeRO-3, as it communicates less.
+    sharding_ways = [
+        way for way in ZERO_WAYS if way.strategy is not None and way.zero_stage > 0
+    ]
     for ranks in _RANKS_TO_TRY:
-        # ZeRO-1 first, as it communicates less.
-        for strategy, stage in (("zero1", 1), ("fsdp2", 3)):
+        for way in sharding_ways:
             share = zero_share(
-                state, stage, ranks, largest_layer_bytes=largest_layer_bytes
+                whole, way.zero_stage, ranks, largest_layer_bytes=largest_layer_bytes
             )
             if share.total_bytes <= budget_bytes:
                 return (
-                    f"parallel.strategy = '{strategy}' over {ranks} ranks (predicted:"
-                    f" {format_bytes(share.total_bytes)} per rank)"
+                    f"parallel.strategy = '{way.strategy}' over {ranks} ranks"
+                    f" (predicted: {format_bytes(share.total_bytes)} per rank)"
                 )
     return None
-
-
-def _with_sharded(
-    state: StateBytes, field_names: Sequence[str], ranks: int
-) -> StateBytes:
-    """Return the memory of a rank that holds only its shard of some fields."""
-    shards_bytes = {
-        name: _shard_bytes(getattr(state, name), ranks) for name in field_names
-    }
-    return replace(state, **shards_bytes)
-
-
-def _shard_bytes(size_bytes: int, ranks: int) -> int:
-    """Return the size of one of several shards, which are padded to the same size."""
-    # Two negations round the division up instead of down.
-    return -(-size_bytes // ranks)

@@ -2,5 +2,8 @@
 
 Two jobs begin here. ``step.run`` takes real optimizer steps under a memory budget.
 ``trace.run`` records the allocations of the same steps on the meta device, where
-tensors have no content; the other modules give that device the behaviour of a real one.
+tensors have no content. The other modules give that device the behaviour of a real one:
+``device_rules`` for functions, ``kernels`` for allocations inside of operators,
+``compiled`` for compiled layers, and ``gradient_buckets``, ``shards`` and ``zero1`` for
+several ranks.
 """

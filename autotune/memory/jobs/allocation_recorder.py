@@ -5,45 +5,26 @@ computed. Allocations inside of operators are invisible on this device; ``kernel
 a device's rules for them.
 """
 
-import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
-from autotune.memory.values import Allocation, Term, Trace, activations_of
+from autotune.memory.jobs.allocator_requests import OUTPUTS, Block, RequestRule
+from autotune.memory.jobs.argument_keys import call_key
+from autotune.memory.jobs.gradient_sums import (
+    is_in_place_without_mode,
+    references_of_gradient,
+)
+from autotune.memory.values import Allocation, Term, Trace
 from autotune.speed.jobs.count_kernels import KernelCounter
 from autotune.speed.values import StepWork
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """A block that a kernel allocates and releases."""
-
-    size_bytes: int
-    """0 if the kernel needs no such block at this size."""
-
-
-OUTPUTS = Block(0)
-Requests = tuple[Block, ...]
-"""Requests of a kernel to the allocator, in order: a block's first occurrence allocates
-it, its second releases it, and ``OUTPUTS`` marks the allocation of the kernel's
-results. The order is the same at any size."""
-RequestRule = Callable[..., Requests]
-"""Function from the arguments of a call to the kernel's requests."""
-
 aten = torch.ops.aten
-_IN_PLACE_IN_BACKWARD = frozenset(
-    {aten.index_add.default, aten.index_put.default, aten.scatter_add.default}
-)
-"""Operators by which autograd adds into zeros that it has just made; under a dispatch
-mode it does so in a copy."""
 _LAST_RESULT_FIRST = frozenset({aten.native_dropout.default})
 """Operators whose results CUDA allocates in reverse order."""
 
@@ -53,9 +34,53 @@ class _LiveBlock:
     """An allocation whose storage exists."""
 
     storage: weakref.ref[Any]
-    """Its callback records the release."""
+    """Reference to the storage; its callback records the release."""
     number: int
     """Number of the allocation, in the order in which they were recorded."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Recorded:
+    """A recorded allocation, whose owner may still change."""
+
+    size_bytes: int
+    owner: str
+    """Term of the memory breakdown."""
+    stream: int
+    """CUDA stream that uses it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """Everything that a new tensor without content needs."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_Shape":
+        return cls(
+            size=tensor.size(),
+            stride=tensor.stride(),
+            dtype=tensor.dtype,
+            device=tensor.device,
+        )
+
+    def make(self) -> torch.Tensor:
+        return torch.empty_strided(
+            self.size, self.stride, dtype=self.dtype, device=self.device
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KnownResults:
+    """Results of a call, which further calls with such arguments have too."""
+
+    shapes: Sequence[_Shape]
+    is_tuple: bool
+    """False if the operator returns its only result without a tuple."""
 
 
 class AllocationRecorder(TorchDispatchMode):
@@ -77,26 +102,22 @@ class AllocationRecorder(TorchDispatchMode):
         self.stream = 0
         """CUDA stream that uses the next allocations."""
         self._request_rules = request_rules
-        self._sizes_bytes: list[int] = []
-        """Size of each allocation; ``_streams`` and ``_owners`` have the rest."""
-        self._streams: list[int] = []
-        self._owners: list[str] = []
+        self._allocations: list[_Recorded] = []
         self._events: list[int] = []
         """Allocations and releases, as in ``Trace.events``."""
         self._live: dict[int, _LiveBlock] = {}
         """Allocations that are not released, by the address of their storage."""
         self._repeats_from = 0
+        """Number of events before ``mark_repetition``."""
         self._paused = False
         self._forward_from = 0
         """Number of the first allocation of this forward."""
         self._allocates_nothing: dict[Any, bool] = {}
-        """By operator: True for views and operators in place."""
-        self._shapes: dict[Any, list[Any]] = {}
-        """Shapes of results, by operator and arguments."""
-        self._single: set[Any] = set()
-        """Operators that return a tensor, not several."""
+        """By operator: True for views, operators in place and those without results."""
+        self._known_results: dict[Any, _KnownResults] = {}
+        """Results by operator and arguments, for operators that make new tensors."""
         # Fills the cache: references must be counted before any mode is on.
-        _references_of_gradient()
+        references_of_gradient()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -119,11 +140,10 @@ class AllocationRecorder(TorchDispatchMode):
         if func in self._request_rules:
             requested = self.requested(func, args, kwargs)
         with requested:
-            # These are views, operators in place, and operators that return nothing.
             if self._allocates_nothing[func]:
                 return func(*args, **kwargs)
             is_backward = not torch.is_grad_enabled()
-            if is_backward and _is_in_place_without_mode(func, args):
+            if is_backward and is_in_place_without_mode(func, args):
                 return args[0]
             return self._run_for_results(func, args, kwargs)
 
@@ -131,7 +151,12 @@ class AllocationRecorder(TorchDispatchMode):
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
         """Record a kernel's requests besides its results.
 
-        The results are recorded within the block.
+        The caller records the results within the block.
+
+        Args:
+            func: Operator that calls the kernel; one without a rule requests nothing.
+            args: Positional arguments of the operator.
+            kwargs: Keyword arguments of the operator.
         """
         rule = self._request_rules.get(func)
         requests = rule(*args, **kwargs) if rule is not None else ()
@@ -144,7 +169,7 @@ class AllocationRecorder(TorchDispatchMode):
             else:
                 held[block] = self._record(block.size_bytes, Term.TEMPORARIES)
 
-    def transient(self, size_bytes: int) -> None:
+    def record_transient(self, size_bytes: int) -> None:
         """Record a block that is released at once."""
         if size_bytes:
             number = self._record(size_bytes, Term.TEMPORARIES)
@@ -152,10 +177,10 @@ class AllocationRecorder(TorchDispatchMode):
 
     def _record(self, size_bytes: int, term: str) -> int:
         """Record an allocation, and return its number."""
-        number = len(self._sizes_bytes)
-        self._sizes_bytes.append(size_bytes)
-        self._streams.append(self.stream)
-        self._owners.append(term)
+        number = len(self._allocations)
+        self._allocations.append(
+            _Recorded(size_bytes=size_bytes, owner=term, stream=self.stream)
+        )
         self._events.append(number)
         return number
 
@@ -174,7 +199,7 @@ class AllocationRecorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Record no allocations within the block, except tensors passed to ``keep``."""
+        """Record no allocations within the block, except by ``record_results``."""
         was_paused = self._paused
         self._paused = True
         try:
@@ -182,13 +207,13 @@ class AllocationRecorder(TorchDispatchMode):
         finally:
             self._paused = was_paused
 
-    def keep(self, results: Any) -> None:
-        """Record tensors that were computed while recording was paused."""
-        for result in results if isinstance(results, tuple | list) else (results,):
+    def record_results(self, results: Any) -> None:
+        """Record the results of an operator that ran while recording was paused."""
+        for result in _as_sequence(results):
             if isinstance(result, torch.Tensor):
                 self._record_storage(result)
 
-    def drop(self, tensors: Sequence[torch.Tensor]) -> None:
+    def record_release(self, tensors: Sequence[torch.Tensor]) -> None:
         """Record the release of some tensors' blocks.
 
         The tensors stay for computations on the meta device.
@@ -205,7 +230,7 @@ class AllocationRecorder(TorchDispatchMode):
         for tensor in tensors:
             live = self._live.get(_storage_key(tensor))
             if live is not None:
-                self._owners[live.number] = term
+                self._allocations[live.number].owner = term
 
     def mark_repetition(self) -> None:
         """Mark the point from which the events repeat in every further step.
@@ -215,31 +240,36 @@ class AllocationRecorder(TorchDispatchMode):
         self._repeats_from = len(self._events)
         self.kernels.counts.clear()
 
+    def forward_begins(self) -> None:
+        """Mark the beginning of a micro-batch."""
+        self._forward_from = len(self._allocations)
+
     def forward_ended(self) -> None:
         """Mark blocks that forward made and released as temporaries.
 
         The others are kept for backward.
         """
         alive = {live.number for live in self._live.values()}
-        for number in range(self._forward_from, len(self._owners)):
-            if number not in alive and self._owners[number] != Term.COPIES:
-                self._owners[number] = Term.TEMPORARIES
-
-    def forward_begins(self) -> None:
-        """Mark the beginning of a micro-batch."""
-        self._forward_from = len(self._owners)
+        for number in range(self._forward_from, len(self._allocations)):
+            allocation = self._allocations[number]
+            is_released = number not in alive
+            if is_released and allocation.owner != Term.COPIES:
+                allocation.owner = Term.TEMPORARIES
 
     def trace(self, work: StepWork, predicted_tokens: int) -> Trace:
         """Return the recorded trace."""
-        allocations = zip(self._sizes_bytes, self._owners, self._streams, strict=True)
         return Trace(
             work=work,
             predicted_tokens=predicted_tokens,
             events=tuple(self._events),
             repeats_from=self._repeats_from,
             allocations=tuple(
-                Allocation(size_bytes=size_bytes, term=owner, stream=stream)
-                for size_bytes, owner, stream in allocations
+                Allocation(
+                    size_bytes=allocation.size_bytes,
+                    term=allocation.owner,
+                    stream=allocation.stream,
+                )
+                for allocation in self._allocations
             ),
         )
 
@@ -251,29 +281,24 @@ class AllocationRecorder(TorchDispatchMode):
         Many operators compute their shapes in Python, a hundred times slower than a
         tensor without content is made. So shapes are kept by the arguments of a call.
         """
-        key = _key((func, args, kwargs))
-        shapes = self._shapes.get(key)
-        if shapes is not None:
-            made = [
-                torch.empty_strided(size, stride, dtype=dtype, device=device)
-                for size, stride, dtype, device in shapes
-            ]
-            self._record_results(func, made)
-            return made[0] if func in self._single else tuple(made)
+        key = call_key((func, args, kwargs))
+        known = self._known_results.get(key)
+        if known is not None:
+            made = [shape.make() for shape in known.shapes]
+            self._record_in_order(func, made)
+            return tuple(made) if known.is_tuple else made[0]
         result = func(*args, **kwargs)
-        if isinstance(result, torch.Tensor):
-            self._single.add(func)
-        results = result if isinstance(result, tuple | list) else (result,)
+        results = _as_sequence(result)
         tensors = [value for value in results if isinstance(value, torch.Tensor)]
-        are_new = self._record_results(func, tensors) and len(tensors) == len(results)
+        are_new = self._record_in_order(func, tensors) and len(tensors) == len(results)
         if are_new and key is not None and not isinstance(result, list):
-            self._shapes[key] = [
-                (tensor.size(), tensor.stride(), tensor.dtype, tensor.device)
-                for tensor in tensors
-            ]
+            self._known_results[key] = _KnownResults(
+                shapes=[_Shape.of(tensor) for tensor in tensors],
+                is_tuple=isinstance(result, tuple),
+            )
         return result
 
-    def _record_results(self, func: Any, results: Sequence[torch.Tensor]) -> bool:
+    def _record_in_order(self, func: Any, results: Sequence[torch.Tensor]) -> bool:
         """Record results in the order of their allocation.
 
         Returns:
@@ -311,6 +336,11 @@ class AllocationRecorder(TorchDispatchMode):
         return size_bytes == tensor.element_size() * tensor.numel()
 
 
+def _as_sequence(results: Any) -> Sequence[Any]:
+    """Return the results of an operator, which may be a single one."""
+    return results if isinstance(results, tuple | list) else (results,)
+
+
 def _release_of(number: int) -> int:
     """Return the event of the release of an allocation."""
     return -1 - number
@@ -319,125 +349,3 @@ def _release_of(number: int) -> int:
 def _storage_key(tensor: torch.Tensor) -> int:
     address: int = tensor.untyped_storage()._cdata
     return address
-
-
-def _is_in_place_without_mode(func: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether autograd runs an operator in place if no dispatch mode is on."""
-    if func in _IN_PLACE_IN_BACKWARD:
-        return True
-    return func is aten.add.Tensor and _adds_gradients(*args)
-
-
-def _adds_gradients(first: Any, second: Any) -> bool:
-    """Return whether a sum in backward adds up two gradients of one tensor.
-
-    Autograd then writes the sum over the first gradient, provided that nothing else
-    refers to that gradient.
-    """
-    are_alike = (
-        isinstance(second, torch.Tensor)
-        and first.shape == second.shape
-        and first.dtype == second.dtype
-    )
-    return are_alike and _references(first) == _references_of_gradient()
-
-
-def _references(tensor: Any) -> tuple[int, int]:
-    """Return the reference counts of a tensor and of its storage.
-
-    Autograd decides by these counts, which only private functions show.
-    """
-    storage = tensor.untyped_storage()._cdata
-    return tensor._use_count(), torch._C._storage_Use_Count(storage)
-
-
-@functools.cache
-def _references_of_gradient() -> tuple[int, int]:
-    """Return the reference counts of a gradient that nothing else refers to.
-
-    They are counted in a real backward, as autograd and the dispatch mode also hold
-    references.
-    """
-    counts = []
-
-    class Observer(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func is aten.add.Tensor:
-                counts.append(_references(args[0]))
-            return func(*args, **(kwargs or {}))
-
-    with torch.enable_grad():
-        value = torch.ones(2, requires_grad=True)
-        total = torch.cat([value * 2, value * 3]).sum()
-    with Observer():  # type: ignore[no-untyped-call]
-        total.backward()
-    return counts[0]
-
-
-def _key(value: Any) -> Any:
-    """Return the key of arguments on which shapes depend.
-
-    Returns:
-        None if one of them cannot be compared.
-    """
-    if isinstance(value, torch.Tensor):
-        return (value.size(), value.stride(), value.dtype, value.device.type)
-    if isinstance(value, tuple | list):
-        keys = tuple(_key(item) for item in value)
-        for key, item in zip(keys, value, strict=True):
-            if key is None and item is not None:
-                return None
-        return keys
-    if isinstance(value, dict):
-        return _key(tuple(value.items()))
-    if value is None or not value.__hash__:
-        return None
-    # 1 and 1.0 are equal, and give results of different types.
-    return (type(value), value)
-
-
-def own_by_module(
-    recorder: AllocationRecorder,
-    module: nn.Module,
-    head: Sequence[nn.Module],
-    hooks: ExitStack,
-) -> None:
-    """Let the innermost module that is being called own all allocations.
-
-    Allocations that the whole model makes outside of its parts are inputs before its
-    encoder, and the loss after it.
-
-    Args:
-        recorder: Recorder of the allocations.
-        module: The whole model.
-        head: Parts of the model's head, which own their allocations as the head.
-        hooks: Stack that removes the hooks.
-    """
-    owners: WeakIdKeyDictionary = WeakIdKeyDictionary(
-        {part: activations_of(part) for part in module.modules()}
-    )
-    for part in head:
-        owners.update(dict.fromkeys(part.modules(), Term.HEAD))
-    owners[module] = Term.INPUTS
-    callers: list[str] = []
-
-    def enter(part: nn.Module, _: object) -> None:
-        callers.append(recorder.owner)
-        recorder.owner = owners.get(part, recorder.owner)
-        if part is module:
-            recorder.forward_begins()
-
-    def leave(part: nn.Module, _: object, __: object) -> None:
-        recorder.owner = callers.pop()
-        if part is module:
-            recorder.forward_ended()
-            recorder.owner = Term.TEMPORARIES  # backward
-        elif recorder.owner == Term.INPUTS:
-            # The model's own operations after a call of one of its parts.
-            recorder.owner = Term.HEAD
-
-    for part in module.modules():
-        hooks.enter_context(part.register_forward_pre_hook(enter))
-        hooks.enter_context(part.register_forward_hook(leave))

@@ -11,12 +11,12 @@ from torch.nn import functional
 
 aten = torch.ops.aten
 
-_TILE = 16
-"""Tile in which the memory-efficient attention kernel reads masks."""
+_MASK_TILE = 16
+"""Positions to whose multiples the memory-efficient kernel pads rows of masks."""
 _MAX_FLASH_WIDTH = 256
-"""Widest head of FlashAttention."""
+"""Dimensions of the widest head that FlashAttention computes."""
 _ALIGNED_BYTES = 16
-"""Alignment of heads in the memory-efficient kernel."""
+"""Size of which heads must be a multiple in the memory-efficient kernel."""
 
 
 def attend(  # noqa: PLR0917 - torch's own order
@@ -43,12 +43,14 @@ def attend(  # noqa: PLR0917 - torch's own order
         dropout: Probability of dropout.
         causal: True if a position attends to earlier ones only.
         scale: Factor of the logits; None takes the default.
-        explicit: Attention with explicit weights.
-        cuda: True for a GPU.
+        explicit: Function with the same arguments that computes explicit weights. It is
+            called if the device has no fused kernel.
+        cuda: True for a GPU, False for a CPU.
     """
     options: dict[str, Any]
     if not cuda:
-        if dropout > 0:  # the CPU's kernel has none
+        if dropout > 0:
+            # The CPU's kernel has no dropout.
             return explicit(query, key, value, mask, dropout, causal, scale=scale)
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         options = {"attn_mask": mask}
@@ -75,14 +77,15 @@ def attend(  # noqa: PLR0917 - torch's own order
 
 
 def _takes_flash(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Return whether a GPU computes this attention with FlashAttention 2."""
     is_bf16 = query.dtype == torch.bfloat16
     return mask is None and is_bf16 and query.shape[-1] <= _MAX_FLASH_WIDTH
 
 
 def _tiled(mask: torch.Tensor) -> torch.Tensor:
-    """Return a mask whose rows lie in memory at multiples of a tile."""
+    """Return a mask whose rows begin in memory at multiples of a tile."""
     positions = mask.shape[-1]
-    if positions % _TILE:
-        padding = _TILE - positions % _TILE
+    if positions % _MASK_TILE:
+        padding = _MASK_TILE - positions % _MASK_TILE
         mask = functional.pad(mask, (0, padding))[..., :positions]
     return mask

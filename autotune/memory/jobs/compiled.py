@@ -9,34 +9,24 @@ the generated kernels are assumed: see ``graph_plan``.
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
-from autotune.memory.jobs.graph_nodes import SEEDED
+from autotune.memory.jobs.call_form import CallForm
+from autotune.memory.jobs.graph_partition import partition
 from autotune.memory.jobs.graph_plan import GraphPlan
 from autotune.memory.values import Term, activations_of
-from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
-
-aten = torch.ops.aten
-
-_CLASS = "class of the data"
-"""Key of the class in a dictionary that stands for a dataclass instance."""
-_TENSOR = "a tensor"
-"""Placeholder for a tensor, among arguments on whose values a graph depends."""
 
 Graphs = dict[Any, Callable[..., Any]]
 """Functions that run graphs, by a key of everything on which the graph depends."""
 
 
-class Compiled:
+class CompiledFunction:
     """A function as ``torch.compile`` would run it.
 
     Args:
@@ -83,19 +73,26 @@ class Compiled:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run the graph of a call, which the first call of its kind makes."""
-        form, tensors = _CallForm.of(state, args, kwargs)
+        """Run the graph of a call, which the first call of its kind makes.
+
+        Args:
+            state: Parameters and buffers of the module, by name.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+        """
+        form, tensors = CallForm.of(state, args, kwargs)
         inputs = [*state.values(), *tensors]
         key = (
             _module_key(self._module),
-            str(form.others),
-            str(form.spec),
+            str(form.leaves),
+            str(form.structure),
             torch.is_grad_enabled(),
             *map(_tensor_key, inputs),
         )
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._make_graph(form)
+            graph = self._make_graph(form)
+            self._graphs[key] = graph
         owner = self._recorder.owner
         # Backward owns temporaries already.
         if self._module is not None and owner != Term.TEMPORARIES:
@@ -103,7 +100,7 @@ class Compiled:
         with self._recorder.owned_by(owner):
             return graph(*inputs)
 
-    def _make_graph(self, form: "_CallForm") -> Callable[..., Any]:
+    def _make_graph(self, form: CallForm) -> Callable[..., Any]:
         """Return a function of all inputs of a call, with the graphs of both passes."""
         # Imported late, as both are slow to import and only traces of compiled layers
         # need them. The first has no type annotations.
@@ -119,7 +116,7 @@ class Compiled:
             functools.partial(self._call_eagerly, form, checkpointed=checkpointed),
             fw_compiler=plan_graph,
             bw_compiler=plan_graph,
-            partition_fn=functools.partial(_partition, checkpointed=checkpointed),
+            partition_fn=functools.partial(partition, checkpointed=checkpointed),
             decompositions=select_decomp_table(),
             keep_inference_input_mutations=True,
         )
@@ -132,7 +129,7 @@ class Compiled:
         return run_unrecorded
 
     def _call_eagerly(
-        self, form: "_CallForm", *inputs: torch.Tensor, checkpointed: bool
+        self, form: CallForm, *inputs: torch.Tensor, checkpointed: bool
     ) -> Any:
         """Call the function without hooks on all inputs of a call.
 
@@ -160,65 +157,6 @@ class Compiled:
             return torch.func.functional_call(self._module, state, args, kwargs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CallForm:
-    """A call without its tensors; with tensors, it can be made again."""
-
-    names: Sequence[str]
-    """Names of parameters and buffers, which are the first inputs of a graph."""
-    spec: pytree.TreeSpec
-    """Structure of the arguments."""
-    others: Sequence[Any]
-    """Leaves of the arguments, with placeholders for tensors."""
-
-    @classmethod
-    def of(
-        cls,
-        state: Mapping[str, torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> "tuple[_CallForm, list[torch.Tensor]]":
-        """Return the form of a call, and the tensors among its arguments."""
-        plain_kwargs = {name: _to_plain(value) for name, value in kwargs.items()}
-        leaves, spec = pytree.tree_flatten((args, plain_kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        others = tuple(
-            _TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-        )
-        return cls(names=list(state), spec=spec, others=others), tensors
-
-    def state_of(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the parameters and buffers among the inputs, by name."""
-        return dict(zip(self.names, inputs, strict=False))
-
-    def arguments_of(
-        self, inputs: Sequence[torch.Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and the keyword arguments of the call."""
-        tensors = iter(inputs[len(self.names) :])
-        leaves = [next(tensors) if other is _TENSOR else other for other in self.others]
-        args, plain_kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return args, {name: _from_plain(value) for name, value in plain_kwargs.items()}
-
-
-def _to_plain(value: Any) -> Any:
-    """Return a dataclass instance as a dictionary, in which pytree finds tensors.
-
-    Other values are returned unchanged.
-    """
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    plain = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {_CLASS: type(value), **plain}
-
-
-def _from_plain(value: Any) -> Any:
-    """Return the dataclass instance of such a dictionary; other values unchanged."""
-    if isinstance(value, dict) and _CLASS in value:
-        return value.pop(_CLASS)(**value)
-    return value
-
-
 def _checkpoints_in_forward(module: nn.Module | None) -> bool:
     """Return whether a module's forward checkpoints activations.
 
@@ -238,47 +176,6 @@ def _call_without_checkpointing(
 ) -> Any:
     """Call a function in place of ``torch.utils.checkpoint.checkpoint``."""
     return function(*args)
-
-
-def _partition(
-    joint: fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    checkpointed: bool,
-    **options: Any,
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Divide a graph into forward and backward as Inductor does.
-
-    Args:
-        joint: Graph of forward and backward.
-        inputs: Inputs of the graph.
-        checkpointed: True to recompute everything that forward computes.
-        options: Options with which AOTAutograd calls a partitioner.
-    """
-    # Imported late, as it is slow to import.
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    for node in joint.graph.nodes:
-        is_redrawn = node.target is aten.rand.default and (
-            checkpointed or COMPILER_SAVES_COMPACT
-        )
-        is_forward = (
-            node.op == "call_function"
-            and node.meta.get("partitioner_tag") != "is_backward"
-        )
-        reads_redrawn = any(SEEDED in source.meta for source in node.all_input_nodes)
-        if is_forward and (checkpointed or is_redrawn or reads_redrawn):
-            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
-            node.meta["ac_graph_id"] = 0
-        if is_redrawn:
-            # A kernel draws the numbers from a seed and keeps none, so a constant
-            # stands for them.
-            node.target = aten.full.default
-            node.args = (*node.args, 0.0)
-            node.meta[SEEDED] = True
-    return min_cut_rematerialization_partition(
-        joint, inputs, compiler="inductor", **options
-    )
 
 
 def _module_key(module: nn.Module | None) -> tuple[Any, ...]:

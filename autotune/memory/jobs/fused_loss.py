@@ -9,10 +9,18 @@ from typing import Any
 
 import torch
 
+from autotune.memory.decide.rounding import ceil_divide
+
 
 def fused_loss(*tensors: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the losses of all positions, as Liger's function does."""
-    # Liger's kernel is outside of autocast, which is a function mode here.
+    """Return the sum of the losses of all positions, as Liger's function does.
+
+    Args:
+        tensors: Hidden states (K, D), weight of the head (V, D), labels (K), and bias
+            (V) or None.
+    """
+    # Liger's kernel is outside of autocast, which is a function mode here. Torch has no
+    # public way to turn function modes off.
     with torch._C.DisableTorchFunction():
         loss: torch.Tensor = _FusedLoss.apply(*tensors)  # type: ignore[no-untyped-call]
     return loss
@@ -29,48 +37,60 @@ class _FusedLoss(torch.autograd.Function):
         ctx: Any, hidden_KD: Any, weight_VD: Any, labels_K: Any, bias_V: Any
     ) -> torch.Tensor:
         chunk_size = _chunk_size(hidden_KD, weight_VD)
-        gradient_KD = torch.zeros_like(hidden_KD)
-        gradient_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
-        gradients = [gradient_VD]
+        bias_gradient_V = None
+        hidden_gradient_KD = torch.zeros_like(hidden_KD)
+        weight_gradient_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
         if bias_V is not None:
-            gradients.append(torch.zeros_like(bias_V, dtype=torch.float32))
+            bias_gradient_V = torch.zeros_like(bias_V, dtype=torch.float32)
         losses_K = torch.zeros_like(labels_K, dtype=torch.float32)
-        # Liger allocates both for each chunk. One block each for all chunks has the
-        # same peak, and makes the number of events independent of the chunks.
+        # Liger allocates the next two blocks for each chunk. One block each for all
+        # chunks has the same peak, and makes the number of events independent of the
+        # chunks.
         logits = hidden_KD.new_empty((chunk_size, len(weight_VD)))
         sums_V = hidden_KD.new_empty(len(weight_VD))
-        for hidden, gradient in zip(
-            hidden_KD.split(chunk_size), gradient_KD.split(chunk_size), strict=True
+        for hidden, hidden_gradient in zip(
+            hidden_KD.split(chunk_size),
+            hidden_gradient_KD.split(chunk_size),
+            strict=True,
         ):
             chunk = torch.mm(hidden, weight_VD.t(), out=logits[: len(hidden)])
-            if bias_V is not None:
+            if bias_gradient_V is not None:
                 chunk.add_(bias_V)
-                gradients[1].add_(torch.sum(chunk, 0, out=sums_V))
+                bias_gradient_V.add_(torch.sum(chunk, 0, out=sums_V))
             # Stands for Liger's kernel, which writes gradients over the logits.
             chunk.tanh_()
-            torch.mm(chunk, weight_VD, out=gradient)
+            torch.mm(chunk, weight_VD, out=hidden_gradient)
             torch.addmm(
-                gradient_VD,
+                weight_gradient_VD,
                 chunk.t(),
                 hidden,
                 out_dtype=torch.float32,
-                out=gradient_VD,
+                out=weight_gradient_VD,
             )
+        # Liger has released the blocks of the chunks when it casts the gradients.
         del logits, chunk, sums_V
-        narrow = [gradient.to(weight_VD.dtype) for gradient in gradients]
-        ctx.gradients = [gradient_KD, *narrow]
+        cast_weight_gradient_VD = weight_gradient_VD.to(weight_VD.dtype)
+        cast_bias_gradient_V = None
+        if bias_gradient_V is not None:
+            cast_bias_gradient_V = bias_gradient_V.to(weight_VD.dtype)
+        ctx.gradients = (
+            hidden_gradient_KD,
+            cast_weight_gradient_VD,
+            cast_bias_gradient_V,
+        )
         return losses_K.sum()
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_KD, weight_VD, *bias_V = ctx.gradients
-        return hidden_KD, weight_VD, None, *(bias_V or [None])
+        hidden_gradient_KD, weight_gradient_VD, bias_gradient_V = ctx.gradients
+        labels_gradient = None
+        return hidden_gradient_KD, weight_gradient_VD, labels_gradient, bias_gradient_V
 
 
 def _chunk_size(hidden_KD: torch.Tensor, weight_VD: torch.Tensor) -> int:
     """Return the number of positions in a chunk, as Liger chooses it."""
     vocab_size, hidden_size = weight_VD.shape
-    chunks = -(-vocab_size // hidden_size)
-    positions = -(-len(hidden_KD) // chunks)
+    chunks = ceil_divide(vocab_size, hidden_size)
+    positions = ceil_divide(len(hidden_KD), chunks)
     next_power_of_two = 1 << (positions - 1).bit_length()
     return min(next_power_of_two, len(hidden_KD))

@@ -20,8 +20,7 @@ _FIRST_BUCKET_BYTES = MIB
 """Size of the first bucket of torch's DDP, small so that sending begins early."""
 _FP32_BYTES = 4
 _BROADCAST_BYTES = 250 * MIB
-"""Size of the pieces in which DDP sends the first weights; two of them exist at a
-time."""
+"""Size from which a piece is full, in which torch's DDP sends the first weights."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,12 +34,26 @@ class _Bucket:
     """Gradients that are not computed yet; 0 before the first one is."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slot:
+    """Place of a gradient in its bucket."""
+
+    bucket: _Bucket
+    view: torch.Tensor
+    """View of the bucket's memory, with the shape of the gradient."""
+
+
 class GradientBuckets:
     """Gradient buckets of a module's trained parameters, after torch's ``reducer.cpp``.
 
     The last backward of every step sends them. One bucket holds all gradients of the
     first backward. The next forward lays out smaller ones, in the order in which
     gradients became ready. A computed gradient becomes a view of its bucket.
+
+    Args:
+        module: Module whose gradients are sent.
+        config: Trainer settings, for those of its parallel strategy.
+        recorder: Recorder of the allocations.
     """
 
     def __init__(
@@ -53,17 +66,19 @@ class GradientBuckets:
             parameter for parameter in module.parameters() if parameter.requires_grad
         ]
         self._forwards_to_come = 0
+        """Micro-batches of the step whose forward has not ended."""
         self._backwards_to_come: dict[int, int] = {}
-        """Number by identity of the parameter."""
-        self._views: dict[int, tuple[_Bucket, torch.Tensor]] = {}
-        """Bucket of each parameter, and its gradient's view of it."""
+        """Backwards of each parameter that the step still has, by its identity."""
+        self._slots: dict[int, _Slot] = {}
+        """Slot of each parameter's gradient, by identity of the parameter."""
         self._ready: list[nn.Parameter] = []
         """Parameters in the order in which their gradients were ready in the first
         backward that sends."""
         self._rebuilt = False
+        """True once smaller buckets replaced the first one."""
 
-    def keep(self, hooks: contextlib.ExitStack) -> None:
-        """Make the buckets, and fill them until the hooks are removed."""
+    def register_hooks(self, hooks: contextlib.ExitStack) -> None:
+        """Make the buckets, and fill and send them until the hooks are removed."""
         self._broadcast_weights()
         self._lay_out(_divide_into_buckets(self._parameters, []))
         enter = hooks.enter_context
@@ -78,10 +93,11 @@ class GradientBuckets:
         """Record the blocks in which DDP sends the first weights."""
         # Two pieces exist at a time: each replaces the one before the last, which is
         # released first.
-        blocks = [torch.empty(0)] * 2
+        nothing = torch.empty(0)
+        blocks = [nothing, nothing]
         pieces = _divide_into_buckets(self._parameters, [_BROADCAST_BYTES])
         for number, piece in enumerate(pieces):
-            blocks[number % 2] = torch.empty(0)
+            blocks[number % 2] = nothing
             blocks[number % 2] = self._empty(piece.size_bytes)
 
     def step_begins(self, micro_batches: int) -> None:
@@ -92,6 +108,7 @@ class GradientBuckets:
         )
 
     def _empty(self, size_bytes: int) -> torch.Tensor:
+        """Return a new block for gradients in fp32."""
         with self._recorder.owned_by(Term.GRADIENTS):
             device = self._parameters[0].device
             return torch.empty(size_bytes // _FP32_BYTES, device=device)
@@ -100,12 +117,14 @@ class GradientBuckets:
         """Replace all buckets by these."""
         # Earlier buckets are released before others are made, unless a gradient is a
         # view of them.
-        self._views = {}
+        self._slots = {}
         for bucket in buckets:
             buffer = self._empty(bucket.size_bytes)
             views = buffer.split([parameter.numel() for parameter in bucket.parameters])
             for parameter, view in zip(bucket.parameters, views, strict=True):
-                self._views[id(parameter)] = bucket, view.view_as(parameter)
+                self._slots[id(parameter)] = _Slot(
+                    bucket=bucket, view=view.view_as(parameter)
+                )
 
     def _forward_begins(self, *_: object) -> None:
         """Lay out smaller buckets, once it is known when gradients become ready."""
@@ -129,8 +148,7 @@ class GradientBuckets:
         """Move the gradients of earlier micro-batches to the buckets."""
         for parameter in self._parameters:
             if parameter.grad is not None:
-                _, view = self._views[id(parameter)]
-                parameter.grad = view
+                parameter.grad = self._slots[id(parameter)].view
 
     def _gradient_accumulated(self, parameter: nn.Parameter) -> None:
         """Count the backwards of a parameter; send its bucket after the last of all."""
@@ -139,9 +157,10 @@ class GradientBuckets:
             return
         if not self._rebuilt:
             self._ready.append(parameter)
-        bucket, view = self._views[id(parameter)]
+        slot = self._slots[id(parameter)]
         if self._config.parallel.gradient_as_bucket_view:
-            parameter.grad = view
+            parameter.grad = slot.view
+        bucket = slot.bucket
         if not bucket.missing_gradients:
             bucket.missing_gradients = len(bucket.parameters)
         bucket.missing_gradients -= 1
@@ -149,17 +168,21 @@ class GradientBuckets:
             self._send(bucket)
 
     def _send(self, bucket: _Bucket) -> None:
+        """Record the block from which a bucket is sent."""
         # Gradients in fp32 are sent from the bucket itself, others from a 16-bit copy.
         if self._config.parallel.gradient_dtype != "fp32":
-            self._recorder.transient(bucket.size_bytes // 2)
+            self._recorder.record_transient(bucket.size_bytes // 2)
 
 
 def _divide_into_buckets(
     parameters: Sequence[nn.Parameter], limits_bytes: Sequence[int]
 ) -> list[_Bucket]:
-    """Divide parameters into buckets, each full at its limit in bytes.
+    """Divide parameters into buckets, in their order.
 
-    The last limit is that of all further buckets. Without a limit there is one bucket.
+    Args:
+        parameters: Parameters to divide.
+        limits_bytes: Size from which each bucket is full, for the first buckets; all
+            further buckets have the last limit. Empty for a single bucket.
     """
     buckets = [_Bucket()]
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Nodes of a compiled graph: what Inductor makes of each.
+"""Nodes of a compiled graph, and how Inductor computes each of them.
 
 A node calls a library kernel, is a view, or is computed by a kernel that Inductor
 generates, together with others.
@@ -41,49 +41,62 @@ are in memory."""
 _REDUCTIONS = frozenset(
     {"var_mean", "sum", "mean", "max", "amax", "amin", "prod", "argmax"}
 )
+"""Names of operators that reduce a dimension."""
 
-_WRAPPED = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1}
-"""Wrappers that save the random state, with the position of the operator among their
-arguments."""
+_OPERATOR_POSITION = {
+    rng_prims.run_and_save_rng_state: 0,
+    # The saved state comes first.
+    rng_prims.run_with_rng_state: 1,
+}
+"""Position of the operator among the arguments of the wrappers that save and restore
+the random state; the operator's own arguments follow it. Torch has no public name for
+these wrappers."""
 
 
-def is_library(node: fx.Node) -> bool:
+def is_library_call(node: fx.Node) -> bool:
     """Return whether a node calls a library kernel."""
     target = _operator(node)
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
-    return (
-        target.namespace not in {"aten", "prims"}
-        or target._schema.name.removeprefix("aten::") in _LIBRARY_OPERATORS
-    )
+    is_custom = target.namespace not in {"aten", "prims"}
+    name = target._schema.name.removeprefix("aten::")
+    return is_custom or name in _LIBRARY_OPERATORS
 
 
 def library_call(node: fx.Node) -> tuple[Any, Any] | None:
-    """Return the operator and the arguments of a call of a library.
+    """Return the operator and the positional arguments of a library call.
 
     Returns:
         None for other nodes.
     """
-    if not is_library(node):
+    if not is_library_call(node):
         return None
-    position = _WRAPPED.get(node.target)
+    position = _OPERATOR_POSITION.get(node.target)
     args = node.args if position is None else node.args[position + 1 :]
     return _operator(node), args
 
 
 def _operator(node: fx.Node) -> Any:
     """Return the operator that a node calls, also inside a wrapper of random state."""
-    position = _WRAPPED.get(node.target)
+    position = _OPERATOR_POSITION.get(node.target)
     return node.target if position is None else node.args[position]
 
 
-def compute(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Call a node's operator; the random state that a wrapper saves is empty."""
+def call_operator(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Call a node's operator. The random state that a wrapper saves is empty.
+
+    Args:
+        node: The node.
+        args: Positional arguments of the node, with values in place of nodes.
+        kwargs: Keyword arguments of the node, with values in place of nodes.
+    """
+    position = _OPERATOR_POSITION.get(node.target)
+    if position is None:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    result = args[position](*args[position + 1 :], **kwargs)
     if node.target is rng_prims.run_and_save_rng_state:
-        return torch.empty(0), args[0](*args[1:], **kwargs)
-    if node.target is rng_prims.run_with_rng_state:
-        return args[1](*args[2:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+        return torch.empty(0), result
+    return result
 
 
 def is_reduction(node: fx.Node) -> bool:
@@ -91,19 +104,23 @@ def is_reduction(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "").split(".")[0] in _REDUCTIONS
 
 
-def is_small(node: fx.Node) -> bool:
-    """Return whether a node is a seed, a mean or a variance.
+def is_seed_or_reduced(node: fx.Node) -> bool:
+    """Return whether a node is a seed, or a result of a reduction such as a variance.
 
-    Its users read it from memory, instead of computing it again.
+    Such values are small: users read them from memory, instead of computing them again.
     """
     source = node.args[0] if node.target is operator.getitem else node
     is_reduced = isinstance(source, fx.Node) and is_reduction(source)
     return SEEDED in node.meta or is_reduced
 
 
-def waits(node: fx.Node) -> bool:
-    """Return whether a kernel waits for the one before; copies of weights do not."""
-    return is_library(node) or any(
+def follows_a_kernel(node: fx.Node) -> bool:
+    """Return whether a kernel can run only after another one.
+
+    A value that is computed from arguments of the graph alone, such as a copy of a
+    weight, does not wait for any kernel.
+    """
+    return is_library_call(node) or any(
         source.op != "placeholder" for source in node.all_input_nodes
     )
 
@@ -113,19 +130,19 @@ def may_overwrite(node: fx.Node) -> bool:
     return (
         bool(node.users)
         and size_and_type(node) is not None
-        and not _allocates(node)
+        and not _allocates_results(node)
         and not isinstance(node.meta["val"], tuple)
     )
 
 
-def _allocates(node: fx.Node) -> bool:
-    """Return whether a library allocates its results itself.
+def _allocates_results(node: fx.Node) -> bool:
+    """Return whether a library kernel allocates its results itself.
 
     Matmuls write into a given block.
     """
-    return is_library(node) and (
-        _operator(node).namespace != "aten" or "attention" in str(node.target)
-    )
+    if not is_library_call(node):
+        return False
+    return _operator(node).namespace != "aten" or "attention" in str(node.target)
 
 
 def size_and_type(node: fx.Node) -> tuple[int, torch.dtype] | None:

@@ -17,15 +17,15 @@ from torch import fx
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.graph_nodes import (
     base_of,
-    compute,
+    call_operator,
     first_result,
-    is_library,
+    follows_a_kernel,
+    is_library_call,
     is_reduction,
-    is_small,
+    is_seed_or_reduced,
     library_call,
     may_overwrite,
     size_and_type,
-    waits,
 )
 from autotune.speed.jobs.fused_kernels import kernels_of, waits_for_all
 
@@ -37,7 +37,7 @@ class GraphPlan:
 
     def __init__(self, graph: fx.GraphModule, recorder: AllocationRecorder) -> None:
         self._recorder = recorder
-        self._attributes = graph
+        self._graph = graph
         self._nodes = list(graph.graph.nodes)
         placement = _place_values(self._nodes)
         self._stored = placement.stored
@@ -59,23 +59,29 @@ class GraphPlan:
                 for value in self._last_read.get(node, ())
                 if value in reusable and size_and_type(value)
             ]
-            overwriting.place(node, dying)
+            overwriting.choose_memory(node, dying)
         return overwriting.overwritten
 
     def run(self, *inputs: Any) -> Any:
-        """Run the graph on tensors without content."""
+        """Run the graph on tensors without content, and return its results.
+
+        Args:
+            inputs: Tensors of the graph's placeholders, in their order.
+        """
         values: dict[fx.Node, Any] = {}
+        # Values that others are written over. None stands for a value until the last
+        # node that reads it has run; from then on this dictionary keeps it alive.
         kept: dict[fx.Node, Any] = dict.fromkeys(self._overwritten.values())
-        """Values that are read for the last time, until others are written over."""
-        rest = iter(inputs)
+        remaining_inputs = iter(inputs)
+        # Each input is released when it is read for the last time.
         del inputs
         self._recorder.kernels.counts.update(self._kernels)
         with self._recorder.paused():
             for node in self._nodes:
                 if node.op == "placeholder":
-                    values[node] = next(rest)
+                    values[node] = next(remaining_inputs)
                 elif node.op == "get_attr":
-                    values[node] = getattr(self._attributes, str(node.target))
+                    values[node] = getattr(self._graph, str(node.target))
                 elif node.op == "output":
                     return fx.node.map_arg(node.args[0], values.__getitem__)
                 else:
@@ -92,22 +98,28 @@ class GraphPlan:
         """Compute a node, into the block of an earlier value if it overwrites one.
 
         No variable may hold a tensor when this returns, or it is released too late.
+
+        Args:
+            node: Node that calls an operator.
+            values: Values that are read again, by node; the result is added.
+            kept: Values that are written over, as in ``run``.
         """
         args = fx.node.map_arg(node.args, values.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
-        library = node.target if is_library(node) else None
+        library = node.target if is_library_call(node) else None
         with self._recorder.requested(library, args, kwargs):
-            values[node] = compute(node, args, kwargs)
+            values[node] = call_operator(node, args, kwargs)
             if node in self._overwritten:
                 earlier = self._overwritten[node]
                 block = kept.pop(earlier)
                 if block is None:
+                    # This node is the last to read it.
                     block = first_result(values[earlier])
                 values[node] = block.as_strided(
                     values[node].size(), values[node].stride()
                 )
             elif node in self._stored:
-                self._recorder.keep(values[node])
+                self._recorder.record_results(values[node])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,28 +134,26 @@ class _Placement:
 
 def _place_values(nodes: Sequence[fx.Node]) -> _Placement:
     """Decide which values are in memory."""
-    # Imported late, as it is slow to import.
+    # Imported late, as it is slow to import and only traces of compiled layers need it.
     from torch._inductor import config
 
     stored = _needed_in_memory(nodes)
     reducing: set[fx.Node] = set()
+    # Values in memory that a kernel reads to compute a value, by that value.
     reads: dict[fx.Node, set[fx.Node]] = {}
-    """Values in memory that a kernel reads to compute a value."""
     for node in nodes:
         sources = node.all_input_nodes
         reads[node] = set().union(*(reads[source] for source in sources))
         # A value that several operations read is computed once if it reads much
         # itself.
-        if (
-            len(reads[node]) > config.realize_reads_threshold
-            and len(node.users) > 1
-            and base_of(node) is node
-        ):
+        is_costly = len(reads[node]) > config.realize_reads_threshold
+        is_read_often = len(node.users) > 1
+        if is_costly and is_read_often and base_of(node) is node:
             stored.add(node)
         fused = [source for source in sources if source not in stored]
         if is_reduction(node) or any(source in reducing for source in fused):
             reducing.add(node)
-        if node in stored or node.op != "call_function" or is_small(node):
+        if node in stored or node.op != "call_function" or is_seed_or_reduced(node):
             reads[node] = {node}
     computed = {node for node in stored if node.op == "call_function"}
     return _Placement(stored=computed, reducing=reducing)
@@ -153,11 +163,11 @@ def _needed_in_memory(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """Return inputs and outputs of library kernels, and results of the graph."""
     needed: set[fx.Node] = set()
     for node in nodes:
-        # ``copy_`` writes into an argument.
-        if is_library(node) or waits_for_all(node) or node.target is aten.copy_.default:
+        writes_argument = node.target is aten.copy_.default
+        if is_library_call(node) or waits_for_all(node) or writes_argument:
             needed.add(node)
     for node in nodes:
-        if node.op == "output" or is_library(node):
+        if node.op == "output" or is_library_call(node):
             needed |= {base_of(source) for source in node.all_input_nodes}
     return needed
 
@@ -198,8 +208,13 @@ class _Overwriting:
         self._is_fusing = False
         """True if the kernel is a generated one, which further values may join."""
 
-    def place(self, node: fx.Node, dying: Sequence[fx.Node]) -> None:
-        """Choose the memory of a node, which is the last to read ``dying``."""
+    def choose_memory(self, node: fx.Node, dying: Sequence[fx.Node]) -> None:
+        """Decide whether a node is written over an earlier value.
+
+        Args:
+            node: Next node in the order of the graph.
+            dying: Values that this node is the last to read.
+        """
         earlier = None
         if node in self._placement.stored:
             self._join_or_begin_kernel(node)
@@ -212,14 +227,17 @@ class _Overwriting:
                 self._free.add(self._kernel, value)
 
     def _join_or_begin_kernel(self, node: fx.Node) -> None:
-        if waits(node):
-            if is_library(node) or not self._is_fusing:
-                self._kernel += 1
-            self._is_fusing = not is_library(node)
+        """Number the kernel that computes a node; values of one loop share a kernel."""
+        if not follows_a_kernel(node):
+            return
+        if is_library_call(node) or not self._is_fusing:
+            self._kernel += 1
+        self._is_fusing = not is_library_call(node)
 
     def _value_to_overwrite(
         self, node: fx.Node, dying: Sequence[fx.Node]
     ) -> fx.Node | None:
+        """Return the value that a node is written over; None for a new block."""
         if not may_overwrite(node):
             return None
         is_pointwise = self._is_fusing and node not in self._placement.reducing
@@ -235,6 +253,7 @@ class _FreeValues:
 
     def __init__(self) -> None:
         self._by_size_and_type: dict[Any, list[tuple[int, fx.Node]]] = {}
+        """Number of the kernel that read a value last, and the value."""
 
     def add(self, kernel: int, value: fx.Node) -> None:
         """Add a value that a kernel was last to read."""
@@ -242,7 +261,11 @@ class _FreeValues:
         values.append((kernel, value))
 
     def last_read_by(self, kernel: int, node: fx.Node) -> fx.Node | None:
-        """Return the newest value of a node's size and type from a kernel, if any."""
+        """Return the newest value of a node's size and type that a kernel read last.
+
+        Returns:
+            None if there is no such value.
+        """
         values = self._by_size_and_type.get(size_and_type(node), [])
         for reading_kernel, value in reversed(values):
             if reading_kernel == kernel:

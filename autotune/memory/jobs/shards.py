@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autotune.memory.decide.rounding import ceil_divide
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
 from trainer.build import Training
@@ -33,9 +34,9 @@ class _Unit:
     """
 
     parameters: list[nn.Parameter]
-    """Trained parameters, whose blocks are replaced by those of shards."""
-    whole: list[torch.Tensor] | None = None
-    """Whole weights while they are needed."""
+    """Trained parameters. Their own blocks are released: shards hold their state."""
+    whole_weights: list[torch.Tensor] | None = None
+    """Blocks of the whole weights, which exist while they are needed."""
 
 
 class Shards:
@@ -84,12 +85,13 @@ class Shards:
             ]
         )
         """Unit of the parameters outside of layers."""
-        self._sums: dict[int, torch.Tensor] = {}
-        """Gradients of earlier micro-batches, if they are sent in another dtype than
-        they are computed in."""
+        self._gradient_sums: dict[int, torch.Tensor] = {}
+        """Sum of the gradients of earlier micro-batches, by identity of the parameter,
+        if gradients are sent in another dtype than they are computed in."""
         self._is_backward = False
+        """True from the beginning of a backward to that of the next forward."""
         self._micro_batches_to_come = 0
-        """Micro-batches of the step whose forward has not begun."""
+        """Micro-batches of the step whose forward has not begun; 0 during the last."""
         self._missing_gradients = 0
         """Number of gradients outside of layers that backward has not computed yet."""
         self._gather_block: torch.Tensor | None = None
@@ -111,7 +113,7 @@ class Shards:
         for unit in (*self._units, self._outside):
             for parameter in unit.parameters:
                 self._shards[id(parameter)] = _empty_shard(parameter, self._ranks)
-            self._recorder.drop(unit.parameters)
+            self._recorder.record_release(unit.parameters)
 
     def _cast_layers_to_bf16(self) -> None:
         """Cast the layers' weights to bf16, the dtype in which they are gathered.
@@ -124,10 +126,15 @@ class Shards:
                     parameter.data = parameter.data.bfloat16()
 
     def _shards_of(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Return this rank's shards of some parameters."""
         return [self._shards[id(parameter)] for parameter in parameters]
 
-    def keep(self, hooks: contextlib.ExitStack) -> None:
-        """Gather and release weights until the hooks are removed."""
+    def register_hooks(self, hooks: contextlib.ExitStack) -> None:
+        """Gather and release weights until the hooks are removed.
+
+        The hooks of the module and of its layers call the methods below, in the order
+        in which forward and backward reach them.
+        """
         module = self._module
         enter = hooks.enter_context
 
@@ -146,8 +153,6 @@ class Shards:
                 parameter.register_post_accumulate_grad_hook(self._gradient_accumulated)
             )
 
-    # Steps, micro-batches and evaluations.
-
     def step_begins(self, micro_batches: int) -> None:
         """Begin a step, of which the last micro-batch sends its gradients."""
         self._micro_batches_to_come = micro_batches
@@ -161,16 +166,15 @@ class Shards:
     def evaluation_ended(self) -> None:
         """Release the weights that an evaluation gathered."""
         self._gather_block = None
-        self._outside.whole = None
-
-    # Forward.
+        self._outside.whole_weights = None
 
     def _layer_begins(self, unit: _Unit, _: nn.Module, arguments: Any) -> Any:
         """Gather the weights of a layer before its forward.
 
         Returns:
-            Arguments of which the first one tells when the layer's backward ended; None
-            leaves the arguments as they are.
+            Arguments whose first one calls ``_unit_backward_ended`` once backward has
+            computed its gradient, the last one of the layer; None leaves the arguments
+            as they are.
         """
         self._gather_if_sharded(unit)
         if not self._is_backward and arguments[0].requires_grad:
@@ -187,21 +191,19 @@ class Shards:
         """
         if self._is_backward:
             return
-        self._units[number].whole = None
+        self._units[number].whole_weights = None
         tensor = output if isinstance(output, torch.Tensor) else output[0]
         _call_before_backward(tensor, lambda: self._layer_backward_begins(number))
 
-    # All-gathers of weights.
-
     def _gather_if_sharded(self, unit: _Unit) -> None:
-        """Gather weights, unless they are whole."""
-        if unit.whole is None:
+        """Gather the weights of a unit, unless they are whole."""
+        if unit.whole_weights is None:
             # The block of the last gather is released after this one's is allocated.
             self._gather(unit)
             self._copy_out(unit)
 
     def _gather(self, unit: _Unit) -> None:
-        """Record the blocks of an all-gather of some parameters."""
+        """Record the blocks of an all-gather of a unit's weights."""
         elements = self._elements(unit)
         dtype = unit.parameters[0].dtype
         # An fp32 shard is sent as it is, others from a copy in the dtype of the layer.
@@ -224,11 +226,11 @@ class Shards:
             self._gather(self._units[number])
 
     def _copy_out(self, unit: _Unit) -> None:
-        """Copy whole weights out of the block that was gathered."""
+        """Record the blocks into which a unit's gathered weights are copied."""
         with self._recorder.owned_by(Term.PARAMETERS):
-            unit.whole = [torch.empty_like(parameter) for parameter in unit.parameters]
-
-    # Backward.
+            unit.whole_weights = [
+                torch.empty_like(parameter) for parameter in unit.parameters
+            ]
 
     def _backward_begins(self) -> None:
         """Begin the backward of a micro-batch, whose last layer is needed first."""
@@ -248,28 +250,28 @@ class Shards:
             self._unit_backward_ended(self._outside)
 
     def _unit_backward_ended(self, unit: _Unit) -> None:
-        """End the backward of some parameters: add up or send their gradients."""
+        """End the backward of a unit: add up its gradients, or send them."""
         for parameter in unit.parameters:
-            if id(parameter) in self._sums:
-                # The sum of earlier micro-batches includes it from here on.
+            if id(parameter) in self._gradient_sums:
+                # From here on, the sum of earlier micro-batches includes it.
                 parameter.grad = None
-        unit.whole = None
+        unit.whole_weights = None
         if self._micro_batches_to_come:
             self._keep_sums(unit)
         else:
             self._send(unit)
 
     def _keep_sums(self, unit: _Unit) -> None:
-        """Keep gradients for the next micro-batch, in the dtype that is sent."""
+        """Keep a unit's gradients for the next micro-batch, in the dtype of sending."""
         for parameter in unit.parameters:
             if parameter.grad is None or parameter.grad.dtype == self._sent_dtype:
                 continue
             with self._recorder.owned_by(Term.GRADIENTS):
-                self._sums[id(parameter)] = parameter.grad.to(self._sent_dtype)
+                self._gradient_sums[id(parameter)] = parameter.grad.to(self._sent_dtype)
             parameter.grad = None
 
     def _send(self, unit: _Unit) -> None:
-        """Copy gradients into one block, send it, and keep this rank's shard."""
+        """Copy a unit's gradients into one block, send it, and keep a rank's shard."""
         elements = self._elements(unit)
         # The block of the unit before is released before the next one is allocated.
         self._send_block = None
@@ -278,7 +280,7 @@ class Shards:
         )
         for parameter in unit.parameters:
             parameter.grad = None
-            self._sums.pop(id(parameter), None)
+            self._gradient_sums.pop(id(parameter), None)
         received = self._empty(
             elements, Term.GRADIENTS, _REDUCE_STREAM, self._sent_dtype
         )
@@ -292,12 +294,13 @@ class Shards:
             self._send_block = None
 
     def _elements(self, unit: _Unit) -> int:
-        """Return the number of elements that a rank holds of some parameters."""
+        """Return the number of elements that a rank holds of a unit's parameters."""
         return sum(shard.numel() for shard in self._shards_of(unit.parameters))
 
     def _empty(
         self, elements: int, owner: str, stream: int, dtype: torch.dtype
     ) -> torch.Tensor:
+        """Return a new block, which the recorder notes with its owner and stream."""
         with self._recorder.owned_by(owner, stream):
             device = self._outside.parameters[0].device
             return torch.empty(elements, dtype=dtype, device=device)
@@ -307,7 +310,7 @@ def _empty_shard(parameter: nn.Parameter, ranks: int) -> nn.Parameter:
     """Return a rank's share of the first dimension, rounded up."""
     length, *others = parameter.shape
     return nn.Parameter(
-        torch.empty((-(-length // ranks), *others), device=parameter.device)
+        torch.empty((ceil_divide(length, ranks), *others), device=parameter.device)
     )
 
 
@@ -337,4 +340,5 @@ def _call_before_backward(tensor: torch.Tensor, call: Callable[[], None]) -> Non
 
 
 def _trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Return the parameters that training changes."""
     return [parameter for parameter in parameters if parameter.requires_grad]

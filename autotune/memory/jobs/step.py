@@ -5,6 +5,7 @@ Sequences are random and full.
 
 import contextlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +23,10 @@ from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.parallel import reshard_weights
 from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks
 
-PREPARED = 4
-"""Number of steps whose micro-batches are made in advance and reused in rotation: a GPU
+PREPARED_STEPS = 4
+"""Steps whose micro-batches are made in advance and reused in rotation: a GPU
 must not wait for them."""
-IN_FLIGHT = 2
+QUEUED_STEPS = 2
 """Steps queued on a GPU, so that launching one overlaps computing the other."""
 
 
@@ -34,8 +35,8 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         measured: A ``StepRequest``.
-        local: ``device_used_before_bytes``: NVML's figure from before the trial, a list
-            of them by local rank, or None. For several ranks without torchrun also
+        local: ``device_used_before_bytes``: NVML's figures from before the trial, by
+            local rank, or None. For several ranks without torchrun also
             ``environment``, as torchrun would set it, and ``rendezvous``, a file.
 
     Returns:
@@ -60,15 +61,24 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
 
 
 def _enforce_budget(
-    request: StepRequest, ranks: Ranks, device_used_before_bytes: int | list[int] | None
+    request: StepRequest, ranks: Ranks, used_by_rank_bytes: Sequence[int] | None
 ) -> Budget:
-    if isinstance(device_used_before_bytes, list):
-        device_used_before_bytes = device_used_before_bytes[ranks.local_rank]
+    """Limit the memory of this rank, and measure it from here on.
+
+    Args:
+        request: Request with the memory budget.
+        ranks: Ranks, of which this process is one.
+        used_by_rank_bytes: Memory in use on the GPU of each local rank before the
+            trial; None if it is unknown.
+    """
+    used_before_bytes = None
+    if used_by_rank_bytes is not None:
+        used_before_bytes = used_by_rank_bytes[ranks.local_rank]
     return enforce(
         request.memory_budget_bytes,
         ranks,
-        device_used_before_bytes,
-        # On a GPU, the workspaces that are there by now stay, as in training.
+        used_before_bytes,
+        # On a GPU, the workspaces that exist by now stay, as in training.
         clean=request.config.device == "cpu",
     )
 
@@ -86,7 +96,7 @@ class StepsTaken:
     """Measurements of one rank's optimizer steps."""
 
     step_s: list[float]
-    """Duration of each step, warm-up included."""
+    """Duration of each step in seconds, warm-up included."""
     loss: float
     """Loss of the last step."""
     model_flops_per_step: float
@@ -107,26 +117,27 @@ def take_steps(request: StepRequest, ranks: Ranks) -> StepsTaken:
     training = build_training(config, request.vocab_size, request.special_ids, ranks)
     step_count = request.warmup_steps + request.timed_steps
     prepared = [
-        _batches_of_step(request, ranks) for _ in range(min(step_count, PREPARED))
+        _batches_of_step(request, ranks) for _ in range(min(step_count, PREPARED_STEPS))
     ]
     # The trainer also allocates the optimizer's state and rehearses a step beforehand.
     make_optimizer_state(training)
     training.step.rehearse(prepared[0][0])
     timed: list[_TimedStep] = []
     for number in range(step_count):
-        batches = prepared[number % PREPARED]
-        if len(timed) >= IN_FLIGHT:
-            # The host runs no further ahead of the device than the trainer's.
-            timed[-IN_FLIGHT].ended.wait()
+        batches = prepared[number % PREPARED_STEPS]
+        if len(timed) >= QUEUED_STEPS:
+            # As in the trainer, the host runs this far ahead of the device at most.
+            timed[-QUEUED_STEPS].ended.wait()
         # An all-reduce makes the ranks begin together.
         ranks.all_reduce_sum(0.0)
         began = mark(ranks.device)
         result = training.step.run(batches, learning_rate(config, number))
         timed.append(_TimedStep(began=began, ended=mark(ranks.device)))
         # A step after an evaluation may need other blocks of memory. An evaluation
-        # follows warm-up and the last step, so a trial of whether a size fits, which
-        # warms up for one step and times one, has such a step.
-        if number in (request.warmup_steps - 1, step_count - 1):
+        # follows warm-up, so that every trial has such a step, and the last step.
+        is_warmed_up = number == request.warmup_steps - 1
+        is_last = number == step_count - 1
+        if is_warmed_up or is_last:
             evaluate_once(training, batches[0], config, ranks.device)
     # Reading the loss waits for the device; only then do all events have a time.
     loss = float(result.loss)
@@ -178,7 +189,7 @@ def evaluate_once(
 def gather_figures(
     ranks: Ranks, budget: Budget, steps: StepsTaken, *, warmup_steps: int
 ) -> dict[str, Any]:
-    """Return the figures of all ranks, each of which calls this.
+    """Return the figures of all ranks; every rank must call this.
 
     A step takes as long as its slowest rank, and fits if it fits on the fullest one.
 

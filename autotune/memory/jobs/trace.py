@@ -14,12 +14,13 @@ from unittest import mock
 
 import torch
 
-from autotune.memory.jobs.allocation_recorder import AllocationRecorder, own_by_module
-from autotune.memory.jobs.compiled import Compiled
+from autotune.memory.jobs.allocation_recorder import AllocationRecorder
+from autotune.memory.jobs.compiled import CompiledFunction
 from autotune.memory.jobs.device_rules import DeviceRules
 from autotune.memory.jobs.fused_loss import fused_loss
 from autotune.memory.jobs.gradient_buckets import GradientBuckets
 from autotune.memory.jobs.kernels import request_rules
+from autotune.memory.jobs.module_owners import own_by_module
 from autotune.memory.jobs.shards import Shards
 from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.memory.jobs.zero1 import keep_largest_part
@@ -91,7 +92,7 @@ class TracedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedSteps:
-    """Trace of a model's first steps."""
+    """Trace of a model's first steps, with facts of the model."""
 
     trace: Trace
     model: TracedModel
@@ -133,15 +134,15 @@ def trace_steps(
         head = model_head(training.module.model)
         own_by_module(recorder, training.module, head, hooks)
         _label_phases(training, recorder, hooks)
-        hooked: Sequence[GradientBuckets | Shards] = ()
+        gradient_syncs: Sequence[GradientBuckets | Shards] = ()
         if ranks > 1:
-            hooked = _share_with_ranks(training, config, ranks, recorder, hooks)
+            gradient_syncs = _share_with_ranks(training, config, ranks, recorder, hooks)
         steps = _Steps(
             training=training,
             config=config,
             micro_batches=micro_batches,
             batch=fullest,
-            hooked=hooked,
+            gradient_syncs=gradient_syncs,
             recorder=recorder,
         )
         steps.take_first()
@@ -171,7 +172,7 @@ def _build_alone(
 ) -> Training:
     """Build the training of one rank on the meta device, as if there were no others."""
     rank = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
-    # The share of one rank.
+    # The rank's share of the global batch.
     rank_config = config.model_copy(
         update={"global_batch_size": micro_batches * config.micro_batch_size}
     )
@@ -191,8 +192,9 @@ class _Steps:
     micro_batches: int
     """Micro-batches of a step."""
     batch: MicroBatch
-    hooked: Sequence[GradientBuckets | Shards]
-    """Parts of the parallel strategy that are told when a step begins."""
+    """Micro-batch in memory, of which a step takes copies on the meta device."""
+    gradient_syncs: Sequence[GradientBuckets | Shards]
+    """Gradient buckets or shards of the parallel strategy; empty for a single rank."""
     recorder: AllocationRecorder
 
     def take_first(self) -> None:
@@ -223,12 +225,14 @@ class _Steps:
         )
 
     def _take_one(self) -> None:
+        """Take a step of training."""
         # No name for the micro-batches: they are released before the step's result.
         self.training.step.run(
             self._begin(self.micro_batches), self.config.learning_rate
         )
 
     def _take_one_and_evaluate(self) -> None:
+        """Take a step of training, and evaluate one of its micro-batches."""
         # The micro-batches stay until the evaluation, which reads one of them, ends.
         batches = self._begin(self.micro_batches)
         self.training.step.run(batches, self.config.learning_rate)
@@ -237,13 +241,17 @@ class _Steps:
     def _begin(self, micro_batches: int) -> list[MicroBatch]:
         """Begin a step, and return its micro-batches on the meta device."""
         self.recorder.owner = Term.INPUTS
-        for part in self.hooked:
-            part.step_begins(micro_batches)
+        for gradient_sync in self.gradient_syncs:
+            gradient_sync.step_begins(micro_batches)
         return [self.batch.to(META) for _ in range(micro_batches)]
 
     def _evaluate(self, batch: MicroBatch) -> None:
-        # An evaluation gathers weights, and has no gradients for buckets.
-        all_shards = [part for part in self.hooked if isinstance(part, Shards)]
+        """Evaluate a micro-batch, which may gather weights but fills no buckets."""
+        all_shards = [
+            gradient_sync
+            for gradient_sync in self.gradient_syncs
+            if isinstance(gradient_sync, Shards)
+        ]
         for shards in all_shards:
             shards.forward_begins()
         module = self.training.module
@@ -262,7 +270,14 @@ def _share_with_ranks(
     recorder: AllocationRecorder,
     hooks: contextlib.ExitStack,
 ) -> list[GradientBuckets | Shards]:
-    """Let one of several ranks hold its part, until the hooks are removed.
+    """Let the training hold only the part of one of several ranks.
+
+    Args:
+        training: Training of a rank alone.
+        config: Trainer settings, for the parallel strategy.
+        ranks: Number of ranks on all nodes.
+        recorder: Recorder of the allocations.
+        hooks: Stack that ends this when it removes its hooks.
 
     Returns:
         Shards under FSDP2; gradient buckets under DDP and ZeRO-1.
@@ -276,13 +291,13 @@ def _share_with_ranks(
             bf16=config.precision == "bf16",
             sent_dtype=DTYPES[config.parallel.gradient_dtype],
         )
-        shards.keep(hooks)
+        shards.register_hooks(hooks)
         return [shards]
     # The training was built as that of a single rank, whose step allocates gradients in
     # advance. With several ranks, DDP's buckets hold them.
     training.optimizer.zero_grad(set_to_none=True)
     buckets = GradientBuckets(training.module, config, recorder)
-    buckets.keep(hooks)
+    buckets.register_hooks(hooks)
     if config.parallel.strategy == "zero1":
         keep_largest_part(
             training.optimizer, ranks, keeps_gradients=training.step.keeps_gradients
@@ -302,9 +317,9 @@ def _replace_kernels(
     graphs: dict[Any, Any] = {}
     for layer in training.module.layers:
         # ``nn.Module.compile`` sets this private attribute, and nothing public does.
-        layer._compiled_call_impl = Compiled(layer, layer, recorder, graphs)
+        layer._compiled_call_impl = CompiledFunction(layer, layer, recorder, graphs)
     training.module.loss = cross_entropy_in_place(
-        lambda function: Compiled(function, None, recorder, graphs)
+        lambda function: CompiledFunction(function, None, recorder, graphs)
     )
 
 
@@ -315,8 +330,8 @@ def _label_phases(
 ) -> None:
     """Set the terms of allocations outside of forward, until the hooks are removed.
 
-    Allocations of the optimizer step are of the optimizer, later ones are temporaries.
-    Gradients and working copies of weights get their terms once they exist.
+    The optimizer owns allocations of its step; later ones are temporaries. Gradients
+    and working copies of weights get their terms once they exist.
     """
     parameters = [
         parameter

@@ -1,21 +1,18 @@
 """Answers and report sections on memory.
 
-``probe`` has the answers of ``autotune probe``, ``estimate`` those of ``autotune
-estimate``, and ``report`` the sections of a report.
+``probe`` and ``estimate`` have the answers of the commands of the same name.
+``memory_breakdown`` and ``throughput_curve`` are sections of a report, and ``shares``
+is a table of a plan.
 """
 
-from autotune.memory.sections.estimate import estimate_text, shares_table
-from autotune.memory.sections.probe import (
-    ProbedModel,
-    batch_split_words,
-    probe_answer,
-    probe_text,
-    reasons_of,
-)
-from autotune.memory.sections.report import curve_section, memory_section
+from autotune.memory.sections.estimate import estimate_text
+from autotune.memory.sections.memory_breakdown import memory_section
+from autotune.memory.sections.probe import probe_answer, probe_text
+from autotune.memory.sections.shares import shares_table
+from autotune.memory.sections.size_reasons import batch_split_words, reasons_of
+from autotune.memory.sections.throughput_curve import curve_section
 
 __all__ = [
-    "ProbedModel",
     "batch_split_words",
     "curve_section",
     "estimate_text",

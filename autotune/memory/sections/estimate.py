@@ -1,31 +1,27 @@
-"""Text of the answer of ``autotune estimate``, and the table of memory by rank."""
+"""Text of the answer of ``autotune estimate``."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from autotune.base import document as doc
 from autotune.base.document import paragraph, table_of
 from autotune.base.render_console import console_text
 from autotune.base.units import format_bytes, format_count, format_share
 from autotune.memory.decide.overheads import MEASURED_TORCH, unconfirmed_share
+from autotune.memory.sections.shares import shares_table
 from autotune.memory.sections.terms import TermLine, term_lines
-from autotune.memory.values import Answer, MemoryBreakdown, PredictedModel, Share, Term
+from autotune.memory.values import (
+    Alternative,
+    Answer,
+    MemoryBreakdown,
+    PredictedModel,
+    Term,
+)
 from autotune.speed.sections import speed_table
 
 _SMALL_SHARE = 0.001
 """Share of the peak below which terms are summed up."""
 _FRAGMENTED_SHARE = 0.05
 """Share of the peak lost to fragmentation above which it is reported."""
-_SETTINGS = (
-    "model",
-    "precision",
-    "attention",
-    "activation_checkpointing",
-    "mlm_head",
-    "layout",
-)
-"""Columns with which the table of alternatives begins, before the predictions."""
 
 
 def estimate_text(answer: Answer, next_command: str) -> str:
@@ -49,7 +45,7 @@ def estimate_text(answer: Answer, next_command: str) -> str:
             blocks += _model_blocks(model)
     if answer.what_if:
         blocks.append(_alternatives_table(answer.what_if))
-        if any(setting["attention"] == "varlen" for setting in answer.what_if):
+        if any(choice.attention == "varlen" for choice in answer.what_if):
             blocks.append(
                 paragraph(
                     "varlen requires attention dropout 0, which changes the recipe of"
@@ -79,67 +75,38 @@ def _is_unconfirmed(model: PredictedModel) -> bool:
     return share > 0
 
 
-def _alternatives_table(what_if: Sequence[Mapping[str, Any]]) -> doc.Table:
-    """Return the table of ``Answer.what_if``, with a line for each alternative."""
+def _alternatives_table(alternatives: Sequence[Alternative]) -> doc.Table:
+    """Return the table of alternative settings, with a line for each."""
     return table_of(
         "Alternatives (predicted largest micro-batch)",
-        what_if,
-        *((name, "l", itemgetter(name)) for name in _SETTINGS),
+        alternatives,
+        ("model", "l", lambda choice: choice.model),
+        ("precision", "l", lambda choice: choice.precision),
+        ("attention", "l", lambda choice: choice.attention),
+        (
+            "activation_checkpointing",
+            "l",
+            lambda choice: choice.activation_checkpointing,
+        ),
+        ("mlm_head", "l", lambda choice: choice.mlm_head),
+        ("layout", "l", lambda choice: choice.layout),
         ("max micro-batch", "r", _size_with_note),
         (
             "non-padding tokens",
             "r",
-            lambda setting: format_count(setting["non_padding_tokens"]),
+            lambda choice: format_count(choice.non_padding_tokens),
         ),
     )
 
 
-def _size_with_note(setting: Mapping[str, Any]) -> str:
-    """Return the largest micro-batch of an alternative, with its note."""
-    parts = (setting["micro_batch_size"], setting["note"])
-    return " ".join(str(part) for part in parts if part)
+def _size_with_note(alternative: Alternative) -> str:
+    """Return the largest micro-batch of an alternative, with its note.
 
-
-def shares_table(shares: Sequence[Share], caption: str = "") -> doc.Table:
-    """Return a table of one GPU's memory under each way of sharing the model.
-
-    Ways that the trainer does not support are marked as formulas.
+    It is empty if no sequence fits and there is no note.
     """
-    name_header = "per rank"
-    if not all(share.trains_here for share in shares):
-        name_header += " (* formula)"
-    return table_of(
-        caption,
-        shares,
-        (
-            name_header,
-            "l",
-            lambda share: share.name if share.trains_here else f"{share.name} *",
-        ),
-        (
-            "state",
-            "r",
-            lambda share: format_bytes(
-                share.held.state_bytes + share.held.gathered_bytes
-            ),
-        ),
-        (
-            "activations",
-            "r",
-            lambda share: format_bytes(
-                share.held.activations_bytes + share.held.head_and_loss_bytes
-            ),
-        ),
-        (
-            "other",
-            "r",
-            lambda share: format_bytes(
-                share.held.temporaries_bytes + share.held.non_pytorch_bytes
-            ),
-        ),
-        ("total", "r", lambda share: format_bytes(share.total_bytes)),
-        ("fits", "l", lambda share: "yes" if share.fits else "no"),
-    )
+    if not alternative.micro_batch_size:
+        return alternative.note
+    return f"{alternative.micro_batch_size} {alternative.note}".rstrip()
 
 
 def _summary(predicted: Sequence[PredictedModel]) -> doc.Table:
@@ -172,19 +139,23 @@ def _summary(predicted: Sequence[PredictedModel]) -> doc.Table:
 
 
 def _max_size(model: PredictedModel) -> str:
+    """Return the largest micro-batch, marked if larger sizes were not tried."""
     sign = "at least " if model.limited else ""
     return f"{sign}{model.micro_batch_size}"
 
 
 def _size_range(model: PredictedModel) -> str | None:
+    """Return the range of the largest micro-batch; None if it was not searched."""
     if model.limited:
         return None
     return f"{model.micro_batch_size_low} to {model.micro_batch_size_high}"
 
 
 def _predicted_rate(model: PredictedModel) -> str | None:
-    speed = model.speed
-    return format_count(speed.padded_tokens_per_s.value if speed else None)
+    """Return the predicted throughput in tokens/s, padding included."""
+    if model.speed is None:
+        return None
+    return format_count(model.speed.padded_tokens_per_s.value)
 
 
 def _predicted_mfu(model: PredictedModel) -> str | None:

@@ -6,12 +6,13 @@ jobs, ``evidence`` the result of a probe, and ``predictions`` the predicted memo
 
 from autotune.memory.values.evidence import LOWER_BOUND, CurvePoint, ProbeEvidence
 from autotune.memory.values.predictions import (
+    Alternative,
     Answer,
     MemoryBreakdown,
+    MemoryParts,
     MemoryPlan,
     PredictedModel,
     Share,
-    StateBytes,
 )
 from autotune.memory.values.traces import (
     ACTIVATIONS,
@@ -27,14 +28,15 @@ __all__ = [
     "ACTIVATIONS",
     "LOWER_BOUND",
     "Allocation",
+    "Alternative",
     "Answer",
     "CurvePoint",
     "MemoryBreakdown",
+    "MemoryParts",
     "MemoryPlan",
     "PredictedModel",
     "ProbeEvidence",
     "Share",
-    "StateBytes",
     "StepRequest",
     "Term",
     "Trace",

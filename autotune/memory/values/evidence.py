@@ -59,10 +59,11 @@ class ProbeEvidence(StrictTable):
     """True if time ended before the limit was verified: ``feasible_max`` ran, and more
     may fit."""
     feasible_peak_bytes: Positive
-    """Peak memory of ``feasible_max`` in its trials."""
+    """Highest peak memory of ``feasible_max`` in its trials."""
     predicted_peak_bytes: Positive | None = None
-    """Peak of ``feasible_max`` predicted by the trace and smaller trials; without a
-    trace by a line through two."""
+    """Peak of ``feasible_max``, predicted from trials of smaller sizes that correct the
+    trace. Without a trace, a line through two of them predicts it; None if they do not
+    suffice."""
     traced_peak_bytes: Positive | None = None
     """Peak predicted for ``feasible_max`` before any trial; None if the model was not
     traced."""
@@ -79,8 +80,8 @@ class ProbeEvidence(StrictTable):
     local_ranks: Positive = 1
     """Ranks that took the steps together, each under the budget."""
     gradient_accumulation_steps: Positive = 1
-    """Micro-batches of a step; two stand for any larger number: gradients exist while
-    the next one is computed."""
+    """Micro-batches of a step in the search. Two need as much memory as any larger
+    number: gradients exist while the second one is computed."""
     search_trials: Positive
     """Trials until both sides were verified; the throughput curve took further ones."""
     seconds: NonNegativeFloat
@@ -90,20 +91,21 @@ class ProbeEvidence(StrictTable):
     curve: list[CurvePoint]
     """Throughput by ascending micro-batch size; empty if it was not measured."""
     knee_micro_batch_sizes: list[Positive] = Field(default_factory=list)
-    """Two sizes between which the knee of the curve lies, within measurement noise."""
+    """Smallest and largest size at which the knee of the curve may lie, given the noise
+    of the measurement; empty if the curve shows no knee."""
     sustained: CurvePoint | None = None
-    """Throughput to expect: the chosen micro-batch over a minute, warm and at the power
-    limit; over less if a trial's time limit is below 4 minutes. None on a CPU."""
+    """Throughput to expect of the chosen micro-batch, measured for a minute, so that
+    the GPU is warm and at its power limit. The measurement is shorter if a trial's time
+    limit is below 4 minutes. None on a CPU, or if time ran out."""
     choice: str
     """Reason for the micro-batch size that the probe chose."""
 
     def expected_throughput(self, micro_batch_size: int) -> CurvePoint | None:
         """Return the throughput to expect of a micro-batch size.
 
-        That of a warm GPU comes before that of the curve.
-
         Returns:
-            None if the size was not measured.
+            The throughput on a warm GPU if it was measured, else the point of the
+            curve; None if the size was not measured.
         """
         for point in (self.sustained, *self.curve):
             if point is not None and point.micro_batch_size == micro_batch_size:

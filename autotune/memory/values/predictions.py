@@ -1,7 +1,7 @@
 """Predicted memory: by term, by way of sharing a model, and as answers of commands."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.plan.values import PlanFigure
@@ -10,20 +10,26 @@ from trainer.config.train_config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Memory of one GPU at its peak: of the whole model, or of a share of it."""
+class MemoryParts:
+    """Memory of one GPU at its peak, by part; parts are shared in different ways."""
 
     parameters_bytes: int
+    """Parameters, or the GPU's shard of them."""
     gradients_bytes: int
+    """Gradients, or the GPU's shard of them."""
     optimizer_bytes: int
+    """State of the optimizer, or the GPU's shard of it."""
     activations_bytes: int
+    """Activations that are kept for backward."""
     head_and_loss_bytes: int
+    """Logits, and other blocks of the MLM head and the loss."""
     temporaries_bytes: int
-    """Blocks that are allocated and released within a step."""
+    """Blocks that are allocated and released within a step, and all other blocks that
+    GPUs do not share."""
     non_pytorch_bytes: int
     """Non-PyTorch memory: context, NCCL, handles."""
     gathered_bytes: int = 0
-    """The layer that ZeRO-3 has gathered at the moment."""
+    """The layer that ZeRO-3 has gathered at the peak; 0 under other strategies."""
 
     @property
     def state_bytes(self) -> int:
@@ -33,7 +39,14 @@ class StateBytes:
     @property
     def total_bytes(self) -> int:
         """Sum of all parts."""
-        return sum(astuple(self))
+        return (
+            self.state_bytes
+            + self.activations_bytes
+            + self.head_and_loss_bytes
+            + self.temporaries_bytes
+            + self.non_pytorch_bytes
+            + self.gathered_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +59,11 @@ class Share:
     """True if this project's trainer supports it; the others are formulas for
     comparison."""
     total_bytes: int
-    """Memory of the GPU."""
+    """Memory of the GPU at its peak."""
     fits: bool
     """True if the memory is within the GPU's budget."""
-    held: StateBytes
-    """The same memory by part."""
+    held: MemoryParts
+    """Memory of the GPU by part, which adds up to ``total_bytes``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +72,10 @@ class MemoryPlan:
 
     parameters: PlanFigure
     """Number of parameters of the model."""
-    state: StateBytes
-    """Memory of a rank alone, with ``micro_batch_size``."""
+    state: MemoryParts
+    """All memory of a rank alone, with ``micro_batch_size``, by part."""
     largest_bytes: int
-    """Largest unit that FSDP gathers."""
+    """Size of the largest layer, or other unit, that FSDP gathers at once."""
     micro_batch_size: int
     """Micro-batch size of a rank to which the figures apply."""
     max_micro_batch_size: int
@@ -71,7 +84,7 @@ class MemoryPlan:
     source: str
     """Source of the memory, in words."""
     work: StepWork | None = None
-    """Kernels of a step; None if none was traced now."""
+    """Kernels of a step; None if the memory is that of an earlier probe."""
     shares: tuple[Share, ...] = ()
     """Memory of one GPU under every way of sharing the model."""
 
@@ -83,7 +96,7 @@ class MemoryBreakdown:
     micro_batch_size: int
     """Micro-batch size at which the memory is predicted."""
     terms_bytes: Mapping[str, int]
-    """Memory by term: ``Term`` and ``activations: CLASS``."""
+    """Memory by term: each is a ``Term``, or a term of ``activations_of``."""
     peak_bytes: int
     """Sum of all terms."""
 
@@ -137,6 +150,28 @@ class PredictedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Settings of a model, with the largest micro-batch that is predicted for them."""
+
+    model: str
+    """Name of the model."""
+    precision: str
+    attention: str
+    """Attention setting; ``row`` for the own attention of an encoder that this project
+    does not know."""
+    activation_checkpointing: str
+    mlm_head: str
+    layout: str
+    micro_batch_size: int | None
+    """Largest micro-batch; 0 if not even one sequence fits, None if unknown."""
+    non_padding_tokens: float | None
+    """Mean non-padding tokens of the largest micro-batch; None without a dataset."""
+    note: str
+    """Reason for an unknown size; ``or more`` if larger sizes were not tried; otherwise
+    empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Predictions for one GPU, without any measurement."""
 
@@ -149,7 +184,5 @@ class Answer:
     rejected: Mapping[str, Mapping[str, Any]]
     """Errors of models that do not fit or cannot be predicted, by name: ``exit_code``,
     ``message`` and ``next_step``."""
-    what_if: tuple[Mapping[str, Any], ...]
-    """Alternatives: the ``model``, its settings by name, the largest
-    ``micro_batch_size`` with them (None if unknown), its ``non_padding_tokens`` (None
-    without a dataset), and a ``note`` (``LargestSize.note``)."""
+    what_if: tuple[Alternative, ...]
+    """Alternative settings of the models; empty if they were not requested."""

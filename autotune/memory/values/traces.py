@@ -45,6 +45,7 @@ class Allocation:
     """One block of memory, before any allocator rounds it."""
 
     size_bytes: int
+    """Requested size."""
     term: str
     """Line of the memory breakdown: a ``Term``, or one of ``activations_of``."""
     stream: int = 0
@@ -97,7 +98,8 @@ class Trace:
         """Read the result of ``to_json``.
 
         Raises:
-            KeyError, IndexError, TypeError, ValueError: If it has another form.
+            KeyError, IndexError, TypeError, ValueError: If ``value`` is not such a
+                result.
         """
         terms: Sequence[str] = value["terms"]
         allocations = zip(
@@ -124,6 +126,7 @@ class StepRequest(TrialRequest):
     """The trainer's settings. Each rank takes as many micro-batches of
     ``micro_batch_size`` as its share of the global batch has."""
     vocab_size: int
+    """Tokens of the vocabulary."""
     special_ids: SpecialIds
     """Ids of special tokens in the vocabulary."""
     memory_budget_bytes: int | None
@@ -131,12 +134,13 @@ class StepRequest(TrialRequest):
     warmup_steps: int
     """Untimed optimizer steps, before the timed ones."""
     timed_steps: int
+    """Timed optimizer steps."""
     local_ranks: int
     """Ranks of this node, which take the steps together."""
     documents_per_sequence: float
     """Documents in each sequence, on average."""
     attempt: int = 0
-    """Number that makes a repeated trial another trial."""
+    """Number of earlier attempts, which makes a repeated trial another trial."""
 
 
 class TraceRequest(TrialRequest):
@@ -147,12 +151,14 @@ class TraceRequest(TrialRequest):
     config: TrainConfig
     """The trainer's settings; ``sizes`` replaces ``micro_batch_size``."""
     vocab_size: int
+    """Tokens of the vocabulary."""
     special_ids: SpecialIds
+    """Ids of special tokens in the vocabulary."""
     documents_per_sequence: float
     """Documents in each sequence, on average."""
     micro_batches: int
-    """Micro-batches of a rank in an optimizer step; with two or more, gradients exist
-    while later ones are computed."""
+    """Micro-batches of a rank in an optimizer step. Two need as much memory as any
+    larger number: gradients exist while the second one is computed."""
     ranks: int
     """Ranks on all nodes that train together; one of them is traced."""
     sizes: list[int] = Field(default_factory=list)

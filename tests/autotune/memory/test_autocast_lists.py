@@ -6,17 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.memory.jobs import device_rules
-from autotune.memory.jobs.device_rules import DeviceKind
+from autotune.memory.jobs.autocast_functions import (
+    CAST_TO_BF16,
+    CAST_TO_FP32,
+    FP32_RESULT,
+)
+from autotune.memory.jobs.device_rules import NAMESPACES, DeviceKind
 
-# The lists are private, as only the rules use them.
 LIST_BY_MACRO = {
-    "AT_FORALL_LOWER_PRECISION_FP": device_rules._CAST_TO_BF16,
-    "AT_FORALL_FP32": device_rules._CAST_TO_FP32,
-    "AT_FORALL_FP32_SET_OPT_DTYPE": device_rules._FP32_RESULT,
+    "AT_FORALL_LOWER_PRECISION_FP": CAST_TO_BF16,
+    "AT_FORALL_FP32": CAST_TO_FP32,
+    "AT_FORALL_FP32_SET_OPT_DTYPE": FP32_RESULT,
 }
 """Our lists, one for each device, by torch's macro of the same functions on CUDA."""
-NAMESPACES = device_rules._NAMESPACES
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 OWN_NAMES = {
     # Operators of Python.
@@ -65,13 +67,13 @@ def names_on_lists(kind: DeviceKind) -> list[str]:
     """Return the names on all of our lists for a device."""
     names: list[str] = []
     for list_by_device in LIST_BY_MACRO.values():
-        names += list_by_device[kind].split()
+        names += list_by_device[kind]
     return names
 
 
 @pytest.mark.parametrize("macro", LIST_BY_MACRO)
 def test_cuda_lists_are_those_of_the_header(macro):
-    listed = set(LIST_BY_MACRO[macro]["cuda"].split())
+    listed = set(LIST_BY_MACRO[macro]["cuda"])
     in_header = names_in_header(macro)
     # Attention has a rule of its own.
     assert in_header - {"scaled_dot_product_attention"} <= listed

@@ -12,14 +12,14 @@ from autotune.memory.decide.sharding import (
     smallest_sharding,
     zero_share,
 )
-from autotune.memory.values import StateBytes
+from autotune.memory.values import MemoryParts
 
 GB = 10**9
 SIZES = st.integers(0, 10**12)
 RANKS = st.integers(1, 64)
 STAGES = st.integers(0, 3)
 STATES = st.builds(
-    StateBytes,
+    MemoryParts,
     parameters_bytes=SIZES,
     gradients_bytes=SIZES,
     optimizer_bytes=SIZES,
@@ -43,12 +43,12 @@ ROUNDED_GB = 0.05
 
 def mixed_precision_state(
     parameters=0, *, activations_bytes=0, head_and_loss_bytes=0
-) -> StateBytes:
-    """Return a state of Adam in mixed precision.
+) -> MemoryParts:
+    """Return the memory of Adam in mixed precision.
 
     A parameter takes 2 bytes, its gradient 2 and its optimizer state 12.
     """
-    return StateBytes(
+    return MemoryParts(
         parameters_bytes=2 * parameters,
         gradients_bytes=2 * parameters,
         optimizer_bytes=12 * parameters,

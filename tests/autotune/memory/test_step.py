@@ -134,7 +134,7 @@ def steps_taken(gpu, prepared_batches):
 
 @pytest.mark.usefixtures("steps_taken")
 def test_two_steps_are_in_flight(gpu):
-    assert gpu.max_in_flight == step.IN_FLIGHT
+    assert gpu.max_in_flight == step.QUEUED_STEPS
 
 
 def test_queued_step_takes_the_time_of_the_gpu(steps_taken):
@@ -145,7 +145,7 @@ def test_queued_step_takes_the_time_of_the_gpu(steps_taken):
 
 @pytest.mark.usefixtures("steps_taken")
 def test_micro_batches_of_few_steps_are_reused(prepared_batches):
-    assert len(prepared_batches) == step.PREPARED < WARMUP_STEPS + TIMED_STEPS
+    assert len(prepared_batches) == step.PREPARED_STEPS < WARMUP_STEPS + TIMED_STEPS
 
 
 def test_steps_report_their_loss(steps_taken):

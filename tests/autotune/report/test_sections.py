@@ -13,8 +13,8 @@ from autotune.baseline.sections import baseline_section, baseline_text
 from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
 from autotune.corpus.values import HISTOGRAM_EDGES
+from autotune.memory.probed_model import ProbedModel
 from autotune.memory.sections import (
-    ProbedModel,
     batch_split_words,
     curve_section,
     probe_answer,

@@ -8,7 +8,7 @@ import pytest
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, UsageError
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.probe import ProbeRequest
-from autotune.memory.sections import ProbedModel
+from autotune.memory.probed_model import ProbedModel
 from autotune.memory.stage import requested_config
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.session import Session

@@ -1,15 +1,14 @@
-"""Report sections on memory, and on throughput by micro-batch size with its knee."""
+"""Report section on memory: the largest micro-batch, and a chart of its memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from autotune.base import document as doc
-from autotune.base.document import bulleted, facts_table, table_of
+from autotune.base.document import facts_table, table_of
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
-from autotune.base.wording import format_bounds, format_number, plural
-from autotune.memory.sections.probe import reasons_of
+from autotune.base.wording import plural
 from autotune.memory.sections.terms import TermLine, term_lines
-from autotune.memory.values import ACTIVATIONS, LOWER_BOUND, CurvePoint, ProbeEvidence
+from autotune.memory.values import ACTIVATIONS, LOWER_BOUND, ProbeEvidence
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.values import Profile
 from autotune.report.values import ReportedProfile
@@ -38,7 +37,7 @@ def memory_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
 
 
 def _facts(profile: Profile, probe: ProbeEvidence) -> list[Row]:
-    """Return the rows of the table of facts: the name of each fact, and the fact."""
+    """Return the rows of the table of facts: the name and the value of each."""
     constraints = profile.constraints
     train = profile.train
     verified = "largest micro-batch, verified"
@@ -87,11 +86,17 @@ def _facts(profile: Profile, probe: ProbeEvidence) -> list[Row]:
 def _traced_breakdown(
     probe: ProbeEvidence, budget_bytes: int, bytes_known: str
 ) -> doc.Chart:
-    """Return the chart of predicted memory by term, beside the measured peak."""
+    """Return the chart of predicted memory by term, beside the measured peak.
+
+    Args:
+        probe: Evidence with a memory breakdown.
+        budget_bytes: Memory budget of each rank.
+        bytes_known: How the peak is known, such as ``measured``.
+    """
     terms = probe.traced_terms_bytes
     measured_bytes = probe.feasible_peak_bytes
     predicted_bytes = sum(terms.values())
-    parts = _parts(terms)
+    parts = _bar_parts(terms)
     lines = [
         *term_lines(terms),
         TermLine(name="all terms, predicted", size_bytes=predicted_bytes),
@@ -131,113 +136,20 @@ def _traced_breakdown(
     )
 
 
-def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
+def _bar_parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
     """Return the parts of the bar of predicted memory, the largest first.
 
     The activations of all modules are one part. If there are too many parts, the
     smallest are added up as ``other``.
     """
-    joined: dict[str, float] = {}
+    size_by_name: dict[str, float] = {}
     for term, size_bytes in terms.items():
         name = ACTIVATIONS if term.startswith(ACTIVATIONS) else term
         # A bar has no negative part.
-        joined[name] = joined.get(name, 0.0) + max(0, size_bytes)
-    ranked = sorted(joined.items(), key=lambda item: -item[1])
-    if len(ranked) <= _MAX_PARTS:
-        return tuple(ranked)
-    shown, others = ranked[: _MAX_PARTS - 1], ranked[_MAX_PARTS - 1 :]
+        size_by_name[name] = size_by_name.get(name, 0.0) + max(0, size_bytes)
+    largest_first = sorted(size_by_name.items(), key=lambda part: -part[1])
+    if len(largest_first) <= _MAX_PARTS:
+        return tuple(largest_first)
+    shown = largest_first[: _MAX_PARTS - 1]
+    others = largest_first[_MAX_PARTS - 1 :]
     return (*shown, ("other", sum(size for _, size in others)))
-
-
-def curve_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the section on throughput by micro-batch size, and the size in use."""
-    profile = reported.profile
-    probe = profile.evidence.probe
-    missing = doc.Missing(
-        subject="Throughput by micro-batch size",
-        commands=(probe_command(profile, reported.path),),
-    )
-    if probe is None:
-        return (missing,)
-    used_size = profile.train.micro_batch_size
-    used = bulleted([f"micro-batch size in use: {used_size}", *reasons_of(profile)])
-    if not probe.curve:
-        return (used, missing)
-    return (_curve_chart(probe, used_size), used)
-
-
-def _curve_chart(probe: ProbeEvidence, used_size: int) -> doc.Chart:
-    """Return the chart of the throughput curve, with its knee and the size in use."""
-    best = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
-    smallest, largest = probe.curve[0], probe.curve[-1]
-    return doc.Chart(
-        title="Throughput by micro-batch size",
-        description=(
-            f"Tokens/s including padding: {_rate_words(smallest)},"
-            f" {_rate_words(largest)}; the highest is {_rate_words(best)}. All"
-            " sequences are full."
-        ),
-        drawing=_curve_drawing(probe, used_size),
-        table=_curve_table(probe.curve, best),
-    )
-
-
-def _curve_drawing(probe: ProbeEvidence, used_size: int) -> doc.LineChart:
-    points = tuple(
-        doc.Point(
-            x=point.micro_batch_size,
-            y=point.padded_tokens_per_s,
-            low=point.padded_tokens_per_s_low,
-            high=point.padded_tokens_per_s_high,
-        )
-        for point in probe.curve
-    )
-    lines = [doc.Line(name="measured, 95 % interval", points=points, colour=0)]
-    used_points = tuple(
-        doc.Point(x=point.x, y=point.y) for point in points if point.x == used_size
-    )
-    if used_points:
-        lines.append(doc.Line(name="used", points=used_points, kind="dots", colour=5))
-    knee = probe.knee_micro_batch_sizes
-    shade = None
-    if len(set(knee)) == 2:
-        shade = doc.Shade(start=knee[0], end=knee[1], label="throughput levels off")
-    return doc.LineChart(
-        x=doc.Axis(
-            label="micro-batch size (sequences)",
-            unit="count",
-            log=2,
-            ticks=tuple(point.x for point in points),
-        ),
-        y=doc.Axis(label="tokens/s including padding", unit="count", low=0),
-        lines=tuple(lines),
-        shade=shade,
-    )
-
-
-def _curve_table(curve: Sequence[CurvePoint], best: CurvePoint) -> doc.Table:
-    def interval(point: CurvePoint) -> str | None:
-        rate = point.padded_rate
-        return format_bounds(rate.low, rate.high, format_number)
-
-    def share_of_best(point: CurvePoint) -> str:
-        return format_share(point.padded_tokens_per_s / best.padded_tokens_per_s)
-
-    return table_of(
-        "Throughput by micro-batch size (full sequences)",
-        curve,
-        ("micro-batch size", "r", lambda point: str(point.micro_batch_size)),
-        (
-            "tokens/s incl. padding",
-            "r",
-            lambda point: format_number(point.padded_tokens_per_s),
-        ),
-        ("95 % interval", "r", interval),
-        ("share of best", "r", share_of_best),
-        ("step time (median)", "r", lambda point: format_seconds(point.step_s)),
-        ("timed steps", "r", lambda point: str(point.timed_steps)),
-    )
-
-
-def _rate_words(point: CurvePoint) -> str:
-    return f"{format_number(point.padded_tokens_per_s)} at {point.micro_batch_size}"

@@ -1,0 +1,127 @@
+"""Memory that backward of CUDA's attention kernels allocates internally.
+
+Each rule takes the arguments of its operator. All of these kernels add up gradients of
+queries in fp32, and keep numbers in fp32 for each query position and head.
+"""
+
+import torch
+
+from autotune.memory.decide.rounding import ceil_divide, round_up
+from autotune.memory.jobs.allocator_requests import OUTPUTS, Block, Requests
+
+_FP32_BYTES = 4
+
+_FLASH_POSITIONS = 128
+"""FlashAttention 2 rounds every document up to a multiple of this many positions."""
+_FLASH_WIDTH = 32
+"""FlashAttention 2 rounds heads up to a multiple of this many dimensions."""
+
+_FA3_WIDTHS = (64, 96, 128, 192, 256)
+"""Dimensions of a head for which FlashAttention 3 has kernels. Heads of another width
+are computed by the next wider one."""
+_FA3_TILE_POSITIONS = {64: 128, 96: 64, 128: 80, 192: 64, 256: 64}
+"""Query positions of a tile of FlashAttention 3, by the width of its kernel."""
+
+_EFFICIENT_WIDTH = 64
+"""Widest head of the smaller kernel of memory-efficient attention; the larger one takes
+twice as many dimensions."""
+_EFFICIENT_SMALL_BLOCK = 64
+"""Query positions of a block of memory-efficient attention for narrow heads or fp32."""
+_EFFICIENT_LARGE_BLOCK = 128
+"""Query positions of a block of memory-efficient attention in all other cases."""
+_EFFICIENT_HEADER_BYTES = 16
+"""Header of each block in which memory-efficient attention keeps gradients."""
+
+
+def flash_backward(
+    _gradient: torch.Tensor, query: torch.Tensor, *_: object, **__: object
+) -> Requests:
+    """Return the requests of ``mha_bwd`` in torch's flash_api.cpp."""
+    batch, heads, positions, width = query.shape
+    padded_positions = batch * round_up(positions, _FLASH_POSITIONS)
+    return _flash_requests(padded_positions, heads, width)
+
+
+def varlen_backward(
+    _gradient: torch.Tensor, query: torch.Tensor, *others: object, **_: object
+) -> Requests:
+    """Return the requests of ``mha_varlen_bwd``, which rounds up every document."""
+    positions, heads, width = query.shape
+    padding = _FLASH_POSITIONS * _count_documents(others)
+    return _flash_requests(positions + padding, heads, width)
+
+
+def _flash_requests(padded_positions: int, heads: int, width: int) -> Requests:
+    """Return the requests of FlashAttention 2: a number per position, and gradients."""
+    numbers = Block(_FP32_BYTES * padded_positions * heads)
+    gradients = Block(numbers.size_bytes * round_up(width, _FLASH_WIDTH))
+    return (OUTPUTS, numbers, gradients, gradients, numbers)
+
+
+def fa3_backward(
+    _gradient: torch.Tensor, query: torch.Tensor, *others: object, **_: object
+) -> Requests:
+    """Return the requests of ``mha_bwd`` in FlashAttention 3's hopper/flash_api.cpp.
+
+    It keeps two numbers per position, instead of one. Python releases all blocks, in
+    the order in which they were allocated.
+    """
+    positions, heads, width = query.shape
+    padded_width = next(size for size in _FA3_WIDTHS if width <= size)
+    tile = _FA3_TILE_POSITIONS[padded_width]
+    padded_positions = round_up(positions + tile * _count_documents(others), tile)
+    first_numbers = Block(_FP32_BYTES * heads * padded_positions)
+    second_numbers = Block(_FP32_BYTES * heads * padded_positions)
+    gradients = Block(first_numbers.size_bytes * padded_width)
+    blocks = (first_numbers, second_numbers, gradients)
+    return (OUTPUTS, *blocks, *blocks)
+
+
+def _count_documents(arguments: tuple[object, ...]) -> int:
+    """Return the number of documents in a call of varlen attention.
+
+    Their edges are the first int32 tensor among its arguments.
+    """
+    edges = next(
+        argument
+        for argument in arguments
+        if isinstance(argument, torch.Tensor) and argument.dtype == torch.int32
+    )
+    return edges.numel() - 1
+
+
+def efficient_backward(
+    _gradient: torch.Tensor, query: torch.Tensor, *_: object, **__: object
+) -> Requests:
+    """Return the requests of memory-efficient attention, in kernel_backward.h.
+
+    It keeps a number per position, and gradients of queries in blocks with a header.
+    """
+    batch, heads, positions, width = query.shape
+    numbers = Block(_FP32_BYTES * batch * heads * positions)
+    is_narrow = width <= _EFFICIENT_WIDTH
+    padded_width = _EFFICIENT_WIDTH if is_narrow else 2 * _EFFICIENT_WIDTH
+    is_fp32 = query.dtype == torch.float32
+    block_positions = _EFFICIENT_LARGE_BLOCK
+    if is_narrow or is_fp32:
+        block_positions = _EFFICIENT_SMALL_BLOCK
+    blocks = batch * heads * ceil_divide(positions, block_positions)
+    gradients_bytes = _FP32_BYTES * block_positions * padded_width
+    gradients = Block(blocks * (gradients_bytes + _EFFICIENT_HEADER_BYTES))
+    if not is_fp32:
+        return (OUTPUTS, numbers, gradients, numbers, gradients)
+    # No fused kernel multiplies fp32 gradients with results: their product is stored
+    # and summed, and the sums are copied into ``numbers``.
+    product = Block(_FP32_BYTES * query.numel())
+    sums = Block(numbers.size_bytes)
+    return (
+        OUTPUTS,
+        product,
+        sums,
+        numbers,
+        sums,
+        product,
+        gradients,
+        numbers,
+        gradients,
+    )
