@@ -1,5 +1,6 @@
 """Sweeps with windows that fail, and the limit of workers that these show."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -90,3 +91,16 @@ def test_dying_workers_lower_the_limit(tmp_path):
     assert workers.chosen == 4
     # The next count of the ladder, whose workers died.
     assert "num_workers=8" in workers.max_workers_because
+
+
+def test_death_of_workers_that_ran_before_is_undecided(tmp_path):
+    rounds_with_one_worker = itertools.count(1)
+
+    def die_in_second_round_with_one_worker(trial):
+        if loader_settings(trial)["num_workers"] != 1:
+            return None
+        return DEAD_WORKER if next(rounds_with_one_worker) == 2 else None
+
+    machine = FeedMachine(knee_at(1), die_in_second_round_with_one_worker)
+    with pytest.raises(Undecided, match="died although as many ran before"):
+        sweep_on(machine, tmp_path).run()
