@@ -169,7 +169,8 @@ def _apply(
     """
     from autotune.advice.decide.apply import apply_advice, safe_changes
     from autotune.advice.sections import change_text
-    from autotune.profiles.store import rebase_data_path, write_profile
+    from autotune.profiles.profile_paths import rebase_data_path
+    from autotune.profiles.store import write_profile
     from trainer.health.events import utc_now
 
     if now.profile is None:

@@ -228,7 +228,9 @@ def _data_of(
 
     It is the one in the given directory, or else the profile's if that exists here.
     """
-    directory = data if data is not None or stored is None else stored.data_here()
+    directory = (
+        data if data is not None or stored is None else stored.existing_data_dir()
+    )
     return None if directory is None else data_facts(directory, host)
 
 

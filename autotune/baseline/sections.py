@@ -18,7 +18,7 @@ from autotune.base.wording import (
     plural,
 )
 from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
-from autotune.profiles.decide.follow_up import command, probe_first
+from autotune.profiles.decide.follow_up import command, missing_probe_commands
 from autotune.report.values import ReportedProfile
 
 
@@ -33,7 +33,7 @@ def baseline_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     baseline = reported.profile.evidence.baseline
     if baseline is None:
         commands = (
-            *probe_first(reported.profile, reported.path),
+            *missing_probe_commands(reported.profile, reported.path),
             f"autotune baseline {reported.quoted}",
         )
         return (doc.Missing(subject="Speedup over the baselines", commands=commands),)

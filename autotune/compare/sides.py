@@ -23,11 +23,8 @@ from autotune.compare.decide import (
 )
 from autotune.errors import BadInput, UsageError
 from autotune.machine.values import is_pretended
-from autotune.profiles.decide.rates import (
-    positive_figures,
-    settled_steps,
-    training_rates,
-)
+from autotune.profiles.decide.rates import positive_figures, training_rates
+from autotune.profiles.decide.run_rates import settled_steps
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import has_rate

@@ -35,7 +35,7 @@ from autotune.integrations.values import (
 )
 from autotune.machine.measured_device import DeviceChoice
 from autotune.profiles.decide.micro_batch import with_headroom
-from autotune.profiles.store import profile_paths
+from autotune.profiles.profile_paths import profile_paths
 from autotune.trials.session import open_bench
 from trainer.errors import TrainerError
 

@@ -17,9 +17,9 @@ from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.checks import Check, Verification
 from autotune.profiles.decide.fingerprint_check import check_fields, field_text
 from autotune.profiles.decide.follow_up import command
+from autotune.profiles.fingerprint_table import fingerprint_table
 from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.review_text import approval_line
-from autotune.profiles.sections import fingerprint_table
 
 if TYPE_CHECKING:
     from autotune.base.tables import Row

@@ -23,9 +23,9 @@ from autotune.integrations.values import (
     StepEvidence,
     Written,
 )
+from autotune.profiles.approval_record import Approval
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.review_text import approval_line
-from autotune.profiles.values import Approval
 from autotune.trials.outcomes import Measured, describe
 from autotune.trials.values import FinishedTrial
 from autotune.workers.count_tables import count_head, count_table

@@ -29,7 +29,7 @@ from autotune.integrations.values import (
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, memory_budget
 from autotune.profiles.decide.micro_batch import with_headroom
-from autotune.profiles.store import profile_paths
+from autotune.profiles.profile_paths import profile_paths
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
 

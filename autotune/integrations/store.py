@@ -10,8 +10,8 @@ from autotune.errors import BadInput, ProfileRejected
 from autotune.integrations.bench import OwnBench
 from autotune.integrations.values import OwnConstraints, OwnEvidence, OwnProfile
 from autotune.profiles.approval import (
-    ApprovedProfile,
     Content,
+    ProfileWithApproval,
     read_content,
     read_with_approval,
 )
@@ -69,7 +69,7 @@ def read_own(path: Path, reports: Path = Path("reports")) -> StoredOwn:
     )
 
 
-def read_either(path: Path, reports: Path) -> StoredOwn | ApprovedProfile:
+def read_either(path: Path, reports: Path) -> StoredOwn | ProfileWithApproval:
     """Read a profile, of your own training code or not, with its approval.
 
     Raises:

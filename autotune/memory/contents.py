@@ -122,7 +122,7 @@ def sequence_means(stored: StoredProfile, data: Path | None) -> SequenceMeans:
         TrainerError: If ``data`` has no dataset.
     """
     profile = stored.profile
-    directory = stored.data_here() if data is None else data
+    directory = stored.existing_data_dir() if data is None else data
     if directory is None:
         return _stored_means(profile)
     stats, manifest = _read_statistics(directory, profile.train)

@@ -23,7 +23,7 @@ from autotune.memory.probe import FIT_STEPS, Probe, step_trial
 from autotune.memory.size_search import SizeSearch
 from autotune.memory.throughput import Throughput, measure_throughput
 from autotune.memory.values import ACTIVATIONS, MemoryBreakdown, ProbeEvidence
-from autotune.profiles.decide.micro_batch import knee_interval
+from autotune.profiles.decide.knee import knee_interval
 from autotune.trials.job_figures import StepFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner

@@ -30,13 +30,9 @@ from autotune.profiles.decide.batch_split import (
     split_global_batch,
 )
 from autotune.profiles.decide.default_settings import default_layout, default_precision
+from autotune.profiles.profile_paths import profile_paths, relative_data_path
 from autotune.profiles.recorded_trials import trial_log_provenance
-from autotune.profiles.store import (
-    keep_workers,
-    profile_paths,
-    relative_data_path,
-    write_profile,
-)
+from autotune.profiles.store import keep_workers, write_profile
 from autotune.profiles.values import Constraints, Evidence, Profile, Provenance
 from autotune.trials.session import Session
 from autotune.trials.trial_log import report_directory

@@ -10,7 +10,7 @@ from autotune.base.units import format_bytes, format_count, format_seconds, form
 from autotune.base.wording import format_bounds, format_bytes_per_s, plural
 from autotune.network.decide.scaling_model import Scaling
 from autotune.network.values import GradientSyncSplit, NetworkEvidence, ScalingRow
-from autotune.profiles.decide.follow_up import command, probe_first
+from autotune.profiles.decide.follow_up import command, missing_probe_commands
 from autotune.report.values import ReportedProfile
 
 
@@ -65,7 +65,7 @@ def network_section(one: ReportedProfile) -> tuple[doc.Block, ...]:
         return (
             doc.Missing(
                 subject="Network between nodes",
-                commands=(*probe_first(one.profile, one.path), command),
+                commands=(*missing_probe_commands(one.profile, one.path), command),
             ),
         )
     unscaled = (

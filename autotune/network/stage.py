@@ -248,7 +248,7 @@ def scale_profile(
     before the measurement, so that it cannot be fitted afterwards.
     """
     place, sequences = report_directory(stored.path, reports), None
-    directory, probe = stored.data_here(data), stored.profile.evidence.probe
+    directory, probe = stored.existing_data_dir(data), stored.profile.evidence.probe
     if probe is not None and directory is not None:
         train = read_manifest(directory).train
         tokens = (

@@ -295,7 +295,7 @@ def _rows(
     train, seq_length_tokens = subject.train, subject.train.seq_length_tokens
     profile = None if subject.stored is None else subject.stored.profile
     directory = asked.data or (
-        None if subject.stored is None else subject.stored.data_here()
+        None if subject.stored is None else subject.stored.existing_data_dir()
     )
     if directory is not None:
         contents, manifest = (

@@ -13,16 +13,17 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.errors import BadInput, ProfileRejected
-from autotune.profiles.decide.follow_up import command
-from autotune.profiles.store import StoredProfile, read_profile
-from autotune.profiles.toml_file import present_sha256
-from autotune.profiles.values import (
+from autotune.profiles.approval_record import (
     Approval,
     ApprovalRecord,
     Decision,
     approval_of,
-    is_sha256,
+    short_hash,
 )
+from autotune.profiles.decide.follow_up import command
+from autotune.profiles.store import StoredProfile, read_profile
+from autotune.profiles.toml_file import present_sha256
+from autotune.profiles.values import is_sha256
 from autotune.trials.trial_log import report_directory
 from trainer.config.resolve import (
     PROFILE_HASH_KEY,
@@ -35,18 +36,23 @@ from trainer.errors import BadConfig, UnreadableFile
 from trainer.health.events import utc_now
 
 _MOST_REVIEW_BYTES = 2**20
-"""Limit of a review's file: a review has at most a few thousand characters."""
+"""Limit of a review's file, far above the few thousand characters that its
+texts may have."""
 
 
-# Without slots: Python allows only one base class with slots, and this is a second one.
+# Without slots: a class can inherit slots of one base only, and ``ProfileWithApproval``
+# inherits those of ``StoredProfile``.
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """Hashes and approval of a profile's file, also of your own training code."""
+    """Hashes and approval of a profile's present content.
+
+    The profile may be one of your own training code.
+    """
 
     intact: bool
-    """True if it still has the hash that it was written with."""
+    """True if the content still has the hash that it was written with."""
     recorded_sha256: str | None
-    """Hash that the file names; None if it names none."""
+    """Hash that the file records; None if it records no valid one."""
     file_sha256: str
     """Hash of the whole file, the recorded hash included, by which runs identify the
     profile."""
@@ -54,33 +60,53 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovedProfile(StoredProfile, Content):
-    """A profile with the hashes and the approval of its present content."""
+class ProfileWithApproval(StoredProfile, Content):
+    """A profile with the hashes and the approval of its present content.
+
+    The approval may be missing, voided, or a rejection.
+    """
 
 
-def read_with_approval(profile: Path, reports: Path) -> ApprovedProfile:
-    """Read a profile once, with the approval of exactly that content.
+def read_with_approval(profile: Path, reports: Path) -> ProfileWithApproval:
+    """Read a profile with the approval of its content.
+
+    Args:
+        profile: Path of the profile.
+        reports: Directory of all reports.
 
     Raises:
         BadInput: If the profile is invalid, or its review is corrupt.
-        BadConfig: If its file cannot be read.
+        BadConfig: If a file cannot be read.
     """
-    # Read once: between two reads, somebody may write another profile.
+    # Read once: between two reads, another process may write another profile.
     tables = read_profile_tables(profile)
     stored = read_profile(profile, tables)
     content = read_content(profile, tables, reports)
-    return ApprovedProfile(path=profile, profile=stored.profile, **vars(content))
+    return ProfileWithApproval(
+        path=profile,
+        profile=stored.profile,
+        intact=content.intact,
+        recorded_sha256=content.recorded_sha256,
+        file_sha256=content.file_sha256,
+        approval=content.approval,
+    )
 
 
 def read_content(profile: Path, tables: dict[str, Any], reports: Path) -> Content:
-    """Return the hashes and the approval of a profile's ``tables``.
+    """Return the hashes of a profile's content, and read its approval.
+
+    Args:
+        profile: Path of the profile.
+        tables: Content of its file.
+        reports: Directory of all reports.
 
     Raises:
-        BadInput: If its review is corrupt.
+        BadInput: If a value has no canonical form, or the review is corrupt.
+        UnreadableFile: If the review cannot be read.
     """
     recorded = tables.get(PROFILE_HASH_KEY)
     recorded_sha256 = None
-    # A foreign profile may hold any value there.
+    # A foreign profile may hold any value in place of the hash.
     if isinstance(recorded, str) and is_sha256(recorded):
         recorded_sha256 = recorded
     present = present_sha256(tables, where=str(profile))
@@ -99,12 +125,13 @@ def review_path(profile: Path, reports: Path) -> Path:
 
 
 def _read_review(path: Path) -> ApprovalRecord | None:
-    """Return the review; None without a file.
+    """Return the review in a file; None if there is no file.
 
     Raises:
         BadInput: If the file is corrupt.
-        UnreadableFile: If it may be intact, but cannot be read.
+        UnreadableFile: If the file may be intact, but cannot be read.
     """
+    # A broken link is a file that cannot be read, not a missing one.
     if not os.path.lexists(path):
         return None
     try:
@@ -129,26 +156,23 @@ def review(
     as_edited: bool = False,
     read: Callable[[Path, Path], Content] = read_with_approval,
 ) -> None:
-    """Store an approval or rejection of a profile's present content.
-
-    It replaces the last one.
+    """Store a review of a profile's present content, in place of its last review.
 
     Args:
         profile: Path of the profile.
         reports: Directory of all reports.
-        decision: The decision on its present content.
+        decision: Decision on the present content.
         by: Name of the reviewer.
         note: Comment of the reviewer.
         as_edited: True to approve a profile that was edited since it was written.
-        read: Function that reads and validates the profile, which may be one of your
-            own training code.
+        read: Function that reads the profile at a path, with its review in a directory
+            of reports; another one reads profiles of your own training code as well.
 
     Raises:
-        ProfileRejected: If the profile is to be approved, was edited, and ``as_edited``
-            is not set.
-        BadConfig: If the name or the note cannot be used.
-        TrainerError: If the profile cannot be used.
-        AutotuneError: If the profile or its review cannot be used.
+        ProfileRejected: If an edited profile is approved without ``as_edited``.
+        BadConfig: If the name is empty, or the name or note is too long.
+        TrainerError: If the profile cannot be read.
+        AutotuneError: If the profile is invalid, or its review is corrupt.
     """
     content = read(profile, reports)
     is_approved_edit = decision == "approved" and not content.intact
@@ -173,8 +197,8 @@ def _edited_error(profile: Path, content: Content) -> ProfileRejected:
     """Return the error about approving a profile that was edited."""
     recorded = "none"
     if content.recorded_sha256 is not None:
-        recorded = _short_hash(content.recorded_sha256)
-    present = _short_hash(content.approval.present_sha256)
+        recorded = f"{short_hash(content.recorded_sha256)}…"
+    present = f"{short_hash(content.approval.present_sha256)}…"
     return ProfileRejected(
         f"{profile} was modified after measurement (recorded hash {recorded},"
         f" present hash {present}): its figures may not hold for its settings",
@@ -188,7 +212,7 @@ def _edited_error(profile: Path, content: Content) -> ProfileRejected:
 
 def require_approved(
     profile: Path, reports: Path, *, expect_sha256: str | None = None
-) -> ApprovedProfile:
+) -> ProfileWithApproval:
     """Read a profile whose present content must be approved.
 
     Args:
@@ -199,11 +223,11 @@ def require_approved(
     Raises:
         ProfileRejected: If it is not approved, or has another hash than expected.
         BadInput: If the profile is invalid, or its review is corrupt.
-        BadConfig: If its file cannot be read.
+        BadConfig: If a file cannot be read.
     """
-    approved = read_with_approval(profile, reports)
-    reject_unapproved(approved, profile, reports, expect_sha256=expect_sha256)
-    return approved
+    stored = read_with_approval(profile, reports)
+    reject_unapproved(stored, profile, reports, expect_sha256=expect_sha256)
+    return stored
 
 
 def reject_unapproved(
@@ -218,7 +242,7 @@ def reject_unapproved(
         expect_sha256: Hash that the file must have; None accepts any.
 
     Raises:
-        ProfileRejected: If it is not approved, or has another hash.
+        ProfileRejected: If it is not approved, or has another hash than expected.
     """
     if content.approval.state != "approved":
         raise _unapproved_error(content.approval, profile, reports)
@@ -226,8 +250,8 @@ def reject_unapproved(
         job = command("train", profile, slurm=True)
         raise ProfileRejected(
             f"{profile} does not match this job: its hash is"
-            f" {_short_hash(content.file_sha256)}, the job was written for"
-            f" {_short_hash(expect_sha256)}",
+            f" {short_hash(content.file_sha256)}…, the job was written for"
+            f" {short_hash(expect_sha256)}…",
             next_step=f"Write the job again: {job}; or undo the change.",
         )
 
@@ -237,7 +261,7 @@ def _unapproved_error(
 ) -> ProfileRejected:
     """Return the error about a profile whose present content is not approved."""
     review = approval.review
-    present_hash = _short_hash(approval.present_sha256)
+    present_hash = f"{short_hash(approval.present_sha256)}…"
     approve = command("profile approve", profile)
     reports_option = shlex.join(["--reports", str(reports)])
     next_step = f"Review and approve it: {approve} --by NAME {reports_option}"
@@ -249,16 +273,22 @@ def _unapproved_error(
     else:
         reason = (
             f"was modified since {review.by!r} approved it at {review.time_utc}: hash"
-            f" {_short_hash(review.profile_sha256)} then, {present_hash} now"
+            f" {short_hash(review.profile_sha256)}… then, {present_hash} now"
         )
     return ProfileRejected(f"{profile} {reason}", next_step=next_step)
 
 
-def reject_other_settings(approved: ApprovedProfile, requested: TrainConfig) -> None:
+def reject_other_settings(
+    approved: ProfileWithApproval, requested: TrainConfig
+) -> None:
     """Raise an error if the command line changes an approved profile.
 
+    Args:
+        approved: Approved profile.
+        requested: Settings of the profile, with those of the command line.
+
     Raises:
-        ProfileRejected: With all changed settings.
+        ProfileRejected: If a setting differs; the message names each.
     """
     approved_tables = approved.profile.train.model_dump(mode="json")
     requested_tables = requested.model_dump(mode="json")
@@ -282,10 +312,5 @@ def reject_other_settings(approved: ApprovedProfile, requested: TrainConfig) -> 
 
 
 def _as_text(value: object) -> str:
-    """Return a value as JSON: in Python 1, 1.0 and True are equal, as text not."""
+    """Return a value as JSON, which tells 1, 1.0 and true apart; Python does not."""
     return json.dumps(value, sort_keys=True)
-
-
-def _short_hash(sha256: str) -> str:
-    """Return the first digits of a hash, enough to tell it from others."""
-    return f"{sha256[:12]}…"

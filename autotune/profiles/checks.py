@@ -7,7 +7,7 @@ from typing import Literal
 
 from autotune.errors import NotCheckable, ProfileRejected
 
-Found = Literal["same", "error", "warning", "info", "unknown"]
+CheckResult = Literal["same", "error", "warning", "info", "unknown"]
 """Result of a check: ``same``; the severity of a difference (``error``, ``warning``,
 ``info``); or ``unknown`` if this machine has no value to compare with."""
 
@@ -18,7 +18,7 @@ class Check:
 
     field: str
     """Name of a field of ``Fingerprint``, or dotted name of a setting."""
-    found: Found
+    found: CheckResult
     """Result of the comparison."""
     profile: str
     """Value in the profile."""
@@ -55,19 +55,19 @@ class Verification:
 
     checks: tuple[Check, ...]
 
-    def with_result(self, result: Found) -> tuple[Check, ...]:
+    def with_result(self, result: CheckResult) -> tuple[Check, ...]:
         """Return the checks with this result."""
         return tuple(check for check in self.checks if check.found == result)
 
     def raise_if_bad(self, name: str) -> None:
-        """Raise an error if a check is an error or unknown.
+        """Raise an error if the result of a check is ``error`` or ``unknown``.
 
         Args:
             name: Path of the profile, for the message.
 
         Raises:
             ProfileRejected: If a difference invalidates the profile's figures.
-            NotCheckable: If no difference does, but a field could not be compared.
+            NotCheckable: If no difference does so, but a field could not be compared.
         """
         errors = self.with_result("error")
         if errors:
@@ -107,7 +107,10 @@ def _not_checkable_error(name: str, fields: Sequence[str]) -> NotCheckable:
 
 
 def mismatch_docs(fields: Iterable[str]) -> str | None:
-    """Return the section of the FAQ on fields of a fingerprint that differ.
+    """Return the section of the FAQ that an error about differing fields links.
+
+    Args:
+        fields: Fields of the fingerprint that differ.
 
     Returns:
         The section on datasets if only the dataset differs; None otherwise, so that the

@@ -18,7 +18,7 @@ from autotune.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.integrations.store import StoredOwn
-    from autotune.profiles.approval import ApprovedProfile
+    from autotune.profiles.approval import ProfileWithApproval
     from autotune.profiles.checks import Verification
     from autotune.profiles.decide.export.table import Export, Target
 
@@ -73,7 +73,7 @@ def show(
 
 
 def _show_explanations(
-    stored: "ApprovedProfile | StoredOwn", key: str | None, *, as_json: bool
+    stored: "ProfileWithApproval | StoredOwn", key: str | None, *, as_json: bool
 ) -> None:
     """Show the origin of all settings, or of those that ``key`` selects.
 
@@ -148,7 +148,7 @@ def verify(
 
 
 def _verify_here(
-    stored: "ApprovedProfile | StoredOwn", data: Path | None
+    stored: "ProfileWithApproval | StoredOwn", data: Path | None
 ) -> "Verification":
     """Compare a profile, of your own training code or not, with this machine.
 

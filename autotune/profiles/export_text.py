@@ -1,7 +1,6 @@
 """Text on an export: the settings that differ or are lost, and the code to add."""
 
 import json
-from collections.abc import Iterable
 
 from autotune.base.tables import Row, printable_line, text_table
 from autotune.base.units import format_count
@@ -16,11 +15,16 @@ def export_text(export: Export) -> str:
     """
     same = [
         setting
-        for setting in export.settings
-        if setting.equivalence == "same" and setting.value is not None
+        for setting in _settings_with(export, "same")
+        # Without a value, the setting has no effect or is part of another one.
+        if setting.value is not None
     ]
-    differing = [_differing_cells(setting) for setting in _with(export, "near")]
-    lost = [[setting.setting, setting.remark] for setting in _with(export, "none")]
+    differing = [
+        _differing_cells(setting) for setting in _settings_with(export, "near")
+    ]
+    lost = [
+        [setting.setting, setting.remark] for setting in _settings_with(export, "none")
+    ]
     library = export.written_for.partition(" ")[0]
     calls = [f"  {printable_line(call)}" for call in export.calls]
     warnings = [f"warning: {printable_line(warning)}" for warning in export.warnings]
@@ -51,16 +55,16 @@ def _batch_sentence(export: Export) -> str:
     )
 
 
-def _with(export: Export, equivalence: Equivalence) -> Iterable[Equivalent]:
-    """Return the settings whose equivalent is of this kind."""
-    return (
+def _settings_with(export: Export, equivalence: Equivalence) -> list[Equivalent]:
+    """Return the settings of an export whose equivalent is of this kind."""
+    return [
         setting for setting in export.settings if setting.equivalence == equivalence
-    )
+    ]
 
 
 def _differing_cells(setting: Equivalent) -> Row:
     """Return a setting, its argument in the other trainer, and the difference."""
-    value = setting.argument or ""
+    argument = setting.argument or ""
     if setting.value is not None:
-        value = f"{setting.argument} = {json.dumps(setting.value)}"
-    return [setting.setting, value, setting.remark]
+        argument = f"{setting.argument} = {json.dumps(setting.value)}"
+    return [setting.setting, argument, setting.remark]

@@ -25,7 +25,8 @@ def require_local_probe(
     Args:
         stored: Profile to check.
         here: Fingerprint of this machine; None compares nothing.
-        replayed: True if a GPU's step is replayed, so that the GPU is not compared.
+        replayed: True if a GPU's step is replayed: the GPU is not compared, and CPU and
+            file system must match.
 
     Raises:
         ProfileRejected: If the profile has no probe, its micro-batch size exceeds the
@@ -37,32 +38,33 @@ def require_local_probe(
         errors = _report_differences(stored, here, replayed=replayed)
     path = stored.path
     probe = stored.profile.evidence.probe
-    micro_batch_size = stored.profile.train.micro_batch_size
+    command = probe_command(stored.profile, path)
     if probe is None:
-        reason = f"{path} has no probe result, which this command requires"
-        step = "Probe first"
-    elif errors:
-        reason = f"{path} does not match: {'; '.join(errors.values())}"
-        step = "Probe here first"
-    elif micro_batch_size > probe.feasible_max:
-        reason = (
-            f"micro_batch_size = {micro_batch_size} exceeds {probe.feasible_max}, the"
-            " largest that was verified to fit"
+        raise ProfileRejected(
+            f"{path} has no probe result, which this command requires",
+            next_step=f"Probe first: {command}",
+            docs=mismatch_docs(errors),
         )
-        step = f"Lower it in {path}, or probe again"
-    else:
-        return probe
-    raise ProfileRejected(
-        reason,
-        next_step=f"{step}: {probe_command(stored.profile, path)}",
-        docs=mismatch_docs(errors),
-    )
+    if errors:
+        raise ProfileRejected(
+            f"{path} does not match: {'; '.join(errors.values())}",
+            next_step=f"Probe here first: {command}",
+            docs=mismatch_docs(errors),
+        )
+    micro_batch_size = stored.profile.train.micro_batch_size
+    if micro_batch_size > probe.feasible_max:
+        raise ProfileRejected(
+            f"micro_batch_size = {micro_batch_size} exceeds {probe.feasible_max}, the"
+            " largest that was verified to fit",
+            next_step=f"Lower it in {path}, or probe again: {command}",
+        )
+    return probe
 
 
 def _report_differences(
     stored: StoredProfile, here: Fingerprint, *, replayed: bool
 ) -> dict[str, str]:
-    """Write minor differences of a profile to standard error.
+    """Write the differences that leave the probe valid to standard error.
 
     Returns:
         Differences that invalidate the probe, in words, by field of the fingerprint.

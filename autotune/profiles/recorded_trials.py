@@ -1,4 +1,4 @@
-"""A profile's trials in the trial log, and the evidence that rests on them."""
+"""Trials of a profile in the trial log: reading them, and recording their evidence."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from autotune.baseline.values import BaselineEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.profiles.checks import TrialLogCheck
 from autotune.profiles.decide.trial_log_check import check_trial_log, profile_records
-from autotune.profiles.values import Fingerprint, Profile, updated
+from autotune.profiles.values import Fingerprint, Profile, update_profile
 from autotune.search.values import ExploreEvidence
 from autotune.trials import trial_log
 from autotune.trials.runner import TrialRunner
@@ -26,16 +26,22 @@ class ProfileTrials:
     """A profile's trials in the trial log."""
 
     finished: tuple[FinishedTrial, ...]
-    """Trials of the profile, later ones included."""
+    """Trials of the profile, also those after it was written."""
     corrupt_lines: int
     """Number of corrupt lines of the trial log, which were left out."""
     check: TrialLogCheck
+    """Comparison of the profile with these trials."""
 
 
 def read_trials(
     profile_path: Path, profile: "Profile | OwnProfile", reports: Path
 ) -> ProfileTrials:
-    """Read a profile's trials and check the profile against them.
+    """Read a profile's trials, and compare the profile with them.
+
+    Args:
+        profile_path: Path of the profile.
+        profile: Profile at this path.
+        reports: Directory of all reports, which has the trial log.
 
     Raises:
         BadInput: If a file of the trial log exceeds the size limit.
@@ -55,9 +61,16 @@ def read_trials(
 def trial_log_provenance(
     runner: TrialRunner, made_on: Fingerprint, seq_length_tokens: int | None
 ) -> dict[str, Any]:
-    """Return the ``[provenance]`` fields of the trial log.
+    """Return the hash and the last time of a profile's trials so far.
 
-    They are the hash and the last time of the profile's trials so far.
+    Args:
+        runner: Runner with the trial log.
+        made_on: Fingerprint of the profile.
+        seq_length_tokens: Sequence length of the profile; None for a profile of your
+            own training code, whose trials may have any.
+
+    Returns:
+        Fields of ``Provenance`` by their names; the time is None without any trial.
     """
     records, _ = trial_log.read_trial_records(runner.trial_log.directory)
     own = trial_log.own_records(records, made_on, seq_length_tokens)
@@ -74,23 +87,22 @@ def add_evidence(
     runner: TrialRunner,
     train: TrainConfig | None = None,
 ) -> Profile:
-    """Return the profile with a command's evidence, which replaces its earlier one.
+    """Return the profile with a command's evidence, in place of its earlier one.
 
     Args:
         profile: Profile to update.
-        command: Command that measured.
-        evidence: Its evidence.
+        command: Command that measured, whose name is that of its table of evidence.
+        evidence: Evidence of the command.
         runner: Runner of its trials, with the trial log.
         train: Settings to train with; None keeps the profile's.
     """
     provenance = trial_log_provenance(
         runner, profile.fingerprint, profile.train.seq_length_tokens
     )
-    return updated(
+    return update_profile(
         profile,
         train or profile.train,
-        command,
-        {command: evidence},
-        created_utc=utc_now(),
-        **provenance,
+        command=command,
+        evidence={command: evidence},
+        provenance={"created_utc": utc_now(), **provenance},
     )

@@ -12,7 +12,7 @@ from autotune.base.document import (
     facts_table,
 )
 from autotune.base.tables import Row
-from autotune.profiles.decide.follow_up import probe_again
+from autotune.profiles.decide.follow_up import repeated_probe_command
 from autotune.profiles.review_text import trial_log_words
 from autotune.report.values import ReportedProfile
 from trainer.config.presets import PRESETS
@@ -20,11 +20,13 @@ from trainer.config.presets import PRESETS
 
 def reproduction_blocks(reported: ReportedProfile) -> tuple[Block, ...]:
     """Return the commands that repeat the measurements, and the hashes to compare."""
-    where = "" if reported.data is not None else " DIR is the dataset."
-    words: Words = (
+    instructions = (
         "Run in this order, on the same machine, dataset and versions; paths are"
-        f" relative to the directory in which the report was built.{where}",
+        " relative to the directory in which the report was built."
     )
+    if reported.data is None:
+        instructions += " DIR is the dataset."
+    words: Words = (instructions,)
     if not reported.intact:
         warning = Strong(text="The profile was modified after it was written.")
         words = (*words, " ", warning)
@@ -58,7 +60,7 @@ def _identifier_rows(reported: ReportedProfile) -> list[Row]:
 
 
 def tuning_commands(reported: ReportedProfile) -> list[str]:
-    """Return the commands that tuned the profile, with its settings, in their order."""
+    """Return the commands that tuned the profile with its settings, oldest first."""
     profile = reported.profile
     probe = profile.evidence.probe
     data = "DIR" if reported.data is None else str(reported.data)
@@ -69,7 +71,7 @@ def tuning_commands(reported: ReportedProfile) -> list[str]:
     # The profile holds the shape of a model that has no preset.
     model = reported.name if reported.name in PRESETS else str(reported.path)
     commands = {
-        "probe": probe_again(
+        "probe": repeated_probe_command(
             profile.train, profile, model=model, data=data, out=reported.path
         ),
         "workers": f"autotune workers {reported.quoted} {data_and_ranks}",
@@ -77,6 +79,6 @@ def tuning_commands(reported: ReportedProfile) -> list[str]:
         "baseline": f"autotune baseline {reported.quoted} {data_and_ranks}",
         "advise": f"autotune advise {reported.quoted} --apply",
     }
-    # A profile may name anything there; only this program's commands are shown as such.
+    # A foreign profile may name anything as a command; only this program's are shown.
     names = dict.fromkeys(profile.provenance.commands)
     return [commands[name] for name in names if name in commands]

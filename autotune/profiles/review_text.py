@@ -1,16 +1,17 @@
-"""Text on a profile's verification and approval."""
+"""Text and report blocks on a profile's verification and approval."""
 
-from autotune.base.document import Pairs, Table
+from autotune.base.document import Block, Missing, Pairs, Table
 from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.wording import plural
+from autotune.profiles.approval_record import Approval, short_hash
 from autotune.profiles.checks import Check, TrialLogCheck, Verification
-from autotune.profiles.values import Approval, is_sha256
+from autotune.profiles.values import is_sha256
+from autotune.report.values import ReportedProfile
 
-_HASH_DIGITS = 12
-"""Digits of a hash that are shown, as few as tell it from others."""
 _MOST_CHARACTERS = 40
-"""Longest value of a check, in characters; longer ones are cut."""
+"""Longest value of a check, in characters, so that a row fits a terminal; a longer one
+is cut."""
 _RESULT_WORDS = {
     "error": "differs (error)",
     "warning": "differs (warning)",
@@ -37,7 +38,7 @@ def verification_text(
         headers=("field", "result", "in the profile", "here"),
         rows=tuple(_check_cells(check) for check in verification.checks),
     )
-    content = f"{_short_hash(approval.present_sha256)}, {content_state(intact=intact)}"
+    content = _content_words(approval, intact=intact)
     if not intact:
         content += ", so its figures may not hold for its settings"
     pairs = (
@@ -54,7 +55,7 @@ def _check_cells(check: Check) -> Row:
     if check.found == "same":
         here = ""
     elif check.found == "unknown" and not is_sha256(check.here):
-        # A reason, which is shown in full.
+        # The reason why the field cannot be checked, which is shown in full.
         here = check.here
     result = _RESULT_WORDS.get(check.found, check.found)
     return [check.field, result, short_value(check.profile), here]
@@ -85,7 +86,7 @@ def trial_log_words(check: TrialLogCheck) -> str:
 def short_value(text: str) -> str:
     """Shorten a hash or a long text."""
     if is_sha256(text):
-        return _short_hash(text)
+        return short_hash(text)
     if len(text) <= _MOST_CHARACTERS:
         return text
     return f"{text[:_MOST_CHARACTERS]}…"
@@ -97,9 +98,9 @@ def approval_line(approval: Approval) -> str:
     if review is None:
         return "not reviewed"
     reviewer = f"by {review.by} at {review.time_utc}"
-    reviewed_hash = _short_hash(review.profile_sha256)
+    reviewed_hash = short_hash(review.profile_sha256)
     if approval.state == "voided":
-        present_hash = _short_hash(approval.present_sha256)
+        present_hash = short_hash(approval.present_sha256)
         return (
             f"voided: approved {reviewer}, modified since"
             f" (hash {reviewed_hash} then, {present_hash} now)"
@@ -114,17 +115,26 @@ def approval_line(approval: Approval) -> str:
     return f"{approval.state}{edited} {reviewer}{note}"
 
 
+def _content_words(approval: Approval, *, intact: bool) -> str:
+    """Return the hash of a profile's present content, and whether it was edited."""
+    return f"{short_hash(approval.present_sha256)}, {content_state(intact=intact)}"
+
+
 def review_text(name: str, approval: Approval, *, intact: bool) -> str:
     """Return a profile's name, content hash and approval."""
-    content = f"{_short_hash(approval.present_sha256)}, {content_state(intact=intact)}"
     pairs = (
         ("profile", (name,)),
-        ("content", (content,)),
+        ("content", (_content_words(approval, intact=intact),)),
         ("approval", (approval_line(approval),)),
     )
     return console_text((Pairs(pairs=pairs),))
 
 
-def _short_hash(sha256: str) -> str:
-    """Return the first digits of a hash."""
-    return sha256[:_HASH_DIGITS]
+def approval_blocks(reported: ReportedProfile) -> tuple[Block, ...]:
+    """Return a profile's approval; without a review, the command that approves it."""
+    approval = reported.approval
+    if approval is None or approval.state == "not reviewed":
+        command = f"autotune profile approve {reported.quoted} --by NAME"
+        missing = Missing(subject="Approval", state="not reviewed", commands=(command,))
+        return (missing,)
+    return (Pairs(pairs=(("Approval", (approval_line(approval),)),)),)

@@ -1,15 +1,14 @@
-"""Reading and writing of profiles, and paths in them and to them."""
+"""Reading and writing of profiles."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.base.files import write_atomically
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import AutotuneError
 from autotune.profiles.toml_file import profile_from_tables, profile_to_toml
-from autotune.profiles.values import Profile, updated
+from autotune.profiles.values import Profile, update_profile
 from autotune.trials.decide.plausibility import check_profile
 from trainer.config.resolve import find_data, read_profile_tables
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
@@ -19,7 +18,7 @@ from trainer.errors import TrainerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProfile:
-    """A profile as read from a path, which finds the dataset that it names."""
+    """A profile with the path that it was read from."""
 
     path: Path
     profile: Profile
@@ -27,16 +26,19 @@ class StoredProfile:
     """True if the content still has the hash that it was written with."""
 
     def data_dir(self, override: Path | None = None) -> Path:
-        """Return the dataset: ``override``, else AUTOTUNE_DATA, else the profile's.
+        """Return the directory of the dataset, which need not exist.
+
+        It is ``override``, else the environment variable AUTOTUNE_DATA, else the path
+        in the profile.
 
         Raises:
-            BadConfig: Without any of them.
+            BadConfig: If none of the three names a dataset.
         """
         directory, _ = find_data(self.path, self.profile.train, override)
         return directory
 
-    def data_here(self, override: Path | None = None) -> Path | None:
-        """Return the dataset's directory if it holds a dataset; None otherwise."""
+    def existing_data_dir(self, override: Path | None = None) -> Path | None:
+        """Return ``data_dir``; None if no dataset is named, or there is none."""
         try:
             directory = self.data_dir(override)
         except TrainerError:
@@ -49,12 +51,13 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
 
     Args:
         path: Path of the profile.
-        tables: Content of its file, if that was read before.
+        tables: Content of its file, if it was read before; None reads the file.
 
     Raises:
-        BadInput: If it is invalid.
-        Undecided: If it holds a rate that its GPU cannot reach.
-        MachineLacks: If it holds a rate of a pretended GPU.
+        BadConfig: If the file cannot be read.
+        BadInput: If the profile is invalid.
+        Undecided: If the profile has a rate that its GPU cannot reach.
+        MachineLacks: If the profile has a rate of a pretended GPU.
     """
     if tables is None:
         tables = read_profile_tables(path)
@@ -63,71 +66,28 @@ def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProf
     return StoredProfile(path=path, profile=profile, intact=intact)
 
 
-def profile_paths(
-    out: Path | None, names: Sequence[str], device_name: str
-) -> list[Path]:
-    """Return where to write the profiles of models.
-
-    Args:
-        out: Directory, or a .toml file for a single model; None means ``profiles``.
-        names: Names of the models.
-        device_name: Name of the device, which ends the file names.
-
-    Raises:
-        UsageError: If ``out`` or the names do not allow it.
-    """
-    if len(set(names)) < len(names):
-        raise UsageError(
-            "two models have the same name",
-            next_step="Run them one at a time, each with its own --out.",
-        )
-    if out is not None and len(names) == 1 and out.suffix == ".toml":
-        return [out]
-    if out is not None and (out.suffix == ".toml" or out.is_file()):
-        reason = "is not a .toml file"
-        if len(names) > 1:
-            reason = f"names one file for {len(names)} models"
-        raise UsageError(
-            f"--out {out} {reason}",
-            next_step="Pass a directory, or a .toml file for a single model.",
-        )
-    directory = out or Path("profiles")
-    return [directory / f"{name}-{device_name}.toml" for name in names]
-
-
-def rebase_data_path(profile: Profile, old: Path, new: Path) -> Profile:
-    """Return the profile with its dataset's path relative to another path of it.
-
-    Args:
-        profile: Profile to change.
-        old: Path of the profile that its dataset's path is relative to.
-        new: Path that it will be written to.
-    """
-    data_path = profile.train.data.path
-    if data_path is None or old.parent.resolve() == new.parent.resolve():
-        return profile
-    new_data_path = relative_data_path(old.parent / data_path, new)
-    train = with_data(profile.train, {"path": new_data_path})
-    return profile.model_copy(update={"train": train})
-
-
 def keep_workers(profile: Profile, path: Path) -> Profile:
-    """Return the profile with the DataLoader workers of the profile at ``path``.
+    """Return the new profile with the worker sweep of the profile at ``path``.
 
-    They are kept only if they were measured on this machine with exactly the settings
-    of the new profile, so that a repeated probe does not lose a worker sweep.
+    So a repeated probe does not lose the sweep. The sweep is kept only if it was
+    measured on this machine, with exactly the settings of the new profile.
     """
     old = _readable_profile(path)
     if old is None or old.evidence.workers is None:
         return profile
-    settings = {
+    loader_settings = {
         name: getattr(old.train.data, name) for name in tagged(DataSettings, Tag.LOADER)
     }
-    train = with_data(profile.train, settings)
+    train = with_data(profile.train, loader_settings)
     # Workers that suffice for one step may not for a faster one.
     if old.fingerprint != profile.fingerprint or train != old.train:
         return profile
-    return updated(profile, train, "workers", {"workers": old.evidence.workers})
+    return update_profile(
+        profile,
+        train,
+        command="workers",
+        evidence={"workers": old.evidence.workers},
+    )
 
 
 def write_profile(path: Path, profile: Profile) -> Path | None:
@@ -137,8 +97,8 @@ def write_profile(path: Path, profile: Profile) -> Path | None:
         Path of the kept profile; None if none was kept.
 
     Raises:
-        Undecided: If the profile holds a rate that its GPU cannot reach.
-        MachineLacks: If it holds a rate of a pretended GPU.
+        Undecided: If the profile has a rate that its GPU cannot reach.
+        MachineLacks: If the profile has a rate of a pretended GPU.
     """
     check_profile(profile)
     kept = None
@@ -164,11 +124,6 @@ def _readable_profile(path: Path) -> Profile | None:
         return read_profile(path).profile
     except (TrainerError, AutotuneError):
         return None
-
-
-def relative_data_path(data_dir: Path, profile_path: Path) -> str:
-    """Return a dataset's path relative to the profile, as profiles name it."""
-    return os.path.relpath(data_dir.resolve(), profile_path.parent.resolve())
 
 
 def with_data(config: TrainConfig, settings: Mapping[str, object]) -> TrainConfig:

@@ -19,7 +19,7 @@ _HEADER_LINES = (
     ),
     "the profile as modified. Names contain the units; a _share is between 0 and 1.",
 )
-"""Comments above the tables of a profile, each a line of its file."""
+"""Two lines of comments above the tables of a profile."""
 _ALWAYS_WRITTEN = (
     "seq_length_tokens",
     "layout",
@@ -82,8 +82,7 @@ def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile,
         where: Name of the file in errors.
 
     Returns:
-        The profile; and True if its content still has the recorded hash, so that it was
-        not edited.
+        The profile, and whether it is intact: its content still has the recorded hash.
 
     Raises:
         BadInput: If the tables are not a valid profile.

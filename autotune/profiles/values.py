@@ -1,4 +1,4 @@
-"""The tables of a profile, and its approval.
+"""The tables of a profile.
 
 A profile has settings to train with, constraints, a fingerprint of the machine,
 provenance and evidence.
@@ -6,7 +6,6 @@ provenance and evidence.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -25,15 +24,23 @@ from trainer.config.train_config import (
     TrainConfig,
 )
 
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+"""Pattern of a SHA-256 in hexadecimal, as this project writes it."""
+
 
 class Evidence(StrictTable):
     """Measurements behind a profile, by command; None if a command measured nothing."""
 
     probe: ProbeEvidence | None = None
+    """Micro-batch sizes that fit, and their throughput."""
     explore: ExploreEvidence | None = None
+    """Joint search of the settings of a training step."""
     workers: WorkersEvidence | None = None
+    """Throughput by number of DataLoader workers."""
     network: NetworkEvidence | None = None
+    """Gradient synchronisation, and scaling over nodes."""
     baseline: BaselineEvidence | None = None
+    """Speed of the tuned settings, compared with defaults."""
 
 
 class Constraints(StrictTable):
@@ -162,6 +169,11 @@ def model_sha256(settings: ModelSettings) -> str:
     return canonical_sha256(settings.model_dump(mode="json", exclude={"name"}))
 
 
+def is_sha256(text: str) -> bool:
+    """Return whether a text is a SHA-256 in hexadecimal, of 64 lower-case digits."""
+    return re.fullmatch(SHA256_PATTERN, text) is not None
+
+
 def fill_share(profile: Profile) -> float | None:
     """Return the share of non-padding tokens in a sequence, on average.
 
@@ -174,37 +186,36 @@ def fill_share(profile: Profile) -> float | None:
     return tokens / profile.train.seq_length_tokens
 
 
-def updated(
+def update_profile(
     profile: Profile,
     train: TrainConfig,
-    command: str | None = None,
-    evidence: Mapping[str, object] | None = None,
-    without: Sequence[str] = (),
-    **provenance: object,
+    *,
+    command: str,
+    evidence: Mapping[str, object],
+    dropped_commands: Sequence[str] = (),
+    provenance: Mapping[str, object] | None = None,
 ) -> Profile:
-    """Return the profile with other settings and a command's evidence.
+    """Return the profile with the settings and the evidence of a command.
 
     Args:
         profile: Profile to update.
         train: Settings to train with; if they differ from the profile's, the evidence
             of a baseline is dropped.
-        command: Command that measured, which becomes the newest of the recorded
-            commands; None adds none.
-        evidence: Evidence of the command, by the name of its table.
-        without: Commands whose evidence is dropped, and which are no longer recorded.
-        provenance: Fields of the provenance to replace.
+        command: Command that ran, which becomes the newest of the recorded commands.
+        evidence: New tables of the evidence, by their names.
+        dropped_commands: Commands whose evidence is dropped, and which are no longer
+            recorded.
+        provenance: New fields of the provenance, by their names; None changes none.
     """
-    dropped = list(without)
+    dropped = list(dropped_commands)
     if train != profile.train:
         # The baseline holds only for the settings that it was measured with.
         dropped.append("baseline")
-    commands = [
+    earlier_commands = [
         name for name in profile.provenance.commands if name not in (*dropped, command)
     ]
-    if command is not None:
-        commands.append(command)
-    new_evidence: dict[str, object] = {**dict.fromkeys(dropped), **(evidence or {})}
-    new_provenance = {"commands": commands, **provenance}
+    new_provenance = {"commands": [*earlier_commands, command], **(provenance or {})}
+    new_evidence: dict[str, object] = {**dict.fromkeys(dropped), **evidence}
     return profile.model_copy(
         update={
             "train": train,
@@ -212,65 +223,3 @@ def updated(
             "evidence": profile.evidence.model_copy(update=new_evidence),
         }
     )
-
-
-_SHA256 = r"^[0-9a-f]{64}$"
-"""Pattern of a SHA-256 in hexadecimal, as this project writes it."""
-Decision = Literal["approved", "rejected"]
-"""Decision of a reviewer."""
-State = Literal["not reviewed", "approved", "rejected", "voided"]
-"""State of a profile's present content: the decision on it, ``voided`` if only earlier
-content was approved, else ``not reviewed``."""
-
-
-class ApprovalRecord(StrictTable):
-    """The last approval or rejection, in ``review.json``.
-
-    The name in it is not authenticated.
-    """
-
-    schema_version: Literal[2] = 2
-    """Version of the format of ``review.json``."""
-    profile_sha256: Annotated[str, Field(pattern=_SHA256)]
-    """Hash of the reviewed content."""
-    decision: Decision
-    """Decision on this content."""
-    by: Annotated[str, Field(min_length=1, max_length=200)]
-    """Name of the reviewer, as given on the command line."""
-    note: Annotated[str, Field(max_length=2000)] | None = None
-    """Comment of the reviewer."""
-    time_utc: Annotated[str, Field(max_length=40)]
-    """Time of the review, in ISO 8601."""
-    as_edited: bool = False
-    """True if the content was approved although it was modified after it was
-    written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Approval:
-    """Approval of a profile's present content."""
-
-    state: State
-    present_sha256: str
-    """Hash of the present content."""
-    review: ApprovalRecord | None
-    """Last approval or rejection, of the present content or of an earlier one."""
-
-
-def approval_of(review: ApprovalRecord | None, present_sha256: str) -> Approval:
-    """Return the approval of a profile's present content.
-
-    A review counts only for the content that it names; the approval of another content
-    is void.
-    """
-    state: State = "not reviewed"
-    if review is not None and review.profile_sha256 == present_sha256:
-        state = review.decision
-    elif review is not None and review.decision == "approved":
-        state = "voided"
-    return Approval(state=state, present_sha256=present_sha256, review=review)
-
-
-def is_sha256(text: str) -> bool:
-    """Return whether a text is a SHA-256 in hexadecimal, of 64 lower-case digits."""
-    return re.fullmatch(_SHA256, text) is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 from autotune.machine.host import Host
 from autotune.machine.measured_device import MeasuredDevice, fingerprint, open_device
 from autotune.machine.nvml import GpuMonitor
-from autotune.profiles.approval import ApprovedProfile
+from autotune.profiles.approval import ProfileWithApproval
 from autotune.profiles.checks import Check, Verification
 from autotune.profiles.decide.fingerprint_check import check_fields
 from autotune.profiles.values import Fingerprint
@@ -28,7 +28,7 @@ _LIBRARIES = ("torch", "transformers")
 
 
 def verify_profile(
-    stored: ApprovedProfile,
+    stored: ProfileWithApproval,
     data: Path | None,
     host: Host,
     monitor: GpuMonitor,
@@ -38,11 +38,16 @@ def verify_profile(
 
     Args:
         stored: Profile to compare.
-        data: Directory of the dataset; None means AUTOTUNE_DATA, else the profile's.
+        data: Directory of the dataset; None means the environment variable
+            AUTOTUNE_DATA, else the path in the profile.
         host: Host to read.
         monitor: GPUs to read.
         read_cuda: Function that returns the CUDA version that torch is built for; it
             is called only if a GPU is compared.
+
+    Returns:
+        A check of the content and of every field of the fingerprint, and an error for
+        each setting that contradicts the fingerprint.
     """
     train = stored.profile.train
     made_on = stored.profile.fingerprint
@@ -54,13 +59,14 @@ def verify_profile(
         no_dataset = error.message
     site = open_device(
         "auto" if made_on.device == "cuda" else "cpu",
-        stored.data_here(data) or stored.path.parent,
+        # Without a dataset, the file system of the profile is read, and not compared.
+        stored.existing_data_dir(data) or stored.path.parent,
         host,
         monitor,
         measures=False,
     )
     unknown = _unknown_fields(made_on, site, no_dataset)
-    # Fields of libraries that are missing are compared as "n/a".
+    # A fingerprint requires these versions; a missing one is not compared.
     for library in _LIBRARIES:
         site.versions.setdefault(library, "n/a")
     # On a CPU the CUDA version that torch was built for does not matter.
@@ -102,7 +108,7 @@ def _unknown_fields(
     return unknown
 
 
-def _check_content(stored: ApprovedProfile) -> Check:
+def _check_content(stored: ProfileWithApproval) -> Check:
     """Compare the profile's content with the hash that it was written with."""
     return Check(
         field="content",

@@ -19,9 +19,11 @@ from autotune.corpus.sections import lengths_section
 from autotune.corpus.values import LengthDistribution
 from autotune.memory.sections import curve_section, memory_section
 from autotune.network.sections import network_section
-from autotune.profiles.decide.rates import Rate, run_rate, tuned_rate
+from autotune.profiles.decide.rates import Rate, tuned_rate
+from autotune.profiles.decide.run_rates import run_rate
+from autotune.profiles.fingerprint_table import fingerprint_table
 from autotune.profiles.reproduction import reproduction_blocks, tuning_commands
-from autotune.profiles.sections import approval_blocks, fingerprint_table
+from autotune.profiles.review_text import approval_blocks
 from autotune.profiles.values import fill_share
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.runs import (

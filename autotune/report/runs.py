@@ -11,7 +11,7 @@ from autotune.base import document as doc
 from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import format_loss, format_number
 from autotune.profiles.decide.drift import Drift, drifts
-from autotune.profiles.decide.rates import run_rate
+from autotune.profiles.decide.run_rates import run_rate
 from autotune.report.sections import bottleneck_words, bounded, step_chart
 from autotune.report.values import ReportedProfile, ReportedRun
 from trainer.health.events import EventRow

@@ -28,7 +28,7 @@ from autotune.baseline.sections import baseline_section
 from autotune.baseline.values import RecipeName, row_of
 from autotune.memory.values import LOWER_BOUND
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.profiles.decide.follow_up import probe_first
+from autotune.profiles.decide.follow_up import missing_probe_commands
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.profiles.values import Profile
 from autotune.report.decide import BASELINES, main_bottleneck, quality_of
@@ -98,7 +98,8 @@ def _headline(one: ReportedProfile) -> doc.Words:
     rate, words = tuned_rate(one.profile), list[str | doc.Code | doc.Strong]()
     if rate is None:
         command = next(
-            iter(probe_first(one.profile, one.path)), f"autotune baseline {one.quoted}"
+            iter(missing_probe_commands(one.profile, one.path)),
+            f"autotune baseline {one.quoted}",
         )
         return ("Throughput was not measured: ", doc.Code(text=command))
     rows = [

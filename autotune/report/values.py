@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.advice.values import Advice, Bottleneck
+from autotune.profiles.approval_record import Approval
 from autotune.profiles.checks import TrialLogCheck
-from autotune.profiles.values import Approval, Profile
+from autotune.profiles.values import Profile
 from autotune.trials.values import FinishedTrial
 from trainer.data.manifest import Manifest
 from trainer.record.run_record import Run

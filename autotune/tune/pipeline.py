@@ -32,7 +32,8 @@ from autotune.memory.values import LOWER_BOUND
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.local_probe import require_local_probe
-from autotune.profiles.store import profile_paths, read_profile
+from autotune.profiles.profile_paths import profile_paths
+from autotune.profiles.store import read_profile
 from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
 from autotune.trials.session import Session, open_session

@@ -15,7 +15,7 @@ from autotune.base.wording import (
     format_windows,
     plural,
 )
-from autotune.profiles.decide.follow_up import command, probe_first
+from autotune.profiles.decide.follow_up import command, missing_probe_commands
 from autotune.report.values import ReportedProfile
 from autotune.trials.job_figures import GpuUse
 from autotune.workers.count_tables import count_head, count_table
@@ -45,7 +45,7 @@ def workers_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     evidence = reported.profile.evidence.workers
     if evidence is None or not _has_windows(evidence):
         commands = (
-            *probe_first(reported.profile, reported.path),
+            *missing_probe_commands(reported.profile, reported.path),
             f"autotune workers {reported.quoted}",
         )
         return (doc.Missing(subject="Number of DataLoader workers", commands=commands),)

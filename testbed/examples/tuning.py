@@ -26,9 +26,8 @@ from autotune.network.values import (
     NetworkEvidence,
     ScalingRow,
 )
+from autotune.profiles.approval_record import Approval, ApprovalRecord
 from autotune.profiles.values import (
-    Approval,
-    ApprovalRecord,
     Constraints,
     Evidence,
     Fingerprint,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotune.advice.values import Advice, SettingChange
 from autotune.errors import BadInput
-from autotune.profiles.values import Profile, updated
+from autotune.profiles.values import Profile, update_profile
 from trainer.config.tables import parse_table
 from trainer.config.train_config import TrainConfig, dotted
 from trainer.errors import BadConfig
@@ -72,4 +72,11 @@ def apply_advice(
         choice = f"{probe.choice}; measured before advice changed {', '.join(other)}"
         evidence["probe"] = probe.model_copy(update={"choice": choice})
     train = apply_changes(profile.train, changes)
-    return updated(profile, train, "advise", evidence, without, created_utc=created_utc)
+    return update_profile(
+        profile,
+        train,
+        command="advise",
+        evidence=evidence,
+        dropped_commands=without,
+        provenance={"created_utc": created_utc},
+    )

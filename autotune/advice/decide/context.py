@@ -22,7 +22,7 @@ from autotune.advice.values import (
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.profiles.decide.follow_up import probe_again
+from autotune.profiles.decide.follow_up import repeated_probe_command
 from autotune.profiles.values import Evidence, Profile
 from autotune.trials.values import FinishedTrial
 from autotune.workers.values import WorkersRow
@@ -128,7 +128,7 @@ class TrainingContext:
         """Return the probe command for the same settings except for these changes."""
         assert self.train is not None
         batch = {"global_batch_tokens": self.global_batch_tokens}
-        return probe_again(
+        return repeated_probe_command(
             self.train, self.profile, data=self.data_path, **(batch | changes)
         )
 

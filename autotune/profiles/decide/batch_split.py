@@ -21,16 +21,20 @@ class GlobalBatchSplit:
     """
 
     gradient_accumulation_steps: int
+    """Micro-batches of each rank in an optimizer step."""
     micro_batch_size: int
+    """Sequences of a micro-batch, empty ones included."""
     empty_sequences: int
-    """Number of empty sequences in the last micro-batches."""
+    """Number of empty sequences in the micro-batches of all ranks."""
     without_empty: tuple[int, ...]
-    """Nearest global batches, below and above, that leave no sequence empty."""
+    """Nearest global batches in sequences, below and above, that leave no sequence
+    empty; none if this one leaves none empty."""
 
     def words(self, ranks: int) -> str:
         """Return the split as every output shows it: ``32 = 3 x 11``.
 
-        The product exceeds the global batch by the empty sequences.
+        On the left is the global batch; the product on the right exceeds it by the
+        empty sequences.
         """
         product = self.gradient_accumulation_steps * self.micro_batch_size * ranks
         by_ranks = f" x {ranks:,} ranks" if ranks > 1 else ""
@@ -46,8 +50,13 @@ def split_global_batch(
 ) -> GlobalBatchSplit:
     """Split a global batch as the trainer does.
 
+    Args:
+        global_batch_size: Sequences of an optimizer step over all ranks.
+        micro_batch_size: Largest number of sequences in a micro-batch.
+        ranks: Ranks that train together.
+
     Raises:
-        BadInput: If it has fewer sequences than ranks.
+        BadInput: If the global batch has fewer sequences than ranks.
     """
     if global_batch_size < ranks:
         next_step = (
@@ -60,8 +69,8 @@ def split_global_batch(
         )
     accumulation_steps = math.ceil(global_batch_size / (micro_batch_size * ranks))
     micro_batches = accumulation_steps * ranks
-    # Micro-batches of the same number may be smaller: this leaves the fewest sequences
-    # empty.
+    # With as many micro-batches, the smallest size that holds the global batch leaves
+    # the fewest sequences empty.
     even_size = math.ceil(global_batch_size / micro_batches)
     sequences = even_size * micro_batches
     without_empty: tuple[int, ...] = ()
@@ -80,9 +89,7 @@ def split_global_batch(
 def global_batch_size_of(
     global_batch_tokens: int, mean_tokens_per_sequence: float
 ) -> int:
-    """Return the number of sequences that come closest to a global batch in tokens.
-
-    It is at least 1.
+    """Return the global batch in sequences, at least 1, that is closest to its tokens.
 
     Args:
         global_batch_tokens: Non-padding tokens of an optimizer step over all ranks.

@@ -1,29 +1,33 @@
 """Drift of a run from its profile: tokens/s, MFU and peak memory. Pure.
 
-Drift is judged by the confidence interval of the ratio of the two rates.
+Drift of tokens/s and MFU is judged by the confidence interval of the ratio of achieved
+to expected rate, drift of memory by the ratio alone.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from autotune.base.estimates import Estimate, change_between, reason_without_bounds
 from autotune.base.interval import Interval
 from autotune.base.wording import plural
-from autotune.profiles.decide.rates import Rate, expected_rate, run_rate, settled_steps
+from autotune.profiles.decide.rates import Rate, expected_rate
+from autotune.profiles.decide.run_rates import run_rate, settled_steps
 from autotune.profiles.values import Profile
 from autotune.trials.job_figures import StepFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import FinishedTrial
+from trainer.config.train_config import TrainConfig
 from trainer.record.run_record import Run
 
 ALIKE_SHARE = 0.02
-"""Share up to which a difference counts as none."""
+"""Difference from the expected value up to which there is no drift, as a share."""
 FAR_SHARE = 0.1
-"""Share above which a difference is reported even if the noise is unknown."""
+"""Difference from the expected value, as a share, above which the verdict names it even
+if the noise is unknown."""
 NOTHING_EXPECTED = "no expected value"
-"""Verdict on a quantity of which the profile has no measurement."""
+"""Verdict on a quantity for which the profile has no expected value."""
 _MEMORY_SETTINGS = (
     "seq_length_tokens",
     "layout",
@@ -47,16 +51,16 @@ class Drift:
 
     quantity: Quantity
     expected: Interval | None
-    """Expected value; None if the profile has no measurement of the quantity."""
+    """Expected value; None if the profile has none."""
     expected_source: str
     """Origin of the expected value, or the reason why there is none."""
     achieved: Interval | None
     """Value of the run; None if it logged none."""
     ratio: Interval | None = None
-    """Achieved relative to expected value."""
+    """Achieved over expected value; None if one of them is None."""
     verdict: str
     """Judgement in words: as expected, within noise, drift with its direction, or the
-    reason why there is none."""
+    reason why the quantity cannot be judged."""
 
 
 def drifts(
@@ -70,12 +74,12 @@ def drifts(
     """Compare a run since its last start with its profile.
 
     Args:
-        profile: Profile that the run was started from.
+        profile: Profile that the run was started from; None if it was not found.
         run: Run to compare.
         trials: Trials of the profile, which have the expected memory.
-        intact: False if the profile was edited: nothing is comparable then.
-        other_settings: Settings in which the run deviates from the profile: nothing is
-            comparable if there are any.
+        intact: False if the profile was edited, so that no verdict is possible.
+        other_settings: Settings in which the run deviates from the profile; with any,
+            no verdict is possible.
 
     Returns:
         Drift of non-padding tokens/s, MFU and peak memory; empty without a profile, or
@@ -106,7 +110,7 @@ def _not_comparable_reason(
 
 
 def _speed_drifts(profile: Profile, run: Run) -> tuple[Drift, Drift]:
-    """Compare non-padding tokens/s and MFU with the rate to expect of the ranks."""
+    """Compare non-padding tokens/s and MFU with those to expect of the run's ranks."""
     achieved = run_rate(run)
     expected = expected_rate(profile, run.header.world_size)
     if expected is None:
@@ -122,10 +126,14 @@ def _speed_drifts(profile: Profile, run: Run) -> tuple[Drift, Drift]:
 
 
 def verdict_of(expected: Estimate, achieved: Estimate) -> str:
-    """Judge the ratio of an achieved to an expected figure.
+    """Judge an achieved rate, in words.
 
-    The verdict is ``drift`` if the interval of the ratio excludes 1, and the ratio
-    differs from 1 by more than ``ALIKE_SHARE``.
+    The verdict is ``drift`` if the ratio of the rates differs from 1 by more than
+    ``ALIKE_SHARE``, and its interval excludes 1.
+
+    Args:
+        expected: Rate to expect.
+        achieved: Rate of the run.
     """
     change = change_between(expected, achieved)
     deviation = abs(change.value - 1)
@@ -145,10 +153,16 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
 def _mfu_drift(
     run: Run, expected: Rate | None, source: str, achieved: Rate | None
 ) -> Drift:
-    """Compare MFU by the two rates.
+    """Compare the MFU of two rates.
 
-    Each is multiplied by the run's MFU per non-padding token/s, as no profile has an
-    MFU.
+    No profile has an MFU. So both rates are converted by the run's own MFU for each
+    non-padding token/s.
+
+    Args:
+        run: Run, whose steps may log an MFU.
+        expected: Rate to expect; None if it is unknown.
+        source: Origin of the expected MFU, or the reason why there is none.
+        achieved: Rate of the run; None if it logged no plausible step.
     """
     steps = settled_steps(run) or run.steps
     mfu_per_rate = [
@@ -165,8 +179,9 @@ def _mfu_drift(
             achieved=None,
             verdict=no_peak,
         )
-    factor = statistics.median(mfu_per_rate)
-    return _rate_drift("MFU", expected, source, achieved, factor)
+    return _rate_drift(
+        "MFU", expected, source, achieved, factor=statistics.median(mfu_per_rate)
+    )
 
 
 def _rate_drift(
@@ -174,30 +189,41 @@ def _rate_drift(
     expected: Rate | None,
     source: str,
     achieved: Rate | None,
+    *,
     factor: float = 1.0,
 ) -> Drift:
-    """Compare two rates, each times a factor."""
-    drift = Drift(
+    """Compare a quantity that is proportional to the rate.
+
+    Args:
+        quantity: Quantity to compare.
+        expected: Rate to expect; None if it is unknown.
+        source: Origin of the expected value, or the reason why there is none.
+        achieved: Rate of the run; None if it logged no plausible step.
+        factor: Value of the quantity for each non-padding token/s.
+    """
+    ratio: Interval | None = None
+    if expected is None:
+        verdict = NOTHING_EXPECTED
+    elif achieved is None:
+        verdict = "the run logged no rate"
+    else:
+        ratio = change_between(expected.estimate, achieved.estimate)
+        verdict = verdict_of(expected.estimate, achieved.estimate)
+    return Drift(
         quantity=quantity,
         expected=None if expected is None else expected.interval.scaled(factor),
         expected_source=source,
         achieved=None if achieved is None else achieved.interval.scaled(factor),
-        verdict=NOTHING_EXPECTED if expected is None else "the run logged no rate",
-    )
-    if expected is None or achieved is None:
-        return drift
-    return replace(
-        drift,
-        ratio=change_between(expected.estimate, achieved.estimate),
-        verdict=verdict_of(expected.estimate, achieved.estimate),
+        ratio=ratio,
+        verdict=verdict,
     )
 
 
 def _memory_drift(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
-    """Compare peak memory with the trials.
+    """Compare the peak memory of a run with that of trials with its settings.
 
-    On a CPU it is not judged: a run counts its whole process, a trial only what the
-    step adds.
+    On a CPU it is not judged: a run counts the memory of its whole process, a trial
+    only what the step adds to it.
     """
     steps = settled_steps(run) or run.steps
     achieved_bytes = float(max(step.peak_memory_bytes for step in steps))
@@ -220,7 +246,12 @@ def _memory_drift(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -
 
 
 def _memory_verdict(device: str, ratio: float | None) -> str:
-    """Judge the ratio of achieved to expected peak memory."""
+    """Judge the ratio of achieved to expected peak memory, in words.
+
+    Args:
+        device: Device of the run, ``cpu`` or ``cuda``.
+        ratio: Achieved over expected peak; None without an expected one.
+    """
     if device == "cpu":
         return "not comparable on a CPU: the run counts its whole process"
     if ratio is None:
@@ -240,20 +271,34 @@ def _peak_bytes_of_trials(
     Returns:
         None if no trial has its micro-batch size and the profile's other settings.
     """
-    # A trial log has trials of other recipes too.
-    settings = {name: getattr(profile.train, name) for name in _MEMORY_SETTINGS}
-    settings["micro_batch_size"] = run.header.sequences_per_micro_batch
     peaks_bytes = []
     for finished in trials:
-        config = finished.trial.config
-        if finished.trial.job != "step" or not config:
+        if finished.trial.job != "step" or not isinstance(finished.outcome, Measured):
             continue
-        # Settings that a trial does not record are the profile's.
-        trial_settings = {**settings, "micro_batch_size": None, **config}
-        has_same_settings = trial_settings.items() >= settings.items()
-        if has_same_settings and isinstance(finished.outcome, Measured):
-            figures = StepFigures.of(finished.outcome)
-            # A run counts the memory of its allocator, without non-PyTorch memory.
-            peak_bytes = figures.peak_bytes - (figures.non_pytorch_bytes or 0)
-            peaks_bytes.append(float(peak_bytes))
+        config = finished.trial.config
+        if config.get("micro_batch_size") != run.header.sequences_per_micro_batch:
+            continue
+        if not _has_memory_settings(config, profile.train):
+            continue
+        figures = StepFigures.of(finished.outcome)
+        # A run counts the memory of its allocator, without non-PyTorch memory.
+        peak_bytes = figures.peak_bytes - (figures.non_pytorch_bytes or 0)
+        peaks_bytes.append(float(peak_bytes))
     return max(peaks_bytes, default=None)
+
+
+def _has_memory_settings(config: Mapping[str, Any], train: TrainConfig) -> bool:
+    """Return whether a trial ran with the settings that the memory depends on.
+
+    A trial log also has trials of other settings. Settings that a trial does not record
+    are the profile's.
+
+    Args:
+        config: Recorded settings of the trial.
+        train: Settings of the profile.
+    """
+    for name in _MEMORY_SETTINGS:
+        value = getattr(train, name)
+        if config.get(name, value) != value:
+            return False
+    return True

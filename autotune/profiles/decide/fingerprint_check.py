@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.profiles.checks import Check, Found
+from autotune.profiles.checks import Check, CheckResult
 from autotune.profiles.values import Fingerprint
 
 _ERROR_FIELDS = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
@@ -30,19 +30,20 @@ _GPU_FIELDS = (
     "driver",
     "cuda",
 )
-"""Fields that do not matter if the GPU's step is replayed."""
+"""Fields that do not matter if a GPU's step is replayed on a machine without it."""
 _REPLAY_ERROR_FIELDS = ("cpu_model", "data_filesystem")
-"""Fields that invalidate the figures of a replayed step."""
-_SEVERITIES: tuple[Found, ...] = ("error", "warning", "info")
+"""Fields that invalidate the figures of a replayed step if they differ, as the CPU and
+the file system feed it."""
+_MOST_CHARACTERS = 64
+"""Longest value of a field in a check, in characters: those of a SHA-256."""
+_SEVERITIES: tuple[CheckResult, ...] = ("error", "warning", "info")
 """Severities of a difference, the most severe first."""
 
 
 def compare_fingerprints(
     profile: Fingerprint, here: Fingerprint, *, replayed: bool = False
 ) -> tuple[Check, ...]:
-    """Return every field that differs, most severe first.
-
-    Less GPU memory than the profile's is an error, more is not.
+    """Return the checks of the fields that differ, the most severe first.
 
     Args:
         profile: Fingerprint of the profile.
@@ -67,8 +68,12 @@ def compare_fingerprints(
     return tuple(sorted(checks, key=lambda check: _SEVERITIES.index(check.found)))
 
 
-def _severity(field: str, recorded: Any, present: Any, *, replayed: bool) -> Found:
+def _severity(
+    field: str, recorded: Any, present: Any, *, replayed: bool
+) -> CheckResult:
     """Return the severity of a field that differs.
+
+    Less GPU memory than in the profile is an error, more is not.
 
     Args:
         field: Name of the field.
@@ -86,19 +91,19 @@ def _severity(field: str, recorded: Any, present: Any, *, replayed: bool) -> Fou
 
 
 def _is_less(present_bytes: int | None, recorded_bytes: int | None) -> bool:
-    """Return True if there is less memory than recorded; no GPU has none."""
+    """Return whether there is less GPU memory than recorded; None means no GPU."""
     return (present_bytes or 0) < (recorded_bytes or 0)
 
 
 def check_fields(
     profile: Fingerprint, here: Fingerprint, unknown: Mapping[str, str]
 ) -> Iterator[Check]:
-    """Compare every field of two fingerprints.
+    """Yield a check of every field, in the order of the fingerprint.
 
     Args:
         profile: Fingerprint of the profile.
         here: Fingerprint of this machine.
-        unknown: Reason of each field that cannot be compared.
+        unknown: Fields that cannot be compared, with the reasons.
     """
     differences = {check.field: check for check in compare_fingerprints(profile, here)}
     for field in Fingerprint.model_fields:
@@ -114,5 +119,5 @@ def check_fields(
 
 
 def field_text(value: object) -> str:
-    """Return a field's value as text, at most 64 characters."""
-    return "n/a" if value is None else str(value)[:64]
+    """Return a field's value as text, cut if it is long; ``n/a`` if it has none."""
+    return "n/a" if value is None else str(value)[:_MOST_CHARACTERS]

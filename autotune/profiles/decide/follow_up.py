@@ -1,4 +1,4 @@
-"""Commands to run next, quoted for a shell, without options at their defaults. Pure."""
+"""Commands to run next, quoted for a shell. Pure."""
 
 import shlex
 from collections.abc import Mapping
@@ -23,18 +23,20 @@ _DEFAULTS: Mapping[str, object] = {
     "max_micro_batch_size": MAX_MICRO_BATCH_SIZE,
     "what_if": False,
 }
-"""Defaults of options, by their names with underscores."""
+"""Defaults of options, which ``command`` leaves out, by their names with underscores.
+
+They hold for all commands that have the option. Other options have no default here."""
 
 
 def command(name: str, *arguments: object, **options: object) -> str:
     """Return a command of this program, quoted for a shell.
 
     Args:
-        name: Name of the command, such as ``train``.
-        arguments: Its arguments.
-        options: Its options, with underscores for hyphens. None and defaults are left
-            out; True becomes the flag ``--NAME``, False ``--no-NAME``; a list repeats
-            the option.
+        name: Name of the command, such as ``train`` or ``profile approve``.
+        arguments: Positional arguments of the command.
+        options: Options of the command, with underscores in place of hyphens. True
+            becomes the flag ``--NAME``, False ``--no-NAME``; a list repeats the option;
+            an option that is None or at its default is left out.
     """
     words = ["autotune", *name.split(), *map(str, arguments)]
     for option, value in options.items():
@@ -52,36 +54,47 @@ def command(name: str, *arguments: object, **options: object) -> str:
 
 
 def _model_argument(model: ModelSettings) -> str:
-    """Return the preset's name, or a placeholder for the config of another model.
+    """Return the name of a preset, or a placeholder for the config of another model.
 
-    The name in a foreign profile may be anything, so it is not repeated.
+    Other names are not repeated, as a foreign profile may hold any text there.
     """
     return model.name if model.name in PRESETS else "CONFIG.json"
 
 
 def probe_command(profile: Profile, path: object) -> str:
-    """Return the probe command that replaces a profile by one for the machine."""
+    """Return the command that probes a profile's model, and writes to a path.
+
+    Args:
+        profile: Profile of the model.
+        path: Path of the profile that the command writes or replaces.
+    """
     model = _model_argument(profile.train.model)
     return command("probe", model=model, data="DIR", out=path)
 
 
-def probe_first(profile: Profile, path: object) -> tuple[str, ...]:
-    """Return the probe command if the profile was not probed, else nothing.
+def missing_probe_commands(profile: Profile, path: object) -> tuple[str, ...]:
+    """Return the probe command if the profile was not probed, else no command.
 
     All other measurements require a probe.
+
+    Args:
+        profile: Profile that may lack a probe.
+        path: Path of the profile.
     """
     if profile.evidence.probe is not None:
         return ()
     return (probe_command(profile, path),)
 
 
-def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -> str:
-    """Return the probe command for these settings and a profile's limits and ranks.
+def repeated_probe_command(
+    train: TrainConfig, profile: Profile | None, **others: object
+) -> str:
+    """Return the command that probes with given settings, limits and ranks.
 
     Args:
-        train: Trainer settings.
-        profile: Profile with the limits and ranks; None for the defaults.
-        others: Options of the command to add or replace.
+        train: Settings of the trainer.
+        profile: Profile with the limits and ranks; None leaves their options out.
+        others: Options to add, or to replace those from the settings and the profile.
     """
     options: dict[str, object] = {
         "model": _model_argument(train.model),

@@ -14,7 +14,8 @@ from autotune.profiles.decide.batch_split import (
 )
 
 KNEE_SHARE = 0.98
-"""Share of the best throughput above which a size counts as equal to the best."""
+"""Share of the best throughput from which on a micro-batch size is as good as the
+best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +24,16 @@ class MicroBatchChoice:
 
     micro_batch_size: int
     reason: str
+    """Reason in words, as the profile records it."""
 
 
 def with_headroom(feasible_max: int, headroom_share: float) -> int:
-    """Return the largest micro-batch size that leaves the headroom free; at least 1."""
+    """Return the largest micro-batch size that leaves the headroom free; at least 1.
+
+    Args:
+        feasible_max: Largest micro-batch size that fits.
+        headroom_share: Share of this size to leave unused, 0 to 1.
+    """
     return max(1, math.floor(feasible_max * (1 - headroom_share)))
 
 
@@ -53,17 +60,18 @@ def choose_micro_batch(
 ) -> MicroBatchChoice:
     """Return the smallest micro-batch size within 2 % of the shortest optimizer step.
 
-    The time of a step is predicted. A step takes as many micro-batches as hold the
-    global batch, each as long as the curve predicts, empty sequences included: 65
-    sequences take 8 micro-batches of 9, or 13 of 5.
+    The time of a step is predicted: it is the number of micro-batches that hold the
+    global batch, times the time of a micro-batch on the curve. Empty sequences take
+    time as well: 65 sequences need 8 micro-batches of 9, or 13 of 5.
 
     Args:
-        curve: Measured throughput by micro-batch size; its largest point leaves the
-            headroom free.
+        curve: Measured throughput by micro-batch size, at least one point; its largest
+            size leaves the headroom free.
         feasible_max: Largest micro-batch size that fits.
         global_batch_size: Sequences of an optimizer step over all ranks.
         ranks: Ranks that train together.
-        sizes: Candidates; without any, only measured sizes are.
+        sizes: Micro-batch sizes to choose from, of which those above the curve are
+            ignored; None or empty means the sizes of the curve.
     """
     points = sorted(curve, key=lambda point: point.micro_batch_size)
     largest_size = points[-1].micro_batch_size
@@ -76,12 +84,12 @@ def choose_micro_batch(
         for size in sizes
         if size <= largest_size
     ]
-    shortest_s = min(step.step_s for step in steps)
-    # Of steps that take as long, the smallest micro-batch leaves the most memory free.
-    chosen = min(
-        (step for step in steps if step.step_s * KNEE_SHARE <= shortest_s),
-        key=lambda step: step.size,
-    )
+    shortest_time = min(step.relative_time for step in steps)
+    good_steps = [
+        step for step in steps if step.relative_time * KNEE_SHARE <= shortest_time
+    ]
+    # Of these, the smallest micro-batch leaves the most memory free.
+    chosen = min(good_steps, key=lambda step: step.size)
     largest = _predicted_step(points, largest_size, global_batch_size, ranks)
     return MicroBatchChoice(
         micro_batch_size=chosen.size,
@@ -91,30 +99,40 @@ def choose_micro_batch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PredictedStep:
-    """Optimizer step with micro-batches of at most a size."""
+    """Optimizer step with micro-batches of at most a given size."""
 
     size: int
-    """Largest micro-batch size to use; the split may need a smaller one."""
+    """Largest micro-batch size of the step; an even split may need a smaller one."""
     split: GlobalBatchSplit
-    step_s: float
-    """Predicted time in seconds per position of a sequence, which only compares
-    steps."""
+    relative_time: float
+    """Predicted seconds of the step, divided by the positions of a sequence.
+
+    All steps have sequences of the same length, so that it compares them.
+    """
 
 
 def _predicted_step(
     points: Sequence[CurvePoint], size: int, global_batch_size: int, ranks: int
 ) -> _PredictedStep:
-    """Predict an optimizer step, its micro-batches interpolated between points."""
+    """Predict an optimizer step, its micro-batches interpolated between points.
+
+    Args:
+        points: Measured throughput, in ascending order of the micro-batch size.
+        size: Largest micro-batch size of the step.
+        global_batch_size: Sequences of the step over all ranks.
+        ranks: Ranks that train together.
+    """
     split = split_global_batch(global_batch_size, size, ranks)
     measured_sizes = [point.micro_batch_size for point in points]
-    micro_batches_s = [
+    # Sequences over positions per second: seconds, divided by positions of a sequence.
+    measured_times = [
         point.micro_batch_size / point.padded_tokens_per_s for point in points
     ]
-    micro_batch_s = np.interp(split.micro_batch_size, measured_sizes, micro_batches_s)
+    micro_batch_time = np.interp(split.micro_batch_size, measured_sizes, measured_times)
     return _PredictedStep(
         size=size,
         split=split,
-        step_s=split.gradient_accumulation_steps * float(micro_batch_s),
+        relative_time=split.gradient_accumulation_steps * float(micro_batch_time),
     )
 
 
@@ -140,55 +158,10 @@ def _reason_of_choice(
     if largest.split == chosen.split:
         headroom = ", but leaves no headroom" if largest.size != feasible_max else ""
         return f"{split_words} has the shortest predicted step; {fit}{headroom}"
-    change = largest.step_s / chosen.step_s - 1
+    change = largest.relative_time / chosen.relative_time - 1
     more_or_less = "more" if change > 0 else "less"
     return (
         f"{split_words} is the smallest micro-batch within {1 - KNEE_SHARE:.0%} of the"
         f" shortest predicted step; {largest.split.words(ranks)} would take"
         f" {abs(change):.1%} {more_or_less} time; {fit}"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BoundedPoint:
-    """Bounds of the throughput at a micro-batch size, in tokens/s with padding."""
-
-    micro_batch_size: int
-    low: float
-    high: float
-
-
-def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
-    """Return bounds of the smallest micro-batch size within 2 % of the best.
-
-    Returns:
-        Lower and upper bound; None if the steps of a size show no spread.
-    """
-    points = _bounded_points(curve)
-    if not points:
-        return None
-    # By the geometric mean of its bounds.
-    best = max(points, key=lambda point: point.low * point.high)
-    # A size is within 2 % of the best for certain if its lower bound reaches the best's
-    # upper bound; it may be if its upper bound reaches the best's lower bound.
-    possible = [point for point in points if point.high >= KNEE_SHARE * best.low]
-    certain = [point for point in points if point.low >= KNEE_SHARE * best.high]
-    # The bounds of the best may be too far apart, but it is as good as itself.
-    certain.append(best)
-    earliest = min(point.micro_batch_size for point in possible)
-    latest = min(point.micro_batch_size for point in certain)
-    return earliest, latest
-
-
-def _bounded_points(curve: Sequence[CurvePoint]) -> list[_BoundedPoint]:
-    """Return the points of a curve; none if one of them has no bounds."""
-    points = []
-    for point in curve:
-        low = point.padded_tokens_per_s_low
-        high = point.padded_tokens_per_s_high
-        if low is None or high is None:
-            return []
-        points.append(
-            _BoundedPoint(micro_batch_size=point.micro_batch_size, low=low, high=high)
-        )
-    return points

@@ -1,4 +1,4 @@
-"""Throughput of a profile and of a run, in non-padding tokens/s. Pure.
+"""Throughput of a profile, in non-padding tokens/s. Pure.
 
 A profile may hold several rates: of a baseline, a worker sweep, a probe and the scaling
 curve. The rate closest to actual training is preferred.
@@ -11,20 +11,11 @@ from typing import Literal
 
 from autotune.base.estimates import Estimate
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.base.step_statistics import estimate_plausible_steps
 from autotune.base.window_statistics import estimate_from_bounds, estimate_windows
 from autotune.base.wording import plural
 from autotune.baseline.values import row_of
 from autotune.network.values import NetworkEvidence, ScalingRow
 from autotune.profiles.values import Profile, fill_share
-from trainer.record.run_record import Run, StepRow
-
-WARM_UP_SHARE = 0.1
-"""Warm-up as a share of a run's logged steps: caches, clocks and allocators settle in
-it."""
-MOST_WARM_UP_STEPS = 20
-"""Most logged steps of a run that count as warm-up: a tenth of a long run would discard
-steps that have settled."""
 
 ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
 """Origin of a rate: training on the dataset (baseline), timed windows (worker sweep),
@@ -36,9 +27,13 @@ class Rate:
     """Training throughput in non-padding tokens/s, with its interval and source."""
 
     estimate: Estimate
+    """Rate with its variance, which comparisons need."""
     interval: Interval
+    """Rate with its bounds, at the confidence that its origin has."""
     known: Literal["measured", "predicted"] = "measured"
+    """``predicted`` only at a point of the scaling curve that was not measured."""
     ranks: int
+    """Ranks that reach this rate together."""
     read_from: ReadFrom
     source: str
     """Origin in words, as reports show it."""
@@ -52,7 +47,7 @@ class Rate:
 def training_rates(profile: Profile) -> tuple[Rate, ...]:
     """Return the measured rates of the tuned settings.
 
-    The one closest to actual training comes first.
+    The rate closest to actual training comes first.
     """
     rates = (
         _rate_of_baseline(profile),
@@ -63,10 +58,10 @@ def training_rates(profile: Profile) -> tuple[Rate, ...]:
 
 
 def tuned_rate(profile: Profile) -> Rate | None:
-    """Return the measured rate that is closest to training.
+    """Return the measured rate that is closest to actual training.
 
     Returns:
-        None if nothing was measured.
+        None if no rate was measured.
     """
     rates = training_rates(profile)
     return rates[0] if rates else None
@@ -75,10 +70,11 @@ def tuned_rate(profile: Profile) -> Rate | None:
 def expected_rate(profile: Profile, ranks: int) -> Rate | None:
     """Return the rate to expect of a number of ranks.
 
-    It is measured with as many ranks, else taken from the scaling curve.
+    It is the measured rate if that has as many ranks, else the one on the scaling
+    curve.
 
     Returns:
-        None if it is unknown.
+        None if neither has a rate of as many ranks.
     """
     tuned = tuned_rate(profile)
     if tuned is not None and tuned.ranks == ranks:
@@ -114,11 +110,14 @@ def _rate_of_scaling(network: NetworkEvidence, ranks: int) -> Rate | None:
 
 
 def _scaling_interval(row: ScalingRow, rows: Sequence[ScalingRow]) -> Interval:
-    """Return the rate of ``row``, as uncertain as its prediction from the links.
+    """Return the rate at a point, as uncertain as its prediction from the links.
+
+    A measured point has no bounds. It takes those of the predicted point with as many
+    ranks, relative to the rate.
 
     Args:
         row: Point of the scaling curve.
-        rows: All points with as many ranks; a predicted one may have bounds.
+        rows: All points with as many ranks.
     """
     predicted = row
     for other in rows:
@@ -135,39 +134,12 @@ def _scaling_interval(row: ScalingRow, rows: Sequence[ScalingRow]) -> Interval:
     )
 
 
-def settled_steps(run: Run) -> tuple[StepRow, ...]:
-    """Return the logged steps since the last start, without warm-up.
-
-    Earlier ones may have had other settings.
-    """
-    steps = tuple(step for step in run.steps if step.step > run.header.resumed_step)
-    warm_up = max(1, math.ceil(WARM_UP_SHARE * len(steps)))
-    return steps[min(MOST_WARM_UP_STEPS, warm_up) :]
-
-
-def run_rate(run: Run) -> Rate | None:
-    """Return the rate of a run's settled steps, or of all if the run is too short.
+def _rate_of_baseline(profile: Profile) -> Rate | None:
+    """Return the rate of the tuned settings in a baseline, which trains on the dataset.
 
     Returns:
-        None if the run logged no plausible steps.
+        None without a baseline, or if its tuned settings have no valid rate.
     """
-    steps = settled_steps(run) or run.steps
-    estimate = estimate_plausible_steps(
-        [(step.tokens_per_s * step.step_s, step.step_s) for step in steps]
-    )
-    if estimate is None:
-        return None
-    return Rate(
-        estimate=estimate,
-        interval=estimate.interval(),
-        ranks=run.header.world_size,
-        read_from="run",
-        source=f"{len(steps)} logged steps",
-    )
-
-
-def _rate_of_baseline(profile: Profile) -> Rate | None:
-    """Return the rate of the tuned settings in a baseline, which trains on the data."""
     baseline = profile.evidence.baseline
     tuned = row_of(baseline, "tuned")
     if baseline is None or tuned is None:
@@ -190,6 +162,9 @@ def _rate_of_workers(profile: Profile) -> Rate | None:
 
     If this number was not measured, return the rate with the number that the sweep
     chose.
+
+    Returns:
+        None without a sweep or a probe, or if neither number has a valid rate.
     """
     workers = profile.evidence.workers
     non_padding_share = fill_share(profile)
@@ -217,7 +192,11 @@ def _rate_of_workers(profile: Profile) -> Rate | None:
 
 
 def _rate_of_probe(profile: Profile) -> Rate | None:
-    """Return the rate of the probe's steps at the profile's micro-batch size."""
+    """Return the rate of the probe's steps at the profile's micro-batch size.
+
+    Returns:
+        None without a probe, or if it did not measure this size.
+    """
     probe = profile.evidence.probe
     non_padding_share = fill_share(profile)
     if probe is None or non_padding_share is None:
@@ -238,6 +217,6 @@ def _rate_of_probe(profile: Profile) -> Rate | None:
 def positive_figures(figures: Iterable[float]) -> list[float]:
     """Return the figures that are positive and finite.
 
-    A foreign profile may hold any.
+    A foreign profile may hold any numbers.
     """
     return [figure for figure in figures if 0 < figure < math.inf]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from autotune.integrations.values import OwnProfile
 
 _TOLERANCE = 1e-9
-"""Relative tolerance: files keep all digits of a figure, but figures derived from
-others are recomputed."""
+"""Relative tolerance of figures, far above the rounding of a figure that is computed
+again from others; files keep all digits."""
 
 
 def profile_records(
@@ -82,7 +82,7 @@ def _trial_log_state(
     """
     if not own:
         return "no trials"
-    # Profiles of older versions do not record up to when trials count.
+    # Profiles of older versions do not record the time of their last trial.
     if profile.provenance.trial_log_until_utc is None:
         return "not recomputable"
     if trial_log_sha256(covered) == profile.provenance.trial_log_sha256:
@@ -104,7 +104,7 @@ def _unfounded_memory(
         if record.job == "step"
         and record.measured.get("memory_budget_bytes") == budget_bytes
     ]
-    # The largest size and its peak must be of one trial.
+    # The largest size and its peak must be figures of the same trial.
     largest_steps = _steps(steps_within_budget, probe.feasible_max)
     if probe.feasible_peak_bytes not in [step.peak_bytes for step in largest_steps]:
         yield f"evidence.probe.feasible_max = {probe.feasible_max} with its peak"
@@ -164,7 +164,7 @@ def _unfounded_window_rates(
 
 
 def _steps(records: Iterable[TrialRecord], micro_batch_size: int) -> list[StepFigures]:
-    """Return the figures of the steps with a micro-batch size."""
+    """Return the figures of the step trials that ran with a micro-batch size."""
     steps = []
     for record in records:
         if record.job != "step" or _micro_batch_size(record) != micro_batch_size:

@@ -14,23 +14,13 @@ from autotune.machine.measured_device import (
 )
 from autotune.machine.values import GpuFacts
 from testbed.examples.feeds import ON_CPU
+from testbed.examples.gpu_facts import H200
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.code_hash import code_sha256
 from trainer.data.manifest import read_manifest
 
 MIB = 2**20
 GIB = 2**30
-H200 = GpuFacts(
-    uuid="GPU-1",
-    index=0,
-    name="NVIDIA H200",
-    total_bytes=143_771 * MIB,
-    mig_enabled=False,
-    power_cap_w=700.0,
-    compute_mode="default",
-    driver="580.1",
-    compute_capability=(9, 0),
-)
 
 
 def site(gpus: tuple[GpuFacts, ...]) -> MeasuredDevice:

@@ -7,7 +7,7 @@ from autotune.profiles.approval import (
     review,
     review_path,
 )
-from autotune.profiles.values import ApprovalRecord, approval_of
+from autotune.profiles.approval_record import ApprovalRecord, approval_of
 from trainer.errors import UnreadableFile
 
 PRESENT_SHA256 = "a" * 64

@@ -64,9 +64,6 @@ def share_of(verdicts: list[str], start: str) -> float:
     return sum(verdict.startswith(start) for verdict in verdicts) / len(verdicts)
 
 
-# Verdicts on many noisy runs.
-
-
 @pytest.mark.parametrize("steps", [60, 250])
 @pytest.mark.parametrize("autocorrelation", [0.0, 0.5, 0.8, 0.95])
 def test_same_speed_is_seldom_drift(steps, autocorrelation):
@@ -78,7 +75,9 @@ def test_same_speed_is_seldom_drift(steps, autocorrelation):
 
 
 @pytest.mark.parametrize(
-    ("steps", "autocorrelation"), [(60, 0.0), (120, 0.5), (400, 0.8)]
+    ("steps", "autocorrelation"),
+    # The more neighbouring steps are alike, the more steps it takes.
+    [(60, 0.0), (120, 0.5), (400, 0.8)],
 )
 def test_a_tenth_slower_is_drift(steps, autocorrelation):
     verdicts = verdicts_of_runs(steps, autocorrelation, achieved_share=0.9)
@@ -93,9 +92,6 @@ def test_run_too_short_for_its_variation_is_undecided():
     # Most are undecided, and only a minority is called drift by chance.
     assert share_of(verdicts, "drift") < 0.3
     assert share_of(verdicts, "noise unknown") > 0.5
-
-
-# Verdicts without noise, and on single figures.
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from autotune.profiles.values import Evidence
 from autotune.workers.values import JointChoice
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_profile as tuned_profile
+from tests.autotune.profiles.explanations import explain
 from trainer.config.train_config import DataSettings, ParallelSettings, TrainConfig
 
 ADOPTED_WITHOUT_PINNING = JointChoice(
@@ -23,16 +24,20 @@ ADOPTED_WITHOUT_PINNING = JointChoice(
     adopted=True,
 )
 """Joint search that adopted the example's settings, but does not pin memory."""
-
-
-def explain(profile, key):
-    """Return the explanation of a profile's setting."""
-    (explanation,) = select_explanations(explanations(profile), key)
-    return explanation
+PROBE = example_profile().evidence.probe
+WORKERS = example_profile().evidence.workers
+FOLLOWING_GLOBAL_BATCH_SIZE = 122
+"""Sequences of the example's global batch: 4,096 tokens, 33.5 in each on average."""
 
 
 def explain_example(key, evidence=None, **train):
-    """Return an explanation of the example with other settings and evidence."""
+    """Return the explanation of a setting of the example.
+
+    Args:
+        key: Key of the setting.
+        evidence: Evidence that replaces the example's, by command.
+        train: Settings that replace the example's.
+    """
     return explain(but(example_profile(), train=train, evidence=evidence or {}), key)
 
 
@@ -47,13 +52,13 @@ def test_explains_every_setting_once():
 def test_nothing_is_measured_without_evidence():
     bare = example_profile().model_copy(update={"evidence": Evidence()})
     origins = {explanation.origin for explanation in explanations(bare)}
-    assert "measured" not in origins
+    assert origins == {"constraint", "default", "changed"}
 
 
 def test_micro_batch_has_figures_of_the_probe():
     explanation = explain_example("micro_batch_size")
     assert explanation.origin == "measured"
-    assert explanation.because == example_profile().evidence.probe.choice
+    assert explanation.because == PROBE.choice
     # The rate of the chosen size 2, of 4 steps.
     assert explanation.evidence[0].value == 900.0
     assert explanation.evidence[0].n == 4
@@ -77,14 +82,12 @@ def test_workers_have_figures_of_the_sweep():
     assert explanation.evidence[0].n == 3
     assert explanation.rejected == (
         "0 workers: 50.0 % of the throughput on cached batches, too few",
-        example_profile().evidence.workers.next_smaller,
+        WORKERS.next_smaller,
     )
 
 
 def test_joint_search_has_its_figures():
-    workers = example_profile().evidence.workers.model_copy(
-        update={"joint": ADOPTED_WITHOUT_PINNING}
-    )
+    workers = WORKERS.model_copy(update={"joint": ADOPTED_WITHOUT_PINNING})
     explanation = explain_example("data.prefetch_factor", {"workers": workers})
     assert explanation.origin == "measured"
     assert explanation.evidence[-1].low == 1.1
@@ -95,8 +98,7 @@ def test_joint_search_has_its_figures():
 
 
 def test_setting_changed_since_a_joint_search():
-    workers = example_profile().evidence.workers
-    workers = workers.model_copy(update={"joint": ADOPTED_WITHOUT_PINNING})
+    workers = WORKERS.model_copy(update={"joint": ADOPTED_WITHOUT_PINNING})
     # The example pins memory, which is the default.
     explanation = explain_example("data.pin_memory", {"workers": workers})
     assert explanation.origin == "changed"
@@ -108,19 +110,20 @@ def test_setting_changed_since_a_joint_search():
         pytest.param(
             {"micro_batch_size": 1},
             "micro_batch_size",
-            "2 was measured to be the best choice: because",
+            f"2 was measured to be the best choice: {PROBE.choice}",
             id="micro-batch size",
         ),
         pytest.param(
             {"data": DataSettings(num_workers=0)},
             "data.num_workers",
-            "1 was measured to be the best choice: so",
+            f"1 was measured to be the best choice: {WORKERS.choice}",
             id="workers",
         ),
         pytest.param(
             {"global_batch_size": 99},
             "global_batch_size",
-            "122 sequences would hold 4,096 non-padding tokens, as you set",
+            f"{FOLLOWING_GLOBAL_BATCH_SIZE} sequences would hold 4,096 non-padding"
+            " tokens, as you set",
             id="global batch",
         ),
         pytest.param(
@@ -138,11 +141,14 @@ def test_edited_setting_is_changed(train, key, reason):
     assert explanation.because == reason
 
 
-def test_followed_global_batch_is_a_constraint():
-    explanation = explain_example("global_batch_size", global_batch_size=122)
+def test_global_batch_of_your_tokens_is_a_constraint():
+    explanation = explain_example(
+        "global_batch_size", global_batch_size=FOLLOWING_GLOBAL_BATCH_SIZE
+    )
     assert explanation.origin == "constraint"
-    assert (
-        explanation.because == "122 sequences hold 4,096 non-padding tokens, as you set"
+    assert explanation.because == (
+        f"{FOLLOWING_GLOBAL_BATCH_SIZE} sequences hold 4,096 non-padding tokens, as you"
+        " set"
     )
 
 
@@ -170,7 +176,7 @@ def test_default_that_figures_hold_for_says_so():
 
 
 def test_gradient_sync_has_measured_configurations():
-    profile = tuned_profile("d")
+    profile = tuned_profile(dataset_hash="d")
     explanation = explain(profile, "parallel.gradient_dtype")
     assert explanation.origin == "measured"
     assert explanation.because == profile.evidence.network.choice
@@ -184,18 +190,22 @@ def test_gradient_sync_has_measured_configurations():
 
 def test_unmeasured_gradient_sync_was_changed():
     parallel = ParallelSettings(bucket_cap_mib=7)
-    profile = but(tuned_profile("d"), train={"parallel": parallel})
+    profile = but(tuned_profile(dataset_hash="d"), train={"parallel": parallel})
     assert explain(profile, "parallel.bucket_cap_mib").origin == "changed"
 
 
 def test_meaning_is_the_schemas():
-    assert (
-        meaning_of("data.num_workers")
-        == "DataLoader workers per GPU; 0 loads data in the training process."
+    assert meaning_of("data.num_workers") == (
+        "DataLoader workers per GPU; 0 loads data in the training process."
     )
-    assert explain(example_profile(), "max_steps").meaning == (
-        "Optimizer steps of the run."
-    )
+
+
+def test_explanation_has_the_meaning_of_its_setting():
+    explanation = explain(example_profile(), "max_steps")
+    assert explanation.meaning == "Optimizer steps of the run."
+
+
+def test_key_of_a_model_config_has_no_meaning():
     assert meaning_of("model.config.rope.theta") is None
 
 

@@ -2,24 +2,16 @@
 
 import pytest
 
-from autotune.profiles.decide.explain import explanations, select_explanations
 from testbed.examples.profiles import but
-from testbed.examples.tuning import example_profile as tuned_profile
+from testbed.examples.tuning import example_profile
+from tests.autotune.profiles.explanations import explain
 
-
-def explain(profile, key):
-    """Return the explanation of a profile's setting."""
-    (explanation,) = select_explanations(explanations(profile), key)
-    return explanation
-
-
-def kept_profile(**train):
-    """Return a profile whose exploration kept the starting configuration.
-
-    Args:
-        train: Settings that were edited since.
-    """
-    return but(tuned_profile("d"), train=train, evidence={"network": None})
+EXPLORED = example_profile(dataset_hash="d")
+"""Profile whose exploration kept the starting configuration of size 64."""
+# The example's network tuning split the global batch by size 64: without it, the
+# exploration or the probe decides the size.
+KEPT = but(EXPLORED, evidence={"network": None})
+"""The same, without network tuning."""
 
 
 def adopted_profile(**train):
@@ -28,8 +20,7 @@ def adopted_profile(**train):
     Args:
         train: Settings that were edited since.
     """
-    profile = tuned_profile("d")
-    explore = profile.evidence.explore
+    explore = EXPLORED.evidence.explore
     chosen = explore.candidate.model_copy(update={"micro_batch_size": 32})
     rows = [row for row in explore.rows if row.settings != explore.candidate]
     chosen_row = {"settings": chosen, "ratio_to_starting": 1.3}
@@ -47,7 +38,7 @@ def adopted_profile(**train):
         }
     )
     settings = {"compile": True, "micro_batch_size": 32, **train}
-    return but(profile, train=settings, evidence={"explore": adopted, "network": None})
+    return but(EXPLORED, train=settings, evidence={"explore": adopted, "network": None})
 
 
 def test_adopted_setting_has_its_ratio():
@@ -77,32 +68,30 @@ def test_adopted_micro_batch_also_has_the_probes_figures():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "ratio", "configuration"),
+    ("key", "value", "rejected"),
     [
         pytest.param(
             "activation_checkpointing",
             "none",
-            "full: at best 0.720",
-            "64 packed sequences, bf16, full checkpointing",
+            "full: at best 0.720 times the starting configuration, with 64 packed"
+            " sequences, bf16, full checkpointing",
             id="checkpointing",
         ),
         pytest.param(
             "layout",
             "packed",
-            "bucketed: at best 0.910",
-            "64 bucketed sequences, bf16",
+            "bucketed: at best 0.910 times the starting configuration, with 64 bucketed"
+            " sequences, bf16",
             id="layout",
         ),
     ],
 )
-def test_setting_kept_by_a_search_is_measured(key, value, ratio, configuration):
-    explanation = explain(kept_profile(), key)
+def test_setting_kept_by_a_search_is_measured(key, value, rejected):
+    explanation = explain(KEPT, key)
     assert explanation.value == value
     assert explanation.origin == "measured"
     assert "was not verified to be faster" in explanation.because
-    assert explanation.rejected == (
-        f"{ratio} times the starting configuration, with {configuration}",
-    )
+    assert explanation.rejected == (rejected,)
 
 
 @pytest.mark.parametrize(
@@ -125,23 +114,22 @@ def test_later_change_of_an_adopted_setting(key, changed):
 
 
 def test_unexplored_setting_was_requested():
-    assert explain(kept_profile(), "precision").origin == "requested"
+    assert explain(KEPT, "precision").origin == "requested"
 
 
 def test_micro_batch_not_adopted_is_the_probes():
-    explanation = explain(kept_profile(), "micro_batch_size")
-    assert explanation.because.endswith(kept_profile().evidence.probe.choice)
+    explanation = explain(KEPT, "micro_batch_size")
+    assert explanation.because.endswith(KEPT.evidence.probe.choice)
 
 
 def test_setting_that_did_not_run_has_its_outcome():
-    assert explain(tuned_profile("d"), "attention").rejected == ("sdpa: crashed",)
+    assert explain(EXPLORED, "attention").rejected == ("sdpa: crashed",)
 
 
 def test_gradient_sync_that_split_the_batch_says_so():
-    network = tuned_profile("d").evidence.network
-    row = network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})
-    network = network.model_copy(update={"gradient_syncs": [row]})
-    profile = adopted_profile(micro_batch_size=16)
-    profile = but(profile, evidence={"network": network})
+    network = EXPLORED.evidence.network
+    split = network.gradient_syncs[0].model_copy(update={"micro_batch_size": 16})
+    network = network.model_copy(update={"gradient_syncs": [split]})
+    profile = but(adopted_profile(micro_batch_size=16), evidence={"network": network})
     explanation = explain(profile, "micro_batch_size")
     assert "split of the global batch by" in explanation.because

@@ -23,8 +23,6 @@ FSDP = {
 """Settings of a profile that shards over 2 ranks."""
 UNMEASURED = {"probe": None, "workers": None}
 """Evidence of a profile without a measured rate."""
-
-
 EXPORTED_CHANGES = [
     pytest.param({}, id="example"),
     pytest.param({"layout": "packed"}, id="packed"),
@@ -48,13 +46,23 @@ def exported_setting(export, name):
 
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("changes", EXPORTED_CHANGES)
-def test_exports_every_setting_once(changes, to):
+def test_exports_every_setting(changes, to):
+    export = export_example(ranks=2, to=to, **changes)
+    names = {row.setting for row in export.settings}
+    keys = dotted(example_profile().train.model_dump(mode="json"))
+    # A row may stand for a whole table of settings, such as ``health``.
+    missing = [
+        key for key in keys if key not in names and key.partition(".")[0] not in names
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("changes", EXPORTED_CHANGES)
+def test_exports_no_setting_twice(changes, to):
     export = export_example(ranks=2, to=to, **changes)
     names = [row.setting for row in export.settings]
     assert len(names) == len(set(names))
-    for key in dotted(example_profile().train.model_dump(mode="json")):
-        table = key.partition(".")[0]
-        assert key in names or table in names, key
 
 
 @pytest.mark.parametrize("to", TARGETS)
@@ -69,7 +77,9 @@ def test_sets_every_argument_once(changes, to):
 @pytest.mark.parametrize("changes", EXPORTED_CHANGES)
 def test_remarks_on_every_difference(changes, to):
     export = export_example(ranks=2, to=to, **changes)
-    assert all(row.equivalence == "same" or row.remark for row in export.settings)
+    differing = [row for row in export.settings if row.equivalence != "same"]
+    assert differing
+    assert all(row.remark for row in differing)
 
 
 @pytest.mark.parametrize(

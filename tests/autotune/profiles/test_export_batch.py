@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.profiles.decide.export import batch
 from autotune.profiles.decide.export.batch import exported_batch
 from testbed.examples.profiles import but, example_profile
 from tests.autotune.profiles.exports import export_example, means_of
@@ -98,15 +97,35 @@ def test_exported_step_is_nearest_of_what_fits(
     assert difference <= max(micro_batches / 2, micro_batches - wanted_samples)
 
 
-def test_checkpoint_interval_becomes_steps():
+@pytest.mark.parametrize(
+    ("interval_steps", "steps"),
+    [
+        # The worker sweep measured 100 tokens/s including padding; of the 512 tokens of
+        # a sequence, 33.5 are non-padding. So a step of 500 tokens takes 76.4 s, of
+        # which 600 s have 7.
+        pytest.param(None, 7, id="seconds only"),
+        pytest.param(3, 3, id="fewer steps"),
+        pytest.param(9, 7, id="more steps"),
+    ],
+)
+def test_checkpoint_interval_becomes_steps(interval_steps, steps):
+    checkpoint = CheckpointSettings(interval_s=600.0, interval_steps=interval_steps)
     export = export_example(
-        checkpoint=CheckpointSettings(interval_s=60.0), global_batch_size=100
+        means=means_of(non_padding_tokens=500.0, samples=2.0),
+        global_batch_size=1,
+        checkpoint=checkpoint,
     )
-    # The worker sweep measured 100 tokens/s including padding; of the 512 tokens of a
-    # sequence, 33.5 are non-padding.
-    non_padding_tokens_per_s = 100 * 33.5 / 512
-    step_s = export.batch.tokens_per_step / non_padding_tokens_per_s
-    assert export.arguments["save_steps"] == max(1, int(60 / step_s))
+    assert export.arguments["save_steps"] == steps
+
+
+def test_checkpoints_are_at_least_a_step_apart():
+    # A step takes 100 times 76.4 s.
+    export = export_example(
+        means=means_of(non_padding_tokens=500.0, samples=2.0),
+        global_batch_size=100,
+        checkpoint=CheckpointSettings(interval_s=60.0),
+    )
+    assert export.arguments["save_steps"] == 1
 
 
 def test_remark_has_the_step_time_of_checkpoints():
@@ -117,9 +136,28 @@ def test_remark_has_the_step_time_of_checkpoints():
     assert setting.remark.startswith("steps of")
 
 
-@pytest.mark.parametrize("step_s", [0.0, 5e-324], ids=["zero", "least float"])
-def test_impossible_rate_is_exported(monkeypatch, step_s):
-    # A foreign profile may hold any rate; no step can be that short.
-    step_time = batch.StepTime(step_s=step_s, source="edited")
-    monkeypatch.setattr(batch, "_step_time", lambda *_: step_time)
-    assert export_example().arguments["save_steps"] > 10**9
+def workers_at(padded_tokens_per_s):
+    """Return the example's worker sweep as if every window had this rate."""
+    workers = example_profile().evidence.workers
+    rows = [
+        row.model_copy(update={"padded_tokens_per_s": [padded_tokens_per_s] * 3})
+        for row in workers.rows
+    ]
+    return workers.model_copy(update={"rows": rows})
+
+
+@pytest.mark.parametrize(
+    ("padded_tokens_per_s", "tokens_per_sequence"),
+    [
+        pytest.param(1e308, 500.0, id="impossible rate"),
+        pytest.param(100.0, 0.0, id="no tokens"),
+    ],
+)
+def test_step_without_time_is_exported(padded_tokens_per_s, tokens_per_sequence):
+    export = export_example(
+        means=means_of(non_padding_tokens=tokens_per_sequence, samples=2.0),
+        # A foreign profile may hold any rate.
+        evidence={"workers": workers_at(padded_tokens_per_s)},
+    )
+    # The default interval of 600 s has at most a step each nanosecond.
+    assert export.arguments["save_steps"] == pytest.approx(600 / 1e-9)

@@ -69,6 +69,7 @@ def loaded(tmp_path_factory):
     The profiles are all that are shipped, and variants of the example. One process
     loads all, as importing transformers takes most of the time.
     """
+    assert SHIPPED, "the repository has no profiles"
     directory = tmp_path_factory.mktemp("exports")
     profiles = {path.stem: path for path in SHIPPED}
     for name, changes in VARIANTS.items():
@@ -87,33 +88,37 @@ def loaded(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", EXPORTED)
-def test_transformers_takes_every_value(loaded, name):
+def test_transformers_takes_exported_values(loaded, name):
     arguments = loaded[name]["arguments"]
-    profile = loaded[name]["profile"]
-    train = profile.train
+    train = loaded[name]["profile"].train
     assert arguments["max_steps"] == train.max_steps
     assert arguments["bf16"] == (train.precision == "bf16")
     assert arguments["dataloader_num_workers"] == train.data.num_workers
     assert arguments["torch_compile"] == train.compiled
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_step_has_at_least_a_sample_per_sequence(loaded, name):
+    arguments = loaded[name]["arguments"]
+    profile = loaded[name]["profile"]
     samples_per_rank = (
         arguments["per_device_train_batch_size"]
         * arguments["gradient_accumulation_steps"]
     )
-    # A step has at least as many samples as sequences.
     ranks = NODES * profile.local_ranks
-    assert samples_per_rank * ranks >= train.global_batch_size
+    assert samples_per_rank * ranks >= profile.train.global_batch_size
 
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_transformers_has_our_learning_rates_after_warm_up(loaded, name):
     train = loaded[name]["profile"].train
-    ours = [learning_rate(train, step) for step in range(train.max_steps)]
-    first = train.warmup_steps
+    steps_after_warm_up = range(train.warmup_steps, train.max_steps)
+    assert steps_after_warm_up
+    ours = [learning_rate(train, step) for step in steps_after_warm_up]
+    theirs = [loaded[name]["rates"][step] for step in steps_after_warm_up]
     # Both compute in fp64, in another order: the tolerance is far above its rounding.
     # The absolute one is for rates of 0 at the end of a schedule.
-    assert loaded[name]["rates"][first:] == pytest.approx(
-        ours[first:], rel=1e-9, abs=1e-15
-    )
+    assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-15)
 
 
 def test_transformers_takes_all_of_fsdp(loaded):

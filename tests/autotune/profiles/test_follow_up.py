@@ -2,7 +2,11 @@ import shlex
 
 import pytest
 
-from autotune.profiles.decide.follow_up import command, probe_again, probe_command
+from autotune.profiles.decide.follow_up import (
+    command,
+    probe_command,
+    repeated_probe_command,
+)
 from testbed.examples.profiles import but, example_profile
 
 
@@ -14,7 +18,7 @@ def probe_of_example(train=None, **options):
         options: Options of the command to add or replace.
     """
     profile = but(example_profile(), train=train or {})
-    return probe_again(profile.train, profile, **options)
+    return repeated_probe_command(profile.train, profile, **options)
 
 
 def test_command_leaves_out_defaults():
@@ -48,13 +52,19 @@ def test_probe_command_repeats_a_profiles_settings():
 @pytest.mark.parametrize(
     ("train", "option"),
     [
-        ({"seq_length_tokens": 128}, "--seq-length 128"),
-        ({"layout": "padded"}, "--layout padded"),
-        ({"precision": "bf16"}, "--precision bf16"),
-        ({"attention_dropout": 0.0}, "--attention-dropout 0.0"),
-        ({"activation_checkpointing": "full"}, "--activation-checkpointing full"),
-        ({"compile": True}, "--compile"),
-        ({"device": "cuda"}, "--device cuda"),
+        pytest.param({"seq_length_tokens": 128}, "--seq-length 128", id="length"),
+        pytest.param({"layout": "padded"}, "--layout padded", id="layout"),
+        pytest.param({"precision": "bf16"}, "--precision bf16", id="precision"),
+        pytest.param(
+            {"attention_dropout": 0.0}, "--attention-dropout 0.0", id="dropout"
+        ),
+        pytest.param(
+            {"activation_checkpointing": "full"},
+            "--activation-checkpointing full",
+            id="checkpointing",
+        ),
+        pytest.param({"compile": True}, "--compile", id="compile"),
+        pytest.param({"device": "cuda"}, "--device cuda", id="device"),
     ],
 )
 def test_probe_command_has_settings_other_than_defaults(train, option):
@@ -66,7 +76,7 @@ def test_other_options_replace_settings():
 
 
 def test_probe_command_without_profile_has_no_limits():
-    assert "--memory" not in probe_again(example_profile().train, None)
+    assert "--memory" not in repeated_probe_command(example_profile().train, None)
 
 
 def test_probe_command_quotes_paths():
@@ -78,9 +88,12 @@ def test_probe_command_quotes_paths():
 
 def test_probe_command_omits_a_foreign_models_name():
     model = example_profile().train.model.model_copy(update={"name": "x; reboot"})
-    train = {"model": model}
+    hostile = but(example_profile(), train={"model": model})
+    assert "reboot" not in probe_command(hostile, "p.toml")
+    assert "reboot" not in repeated_probe_command(hostile.train, hostile)
+
+
+def test_hostile_path_stays_one_argument():
     path = "p; reboot.toml"
-    hostile = but(example_profile(), train=train)
-    for text in (probe_command(hostile, path), probe_of_example(train, out=path)):
-        assert path in shlex.split(text)
-        assert "x; reboot" not in text
+    assert path in shlex.split(probe_command(example_profile(), path))
+    assert path in shlex.split(probe_of_example(out=path))

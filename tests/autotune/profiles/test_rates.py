@@ -4,17 +4,13 @@ import statistics
 import pytest
 
 from autotune.profiles.decide.rates import (
-    MOST_WARM_UP_STEPS,
     expected_rate,
-    run_rate,
-    settled_steps,
     training_rates,
     tuned_rate,
 )
 from autotune.profiles.values import Profile
 from testbed.examples.profiles import but
-from tests.autotune.advice.runs import add_evidence, run_of
-from trainer.record.run_record import Run
+from tests.autotune.advice.runs import add_evidence
 
 NON_PADDING_SHARE = 0.994
 """Share of non-padding tokens in the profiles of ``add_evidence``."""
@@ -28,9 +24,6 @@ def probed_point(profile: Profile):
         if point.micro_batch_size == PROBED_MICRO_BATCH_SIZE:
             return point
     raise AssertionError(f"no point at micro-batch size {PROBED_MICRO_BATCH_SIZE}")
-
-
-# The measured rate of the tuned settings.
 
 
 def test_rates_closest_to_training_come_first():
@@ -65,14 +58,14 @@ def test_rate_of_probe_counts_non_padding_tokens():
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "count_of_rate"),
+    ("num_workers", "measured_count"),
     [
         pytest.param(2, 2, id="measured, fewer than chosen"),
         pytest.param(4, 4, id="measured, more than chosen"),
         pytest.param(7, 3, id="not measured: the chosen count's"),
     ],
 )
-def test_rate_of_workers_is_of_the_profiles_count(num_workers, count_of_rate):
+def test_rate_of_workers_is_of_the_profiles_count(num_workers, measured_count):
     profile = add_evidence(probe=True, workers=True)
     padded_tokens_per_s_by_count = {
         row.num_workers: row.padded_tokens_per_s
@@ -80,17 +73,13 @@ def test_rate_of_workers_is_of_the_profiles_count(num_workers, count_of_rate):
     }
     data = profile.train.data.model_copy(update={"num_workers": num_workers})
     rate = tuned_rate(but(profile, train={"data": data}))
-    mean = statistics.geometric_mean(padded_tokens_per_s_by_count[count_of_rate])
+    mean = statistics.geometric_mean(padded_tokens_per_s_by_count[measured_count])
     assert rate.value == pytest.approx(NON_PADDING_SHARE * mean)
-
-
-# The rate to expect of a number of ranks: 2 were probed, 4 and more are on the scaling
-# curve.
 
 
 @pytest.fixture
 def scaled_profile() -> Profile:
-    """Return a profile with a probe of 2 ranks and a scaling curve."""
+    """Return a profile with a probe of 2 ranks, and a scaling curve from 4 ranks on."""
     return add_evidence(probe=True, network=True)
 
 
@@ -129,52 +118,3 @@ def test_predicted_rate_is_shown_with_95_percent_bounds(scaled_profile):
     assert math.log(shown_bounds.high / shown_bounds.low) == pytest.approx(
         width_98 * half_width_95 / half_width_98, rel=1e-5
     )
-
-
-# The rate of a run.
-
-
-def run_resumed_after_20_steps() -> Run:
-    """Return a run of 20 steps, then 2 of warm-up and 18 settled ones."""
-    before_resuming = [1.0] * 20
-    warm_up = [50.0] * 2
-    settled = [100.0, 25.0] * 9
-    return run_of(before_resuming + warm_up + settled, resumed_step=20)
-
-
-def test_settled_steps_follow_a_tenth_of_warm_up():
-    settled = settled_steps(run_resumed_after_20_steps())
-    assert [row.step for row in settled] == list(range(23, 41))
-
-
-def test_rate_of_a_run_is_tokens_over_seconds():
-    # Steps of as many tokens alternate between 100 and 25 tokens/s.
-    assert run_rate(run_resumed_after_20_steps()).value == pytest.approx(
-        2 / (1 / 100 + 1 / 25)
-    )
-
-
-def test_warm_up_of_a_long_run_is_limited():
-    assert len(settled_steps(run_of([1.0] * 1000))) == 1000 - MOST_WARM_UP_STEPS
-
-
-@pytest.mark.parametrize(
-    ("steps", "bound"),
-    [
-        pytest.param(50, pytest.approx(100.0), id="without noise"),
-        pytest.param(1, None, id="too short"),
-    ],
-)
-def test_bounds_of_a_runs_rate(steps, bound):
-    interval = run_rate(run_of([100.0] * steps)).interval
-    assert interval.value == pytest.approx(100.0)
-    assert interval.low == bound
-    assert interval.high == bound
-
-
-@pytest.mark.parametrize(
-    "rates",
-    [pytest.param([], id="no steps"), pytest.param([math.nan] * 5, id="not numbers")],
-)
-def test_run_without_figures_has_no_rate(rates):
-    assert run_rate(run_of(rates)) is None

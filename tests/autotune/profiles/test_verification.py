@@ -8,9 +8,9 @@ from autotune.profiles.approval import read_with_approval
 from autotune.profiles.checks import Check, Verification
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.profiles.verification import verify_profile
+from testbed.examples.gpu_facts import H200
 from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
-from tests.autotune.machine.test_measured_device import H200
 from trainer.data.manifest import read_manifest
 
 EXAMPLE = example_profile()

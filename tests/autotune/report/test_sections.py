@@ -23,9 +23,9 @@ from autotune.memory.sections import (
 from autotune.network.scaling import evidence as network_evidence
 from autotune.network.sections import network_text, scaling_lines
 from autotune.network.values import Link, ScalingRow
+from autotune.profiles.approval_record import Approval
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.sections import profile_text
-from autotune.profiles.values import Approval
 from autotune.search.sections import exploration_section, exploration_text
 from autotune.trials.job_figures import GpuUse
 from autotune.workers.sections import (

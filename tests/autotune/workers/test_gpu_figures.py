@@ -8,8 +8,8 @@ from autotune.trials.job_figures import GpuUseFigures, TrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.workers.gpu_figures import gpu_source, mean_gpu_use
 from testbed.examples.feeds import ON_CPU, FeedMachine, evidence_of, knee_at, sweep_on
+from testbed.examples.gpu_facts import H200
 from testbed.examples.trials import TRAINING_FIGURES
-from tests.autotune.machine.test_measured_device import H200
 
 GPU = {
     "samples": 10,

@@ -27,26 +27,20 @@ def is_split_by_network(profile: Profile) -> bool:
 def explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     """Explain the micro-batch size by the probe, or by a later split of the batch."""
     size = profile.train.micro_batch_size
-    origin: Origin = profile.fingerprint.bytes_known
-    chosen = size
-    if probe.curve:
-        # Chosen again from the curve, as the setting may have been edited since.
-        origin = "measured"
-        chosen = choose_micro_batch(
-            probe.curve,
-            probe.feasible_max,
-            global_batch_size=profile.train.global_batch_size,
-            ranks=probe.local_ranks,
-        ).micro_batch_size
+    best_size = _best_size(profile, probe)
+    origin: Origin = "measured"
     because = probe.choice
-    if size != chosen and is_split_by_network(profile):
+    if best_size is None:
+        # The memory alone decided it.
+        origin = profile.fingerprint.bytes_known
+    elif size != best_size and is_split_by_network(profile):
         because = (
             "split of the global batch by the chosen gradient synchronisation; the"
-            f" probe chose {chosen}"
+            f" probe chose {best_size}"
         )
-    elif size != chosen:
+    elif size != best_size:
         origin = "changed"
-        because = f"{chosen} was measured to be the best choice: {probe.choice}"
+        because = f"{best_size} was measured to be the best choice: {probe.choice}"
     return Explanation(
         origin=origin,
         because=because,
@@ -58,11 +52,31 @@ def explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     )
 
 
+def _best_size(profile: Profile, probe: ProbeEvidence) -> int | None:
+    """Choose the micro-batch size from the probe's curve again.
+
+    The setting in the profile may have been edited since the probe chose it.
+
+    Returns:
+        None if the probe measured no throughput.
+    """
+    if not probe.curve:
+        return None
+    choice = choose_micro_batch(
+        probe.curve,
+        probe.feasible_max,
+        global_batch_size=profile.train.global_batch_size,
+        ranks=probe.local_ranks,
+    )
+    return choice.micro_batch_size
+
+
 def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFigure]:
-    """Yield the throughput at a micro-batch size and at the fastest one."""
+    """Yield the throughput to expect at a micro-batch size, and at the fastest one."""
     curve = {point.micro_batch_size: point for point in probe.curve}
     points = (probe.expected_throughput(size), curve.get(size), _fastest(probe))
-    # Two of them may be the same point, which is shown once.
+    # The expected throughput may be a longer measurement than the point of the curve.
+    # If points are the same, they are shown once.
     for point in dict.fromkeys(points):
         if point is None:
             continue
@@ -84,6 +98,7 @@ def _fastest(probe: ProbeEvidence) -> CurvePoint | None:
 def _memory_figures(
     profile: Profile, probe: ProbeEvidence
 ) -> tuple[EvidenceFigure, ...]:
+    """Return the largest micro-batch size that fits, its peak, and the budget."""
     known = profile.fingerprint.bytes_known
     budget_bytes = profile.constraints.memory_budget_bytes
     return (
@@ -106,39 +121,48 @@ def _memory_figures(
 
 
 def _rejected_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterator[str]:
-    """Yield the other micro-batch sizes that were measured, with their rates.
+    """Yield the other micro-batch sizes that were tried, with the results.
 
-    Sizes that the global batch is too small for are marked: they take the same steps.
+    Args:
+        profile: Profile with the global batch.
+        probe: Probe that tried the sizes.
+        size: Micro-batch size of the profile.
     """
-    fastest = _fastest(probe)
-    ranks = probe.local_ranks
-    # A rank has at least one sequence.
-    global_batch_size = max(profile.train.global_batch_size, ranks)
-    split = split_global_batch(global_batch_size, size, ranks)
-    for point in probe.curve:
-        if fastest is None or point.micro_batch_size == size:
-            continue
-        other_split = split_global_batch(
-            global_batch_size, point.micro_batch_size, ranks
-        )
-        if other_split == split:
-            yield f"{point.micro_batch_size}: the same split, {split.words(ranks)}"
-        elif point.micro_batch_size == fastest.micro_batch_size:
-            yield f"{point.micro_batch_size}: the highest rate"
-        else:
-            share = point.padded_tokens_per_s / fastest.padded_tokens_per_s
-            yield (
-                f"{point.micro_batch_size}: {share:.1%} of the rate at"
-                f" {fastest.micro_batch_size}"
-            )
+    yield from _slower_sizes(profile, probe, size)
     if probe.infeasible_min is not None:
         yield f"{probe.infeasible_min}: out of memory"
     if probe.is_lower_bound:
         yield f"{probe.feasible_max}: {LOWER_BOUND}; larger sizes may fit"
 
 
+def _slower_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterator[str]:
+    """Yield the other micro-batch sizes of the curve, with their rates.
+
+    A size that splits the global batch alike takes the same steps, which is said
+    instead of its rate.
+    """
+    fastest = _fastest(probe)
+    if fastest is None:
+        return
+    ranks = probe.local_ranks
+    # A rank has at least one sequence.
+    global_batch_size = max(profile.train.global_batch_size, ranks)
+    split = split_global_batch(global_batch_size, size, ranks)
+    for point in probe.curve:
+        other_size = point.micro_batch_size
+        if other_size == size:
+            continue
+        if split_global_batch(global_batch_size, other_size, ranks) == split:
+            yield f"{other_size}: the same split, {split.words(ranks)}"
+        elif other_size == fastest.micro_batch_size:
+            yield f"{other_size}: the highest rate"
+        else:
+            share = point.padded_tokens_per_s / fastest.padded_tokens_per_s
+            yield f"{other_size}: {share:.1%} of the rate at {fastest.micro_batch_size}"
+
+
 def explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
-    """Explain the global batch in sequences, which follows from its tokens.
+    """Explain the global batch in sequences by its tokens, which you or a default set.
 
     Args:
         profile: Profile with the global batch in tokens.
@@ -148,6 +172,7 @@ def explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Explan
     sequences = global_batch_size_of(tokens, tokens_per_sequence)
     origin: Origin = "constraint"
     hold = "hold"
+    # The setting may have been edited since.
     if profile.train.global_batch_size != sequences:
         origin = "changed"
         hold = "would hold"

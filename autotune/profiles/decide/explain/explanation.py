@@ -10,10 +10,11 @@ Origin = Literal[
 ]
 """Origin of a setting.
 
-``measured``: measurements decided it. ``allocator``: memory on a pretended GPU decided
-it. ``constraint``: it follows from your input. ``requested``: you set it by an option,
-and the figures hold only with it. ``default``: it is the trainer's default.
-``changed``: it was edited by hand or by ``autotune advise``.
+``measured``: measurements decided it. ``allocator``: the memory on a pretended GPU
+decided it, as counted by torch's allocator. ``constraint``: it follows from your input.
+``requested``: you set it by an option, and the figures hold only with it. ``default``:
+it is the trainer's default. ``changed``: it was edited by hand or by ``autotune
+advise``.
 """
 
 
@@ -22,14 +23,15 @@ class Explanation:
     """A setting with its value, its origin and the reason for it."""
 
     key: str = ""
-    """Dotted name, without ``train``.
+    """Dotted name of the setting, without ``train``.
 
-    ``explanations`` sets key, value and meaning; the functions that explain a single
-    setting leave them empty.
+    The functions that explain by one command's evidence leave ``key``, ``value`` and
+    ``meaning`` empty; ``explanations`` sets them for all settings.
     """
     value: Any = None
     """Value of the setting in the profile."""
     origin: Origin
+    """What decided the value."""
     because: str
     """Reason for the value, in words."""
     evidence: tuple[EvidenceFigure, ...] = ()

@@ -15,18 +15,20 @@ from autotune.search.values import KNOBS, Configuration, ExploredRow, ExploreEvi
 def explain_explored(profile: Profile, key: str, value: object) -> Explanation | None:
     """Explain a setting by an exploration.
 
+    Args:
+        profile: Profile with the setting.
+        key: Dotted name of the setting.
+        value: Value of the setting in the profile.
+
     Returns:
-        None if the exploration tried only one value, or another command decided it.
+        None if the exploration tried fewer than two values of the setting, or another
+        command decided it.
     """
     explore = profile.evidence.explore
     if explore is None or key not in KNOBS:
         return None
-    if key == "micro_batch_size":
-        # The starting configuration has the probe's choice.
-        is_probes_choice = not explore.adopted
-        # Network tuning runs later.
-        if is_probes_choice or is_split_by_network(profile):
-            return None
+    if key == "micro_batch_size" and not _has_decided_size(profile, explore):
+        return None
     rows_by_value: dict[object, list[ExploredRow]] = {}
     for row in explore.rows:
         rows_by_value.setdefault(getattr(row.settings, key), []).append(row)
@@ -50,10 +52,22 @@ def explain_explored(profile: Profile, key: str, value: object) -> Explanation |
     )
 
 
+def _has_decided_size(profile: Profile, explore: ExploreEvidence) -> bool:
+    """Return whether an exploration decided the micro-batch size.
+
+    Otherwise it is the probe's, which the starting configuration has, or that of
+    network tuning, which runs later.
+    """
+    return explore.adopted and not is_split_by_network(profile)
+
+
 def _figures(
     profile: Profile, explore: ExploreEvidence, key: str
 ) -> Iterator[EvidenceFigure]:
-    """Yield the gain of the exploration, and the probe's figures on its own setting."""
+    """Yield the gain of the exploration, and figures of the probe on its own setting.
+
+    The probe's own setting is the micro-batch size.
+    """
     if explore.candidate != explore.starting:
         name = f"{explore.candidate.name}, relative to the starting configuration"
         yield figure(name, explore.ratio, "ratio", "evidence.explore")
@@ -68,27 +82,30 @@ def _best_with(
     """Return the best configuration with a value of a setting, in words.
 
     Args:
-        value: Another value of the setting than the chosen one.
+        value: Value of the setting that was not chosen.
         rows: Configurations with this value.
-        starting: Configuration that all were compared with.
+        starting: Configuration that all others were compared with.
     """
     # As in TOML: true, false.
-    shown = str(value).lower() if isinstance(value, bool) else value
-    all_ratios = {row.settings.name: row.ratio_to_starting for row in rows}
-    if any(row.settings == starting for row in rows):
-        # The others were compared with it, so it has no ratio.
-        all_ratios[starting.name] = 1.0
-    ratios = {name: ratio for name, ratio in all_ratios.items() if ratio is not None}
+    value_text = str(value).lower() if isinstance(value, bool) else str(value)
+    ratios: dict[str, float] = {}
+    for row in rows:
+        ratio = row.ratio_to_starting
+        if row.settings == starting:
+            # It was not compared with itself.
+            ratio = 1.0
+        if ratio is not None:
+            ratios[row.settings.name] = ratio
     if not ratios:
         outcomes = dict.fromkeys(row.outcome for row in rows)
-        return f"{shown}: {', '.join(outcomes)}"
+        return f"{value_text}: {', '.join(outcomes)}"
     best = max(ratios, key=lambda name: ratios[name])
     if best == starting.name:
         return (
-            f"{shown}: no configuration with it was faster than the starting one, which"
-            " has it"
+            f"{value_text}: no configuration with it was faster than the starting one,"
+            " which has it"
         )
     return (
-        f"{shown}: at best {ratios[best]:.3f} times the starting configuration, with"
-        f" {best}"
+        f"{value_text}: at best {ratios[best]:.3f} times the starting configuration,"
+        f" with {best}"
     )

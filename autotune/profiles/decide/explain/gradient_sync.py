@@ -6,10 +6,11 @@ from autotune.profiles.decide.explain.explanation import Explanation
 from autotune.profiles.values import Profile
 from trainer.config.train_config import ParallelSettings
 
-# Names of fields both of ``ParallelSettings`` and of a measured row.
 _SETTINGS = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
+"""Settings that network tuning decides together: names of fields both of
+``ParallelSettings`` and of a measured row."""
 GRADIENT_SYNC_KEYS = tuple(f"parallel.{name}" for name in _SETTINGS)
-"""Dotted names of the settings that network tuning decides together."""
+"""Dotted names of these settings in a profile."""
 
 
 def explain_gradient_sync(
@@ -72,5 +73,5 @@ def _rejected_gradient_sync(row: GradientSyncRow) -> str:
 
 
 def _has_gradient_sync(parallel: ParallelSettings, row: GradientSyncRow) -> bool:
-    """Return whether a measured row has the settings of a profile."""
+    """Return whether a measured configuration has the settings of a profile."""
     return all(getattr(row, name) == getattr(parallel, name) for name in _SETTINGS)

@@ -1,4 +1,4 @@
-"""Explanation of a DataLoader setting by the worker sweep. Pure."""
+"""Explanation of a setting of the DataLoader by the worker sweep. Pure."""
 
 from collections.abc import Iterator
 
@@ -23,15 +23,16 @@ def is_decided_by_sweep(workers: WorkersEvidence, key: str) -> bool:
 
 
 def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Explanation:
-    """Explain a loader setting by the worker sweep and its joint search.
+    """Explain a setting of the DataLoader by the worker sweep and its joint search.
 
     Args:
         profile: Profile with the setting.
         workers: Evidence of the sweep.
-        key: Dotted name of the setting, in ``data``.
+        key: Dotted name of the setting, in ``data``, that the sweep decided.
     """
+    # Both the profile's ``data`` and the joint search name the setting like this.
     name = key.removeprefix("data.")
-    expected: object = workers.chosen
+    chosen: object = workers.chosen
     because = workers.choice
     figures = [
         _figure_of_count(row)
@@ -40,16 +41,16 @@ def explain_loader(profile: Profile, workers: WorkersEvidence, key: str) -> Expl
     ]
     joint = workers.joint
     if joint is not None and joint.adopted:
-        expected = getattr(joint, name)
+        chosen = getattr(joint, name)
         because = (
             "found to be faster by a joint search over workers, prefetch and pinning"
         )
         figures.append(_figure_of_search(joint))
     origin: Origin = "measured"
     # Settings may have been edited since the sweep.
-    if getattr(profile.train.data, name) != expected:
+    if getattr(profile.train.data, name) != chosen:
         origin = "changed"
-        because = f"{expected} was measured to be the best choice: {because}"
+        because = f"{chosen} was measured to be the best choice: {because}"
     return Explanation(
         origin=origin,
         evidence=tuple(figures),

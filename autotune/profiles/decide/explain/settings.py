@@ -32,7 +32,7 @@ _SUBJECT_OF_SETTING = {
     "data.path": "dataset",
     "data.dataset_hash": "dataset",
 }
-"""What the user tuned for, by the setting that names it."""
+"""Subject of the tuning, in words, by each setting that identifies it."""
 
 
 def explanations(profile: Profile) -> tuple[Explanation, ...]:
@@ -60,6 +60,7 @@ def meaning_of(key: str) -> str | None:
     table: Any = TrainConfig
     description: str | None = None
     for part in key.split("."):
+        # The model's config is a plain dictionary, whose type has no ``model_fields``.
         field = getattr(table, "model_fields", {}).get(part)
         if field is None:
             return None
@@ -73,10 +74,14 @@ def meaning_of(key: str) -> str | None:
 def select_explanations(
     all_explanations: Sequence[Explanation], key: str
 ) -> tuple[Explanation, ...]:
-    """Return explanations of a setting, or of a group such as ``data``.
+    """Return the explanations of a setting, or of a group of settings such as ``data``.
+
+    Args:
+        all_explanations: Explanations of all settings.
+        key: Dotted name of the setting or group, with or without ``train.``.
 
     Raises:
-        BadInput: If it is unknown.
+        BadInput: If there is no such setting or group.
     """
     name = key.removeprefix("train.")
     selected = tuple(
@@ -95,17 +100,25 @@ def select_explanations(
 
 
 def _nearest_key(name: str, keys: Sequence[str]) -> str | None:
-    """Return the dotted key closest to a misspelt one, or to its last part."""
-    match = nearest(name, list(keys))
-    if match is None:
-        match = nearest(name, [_last_part(key) for key in keys])
+    """Return the dotted key closest to a misspelt one.
+
+    If no key is close, the last parts of the keys are compared with it.
+
+    Returns:
+        None if no last part is close either.
+    """
+    nearest_key = nearest(name, list(keys))
+    if nearest_key is not None:
+        return nearest_key
+    nearest_part = nearest(name, [_last_part(key) for key in keys])
     for key in keys:
-        if match in (key, _last_part(key)):
+        if _last_part(key) == nearest_part:
             return key
     return None
 
 
 def _last_part(key: str) -> str:
+    """Return the name of a dotted key without its tables."""
     return key.rpartition(".")[2]
 
 
@@ -144,7 +157,7 @@ def _explain_measured(profile: Profile, key: str, value: object) -> Explanation 
 def _explain_given(
     profile: Profile, key: str, value: object, default: object
 ) -> Explanation:
-    """Explain a setting that no measurement decided."""
+    """Explain a setting that no measurement decided: you set it, or it is a default."""
     if key in _SUBJECT_OF_SETTING:
         subject = _SUBJECT_OF_SETTING[key]
         return Explanation(

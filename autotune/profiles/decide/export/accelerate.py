@@ -65,7 +65,13 @@ NAMES = {
 def settings(
     profile: Profile, batch: ExportedBatch, nodes: int
 ) -> tuple[Equivalent, ...]:
-    """Return every setting, with its place in the file or the code, or what is lost."""
+    """Return every setting, with its place in the file or the code, or what is lost.
+
+    Args:
+        profile: Profile to export.
+        batch: Optimizer step of the profile and of the export.
+        nodes: Nodes that train.
+    """
     train = profile.train
     # On CPUs, accelerate ignores FSDP.
     fsdp = train.parallel.strategy == "fsdp2" and train.device == "cuda"
@@ -178,7 +184,7 @@ def _process_rows(
 
 
 def _compile_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return the settings of torch.compile, for each layer on its own."""
+    """Return the settings of torch.compile, which compiles each layer on its own."""
     dynamo_config: Value = None
     compile_remark: str | None = None
     if train.compiled:
@@ -198,7 +204,7 @@ def _compile_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 
 def _handler_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
-    """Return the timeout, and the argument that takes all handlers of processes."""
+    """Return the timeout, and the list of handlers that the Accelerator takes."""
     return (
         row(
             "parallel.timeout_s",

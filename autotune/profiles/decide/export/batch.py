@@ -1,4 +1,4 @@
-"""Optimizer step of an export: whole samples, as near a profile's as fit. Pure."""
+"""Optimizer step of an export, and its steps between checkpoints. Pure."""
 
 import math
 import sys
@@ -11,36 +11,39 @@ from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
+_LEAST_STEP_S = 1e-9
+"""Least time of an optimizer step, far below that of any GPU."""
+
 
 def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> ExportedBatch:
     """Return the optimizer step of a profile, and the nearest one of whole samples.
 
-    Its micro-batch has at most the profile's size, which was verified to fit. Within
-    this limit, its non-padding tokens come as near to the profile's as whole
-    micro-batches of all ranks allow.
+    The exported micro-batch has at most the profile's size, which was verified to fit.
+    Within this limit, the exported step has the number of samples closest to the
+    profile's that equal micro-batches on all ranks allow.
 
     Args:
         profile: Profile to export.
-        means: Tokens and samples of a sequence, on average; one sample is assumed if it
-            is not known.
+        means: Tokens and samples of a sequence, on average; an unknown number of
+            samples counts as one.
         ranks: Ranks over all nodes.
     """
     train = profile.train
     sequences = _sequences_per_step(train, means)
     samples = max(1, round(sequences * (means.samples or 1.0)))
     # As many micro-batches as the profile's size needs, then the nearest size.
-    samples_per_accumulation_step = train.micro_batch_size * ranks
-    accumulation_steps = max(1, math.ceil(samples / samples_per_accumulation_step))
-    nearest_size = max(1, round(samples / (accumulation_steps * ranks)))
+    accumulation_steps = math.ceil(samples / (train.micro_batch_size * ranks))
+    micro_batches = accumulation_steps * ranks
+    nearest_size = max(1, round(samples / micro_batches))
     micro_batch_size = min(train.micro_batch_size, nearest_size)
-    exported_samples = micro_batch_size * accumulation_steps * ranks
-    tokens_per_step = means.non_padding_tokens
-    exported_tokens = None
-    if means.non_padding_tokens:
+    exported_samples = micro_batch_size * micro_batches
+    tokens_per_step: float | None = None
+    if means.non_padding_tokens is not None:
         tokens_per_step = sequences * means.non_padding_tokens
-        if means.samples:
-            tokens_per_sample = means.non_padding_tokens / means.samples
-            exported_tokens = exported_samples * tokens_per_sample
+    exported_tokens: float | None = None
+    if means.non_padding_tokens and means.samples:
+        tokens_per_sample = means.non_padding_tokens / means.samples
+        exported_tokens = exported_samples * tokens_per_sample
     return ExportedBatch(
         ranks=ranks,
         sequences_per_step=sequences,
@@ -54,7 +57,10 @@ def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> Export
 
 
 def _sequences_per_step(train: TrainConfig, means: SequenceMeans) -> int:
-    """Return the sequences of an optimizer step in this project's trainer."""
+    """Return the sequences of an optimizer step in this project's trainer.
+
+    A profile may set the global batch in tokens or samples instead of sequences.
+    """
     if train.global_batch_tokens is not None and means.non_padding_tokens:
         return max(1, round(train.global_batch_tokens / means.non_padding_tokens))
     if train.global_batch_samples is not None and means.samples:
@@ -75,8 +81,8 @@ class CheckpointInterval:
 def checkpoint_interval(profile: Profile, batch: ExportedBatch) -> CheckpointInterval:
     """Convert the interval between checkpoints from seconds to optimizer steps.
 
-    It takes the measured rate. Without one, the interval is the profile's in steps, if
-    it has one.
+    The time of a step follows from a measured rate. Without such a rate, the interval
+    is the one in steps, which a profile need not have.
     """
     checkpoint = profile.train.checkpoint
     step_time = _step_time(profile, batch)
@@ -85,12 +91,15 @@ def checkpoint_interval(profile: Profile, batch: ExportedBatch) -> CheckpointInt
             steps=checkpoint.interval_steps,
             remark="no measured step time to convert seconds into steps",
         )
-    # Bounded, as a foreign profile may hold any rate: at least a nanosecond a step.
-    steps_in_interval = checkpoint.interval_s / max(1e-9, step_time.step_s)
-    whole_steps = max(1, math.floor(min(steps_in_interval, sys.maxsize)))
-    return CheckpointInterval(
+    # A foreign profile may hold any rate and interval: the bounds avoid a division by 0
+    # and the conversion of infinity to an integer.
+    step_s = max(_LEAST_STEP_S, step_time.step_s)
+    steps = max(1, math.floor(min(checkpoint.interval_s / step_s, sys.maxsize)))
+    if checkpoint.interval_steps is not None:
         # A profile may limit the interval in both units.
-        steps=min(whole_steps, checkpoint.interval_steps or sys.maxsize),
+        steps = min(steps, checkpoint.interval_steps)
+    return CheckpointInterval(
+        steps=steps,
         remark=(
             f"steps of {step_time.step_s:.3g} s by this project's trainer"
             f" ({step_time.source})"
@@ -108,7 +117,14 @@ class StepTime:
 
 
 def _step_time(profile: Profile, batch: ExportedBatch) -> StepTime | None:
-    """Return the time of this trainer's optimizer step; None if none was measured."""
+    """Return the time of an optimizer step of this project's trainer.
+
+    The rate is that of as many ranks, else a measured one, which is assumed to be the
+    same for each rank.
+
+    Returns:
+        None if no rate was measured, or the tokens of a step are unknown.
+    """
     tokens = batch.tokens_per_step
     if tokens is None:
         return None

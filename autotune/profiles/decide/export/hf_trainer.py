@@ -19,7 +19,7 @@ from trainer.config.train_config import TrainConfig
 WRITTEN_FOR = "transformers 5.23"
 """Version of the library whose names the export has."""
 CALLS: dict[str, str] = {}
-"""Code besides that of ``program``: none, as the Trainer has its own loop."""
+"""Code of the training loop, by function: none, as the Trainer has its own loop."""
 NAMES = {
     "learning_rate": "learning_rate",
     "weight_decay": "weight_decay",
@@ -49,9 +49,9 @@ def settings(
 
     Args:
         profile: Profile to export.
-        batch: Its optimizer step.
-        _nodes: Ignored, as the launcher of the program sets the nodes; other targets
-            have them in their settings.
+        batch: Optimizer step of the profile and of the export.
+        _nodes: Ignored: your launcher sets the nodes, other targets set them in their
+            file.
     """
     train = profile.train
     fsdp = train.parallel.strategy == "fsdp2"
@@ -224,7 +224,7 @@ def _parallel_rows(train: TrainConfig, *, fsdp: bool) -> tuple[Equivalent, ...]:
 def _gradient_rows(
     train: TrainConfig, ranks: int, *, fsdp: bool
 ) -> tuple[Equivalent, ...]:
-    """Return the settings of gradients, for which there is no argument; the timeout."""
+    """Return the settings of gradients, which are lost, and the timeout."""
     parallel = train.parallel
     lost_view: str | None = None
     if parallel.gradient_as_bucket_view and ranks > 1 and not fsdp:

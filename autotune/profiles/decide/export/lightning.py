@@ -63,7 +63,13 @@ NAMES = {
 def settings(
     profile: Profile, batch: ExportedBatch, nodes: int
 ) -> tuple[Equivalent, ...]:
-    """Return every setting, with its place in the file or the code, or what is lost."""
+    """Return every setting, with its place in the file or the code, or what is lost.
+
+    Args:
+        profile: Profile to export.
+        batch: Optimizer step of the profile and of the export.
+        nodes: Nodes that train.
+    """
     train = profile.train
     # Lightning rejects FSDP on CPUs.
     fsdp = train.parallel.strategy == "fsdp2" and train.device == "cuda"
@@ -92,7 +98,7 @@ def settings(
 
 
 def _without_ddp(equivalent: Equivalent) -> Equivalent:
-    """Return a row for a single process: without an argument of DDP, if it has one."""
+    """Return a row for a single process, which takes no arguments of DDP."""
     if equivalent.argument is not None and "DDPStrategy(" in equivalent.argument:
         return row(equivalent.setting)
     return equivalent

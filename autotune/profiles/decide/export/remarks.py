@@ -7,10 +7,13 @@ trains with FSDP.
 from trainer.config.train_config import TrainConfig
 
 NO_RECORD = "without run record, steps and events"
+"""Remark on the run directory, in which a target writes files of its own."""
 OTHER_ORDER = "a different permutation of each epoch"
+"""Remark on the order of the data, which each trainer draws in its own way."""
 HSDP = "HSDP: all ranks share one copy of the weights"
 """Remark on shards over some of the ranks, if the target shards over all."""
 KILLS_AFTER_TIMEOUT = "kills the process after it"
+"""Remark on the timeout that the code passes to the process group."""
 
 
 def activation_checkpointing_remark(train: TrainConfig) -> str | None:

@@ -21,7 +21,7 @@ def shared_rows(
 
     Args:
         profile: Profile to export.
-        batch: Its optimizer step.
+        batch: Optimizer step of the profile and of the export.
         names: Name of each setting in the target; a setting may have none.
         fsdp: True if the target trains with FSDP.
     """
@@ -55,7 +55,7 @@ def shared_rows(
 def _batch_rows(
     train: TrainConfig, batch: ExportedBatch, names: Mapping[str, str]
 ) -> tuple[Equivalent, ...]:
-    """Return the sizes of the batch, with what makes them differ."""
+    """Return the micro-batch and global batch, with the reasons why they differ."""
     is_packed = train.layout == "packed"
     micro_batch_remark = None
     if is_packed or batch.per_device_batch_size != train.micro_batch_size:

@@ -1,29 +1,25 @@
-"""Table of an export: each setting with its equivalent in another trainer. Pure.
+"""Table of an export: each setting with its equivalent in another trainer. Pure."""
 
-From this table follow the arguments in the file of settings, and the code that takes
-the rest. An argument of the file is its bare name, ``max_steps``; an argument that only
-code can pass is ``function(argument)``, ``AdamW(lr)``.
-"""
-
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Target = Literal["hf-trainer", "accelerate", "lightning"]
+"""Trainer to export to: transformers' Trainer, a loop with accelerate, or Lightning's
+Trainer."""
 Equivalence = Literal["same", "near", "none"]
-"""``same``: trains the same. ``near``: has a similar effect in the other trainer.
-``none``: is lost."""
+"""Effect of a setting in the other trainer: the ``same``, a similar one (``near``), or
+``none``."""
 Scalar = str | int | float | bool | None
 Value = Scalar | list[str] | dict[str, Scalar]
 """Values that a JSON file of settings can hold."""
 
 
 class Raw(str):
-    """A value that is an expression, and is therefore written without quotes."""
+    """A value that is a Python expression, which code contains without quotes."""
 
     __slots__ = ()
 
-    # ``written_calls`` writes the repr of each value, which has quotes for other text.
+    # ``written_calls`` writes the repr of each value, which puts quotes around a str.
     __repr__ = str.__str__
 
 
@@ -35,13 +31,19 @@ class Equivalent:
     """Dotted key under ``[train]``, a whole table of it, or a few words if no key
     decides it."""
     argument: str | None
-    """Name in the other trainer, as ``function(argument)`` if the calling program
-    passes it; None if it has none."""
+    """Name in the other trainer; None if it has none.
+
+    A bare name, ``max_steps``, is an argument in the file of settings. A name with a
+    function, ``AdamW(lr)``, is an argument that only code can pass; ``range()`` is a
+    positional one.
+    """
     value: Value
     """Value in the other trainer; None leaves it at that trainer's default."""
     equivalence: Equivalence
+    """Effect in the other trainer."""
     remark: str
-    """Difference, or what happens instead; empty if the setting means the same."""
+    """Difference of a similar effect, or what happens without an equivalent; empty if
+    the setting means the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +78,23 @@ class Export:
     """Profile exported to another trainer."""
 
     written_for: str
-    """Library and version whose names and meanings these are; a test loads the file
-    with it."""
+    """Libraries and versions whose names and meanings the export has."""
     model: str
     """Name of the model."""
     nodes: int
+    """Nodes that train."""
     ranks_per_node: int
+    """Ranks on each node."""
     batch: ExportedBatch
+    """Optimizer step in both trainers."""
     arguments: dict[str, Value]
     """Content of the file of settings, by the other trainer's names."""
     calls: tuple[str, ...]
     """Lines of code for the calling program, for settings that the file cannot hold."""
     settings: tuple[Equivalent, ...]
+    """Equivalent of every setting."""
     warnings: tuple[str, ...]
+    """Sentences to read before training with the export."""
 
 
 def row(
@@ -101,12 +107,15 @@ def row(
 ) -> Equivalent:
     """Return one row of the table of settings.
 
+    Without ``near`` and ``lost``, the setting means the same in the other trainer.
+
     Args:
-        setting: Dotted key of the setting, or a few words.
-        argument: Its name in the other trainer.
-        value: Its value in the other trainer.
-        near: Difference, if its effect is only similar there.
-        lost: What happens instead, if it is lost there.
+        setting: Dotted key of the setting, or a few words if no key decides it.
+        argument: Name in the other trainer, as ``Equivalent`` describes it.
+        value: Value in the other trainer; None leaves it at that trainer's default.
+        near: Difference, if the other trainer only has a similar effect.
+        lost: What happens instead, if the other trainer lacks the effect; it takes
+            precedence over ``near``.
     """
     equivalence: Equivalence = "same"
     remark = ""
@@ -123,51 +132,3 @@ def row(
         equivalence=equivalence,
         remark=remark,
     )
-
-
-def file_arguments(settings: Iterable[Equivalent]) -> dict[str, Value]:
-    """Return the arguments that the file of settings holds."""
-    arguments: dict[str, Value] = {}
-    for setting in settings:
-        if setting.argument is None or setting.value is None:
-            continue
-        if "(" not in setting.argument:
-            arguments[setting.argument] = setting.value
-    return arguments
-
-
-def written_calls(
-    settings: Iterable[Equivalent], templates: Mapping[str, str]
-) -> list[str]:
-    """Return the lines of code that take the settings which the file cannot hold.
-
-    Args:
-        settings: Settings, of which those with ``function(argument)`` are taken.
-        templates: Code by function, with ``{}`` in place of its arguments; it is left
-            out if it has this place but no arguments.
-    """
-    arguments_by_function = _arguments_by_function(settings)
-    lines: list[str] = []
-    for function, template in templates.items():
-        if function in arguments_by_function or "{}" not in template:
-            arguments = ", ".join(arguments_by_function.get(function, []))
-            # Templates hold braces of their own, so that str.format fails on them.
-            lines += template.replace("{}", arguments).split("\n")
-    return lines
-
-
-def _arguments_by_function(settings: Iterable[Equivalent]) -> dict[str, list[str]]:
-    """Return the arguments of each function, as code: ``lr=0.001``.
-
-    An argument without a keyword, ``range()``, is positional.
-    """
-    arguments: dict[str, list[str]] = {}
-    for setting in settings:
-        if setting.argument is None or setting.value is None:
-            continue
-        function, bracket, keyword = setting.argument.rstrip(")").partition("(")
-        if bracket:
-            value = repr(setting.value)
-            argument = f"{keyword}={value}" if keyword else value
-            arguments.setdefault(function, []).append(argument)
-    return arguments

@@ -1,6 +1,7 @@
 """Translation of a profile's settings for another trainer. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from autotune.corpus.values import SequenceMeans
 from autotune.profiles.decide.export import accelerate, hf_trainer, lightning
@@ -11,29 +12,68 @@ from autotune.profiles.decide.export.program import (
     model_calls,
 )
 from autotune.profiles.decide.export.table import (
+    Equivalent,
     Export,
+    ExportedBatch,
     Target,
     Value,
-    file_arguments,
     row,
+)
+from autotune.profiles.decide.export.written_arguments import (
+    file_arguments,
     written_calls,
 )
 from autotune.profiles.values import Profile
 
-_TARGETS = {"hf-trainer": hf_trainer, "accelerate": accelerate, "lightning": lightning}
-"""Module of each target, with its WRITTEN_FOR, CALLS, NAMES and ``settings``."""
-_OWN_SETTINGS = {
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TargetTables:
+    """What a module of this package knows of its target."""
+
+    written_for: str
+    """Libraries and versions whose names the export has."""
+    calls: Mapping[str, str]
+    """Code by function, with ``{}`` in place of its arguments."""
+    names: Mapping[str, str]
+    """Name in the target of each setting that all targets take."""
+    settings: Callable[[Profile, ExportedBatch, int], tuple[Equivalent, ...]]
+    """Function that returns the equivalent of every setting of a profile, for an
+    optimizer step and a number of nodes."""
+
+
+_TARGETS: Mapping[Target, _TargetTables] = {
+    "hf-trainer": _TargetTables(
+        written_for=hf_trainer.WRITTEN_FOR,
+        calls=hf_trainer.CALLS,
+        names=hf_trainer.NAMES,
+        settings=hf_trainer.settings,
+    ),
+    "accelerate": _TargetTables(
+        written_for=accelerate.WRITTEN_FOR,
+        calls=accelerate.CALLS,
+        names=accelerate.NAMES,
+        settings=accelerate.settings,
+    ),
+    "lightning": _TargetTables(
+        written_for=lightning.WRITTEN_FOR,
+        calls=lightning.CALLS,
+        names=lightning.NAMES,
+        settings=lightning.settings,
+    ),
+}
+_SETTING_OF_OWN_VALUE = {
     "micro_batch_size": "micro_batch_size",
     "num_workers": "data.num_workers",
     "gradient_accumulation_steps": "global_batch_size",
 }
-"""Setting of the trainer that each value tuned for your own code is exported as."""
+"""Setting of this trainer whose name in the target each value of your own code gets."""
 _OWN_CALLS = {
     "DataLoader": "DataLoader(dataset, {})",
     "Accelerator": "Accelerator({})",
     "build_step": "build_step({})",
 }
-"""Code that takes such values, by function; ``{}`` stands for its arguments."""
+"""Code that takes values of your own code, by function; ``{}`` stands for its
+arguments."""
 
 
 def export_profile(
@@ -48,18 +88,18 @@ def export_profile(
 
     Args:
         profile: Profile to export.
-        means: Tokens and samples of a sequence, on average; one sample is assumed if it
-            is not known.
+        means: Tokens and samples of a sequence, on average; an unknown number of
+            samples counts as one.
         target: Trainer to export to.
         nodes: Nodes that train.
         ranks_per_node: Ranks on each node.
     """
     train = profile.train
-    module = _TARGETS[target]
+    tables = _TARGETS[target]
     batch = exported_batch(profile, means, nodes * ranks_per_node)
-    settings = module.settings(profile, batch, nodes)
+    settings = tables.settings(profile, batch, nodes)
     return Export(
-        written_for=module.WRITTEN_FOR,
+        written_for=tables.written_for,
         model=train.model.name,
         nodes=nodes,
         ranks_per_node=ranks_per_node,
@@ -70,7 +110,7 @@ def export_profile(
         calls=(
             *written_calls(settings, CALLS_BEFORE_MODEL),
             *model_calls(train),
-            *written_calls(settings, CALLS_AFTER_MODEL | module.CALLS),
+            *written_calls(settings, {**CALLS_AFTER_MODEL, **tables.calls}),
         ),
     )
 
@@ -82,17 +122,17 @@ def export_own_values(
 
     Args:
         target: Trainer to export to.
-        tuned: Values by name; a name without an equivalent stays a value that your
-            ``build_step`` takes.
+        tuned: Values by name; a name without an equivalent in the target stays an
+            argument of your ``build_step``.
 
     Returns:
         Arguments for the target's file of settings, and the code that takes the rest.
     """
-    names = _TARGETS[target].NAMES
+    names = _TARGETS[target].names
     settings = []
     for name, value in tuned.items():
         argument = f"build_step({name})"
-        if name in _OWN_SETTINGS:
-            argument = names[_OWN_SETTINGS[name]]
+        if name in _SETTING_OF_OWN_VALUE:
+            argument = names[_SETTING_OF_OWN_VALUE[name]]
         settings.append(row(name, argument, value))
     return file_arguments(settings), tuple(written_calls(settings, _OWN_CALLS))

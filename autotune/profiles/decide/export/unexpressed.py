@@ -1,9 +1,13 @@
-"""Settings that no target expresses, and what happens there instead. Pure."""
+"""Settings for which no target has an argument of its own. Pure.
+
+Other settings of an export or its code have the effect of some; the effect of the rest
+is lost, which a remark says.
+"""
 
 from autotune.profiles.decide.export.table import Equivalent, row
 from trainer.config.train_config import TrainConfig
 
-_EXPRESSED_BY_OTHERS = (
+_COVERED_SETTINGS = (
     "model",
     "attention_dropout",
     "seq_length_tokens",
@@ -12,16 +16,17 @@ _EXPRESSED_BY_OTHERS = (
     "global_batch_samples",
     "checkpoint.interval_steps",
 )
-"""Settings whose effect is in other settings of an export, or in its code."""
+"""Settings whose effect is that of other settings of an export, or of its code."""
 
 
 def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return the settings that no target expresses.
+    """Return the settings for which no target has an argument of its own.
 
-    Each has a remark on what happens instead, if the profile uses the setting.
+    A setting that the profile uses, and whose effect is lost, has a remark on what
+    happens instead.
     """
     return (
-        *(row(setting) for setting in _EXPRESSED_BY_OTHERS),
+        *(row(setting) for setting in _COVERED_SETTINGS),
         *_model_rows(train),
         *_data_rows(train),
         *_checkpoint_rows(train),
@@ -36,7 +41,7 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 
 def _model_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return the settings of the model's arithmetic, loss and attention."""
+    """Return the settings of the model's precision, loss, masking and attention."""
     return (
         _lost_if_used(
             "residual_dtype",
@@ -101,12 +106,18 @@ def _checkpoint_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 
 def _lost_if_used(setting: str, remark: str, *, is_used: bool) -> Equivalent:
-    """Return a setting, with what happens instead if the profile uses it."""
+    """Return a setting, which is lost if the profile uses it.
+
+    Args:
+        setting: Dotted key of the setting.
+        remark: What happens instead.
+        is_used: True if the profile uses the setting.
+    """
     return row(setting, lost=remark if is_used else None)
 
 
 def _mlm_head_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return the settings of the MLM head, of which ModernBERT has a sparse one."""
+    """Return the settings of the sparse MLM head, which only ModernBERT has as well."""
     if train.mlm_head != "sparse":
         return row("mlm_head"), row("last_layer")
     all_positions = "computes all positions"
