@@ -12,7 +12,6 @@ from autotune.profiles.decide.micro_batch import (
     MicroBatchChoice,
     choose_micro_batch,
     curve_sizes,
-    knee_interval,
     with_headroom,
 )
 
@@ -40,34 +39,19 @@ def curve_of(rates: Rates) -> list[CurvePoint]:
     ]
 
 
-def noisy_curve(bounds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
-    """Return the curve with these bounds of rates by micro-batch size."""
-    return [
-        CurvePoint(
-            micro_batch_size=size,
-            padded_tokens_per_s=(low * high) ** 0.5,
-            padded_tokens_per_s_low=low,
-            padded_tokens_per_s_high=high,
-            step_s=1.0,
-            timed_steps=4,
-        )
-        for size, (low, high) in bounds.items()
-    ]
-
-
-def predicted_step_s(
+def relative_step_time(
     rates: Rates, micro_batch_size: int, global_batch_size: int, ranks: int
 ) -> float:
     """Return the time of a step, by a reference implementation of the prediction.
 
-    It interpolates between the sizes with a rate, in seconds per position of a
-    sequence.
+    It interpolates between the sizes with a rate. The time is that of sequences with a
+    single position, which is enough to compare steps.
     """
     split = split_global_batch(global_batch_size, micro_batch_size, ranks)
     sizes = sorted(rates)
-    micro_batches_s = [size / rates[size] for size in sizes]
-    micro_batch_s = np.interp(split.micro_batch_size, sizes, micro_batches_s)
-    return split.gradient_accumulation_steps * micro_batch_s
+    micro_batch_times = [size / rates[size] for size in sizes]
+    micro_batch_time = np.interp(split.micro_batch_size, sizes, micro_batch_times)
+    return split.gradient_accumulation_steps * micro_batch_time
 
 
 def choose_of_all_sizes(rates: Rates, global_batch_size: int, ranks: int) -> int:
@@ -214,10 +198,10 @@ def test_choice_has_its_reason(case):
 def test_chosen_step_is_within_two_percent(rates, sequences, ranks):
     global_batch_size = max(sequences, ranks)
     chosen = choose_of_all_sizes(rates, sequences, ranks)
-    chosen_s = predicted_step_s(rates, chosen, global_batch_size, ranks)
+    chosen_time = relative_step_time(rates, chosen, global_batch_size, ranks)
     for size in range(1, max(rates) + 1):
-        step_s = predicted_step_s(rates, size, global_batch_size, ranks)
-        assert chosen_s * KNEE_SHARE <= step_s * (1 + ROUNDING)
+        step_time = relative_step_time(rates, size, global_batch_size, ranks)
+        assert chosen_time * KNEE_SHARE <= step_time * (1 + ROUNDING)
 
 
 @given(curves, st.integers(1, 500), st.integers(1, 8))
@@ -225,12 +209,13 @@ def test_every_smaller_size_is_slower(rates, sequences, ranks):
     global_batch_size = max(sequences, ranks)
     chosen = choose_of_all_sizes(rates, sequences, ranks)
     sizes = range(1, max(rates) + 1)
-    steps_s = {
-        size: predicted_step_s(rates, size, global_batch_size, ranks) for size in sizes
+    step_times = {
+        size: relative_step_time(rates, size, global_batch_size, ranks)
+        for size in sizes
     }
-    shortest_s = min(steps_s.values())
+    shortest_time = min(step_times.values())
     for size in range(1, chosen):
-        assert steps_s[size] * KNEE_SHARE >= shortest_s * (1 - ROUNDING)
+        assert step_times[size] * KNEE_SHARE >= shortest_time * (1 - ROUNDING)
 
 
 @given(st.integers(1, 5000), st.floats(0, 0.9))
@@ -243,26 +228,3 @@ def test_curve_ascends_to_the_largest_size(largest_size):
     sizes = curve_sizes(largest_size)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == largest_size
-
-
-def test_knee_is_between_bounds_if_noise_hides_it():
-    # The best is 8. Size 2 may be within 2 % of it, as 99 exceeds 98 % of 99; size 4 is
-    # not for certain, as 97 is below 98 % of 100.
-    curve = noisy_curve({1: (40, 60), 2: (90, 99), 4: (97, 101), 8: (99, 100)})
-    assert knee_interval(curve) == (2, 8)
-
-
-def test_knee_is_one_size_if_noise_is_small():
-    curve = noisy_curve({1: (50, 51), 2: (99.5, 99.9), 4: (100, 100.4)})
-    assert knee_interval(curve) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    "curve",
-    [
-        pytest.param(curve_of({1: 50.0, 2: 100.0}), id="no spread"),
-        pytest.param([], id="no points"),
-    ],
-)
-def test_knee_is_unknown_without_bounds_of_rates(curve):
-    assert knee_interval(curve) is None

@@ -41,7 +41,7 @@ def test_evidence_records_own_trials(trial_log):
         EXAMPLE, "workers", EXAMPLE.evidence.workers, runner_with(trial_log)
     )
     records, _ = read_trial_records(trial_log.directory)
-    own = [record for record in records if record.site == "here"]
+    own = [trial for trial in records if trial.site == "here"]
     assert len(own) == len(OWN)
     assert profile.provenance.trial_log_sha256 == trial_log_sha256(own)
     assert profile.provenance.trial_log_until_utc == NEWEST_UTC

@@ -32,7 +32,7 @@ def resting_on(records, **changes):
     """
     provenance = {
         "trial_log_sha256": trial_log_sha256(records),
-        "trial_log_until_utc": max(record.time_utc for record in records),
+        "trial_log_until_utc": max(trial.time_utc for trial in records),
     }
     return but(example_profile(), provenance=provenance | changes)
 

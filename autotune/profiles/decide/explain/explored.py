@@ -64,9 +64,9 @@ def _has_decided_size(profile: Profile, explore: ExploreEvidence) -> bool:
 def _figures(
     profile: Profile, explore: ExploreEvidence, key: str
 ) -> Iterator[EvidenceFigure]:
-    """Yield the gain of the exploration, and figures of the probe on its own setting.
+    """Yield the gain of the exploration, and the figures of the probe on the setting.
 
-    The probe's own setting is the micro-batch size.
+    The probe has figures of the micro-batch size only.
     """
     if explore.candidate != explore.starting:
         name = f"{explore.candidate.name}, relative to the starting configuration"

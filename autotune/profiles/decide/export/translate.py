@@ -28,7 +28,7 @@ from autotune.profiles.values import Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TargetTables:
-    """What a module of this package knows of its target."""
+    """Names and code of a target, and the function that translates settings."""
 
     written_for: str
     """Libraries and versions whose names the export has."""
@@ -66,7 +66,8 @@ _SETTING_OF_OWN_VALUE = {
     "num_workers": "data.num_workers",
     "gradient_accumulation_steps": "global_batch_size",
 }
-"""Setting of this trainer whose name in the target each value of your own code gets."""
+"""Setting of this trainer with the same meaning, by the name of each value of your own
+code: the value is exported under the name of the setting in the target."""
 _OWN_CALLS = {
     "DataLoader": "DataLoader(dataset, {})",
     "Accelerator": "Accelerator({})",
