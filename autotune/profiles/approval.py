@@ -36,8 +36,8 @@ from trainer.errors import BadConfig, UnreadableFile
 from trainer.health.events import utc_now
 
 _MOST_REVIEW_BYTES = 2**20
-"""Limit of a review's file, far above the few thousand characters that its
-texts may have."""
+"""Limit of a review's file, far above the few thousand characters that a review may
+have."""
 
 
 # Without slots: a class can inherit slots of one base only, and ``ProfileWithApproval``

@@ -43,6 +43,7 @@ _MEMORY_SETTINGS = (
 )
 """Settings that a step's memory depends on, besides the micro-batch size."""
 Quantity = Literal["non-padding tokens/s", "MFU", "peak memory"]
+"""Quantity of a run that is compared with its profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

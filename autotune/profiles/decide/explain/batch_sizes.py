@@ -31,7 +31,7 @@ def explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     origin: Origin = "measured"
     because = probe.choice
     if best_size is None:
-        # The memory alone decided it.
+        # The size was decided by memory alone.
         origin = profile.fingerprint.bytes_known
     elif size != best_size and is_split_by_network(profile):
         because = (
@@ -75,8 +75,7 @@ def _throughput_figures(probe: ProbeEvidence, size: int) -> Iterator[EvidenceFig
     """Yield the throughput to expect at a micro-batch size, and at the fastest one."""
     curve = {point.micro_batch_size: point for point in probe.curve}
     points = (probe.expected_throughput(size), curve.get(size), _fastest(probe))
-    # The expected throughput may be a longer measurement than the point of the curve.
-    # If points are the same, they are shown once.
+    # The throughput to expect may be that of a warm GPU. Equal points are shown once.
     for point in dict.fromkeys(points):
         if point is None:
             continue
@@ -128,18 +127,18 @@ def _rejected_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterat
         probe: Probe that tried the sizes.
         size: Micro-batch size of the profile.
     """
-    yield from _slower_sizes(profile, probe, size)
+    yield from _other_sizes(profile, probe, size)
     if probe.infeasible_min is not None:
         yield f"{probe.infeasible_min}: out of memory"
     if probe.is_lower_bound:
         yield f"{probe.feasible_max}: {LOWER_BOUND}; larger sizes may fit"
 
 
-def _slower_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterator[str]:
+def _other_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterator[str]:
     """Yield the other micro-batch sizes of the curve, with their rates.
 
-    A size that splits the global batch alike takes the same steps, which is said
-    instead of its rate.
+    A size that splits the global batch alike takes the same steps: its split is shown
+    in place of its rate.
     """
     fastest = _fastest(probe)
     if fastest is None:
@@ -162,7 +161,7 @@ def _slower_sizes(profile: Profile, probe: ProbeEvidence, size: int) -> Iterator
 
 
 def explain_global_batch(profile: Profile, tokens_per_sequence: float) -> Explanation:
-    """Explain the global batch in sequences by its tokens, which you or a default set.
+    """Explain the global batch in sequences, which follows from its tokens.
 
     Args:
         profile: Profile with the global batch in tokens.
