@@ -6,9 +6,9 @@ profile with this machine and with its trial log, approves it, and exports it to
 trainers. It needs no GPU, and imports no torch.
 
 Begin with ``values``, the tables of a profile, and ``store``, with ``read_profile`` and
-``write_profile``; ``toml_file`` has the format of the file, ``profile_paths`` where it
-is written. ``local_probe`` and ``recorded_trials`` serve the commands that measure with
-a profile. ``verification`` compares a profile with this machine (``checks``: the
+``write_profile``; ``toml_file`` has the format of the file, ``profile_paths`` the paths
+to write to. ``local_probe`` and ``recorded_trials`` serve the commands that measure
+with a profile. ``verification`` compares a profile with this machine (``checks``: the
 results), ``approval`` stores reviews (``approval_record``: their values). ``sections``,
 ``fingerprint_table``, ``review_text``, ``reproduction`` and ``export_text`` render.
 ``decide`` holds the pure decisions.

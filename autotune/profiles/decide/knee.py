@@ -1,4 +1,4 @@
-"""Knee of a throughput curve: where larger micro-batches hardly add speed. Pure."""
+"""Knee of a throughput curve: larger micro-batches hardly add speed. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

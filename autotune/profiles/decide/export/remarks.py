@@ -7,7 +7,7 @@ trains with FSDP.
 from trainer.config.train_config import TrainConfig
 
 NO_RECORD = "without run record, steps and events"
-"""Remark on the run directory, in which a target writes files of its own."""
+"""Remark on the run directory, whose files are those of the target."""
 OTHER_ORDER = "a different permutation of each epoch"
 """Remark on the order of the data, which each trainer draws in its own way."""
 HSDP = "HSDP: all ranks share one copy of the weights"

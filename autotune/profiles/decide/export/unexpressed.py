@@ -1,4 +1,4 @@
-"""Settings for which no target has an argument of its own. Pure.
+"""Settings for which no target has a separate argument. Pure.
 
 Other settings of an export or its code have the effect of some; the effect of the rest
 is lost, which a remark says.
@@ -20,7 +20,7 @@ _COVERED_SETTINGS = (
 
 
 def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return the settings for which no target has an argument of its own.
+    """Return the settings for which no target has a separate argument.
 
     A setting that the profile uses, and whose effect is lost, has a remark on what
     happens instead.
