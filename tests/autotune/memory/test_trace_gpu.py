@@ -1,0 +1,104 @@
+"""Traced memory of steps on a GPU: compiled layers and the fused loss.
+
+Traces are compared with each other, so that the tests need no GPU.
+"""
+
+import functools
+from dataclasses import replace
+
+import pytest
+
+from autotune.memory.decide.memory_model import fit_memory_model
+from autotune.memory.values import Trace
+from tests.autotune.memory.traced_steps import (
+    BASE,
+    GPU,
+    NUMBERS_LEFT_BYTES,
+    SHAPE,
+    left_by_last_step,
+    peak_of,
+    terms_at_peak,
+    traced,
+)
+from trainer.model import requirements
+
+DEEP = replace(BASE, rows=64, shape=SHAPE | {"num_hidden_layers": 6})
+
+
+@functools.cache
+def kept_bytes(checkpointing: str, *, compiled: bool) -> int:
+    """Return the bytes of activations at the peak of a deep model."""
+    settings = GPU | {"activation_checkpointing": checkpointing}
+    terms = terms_at_peak(traced(DEEP, **settings, compile=compiled))
+    return sum(
+        size_bytes
+        for term, size_bytes in terms.items()
+        if term.startswith("activations")
+    )
+
+
+def test_compiled_layers_keep_fewer_activations():
+    eager = kept_bytes("none", compiled=False)
+    # Inputs of matmuls and attention, which are most of the activations, stay.
+    assert 0.5 * eager < kept_bytes("none", compiled=True) < eager
+
+
+def test_checkpointed_compiled_layers_keep_fewer_activations():
+    checkpointed = kept_bytes("full", compiled=True)
+    # Each layer keeps its input only, and the layer in backward is recomputed.
+    assert checkpointed < 0.4 * kept_bytes("none", compiled=True)
+    assert checkpointed < kept_bytes("full", compiled=False)
+
+
+def kernel_flops(trace: Trace) -> float:
+    """Return the FLOPs of all kernels of a step."""
+    return sum(kernel.flops * count for kernel, count in trace.work.kernels)
+
+
+def trace_large_head(*, fused: bool, micro_batch_size: int = 400) -> Trace:
+    """Trace a model with a large head, as if liger-kernel is installed."""
+    case = replace(BASE, vocab_size=8000)
+    settings = GPU | {
+        "micro_batch_size": micro_batch_size,
+        "global_batch_size": micro_batch_size,
+        "fused_cross_entropy": fused,
+    }
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(requirements, "find_spec", lambda name: True)
+        return traced(case, **settings, compile=False)
+
+
+@pytest.fixture(scope="module")
+def trace_of_fused_loss() -> Trace:
+    return trace_large_head(fused=True)
+
+
+@pytest.fixture(scope="module")
+def trace_of_logits() -> Trace:
+    """Trace of the same model, whose head computes logits."""
+    return trace_large_head(fused=False)
+
+
+def test_fused_loss_holds_no_logits(trace_of_fused_loss, trace_of_logits):
+    # Logits are the largest block of this model.
+    assert peak_of(trace_of_fused_loss) < 0.7 * peak_of(trace_of_logits)
+
+
+def test_fused_loss_multiplies_the_same_matrices(trace_of_fused_loss, trace_of_logits):
+    expected_flops = kernel_flops(trace_of_logits)
+    assert kernel_flops(trace_of_fused_loss) == pytest.approx(expected_flops)
+
+
+def test_fused_loss_has_equal_events_at_any_size(trace_of_fused_loss):
+    larger = trace_large_head(fused=True, micro_batch_size=800)
+    assert fit_memory_model([trace_of_fused_loss, larger]) is not None
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_compiled_blocks_end_with_the_step(dropout):
+    settings = GPU | {"activation_checkpointing": "full"}
+    if dropout:
+        # varlen attention has no dropout.
+        settings["attention"] = "sdpa"
+    trace = traced(replace(DEEP, dropout=dropout), **settings, compile=True)
+    assert left_by_last_step(trace).total() <= NUMBERS_LEFT_BYTES
