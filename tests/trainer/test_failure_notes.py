@@ -3,7 +3,7 @@
 import pytest
 from torch.distributed import TCPStore
 
-from trainer.failure_notes import publish_failure, read_failure
+from trainer.failure_notes import FailureNote, publish_failure, read_failure
 
 
 @pytest.fixture
@@ -24,22 +24,30 @@ def test_no_failure_note_before_a_failure(torchrun):
 
 
 def test_failure_note_is_read_by_other_ranks(torchrun):
-    publish_failure(torchrun, 3, "rank 1: no such dataset: “ä”")
-    assert read_failure(torchrun) == (3, "rank 1: no such dataset: “ä”")
+    publish_failure(torchrun, exit_code=3, reason="rank 1: no such dataset: “ä”")
+    assert read_failure(torchrun) == FailureNote(
+        exit_code=3, reason="rank 1: no such dataset: “ä”"
+    )
 
 
 def test_later_failure_note_replaces_earlier(torchrun):
-    publish_failure(torchrun, 3, "rank 1: no such dataset")
-    publish_failure(torchrun, 5, "rank 2: no GPU")
-    assert read_failure(torchrun) == (5, "rank 2: no GPU")
+    publish_failure(torchrun, exit_code=3, reason="rank 1: no such dataset")
+    publish_failure(torchrun, exit_code=5, reason="rank 2: no GPU")
+    note = FailureNote(exit_code=5, reason="rank 2: no GPU")
+    assert read_failure(torchrun) == note
 
 
 def test_failure_note_is_not_read_by_other_starts(torchrun):
     # The fixture is the environment of the first restart.
-    publish_failure(torchrun, 5, "rank 2: no GPU")
-    assert read_failure(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}) is None
-    del torchrun["TORCHELASTIC_RESTART_COUNT"]
-    assert read_failure(torchrun) is None
+    publish_failure(torchrun, exit_code=5, reason="rank 2: no GPU")
+    second_restart = torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}
+    assert read_failure(second_restart) is None
+    without_count = {
+        name: value
+        for name, value in torchrun.items()
+        if name != "TORCHELASTIC_RESTART_COUNT"
+    }
+    assert read_failure(without_count) is None
 
 
 @pytest.mark.parametrize(
@@ -51,11 +59,11 @@ def test_failure_note_is_not_read_by_other_starts(torchrun):
 )
 def test_no_failure_note_without_a_store(torchrun, changes):
     environment = torchrun | changes
-    publish_failure(environment, 3, "not stored")
+    publish_failure(environment, exit_code=3, reason="not stored")
     assert read_failure(environment) is None
     assert read_failure(torchrun) is None
 
 
 def test_no_failure_note_without_torchrun():
-    publish_failure({}, 3, "not stored")
+    publish_failure({}, exit_code=3, reason="not stored")
     assert read_failure({}) is None

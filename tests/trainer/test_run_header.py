@@ -1,14 +1,12 @@
 import platform
-import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import resolved_of, write_checkpoint
-from tests.trainer.oracles import config_of, training_of
+from tests.trainer.tiny_models import config_of, training_of
 from trainer.build import Training
 from trainer.checkpoint.format import read_checkpoint
 from trainer.checkpoint.resume import Start
@@ -19,7 +17,7 @@ from trainer.data.global_batch import make_plan
 from trainer.distributed.ranks import Ranks, join_ranks
 from trainer.preflight.dataset_checks import open_dataset
 from trainer.record.run_record import RunHeader
-from trainer.run_header import describe_run, gpu_driver_version
+from trainer.run_header import describe_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +42,13 @@ class BuiltRun:
         )
 
 
-@pytest.fixture
-def built_run(tmp_path) -> BuiltRun:
-    samples = [[5 + step % 60 for step in range(20)]] * 40
-    data = write_dataset(tmp_path / "data", samples, vocab_size=128)
+@pytest.fixture(scope="module")
+def built_run(tmp_path_factory) -> BuiltRun:
+    data = write_dataset(
+        tmp_path_factory.mktemp("built") / "data",
+        samples=[list(range(5, 25))] * 40,
+        vocab_size=128,
+    )
     config = config_of(attention_dropout=0.25)
     resolved = resolved_of(config, data)
     dataset = open_dataset(resolved)
@@ -98,46 +99,3 @@ def test_header_names_the_job(built_run, monkeypatch):
 def test_header_of_a_start_from_scratch(built_run):
     header = built_run.header(Start())
     assert (header.resumed_from, header.resumed_step) == (None, 0)
-
-
-class FakeNvml:
-    """The module ``pynvml``; without a version, NVML fails to report it."""
-
-    class NVMLError(Exception):
-        """Error of NVML."""
-
-    def __init__(self, version: str | None) -> None:
-        self._version = version
-
-    def nvmlInit(self) -> None:
-        """Do nothing."""
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        if self._version is None:
-            raise self.NVMLError
-        return self._version
-
-
-GPU_RANK = SimpleNamespace(device=torch.device("cuda", 0))
-
-
-@pytest.mark.parametrize(
-    "version",
-    [
-        pytest.param("580.95.05", id="known"),
-        pytest.param("0.0 (nullgpu)", id="without a GPU"),
-        pytest.param(None, id="not reported"),
-    ],
-)
-def test_gpu_driver_version_comes_from_nvml(monkeypatch, version):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(version))
-    assert gpu_driver_version(GPU_RANK) == version
-
-
-def test_gpu_driver_version_is_unknown_without_nvml(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # its import fails
-    assert gpu_driver_version(GPU_RANK) is None
-
-
-def test_cpu_has_no_driver_version():
-    assert gpu_driver_version(SimpleNamespace(device=torch.device("cpu"))) is None

@@ -1,6 +1,8 @@
+"""Checkpoints that one or more ranks write, also if a rank fails or is slow."""
+
 import errno
 import os
-from unittest import mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -10,6 +12,7 @@ from testbed.examples.checkpoints import (
     tensor_entries,
     write_checkpoint,
 )
+from tests.trainer.checkpoint.saves import hidden_files
 from trainer.checkpoint import checkpoint_writer
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from trainer.checkpoint.format import (
@@ -19,10 +22,12 @@ from trainer.checkpoint.format import (
     step_of,
 )
 
-STEP_5 = checkpoint_name(5, 0)
+STEP_5 = checkpoint_name(step=5, rollbacks=0)
+PARTIAL_STEP_5 = f".{STEP_5}.attempt-1.save-1.partial"
+"""Directory of the checkpoint of step 5 while ranks write their shares."""
 
 
-def writer_of(root, rank, *, writing_ranks=(0, 1), timeout_s=10.0, **options):
+def writer_of(root, *, rank, writing_ranks=(0, 1), timeout_s=10.0, **options):
     """Return the writer of a rank's share of the checkpoint of step 5."""
     return CheckpointWriter(
         root,
@@ -35,28 +40,24 @@ def writer_of(root, rank, *, writing_ranks=(0, 1), timeout_s=10.0, **options):
     )
 
 
-def write_share(root, rank, *, begin, end, content=CONTENT, **options):
+def write_share(root, *, rank, begin, end, content=CONTENT, **options):
     """Write a rank's share of step 5: ``begin`` to ``end`` of a tensor of length 4."""
-    writer = writer_of(root, rank, **options)
+    writer = writer_of(root, rank=rank, **options)
     writer.write(memoryview(content), tensor_entries(rank, begin, end), state_of())
 
 
 def write_first_half(root, **options):
     """Write the share of rank 0, which waits for that of rank 1, and publish."""
-    write_share(root, 0, begin=0, end=2, **options)
+    write_share(root, rank=0, begin=0, end=2, **options)
 
 
 def write_second_half(root, **options):
     """Write the share of rank 1."""
-    write_share(root, 1, begin=2, end=4, **options)
+    write_share(root, rank=1, begin=2, end=4, **options)
 
 
 def full_disk_error():
     return OSError(errno.ENOSPC, "No space left on device")
-
-
-def hidden_files(root):
-    return list(root.glob(".*"))
 
 
 def test_repeated_step_replaces_its_checkpoint(tmp_path):
@@ -75,16 +76,21 @@ def test_latest_names_the_newest_checkpoint(tmp_path):
 @pytest.fixture
 def three_shares(tmp_path):
     """A checkpoint of ranks 0, 2 and 3, whose parts are in the opposite order."""
-    # Rank 0 writes last, as it waits for the other two.
-    for rank, begin, end in [(3, 0, 1), (2, 1, 3), (0, 3, 4)]:
+
+    def write(rank, *, begin, end):
         write_share(
             tmp_path,
-            rank,
+            rank=rank,
             writing_ranks=[0, 2, 3],
             begin=begin,
             end=end,
             content=b"content of rank %d" % rank,
         )
+
+    # Rank 0 writes last, as it waits for the other two.
+    write(3, begin=0, end=1)
+    write(2, begin=1, end=3)
+    write(0, begin=3, end=4)
     return tmp_path / STEP_5
 
 
@@ -112,7 +118,7 @@ def test_checkpoint_contains_the_files_of_all_ranks(three_shares):
 def fail_on_full_disk(root):
     """Let rank 1 fail to write its share."""
     with (
-        mock.patch.object(os, "fsync", side_effect=full_disk_error()),
+        patch.object(os, "fsync", Mock(side_effect=full_disk_error())),
         pytest.raises(OSError, match="No space"),
     ):
         write_second_half(root)
@@ -120,7 +126,7 @@ def fail_on_full_disk(root):
 
 def give_up_before_writing(root):
     """Let rank 1 give up, as it does without memory for a copy of its tensors."""
-    writer_of(root, 1).give_up(MemoryError("no room"))
+    writer_of(root, rank=1).give_up(MemoryError("no room"))
 
 
 @pytest.mark.parametrize(
@@ -221,28 +227,30 @@ def test_checkpoint_counts_even_if_latest_fails(tmp_path, break_sync):
 def test_save_removes_earlier_saves_of_its_start(tmp_path):
     write_second_half(tmp_path, save_number=1)  # after rank 0 had given up this save
     # A pattern for "attempt-1" that is not exact would match "attempt-11" as well.
-    other_start = tmp_path / ".step-000000004.attempt-11.save-1.partial"
-    other_start.mkdir()
+    save_of_other_start = tmp_path / ".step-000000004.attempt-11.save-1.partial"
+    save_of_other_start.mkdir()
     write_second_half(tmp_path, save_number=2)
     assert len(hidden_files(tmp_path)) == 3
     write_first_half(tmp_path, save_number=2)
-    assert hidden_files(tmp_path) == [other_start]
+    assert hidden_files(tmp_path) == [save_of_other_start]
     read_checkpoint(tmp_path / STEP_5)
 
 
 class SlowRank:
     """Rank 1, which writes a byte of its share whenever rank 0 sleeps.
 
-    It replaces the module ``time`` of rank 0, whose sleeps take 0.9 s each. The share
-    is complete after the 20th.
+    It replaces the module ``time`` of rank 0.
     """
 
     sleep_s = 0.9
+    """Time that a sleep takes, whatever its argument."""
     sleeps_until_complete = 20
+    """Sleeps after which the share is complete."""
 
     def __init__(self, root):
         self._root = root
         self.sleeps = 0
+        """Number of sleeps so far."""
 
     def monotonic(self):
         return self.sleeps * self.sleep_s
@@ -252,8 +260,8 @@ class SlowRank:
         if self.sleeps == self.sleeps_until_complete:
             write_second_half(self._root)
         elif self.sleeps < self.sleeps_until_complete:
-            partial = self._root / ".step-000000005.attempt-1.save-1.partial"
-            with (partial / "rank-00001.safetensors").open("ab") as file:
+            share = self._root / PARTIAL_STEP_5 / "rank-00001.safetensors"
+            with share.open("ab") as file:
                 file.write(b"x")
 
 
@@ -265,7 +273,7 @@ def slow_rank(tmp_path, monkeypatch):
 
 
 def test_growing_share_is_waited_for(tmp_path, slow_rank):
-    # Longer than a sleep, and far shorter than the 18 s until the share is complete.
+    # Longer than a sleep of 0.9 s, and far shorter than the 18 s of all 20.
     write_first_half(tmp_path, timeout_s=1.0)
     read_checkpoint(tmp_path / STEP_5)
     assert slow_rank.sleeps == slow_rank.sleeps_until_complete

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tests.trainer.oracles import config_of, micro_batches, training_of
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.checkpoint.tensors import tensor_shards
 from trainer.distributed.ranks import join_ranks
 

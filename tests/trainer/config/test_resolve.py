@@ -1,43 +1,15 @@
 """Configurations resolved from a profile, the command line and the environment."""
 
-import datetime
-import json
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from trainer.config.resolve import is_modified, resolve
-from trainer.config.settings_text import settings_text
-from trainer.config.tables import canonical_sha256
-from trainer.errors import BadConfig, ProfileMismatch
+from tests.trainer.config.profile_file import PROFILE
+from trainer.config.resolve import resolve
+from trainer.errors import BadConfig
 
-PROFILE = """
-schema_version = 2
-[train]
-micro_batch_size = 4
-learning_rate = 0.001
-[train.model]
-name = "m"
-[train.model.config]
-model_type = "bert"
-[train.data]
-path = "../data"
-"""
 EXAMPLE = "train.max_steps=30"
 """Example of an assignment, which the next step of an error shows."""
-HASH_OF_PROFILE = canonical_sha256(tomllib.loads(PROFILE))
-OTHER_HASH = "0" * 64
-
-
-@pytest.fixture
-def profile(tmp_path) -> Path:
-    path = tmp_path / "profiles" / "p.toml"
-    path.parent.mkdir()
-    path.write_text(PROFILE)
-    return path
 
 
 def test_names_the_source_of_each_value(profile):
@@ -73,23 +45,28 @@ def test_dataset_of_profile_is_relative_to_it(profile):
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [("weight_decay", "0", 0.0), ("precision", "bf16", "bf16")],
-    ids=["integer for a float", "bare word"],
+    ("assignment", "key", "value"),
+    [
+        pytest.param(
+            "train.weight_decay=0", "weight_decay", 0.0, id="integer for a float"
+        ),
+        pytest.param("train.precision=bf16", "precision", "bf16", id="bare word"),
+    ],
 )
-def test_assignment_takes_the_type_of_its_setting(profile, key, text, value):
-    resolved = resolve(profile, assignments=[f"train.{key}={text}"], environment={})
+def test_assignment_takes_the_type_of_its_setting(profile, assignment, key, value):
+    resolved = resolve(profile, assignments=[assignment], environment={})
     assigned = getattr(resolved.config, key)
-    assert (assigned, type(assigned)) == (value, type(value))
+    assert assigned == value
+    assert type(assigned) is type(value)
 
 
 @pytest.mark.parametrize(
     ("assignment", "next_step"),
     [
-        pytest.param("max_steps=3", EXAMPLE, id="without train"),
+        pytest.param("max_steps=3", EXAMPLE, id="without a table"),
         pytest.param("train.max_steps", EXAMPLE, id="without a value"),
         pytest.param("=3", EXAMPLE, id="without a key"),
-        pytest.param("train=3", EXAMPLE, id="only train"),
+        pytest.param("train=3", EXAMPLE, id="only a table"),
         pytest.param("train.max_step=3", "'max_steps'", id="misspelt key"),
         pytest.param("train.seed.x=3", "Check the key", id="key of a number"),
     ],
@@ -164,26 +141,31 @@ def test_accepts_assignment_that_keeps_the_model(profile, assignment):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("schema_version = 2", "schema_version = 99", "schema version 99"),
-        ("../data", "/data", "relative to the profile"),
-        (
+        pytest.param(
+            "schema_version = 2",
+            "schema_version = 99",
+            "schema version 99",
+            id="schema version",
+        ),
+        pytest.param(
+            "../data",
+            "/data",
+            "relative to the profile",
+            id="absolute path of the dataset",
+        ),
+        pytest.param(
             "[train.data]",
             "[evidence.workers]\nseconds = inf\n[train.data]",
             r"evidence\.workers\.seconds = inf",
+            id="infinite number",
         ),
-        (
+        pytest.param(
             "[train.data]",
             "[evidence.workers]\nseconds = nan\n[train.data]",
             r"evidence\.workers\.seconds = nan",
+            id="NaN",
         ),
-        ("[train", "[other", r"no \[train\] table"),
-    ],
-    ids=[
-        "schema version",
-        "absolute path of the dataset",
-        "infinite number",
-        "NaN",
-        "no train table",
+        pytest.param("[train", "[other", r"no \[train\] table", id="no train table"),
     ],
 )
 def test_rejects_unusable_profile(profile, old, new, message):
@@ -196,135 +178,26 @@ def test_rejects_unusable_profile(profile, old, new, message):
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (
+        pytest.param(
             ["train.parallel.shard_ranks=2"],
             "parallel.shard_ranks requires parallel.strategy = 'fsdp2'",
+            id="shards without fsdp2",
         ),
-        (
+        pytest.param(
             ["train.parallel.strategy=fsdp2", "train.parallel.static_graph=true"],
             "parallel.static_graph cannot be used",
+            id="static graph of fsdp2",
         ),
-        (
+        pytest.param(
             ["train.global_batch_tokens=9", "train.global_batch_samples=9"],
             "cannot be used with global_batch_samples",
+            id="two global batches",
         ),
-        (["train.precision=fp16"], "fp16 is not supported"),
+        pytest.param(["train.precision=fp16"], "fp16 is not supported", id="fp16"),
     ],
-    ids=["shards without fsdp2", "static graph of fsdp2", "two batches", "fp16"],
 )
 def test_rejects_settings_that_conflict(profile, assignments, message):
     with pytest.raises(BadConfig, match=message) as raised:
         resolve(profile, assignments=assignments, data=Path("d"), environment={})
     assert "Value error" not in raised.value.message  # pydantic's words
     assert "''" not in raised.value.next_step
-
-
-def test_profile_hash_ignores_assignments(profile):
-    plain = resolve(profile, environment={"AUTOTUNE_DATA": "d"})
-    changed = resolve(
-        profile,
-        assignments=["train.max_steps=7"],
-        data=Path("d"),
-        expect_sha256=plain.profile_sha256,
-    )
-    assert changed.profile_sha256 == plain.profile_sha256
-    assert changed.config_sha256 != plain.config_sha256
-
-
-def test_profile_hash_ignores_comments(profile):
-    sha256 = resolve(profile, data=Path("d")).profile_sha256
-    profile.write_text(f"# a comment\n{PROFILE}")
-    resolve(profile, data=Path("d"), expect_sha256=sha256)
-
-
-def test_rejects_modified_profile(profile):
-    sha256 = resolve(profile, data=Path("d")).profile_sha256
-    profile.write_text(PROFILE.replace("0.001", "0.002"))
-    with pytest.raises(ProfileMismatch, match=f"expected {sha256[:12]}"):
-        resolve(profile, data=Path("d"), expect_sha256=sha256)
-
-
-def test_trainer_rejects_modified_profile_before_it_writes(profile, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "trainer",
-        profile,
-        "--data",
-        "d",
-        "--out",
-        tmp_path / "run",
-        "--expect-profile-sha256",
-        OTHER_HASH,
-    ]
-    process = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert process.returncode == 6
-    assert "was modified" in process.stderr
-    assert "  next: " in process.stderr
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("recorded", "expected"),
-    [
-        pytest.param(HASH_OF_PROFILE, False, id="its hash"),
-        pytest.param(OTHER_HASH, True, id="another hash"),
-        pytest.param(3, True, id="a number"),
-    ],
-)
-def test_recorded_hash_tells_whether_profile_was_modified(profile, recorded, expected):
-    profile.write_text(f"content_sha256 = {json.dumps(recorded)}\n{PROFILE}")
-    resolved = resolve(profile, assignments=["train.seed=3"], environment={})
-    assert resolved.profile_modified == expected
-
-
-def test_profile_written_by_hand_is_not_modified(profile):
-    resolved = resolve(profile, assignments=["train.seed=3"], environment={})
-    assert not resolved.profile_modified
-
-
-def test_date_in_a_profile_is_a_modification():
-    # Dates have no JSON form, so that the profile cannot be hashed as it was written.
-    assert is_modified(
-        {"content_sha256": OTHER_HASH, "date": datetime.date(2026, 1, 1)}
-    )
-
-
-def test_trainer_warns_once_of_a_modified_profile(profile, tmp_path):
-    profile.write_text(f'content_sha256 = "{OTHER_HASH}"\n{PROFILE}')
-    command = [sys.executable, "-m", "trainer", profile, "--data", tmp_path / "none"]
-    process = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60
-    )
-    warning, error, *other_lines = process.stderr.splitlines()
-    assert warning.startswith(f"warning: {profile} was modified after it was tuned")
-    # The trainer went on, up to the missing dataset.
-    assert "dataset not found" in error
-    assert not any("modified" in line for line in (error, *other_lines))
-
-
-def test_settings_text_names_differences_with_their_source(profile):
-    assignments = ["train.seed=3", "train.model.config.hidden_dropout_prob=0.0"]
-    resolved = resolve(profile, assignments=assignments, data=Path("d"))
-    headline, *lines = settings_text(resolved, Path("r")).splitlines()
-    assert (
-        headline == "train: settings that differ from the defaults; r has all of them"
-    )
-    assert {
-        "  train.seed = 3  (command line)",
-        "  train.data.path = d  (command line)",
-        "  train.model.config.hidden_dropout_prob = 0.0  (command line)",
-    } <= set(lines)
-
-
-def test_settings_text_leaves_out_defaults(profile):
-    default_max_steps = "train.max_steps=1000"
-    assignments = [default_max_steps, "train.model.config.hidden_dropout_prob=0.0"]
-    resolved = resolve(profile, assignments=assignments, data=Path("d"))
-    text = settings_text(resolved, Path("r"))
-    assert "max_steps" not in text
-    assert "(default)" not in text
-    # The config of the model is printed by its keys, not as a whole.
-    assert "model.config =" not in text

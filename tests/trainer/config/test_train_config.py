@@ -1,3 +1,5 @@
+"""Settings that are derived or validated: the batch split, timeouts and intervals."""
+
 import math
 import re
 
@@ -5,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.config.tables import parse_table
 from trainer.config.train_config import (
     CheckpointSettings,
@@ -15,26 +17,26 @@ from trainer.config.train_config import (
 from trainer.data.global_batch import make_plan
 from trainer.errors import BadConfig
 
+WEEK_S = 7 * 86400.0
+"""Longest timeout."""
+
 
 @given(
     global_batch_size=st.integers(1, 500),
     micro_batch_size=st.integers(1, 64),
     world_size=st.integers(1, 9),
 )
-def test_batch_split_keeps_the_global_batch(
+def test_micro_batches_have_room_for_the_global_batch(
     global_batch_size, micro_batch_size, world_size
 ):
     config = config_of(
         micro_batch_size=micro_batch_size, global_batch_size=global_batch_size
     )
-    plan = make_plan(config, 1000, world_size)
+    plan = make_plan(config, samples=1000, world_size=world_size)
     micro_batches = gradient_accumulation_steps(config, world_size) * world_size
     # Micro-batches have room for the global batch; the last ones may be smaller.
     assert plan.sequences_per_micro_batch <= micro_batch_size
     assert plan.sequences_per_micro_batch * micro_batches >= global_batch_size
-
-
-WEEK_S = 7 * 86400.0
 
 
 @pytest.mark.parametrize("timeout_s", [1.0, 600.0, WEEK_S])

@@ -1,3 +1,5 @@
+"""Ranks that are bound to the CPUs near their GPU."""
+
 import os
 import subprocess
 import sys
@@ -10,19 +12,24 @@ from trainer.distributed.cpu_binding import NUMA_VARIABLE, bind_to_nearest_cpus
 GPU_ADDRESS = "0000:DC:00.0"
 
 
-def write_machine(root: Path, node: int, *cpu_lists: str) -> Path:
-    """Write the ``/sys`` of a machine with a GPU at one of its NUMA nodes."""
-    files = {root / "sys/bus/pci/devices/0000:dc:00.0/numa_node": str(node)}
-    for number, cpu_list in enumerate(cpu_lists):
-        files[root / f"sys/devices/system/node/node{number}/cpulist"] = cpu_list
+def write_machine(root: Path, *, gpu_node: int, cpus_of_nodes: list[str]) -> None:
+    """Write the ``/sys`` of a machine with a GPU, below ``root``.
+
+    Args:
+        root: Root of the file system.
+        gpu_node: NUMA node of the GPU, or -1 as on a machine with a single node.
+        cpus_of_nodes: CPUs of each NUMA node, as the kernel lists them.
+    """
+    files = {root / "sys/bus/pci/devices/0000:dc:00.0/numa_node": str(gpu_node)}
+    for node, cpu_list in enumerate(cpus_of_nodes):
+        files[root / f"sys/devices/system/node/node{node}/cpulist"] = cpu_list
     for path, text in files.items():
         path.parent.mkdir(parents=True)
         path.write_text(f"{text}\n")
-    return root
 
 
 @pytest.mark.parametrize(
-    ("address", "node", "environment", "near_cpus"),
+    ("address", "gpu_node", "environment", "near_cpus"),
     [
         pytest.param(GPU_ADDRESS, 1, {}, {4, 5}, id="near"),
         pytest.param(GPU_ADDRESS, 0, {}, set(), id="near CPUs not allowed"),
@@ -33,14 +40,20 @@ def write_machine(root: Path, node: int, *cpu_lists: str) -> Path:
     ],
 )
 def test_rank_is_bound_to_allowed_cpus_near_its_gpu(
-    tmp_path, monkeypatch, address, node, environment, near_cpus
+    tmp_path, monkeypatch, address, gpu_node, environment, near_cpus
 ):
+    write_machine(tmp_path, gpu_node=gpu_node, cpus_of_nodes=["0-1", "4-5,6,7"])
+    allowed_cpus = {2, 3, 4, 5}
     cpus_by_thread = {}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5})
-    monkeypatch.setattr(os, "sched_setaffinity", cpus_by_thread.__setitem__)
-    root = write_machine(tmp_path, node, "0-1", "4-5,6,7")
-    assert bind_to_nearest_cpus(address, environment, root) == near_cpus
-    assert cpus_by_thread.get(os.getpid(), set()) == near_cpus
+
+    def note_binding(thread, cpus):
+        cpus_by_thread[thread] = cpus
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed_cpus)
+    monkeypatch.setattr(os, "sched_setaffinity", note_binding)
+    assert bind_to_nearest_cpus(address, environment, root=tmp_path) == near_cpus
+    main_thread = os.getpid()
+    assert cpus_by_thread.get(main_thread, set()) == near_cpus
 
 
 BINDING_PROGRAM = """
@@ -59,6 +72,8 @@ if os.fork() == 0:
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 print(*near)
 """
+"""Binds itself on the machine in its argument, while it has several threads, and prints
+its CPUs. It fails if a thread or a child is not bound."""
 
 
 @pytest.mark.system
@@ -66,9 +81,9 @@ def test_every_thread_and_child_is_bound(tmp_path):
     last_cpu = (os.cpu_count() or 1) - 1
     if last_cpu == 0:
         pytest.skip("this machine has one processor: nothing can be bound to less")
-    root = write_machine(tmp_path, 0, str(last_cpu))
+    write_machine(tmp_path, gpu_node=0, cpus_of_nodes=[str(last_cpu)])
     process = subprocess.run(
-        [sys.executable, "-c", BINDING_PROGRAM, root],
+        [sys.executable, "-c", BINDING_PROGRAM, tmp_path],
         capture_output=True,
         text=True,
         check=False,

@@ -6,29 +6,38 @@ from torch.distributed import DistBackendError, DistStoreError
 from trainer.distributed.rank_errors import is_lost_rank_error
 
 
-def nccl_error(code, last_error=""):
-    """Return an error as torch reports one of NCCL."""
+def nccl_error(code, *, last_error=""):
+    """Return an error of NCCL as torch reports it, with NCCL's last logged error."""
     return DistBackendError(
         f"NCCL error in: NCCLUtils.cpp:92, text, NCCL version 2.30.7\n{code}\nLast"
         f" error:\n{last_error}"
     )
 
 
-@pytest.mark.parametrize("rehearsed", [False, True])
+before_or_after_rehearsal = pytest.mark.parametrize(
+    "rehearsed",
+    [
+        pytest.param(False, id="before the rehearsal"),
+        pytest.param(True, id="after the rehearsal"),
+    ],
+)
+
+
+@before_or_after_rehearsal
 @pytest.mark.parametrize(
     "error",
     [
         pytest.param(
             nccl_error(
                 "ncclSystemError: System call failed.",
-                "Call to recv failed : Connection reset by peer",
+                last_error="Call to recv failed : Connection reset by peer",
             ),
             id="connection reset",
         ),
         pytest.param(
             nccl_error(
                 "ncclInternalError: Internal check failed.",
-                "Connection closed by remote peer",
+                last_error="Connection closed by remote peer",
             ),
             id="connection closed",
         ),
@@ -52,7 +61,7 @@ def test_lost_connection_is_a_lost_rank(error, rehearsed):
     assert is_lost_rank_error(error, rehearsed=rehearsed)
 
 
-@pytest.mark.parametrize("rehearsed", [False, True])
+@before_or_after_rehearsal
 @pytest.mark.parametrize(
     "error",
     [
@@ -70,11 +79,11 @@ def test_fault_of_this_rank_is_no_lost_rank(error, rehearsed):
     assert not is_lost_rank_error(error, rehearsed=rehearsed)
 
 
-def test_system_error_before_the_rehearsal_is_no_lost_rank():
+def test_system_error_is_a_lost_rank_after_the_rehearsal():
     # The rehearsal creates all communicators, so before it this node is at fault.
     error = nccl_error(
         "ncclSystemError: System call failed.",
-        "Error: failed to extend /dev/shm/nccl-x",
+        last_error="Error: failed to extend /dev/shm/nccl-x",
     )
     assert not is_lost_rank_error(error, rehearsed=False)
-    assert is_lost_rank_error(error)
+    assert is_lost_rank_error(error, rehearsed=True)

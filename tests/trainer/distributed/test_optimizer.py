@@ -1,4 +1,7 @@
+"""Learning rates of all schedules, and the parameter groups of the optimizer."""
+
 import math
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -6,12 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import Trainer
 
-from tests.trainer import oracles
+from tests.trainer.tiny_models import FAMILIES, config_of, training_of
 from trainer.build import Training
+from trainer.data.dataset import TokenDataset
 from trainer.distributed.optimizer import learning_rate
 
 ROUNDING = 1e-12
 """Error of the few fp64 operations that a learning rate takes."""
+WEIGHT_DECAY = 0.05
+ADAM_BETA2 = 0.98
+ADAM_EPSILON = 1e-6
 
 
 @given(
@@ -24,7 +31,7 @@ ROUNDING = 1e-12
 def test_learning_rate_rises_then_falls(
     schedule, warmup_steps, max_steps, final_share, decay_share
 ):
-    config = oracles.config_of(
+    config = config_of(
         schedule=schedule,
         warmup_steps=warmup_steps,
         max_steps=max_steps,
@@ -48,19 +55,19 @@ def test_learning_rate_rises_then_falls(
 @pytest.mark.parametrize(
     ("schedule", "step", "rate"),
     [
-        pytest.param("constant", 99, 1, id="constant"),
-        pytest.param("linear", 25, 0.75, id="linear"),
+        pytest.param("constant", 99, 1, id="constant, last step"),
+        pytest.param("linear", 25, 0.75, id="linear, a quarter"),
         pytest.param("cosine", 50, 0.5, id="cosine, halfway"),
         pytest.param(
             "cosine", 25, (1 + math.cos(math.pi / 4)) / 2, id="cosine, a quarter"
         ),
-        # The decay begins at step 80 of 100.
+        # Warm-up, stable, decay: the last 20 of 100 steps decay with a square root.
         pytest.param("wsd", 79, 1, id="wsd, stable"),
         pytest.param("wsd", 85, 1 - math.sqrt(5 / 20), id="wsd, decaying"),
     ],
 )
 def test_each_schedule_has_its_shape(schedule, step, rate):
-    config = oracles.config_of(
+    config = config_of(
         schedule=schedule,
         warmup_steps=0,
         max_steps=100,
@@ -70,55 +77,66 @@ def test_each_schedule_has_its_shape(schedule, step, rate):
     assert learning_rate(config, step) == pytest.approx(rate, abs=ROUNDING)
 
 
-def names_of_groups(training: Training) -> tuple[set[str], set[str]]:
-    """Return the parameters that the optimizer decays, and those that it does not."""
+@pytest.fixture(scope="module", params=FAMILIES)
+def training(request, patterned_dataset) -> Training:
+    """A training with settings of the optimizer that are not defaults."""
+    config = config_of(
+        request.param,
+        adam_beta2=ADAM_BETA2,
+        adam_epsilon=ADAM_EPSILON,
+        weight_decay=WEIGHT_DECAY,
+    )
+    return training_of(config, TokenDataset.open(patterned_dataset))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamesOfGroups:
+    """Names of the parameters in both groups of the optimizer."""
+
+    decayed: set[str]
+    others: set[str]
+
+
+@pytest.fixture(scope="module")
+def names_of_groups(training) -> NamesOfGroups:
     names = {
         id(parameter): name
         for name, parameter in training.module.model.named_parameters()
     }
     decayed_group, other_group = training.optimizer.param_groups
-    decayed = {names[id(parameter)] for parameter in decayed_group["params"]}
-    others = {names[id(parameter)] for parameter in other_group["params"]}
-    return decayed, others
+    return NamesOfGroups(
+        decayed={names[id(parameter)] for parameter in decayed_group["params"]},
+        others={names[id(parameter)] for parameter in other_group["params"]},
+    )
 
 
-@pytest.mark.parametrize("family", oracles.FAMILIES)
-def test_decayed_parameters_are_those_of_transformers(family, dataset):
-    training = oracles.training_of(oracles.config_of(family), dataset)
+def test_decayed_parameters_are_those_of_transformers(training, names_of_groups):
     model = training.module.model
-    decayed, others = names_of_groups(training)
     all_names = {name for name, _ in model.named_parameters()}
     # Without the second names of tied weights, which transformers lists too.
     expected = set(Trainer.get_decay_parameter_names(None, model)) & all_names
-    assert decayed == expected
-    assert others == all_names - expected
+    assert names_of_groups.decayed == expected
+    assert names_of_groups.others == all_names - expected
 
 
-@pytest.mark.parametrize("family", oracles.FAMILIES)
-def test_norm_weights_are_not_decayed(family, dataset):
-    training = oracles.training_of(oracles.config_of(family), dataset)
-    _, others = names_of_groups(training)
+def test_norm_weights_are_not_decayed(training, names_of_groups):
     norm_weights = {
         f"{name}.weight"
         for name, module in training.module.model.named_modules()
         if isinstance(module, nn.LayerNorm)
     }
     assert norm_weights
-    assert norm_weights <= others
+    assert norm_weights <= names_of_groups.others
 
 
-@pytest.mark.parametrize("family", oracles.FAMILIES)
-def test_groups_have_configured_settings(family, dataset):
-    config = oracles.config_of(
-        family, adam_beta2=0.98, adam_epsilon=1e-6, weight_decay=0.05
-    )
-    groups = oracles.training_of(config, dataset).optimizer.param_groups
-    assert [group["weight_decay"] for group in groups] == [0.05, 0.0]
+def test_groups_have_configured_settings(training):
+    groups = training.optimizer.param_groups
+    assert [group["weight_decay"] for group in groups] == [WEIGHT_DECAY, 0.0]
+    default_beta1 = 0.9
     for group in groups:
-        assert (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-6)
+        assert group["betas"] == (default_beta1, ADAM_BETA2)
+        assert group["eps"] == ADAM_EPSILON
 
 
-@pytest.mark.parametrize("family", oracles.FAMILIES)
-def test_optimizer_is_fused(family, dataset):
-    groups = oracles.training_of(oracles.config_of(family), dataset).optimizer
-    assert all(group["fused"] for group in groups.param_groups)
+def test_optimizer_is_fused(training):
+    assert all(group["fused"] for group in training.optimizer.param_groups)

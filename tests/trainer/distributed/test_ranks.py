@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.distributed import ranks as ranks_module
 from trainer.distributed.ranks import Ranks, join_ranks
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 COLLECTIVES_PROGRAM = """
 import json, sys
 from pathlib import Path
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.distributed.ranks import join_ranks, leave_ranks
 rank = int(sys.argv[1])
 environment = {

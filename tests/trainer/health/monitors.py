@@ -12,12 +12,15 @@ from trainer.health.monitor import HealthMonitor, Limits
 MAX_GRAD_NORM = 1.0
 EXPLOSION_LIMIT = 10 * MAX_GRAD_NORM
 """Least gradient norm that is an explosion: the default ``explosion_ratio`` is 10."""
+EXPLOSION_NORM = EXPLOSION_LIMIT + 0.1
 USUAL_LOSS = 2.0
 USUAL_NORM = 0.5
 SPIKE_LOSS = 3.5
 """Loss far above the limit after usual steps."""
 USUAL_STEPS = 100
 """Steps that an experienced monitor has seen."""
+NEXT_STEP = USUAL_STEPS + 1
+"""Step that an experienced monitor checks next."""
 
 
 def monitor_of(**changes) -> HealthMonitor:
@@ -56,7 +59,10 @@ def check_as_device(
 
 
 def usual_values(seed: int) -> Iterator[tuple[float, float]]:
-    """Yield usual losses and norms without end."""
+    """Yield usual losses and norms without end.
+
+    Losses scatter by 2 %, and the logarithm of norms by 0.3.
+    """
     rng = random.Random(seed)
     while True:
         loss = USUAL_LOSS * (1 + rng.gauss(0, 0.02))

@@ -1,3 +1,5 @@
+"""Findings, requests and events of a controller, which reads the metrics of steps."""
+
 import math
 import signal
 from unittest.mock import Mock
@@ -6,15 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.oracles import config_of, result_of
+from tests.trainer.late_metrics import read_metrics_late
+from tests.trainer.step_results import result_of
+from tests.trainer.tiny_models import config_of
 from trainer.config.train_config import HealthSettings
-from trainer.health import controller as controller_module
 from trainer.health.controller import HealthController
 from trainer.health.events import Action
 from trainer.health.requests import encode_requests
 
+ORDINARY_LOSS = 2.0
+ORDINARY_STEPS = 20
+"""Steps that an experienced controller has seen."""
+SPIKE_STEP = ORDINARY_STEPS + 1
+SPIKE_LOSS = 50.0
 
-def request(*, signal_number=None, time_is_over=False, save_is_due=False):
+
+def requests_of_rank_0(*, signal_number=None, time_is_over=False, save_is_due=False):
     """Return requests of rank 0, as their sums if no other rank has any."""
     return encode_requests(
         rank=0,
@@ -24,12 +33,20 @@ def request(*, signal_number=None, time_is_over=False, save_is_due=False):
     )
 
 
-NO_REQUEST = request()
+NO_REQUEST = requests_of_rank_0()
 
 
-def add(controller, step, loss=2.0, *, applied=True, samples=(1,), requests=NO_REQUEST):
-    """Add a step with the given numbers to a controller."""
-    result = result_of(loss, applied=applied, sums=requests)
+def add_step(
+    controller,
+    step,
+    *,
+    loss=ORDINARY_LOSS,
+    applied=True,
+    samples=(1,),
+    requests=NO_REQUEST,
+):
+    """Add a step with the given metrics to a controller."""
+    result = result_of(loss=loss, applied=applied, sums=requests)
     controller.add(step, result, np.array(samples))
 
 
@@ -42,9 +59,15 @@ def events():
 @pytest.fixture
 def ranks():
     """The first of two ranks; the other one has samples 90 and 91."""
-    gather = Mock(side_effect=lambda own: [own, np.array([91, 90])])
+
+    def gather_samples(own_samples):
+        return [own_samples, np.array([91, 90])]
+
     return Mock(
-        rank=0, world_size=2, device=torch.device("cpu"), all_gather_object=gather
+        rank=0,
+        world_size=2,
+        device=torch.device("cpu"),
+        all_gather_object=Mock(side_effect=gather_samples),
     )
 
 
@@ -63,12 +86,14 @@ def make_controller(events, ranks):
 
 @pytest.fixture
 def make_experienced_controller(make_controller):
-    """Return a function that makes controllers that have seen 20 ordinary steps."""
+    """Return a function that makes controllers that have seen ordinary steps."""
 
     def make(**health) -> HealthController:
         controller = make_controller(**health)
-        for step in range(1, 21):
-            add(controller, step, 2.0 + 0.01 * (step % 5))
+        for step in range(1, ORDINARY_STEPS + 1):
+            # Losses that differ by up to 2 %.
+            loss = ORDINARY_LOSS + 0.01 * (step % 5)
+            add_step(controller, step, loss=loss)
             assert controller.check().worst is None
         return controller
 
@@ -81,17 +106,18 @@ def test_ordinary_steps_cost_no_message(make_experienced_controller, events, ran
     assert ranks.all_gather_object.call_count == 0
 
 
-def test_numbers_are_copied_in_double_precision(make_controller):
+def test_metrics_are_copied_in_double_precision(make_controller):
     controller = make_controller()
-    result = result_of(math.nan, 1 + 2**-50, applied=False, sums=NO_REQUEST)
+    norm = 1 + 2**-50  # not a number of fp32, which would round it
+    result = result_of(loss=math.nan, norm=norm, applied=False, sums=NO_REQUEST)
     controller.add(1, result, np.array([1]))
     result.grad_norm.zero_()  # as the next step does
-    assert controller.check().worst.values["grad_norm"] == 1 + 2**-50
+    assert controller.check().worst.values["grad_norm"] == norm
 
 
 def test_step_is_checked_once(make_controller, events):
     controller = make_controller()
-    add(controller, 1, math.nan, applied=False)
+    add_step(controller, 1, loss=math.nan, applied=False)
     assert controller.check().worst is not None
     assert controller.check(wait_for_all=True).worst is None
     assert len(events) == 1
@@ -99,9 +125,8 @@ def test_step_is_checked_once(make_controller, events):
 
 @pytest.fixture
 def late_controller(make_controller, monkeypatch):
-    """A controller that reads numbers as late on a CPU as on a GPU."""
-    steps_behind = controller_module._STEPS_BEHIND
-    monkeypatch.setitem(steps_behind, "cpu", steps_behind["cuda"])
+    """A controller that reads metrics as late on a CPU as on a GPU."""
+    read_metrics_late(monkeypatch)
     return make_controller(on_non_finite="skip")
 
 
@@ -109,12 +134,12 @@ def add_non_finite_steps(controller):
     """Add steps 1 to 4, and return the step that was checked after each, or 0."""
     checked_steps = []
     for step in range(1, 5):
-        add(controller, step, math.nan, applied=False)
+        add_step(controller, step, loss=math.nan, applied=False)
         checked_steps.append(controller.check().at_step)
     return checked_steps
 
 
-def test_gpu_numbers_are_read_two_steps_later(late_controller):
+def test_gpu_metrics_are_read_two_steps_later(late_controller):
     assert add_non_finite_steps(late_controller) == [0, 0, 1, 2]
 
 
@@ -133,16 +158,16 @@ def test_skipped_steps_are_counted(late_controller):
 
 @pytest.fixture
 def controller_with_spike(make_experienced_controller):
-    """A controller whose step 21 of samples 5 and 7 has a loss of 50, unlike 22."""
+    """A controller after a spike, of samples 5 and 7, and an ordinary step."""
     controller = make_experienced_controller()
-    add(controller, 21, 50.0, samples=[7, 5])
-    add(controller, 22, samples=[6])
+    add_step(controller, SPIKE_STEP, loss=SPIKE_LOSS, samples=[7, 5])
+    add_step(controller, SPIKE_STEP + 1, samples=[6])
     return controller
 
 
 def test_spike_is_a_warning_without_consequence(controller_with_spike):
     decision = controller_with_spike.check()
-    assert (decision.worst.action, decision.at_step) == (Action.WARN, 21)
+    assert (decision.worst.action, decision.at_step) == (Action.WARN, SPIKE_STEP)
     assert decision.trouble is None
 
 
@@ -150,7 +175,7 @@ def test_spike_is_reported_with_its_loss(controller_with_spike, events):
     controller_with_spike.check()
     (event,) = events
     assert (event.kind, event.action, event.level) == ("spike", "warn", "warning")
-    assert event.values["loss"] == 50.0
+    assert event.values["loss"] == SPIKE_LOSS
 
 
 def test_spike_is_reported_with_advice(controller_with_spike, events):
@@ -163,26 +188,32 @@ def test_spike_is_reported_with_advice(controller_with_spike, events):
 def test_event_names_the_samples_of_all_ranks(controller_with_spike, events):
     controller_with_spike.check()
     (event,) = events
-    assert event.step == 21
+    assert event.step == SPIKE_STEP
     # Those of this rank, and those of the other one; see ``ranks``.
     assert event.samples == [5, 7, 90, 91]
 
 
 def test_first_of_the_strongest_findings_decides(make_experienced_controller):
     controller = make_experienced_controller(on_spike="rollback", on_non_finite="skip")
-    for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan), (24, 60.0)):
-        add(controller, step, loss, applied=False)
+    # A loss that is not finite is only skipped, and a spike is undone.
+    losses = [math.nan, SPIKE_LOSS, math.nan, SPIKE_LOSS + 10]
+    for step, loss in enumerate(losses, start=ORDINARY_STEPS + 1):
+        add_step(controller, step, loss=loss, applied=False)
     decision = controller.check()
-    assert (decision.trouble.action, decision.at_step) == (Action.ROLL_BACK, 22)
-    assert "the loss of step 22 is 50" in decision.trouble.message
+    first_spike_step = ORDINARY_STEPS + 2
+    assert decision.trouble.action is Action.ROLL_BACK
+    assert decision.at_step == first_spike_step
+    assert f"the loss of step {first_spike_step} is 50" in decision.trouble.message
     assert decision.trouble.next_step
 
 
 def test_requests_are_read_with_their_step(make_controller):
     controller = make_controller()
-    add(controller, 1)
-    add(controller, 2, requests=request(save_is_due=True))
-    add(controller, 3, requests=request(signal_number=signal.SIGTERM))
+    save_request = requests_of_rank_0(save_is_due=True)
+    exit_request = requests_of_rank_0(signal_number=signal.SIGTERM)
+    add_step(controller, 1)
+    add_step(controller, 2, requests=save_request)
+    add_step(controller, 3, requests=exit_request)
     decision = controller.check()
     assert decision.worst is None
     assert decision.stop_reason == "SIGTERM on rank 0"
@@ -191,5 +222,5 @@ def test_requests_are_read_with_their_step(make_controller):
 
 def test_time_limit_is_a_reason_to_stop(make_controller):
     controller = make_controller()
-    add(controller, 4, requests=request(time_is_over=True))
+    add_step(controller, 4, requests=requests_of_rank_0(time_is_over=True))
     assert "time limit" in controller.check().stop_reason

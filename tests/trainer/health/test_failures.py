@@ -1,15 +1,24 @@
+"""Errors of libraries: which are out of memory, and how they are explained."""
+
+import os
+
 import pytest
 import torch
 from torch.distributed import DistBackendError
 
+from trainer.errors import DeviceOutOfMemory
 from trainer.health.failures import explain, out_of_memory
 
-MIB = 2**20
+NEARLY_FULL_BYTES = 512 * 2**20
+"""Free memory below which a vague error on a GPU is taken for out of memory."""
+CUBLAS_OUT_OF_MEMORY = (
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+)
 CLEAR_MESSAGES = [
     "CUDA out of memory. Tried to allocate 20.00 MiB",
     "CUDA error: out of memory",
     "Triton Error [CUDA]: out of memory",
-    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    CUBLAS_OUT_OF_MEMORY,
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "Cuda failure 2 'out of memory'",
@@ -30,13 +39,14 @@ VAGUE_MESSAGES = [
 """Messages that may also have another cause."""
 
 
-def pretend_cuda(monkeypatch, free_bytes):
+def pretend_gpu(monkeypatch, *, free_bytes):
     """Pretend a GPU with so much free memory; None if CUDA has ended."""
 
     def mem_get_info():
         if free_bytes is None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return free_bytes, 80 * 2**30
+        total_bytes = 80 * 2**30
+        return free_bytes, total_bytes
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
@@ -79,15 +89,15 @@ def test_vague_error_without_cuda_is_another_fault(message):
 @pytest.mark.parametrize(
     ("free_bytes", "is_out_of_memory"),
     [
-        pytest.param(511 * MIB, True, id="nearly full"),
-        pytest.param(512 * MIB, False, id="not full"),
+        pytest.param(NEARLY_FULL_BYTES - 1, True, id="nearly full"),
+        pytest.param(NEARLY_FULL_BYTES, False, id="not full"),
         pytest.param(None, False, id="CUDA has ended"),
     ],
 )
 def test_vague_error_on_a_full_gpu_is_out_of_memory(
     message, free_bytes, is_out_of_memory, monkeypatch
 ):
-    pretend_cuda(monkeypatch, free_bytes)
+    pretend_gpu(monkeypatch, free_bytes=free_bytes)
     expected_line = message if is_out_of_memory else None
     assert out_of_memory(RuntimeError(message)) == expected_line
 
@@ -106,19 +116,14 @@ def test_vague_error_on_a_full_gpu_is_out_of_memory(
     ids=str,
 )
 def test_other_errors_are_not_out_of_memory(error, monkeypatch):
-    pretend_cuda(monkeypatch, 0)
+    pretend_gpu(monkeypatch, free_bytes=0)
     assert out_of_memory(error) is None
-
-
-CUBLAS_OUT_OF_MEMORY = (
-    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-)
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_out_of_memory_is_explained_before_lost_ranks(lost):
     explanation = explain(RuntimeError(CUBLAS_OUT_OF_MEMORY), lost=lost)
-    assert explanation.exit_code == 4
+    assert explanation.exit_code == DeviceOutOfMemory.exit_code
     assert explanation.reason == f"out of memory: {CUBLAS_OUT_OF_MEMORY}"
     assert "autotune probe" in explanation.next_step
 
@@ -129,7 +134,7 @@ def test_error_of_nccl_is_explained_with_its_code():
         "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
     )
     explanation = explain(error, lost=False)
-    assert explanation.exit_code == 70
+    assert explanation.exit_code == os.EX_SOFTWARE
     assert explanation.reason.startswith("NCCL failed: ")
     assert explanation.reason.endswith("(ncclUnhandledCudaError)")
     assert "NCCL_DEBUG=INFO" in explanation.next_step

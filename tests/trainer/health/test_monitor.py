@@ -1,4 +1,4 @@
-"""Findings of a monitor, and the limits above which the device skips updates."""
+"""Findings of a monitor, which checks the loss and the gradient norm of each step."""
 
 import itertools
 import math
@@ -6,28 +6,22 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.trainer.health.monitors import (
     EXPLOSION_LIMIT,
+    EXPLOSION_NORM,
     MAX_GRAD_NORM,
+    NEXT_STEP,
     SPIKE_LOSS,
     USUAL_LOSS,
     USUAL_NORM,
-    USUAL_STEPS,
-    actions_of,
     check,
     check_as_device,
     experienced_monitor,
     monitor_of,
     usual_values,
 )
-from trainer.health.events import ADVICE, Action, Kind
-from trainer.health.monitor import NO_LIMITS, Limits
-
-NEXT_STEP = USUAL_STEPS + 1
-"""Step that an experienced monitor checks next."""
+from trainer.health.events import Kind
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -42,7 +36,7 @@ NEXT_STEP = USUAL_STEPS + 1
 )
 def test_noisy_falling_loss_is_usual(seed, policy, steps, fall_steps, lag_steps):
     # The loss falls from 10 to 2 with 5 % noise, and norms scatter by a third. The run
-    # ends before the loss stands still. The device has the limits of some steps ago.
+    # ends before the loss stands still. The device has the limits of ``lag_steps`` ago.
     rng = random.Random(seed)
     monitor = monitor_of(on_spike=policy, on_explosion=policy)
     limits = [monitor.limits()] * lag_steps
@@ -50,7 +44,7 @@ def test_noisy_falling_loss_is_usual(seed, policy, steps, fall_steps, lag_steps)
         loss = (2 + 8 * math.exp(-step / fall_steps)) * (1 + rng.gauss(0, 0.05))
         norm = math.exp(rng.gauss(0, 0.3))
         if policy == "warn":
-            # From 20 at the start.
+            # Norms fall too, from 20 at the start.
             norm += 20 * math.exp(-step / 50)
         findings = check_as_device(monitor, step, loss, norm, limits[-lag_steps])
         assert findings == []
@@ -74,7 +68,8 @@ def test_jump_back_to_an_earlier_loss_is_a_spike(seed):
 def test_spike_is_found_with_its_values():
     (spike,) = check(experienced_monitor(), NEXT_STEP, SPIKE_LOSS)
     assert spike.values["loss"] == SPIKE_LOSS
-    # Losses scatter by 2 %, and their median by an eighth of that: sqrt(pi / 2 / 100).
+    # Losses scatter by 2 %, and their median by sqrt(pi / 2 / USUAL_STEPS) of that, an
+    # eighth. The tolerance is four times as much.
     assert spike.values["median"] == pytest.approx(USUAL_LOSS, rel=4 * 0.02 / 8)
     assert spike.values["median"] < spike.values["limit"] < SPIKE_LOSS
     assert "the loss of step 101 is 3.5" in spike.message
@@ -82,8 +77,8 @@ def test_spike_is_found_with_its_values():
 
 
 def test_explosion_is_found_with_its_values():
-    (explosion,) = check(experienced_monitor(), NEXT_STEP, norm=EXPLOSION_LIMIT + 0.1)
-    assert explosion.values["grad_norm"] == EXPLOSION_LIMIT + 0.1
+    (explosion,) = check(experienced_monitor(), NEXT_STEP, norm=EXPLOSION_NORM)
+    assert explosion.values["grad_norm"] == EXPLOSION_NORM
     assert explosion.values["limit"] == EXPLOSION_LIMIT
     assert explosion.values["clip"] == MAX_GRAD_NORM
     assert "train.max_grad_norm" in explosion.next_step
@@ -96,7 +91,7 @@ class Step:
     loss: float = USUAL_LOSS
     norm: float = USUAL_NORM
     applied: bool | None = None
-    """Whether the update was applied; None as the device decides by current limits."""
+    """Whether the update was applied; None if the device decides by current limits."""
 
 
 def check_step(monitor, number, step):
@@ -110,8 +105,8 @@ USUAL = Step()
 SPIKE = Step(loss=SPIKE_LOSS)
 NAN_LOSS = Step(loss=math.nan)
 NEARLY_EXPLOSION = Step(norm=EXPLOSION_LIMIT - 0.1)
-EXPLOSION = Step(norm=EXPLOSION_LIMIT + 0.1)
-SPIKE_AND_EXPLOSION = Step(loss=SPIKE_LOSS, norm=EXPLOSION_LIMIT + 0.1)
+EXPLOSION = Step(norm=EXPLOSION_NORM)
+SPIKE_AND_EXPLOSION = Step(loss=SPIKE_LOSS, norm=EXPLOSION_NORM)
 SKIP_BOTH = {"on_spike": "skip", "on_explosion": "skip"}
 
 
@@ -273,7 +268,7 @@ class Case:
                 # skipped.
                 steps=[
                     Step(loss=SPIKE_LOSS, applied=False),
-                    Step(norm=EXPLOSION_LIMIT + 0.1, applied=False),
+                    Step(norm=EXPLOSION_NORM, applied=False),
                 ],
                 findings=["spike:warn explosion:skip", "explosion:skip"],
                 message="update was skipped",
@@ -310,25 +305,6 @@ def test_lasting_change_becomes_usual_with_warn():
     assert monitor.calm
 
 
-@pytest.mark.parametrize(
-    ("window_steps", "required_values"),
-    [
-        pytest.param(8, 8, id="shortest window"),
-        pytest.param(12, 12, id="short window"),
-        pytest.param(16, 16, id="window of as many values"),
-        pytest.param(128, 16, id="default window"),
-    ],
-)
-def test_nothing_is_judged_before_enough_values(window_steps, required_values):
-    monitor = monitor_of(window_steps=window_steps, on_spike="skip")
-    for step in range(1, required_values + 1):
-        assert monitor.limits() == NO_LIMITS
-        loss = 100.0 if step == required_values else USUAL_LOSS
-        assert check(monitor, step, loss) == []
-    # The least room above the median is a tenth of it.
-    assert monitor.limits().loss == pytest.approx(1.1 * USUAL_LOSS)
-
-
 def test_always_large_norms_are_no_explosion():
     monitor = monitor_of()
     values = itertools.islice(usual_values(seed=1), 199)
@@ -336,60 +312,3 @@ def test_always_large_norms_are_no_explosion():
     factor = 3 * EXPLOSION_LIMIT / USUAL_NORM
     for step, (_, norm) in enumerate(values, start=1):
         assert check(monitor, step, norm=factor * norm) == []
-
-
-def test_every_kind_has_advice():
-    assert set(ADVICE) == set(Kind)
-    for advice in ADVICE.values():
-        assert advice.causes
-        assert "train." in advice.next_step
-
-
-def test_actions_are_ordered_by_severity():
-    assert list(Action) == [Action.WARN, Action.SKIP, Action.ROLL_BACK, Action.GIVE_UP]
-
-
-@given(
-    losses=st.lists(
-        st.floats(min_value=0, allow_nan=False, allow_infinity=False),
-        min_size=1,
-        max_size=60,
-    )
-)
-def test_limit_is_above_the_median_for_any_loss(losses):
-    monitor = monitor_of(window_steps=8, on_spike="rollback")
-    for step, loss in enumerate(losses, start=1):
-        for finding in check(monitor, step, loss):
-            if finding.kind is Kind.SPIKE:
-                limit = finding.values["limit"]
-                assert loss > limit >= finding.values["median"]
-    assert monitor.limits().loss >= 0
-
-
-def test_warn_has_no_limits():
-    assert experienced_monitor().limits() == NO_LIMITS
-
-
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
-def test_limits_are_those_of_guarded_metrics(policy):
-    loss_limits = experienced_monitor(on_spike=policy).limits()
-    assert loss_limits.grad_norm == math.inf
-    assert USUAL_LOSS < loss_limits.loss < SPIKE_LOSS
-    norm_limits = experienced_monitor(on_explosion=policy).limits()
-    assert norm_limits == Limits(loss=math.inf, grad_norm=EXPLOSION_LIMIT)
-
-
-@pytest.mark.parametrize(
-    ("loss", "norm"),
-    [
-        pytest.param(SPIKE_LOSS, USUAL_NORM, id="spike"),
-        pytest.param(math.nan, 7.0, id="not finite"),
-    ],
-)
-def test_skipped_values_do_not_become_usual(loss, norm):
-    monitor = experienced_monitor(on_spike="skip", patience_steps=100)
-    limits = monitor.limits()
-    for step in range(NEXT_STEP, NEXT_STEP + 50):
-        findings = check_as_device(monitor, step, loss, norm)
-        assert actions_of(findings) == [Action.SKIP]
-    assert monitor.limits() == limits

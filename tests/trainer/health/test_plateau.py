@@ -1,9 +1,14 @@
 """Findings of a monitor on losses that stand still or rise.
 
 The medians of both halves of a window of 400 steps are compared whenever half of it is
-new. With the noise of these tests, their difference has a standard error of 0.007. The
-loss stands still unless it falls by at least twice that, and rises if it rises by more
-than four times that.
+new. The loss stands still unless it falls by at least two standard errors of their
+difference, and rises if it rises by more than four.
+
+The standard error of a median is sqrt(pi / 2) = 1.25 times that of a mean. In the
+shortest window, the median of a half is that of ten medians of 20 losses each. With
+noise of 0.04, a median of 20 losses has an error of 1.25 x 0.04 / sqrt(20) = 0.011, the
+median of ten of them 1.25 x 0.011 / sqrt(10) = 0.0044, and the difference of two halves
+sqrt(2) times that: 0.006.
 """
 
 import random
@@ -16,16 +21,19 @@ from trainer.health.events import Action, Kind
 
 WINDOW_STEPS = 400
 HALF_STEPS = WINDOW_STEPS // 2
+NOISE = 0.04
+"""Standard deviation of noisy losses."""
 FALL = 0.03
-"""Fall of the loss in half a window: four standard errors."""
+"""Fall of the loss in half a window: five standard errors."""
 RISE = 0.1
-"""Rise of the loss in half a window: 14 standard errors."""
+"""Rise of the loss in half a window: 16 standard errors."""
 SEEDS = range(5)
 
 
 def trend_findings(losses, **changes):
     """Return step and kind of the findings on plateaus and rises."""
-    monitor = monitor_of(**{"plateau_window_steps": WINDOW_STEPS} | changes)
+    settings = {"plateau_window_steps": WINDOW_STEPS} | changes
+    monitor = monitor_of(**settings)
     findings = []
     for step, loss in enumerate(losses, start=1):
         for finding in check(monitor, step, loss):
@@ -35,10 +43,11 @@ def trend_findings(losses, **changes):
 
 
 def noisy_losses(seed, steps, *, start, change):
-    """Return losses that change by so much in half a window, with noise of 0.04."""
+    """Return losses with noise, which change by ``change`` in half a window."""
     rng = random.Random(seed)
     return [
-        start + change * step / HALF_STEPS + rng.gauss(0, 0.04) for step in range(steps)
+        start + change * step / HALF_STEPS + rng.gauss(0, NOISE)
+        for step in range(steps)
     ]
 
 

@@ -1,80 +1,90 @@
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.health.requests import decode_requests, encode_requests
+from trainer.health.requests import AgreedRequests, decode_requests, encode_requests
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def sum_over_ranks(requests):
-    return [sum(numbers) for numbers in zip(*requests, strict=True)]
+@dataclass(frozen=True, kw_only=True)
+class RankRequests:
+    """Requests of one rank."""
+
+    signal_number: int | None = None
+    time_is_over: bool = False
+    save_is_due: bool = False
 
 
-def request(rank, signal_number=None, *, time_is_over=False, save_is_due=False):
-    return encode_requests(
-        rank=rank,
-        signal_number=signal_number,
-        time_is_over=time_is_over,
-        save_is_due=save_is_due,
-    )
+NO_REQUEST = RankRequests()
 
 
-NO_REQUEST = request(0)
+def agree(requests_by_rank: list[RankRequests]) -> AgreedRequests:
+    """Return the agreement of ranks on their requests."""
+    encoded = [
+        encode_requests(
+            rank=rank,
+            signal_number=requests.signal_number,
+            time_is_over=requests.time_is_over,
+            save_is_due=requests.save_is_due,
+        )
+        for rank, requests in enumerate(requests_by_rank)
+    ]
+    return decode_requests([sum(numbers) for numbers in zip(*encoded, strict=True)])
 
 
 @pytest.mark.parametrize(
-    ("requests", "reason"),
+    ("requests_by_rank", "reason"),
     [
-        pytest.param([NO_REQUEST, request(1)], None, id="no signal"),
+        pytest.param([NO_REQUEST, NO_REQUEST], None, id="no signal"),
         pytest.param(
-            [NO_REQUEST, request(3, signal.SIGUSR1)],
+            [*[NO_REQUEST] * 3, RankRequests(signal_number=signal.SIGUSR1)],
             "SIGUSR1 on rank 3",
-            id="signal on the last of two ranks",
+            id="signal on the last of four ranks",
         ),
         pytest.param(
-            [request(0, signal.SIGTERM)],
+            [RankRequests(signal_number=signal.SIGTERM)],
             "SIGTERM on rank 0",
             id="signal on the only rank",
         ),
         pytest.param(
-            [request(0, signal.SIGTERM, time_is_over=True), request(1)],
+            [
+                RankRequests(signal_number=signal.SIGTERM, time_is_over=True),
+                NO_REQUEST,
+            ],
             "SIGTERM on rank 0",
             id="signal takes precedence over the time limit",
         ),
         pytest.param(
-            [request(rank, signal.SIGUSR2) for rank in range(1024)],
+            [RankRequests(signal_number=signal.SIGUSR2)] * 1024,
             "SIGUSR2 on 1024 ranks",
             id="same signal on all ranks",
         ),
         pytest.param(
-            [request(0, signal.SIGTERM), request(1, signal.SIGUSR2)],
+            [
+                RankRequests(signal_number=signal.SIGTERM),
+                RankRequests(signal_number=signal.SIGUSR2),
+            ],
             "signals on 2 ranks",
             id="different signals",
         ),
         pytest.param(
-            [request(0, signal.SIGUSR1), request(1, signal.SIGUSR2)],
+            [
+                RankRequests(signal_number=signal.SIGUSR1),
+                RankRequests(signal_number=signal.SIGUSR2),
+            ],
             "signals on 2 ranks",
             id="different signals whose mean is SIGSEGV",
         ),
     ],
 )
-def test_stop_reason_names_signals_and_ranks(requests, reason):
-    agreed = decode_requests(sum_over_ranks(requests))
+def test_stop_reason_names_signals_and_ranks(requests_by_rank, reason):
+    agreed = agree(requests_by_rank)
     assert agreed.stop_reason == reason
     assert not agreed.save_is_due
-
-
-@dataclass(frozen=True)
-class RankRequests:
-    """Requests of one rank."""
-
-    signal_number: int | None
-    time_is_over: bool
-    save_is_due: bool
 
 
 REQUESTS_BY_RANK = st.lists(
@@ -86,15 +96,7 @@ REQUESTS_BY_RANK = st.lists(
     ),
     min_size=1,
 )
-
-
-def agree(requests_by_rank):
-    """Return the agreement of ranks on their requests."""
-    encoded = [
-        encode_requests(rank=rank, **asdict(requests))
-        for rank, requests in enumerate(requests_by_rank)
-    ]
-    return decode_requests(sum_over_ranks(encoded))
+"""Requests of one or more ranks."""
 
 
 @given(requests_by_rank=REQUESTS_BY_RANK)

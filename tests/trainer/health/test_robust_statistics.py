@@ -1,3 +1,5 @@
+"""Medians, robust standard deviations and their errors, of normal values."""
+
 import math
 import random
 import statistics
@@ -14,14 +16,27 @@ from trainer.health.robust_statistics import (
 )
 
 SEEDS = range(5)
+MEAN = 5.0
+SIGMA = 2.0
+VALUES = 2000
+"""Number of normal values, with that mean and sigma."""
+FIRST_VALUE = 10.0
+FALL_PER_STEP = 0.05
+NOISE = 0.1
+FALLING_VALUES = 128
+"""Number of values that fall with noise, from 10 to 3.6."""
+BLOCKS = 400
+"""Number of blocks, which are normal values with a sigma of 1."""
+STANDARD_ERRORS = 4
+"""Standard errors by which an estimate may be off: by chance once in 16,000 times."""
 
 
-def median_error(sigma, values):
-    """Return the standard error of the median of normal values."""
+def median_error(*, sigma, values):
+    """Return the standard error of the median of so many normal values."""
     return sigma * math.sqrt(math.pi / 2 / values)
 
 
-def mad_relative_error(values):
+def mad_relative_error(*, values):
     """Return the relative standard error of sigma, estimated from the MAD.
 
     For normal values its efficiency is 37 % of the standard deviation, whose relative
@@ -37,48 +52,48 @@ def test_median_of_sorted_is_the_median(values):
 
 @pytest.fixture(params=SEEDS)
 def normal_values(request):
-    """2,000 normal values with a mean of 5 and a sigma of 2."""
     rng = random.Random(request.param)
-    return [rng.gauss(5, 2) for _ in range(2000)]
+    return [rng.gauss(MEAN, SIGMA) for _ in range(VALUES)]
 
 
 def test_scatter_of_normal_values_is_sigma(normal_values):
     centre, sigma = centre_and_scatter(sorted(normal_values))
-    assert centre == pytest.approx(5, abs=4 * median_error(2, 2000))
-    assert sigma == pytest.approx(2, rel=4 * mad_relative_error(2000))
+    centre_error = median_error(sigma=SIGMA, values=VALUES)
+    assert centre == pytest.approx(MEAN, abs=STANDARD_ERRORS * centre_error)
+    sigma_error = mad_relative_error(values=VALUES)
+    assert sigma == pytest.approx(SIGMA, rel=STANDARD_ERRORS * sigma_error)
 
 
 def test_scatter_is_robust_to_outliers(normal_values):
     outliers = [1e9] * 600  # nearly a quarter of all values
     centre, sigma = centre_and_scatter(sorted(normal_values + outliers))
-    # With 23 % of outliers above, the median is the 65 % quantile of the others, at
-    # 5 + 0.39 sigma, and their deviations grow alike.
-    assert centre < 7
-    assert sigma < 4
-
-
-FALL_PER_STEP = 0.05
-NOISE = 0.1
+    # With 23 % of outliers above, the median is the 65 % quantile of the others, 0.39
+    # sigma above their mean, and their deviations grow alike.
+    assert centre < MEAN + SIGMA
+    assert sigma < 2 * SIGMA
 
 
 @pytest.fixture(params=SEEDS)
 def falling_values(request):
-    """128 values that fall from 10 to 3.6, with noise."""
     rng = random.Random(request.param)
-    return [10 - FALL_PER_STEP * step + rng.gauss(0, NOISE) for step in range(128)]
+    return [
+        FIRST_VALUE - FALL_PER_STEP * step + rng.gauss(0, NOISE)
+        for step in range(FALLING_VALUES)
+    ]
 
 
 def test_level_follows_falling_values(falling_values):
     level, _ = level_and_scatter(falling_values)
-    middle_of_second_half = 96
-    expected = 10 - FALL_PER_STEP * middle_of_second_half
+    middle_of_second_half = 0.75 * FALLING_VALUES
+    expected = FIRST_VALUE - FALL_PER_STEP * middle_of_second_half
     # A median of falling values is the mean of two in the middle, with their noise.
     assert level == pytest.approx(expected, abs=2 * NOISE)
 
 
 def test_scatter_leaves_out_the_fall(falling_values):
     _, scatter = level_and_scatter(falling_values)
-    assert scatter == pytest.approx(NOISE, rel=4 * mad_relative_error(128))
+    scatter_error = mad_relative_error(values=FALLING_VALUES)
+    assert scatter == pytest.approx(NOISE, rel=STANDARD_ERRORS * scatter_error)
     _, scatter_with_fall = centre_and_scatter(sorted(falling_values))
     assert scatter_with_fall > 10 * NOISE
 
@@ -91,23 +106,25 @@ def test_level_of_rising_values_is_their_centre(falling_values):
 
 @pytest.fixture(params=SEEDS)
 def blocks(request):
-    """400 normal values with a sigma of 1."""
     rng = random.Random(request.param)
-    return [rng.gauss(0, 1) for _ in range(400)]
+    return [rng.gauss(0, 1) for _ in range(BLOCKS)]
 
 
 def test_error_of_median_is_that_of_normal_values(blocks):
     _, error = median_and_error(blocks)
-    # Differences of neighbours share a value with the next, so they tell less than as
-    # many independent ones.
-    assert error == pytest.approx(median_error(1, 400), rel=0.2)
+    # A MAD of so many independent differences has a relative error of 6 %. Each shares
+    # a value with the next, which makes it 7 %, as a simulation shows. The tolerance is
+    # three of these errors.
+    expected = median_error(sigma=1, values=BLOCKS)
+    assert error == pytest.approx(expected, rel=0.2)
 
 
 def test_error_of_median_ignores_slope(blocks):
     _, error = median_and_error(blocks)
     sloped_blocks = [value + 0.05 * index for index, value in enumerate(blocks)]
     _, error_with_slope = median_and_error(sloped_blocks)
-    # With the slope, the blocks spread over 20 sigma.
+    # With the slope, the blocks spread over 20 sigma, but neighbours differ by 0.05
+    # sigma more: a 28th of the scatter of their difference.
     assert error_with_slope == pytest.approx(error, rel=0.1)
 
 

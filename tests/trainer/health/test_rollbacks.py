@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.health.monitors import (
     MAX_GRAD_NORM,
+    NEXT_STEP,
     SPIKE_LOSS,
+    USUAL_LOSS,
     USUAL_STEPS,
     actions_of,
     check,
@@ -22,15 +24,13 @@ from trainer.config.train_config import HealthSettings
 from trainer.health.events import Action
 from trainer.health.monitor import HealthMonitor
 
-SPIKE_STEP = USUAL_STEPS + 1
-"""Step after those that an experienced monitor has seen."""
 FURTHEST_TROUBLE_STEP = 120
 """Latest step that led to a rollback in ``monitor_after_rollbacks``."""
 EASING_STEPS = 50
 """Steps after that until earlier rollbacks are forgotten."""
 
 
-def check_spike(monitor, step=SPIKE_STEP):
+def check_spike(monitor, step=NEXT_STEP):
     """Check a step with a spike, which the device skips, and return the actions."""
     return actions_of(check_as_device(monitor, step, SPIKE_LOSS))
 
@@ -39,10 +39,10 @@ def test_rollback_restores_the_history():
     monitor = experienced_monitor(on_spike="rollback")
     saved = monitor.to_json()
     limits = monitor.limits()
-    # Lower losses, which become usual, lower the limit.
-    trouble_step = 131
-    for step in range(USUAL_STEPS + 1, trouble_step):
-        check(monitor, step, 1.2)
+    # 30 lower losses, which become usual, lower the limit.
+    trouble_step = NEXT_STEP + 30
+    for step in range(NEXT_STEP, trouble_step):
+        check(monitor, step, 0.6 * USUAL_LOSS)
     assert monitor.limits() != limits
     monitor.roll_back(
         json.loads(json.dumps(saved)), at_step=trouble_step, to_step=USUAL_STEPS
@@ -59,8 +59,8 @@ def monitor_that_gave_up():
     saved = monitor.to_json()
     for _ in range(2):
         assert check_spike(monitor) == [Action.ROLL_BACK]
-        monitor.roll_back(saved, at_step=SPIKE_STEP, to_step=USUAL_STEPS)
-    (finding,) = check_as_device(monitor, SPIKE_STEP, SPIKE_LOSS)
+        monitor.roll_back(saved, at_step=NEXT_STEP, to_step=USUAL_STEPS)
+    (finding,) = check_as_device(monitor, NEXT_STEP, SPIKE_LOSS)
     assert finding.action is Action.GIVE_UP
     assert "2 earlier rollbacks did not help" in finding.message
     return monitor
@@ -71,7 +71,7 @@ def test_monitor_that_gave_up_continues_after_reset(monitor_that_gave_up):
     saved = monitor_that_gave_up.to_json()
     for _ in range(2):
         assert check_spike(monitor_that_gave_up) == [Action.ROLL_BACK]
-        monitor_that_gave_up.roll_back(saved, at_step=SPIKE_STEP, to_step=USUAL_STEPS)
+        monitor_that_gave_up.roll_back(saved, at_step=NEXT_STEP, to_step=USUAL_STEPS)
     assert check_spike(monitor_that_gave_up) == [Action.GIVE_UP]
 
 
@@ -89,14 +89,15 @@ def monitor_after_rollbacks():
     )
     saved = monitor.to_json()
     # The second trouble is at an earlier step, which does not count.
-    for at_step in (FURTHEST_TROUBLE_STEP, 105):
+    earlier_step = 105
+    for at_step in (FURTHEST_TROUBLE_STEP, earlier_step):
         monitor.roll_back(saved, at_step=at_step, to_step=USUAL_STEPS)
     return monitor
 
 
 def check_usual_steps(monitor, *, before_step):
     """Check usual steps, from the one after the rollback on."""
-    for step in range(USUAL_STEPS + 1, before_step):
+    for step in range(NEXT_STEP, before_step):
         assert check_as_device(monitor, step) == []
 
 
@@ -146,12 +147,12 @@ def test_learning_rate_returns_linearly_after_rollbacks(
 
 @dataclass(frozen=True)
 class Step:
-    """Numbers of a step."""
+    """Metrics of a step."""
 
     loss: float
     norm: float
     is_within_limits: bool
-    """Whether the device applies the step if both numbers are finite."""
+    """Whether the device applies the step if both metrics are finite."""
 
     @property
     def applied(self) -> bool:
@@ -177,8 +178,9 @@ POLICIES = st.sampled_from(["warn", "skip", "rollback"])
 def run_steps(monitor, steps, *, first_step, saved):
     """Check steps, with a rollback to ``saved`` whenever the monitor requests one.
 
-    Return all public answers of the monitor after each step, as text, because nan does
-    not equal itself.
+    Returns:
+        All public answers of the monitor after each step, as text, because NaN does not
+        equal itself.
     """
     answers = []
     for number, step in enumerate(steps, start=first_step):
@@ -246,7 +248,7 @@ def test_older_checkpoint_gives_an_empty_history(saved):
 @pytest.mark.parametrize("saved", OLDER_STATES)
 def test_rollback_to_an_older_checkpoint_counts(saved):
     monitor = experienced_monitor()
-    monitor.roll_back(saved, at_step=101, to_step=0)
+    monitor.roll_back(saved, at_step=NEXT_STEP, to_step=0)
     assert monitor.calm
     assert monitor.recovery.rollbacks == 1
 
@@ -258,4 +260,4 @@ def test_shorter_window_keeps_the_newest_values():
     shorter = HealthSettings(on_spike="skip", window_steps=8, plateau_window_steps=20)
     restored = HealthMonitor(shorter, MAX_GRAD_NORM, saved)
     assert restored.to_json()["loss"]["window"] == saved["loss"]["window"][-8:]
-    assert check(restored, 101) == []
+    assert check(restored, NEXT_STEP) == []

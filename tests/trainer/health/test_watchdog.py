@@ -209,8 +209,11 @@ def test_program_with_heartbeats_is_not_ended(start_program, tmp_path):
 
 def test_stopped_watchdog_ends_nothing(start_program, tmp_path):
     process = start_program(
-        # Without a heartbeat for longer than the timeout.
-        "dog.stop()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(2)\nprint('end')",
+        # Without a heartbeat for longer than the timeout and the last resort, 1.2 s.
+        "dog.stop()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(1.5)\n"
+        "print('end')",
         timeout_s=0.5,
     )
     stdout, _ = process.communicate(timeout=END_TIMEOUT_S)

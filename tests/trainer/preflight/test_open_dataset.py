@@ -4,7 +4,7 @@ import pytest
 
 from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import resolved_of
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.config.train_config import DataSettings
 from trainer.data.manifest import read_manifest
 from trainer.errors import BadConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from testbed.examples.checkpoints import resolved_of
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.distributed.ranks import join_ranks
 from trainer.errors import BadConfig, ProfileMismatch
 from trainer.preflight import rank_checks

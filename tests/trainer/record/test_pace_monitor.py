@@ -23,6 +23,8 @@ class Row:
 
 
 USUAL = Row(data_wait_s=[0.0] * 4, compute_s=[1.0] * 4)
+MANY_ROWS = 10 * STREAK_ROWS
+"""Rows enough for several findings, if they were not reported only once."""
 
 
 def waiting(share):
@@ -52,8 +54,8 @@ def findings_of(rows):
 @pytest.mark.parametrize(
     "rows",
     [
-        pytest.param([USUAL] * STREAK_ROWS + [waiting(0.2)] * 50, id="later"),
-        pytest.param([waiting(0.9)] * 50, id="always"),
+        pytest.param([USUAL] * STREAK_ROWS + [waiting(0.2)] * MANY_ROWS, id="later"),
+        pytest.param([waiting(0.9)] * MANY_ROWS, id="always"),
     ],
 )
 def test_reports_slow_data_loading_once(rows):
@@ -62,7 +64,7 @@ def test_reports_slow_data_loading_once(rows):
 
 
 def test_ignores_slow_data_loading_in_the_first_rows():
-    rows = [waiting(0.9)] * STREAK_ROWS + [USUAL] * 50
+    rows = [waiting(0.9)] * STREAK_ROWS + [USUAL] * MANY_ROWS
     assert findings_of(rows) == []
 
 
@@ -146,14 +148,17 @@ def test_reports_again_after_good_rows(bad_row, first_finding):
     "rows",
     [
         pytest.param(
-            [slow(2.0, rank=number % 4) for number in range(100)], id="ranks in turn"
+            [slow(2.0, rank=number % 4) for number in range(MANY_ROWS)],
+            id="ranks in turn",
         ),
         pytest.param(
-            [Row(data_wait_s=[0.0] * 4, compute_s=[1.0, None, 5.0, 1.0])] * 50,
+            [Row(data_wait_s=[0.0] * 4, compute_s=[1.0, None, 5.0, 1.0])] * MANY_ROWS,
             id="unknown times",
         ),
-        pytest.param([Row(data_wait_s=[], compute_s=[])] * 50, id="no ranks"),
-        pytest.param([Row(data_wait_s=[0.0], compute_s=[9.0])] * 50, id="single rank"),
+        pytest.param([Row(data_wait_s=[], compute_s=[])] * MANY_ROWS, id="no ranks"),
+        pytest.param(
+            [Row(data_wait_s=[0.0], compute_s=[9.0])] * MANY_ROWS, id="single rank"
+        ),
     ],
 )
 def test_reports_no_straggler_without_one(rows):

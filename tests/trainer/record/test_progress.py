@@ -1,3 +1,9 @@
+"""Lines of progress, which are written without a terminal.
+
+A line is written at the first update, at the last one, and whenever five seconds have
+passed since the line before.
+"""
+
 from types import SimpleNamespace
 
 import pytest
@@ -5,22 +11,19 @@ import pytest
 from trainer.record import progress as progress_module
 from trainer.record.progress import progress
 
-# Without a terminal, a line is written at the first update, at the last one, and
-# whenever five seconds have passed since the line before.
-
 
 @pytest.fixture
 def lines_of(capsys, monkeypatch):
     """Function that returns the lines written for updates, without the title.
 
-    An update is a pair: its time in seconds, and the percentage completed.
+    Updates are percentages completed, by the time in seconds at which they come.
     """
 
-    def run(updates, **options):
+    def run(percentages, **options):
         clock = SimpleNamespace(now_s=0.0)
         monkeypatch.setattr(progress_module.time, "monotonic", lambda: clock.now_s)
         with progress("work", **options) as update:
-            for moment_s, percentage in updates:
+            for moment_s, percentage in percentages.items():
                 clock.now_s = moment_s
                 update(percentage, 100, "note")
         lines = capsys.readouterr().err.splitlines()
@@ -36,18 +39,20 @@ def test_line_without_a_total_has_no_zero(capsys):
 
 
 def test_writes_a_line_every_five_seconds(lines_of):
-    updates = [(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)]
-    assert lines_of(updates) == ["  0 % note", " 50 % note, 0:00:05 left", "100 % note"]
+    assert lines_of({0: 0, 1: 10, 2: 20, 5: 50, 6: 60, 10: 100}) == [
+        "  0 % note",
+        " 50 % note, 0:00:05 left",
+        "100 % note",
+    ]
 
 
 def test_time_left_is_unknown_without_progress(lines_of):
-    assert lines_of([(0, 20), (5, 20)]) == [" 20 % note", " 20 % note"]
+    assert lines_of({0: 20, 5: 20}) == [" 20 % note", " 20 % note"]
 
 
 def test_time_left_never_exceeds_the_budget(lines_of):
     # At this pace, the work would take 500 s.
-    updates = [(0, 0), (5, 1), (10, 2), (30, 3)]
-    assert lines_of(updates, budget_s=20) == [
+    assert lines_of({0: 0, 5: 1, 10: 2, 30: 3}, budget_s=20) == [
         "  0 % note, 0:00:20 left",
         "  1 % note, 0:00:15 left",
         "  2 % note, 0:00:10 left",
@@ -56,16 +61,17 @@ def test_time_left_never_exceeds_the_budget(lines_of):
 
 
 def test_time_left_follows_the_last_minute(lines_of):
-    fast = [(0, 0), (5, 50)]
-    slow = [(5 * number, 49 + number) for number in range(2, 20)]
-    lines = lines_of([*fast, *slow])
+    fast_then_slow = {0: 0, 5: 50}
+    for percentage in range(51, 69):
+        latest_s = max(fast_then_slow)
+        fast_then_slow[latest_s + 5] = percentage
     # One percent in five seconds, and 32 are left.
-    assert lines[-1] == " 68 % note, 0:02:40 left"
+    assert lines_of(fast_then_slow)[-1] == " 68 % note, 0:02:40 left"
 
 
 def test_time_left_may_be_kept_from_rising(lines_of):
-    slower = [(0, 0), (5, 50), (15, 60), (40, 70), (45, 71)]
-    assert lines_of(slower, never_rises=True) == [
+    slower_and_slower = {0: 0, 5: 50, 15: 60, 40: 70, 45: 71}
+    assert lines_of(slower_and_slower, never_rises=True) == [
         "  0 % note",
         " 50 % note, 0:00:05 left",
         " 60 % note, 0:00:05 left",
@@ -75,8 +81,8 @@ def test_time_left_may_be_kept_from_rising(lines_of):
 
 
 def test_says_longer_instead_of_no_time(lines_of):
-    almost_finished = [(0, 0), (5, 99.99), (10, 99.995)]
-    assert lines_of(almost_finished)[1:] == [
+    # Less than half a second is left, which would be rounded to none.
+    assert lines_of({0: 0, 5: 99.99, 10: 99.995})[1:] == [
         "100 % note, longer than expected",
         "100 % note, longer than expected",
     ]

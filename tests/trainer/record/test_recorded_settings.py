@@ -1,4 +1,4 @@
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.record.recorded_settings import settings_of
 
 

@@ -20,12 +20,13 @@ def run(tmp_path):
     return writer.directory
 
 
-def change_row(run, number, change):
-    """Replace a row of ``steps.jsonl``, as another program might."""
+def change_loss(run, *, step, loss):
+    """Change the loss of a step in ``steps.jsonl``, as another program might."""
     file = run / "steps.jsonl"
-    lines = file.read_text().splitlines(keepends=True)
-    lines[number] = json.dumps(json.loads(lines[number]) | change) + "\n"
-    file.write_text("".join(lines))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    (row,) = [row for row in rows if row["step"] == step]
+    row["loss"] = loss
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_rejects_directory_without_a_run(tmp_path):
@@ -49,13 +50,13 @@ def test_rejects_other_schema_version(run, version):
 
 
 def test_names_the_line_of_an_invalid_row(run):
-    change_row(run, 1, {"loss": "high"})
+    change_loss(run, step=2, loss="high")
     with pytest.raises(BadConfig, match=r"steps\.jsonl, line 2: ") as raised:
         read_run(run)
     assert "The run record is corrupt" in raised.value.next_step
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_leaves_out_rows_that_are_not_finite(run, value):
-    change_row(run, 0, {"loss": value})
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_leaves_out_rows_that_are_not_finite(run, loss):
+    change_loss(run, step=1, loss=loss)
     assert read_run(run).steps == (row_of(2),)

@@ -3,19 +3,20 @@
 import os
 from pathlib import Path
 
-
-def cut_end(path: Path) -> None:
-    """Remove the last token."""
-    os.truncate(path, path.stat().st_size - 2)
+BYTES_PER_TOKEN = 2
 
 
-def overwrite(path: Path) -> None:
-    """Overwrite all bytes, header included."""
+def cut_last_token(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - BYTES_PER_TOKEN)
+
+
+def overwrite_with_text(path: Path) -> None:
+    """Overwrite all bytes, header included, by as many letters."""
     path.write_bytes(b"x" * path.stat().st_size)
 
 
-def empty_table(path: Path) -> None:
-    """Leave JSON without keys."""
+def write_empty_table(path: Path) -> None:
+    """Replace the content by JSON without keys."""
     path.write_text("{}")
 
 
@@ -26,21 +27,26 @@ def change_manifest(path: Path) -> None:
 
 def change_one_token(path: Path) -> None:
     """Change the last token, which only the hash can notice."""
-    raw = bytearray(path.read_bytes())
-    raw[-2] ^= 1  # the lower of its two bytes
-    path.write_bytes(raw)
+    content = bytearray(path.read_bytes())
+    content[-BYTES_PER_TOKEN] ^= 1  # its lower byte
+    path.write_bytes(content)
+
+
+def flip_last_bit(path: Path) -> None:
+    """Flip the lowest bit of the last byte."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
 
 
 def append_line(path: Path) -> None:
-    """Add a line."""
     path.write_text(path.read_text() + "{}\n")
 
 
-def empty(path: Path) -> None:
-    """Remove the content."""
+def remove_content(path: Path) -> None:
     path.write_text("")
 
 
 def move_and_link(path: Path) -> None:
-    """Replace a file by a symbolic link to it, outside the dataset."""
+    """Move a file out of the dataset, and replace it by a symbolic link to it."""
     path.symlink_to(path.rename(path.parent.parent / "outside"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a lock in the block, as a process does that copies a dataset."""
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold a lock during the block, as another process that copies a dataset does."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,5 +1,9 @@
+"""Copies of the files of a dataset, whose hashes are verified meanwhile."""
+
 import os
+import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -8,19 +12,31 @@ from tests.system.faults.corpora import content
 from tests.trainer.staging.damage import (
     append_line,
     change_manifest,
-    empty,
+    flip_last_bit,
     move_and_link,
+    remove_content,
 )
 from trainer.data.manifest import read_manifest
 from trainer.errors import BadConfig
 from trainer.staging.copying import copy_files, dataset_files, seconds_per_sample
 
+OFFSETS = "train-offsets-00000.npy"
+"""File of the dataset that some tests replace."""
 
-def copy(source, local, *, change=lambda: None, update=lambda done, total, note: None):
-    """Copy the dataset; ``change`` is called once its files are listed."""
+
+def do_nothing(*_):
+    pass
+
+
+def copy(source, local, *, change_source=do_nothing, update=do_nothing):
+    """Copy a dataset.
+
+    ``change_source`` is called once the files of the dataset are listed, and ``update``
+    with the progress.
+    """
     manifest = read_manifest(source)
     files = dataset_files(source, manifest)
-    change()
+    change_source()
     return copy_files(files, source, local, manifest, update)
 
 
@@ -37,16 +53,12 @@ def test_copies_all_files_of_a_dataset_only(source, local):
 
 
 def test_copy_reports_progress_in_bytes(source, local):
-    updates = []
-    figures = copy(
-        source,
-        local,
-        update=lambda done, total, note: updates.append((done, total, note)),
-    )
-    copied_bytes = [done for done, _, _ in updates]
+    update = Mock()
+    figures = copy(source, local, update=update)
+    copied_bytes = [call.args[0] for call in update.call_args_list]
     assert copied_bytes == sorted(copied_bytes)
-    done, total, note = updates[-1]
-    assert done == total == figures.size_bytes
+    last_copied_bytes, total_bytes, note = update.call_args.args
+    assert last_copied_bytes == total_bytes == figures.size_bytes
     assert note.endswith(" MiB/s")
 
 
@@ -54,9 +66,7 @@ def test_copy_reports_progress_in_bytes(source, local):
     "name", ["train-tokens-00002.npy", "validation-offsets-00000.npy", "tokenizer.json"]
 )
 def test_names_file_with_another_hash(source, local, name):
-    raw = bytearray((source / name).read_bytes())
-    raw[-1] ^= 1
-    (source / name).write_bytes(raw)
+    flip_last_bit(source / name)
     with pytest.raises(BadConfig, match=rf"source/{name}: its SHA-256 is") as raised:
         copy(source, local)
     assert raised.value.next_step.endswith(f"autotune data verify {source}")
@@ -66,7 +76,7 @@ def test_names_file_with_another_hash(source, local, name):
     ("name", "change", "message"),
     [
         pytest.param("rejects.jsonl", append_line, "became longer", id="longer"),
-        pytest.param("rejects.jsonl", empty, "became shorter", id="shorter"),
+        pytest.param("rejects.jsonl", remove_content, "became shorter", id="shorter"),
         pytest.param("rejects.jsonl", Path.unlink, "No such file", id="missing"),
         pytest.param(
             "manifest.json",
@@ -85,30 +95,37 @@ def test_names_file_with_another_hash(source, local, name):
 def test_notices_source_that_changes_meanwhile(source, local, name, change, message):
     (source / "rejects.jsonl").write_text("{}\n" * 20)
     with pytest.raises(BadConfig, match=rf"source/{name}: {message}"):
-        copy(source, local, change=lambda: change(source / name))
+        copy(source, local, change_source=lambda: change(source / name))
 
 
-def link_outside(path):
-    """Link to the file that the test has moved out of the dataset."""
-    path.symlink_to(path.parent.parent / "outside")
+@pytest.fixture
+def file_outside(source):
+    """Offsets that were moved out of the dataset, whose directory lacks them."""
+    outside = source.parent / "outside"
+    (source / OFFSETS).rename(outside)
+    return outside
 
 
-@pytest.mark.parametrize(
-    ("create", "message"),
-    [
-        pytest.param(None, "No such file", id="missing"),
-        pytest.param(link_outside, "is not a regular file", id="link"),
-        pytest.param(os.mkfifo, "is not a regular file", id="pipe"),
-    ],
-)
-def test_rejects_what_is_not_a_file(source, local, create, message):
-    offsets = source / "train-offsets-00000.npy"
-    offsets.rename(source.parent / "outside")
-    if create is not None:
-        create(offsets)
-    with pytest.raises(BadConfig, match=rf"train-offsets-00000\.npy: {message}"):
+def assert_not_copied(source, local, *, message):
+    with pytest.raises(BadConfig, match=f"{re.escape(OFFSETS)}: {message}"):
         copy(source, local)
     assert list(local.iterdir()) == []
+
+
+@pytest.mark.usefixtures("file_outside")
+def test_rejects_missing_file(source, local):
+    assert_not_copied(source, local, message="No such file")
+
+
+def test_rejects_link_to_a_file(source, local, file_outside):
+    (source / OFFSETS).symlink_to(file_outside)
+    assert_not_copied(source, local, message="is not a regular file")
+
+
+@pytest.mark.usefixtures("file_outside")
+def test_rejects_pipe_in_place_of_a_file(source, local):
+    os.mkfifo(source / OFFSETS)
+    assert_not_copied(source, local, message="is not a regular file")
 
 
 def test_measuring_a_dataset_changes_nothing(source):

@@ -10,15 +10,15 @@ import pytest
 
 from testbed.examples.checkpoints import resolved_of
 from tests.system.faults.corpora import content
-from tests.trainer.oracles import config_of
 from tests.trainer.staging.damage import (
     change_manifest,
     change_one_token,
-    cut_end,
-    empty_table,
-    overwrite,
+    cut_last_token,
+    overwrite_with_text,
+    write_empty_table,
 )
-from tests.trainer.staging.locks import held
+from tests.trainer.staging.locks import hold_lock
+from tests.trainer.tiny_models import config_of
 from trainer.config.train_config import DataSettings
 from trainer.data.manifest import read_manifest
 from trainer.errors import BadConfig, UnreadableFile
@@ -30,8 +30,8 @@ OTHER_DATASET = "0123456789abcdef"
 """Name under which the copy of another dataset is published."""
 SOURCE_FILES = 10
 """Files of ``source``, whose size is less than 1 MiB."""
-PLENTY = 2**40
-"""More bytes, or inodes, than any of these tests requires."""
+PLENTY_BYTES = 2**40
+PLENTY_INODES = 2**30
 
 
 @pytest.fixture
@@ -69,10 +69,13 @@ def names_in(directory):
     return {path.name for path in directory.iterdir()}
 
 
-def report_disk(monkeypatch, *, free_bytes=PLENTY, free_inodes=PLENTY):
-    """Let every disk report so much room."""
+def report_disk(monkeypatch, *, free_bytes=PLENTY_BYTES, free_inodes=PLENTY_INODES):
+    """Let every disk report so much room, in blocks of one byte."""
     disk = SimpleNamespace(
-        f_bavail=free_bytes, f_frsize=1, f_favail=free_inodes, f_files=PLENTY
+        f_bavail=free_bytes,
+        f_frsize=1,
+        f_favail=free_inodes,
+        f_files=PLENTY_INODES,
     )
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
 
@@ -107,12 +110,14 @@ def test_reuses_an_intact_copy(source, local):
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        pytest.param("train-tokens-00001.npy", cut_end, id="tokens too short"),
-        pytest.param("train-tokens-00001.npy", overwrite, id="tokens without header"),
+        pytest.param("train-tokens-00001.npy", cut_last_token, id="tokens too short"),
+        pytest.param(
+            "train-tokens-00001.npy", overwrite_with_text, id="tokens without header"
+        ),
         pytest.param("validation-offsets-00000.npy", Path.unlink, id="no offsets"),
-        pytest.param("manifest.json", empty_table, id="manifest without keys"),
+        pytest.param("manifest.json", write_empty_table, id="manifest without keys"),
         pytest.param("manifest.json", change_manifest, id="manifest with another hash"),
-        pytest.param("tokenizer.json", empty_table, id="another tokenizer"),
+        pytest.param("tokenizer.json", write_empty_table, id="another tokenizer"),
     ],
 )
 def test_replaces_a_damaged_copy(source, local, name, damage):
@@ -185,7 +190,7 @@ def test_keeps_partial_copy_whose_lock_is_held(source, local, root, damaged_copy
     own = damaged_copy.name
     partial = leave_partial(root, f".partial-{OTHER_DATASET}-00000003")
     lock = root / f"{OTHER_DATASET}.lock"
-    with held(lock):
+    with hold_lock(lock):
         stage(source, local)
     assert names_in(root) == {own, f"{own}.lock", lock.name, partial.name}
     assert names_in(partial) == {"file"}
@@ -263,7 +268,7 @@ def test_explains_write_error(
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(cut_end, id="too short, noticed before the copy"),
+        pytest.param(cut_last_token, id="too short, noticed before the copy"),
         pytest.param(change_one_token, id="another hash, noticed while copying"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.faults.corpora import content
-from tests.trainer.staging.locks import held
+from tests.trainer.staging.locks import hold_lock
 from trainer.errors import BadConfig
 from trainer.staging.stage import stage
 
@@ -95,6 +95,6 @@ def test_reports_a_lock_held_too_long(source, local):
     staged = stage(source, local).directory
     lock = staged.with_name(f"{staged.name}.lock")
     message = r"another process is still copying .* after 0\.2 s"
-    with held(lock), pytest.raises(BadConfig, match=message):
+    with hold_lock(lock), pytest.raises(BadConfig, match=message):
         stage(source, local, timeout_s=0.2)
     assert lock.exists()
