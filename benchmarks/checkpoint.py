@@ -27,7 +27,7 @@ from autotune.base.tables import text_table
 from autotune.base.units import format_bytes
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.programs import run_program
-from trainer.checkpoint.format import list_checkpoints
+from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.environment import CPU_ENVIRONMENT
 
 MODEL = "bert-120m"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from trainer.config.tables import canonical_json
+from trainer.config.canonical_json import canonical_json
 from trainer.data.manifest import (
     MANIFEST_NAME,
     TOKENIZER_NAME,

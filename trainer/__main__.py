@@ -41,13 +41,13 @@ def main() -> int:
     ignore_closed_streams()
     arguments = build_parser().parse_args()
     rank = int(os.environ.get("RANK", "0"))
-    # Gets the writer of the run record as soon as it exists, so that a failure while
-    # the run is being opened is recorded too.
+    # Has the writer of the run record as soon as it exists, so that a failure while the
+    # run is being opened is recorded too; it stays empty on ranks other than 0.
     opened_writers: list[RunWriter] = []
     try:
         job = _open_job(arguments, rank, clock, opened_writers.append)
         job.prepare()
-        return _leave(job, job.run())
+        return _report_end(job, job.run())
     except _Signalled as signalled:
         failure = _report_signal(signalled.signal_number)
     except (TrainerError, PermissionError) as error:
@@ -111,8 +111,11 @@ def _open_run(
     return writer, start
 
 
-def _leave(job: RankJob, end: JobEnd) -> int:
-    """Report on rank 0 how the run ended; return the exit code or exit with it."""
+def _report_end(job: RankJob, end: JobEnd) -> int:
+    """Report on rank 0 how the run ended; return the exit code.
+
+    If some rank has not reached the end, this process exits at once instead.
+    """
     if job.rank == 0 and end.exit_code == 0 and job.writer is not None:
         directory = job.writer.directory
         print(f"run: {directory}\nmodel: {directory / MODEL_DIRECTORY}")
@@ -163,7 +166,7 @@ def _report_signal(signal_number: int) -> FailureNote:
         return failure
     # 130 is the shell's exit code of a process that Ctrl-C ended.
     exit_code = 130 if signal_number == signal.SIGINT else REQUEUE
-    return FailureNote(exit_code, reason)
+    return FailureNote(exit_code=exit_code, reason=reason)
 
 
 def _report_error(error: TrainerError | PermissionError, rank: int) -> FailureNote:
@@ -175,7 +178,7 @@ def _report_error(error: TrainerError | PermissionError, rank: int) -> FailureNo
         sys.stderr.write(error_text(error.message, error.next_step, error.docs))
     if rank != 0:
         publish_failure(os.environ, error.exit_code, f"rank {rank}: {error.message}")
-    return FailureNote(error.exit_code, error.message)
+    return FailureNote(exit_code=error.exit_code, reason=error.message)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ def _costly_operations() -> frozenset[Any]:
             "_scaled_dot_product_flash_attention_for_cpu",
         )
     ]
+    # The operation in ``torch.nn.attention.varlen``, which has no public name.
     operations.append(getattr(torch.ops.torch_attn, "_varlen_attn", None))
     return frozenset(
         operation.default for operation in operations if operation is not None

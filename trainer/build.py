@@ -93,7 +93,11 @@ def build_training(
 def _build_module(
     config: TrainConfig, model_config: PretrainedConfig, ranks: Ranks
 ) -> MaskedLM:
-    """Build the model with its loss on this rank's device, and compile its layers."""
+    """Build the model with its loss on this rank's device, and compile its layers.
+
+    On a GPU, this also sets torch's precision of matmuls and its attention kernels, for
+    the whole process.
+    """
     attention = choose_attention(
         config, model_config, ranks.device, verify_packing(model_config)
     )

@@ -1,7 +1,6 @@
 """Compilation of the encoder's layers by ``torch.compile``."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +13,6 @@ from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
-
-WARM_UP_STEPS = 3
-"""Number of first optimizer steps in which it is expected that layers are compiled."""
 
 
 def check_compile(config: TrainConfig, ranks: Ranks) -> None:
@@ -105,43 +101,3 @@ def _redraw_dropout(layer: nn.Module) -> None:
             # Change the class in place: a new module would need the name of the old one
             # in its parent, and would lose its hooks.
             part.__class__ = RedrawnDropout
-
-
-class GraphCounter:
-    """Counter of graphs that are compiled after the first steps.
-
-    Layers are compiled again if shapes or settings change, which can take minutes.
-    """
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._expected_graphs = 0
-
-    def stepped(self) -> None:
-        """Count a training step."""
-        self._steps += 1
-        if self._steps <= WARM_UP_STEPS:
-            self._expected_graphs = _compiled_graphs()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude graphs compiled in the block, such as by an evaluation."""
-        graphs_before = _compiled_graphs()
-        yield
-        self._expected_graphs += _compiled_graphs() - graphs_before
-
-    @property
-    def recompilations(self) -> int:
-        """Number of graphs compiled after the first steps."""
-        return _compiled_graphs() - self._expected_graphs
-
-
-def _compiled_graphs() -> int:
-    """Return the number of graphs that this process has compiled.
-
-    torch has no public count of them.
-    """
-    # Imported here, as Dynamo takes seconds to load.
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])

@@ -26,7 +26,9 @@ from trainer.documentation import documentation_path
 HOST_OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed"
 )
-"""Messages of C++, allocators and libraries if host memory cannot be allocated."""
+"""Messages of C++, allocators and libraries if host memory cannot be allocated.
+
+Without torch, as autotune looks for them in the logs of its jobs too."""
 
 
 def printable(text: str) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -21,7 +21,8 @@ from trainer.model.masked_lm import MaskedLM
 from trainer.record.run_record import EvaluationRow
 
 _MAX_LOG_PERPLEXITY = 700.0
-"""Loss above which perplexity is not computed: ``exp(710)`` is no finite float."""
+"""Loss above which the perplexity is that of this loss, as ``exp(710)`` is no finite
+float."""
 
 
 def evaluate(
@@ -77,7 +78,7 @@ def evaluate(
 def _as_one_step(config: TrainConfig, samples: int) -> TrainConfig:
     """Return a configuration whose first optimizer step has all sequences to evaluate.
 
-    It has no DataLoader workers, which take longer to start than they save.
+    It sets no DataLoader workers, as they would take longer to start than they save.
 
     Args:
         config: Configuration of the run.
@@ -118,9 +119,10 @@ def _until_all_lanes_end(
 ) -> Iterator[MicroBatch]:
     """Yield micro-batches until every lane of every rank has ended.
 
-    A lane is one of several streams into which the split is divided. Lanes end one by
-    one, and then give empty sequences. A rank whose lanes have ended computes empty
-    micro-batches as long as any other rank has tokens, so all ranks stop together.
+    A lane is one of several streams into which the split is divided. Lanes end at
+    different times; from then on, they give empty sequences. A rank whose lanes have
+    ended computes empty micro-batches until the lanes of all other ranks have ended
+    too, so all ranks stop together.
 
     Args:
         micro_batches: Micro-batches of this rank.
@@ -166,17 +168,17 @@ class _RankSums:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        # One tensor, in the order of the fields of ``_Totals``, so that one all-reduce
-        # sums them all.
-        self._sums = torch.zeros(
-            len(fields(_Totals)), dtype=torch.float64, device=ranks.device
-        )
+        # One tensor, so that one all-reduce sums all four: the loss, the correct
+        # predictions, the tokens to predict and the sequences.
+        self._sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
 
     def evaluate_and_add(self, module: MaskedLM, micro_batch: MicroBatch) -> None:
         """Evaluate a micro-batch and add its results to the sums."""
         loss_sum, correct = module.evaluate(micro_batch.to(self._ranks.device))
-        width = micro_batch.ids_BS.shape[1]
-        sequences = len(torch.unique(micro_batch.starts_N // width))
+        # Documents start at positions in the whole micro-batch. An empty sequence has
+        # none.
+        length_tokens = micro_batch.ids_BS.shape[1]
+        sequences = len(torch.unique(micro_batch.starts_N // length_tokens))
         counts = torch.tensor(
             [micro_batch.predicted_tokens, sequences], dtype=torch.float64
         ).to(self._ranks.device)
@@ -188,5 +190,10 @@ class _RankSums:
         """Return the sums over all ranks, which must all call this method."""
         let_device_wait = self._ranks.all_reduce_async(self._sums)
         let_device_wait()
-        names = [field.name for field in fields(_Totals)]
-        return _Totals(**dict(zip(names, self._sums.tolist(), strict=True)))
+        loss_sum, correct, predicted_tokens, sequences = self._sums.tolist()
+        return _Totals(
+            loss_sum=loss_sum,
+            correct=correct,
+            predicted_tokens=predicted_tokens,
+            sequences=sequences,
+        )

@@ -1,8 +1,8 @@
 """Failure notes: the cause of a rank's failure, left for rank 0 in torchrun's store.
 
-When a rank fails, torchrun signals all others to end, which is all that rank 0 would
-see otherwise. Both functions do nothing without torchrun, and import torch only when
-they are called.
+When a rank fails, torchrun signals all others to end, and rank 0 would know no other
+cause than that signal. Both functions do nothing without torchrun, and import torch
+only when they are called.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _STORE_TIMEOUT = datetime.timedelta(seconds=5)
-"""Wait for an agent that may be gone, which delays the exit of this rank."""
+"""Longest wait for torchrun's agent, which may be gone. It delays this rank's exit."""
 
 
 class FailureNote(NamedTuple):
@@ -25,20 +25,25 @@ class FailureNote(NamedTuple):
 def publish_failure(
     environment: Mapping[str, str], exit_code: int, reason: str
 ) -> None:
-    """Write this rank's failure note."""
-    # Optional: the error itself is already being reported.
+    """Write this rank's failure note, if the store can be reached."""
+    # An error here must not hide the failure, which this process reports itself.
     with contextlib.suppress(Exception):
         _store(environment).set(_key(environment), json.dumps([exit_code, reason]))
 
 
 def read_failure(environment: Mapping[str, str]) -> FailureNote | None:
-    """Return the failure note of a rank; None if no rank has left one."""
+    """Return the last failure note of this start.
+
+    Returns:
+        None if no rank has left one, or if the store cannot be reached.
+    """
+    # This process is about to end: an error here would only hide the cause.
     with contextlib.suppress(Exception):
         store = _store(environment)
         key = _key(environment)
         if store.check([key]):
             exit_code, reason = json.loads(store.get(key))
-            return FailureNote(int(exit_code), str(reason))
+            return FailureNote(exit_code=int(exit_code), reason=str(reason))
     return None
 
 
@@ -62,5 +67,5 @@ def _store(environment: Mapping[str, str]) -> Any:
 
 
 def _key(environment: Mapping[str, str]) -> str:
-    """Return the key of the failure note of this start, as restarts share a store."""
-    return f"trainer/word/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    """Return the key of this start's failure note, as restarts share a store."""
+    return f"trainer/failure-note/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"

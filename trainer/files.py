@@ -1,4 +1,7 @@
-"""Crash-safe files: atomic and synced writes, whole lines, locks, and checksums."""
+"""Crash-safe files: checksums, atomic and synced writes, and whole lines.
+
+Without torch, as the command line uses it too.
+"""
 
 import contextlib
 import errno
@@ -6,8 +9,7 @@ import fcntl
 import os
 import secrets
 import stat
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from zlib_ng.zlib_ng import crc32
@@ -26,10 +28,6 @@ _NO_SYNC_ERRORS = (errno.EINVAL, errno.EACCES)
 """Error numbers of file systems that cannot sync a directory."""
 _NO_DIRECT_IO_ERRORS = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
 """Error numbers of file systems without direct I/O."""
-_NO_LOCKS_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Error numbers of file systems without locks."""
-_LOCK_POLL_S = 0.1
-"""Interval between tries to get a lock that another process holds."""
 
 PASSING_ERRORS = {
     errno.EIO,
@@ -39,15 +37,12 @@ PASSING_ERRORS = {
     errno.ENOTCONN,
     errno.EHOSTDOWN,
 }
-"""Error numbers of file system failures that a restart of the job may not meet."""
+"""Error numbers of failures of a file system that may be over when the job is
+restarted."""
 
 
 class CorruptFile(Exception):
     """A file is not as it was written; the message gives the difference."""
-
-
-class LockHeld(Exception):
-    """Another process held a lock until the timeout."""
 
 
 class FileEntry(StrictTable):
@@ -73,6 +68,9 @@ def write_file(
         path: Path of the file.
         content: Bytes to write.
         progressed: Callback after each chunk.
+
+    Returns:
+        Entry of the file, with which ``check_file`` finds out whether it is intact.
     """
     checksum = 0
     with path.open("wb", buffering=0) as file:
@@ -109,8 +107,9 @@ def _write_directly(fd: int, chunk: memoryview) -> bool:
     """Write a chunk with direct I/O at the current offset of a file.
 
     Returns:
-        False if the file system does not support it. The offset is then as before, so
-        that the chunk can be written in another way.
+        True if the whole chunk is written. Otherwise the file system does not support
+        it, and the offset is as before, so that the chunk can be written in another
+        way.
     """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     begin = os.lseek(fd, 0, os.SEEK_CUR)
@@ -129,7 +128,7 @@ def _write_directly(fd: int, chunk: memoryview) -> bool:
 
 
 def _write_all(fd: int, content: memoryview) -> None:
-    """Write the whole content; a single system call may write only a part of it."""
+    """Write all of the content, of which a system call may write only a part."""
     written = 0
     while written < len(content):
         written += os.write(fd, content[written:])
@@ -139,7 +138,7 @@ def check_file(path: Path, entry: FileEntry) -> None:
     """Compare a file with its entry.
 
     Raises:
-        CorruptFile: If it differs.
+        CorruptFile: If it is no plain file, or if its size or checksum differs.
         OSError: If it cannot be read.
     """
     status = path.stat(follow_symlinks=False)
@@ -211,72 +210,3 @@ def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
             os.fsync(fd)
     if durable and size_before_bytes == 0:
         sync(path.parent)
-
-
-def open_locked(
-    path: Path, timeout_s: float = 0.0, *, needed: bool = True
-) -> int | None:
-    """Open a file, creating it if needed, and lock it until the descriptor is closed.
-
-    The kernel releases the lock when the process ends, even if it is killed.
-
-    Args:
-        path: Lock file; a symbolic link is an error.
-        timeout_s: Longest wait for another process, in seconds.
-        needed: Whether it is an error if the file system has no locks.
-
-    Returns:
-        The file descriptor, or None if the file system has no locks.
-
-    Raises:
-        LockHeld: If another process holds the lock for ``timeout_s``.
-        OSError: If the file cannot be opened or locked.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    # The open descriptor is the lock: it is closed only if there is no lock to return.
-    try:
-        _wait_for_lock(fd, path, timeout_s)
-    except OSError as error:
-        os.close(fd)
-        if needed or error.errno not in _NO_LOCKS_ERRORS:
-            raise
-        return None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _wait_for_lock(fd: int, path: Path, timeout_s: float) -> None:
-    """Lock an open file.
-
-    Raises:
-        LockHeld: If another process holds the lock for ``timeout_s``.
-        OSError: If the file cannot be locked.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() >= deadline_s:
-                raise LockHeld(str(path)) from error
-            time.sleep(_LOCK_POLL_S)
-        else:
-            return
-
-
-@contextlib.contextmanager
-def locked(
-    path: Path, timeout_s: float = 0.0, *, needed: bool = True
-) -> Iterator[int | None]:
-    """Hold the lock of ``open_locked``, with its arguments and errors, for the block.
-
-    The lock file is not removed, as another process may be waiting for its lock.
-    """
-    fd = open_locked(path, timeout_s, needed=needed)
-    try:
-        yield fd
-    finally:
-        if fd is not None:
-            os.close(fd)

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from trainer.checkpoint.export import export_model
-from trainer.checkpoint.format import StoredCheckpoint, TrainingState
+from trainer.checkpoint.format import TrainingState
 from trainer.checkpoint.resume import Start
+from trainer.checkpoint.stored_checkpoints import StoredCheckpoint
 from trainer.checkpoint.tensors import make_optimizer_state
-from trainer.compilation import GraphCounter
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.permutation import hash_words
@@ -25,6 +25,7 @@ from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
+from trainer.graph_counter import GraphCounter
 from trainer.health.controller import HealthDecision
 from trainer.health.events import Action, EventRow, Finding, new_event
 from trainer.health.requests import RequestSums, encode_requests
@@ -270,9 +271,11 @@ class _Run:
         return decision
 
     def _logging_is_due(self, step: int) -> bool:
+        """Return whether the metrics up to a step are logged after it."""
         return step % self._config.logged_steps == 0 or step == self._config.max_steps
 
     def _evaluation_is_due(self, step: int) -> bool:
+        """Return whether a step is a multiple of the evaluation interval."""
         interval_steps = self._config.evaluation.interval_steps
         return (
             len(self._validation) > 0
@@ -283,8 +286,8 @@ class _Run:
     def _seed_dropout(self) -> None:
         """Seed the dropout of the next step.
 
-        It depends only on the position in the data and the rank, so checkpoints store
-        no state of random number generators.
+        The seed depends only on that of the run, the position in the data and the rank,
+        so checkpoints store no state of random number generators.
         """
         words = hash_words(
             self._config.seed, self._loader.position.steps, self._ranks.rank
@@ -297,6 +300,10 @@ class _Run:
 
         A rank requests to exit after a signal. Only rank 0 requests to exit or save by
         its clock, as clocks of ranks differ.
+
+        Args:
+            evaluation_due: Whether an evaluation follows this step, which takes time
+                from the rest of the run.
         """
         leads = self._ranks.leads
         time_is_over = leads and self._budget.is_over(
@@ -379,7 +386,12 @@ class _Run:
         self._checkpoints.save(state, rollbacks=health.recovery.rollbacks, wait=wait)
 
     def _roll_back(self, trouble: Finding, at_step: int) -> None:
-        """Restore the last good checkpoint, and skip the data since then."""
+        """Restore the last good checkpoint, and skip the data since then.
+
+        Args:
+            trouble: Finding that requires the rollback.
+            at_step: Step of the finding.
+        """
         checkpoint = self._checkpoints.newest_good()
         state = checkpoint.manifest.state
         # The data after the checkpoint may be the cause, so it is not read again.
@@ -485,11 +497,15 @@ class _Run:
         )
 
     def _newest_checkpoint(self) -> str | None:
-        """Return the checkpoint from which a restart resumes, if there is one."""
+        """Return the name of the checkpoint from which a restart resumes.
+
+        It is a path if the checkpoint belongs to another run, and None if there is
+        none.
+        """
         return self._checkpoints.newest or self._start.origin
 
     def _evaluate(self) -> None:
-        """Evaluate the model, and record the result and its duration."""
+        """Evaluate the model, and record the result."""
         with self._graphs.paused():
             row = evaluate(
                 self._training.module,
@@ -524,6 +540,7 @@ class _Run:
             self._writer.append(finding.event(self._finished_steps))
 
     def _phase_ended(self, phase: Phase) -> None:
+        """Note the time of a startup phase, which is also a sign of progress."""
         self._clock.ended(phase)
         self._watchdog.heartbeat(self._finished_steps)
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from transformers.utils import logging as transformers_logging
 
 from trainer.build import Training, build_training
-from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.checkpoint.resume import Start
+from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.compilers import with_compile
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import Logger, TrainConfig

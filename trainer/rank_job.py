@@ -10,12 +10,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import Start
+from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.resolve import ResolvedConfig
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
 from trainer.failure_notes import FailureNote, publish_failure, read_failure
@@ -82,10 +83,13 @@ class RankJob:
     """Checkpoint to start from; on ranks other than 0, replaced by that of rank 0."""
     clock: StartClock
     """Clock that began with this process."""
+    _watchdog: Watchdog = field(init=False)
+    """Watchdog of this rank, which ``run`` starts."""
 
     def prepare(self) -> None:
         """Import torch and the training loop, and stage the dataset."""
-        # The import takes seconds: bad input has been reported by now.
+        # Imported now, so that its seconds count as the phase "import". Bad input has
+        # been reported before.
         import trainer.loop  # noqa: F401
 
         self.clock.ended("import")
@@ -95,18 +99,21 @@ class RankJob:
         self.clock.ended("staging")
 
     def run(self) -> JobEnd:
-        """Join the process group, train, and record the exit."""
+        """Join the process group, train, and record the exit; call ``prepare`` before.
+
+        Errors of training become part of the result.
+        """
         self._start_watchdog()
-        result = self._train_or_explain()
-        if isinstance(result, RunExit):
-            end = self._finish(result)
+        outcome = self._train_or_explain()
+        if isinstance(outcome, RunExit):
+            end = self._finish(outcome)
         else:
-            end = self._fail(result)
+            end = self._fail(outcome)
         self._watchdog.stop()
         return end
 
     def _start_watchdog(self) -> None:
-        """Start the watchdog, which also handles signals from now on."""
+        """Start the watchdog, which from now on handles signals too."""
         from trainer.distributed.ranks import process_group_timeout_s
 
         # Until all ranks have joined the process group, one may still be staging its
@@ -138,6 +145,7 @@ class RankJob:
             explanation = explain(error, lost=lost)
             docs = None
             if explanation.exit_code == DeviceOutOfMemory.exit_code:
+                # The next step needs no traceback.
                 docs = DeviceOutOfMemory.docs
             else:
                 self._save_traceback()
@@ -180,7 +188,13 @@ class RankJob:
     def _receive_run(self, broadcast: Callable[[Any], Any]) -> RunWriter:
         """Receive the run directory and the checkpoint, which rank 0 broadcasts.
 
-        Its paths are absolute, so they do not depend on a rank's working directory.
+        Paths are sent as absolute ones, as ranks may differ in their working directory.
+
+        Args:
+            broadcast: Collective that returns rank 0's argument on every rank.
+
+        Returns:
+            The writer of the run record; only rank 0's writes records.
         """
         run = None
         if self.writer is not None:
@@ -193,7 +207,7 @@ class RankJob:
                 start=start,
             )
         opened_run: _OpenedRun = broadcast(run)
-        if self.writer is None:
+        if self.writer is None:  # not rank 0
             self.start = opened_run.start
             self.writer = RunWriter(opened_run.directory, records=False)
             self.writer.attempt = opened_run.attempt
@@ -210,7 +224,10 @@ class RankJob:
         return self._leave_together(run_exit)
 
     def _leave_together(self, run_exit: RunExit) -> JobEnd:
-        """Wait for the other ranks to finish, under the watchdog."""
+        """Wait for the other ranks to finish, and leave the process group.
+
+        The watchdog limits the wait.
+        """
         from trainer.distributed.ranks import leave_ranks
         from trainer.health.failures import explain
 
@@ -223,10 +240,10 @@ class RankJob:
         except RuntimeError as error:
             explanation = explain(error, lost=True)
             exit_code = self._record_failure(
-                FailureNote(RanksLost.exit_code, explanation.reason)
+                FailureNote(exit_code=RanksLost.exit_code, reason=explanation.reason)
             )
             next_step = explanation.next_step
-            if exit_code == 0:
+            if exit_code == 0:  # rank 0 has recorded that training finished
                 next_step = "Nothing: the run is finished."
             message = f"rank {self.rank}: after the last step, {explanation.reason}"
             sys.stderr.write(error_text(message, next_step, RanksLost.docs))
@@ -241,14 +258,16 @@ class RankJob:
         """Report and record a failure; the other ranks are not waited for."""
         message = f"rank {self.rank}: {failure.reason}"
         sys.stderr.write(error_text(message, failure.next_step, failure.docs))
-        exit_code = self._record_failure(FailureNote(failure.exit_code, failure.reason))
+        exit_code = self._record_failure(
+            FailureNote(exit_code=failure.exit_code, reason=failure.reason)
+        )
         return JobEnd(exit_code=exit_code, reason=failure.reason, left_together=False)
 
     def _record_failure(self, failure: FailureNote) -> int:
         """Record a failure of this rank, and return the exit code for its process.
 
-        A rank that only lost another first waits for that rank's record, and takes over
-        its exit code.
+        A rank that lost another one first waits for the other's record. If there is
+        one, it is the cause: its exit code is returned, and nothing is recorded.
         """
         if self.writer is None:
             # The run directory is unknown here, but rank 0 can record the failure.
@@ -263,20 +282,32 @@ class RankJob:
         return failure.exit_code
 
     def _record_watchdog_exit(self, reason: str, step: int, is_likely: bool) -> None:
-        """Record the reason for which the watchdog ends this rank, or likely will."""
+        """Record the reason for which the watchdog ends this rank, or likely will.
+
+        If another rank failed before training, this process ends at once.
+
+        Args:
+            reason: Reason for the end.
+            step: Number of finished steps.
+            is_likely: True if the rank may still end in another way.
+        """
         if self.writer is None:
             return
         recorded = read_exit(self.writer.directory)
-        if recorded is not None and (
-            is_likely or self._watchdog.ending or recorded.exit_code != REQUEUE
-        ):
-            return  # another rank has recorded the cause
+        if recorded is not None:
+            # A rank has recorded an exit. It stays, unless it only asks for a requeue
+            # and this rank knows better why.
+            is_certain = not is_likely and not self._watchdog.ending
+            if recorded.exit_code != REQUEUE or not is_certain:
+                return
         cause = None
         if step == 0:
             # A rank that failed before training has no writer, but left a note.
             cause = read_failure(os.environ)
         if cause is None:
-            own_failure = FailureNote(REQUEUE, f"rank {self.rank}: {reason}")
+            own_failure = FailureNote(
+                exit_code=REQUEUE, reason=f"rank {self.rank}: {reason}"
+            )
             write_failure(self.writer, own_failure, self.clock, steps=step)
             return
         write_failure(self.writer, cause, self.clock, steps=step)
@@ -299,7 +330,7 @@ class RankJob:
 
 
 def _wait_for_exit(run_directory: Path) -> RunExit | None:
-    """Wait a moment for another rank to record its exit.
+    """Wait up to ``_CAUSE_WAIT_S`` for another rank to record its exit.
 
     Returns:
         That exit; None if no rank has recorded one.
@@ -323,7 +354,7 @@ def write_failure(
     Args:
         writer: Writer of the run record.
         failure: Exit code and reason.
-        clock: Clock of the start.
+        clock: Clock that began with this process.
         steps: Number of finished steps.
     """
     with _disk_errors_reported():
@@ -334,7 +365,7 @@ def write_failure(
 
 @contextlib.contextmanager
 def _disk_errors_reported() -> Iterator[None]:
-    """Report a disk error of the block, which writes ``exit.json``, on the console."""
+    """Report a disk error on the console; the block writes ``exit.json``."""
     try:
         yield
     except OSError as error:

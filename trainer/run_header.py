@@ -11,7 +11,6 @@ from trainer.build import Training
 from trainer.checkpoint.job import job_name
 from trainer.checkpoint.resume import Start
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import BatchSplit
 from trainer.data.batch_plan import BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import Ranks
@@ -48,7 +47,10 @@ def describe_run(
         for name in ("torch", "transformers", "numpy")
     }
     return RunHeader(
-        **plan.model_dump(include=set(BatchSplit.model_fields)),
+        layout=plan.layout,
+        global_batch_size=plan.global_batch_size,
+        gradient_accumulation_steps=plan.gradient_accumulation_steps,
+        world_size=plan.world_size,
         schema_version=RUN_SCHEMA_VERSION,
         name=config.model.name,
         job=job_name(os.environ),

@@ -32,7 +32,8 @@ from autotune.trials.job_figures import StepFigures, TrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
 from autotune.trials.values import TrialRecord
-from trainer.config.tables import canonical_sha256, flat_table
+from trainer.config.canonical_json import canonical_sha256
+from trainer.config.nested_tables import flatten_table
 from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from trainer.record.run_record import RUN_FILE, Run
 
@@ -105,7 +106,7 @@ def _dataset_side(manifest: Manifest, name: str) -> Side:
         circumstances={"dataset": manifest.dataset_hash},
         facts={},
         measurements=figures,
-        settings=flat_table(
+        settings=flatten_table(
             manifest.model_dump(mode="json", exclude={"train", "validation"})
         ),
     )
@@ -137,7 +138,7 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
         kind="profile",
         name=name,
         circumstances=circumstances,
-        settings=flat_table(
+        settings=flatten_table(
             train.model_dump(mode="json")
             | profile.model_dump(mode="json", include={"constraints"})
         ),
@@ -253,7 +254,7 @@ def _run_side(run: Run, name: str) -> Side:
     return Side(
         kind="run",
         name=name,
-        settings=flat_table(config),
+        settings=flatten_table(config),
         circumstances=circumstances,
         facts={
             "device": header.device,
@@ -359,7 +360,7 @@ def _tuning_side(path: Path) -> Side:
         one for of, group in groups.items() for one in _trial_figures(of, group)
     ]
     config = records[-1].trial.config
-    settings = flat_table(config)
+    settings = flatten_table(config)
     windows = [one for one in measurements if one.metric is decide.WINDOW_RATE]
     keeps_up = windows or [
         one for one in measurements if one.metric is decide.STEP_RATE

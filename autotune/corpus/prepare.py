@@ -46,7 +46,8 @@ from autotune.corpus.sources.base import Reject, SourceOptions
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.errors import BadInput
-from trainer.config.tables import canonical_json, read_json
+from trainer.config.canonical_json import canonical_json
+from trainer.config.tables import read_json
 from trainer.data.manifest import (
     MANIFEST_NAME,
     PREPARED_NAME,

@@ -32,7 +32,7 @@ from trainer.data.npy_file import open_npy
 from trainer.data.packing import pack_sequences
 from trainer.data.permutation import permute
 from trainer.errors import BadConfig, UnreadableFile, unreadable
-from trainer.staging.threads import in_threads
+from trainer.staging.threads import run_in_threads
 
 # A multiple of every item size, so that no number is split.
 _CHUNK_BYTES = 4 * 2**20
@@ -109,7 +109,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
         # Updated by several threads; a slightly outdated sum is harmless.
         meter = StageMeter(update, total_bytes, in_bytes=True)
         threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-        checked = in_threads(
+        checked = run_in_threads(
             lambda one: _check_shard(directory, manifest, *one, meter), shards, threads
         )
     faults += [fault for found, _ in checked for fault in found]

@@ -31,7 +31,8 @@ from autotune.base.units import format_bytes, format_count
 from autotune.corpus.bounded import DISK_FULL
 from autotune.errors import BadInput
 from trainer.data.manifest import DATASET_FILES, MANIFEST_NAME
-from trainer.files import LockHeld, locked, sync
+from trainer.file_locks import LockHeld, locked
+from trainer.files import sync
 from trainer.record.progress import Update
 
 Receipt = dict[str, Any]

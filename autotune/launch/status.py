@@ -14,7 +14,8 @@ from pathlib import Path
 from autotune.errors import AutotuneError
 from autotune.trials.decide.plausibility import check_run
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
-from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, list_checkpoints
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
+from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.errors import TrainerError, TrainingFailed
 from trainer.health.watchdog import REQUEUE
 from trainer.record.run_record import RUN_FILE, STEPS_FILE, Run, read_run

@@ -25,12 +25,13 @@ from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.toml_file import present_sha256
 from autotune.profiles.values import is_sha256
 from autotune.trials.trial_log import report_directory
+from trainer.config.nested_tables import flatten_table
 from trainer.config.resolve import (
     PROFILE_HASH_KEY,
     profile_sha256,
     read_profile_tables,
 )
-from trainer.config.tables import flat_table, parse_table, read_json
+from trainer.config.tables import parse_table, read_json
 from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig, UnreadableFile
 from trainer.health.events import utc_now
@@ -294,9 +295,9 @@ def reject_other_settings(
     requested_tables = requested.model_dump(mode="json")
     if _as_text(approved_tables) == _as_text(requested_tables):
         return
-    approved_settings = flat_table(approved_tables)
+    approved_settings = flatten_table(approved_tables)
     changes = []
-    for key, value in flat_table(requested_tables).items():
+    for key, value in flatten_table(requested_tables).items():
         approved_value = approved_settings.get(key)
         if _as_text(value) != _as_text(approved_value):
             name = f"train.{key}"

@@ -8,8 +8,9 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.profiles.values import Profile
+from trainer.config.canonical_json import canonical_sha256
 from trainer.config.resolve import PROFILE_HASH_KEY
-from trainer.config.tables import TableT, canonical_sha256, parse_table
+from trainer.config.tables import TableT, parse_table
 from trainer.errors import BadConfig
 
 _HEADER_LINES = (

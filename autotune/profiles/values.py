@@ -17,7 +17,8 @@ from autotune.memory.values import ProbeEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.search.values import ExploreEvidence
 from autotune.workers.values import WorkersEvidence
-from trainer.config.tables import StrictTable, canonical_sha256
+from trainer.config.canonical_json import canonical_sha256
+from trainer.config.tables import StrictTable
 from trainer.config.train_config import (
     PROFILE_SCHEMA_VERSION,
     ModelSettings,

@@ -24,7 +24,7 @@ from autotune.trials.outcomes import Outcome, describe
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_machine import Machine, StartedMachine
 from autotune.trials.values import FinishedTrial
-from trainer.config.tables import canonical_sha256
+from trainer.config.canonical_json import canonical_sha256
 from trainer.health.time_budget import slurm_left_s
 from trainer.record.progress import Update, progress
 

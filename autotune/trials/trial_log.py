@@ -11,7 +11,7 @@ from autotune.errors import BadInput
 from autotune.profiles.values import Fingerprint
 from autotune.trials.values import MadeOn, TrialRecord
 from trainer import files
-from trainer.config.tables import canonical_json, canonical_sha256
+from trainer.config.canonical_json import canonical_json, canonical_sha256
 from trainer.errors import unreadable
 
 TRIAL_LOG_DIRECTORY = "trials"

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from autotune.trials.job_figures import check_figures
 from autotune.trials.outcomes import Measured, Outcome, outcome_from_json
-from trainer.config.tables import StrictTable, canonical_sha256, parse_table
+from trainer.config.canonical_json import canonical_sha256
+from trainer.config.tables import StrictTable, parse_table
 from trainer.errors import BadConfig
 
 FEWEST_TIMED_STEPS = 3

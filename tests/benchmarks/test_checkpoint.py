@@ -3,7 +3,7 @@ import pytest
 from benchmarks.checkpoint import extra_s, make_bars, measure_stall
 from benchmarks.saves import move_to_middle, write_profile
 from testbed.datasets import write_dataset
-from trainer.checkpoint.format import list_checkpoints, read_checkpoint
+from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
 from trainer.config.resolve import resolve
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan

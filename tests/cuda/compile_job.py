@@ -14,10 +14,10 @@ import torch
 from testbed.nullgpu.counts import Counts
 from tests.trainer.oracles import SHAPES, config_of, micro_batches
 from trainer.build import build_training
-from trainer.compilation import GraphCounter
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import join_ranks, leave_ranks
+from trainer.graph_counter import GraphCounter
 
 STEPS = 6
 

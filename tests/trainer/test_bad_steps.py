@@ -15,7 +15,7 @@ from tests.trainer.training_runs import (
     train_or_resume,
     weights_of,
 )
-from trainer.checkpoint.format import list_checkpoints, read_checkpoint
+from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
 from trainer.config.train_config import CheckpointSettings, DataSettings, HealthSettings
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import make_plan

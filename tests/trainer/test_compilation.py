@@ -14,10 +14,10 @@ from tests.trainer.gradients import (
 from tests.trainer.masked_attention import choose_varlen
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
-from trainer.compilation import WARM_UP_STEPS, GraphCounter
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.micro_batch import MicroBatch
+from trainer.graph_counter import WARM_UP_STEPS, GraphCounter
 
 LEARNING_RATE = 1e-4
 """Any rate, as only the shapes of the steps matter."""

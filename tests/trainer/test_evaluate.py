@@ -6,11 +6,11 @@ import torch
 from testbed.datasets import write_dataset
 from tests.trainer.oracles import config_of, training_of
 from trainer.build import Training
-from trainer.compilation import GraphCounter
 from trainer.config.train_config import EvaluationSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import join_ranks
 from trainer.evaluate import evaluate
+from trainer.graph_counter import GraphCounter
 from trainer.record.run_record import EvaluationRow
 
 VOCAB_SIZE = 128

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainer.compilation import WARM_UP_STEPS, GraphCounter
+from trainer.graph_counter import WARM_UP_STEPS, GraphCounter
 
 
 @pytest.fixture

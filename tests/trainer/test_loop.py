@@ -17,7 +17,7 @@ from tests.trainer.training_runs import (
 )
 from trainer import loop, preparation
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
-from trainer.checkpoint.format import list_checkpoints
+from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.train_config import CheckpointSettings, DataSettings, ModelSettings
 from trainer.distributed.step import TrainStep
 from trainer.errors import BadConfig

@@ -8,8 +8,8 @@ from testbed.datasets import write_dataset
 from testbed.examples.checkpoints import resolved_of, write_checkpoint
 from tests.trainer.tiny_models import config_of, training_of
 from trainer.build import Training
-from trainer.checkpoint.format import read_checkpoint
 from trainer.checkpoint.resume import Start
+from trainer.checkpoint.stored_checkpoints import read_checkpoint
 from trainer.config.resolve import ResolvedConfig
 from trainer.data.batch_plan import BatchPlan
 from trainer.data.dataset import TokenDataset

@@ -1,9 +1,9 @@
 """Writing of checkpoints in the background.
 
 A save copies the state to host memory, and a thread writes the copy to disk, so the
-step after a save waits only for the copy. If the disk or a quota is full, the save
-fails and training continues; earlier checkpoints stay, and the failure is an event of
-the run.
+step after a save waits only for the copy. If the disk or a quota is full, or host
+memory is too small for the copy, the save fails and training continues; earlier
+checkpoints stay, and the failure is an event of the run.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
-from trainer.checkpoint.format import TrainingState, prune
+from trainer.checkpoint.format import TrainingState
 from trainer.checkpoint.host_copy import HostCopy
 from trainer.checkpoint.save_events import (
     SaveTimes,
@@ -27,6 +27,7 @@ from trainer.checkpoint.save_events import (
     save_failed_event,
     saved_event,
 )
+from trainer.checkpoint.stored_checkpoints import prune
 from trainer.checkpoint.tensors import TensorShard
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
@@ -39,7 +40,8 @@ training comes first."""
 _NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 """Errors after which removing older checkpoints helps: full disk, or full quota."""
 _MAX_REASON_LENGTH = 200
-"""Length to which torch's message of a failed allocation is cut, for one line."""
+"""Length to which the message of a failed allocation is cut, in characters: about two
+lines of a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class SaveRequest:
     """State besides tensors."""
     checkpoint_name: str
     began_s: float
-    """Time of the request on the performance counter, in seconds."""
+    """Time of the request by ``time.perf_counter``, in seconds."""
     training_waits: bool
     """True if training waits until the checkpoint is on disk."""
 
@@ -122,7 +124,7 @@ class AsyncCheckpointWriter:
         self._allocation.start()
 
     def _allocate_copy(self, shards: Sequence[TensorShard]) -> None:
-        """Allocate the copy; if that fails, the first save tries again and reports."""
+        """Allocate the copy; an error is left to the first save, which tries again."""
         if self._ranks.device.type == "cuda":
             # The current GPU is a property of each thread, and the first by default.
             torch.cuda.set_device(self._ranks.device)
@@ -136,6 +138,11 @@ class AsyncCheckpointWriter:
             self._allocation = None
 
     def _new_copy(self, shards: Sequence[TensorShard]) -> HostCopy:
+        """Allocate host memory for the tensors.
+
+        Raises:
+            MemoryError: If host memory is too small.
+        """
         return HostCopy(
             shards,
             f"rank-{self._ranks.rank:05d}.safetensors",
@@ -158,13 +165,16 @@ class AsyncCheckpointWriter:
             shards: Tensors that this rank writes.
             request: Checkpoint to write.
             writing_ranks: Ranks that write a share of it, in ascending order.
+
+        Raises:
+            RuntimeError: If torch cannot copy the tensors for another reason.
         """
         checkpoint_writer = self._new_checkpoint_writer(request, writing_ranks)
         try:
             copy = self._copy_to_host(shards)
-        except (MemoryError, RuntimeError) as error:
+        except MemoryError as error:
             checkpoint_writer.give_up(error)
-            self._note_failure(request, _out_of_memory(error), stall_s=None)
+            self._note_failure(request, _host_memory_error(error), stall_s=None)
             return
         stall_s = None
         if not request.training_waits:
@@ -195,11 +205,10 @@ class AsyncCheckpointWriter:
         )
 
     def _copy_to_host(self, shards: Sequence[TensorShard]) -> HostCopy:
-        """Copy the tensors to host memory; afterwards, training may change them.
+        """Copy the tensors to host memory; after it returns, training may change them.
 
         Raises:
             MemoryError: If host memory is too small for the copy.
-            RuntimeError: If torch cannot allocate the copy.
         """
         self.wait_for_allocation()
         if self._copy is None:
@@ -229,7 +238,6 @@ class AsyncCheckpointWriter:
         try:
             checkpoint_writer.write(copy.content, copy.tensors, request.state)
         except Exception as error:  # noqa: BLE001 - border of this thread: training continues after any error, which is reported
-            checkpoint_writer.give_up(error)
             self._note_failure(request, error, stall_s=stall_s)
             return
         self._note_success(request, stall_s=stall_s, size_bytes=len(copy.content))
@@ -313,8 +321,8 @@ class AsyncCheckpointWriter:
         return events
 
 
-def _out_of_memory(error: Exception) -> OSError:
-    """Return the error to report if host memory is too small for the copy."""
+def _host_memory_error(error: MemoryError) -> OSError:
+    """Return the error that reports why host memory is too small for the copy."""
     first_line, _, _ = str(error).partition("\n")
     return OSError(
         errno.ENOMEM,

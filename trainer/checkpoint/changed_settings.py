@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.checkpoint.format import TrainingState
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import dotted
+from trainer.config.train_config import flatten_settings
 from trainer.errors import BadConfig
 from trainer.record.run_record import RunHeader
 
@@ -53,7 +53,8 @@ _REPORTED_KEYS = (
 """Settings that may change on resume, as those of ``health`` may; a change is
 reported."""
 _MAX_MESSAGE_LENGTH = 200
-"""Length from which a message leaves out values, as a model's configuration is long."""
+"""Number of characters from which a message leaves out the values, as a model's
+configuration is long."""
 
 
 def check_fixed_settings(
@@ -70,7 +71,7 @@ def check_fixed_settings(
         BadConfig: If a change makes the weights or positions invalid.
     """
     _check_dataset(resolved.config.data.dataset_hash, earlier.dataset_hash, origin)
-    earlier_settings = dotted(earlier.config)
+    earlier_settings = flatten_settings(earlier.config)
     settings = _settings_of(resolved)
     for key in _FIXED_KEYS:
         value = settings.get(key)
@@ -109,7 +110,7 @@ def describe_changes(
     earlier: RunHeader | TrainingState, resolved: ResolvedConfig
 ) -> list[str]:
     """Return a sentence for every changed setting that is reported."""
-    earlier_settings = dotted(earlier.config)
+    earlier_settings = flatten_settings(earlier.config)
     changes = []
     for key, value in _settings_of(resolved).items():
         is_reported = key in _REPORTED_KEYS or key.startswith("health.")
@@ -121,4 +122,4 @@ def describe_changes(
 
 def _settings_of(resolved: ResolvedConfig) -> dict[str, Any]:
     """Return the values of all settings by dotted key, as a run record has them."""
-    return dotted(resolved.config.model_dump(mode="json"))
+    return flatten_settings(resolved.config.model_dump(mode="json"))

@@ -5,8 +5,8 @@ No torch here.
 
 from pathlib import Path
 
-from trainer.checkpoint.format import (
-    BadCheckpoint,
+from trainer.checkpoint.format import BadCheckpoint
+from trainer.checkpoint.stored_checkpoints import (
     CorruptCheckpoint,
     StoredCheckpoint,
     clear_leftovers,
@@ -22,16 +22,21 @@ from trainer.health.events import EventRow, new_event
 def choose_own_checkpoint(
     root: Path, attempt: int, *, gave_up: bool
 ) -> tuple[StoredCheckpoint | None, list[EventRow]]:
-    """Find the checkpoint to resume a run from, and put aside unusable ones.
+    """Find the checkpoint to resume a run from, and rename those that cannot be used.
 
     Args:
         root: Directory of the run's checkpoints.
-        attempt: Number of this start of the run.
-        gave_up: Whether the last start gave up. Only a checkpoint from before its
-            trouble, marked as good, is then of use.
+        attempt: Number of this start of the run, which becomes part of the new names.
+        gave_up: Whether the last start gave up. Only a checkpoint that is marked as
+            good can then be used, as it is from before the trouble.
 
     Returns:
-        The checkpoint, None if there is none; and an event for every corrupt one.
+        The checkpoint, None if there is none, and an event for every corrupt one that
+        is newer.
+
+    Raises:
+        DiskTrouble: If the file system fails.
+        BadConfig: If this user is not allowed to read a checkpoint.
     """
     clear_leftovers(root)
     checkpoint, corrupt_checkpoints = newest_checkpoint(root, only_good=gave_up)
@@ -63,10 +68,10 @@ def _put_aside_corrupt(corrupt: CorruptCheckpoint, attempt: int) -> EventRow:
 def _put_aside_newer(
     root: Path, checkpoint: StoredCheckpoint | None, attempt: int
 ) -> None:
-    """Rename a failed attempt's checkpoints that are newer than ``checkpoint``.
+    """Rename checkpoints that are newer than the given one, or all if it is None.
 
-    If they kept their names, they would seem newer than those that this start saves.
-    Without a ``checkpoint``, all are renamed.
+    The run gave up after it saved them. If they kept their names, they would seem newer
+    than those that this start saves.
     """
     for path in list_checkpoints(root):
         if checkpoint is not None and path == checkpoint.path:
@@ -74,10 +79,16 @@ def _put_aside_newer(
         path.rename(path.with_name(f"{path.name}.given-up-{attempt}"))
 
 
-def newest_of_other_run(
-    root: Path,
-) -> tuple[StoredCheckpoint, list[EventRow]]:
+def list_put_aside_corrupt(root: Path) -> list[Path]:
+    """List the corrupt checkpoints that this start or an earlier one has renamed."""
+    return list(root.glob("step-*.corrupt-*"))
+
+
+def newest_of_other_run(root: Path) -> tuple[StoredCheckpoint, list[EventRow]]:
     """Find the newest intact checkpoint of another run, whose files stay as they are.
+
+    Args:
+        root: Directory of the other run's checkpoints.
 
     Returns:
         The checkpoint, and an event for every newer one that is corrupt.

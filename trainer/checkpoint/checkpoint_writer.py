@@ -18,11 +18,12 @@ from pathlib import Path
 from trainer.checkpoint.format import (
     MANIFEST_FILE,
     CheckpointManifest,
+    Part,
     TensorEntry,
     TrainingState,
     manifest_text,
-    point_to_latest,
 )
+from trainer.checkpoint.stored_checkpoints import point_to_latest
 from trainer.config.tables import StrictTable, parse_table, read_json
 from trainer.files import FileEntry, sync, write_atomically, write_file
 from trainer.health.events import utc_now
@@ -44,8 +45,9 @@ class CheckpointWriter:
     """Writes one rank's share of a checkpoint; the first writer also publishes it.
 
     A writer that fails leaves a failure note for the first one, which then fails as
-    well. The hidden directory is named after ``attempt`` and ``save_number``, so files
-    of earlier saves are not mistaken for those of this one.
+    well, so a published checkpoint has the shares of all ranks. The hidden directory is
+    named after ``attempt`` and ``save_number``, so files of earlier saves are not
+    mistaken for those of this one.
     """
 
     root: Path
@@ -69,6 +71,7 @@ class CheckpointWriter:
 
     @property
     def _is_first(self) -> bool:
+        """True on the writer that publishes the checkpoint."""
         return self.rank == self.writing_ranks[0]
 
     @property
@@ -79,16 +82,28 @@ class CheckpointWriter:
             / f".{self.name}.attempt-{self.attempt}.save-{self.save_number}.partial"
         )
 
-    def _file_of(self, rank: int, suffix: str) -> Path:
-        return self._partial / f"rank-{rank:05d}.{suffix}"
+    def _tensor_file(self, rank: int) -> Path:
+        """Return the path of a rank's file of tensors."""
+        return self._partial / f"rank-{rank:05d}.safetensors"
+
+    def _description(self, rank: int) -> Path:
+        """Return the path of the description of a rank's share, as JSON."""
+        return self._partial / f"rank-{rank:05d}.json"
+
+    def _failure_note(self, rank: int) -> Path:
+        """Return the path of a rank's failure note.
+
+        The note is a symbolic link to the error number of the failure, as a link can be
+        created on a full disk.
+        """
+        return self._partial / f"rank-{rank:05d}.failed"
 
     def write(
         self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState
     ) -> None:
         """Write this rank's share; on the first writer, then publish the checkpoint.
 
-        After an ``OSError`` here, this writer has given up; after any other error, call
-        ``give_up``.
+        If it fails, this writer has also given up, as ``give_up`` documents.
 
         Args:
             content: Content of this rank's file.
@@ -104,20 +119,13 @@ class CheckpointWriter:
             if self._is_first:
                 self._remove_earlier_saves()
             self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
-            entry = write_file(
-                self._file_of(self.rank, "safetensors"),
-                content,
-                progressed=self.progressed,
-            )
-            share = _Share(file=entry, tensors=tensors)
+            share = self._write_tensors(content, tensors)
             if self._is_first:
                 other_shares = [self._wait_for(rank) for rank in self.writing_ranks[1:]]
                 self._publish([share, *other_shares], state)
             else:
-                write_atomically(
-                    self._file_of(self.rank, "json"), share.model_dump_json()
-                )
-        except OSError as error:
+                write_atomically(self._description(self.rank), share.model_dump_json())
+        except Exception as error:
             self.give_up(error)
             raise
 
@@ -130,6 +138,15 @@ class CheckpointWriter:
             if partial != self._partial:
                 shutil.rmtree(partial, ignore_errors=True)
 
+    def _write_tensors(
+        self, content: memoryview, tensors: dict[str, TensorEntry]
+    ) -> _Share:
+        """Write this rank's file of tensors, and return its description."""
+        entry = write_file(
+            self._tensor_file(self.rank), content, progressed=self.progressed
+        )
+        return _Share(file=entry, tensors=tensors)
+
     def _wait_for(self, rank: int) -> _Share:
         """Wait for another rank's share, for as long as its file grows.
 
@@ -138,8 +155,8 @@ class CheckpointWriter:
             TimeoutError: If its file does not grow for ``timeout_s``.
             BadConfig: If its description is invalid.
         """
-        description = self._file_of(rank, "json")
-        file = self._file_of(rank, "safetensors")
+        description = self._description(rank)
+        file = self._tensor_file(rank)
         size_bytes: int | None = None
         last_growth_s = time.monotonic()
         while not description.is_file():
@@ -159,7 +176,7 @@ class CheckpointWriter:
 
     def _check_failure_note(self, rank: int) -> None:
         """Raise ``OSError`` if another rank left a failure note."""
-        failure_note = self._file_of(rank, "failed")
+        failure_note = self._failure_note(rank)
         if failure_note.is_symlink():
             raise OSError(
                 _read_failure_note(failure_note),
@@ -179,7 +196,7 @@ class CheckpointWriter:
             self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode())
         )
         for rank in self.writing_ranks[1:]:
-            self._file_of(rank, "json").unlink()
+            self._description(rank).unlink()
         # Synced before it gets its name, so that every visible checkpoint is complete.
         sync(self._partial)
         final = self.root / self.name
@@ -193,23 +210,24 @@ class CheckpointWriter:
     def give_up(self, error: Exception) -> None:
         """Remove partial files, and tell the first writer that this rank has failed.
 
-        The first writer removes the whole hidden directory, any other its own file.
+        The first writer removes the whole hidden directory. Any other one removes its
+        own file, and leaves a failure note. If that fails too, the first writer waits
+        for this rank until ``timeout_s``.
 
         Args:
-            error: Error of this rank; the failure note has its number.
+            error: Error of this rank. The failure note has its number, or that of a
+                failed disk if it has none.
         """
         with contextlib.suppress(OSError):
             if self._is_first:
                 shutil.rmtree(self._partial, ignore_errors=True)
                 return
             self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file_of(self.rank, "safetensors").unlink(missing_ok=True)
+            self._tensor_file(self.rank).unlink(missing_ok=True)
             error_number = errno.EIO
             if isinstance(error, OSError) and error.errno:
                 error_number = error.errno
-            # The note is a symbolic link to the number, as a link can be created on a
-            # full disk.
-            self._file_of(self.rank, "failed").symlink_to(str(error_number))
+            self._failure_note(self.rank).symlink_to(str(error_number))
 
 
 def _read_failure_note(note: Path) -> int:
@@ -225,12 +243,13 @@ def _join_tensors(shares: Sequence[_Share]) -> dict[str, TensorEntry]:
 
     Parts are in the order of their positions in the tensor.
     """
-    tensors: dict[str, TensorEntry] = {}
+    entries: dict[str, TensorEntry] = {}
+    parts_by_name: dict[str, list[Part]] = {}
     for share in shares:
         for name, entry in share.tensors.items():
-            parts = list(entry.parts)
-            if name in tensors:
-                parts = [*tensors[name].parts, *parts]
-            parts.sort(key=lambda part: part.begin)
-            tensors[name] = entry.model_copy(update={"parts": parts})
-    return tensors
+            entries[name] = entry
+            parts_by_name.setdefault(name, []).extend(entry.parts)
+    for name, parts in parts_by_name.items():
+        parts.sort(key=lambda part: part.begin)
+        entries[name] = entries[name].model_copy(update={"parts": parts})
+    return entries

@@ -19,9 +19,6 @@ from trainer.errors import BadConfig
 from trainer.files import sync
 from trainer.model.masked_lm import MaskedLM
 
-_SPECIAL_TOKENS = ("pad", "unk", "cls", "sep", "mask")
-"""Special tokens of a dataset, by the names that transformers has for their roles."""
-
 
 def export_model(
     module: MaskedLM,
@@ -35,7 +32,15 @@ def export_model(
     """Write the model and its tokenizer in transformers' format.
 
     The directory appears complete or not at all. All ranks must call it, as each may
-    hold a shard of the weights; rank 0 (``leads``) writes.
+    hold a shard of the weights.
+
+    Args:
+        module: Trained model, without the wrapper of its parallel strategy.
+        dataset_dir: Dataset, which has the tokenizer.
+        special_ids: Ids of the special tokens in the dataset.
+        seq_length_tokens: Longest input that the tokenizer is to return.
+        directory: Directory to write; an earlier export there is replaced.
+        leads: True on rank 0, which writes.
 
     Raises:
         BadConfig: If the libraries cannot write, for example on a full disk.
@@ -46,10 +51,10 @@ def export_model(
     # An export that was killed has left its partial directory.
     for leftover in directory.parent.glob(f".{directory.name}.*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)
-    partial = _hidden(directory, "partial")
+    partial = _hidden_sibling(directory, "partial")
     try:
         partial.mkdir(mode=0o700, parents=True)
-        tokenizer = _tokenizer(dataset_dir, special_ids, seq_length_tokens)
+        tokenizer = _load_tokenizer(dataset_dir, special_ids, seq_length_tokens)
         _write(module, weights, tokenizer, partial)
         _publish(partial, directory)
     finally:
@@ -58,7 +63,10 @@ def export_model(
 
 
 def _gather_weights(module: MaskedLM) -> dict[str, torch.Tensor]:
-    """Return all weights on the host of rank 0, under transformers' names."""
+    """Return all weights in rank 0's host memory, under transformers' names.
+
+    All ranks must call it; other ranks get an empty dictionary.
+    """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state = get_model_state_dict(module.model, options=options)
     return {
@@ -66,14 +74,14 @@ def _gather_weights(module: MaskedLM) -> dict[str, torch.Tensor]:
     }
 
 
-def _hidden(directory: Path, suffix: str) -> Path:
-    """Return a new hidden path beside a directory."""
+def _hidden_sibling(directory: Path, suffix: str) -> Path:
+    """Return a new path beside a directory, hidden and with a suffix."""
     return directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.{suffix}")
 
 
 def _publish(partial: Path, directory: Path) -> None:
     """Rename a complete export to its directory, in place of an earlier one."""
-    replaced = _hidden(directory, "replaced")
+    replaced = _hidden_sibling(directory, "replaced")
     if directory.exists():  # a finished run that was continued
         directory.rename(replaced)
     partial.rename(directory)
@@ -110,24 +118,23 @@ def _write(
     sync(partial)
 
 
-def _tokenizer(
+def _load_tokenizer(
     dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int
 ) -> PreTrainedTokenizerFast:
     """Return the dataset's tokenizer, which adds special tokens as training does."""
     tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
-    names = {
-        role: tokenizer.id_to_token(getattr(special_ids, role))
-        for role in _SPECIAL_TOKENS
-    }
+    cls_token = tokenizer.id_to_token(special_ids.cls)
+    sep_token = tokenizer.id_to_token(special_ids.sep)
     tokenizer.post_processor = TemplateProcessing(
-        single=f"{names['cls']} $A {names['sep']}",
-        special_tokens=[
-            (names["cls"], special_ids.cls),
-            (names["sep"], special_ids.sep),
-        ],
+        single=f"{cls_token} $A {sep_token}",
+        special_tokens=[(cls_token, special_ids.cls), (sep_token, special_ids.sep)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=seq_length_tokens,
-        **{f"{role}_token": name for role, name in names.items()},
+        pad_token=tokenizer.id_to_token(special_ids.pad),
+        unk_token=tokenizer.id_to_token(special_ids.unk),
+        cls_token=cls_token,
+        sep_token=sep_token,
+        mask_token=tokenizer.id_to_token(special_ids.mask),
     )

@@ -5,6 +5,7 @@ The copy is written to disk as it is, while training changes the tensors.
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 
 import torch
@@ -15,22 +16,32 @@ from trainer.files import DISK_BLOCK_BYTES
 
 _HEADER_SIZE_BYTES = 8
 """Size of the number with which a safetensors file begins: that of its header."""
+_ALLOCATION_FAILED = re.compile(
+    r"DefaultCPUAllocator: can't allocate memory|(CUDA|HIP) error: out of memory"
+)
+"""Messages of torch if host memory cannot be allocated: those of its CPU allocator, and
+of the driver for pinned memory. torch has no class for these errors:
+``torch.OutOfMemoryError`` is only for memory of the GPU."""
 
 
 class HostCopy:
     """Host memory of a safetensors file for the tensors that this rank writes.
 
-    It is allocated once and used for every save. ``pinned`` is for tensors on a GPU.
+    It is allocated once and used for every save.
+
+    Args:
+        shards: Tensors to copy, whose values ``take`` copies.
+        file: Name of the file in the checkpoint.
+        pinned: Whether to allocate pinned memory, as for tensors on a GPU.
+
+    Raises:
+        MemoryError: If host memory is too small.
     """
 
     def __init__(
         self, shards: Sequence[TensorShard], file: str, *, pinned: bool
     ) -> None:
-        # Widest dtypes first, so that every tensor is aligned for its dtype.
-        self._order = sorted(
-            range(len(shards)), key=lambda number: -shards[number].local.element_size()
-        )
-        ordered = self._in_order(shards)
+        ordered = _widest_dtype_first(shards)
         ends_bytes = list(itertools.accumulate(shard.local.nbytes for shard in ordered))
         self.tensors = {shard.name: _tensor_entry(shard, file) for shard in ordered}
         """Entries of the tensors for the checkpoint's manifest."""
@@ -43,19 +54,27 @@ class HostCopy:
         data = self._file[len(header) :]
         self._views = _tensor_views(data, ordered, ends_bytes)
 
-    def _in_order(self, shards: Sequence[TensorShard]) -> list[TensorShard]:
-        """Return the shards in the order of the file."""
-        return [shards[number] for number in self._order]
-
     def take(self, shards: Sequence[TensorShard]) -> None:
-        """Copy all tensors into the buffer; from a GPU the copies are asynchronous."""
-        for view, shard in zip(self._views, self._in_order(shards), strict=True):
+        """Copy the tensors into the file; from a GPU the copies are asynchronous.
+
+        Args:
+            shards: The shards of which this copy was made, with their present values.
+        """
+        for view, shard in zip(self._views, _widest_dtype_first(shards), strict=True):
             view.copy_(shard.local, non_blocking=True)
 
     @property
     def content(self) -> memoryview:
         """Content of the safetensors file."""
         return self._file.numpy().data
+
+
+def _widest_dtype_first(shards: Sequence[TensorShard]) -> list[TensorShard]:
+    """Return shards in the order of the file, in which each is aligned for its dtype.
+
+    Shards with equally wide dtypes stay in order.
+    """
+    return sorted(shards, key=lambda shard: shard.local.element_size(), reverse=True)
 
 
 def _tensor_entry(shard: TensorShard, file: str) -> TensorEntry:
@@ -72,7 +91,9 @@ def _safetensors_header(
 ) -> bytes:
     """Return the header of a safetensors file, padded to whole disk blocks.
 
-    ``ends_bytes`` are the ends of the tensors behind the header.
+    Args:
+        shards: Tensors in the order of the file.
+        ends_bytes: Offset of each tensor's end from the end of the header.
     """
     table = {
         shard.name: {
@@ -89,10 +110,19 @@ def _safetensors_header(
 
 
 def _aligned_memory(size_bytes: int, *, pinned: bool) -> torch.Tensor:
-    """Allocate host memory that is aligned for direct I/O."""
-    memory = torch.empty(
-        size_bytes + DISK_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned
-    )
+    """Allocate host memory that is aligned for direct I/O.
+
+    Raises:
+        MemoryError: If host memory is too small.
+    """
+    try:
+        memory = torch.empty(
+            size_bytes + DISK_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned
+        )
+    except RuntimeError as error:
+        if _ALLOCATION_FAILED.search(str(error)) is None:
+            raise
+        raise MemoryError(str(error)) from error
     begin = -memory.data_ptr() % DISK_BLOCK_BYTES
     aligned = memory[begin : begin + size_bytes]
     aligned.fill_(0)  # allocates the pages now, not during the first copy
@@ -102,7 +132,13 @@ def _aligned_memory(size_bytes: int, *, pinned: bool) -> torch.Tensor:
 def _tensor_views(
     data: torch.Tensor, shards: Sequence[TensorShard], ends_bytes: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Return each tensor's part of the data, with its dtype and shape."""
+    """Return each tensor's part of the data, with its dtype and shape.
+
+    Args:
+        data: The file's bytes behind its header.
+        shards: Tensors in the order of the file.
+        ends_bytes: Offset of each tensor's end in the data.
+    """
     views = []
     for shard, end in zip(shards, ends_bytes, strict=True):
         memory = data[end - shard.local.nbytes : end]

@@ -1,6 +1,6 @@
-"""SLURM or torchrun job of this process, and the run that it began before a restart.
+"""The job that started this process (SLURM or torchrun), and the run that it began.
 
-No torch here.
+A restarted job finds its run by the job's name. No torch here.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from trainer.record.run_record import RUN_FILE, read_header
 from trainer.record.start_clock import start_ticks
 
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-"""Environment variables with the number of restarts of a job."""
+"""Environment variables that count the restarts of a job."""
 
 
 def job_name(environment: Mapping[str, str]) -> str:
@@ -26,10 +26,11 @@ def job_name(environment: Mapping[str, str]) -> str:
     if environment.get("SLURM_JOB_ID"):
         return f"slurm-{environment['SLURM_JOB_ID']}"
     if environment.get("TORCHELASTIC_RUN_ID"):
-        # Its start time makes the name unique, as the system reuses process IDs.
-        torchrun_id = os.getppid()
-        started = start_ticks(torchrun_id)
-        return f"torchrun-{socket.gethostname()}-{torchrun_id}-{started}"
+        # Restarted ranks have the same torchrun as parent. Its start time makes the
+        # name unique, as the system reuses process IDs.
+        torchrun_pid = os.getppid()
+        started_ticks = start_ticks(torchrun_pid)
+        return f"torchrun-{socket.gethostname()}-{torchrun_pid}-{started_ticks}"
     return ""
 
 

@@ -12,14 +12,13 @@ from trainer.checkpoint.async_writer import AsyncCheckpointWriter, SaveRequest
 from trainer.checkpoint.format import (
     CHECKPOINTS_DIRECTORY,
     CheckpointManifest,
-    StoredCheckpoint,
     TrainingState,
     checkpoint_name,
-    newest_checkpoint,
     step_of,
 )
 from trainer.checkpoint.restore import restore
 from trainer.checkpoint.save_events import corrupt_event
+from trainer.checkpoint.stored_checkpoints import StoredCheckpoint, newest_checkpoint
 from trainer.checkpoint.tensors import (
     TensorShard,
     make_optimizer_state,
@@ -33,11 +32,11 @@ from trainer.health.events import EventRow
 _COLLECTIVE_INTERVAL_S = 0.5
 """Interval between collectives while ranks wait for a save, in seconds: far below their
 timeout."""
-_ABANDONED_S = 20.0
-"""Longest wait for an abandoned save, in seconds; torchrun kills ranks 30 s after
-SIGTERM."""
+_MAX_EXIT_WAIT_S = 20.0
+"""Longest wait for a save before this rank exits after an error, in seconds; torchrun
+kills ranks 30 s after SIGTERM."""
 _ASSUMED_OVERHEAD_S = 1.0
-"""Time of the first save that does not depend on its size, for an estimate."""
+"""Time that any save takes beside writing, for an estimate of the first, in seconds."""
 _ASSUMED_BYTES_PER_S = 100e6
 """Speed of writing the first save, for an estimate: that of a slow disk, as a run near
 its time limit keeps the estimated time for its last save."""
@@ -83,7 +82,8 @@ class CheckpointManager:
         self._interval_began_s = time.monotonic()
         self._estimated_duration_s = 0.0
         self.last_state_step: int | None = None
-        """Step of the last state that was restored or was to be saved; None before."""
+        """Step of the last state that was restored, or that a save was started for;
+        None before either."""
         if self.enabled:
             self._estimated_duration_s = (
                 _ASSUMED_OVERHEAD_S + state_bytes(training) / _ASSUMED_BYTES_PER_S
@@ -105,15 +105,14 @@ class CheckpointManager:
     def _shards_to_save(self) -> list[TensorShard]:
         """Return the tensors that this rank writes.
 
-        Create the optimizer state before, if it does not exist yet, so that every
-        checkpoint has one.
+        Optimizer state is created if there is none yet, so every checkpoint has it.
         """
         make_optimizer_state(self._training)
         shards = tensor_shards(self._training, self._ranks)
         return [shard for shard in shards if shard.saved_here]
 
     def owns(self, path: Path) -> bool:
-        """Return whether a checkpoint belongs to this run."""
+        """Return whether the directory of a checkpoint is one of this run's."""
         return path.parent.resolve() == self._root.resolve()
 
     @property
@@ -137,8 +136,9 @@ class CheckpointManager:
 
         Args:
             step: Step that has just been taken.
-            requested_at: Last step at which rank 0 requested a save by its clock; None
-                if it never has. A save of a later step fulfils the request.
+            requested_at: Last step at which rank 0 requested a save by its clock;
+                None if it never has. A save of that step or a later one fulfils the
+                request.
         """
         if self._is_due_by_number(step):
             return True
@@ -150,11 +150,8 @@ class CheckpointManager:
         """Return whether a step is a multiple of a configured interval."""
         if not self.enabled:
             return False
-        intervals_steps = (
-            self._settings.interval_steps,
-            self._settings.keep_every_steps,
-        )
-        for interval_steps in intervals_steps:
+        intervals = (self._settings.interval_steps, self._settings.keep_every_steps)
+        for interval_steps in intervals:
             if interval_steps is not None and step % interval_steps == 0:
                 return True
         return False
@@ -193,8 +190,8 @@ class CheckpointManager:
 
         ``writes`` tells whether this rank is one of them.
         """
-        by_rank = self._ranks.all_gather_float(float(writes))
-        return [rank for rank, rank_writes in enumerate(by_rank) if rank_writes]
+        writes_by_rank = self._ranks.all_gather_float(float(writes))
+        return [rank for rank, rank_writes in enumerate(writes_by_rank) if rank_writes]
 
     def report_finished(self) -> None:
         """Report the events of finished saves."""
@@ -221,7 +218,7 @@ class CheckpointManager:
 
         Other ranks may be gone, so this is not a collective.
         """
-        self._writer.join(_ABANDONED_S)
+        self._writer.join(_MAX_EXIT_WAIT_S)
         self.report_finished()
 
     def has_saved(self, step: int) -> bool:

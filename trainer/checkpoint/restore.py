@@ -65,14 +65,13 @@ def _check_entry(
         BadConfig: If it differs, or is missing.
     """
     dtype = DTYPE_NAMES[shard.local.dtype]
-    stored = "missing"
-    if entry is not None:
-        if entry.dtype == dtype and tuple(entry.shape) == shard.shape:
-            return
-        stored = f"{entry.dtype} {entry.shape}"
+    shape = list(shard.shape)
+    if entry is not None and entry.dtype == dtype and entry.shape == shape:
+        return
+    stored = "missing" if entry is None else f"{entry.dtype} {entry.shape}"
     raise BadConfig(
         f"{directory} does not match the model: {shard.name} is {stored}, expected"
-        f" {dtype} {list(shard.shape)} here",
+        f" {dtype} {shape} here",
         next_step="Resume with the profile that the run was started with.",
     )
 
@@ -122,24 +121,31 @@ class _TensorReader:
         return True
 
     def _fill_array(self, shard: TensorShard, parts: Sequence[Part]) -> bool:
-        """Fill a tensor from parts in order; return whether they cover all of it."""
+        """Fill a tensor from parts in order; return whether they cover all of it.
+
+        Positions are those in the first dimension of the whole tensor.
+        """
         filled_to = shard.begin
         for part in parts:
             begin = max(part.begin, shard.begin)
             end = min(part.end, shard.end)
-            # Parts are in order, so one that does not continue the last leaves a gap.
-            if begin != filled_to or begin >= end:
+            if begin >= end:
+                continue  # the part has nothing of this shard
+            if begin != filled_to:
+                # It leaves a gap, which no later part fills, as parts are in order; or
+                # it repeats an earlier part.
                 continue
             stored_tensor = self._open(part.file).get_slice(shard.name)
             stored = stored_tensor[begin - part.begin : end - part.begin]
             target = shard.local[begin - shard.begin : end - shard.begin]
             if stored.shape != target.shape:
-                break  # the file has less than the manifest promises
+                return False  # the file has less than the manifest promises
             target.copy_(stored)
             filled_to = end
         return filled_to >= shard.end
 
     def _open(self, name: str) -> Any:
+        """Return a file of the checkpoint, opened by safetensors."""
         if name not in self._files:
             file = safe_open(self._directory / name, framework="pt")
             self._files[name] = self._open_files.enter_context(file)

@@ -13,6 +13,7 @@ from trainer.checkpoint.changed_settings import check_fixed_settings, describe_c
 from trainer.checkpoint.checkpoint_choice import (
     check_newest,
     choose_own_checkpoint,
+    list_put_aside_corrupt,
     newest_of_other_run,
     read_named_checkpoint,
 )
@@ -20,9 +21,9 @@ from trainer.checkpoint.format import (
     CHECKPOINTS_DIRECTORY,
     MANIFEST_FILE,
     CheckpointManifest,
-    list_checkpoints,
 )
 from trainer.checkpoint.job import find_run_of_job, is_restarted, job_name
+from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
@@ -203,7 +204,13 @@ def _reject_same_settings(
 
 
 def _has_finished(last_exit: RunExit | None, step: int, config: TrainConfig) -> bool:
-    """Return whether a run ended well and has no steps left to train."""
+    """Return whether a run ended with success and has no steps left to train.
+
+    Args:
+        last_exit: Exit of the last start; None if it was killed.
+        step: Step of the newest checkpoint.
+        config: Configuration with which the run would continue.
+    """
     return (
         last_exit is not None and last_exit.exit_code == 0 and step >= config.max_steps
     )
@@ -214,20 +221,20 @@ def _repeat_first_start(
 ) -> Start:
     """Start as the run's first start did: from scratch, or from another run.
 
+    Args:
+        directory: Directory of the run, which has no checkpoint that can be used.
+        gave_up: Whether the last start gave up.
+        corruption_events: Events that report corrupt checkpoints.
+
     Raises:
-        BadConfig: If all of the run's own checkpoints are corrupt.
+        BadConfig: If all of the run's own checkpoints are corrupt, or if the other
+            run's checkpoint is.
     """
     origin = read_first_header(directory).resumed_from
-    # This start or an earlier one has renamed corrupt checkpoints.
-    corrupt = list((directory / CHECKPOINTS_DIRECTORY).glob("step-*.corrupt-*"))
-    if corrupt and not gave_up and origin is None:
-        raise BadConfig(
-            f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept"
-            " as *.corrupt-*",
-            next_step="Check that disk, and start from scratch with another --out",
-        )
     reason = "no good checkpoint" if gave_up else "no intact checkpoint"
     if origin is None:
+        if not gave_up:
+            _reject_only_corrupt(directory)
         from_scratch = new_event(
             0,
             "resumed",
@@ -247,6 +254,21 @@ def _repeat_first_start(
         events=(*corruption_events, from_origin),
         from_other_run=True,
     )
+
+
+def _reject_only_corrupt(directory: Path) -> None:
+    """Reject to start a run from scratch whose checkpoints are all corrupt.
+
+    Raises:
+        BadConfig: If the run, which has no intact checkpoint, has corrupt ones.
+    """
+    corrupt = list_put_aside_corrupt(directory / CHECKPOINTS_DIRECTORY)
+    if corrupt:
+        raise BadConfig(
+            f"all {len(corrupt)} checkpoints of {directory} are corrupt; they are kept"
+            " as *.corrupt-*",
+            next_step="Check that disk, and start from scratch with another --out",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,9 +325,9 @@ def _resume_path(
 def _start_from(
     origin: _NamedOrigin, out: Path, resolved: ResolvedConfig, on_open: OnOpen
 ) -> tuple[RunWriter, Start]:
-    """Start the run ``out`` from another run's checkpoint: the named or the newest one.
+    """Start the run ``out`` from a checkpoint of another run: the named or newest one.
 
-    If the same command has begun the run before, resume it.
+    If the same command has begun the run ``out`` before, it is resumed.
     """
     exists = (out / RUN_FILE).is_file()
     if exists:

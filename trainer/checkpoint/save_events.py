@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.checkpoint.format import CorruptCheckpoint
+from trainer.checkpoint.stored_checkpoints import CorruptCheckpoint
 from trainer.health.events import EventRow, new_event
 
 

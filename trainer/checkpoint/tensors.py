@@ -6,6 +6,7 @@ under ``zero1``, each rank writes the optimizer state that it owns; under ``fsdp
 each writes its shard of everything.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,7 +46,7 @@ class TensorShard:
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     begin: int
-    """Offset of ``local`` in the first dimension of the whole tensor."""
+    """Begin of ``local`` in the first dimension of the whole tensor; 0 for a scalar."""
     saved_here: bool
     """True if this rank writes the part to checkpoints."""
     shared: bool
@@ -61,7 +62,7 @@ class TensorShard:
 def tensor_shards(training: Training, ranks: Ranks) -> list[TensorShard]:
     """Return weights, buffers and optimizer state, in the same order on every rank.
 
-    Under zero1, the optimizer state is only that which this rank owns, so its names
+    Under zero1, a rank has the optimizer state of some parameters only, so the names
     differ between ranks.
     """
     module = training.module
@@ -120,7 +121,7 @@ def _shard_of_dtensor(name: str, value: DTensor) -> TensorShard:
         # FSDP splits the first dimension as torch.chunk does: into equal chunks,
         # rounded up, of which the last ones are shorter or empty.
         ranks_per_copy = mesh.size(mesh.mesh_dim_names.index("shard"))
-        chunk_size = -(-size // ranks_per_copy)
+        chunk_size = math.ceil(size / ranks_per_copy)
     begin = min(size, mesh.get_local_rank("shard") * chunk_size)
     assert local.shape[0] == min(chunk_size, size - begin), name
     # With HSDP, every copy of the model holds the same shards; one of them saves.

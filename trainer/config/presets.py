@@ -36,7 +36,7 @@ def _shape(
     heads: int,
     intermediate: int,
 ) -> dict[str, Any]:
-    """Return a transformers config, from the keys that a family of models shares."""
+    """Return a shape, from its sizes and the keys that a family of models shares."""
     return family | {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -61,7 +61,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Shapes of the built-in models, by name."""
 
-_NOT_SHAPE = {
+_KEYS_BESIDE_SHAPE = {
     "architectures",
     "auto_map",
     "bos_token_id",
@@ -77,8 +77,8 @@ _NOT_SHAPE = {
     "unk_token_id",
     "vocab_size",
 }
-"""Keys that are no part of a shape: the dataset sets them, they are specific to a saved
-copy, or they name custom code."""
+"""Keys of a transformers config that are no part of a shape: the dataset sets them,
+they are specific to a saved copy, or they name custom code."""
 
 
 def model_settings(name: str) -> ModelSettings:
@@ -152,7 +152,7 @@ def _read_shape(path: Path) -> dict[str, Any]:
     return {
         key: value
         for key, value in config.items()
-        if key not in _NOT_SHAPE and not key.startswith("_")
+        if key not in _KEYS_BESIDE_SHAPE and not key.startswith("_")
     }
 
 

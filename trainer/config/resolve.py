@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.assignments import assign_all
-from trainer.config.tables import (
-    canonical_sha256,
-    parse_table,
-    read_toml,
-    reject_infinite,
+from trainer.config.canonical_json import canonical_sha256
+from trainer.config.nested_tables import reject_infinite
+from trainer.config.tables import parse_table, read_toml
+from trainer.config.train_config import (
+    PROFILE_SCHEMA_VERSION,
+    TrainConfig,
+    flatten_settings,
 )
-from trainer.config.train_config import PROFILE_SCHEMA_VERSION, TrainConfig, dotted
 from trainer.errors import BadConfig, ProfileMismatch
 
 PROFILE_HASH_KEY = "content_sha256"
@@ -46,7 +47,7 @@ class ResolvedConfig:
     data_dir: Path
     """Directory of the dataset to train on."""
     profile_sha256: str
-    """Hash of the profile, as the function ``profile_sha256`` returns it."""
+    """Hash by which run records identify the profile, as SHA-256 of its tables."""
     profile_modified: bool = False
     """True if the profile was edited after it was tuned."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
@@ -124,11 +125,11 @@ def resolve(
     if expect_sha256 is not None:
         _check_profile_sha256(profile, sha256, expect_sha256)
     train: dict[str, Any] = tables["train"]
-    profile_keys = dotted(train, "train.")
+    profile_keys = flatten_settings(train, "train.")
     assigned_keys = assign_all(profile, train, assignments)
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
     data_dir, data_source = find_data(profile, config, data, environment)
-    all_keys = dotted(config.model_dump(mode="json"), "train.")
+    all_keys = flatten_settings(config.model_dump(mode="json"), "train.")
     # Later sources take precedence.
     sources = dict.fromkeys(all_keys, _DEFAULT)
     sources |= dict.fromkeys(profile_keys, _PROFILE)
@@ -163,7 +164,7 @@ def _check_profile_sha256(profile: Path, sha256: str, expected_sha256: str) -> N
 def profile_sha256(tables: dict[str, Any]) -> str:
     """Return the hash by which run records identify a profile.
 
-    It is that of all tables of the profile, but not of comments and order.
+    It covers the keys and values of all tables, but not comments and order.
     """
     # TOML dates become text, so that a profile has a canonical JSON form.
     return canonical_sha256(json.loads(json.dumps(tables, default=str)))
@@ -181,7 +182,7 @@ def is_modified(tables: dict[str, Any]) -> bool:
     try:
         return bool(written_sha256 != canonical_sha256(content))
     except (TypeError, ValueError):
-        return True  # not JSON: a date, for example, which tuning never writes
+        return True  # no JSON, such as a date, which tuning never writes
 
 
 def modified_text(profile: Path) -> str:

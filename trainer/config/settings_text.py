@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import TrainConfig, dotted
+from trainer.config.train_config import TrainConfig, flatten_settings
 
 
 def settings_text(resolved: ResolvedConfig, record: Path) -> str:
@@ -14,12 +14,14 @@ def settings_text(resolved: ResolvedConfig, record: Path) -> str:
         record: File of the run record that has all settings.
     """
     model = resolved.config.model
-    defaults = dotted(TrainConfig(model=model).model_dump(mode="json"), "train.")
+    defaults = flatten_settings(
+        TrainConfig(model=model).model_dump(mode="json"), "train."
+    )
     defaults["train.model.name"] = None  # the model is always printed
-    values = dotted(resolved.config.model_dump(mode="json"), "train.")
+    values = flatten_settings(resolved.config.model_dump(mode="json"), "train.")
     values["train.data.path"] = str(resolved.data_dir)
     # Keys of the model's config are among the sources if the command line sets them.
-    values |= dotted(model.config, "train.model.config.")
+    values |= flatten_settings(model.config, "train.model.config.")
     text = f"train: settings that differ from the defaults; {record} has all of them\n"
     for key, source in sorted(resolved.sources.items()):
         if values.get(key) != defaults.get(key):

@@ -5,12 +5,10 @@ their content. Errors name the wrong key and suggest the nearest valid one.
 """
 
 import difflib
-import hashlib
 import json
-import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -275,85 +273,3 @@ def nearest(name: str, known: list[str]) -> str | None:
     """Return the known name closest to a misspelt one, or None if none is close."""
     matches = difflib.get_close_matches(name, known, n=1, cutoff=_LEAST_SIMILARITY)
     return matches[0] if matches else None
-
-
-def reject_infinite(value: object, where: str) -> None:
-    """Check that every number in a value is finite.
-
-    An infinite number or NaN can be neither hashed nor shown.
-
-    Args:
-        value: A number, or nested tables and lists.
-        where: Name of the value in messages, such as the path of its file.
-
-    Raises:
-        BadConfig: If some number is not finite.
-    """
-    if isinstance(value, float):
-        _check_finite(value, where)
-        return
-    for key, number in _floats_by_key(value):
-        _check_finite(number, f"{where}: {key}")
-
-
-def _check_finite(number: float, where: str) -> None:
-    """Raise ``BadConfig`` if a number is not finite."""
-    if not math.isfinite(number):
-        raise BadConfig(
-            f"{where} = {number}: the number must be finite",
-            next_step="Measure it again, or correct it.",
-        )
-
-
-def _floats_by_key(value: object) -> Iterator[tuple[str, float]]:
-    """Yield the floats in nested tables and lists, each after its dotted key."""
-    parts: Iterable[tuple[object, object]] = ()
-    if isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, list | tuple):
-        parts = enumerate(value)
-    for key, part in parts:
-        if isinstance(part, float):
-            yield str(key), part
-        else:
-            for inner_key, number in _floats_by_key(part):
-                yield f"{key}.{inner_key}", number
-
-
-def canonical_json(value: object) -> bytes:
-    """Return the form of a JSON value to be hashed: sorted keys, no spaces, UTF-8."""
-    return json.dumps(
-        value,
-        sort_keys=True,
-        separators=(",", ":"),
-        ensure_ascii=False,
-        allow_nan=False,
-    ).encode()
-
-
-def canonical_sha256(value: object) -> str:
-    """Return the SHA-256, in hexadecimal, of the canonical JSON of a value."""
-    return hashlib.sha256(canonical_json(value)).hexdigest()
-
-
-def flat_table(
-    table: Mapping[str, Any], prefix: str = "", *, whole: str = "", depth: int = 1
-) -> dict[str, Any]:
-    """Return every value of nested tables by its dotted key.
-
-    Args:
-        table: Nested tables.
-        prefix: Text before each key, such as ``train.``.
-        whole: Name of tables that are not taken apart, but stay one value.
-        depth: Level of ``table`` in the tables of the first call.
-    """
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        key = f"{prefix}{name}"
-        if depth > MAX_DEPTH:  # only an untrusted trial log is nested so deep
-            flat[key] = "nested too deep"
-        elif isinstance(value, dict) and value and name != whole:
-            flat |= flat_table(value, f"{key}.", whole=whole, depth=depth + 1)
-        else:
-            flat[key] = value
-    return flat

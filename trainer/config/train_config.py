@@ -8,13 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.tables import StrictTable, flat_table
+from trainer.config.nested_tables import flatten_table
+from trainer.config.tables import StrictTable
 
 PROFILE_SCHEMA_VERSION: Literal[2] = 2
 """Version of the tables and keys of a profile; a profile of another one is rejected."""
 
+# Types of settings, whose values are documented at the settings themselves.
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Precision = Literal["fp32", "bf16"]
 Layout = Literal["padded", "dynamic", "bucketed", "packed"]
 TRIMMED_LAYOUTS: tuple[Layout, ...] = ("dynamic", "bucketed")
@@ -23,16 +26,17 @@ Strategy = Literal["ddp", "zero1", "fsdp2"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Attention = Literal["auto", "varlen", "fa3", "sdpa"]
 Head = Literal["sparse", "dense"]
+"""Positions for which a layer computes its output."""
 Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "max-autotune-no-cudagraphs", "reduce-overhead"]
 Float8 = Literal["none", "tensorwise", "rowwise"]
 Policy = Literal["warn", "skip", "rollback"]
+"""Response to an unusual loss or gradient norm."""
 Logger = Literal["tensorboard", "wandb"]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Tag(enum.Enum):
-    """Groups of settings; ``tagged`` names the members of a group."""
+    """Groups of settings; ``tagged`` returns the names of a group's settings."""
 
     SPEED = enum.auto()
     """Settings that change the speed of a step but not the training."""
@@ -57,6 +61,7 @@ class ModelSettings(StrictTable):
     @field_validator("config")
     @classmethod
     def _require_model_type(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Reject a config that does not name its architecture."""
         if not isinstance(config.get("model_type"), str):
             raise ValueError("requires a model_type, such as 'bert'")
         return config
@@ -314,6 +319,7 @@ class TrainConfig(StrictTable):
     @field_validator("precision", mode="before")
     @classmethod
     def _reject_fp16(cls, value: object) -> object:
+        """Reject fp16 with a reason, before the check of the valid values."""
         if value == "fp16":
             raise ValueError(
                 "fp16 is not supported, as its gradients overflow without loss"
@@ -323,6 +329,7 @@ class TrainConfig(StrictTable):
 
     @model_validator(mode="after")
     def _reject_conflicts(self) -> "TrainConfig":
+        """Reject settings that cannot be used with each other."""
         sharded = self.parallel.strategy == "fsdp2"
         if (
             self.global_batch_tokens is not None
@@ -362,7 +369,7 @@ class BatchSplit(StrictTable):
         At most the configured micro-batch size.
         """
         micro_batches = self.world_size * self.gradient_accumulation_steps
-        return -(-self.global_batch_size // micro_batches)
+        return math.ceil(self.global_batch_size / micro_batches)
 
 
 def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:
@@ -371,15 +378,19 @@ def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:
 
 
 def tagged(table: type[StrictTable], tag: Tag) -> tuple[str, ...]:
-    """Return the names of a group of settings, in the order of their declaration."""
+    """Return the names of a table's settings in a group, in order of declaration."""
     return tuple(
         name for name, field in table.model_fields.items() if tag in field.metadata
     )
 
 
-def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return every setting by its dotted key.
+def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return every setting of nested tables by its dotted key.
 
-    The model's config is one value, as its keys belong to transformers.
+    The model's config stays one value, as its keys belong to transformers.
+
+    Args:
+        table: Settings in the form of the ``[train]`` table of a profile.
+        prefix: Text before each key, such as ``train.``.
     """
-    return flat_table(table, prefix, whole="config")
+    return flatten_table(table, prefix, whole="config")

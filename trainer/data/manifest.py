@@ -26,13 +26,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.config.tables import (
-    StrictTable,
-    canonical_sha256,
-    nearest,
-    parse_table,
-    read_json,
-)
+from trainer.config.canonical_json import canonical_sha256
+from trainer.config.tables import StrictTable, nearest, parse_table, read_json
 from trainer.data.raw_files import preparation_of
 from trainer.errors import BadConfig, unreadable
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config.tables import flat_table
+from trainer.config.nested_tables import flatten_table
 
 _FIRST_LINE_BYTES = 2**20
 """Longest first line that is read."""
@@ -87,7 +87,9 @@ def text_fields(value: object) -> list[str]:
     """
     if not isinstance(value, dict):
         return []
-    return [key for key, entry in flat_table(value).items() if isinstance(entry, str)]
+    return [
+        key for key, entry in flatten_table(value).items() if isinstance(entry, str)
+    ]
 
 
 def _first_line(path: Path) -> bytes:

@@ -53,9 +53,11 @@ _MUST_AGREE = {
     "transformers": "Install the same version of transformers on every node.",
     "python": "Use the same version of Python on every node.",
 }
-"""Facts that must be the same on all ranks, with the next step if they are not."""
+"""Fields of ``RankFacts`` that must be the same on all ranks, with the next step if
+they are not."""
 _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
-"""Facts by which one rank may be slower than the others, which then wait for it."""
+"""Fields of ``RankFacts`` by which one rank may be slower than the others, which then
+wait for it in every step."""
 _SHOWN_CHARACTERS = 24
 """Longest part of a value in a message, enough to tell two hashes apart."""
 _VERIFY_AGAIN = "Check on this machine: autotune profile verify PROFILE"
@@ -151,6 +153,10 @@ def compare_ranks(facts_by_rank: Sequence[RankFacts]) -> list[EventRow]:
 
 def _difference(facts_by_rank: Sequence[RankFacts], name: str) -> str | None:
     """Return the values of a fact with the ranks that have them, as text.
+
+    Args:
+        facts_by_rank: Facts of every rank.
+        name: Field of ``RankFacts`` to compare.
 
     Returns:
         None if all ranks have the same value.

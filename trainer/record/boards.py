@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tables import canonical_sha256
+from trainer.config.canonical_json import canonical_sha256
 from trainer.config.train_config import Logger
 from trainer.errors import BadConfig
 from trainer.health.events import EventRow, new_event

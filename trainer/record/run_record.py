@@ -25,7 +25,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from trainer.config.tables import StrictTable, canonical_sha256, parse_table, read_json
+from trainer.config.canonical_json import canonical_sha256
+from trainer.config.tables import StrictTable, parse_table, read_json
 from trainer.config.train_config import BatchSplit
 from trainer.errors import BadConfig
 from trainer.health.events import EventRow

@@ -14,7 +14,8 @@ from typing import Protocol
 from trainer.config.tables import StrictTable
 from trainer.config.train_config import Logger
 from trainer.errors import BadConfig
-from trainer.files import LockHeld, append_whole, open_locked, write_atomically
+from trainer.file_locks import LockHeld, open_locked
+from trainer.files import append_whole, write_atomically
 from trainer.health.events import EventRow, new_event
 from trainer.record.run_record import (
     EARLIER_DIRECTORY,

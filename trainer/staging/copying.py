@@ -1,4 +1,4 @@
-"""Copying of a dataset with hash checks, and read times of source and copy."""
+"""Copying of a dataset, whose hashes are checked on the way."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.dataset import TokenDataset
 from trainer.data.manifest import (
     MANIFEST_NAME,
     PREPARED_NAME,
@@ -24,30 +23,26 @@ from trainer.data.manifest import (
     read_manifest,
 )
 from trainer.data.npy_file import open_npy
-from trainer.data.permutation import permute
 from trainer.errors import BadConfig, unreadable
 from trainer.files import sync
 from trainer.record.progress import Update
-from trainer.staging.threads import in_threads
+from trainer.staging.threads import run_in_threads
 
 _CHUNK_BYTES = 8 * 2**20
-"""Amount that is read at once: progress is reported, and a stop heard, after each."""
+"""Size of a read, after which progress is reported and a request to stop is noticed."""
 _THREADS = 4
 """Number of files copied at once: one reader gets a fraction of a parallel file
 system's bandwidth."""
-_MEASURED_SAMPLES = 512
-"""Samples whose mean read time is measured."""
-_MEASURED_TOKENS = 512
-"""Longest part of a sample that is read to measure it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFile:
-    """File to copy; ``sha256`` is None if the manifest has no hash of it."""
+    """File of a dataset to copy."""
 
     name: str
     size_bytes: int
     sha256: str | None
+    """SHA-256 in hexadecimal; None if the manifest has no hash of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +59,7 @@ class CopyFigures:
 
 
 def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
-    """Return a dataset's files, the manifest last.
-
-    A copy is complete only with its manifest, so that comes when all else is there.
+    """Return a dataset's files, the manifest last, as it makes a copy complete.
 
     Raises:
         BadConfig: If one is missing or not a regular file.
@@ -108,6 +101,7 @@ def _reading(source: Path, name: str) -> Iterator[None]:
 
 
 def _corrupt(source: Path, name: str, problem: str) -> BadConfig:
+    """Return the error for a file of the source that has a problem."""
     return BadConfig(
         f"{source / name}: {problem}",
         next_step=(
@@ -168,7 +162,7 @@ def copy_files(
     """
     started_s = time.perf_counter()
     progress = _CopyProgress(sum(file.size_bytes for file in files), update)
-    times = in_threads(
+    times = run_in_threads(
         lambda file: _copy_file(file, source, target, progress),
         files,
         _THREADS,
@@ -295,24 +289,3 @@ def _write_all(writer: FileIO, chunk: bytes) -> None:
     unwritten = memoryview(chunk)
     while unwritten:
         unwritten = unwritten[writer.write(unwritten) :]
-
-
-def seconds_per_sample(directory: Path) -> float | None:
-    """Measure the mean time to read a sample, with a cold page cache, in seconds.
-
-    The samples are random, but always the same.
-
-    Returns:
-        None if there are no samples.
-    """
-    with contextlib.closing(TokenDataset.open(directory)) as dataset:
-        count = min(_MEASURED_SAMPLES, len(dataset))
-        if not count:
-            return None
-        indices = np.arange(count, dtype=np.uint64)
-        samples = permute(indices, len(dataset), seed=1, epoch=0).astype(np.int64)
-        dataset.drop_page_cache()
-        started_s = time.perf_counter()
-        for sample in samples.tolist():
-            dataset.read(sample, _MEASURED_TOKENS)
-        return (time.perf_counter() - started_s) / count

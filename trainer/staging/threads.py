@@ -11,10 +11,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _POLL_S = 0.005
-"""Interval at which the main thread looks for results, and hears Ctrl-C."""
+"""Interval at which the main thread looks for results and receives signals, in
+seconds."""
 
 
-def in_threads(
+def run_in_threads(
     work: Callable[[Item], Result],
     items: Sequence[Item],
     threads: int,
@@ -23,7 +24,8 @@ def in_threads(
 ) -> list[Result]:
     """Run ``work`` on each item in threads.
 
-    The first error is raised when all threads have ended.
+    After the first error, no further item is begun. The error is raised when all
+    threads have ended.
 
     Args:
         work: Function to call with each item.

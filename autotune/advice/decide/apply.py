@@ -10,7 +10,7 @@ from autotune.advice.values import Advice, SettingChange
 from autotune.errors import BadInput
 from autotune.profiles.values import Profile, update_profile
 from trainer.config.tables import parse_table
-from trainer.config.train_config import TrainConfig, dotted
+from trainer.config.train_config import TrainConfig, flatten_settings
 from trainer.errors import BadConfig
 
 
@@ -21,7 +21,7 @@ def safe_changes(
 
     If several change the same key, the first one counts.
     """
-    settings = dotted(train.model_dump(mode="json"))
+    settings = flatten_settings(train.model_dump(mode="json"))
     wishes = [change for one in advice if one.safe for change in one.changes]
     found = {
         change.key: replace(change, old=settings[change.key])

@@ -18,7 +18,7 @@ from autotune.compare.decide import (
     gate,
 )
 from testbed.examples.profiles import example_profile
-from trainer.config.tables import flat_table
+from trainer.config.nested_tables import flatten_table
 
 WORK = {
     "model": "m",
@@ -196,7 +196,7 @@ def test_compares_settings_by_dotted_key():
         "config": {"model_type": "bert", "hidden_size": 128, "new": 1}
     }
     assert changes(
-        flat_table(old), flat_table(old | {"model": model, "tf32": False})
+        flatten_table(old), flatten_table(old | {"model": model, "tf32": False})
     ) == (
         Change(key="model.config.hidden_size", old=64, new=128),
         Change(key="tf32", old=True, new=False),
@@ -208,7 +208,7 @@ def test_flat_table_stops_at_a_depth():
     table: dict = {}
     for _ in range(900):
         table = {"a": table}
-    assert list(flat_table(table).values()) == ["nested too deep"]
+    assert list(flatten_table(table).values()) == ["nested too deep"]
 
 
 values = st.one_of(st.none(), st.booleans(), st.integers(), st.text())

@@ -10,7 +10,7 @@ from trainer.config.train_config import (
     EvaluationSettings,
     ModelSettings,
     ParallelSettings,
-    dotted,
+    flatten_settings,
 )
 
 TARGETS = ("hf-trainer", "accelerate", "lightning")
@@ -49,7 +49,7 @@ def exported_setting(export, name):
 def test_exports_every_setting(changes, to):
     export = export_example(ranks=2, to=to, **changes)
     names = {row.setting for row in export.settings}
-    keys = dotted(example_profile().train.model_dump(mode="json"))
+    keys = flatten_settings(example_profile().train.model_dump(mode="json"))
     # A row may stand for a whole table of settings, such as ``health``.
     missing = [
         key for key in keys if key not in names and key.partition(".")[0] not in names

@@ -29,11 +29,11 @@ from tests.system.faults.jobs import (
     check_the_same,
 )
 from tests.system.faults.kills import fill_up, kill_tree, small_disk
-from trainer.checkpoint.format import (
+from trainer.checkpoint.format import step_of
+from trainer.checkpoint.stored_checkpoints import (
     list_checkpoints,
     newest_checkpoint,
     read_checkpoint,
-    step_of,
 )
 from trainer.errors import BadConfig
 from trainer.health.signals import SIGNALS

@@ -20,11 +20,8 @@ import psutil
 from autotune.base.process import start_child
 from testbed.datasets import write_dataset
 from tests.system.faults.kills import kill_tree, until
-from trainer.checkpoint.format import (
-    CHECKPOINTS_DIRECTORY,
-    list_checkpoints,
-    read_checkpoint,
-)
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
+from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
 from trainer.environment import CPU_ENVIRONMENT
 from trainer.health.events import EventRow
 from trainer.record.run_record import (

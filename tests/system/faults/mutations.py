@@ -25,7 +25,7 @@ import tomlkit
 
 from autotune.cli import run
 from testbed.programs import run_program
-from trainer.config.tables import canonical_sha256
+from trainer.config.canonical_json import canonical_sha256
 from trainer.data.manifest import read_manifest
 
 EXIT_BUG = 70

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from testbed.examples.checkpoints import state_of
-from trainer.checkpoint.format import list_checkpoints, step_of
+from trainer.checkpoint.format import step_of
 from trainer.checkpoint.manager import CheckpointManager
+from trainer.checkpoint.stored_checkpoints import list_checkpoints
 
 SHARE = "rank-00000.safetensors"
 """File of tensors of a checkpoint of one rank."""

@@ -11,7 +11,7 @@ from testbed.examples.checkpoints import state_of
 from tests.trainer.checkpoint.saves import SHARE, steps_in
 from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
-from trainer.checkpoint.format import list_checkpoints, read_checkpoint
+from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
 from trainer.checkpoint.tensors import tensor_shards
 from trainer.distributed.ranks import join_ranks
 

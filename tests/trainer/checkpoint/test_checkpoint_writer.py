@@ -15,12 +15,8 @@ from testbed.examples.checkpoints import (
 from tests.trainer.checkpoint.saves import hidden_files
 from trainer.checkpoint import checkpoint_writer
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
-from trainer.checkpoint.format import (
-    checkpoint_name,
-    list_checkpoints,
-    read_checkpoint,
-    step_of,
-)
+from trainer.checkpoint.format import checkpoint_name, step_of
+from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
 
 STEP_5 = checkpoint_name(step=5, rollbacks=0)
 PARTIAL_STEP_5 = f".{STEP_5}.attempt-1.save-1.partial"
@@ -124,6 +120,17 @@ def fail_on_full_disk(root):
         write_second_half(root)
 
 
+def fail_otherwise(root):
+    """Let rank 1 fail to write its share, for a reason that has no error number."""
+    with (
+        patch.object(
+            checkpoint_writer, "write_file", Mock(side_effect=ValueError("a bug"))
+        ),
+        pytest.raises(ValueError, match="a bug"),
+    ):
+        write_second_half(root)
+
+
 def give_up_before_writing(root):
     """Let rank 1 give up, as it does without memory for a copy of its tensors."""
     writer_of(root, rank=1).give_up(MemoryError("no room"))
@@ -133,6 +140,7 @@ def give_up_before_writing(root):
     ("fail_rank_1", "error_number"),
     [
         pytest.param(fail_on_full_disk, errno.ENOSPC, id="full disk"),
+        pytest.param(fail_otherwise, errno.EIO, id="other error"),
         pytest.param(give_up_before_writing, errno.EIO, id="before writing"),
     ],
 )

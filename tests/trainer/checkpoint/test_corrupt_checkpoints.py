@@ -10,12 +10,8 @@ import pytest
 
 from testbed.examples.checkpoints import CONTENT, failing_method, write_checkpoint
 from tests.trainer.checkpoint.saves import SHARE
-from trainer.checkpoint.format import (
-    MANIFEST_FILE,
-    BadCheckpoint,
-    newest_checkpoint,
-    read_checkpoint,
-)
+from trainer.checkpoint.format import MANIFEST_FILE, BadCheckpoint
+from trainer.checkpoint.stored_checkpoints import newest_checkpoint, read_checkpoint
 from trainer.errors import BadConfig, DiskTrouble
 from trainer.health.watchdog import REQUEUE
 

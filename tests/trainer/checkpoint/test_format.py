@@ -8,12 +8,11 @@ from testbed.examples.checkpoints import (
     tensor_entries,
     write_checkpoint,
 )
-from trainer.checkpoint.format import (
-    checkpoint_name,
+from trainer.checkpoint.format import checkpoint_name, step_of
+from trainer.checkpoint.stored_checkpoints import (
     list_checkpoints,
     newest_checkpoint,
     read_checkpoint,
-    step_of,
 )
 
 

@@ -12,12 +12,14 @@ from trainer.checkpoint.format import (
     BadCheckpoint,
     CheckpointManifest,
     manifest_text,
-    newest_checkpoint,
     parse_manifest,
+)
+from trainer.checkpoint.stored_checkpoints import (
+    newest_checkpoint,
     prune,
     read_checkpoint,
 )
-from trainer.config.tables import canonical_sha256
+from trainer.config.canonical_json import canonical_sha256
 
 json_values = st.recursive(
     st.none()

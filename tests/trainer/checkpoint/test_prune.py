@@ -8,9 +8,8 @@ import pytest
 
 from testbed.examples.checkpoints import failing_method, write_checkpoint
 from tests.trainer.checkpoint.saves import SHARE, hidden_files, steps_in
-from trainer.checkpoint.format import (
-    MANIFEST_FILE,
-    checkpoint_name,
+from trainer.checkpoint.format import MANIFEST_FILE, checkpoint_name
+from trainer.checkpoint.stored_checkpoints import (
     clear_leftovers,
     prune,
     read_checkpoint,

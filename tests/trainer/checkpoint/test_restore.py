@@ -10,9 +10,10 @@ from tests.trainer.checkpoint.saves import SHARE
 from tests.trainer.tiny_models import SHAPES, config_of, micro_batches, training_of
 from tests.trainer.training_states import state_of_training, tensors_are_equal
 from trainer.checkpoint.checkpoint_writer import CheckpointWriter
-from trainer.checkpoint.format import checkpoint_name, read_checkpoint
+from trainer.checkpoint.format import checkpoint_name
 from trainer.checkpoint.host_copy import HostCopy
 from trainer.checkpoint.restore import restore
+from trainer.checkpoint.stored_checkpoints import read_checkpoint
 from trainer.checkpoint.tensors import make_optimizer_state, tensor_shards
 from trainer.config.train_config import ModelSettings
 from trainer.distributed.optimizer import make_optimizer

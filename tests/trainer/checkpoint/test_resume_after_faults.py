@@ -25,8 +25,9 @@ from tests.trainer.checkpoint.starts import (
     messages_of,
     names_in,
 )
-from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY, prune
+from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import choose_run
+from trainer.checkpoint.stored_checkpoints import prune
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.health.watchdog import REQUEUE
 

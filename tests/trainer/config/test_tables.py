@@ -1,20 +1,12 @@
-"""Strict tables: reading, validation, and their canonical form."""
+"""Strict tables: reading of files, and validation."""
 
 from pathlib import Path
 from typing import Annotated
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import Field
 
-from trainer.config.tables import (
-    StrictTable,
-    canonical_json,
-    parse_table,
-    read_json,
-    read_toml,
-)
+from trainer.config.tables import StrictTable, parse_table, read_json, read_toml
 from trainer.errors import BadConfig
 
 
@@ -127,8 +119,3 @@ def test_suggests_no_file_without_similar_name(existing_file, name):
     with pytest.raises(BadConfig) as raised:
         read_toml(existing_file.parent / name, if_missing="Write one.")
     assert raised.value.next_step == "Write one."
-
-
-@given(st.dictionaries(st.text(), st.integers() | st.text()))
-def test_canonical_json_ignores_the_order_of_keys(value):
-    assert canonical_json(value) == canonical_json(dict(reversed(value.items())))

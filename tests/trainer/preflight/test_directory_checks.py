@@ -92,7 +92,7 @@ def test_warns_of_file_system_without_locks(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.files.fcntl.flock", no_locks)
+        patch.setattr("trainer.file_locks.fcntl.flock", no_locks)
         writer = RunWriter(tmp_path / "r")
     (warning,) = _check_run_directory(writer)
     assert "has no locks" in warning.message

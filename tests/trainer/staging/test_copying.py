@@ -18,7 +18,8 @@ from tests.trainer.staging.damage import (
 )
 from trainer.data.manifest import read_manifest
 from trainer.errors import BadConfig
-from trainer.staging.copying import copy_files, dataset_files, seconds_per_sample
+from trainer.staging.copying import copy_files, dataset_files
+from trainer.staging.read_speed import seconds_per_sample
 
 OFFSETS = "train-offsets-00000.npy"
 """File of the dataset that some tests replace."""

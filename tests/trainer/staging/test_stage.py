@@ -25,6 +25,7 @@ from trainer.errors import BadConfig, UnreadableFile
 from trainer.staging import stage as staging
 from trainer.staging.copying import CopyFigures
 from trainer.staging.stage import Staged, stage, stage_data
+from trainer.staging.staging_directory import SPARE_BYTES, SPARE_INODES
 
 OTHER_DATASET = "0123456789abcdef"
 """Name under which the copy of another dataset is published."""
@@ -210,7 +211,7 @@ def test_keeps_directories_that_are_no_partial_copies(
 
 
 def test_rejects_disk_with_too_little_room(source, local, monkeypatch):
-    report_disk(monkeypatch, free_bytes=staging.SPARE_BYTES)
+    report_disk(monkeypatch, free_bytes=SPARE_BYTES)
     message = "64 MiB free; the dataset requires 1 MiB and 64 MiB to spare"
     with pytest.raises(BadConfig, match=message) as raised:
         stage(source, local)
@@ -224,7 +225,7 @@ def test_rejects_disk_with_too_few_inodes(source, local, monkeypatch):
     message = f"has inodes for 3 more files; the dataset has {SOURCE_FILES}"
     with pytest.raises(BadConfig, match=message) as raised:
         stage(source, local)
-    missing_inodes = SOURCE_FILES + staging._SPARE_INODES - free_inodes
+    missing_inodes = SOURCE_FILES + SPARE_INODES - free_inodes
     assert raised.value.next_step.startswith(f"Remove {missing_inodes} files")
     assert list(local.rglob(".partial*")) == []
 

@@ -7,20 +7,20 @@ from unittest.mock import Mock
 
 import pytest
 
-from trainer.staging.threads import in_threads
+from trainer.staging.threads import run_in_threads
 
 TIMEOUT_S = 30
 """Only a fault waits as long."""
 INTERRUPTED_EXIT_CODE = 7
 INTERRUPTED_PROGRAM = f"""\
 import os, signal, sys, threading
-from trainer.staging.threads import in_threads
+from trainer.staging.threads import run_in_threads
 interrupt = threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGINT))
 interrupt.daemon = True
 interrupt.start()
 try:
     while True:
-        in_threads(str, range(50), 4)
+        run_in_threads(str, range(50), 4)
 except KeyboardInterrupt:
     sys.exit({INTERRUPTED_EXIT_CODE})
 """
@@ -43,18 +43,18 @@ def test_results_have_the_order_of_items():
             last_has_ended.set()
         return item * item
 
-    squares = in_threads(square, items, 4)
+    squares = run_in_threads(square, items, 4)
     assert squares == [item * item for item in items]
 
 
 def test_nothing_is_stopped_without_an_error():
     stop = Mock()
-    in_threads(str, range(20), 4, stop=stop)
+    run_in_threads(str, range(20), 4, stop=stop)
     assert stop.call_count == 0
 
 
 def test_no_items_have_no_results():
-    assert in_threads(str, [], 4) == []
+    assert run_in_threads(str, [], 4) == []
 
 
 def test_uses_the_requested_number_of_threads():
@@ -65,7 +65,7 @@ def test_uses_the_requested_number_of_threads():
         barrier.wait()
         return threading.current_thread().name
 
-    names = in_threads(wait_for_others, range(9), 3)
+    names = run_in_threads(wait_for_others, range(9), 3)
     assert len(set(names)) == 3
 
 
@@ -82,7 +82,7 @@ def test_first_error_stops_all_threads():
         assert stop.wait(TIMEOUT_S)
 
     with pytest.raises(ValueError, match="one"):
-        in_threads(work, range(100), 2, stop=stop.set)
+        run_in_threads(work, range(100), 2, stop=stop.set)
     # Items are taken in order, and none after the error.
     assert set(begun) <= {0, 1}
     assert set(threading.enumerate()) <= threads_before

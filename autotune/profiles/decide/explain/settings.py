@@ -21,7 +21,7 @@ from autotune.profiles.decide.explain.gradient_sync import (
 from autotune.profiles.decide.explain.loader import explain_loader, is_decided_by_sweep
 from autotune.profiles.values import Profile
 from trainer.config.tables import nearest
-from trainer.config.train_config import Tag, TrainConfig, dotted, tagged
+from trainer.config.train_config import Tag, TrainConfig, flatten_settings, tagged
 
 _PROBED_SETTINGS = tagged(TrainConfig, Tag.PROBED)
 """Settings that the probe measured with, so that all figures hold only for them."""
@@ -38,8 +38,8 @@ _SUBJECT_OF_SETTING = {
 def explanations(profile: Profile) -> tuple[Explanation, ...]:
     """Return every setting of a profile with its reason, in the order of the schema."""
     train = profile.train
-    values = dotted(train.model_dump(mode="json"))
-    defaults = dotted(TrainConfig(model=train.model).model_dump(mode="json"))
+    values = flatten_settings(train.model_dump(mode="json"))
+    defaults = flatten_settings(TrainConfig(model=train.model).model_dump(mode="json"))
     return tuple(
         replace(
             _explain(profile, key, value, defaults[key]),
