@@ -118,8 +118,12 @@ def open_own(
             told["unsafe"] is None,
             Subject(**code.model_dump() | told["source_sha256"]),
         )
-        yield bench.extended(
-            OwnBench,
+        yield OwnBench(
+            site=bench.site,
+            server=bench.server,
+            machine=bench.machine,
+            display=bench.display,
+            load_average_1min=bench.load_average_1min,
             directory=directory,
             model=told["model"],
             forked=forked,

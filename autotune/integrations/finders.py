@@ -336,8 +336,15 @@ def _opened(
                 for role, function in functions.items()
             }
             subject = Subject(**code.model_dump() | hashes)
-            yield opened.extended(
-                OwnBench, subject=subject, directory=Path(), in_this_process=True
+            yield OwnBench(
+                site=opened.site,
+                server=opened.server,
+                machine=opened.machine,
+                display=opened.display,
+                load_average_1min=opened.load_average_1min,
+                subject=subject,
+                directory=Path(),
+                in_this_process=True,
             )
     except (AutotuneError, TrainerError) as error:
         error.add_note(f"next: {error.next_step}")

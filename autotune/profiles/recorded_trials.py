@@ -11,6 +11,7 @@ from autotune.profiles.decide.trial_log_check import check_trial_log, profile_re
 from autotune.profiles.values import Fingerprint, Profile, update_profile
 from autotune.search.values import ExploreEvidence
 from autotune.trials import trial_log
+from autotune.trials.decide.own_records import own_records
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import FinishedTrial
 from autotune.workers.values import WorkersEvidence
@@ -73,7 +74,7 @@ def trial_log_provenance(
         Fields of ``Provenance`` by their names; the time is None without any trial.
     """
     records, _ = trial_log.read_trial_records(runner.trial_log.directory)
-    own = trial_log.own_records(records, made_on, seq_length_tokens)
+    own = own_records(records, made_on, seq_length_tokens)
     return {
         "trial_log_sha256": trial_log.trial_log_sha256(own),
         "trial_log_until_utc": max((record.time_utc for record in own), default=None),

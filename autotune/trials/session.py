@@ -1,8 +1,8 @@
 """Opening of a machine for trials, with which every phase of tuning begins.
 
-``open_session`` chooses a device, checks that it is free and starts the trial server;
-the ``Session`` gives each phase a ``TrialRunner`` that writes to the profile's trial
-log and shows its trials as progress. ``open_bench`` does the same without a dataset.
+``open_bench`` chooses a device, checks that it is free and starts a trial server.
+``open_session`` does the same for a dataset; its ``Session`` gives each phase a
+``TrialRunner`` that writes to the profile's trial log and shows its trials as progress.
 """
 
 import contextlib
@@ -46,6 +46,7 @@ class Session(Bench):
     """A machine that is ready to run trials on a dataset."""
 
     manifest: Manifest
+    """Manifest of the dataset."""
 
     def fingerprint(self, settings: ModelSettings) -> Fingerprint:
         """Return the fingerprint of this site with the dataset and a model."""
@@ -71,7 +72,7 @@ class Session(Bench):
             profile: Path of the profile.
             model: Model that is tuned.
             request: Time budget of the phase and directory of the reports.
-            trials: Expected number of trials.
+            trials: Expected number of trials, for the progress.
         """
         title = f"{name} {model.name}"
         budget_s = request.budget_s
@@ -92,9 +93,17 @@ def open_measured_device(
     *,
     without_gpu: str | None = None,
 ) -> Iterator[tuple[MeasuredDevice, NvmlMonitor]]:
-    """Choose a device whose site has these libraries and the disk of a dataset.
+    """Choose a device on a machine that has the required libraries.
 
-    Other arguments are as for ``open_session``.
+    Args:
+        choice: Device as you chose it.
+        data_dir: Directory on the disk from which data is read.
+        libraries: Names of the required libraries on PyPI.
+        without_gpu: Next step to suggest if a GPU is required and there is none; None
+            for the usual advice.
+
+    Yields:
+        The device with its site, and the monitor of its GPUs.
 
     Raises:
         MachineLacks: If the device or a library is missing.
@@ -120,19 +129,17 @@ def open_session(
     without_gpu: str | None = None,
     check: Callable[[MeasuredDevice], None] = lambda site: None,
 ) -> Iterator[Session]:
-    """Choose a device and start the trial server, which takes some seconds.
+    """Choose a device and start the trial server for trials on a dataset.
 
     Args:
-        choice: Device as you chose it.
+        choice: As for ``open_bench``.
         data_dir: Directory of the dataset.
-        without_gpu: Next step to suggest if a GPU is required and there is none; None
-            for the usual advice.
-        check: Rejects requests that this device cannot meet, before torch is loaded.
+        without_gpu: As for ``open_bench``.
+        check: As for ``open_bench``.
 
     Raises:
         TrainerError: If there is no dataset.
-        MachineLacks: If the required device, torch, or torch's support for the device
-            is missing.
+        MachineLacks: As ``open_bench`` does.
     """
     manifest = read_manifest(data_dir)
     with open_bench(
@@ -142,7 +149,14 @@ def open_session(
         without_gpu=without_gpu,
         check=check,
     ) as bench:
-        yield bench.extended(Session, manifest=manifest)
+        yield Session(
+            site=bench.site,
+            server=bench.server,
+            machine=bench.machine,
+            display=bench.display,
+            load_average_1min=bench.load_average_1min,
+            manifest=manifest,
+        )
 
 
 @contextlib.contextmanager
@@ -156,16 +170,21 @@ def open_bench(
     shared: bool = False,
     loading: str = "torch",
 ) -> Iterator[Bench]:
-    """Choose a device and start a trial server, as ``open_session``, without a dataset.
+    """Choose a device and start a trial server, which takes some seconds.
 
     Args:
         choice: Device as you chose it.
         data_dir: Directory on the disk from which data is read.
         make_server: Makes the machine to start, for the chosen device.
-        without_gpu: As for ``open_session``.
-        check: As for ``open_session``.
-        shared: Accept memory that this process itself holds on a GPU.
-        loading: Names what the server loads, for the message.
+        without_gpu: As for ``open_measured_device``.
+        check: Called with the chosen device before torch is loaded; raises for requests
+            that the device cannot meet.
+        shared: True if the caller's own process may hold memory on the GPUs.
+        loading: Modules that the server loads, for the message.
+
+    Raises:
+        MachineLacks: If the required device, torch, or torch's support for the device
+            is missing, or if a GPU is in use.
     """
     with contextlib.ExitStack() as stack:
         site, monitor = stack.enter_context(
@@ -177,10 +196,12 @@ def open_bench(
         server = stack.enter_context(make_server(site))
         machine: Machine = server
         if site.device == "cuda":
-            # Before the server starts, which is not to count as another program.
+            # Made before the server starts, so that the server does not count as
+            # another program.
             machine = _guarded(server, site, monitor, shared=shared)
             stack.callback(machine.close)
-        # A caller's own process (shared) chooses by an argument, not by an option.
+        # The warning suggests an option of the command line, which a caller's own
+        # process (shared) does not have.
         if choice == "auto" and site.device == "cpu" and not shared:
             _warn_without_gpu(site)
         load_average_1min = load_of_others(site.host)
@@ -211,6 +232,9 @@ def _guarded(
         monitor: Reads the GPUs.
         shared: Accept memory in use on the GPUs, as their baseline; otherwise they must
             be idle.
+
+    Raises:
+        MachineLacks: If the GPUs must be idle and one is in use.
     """
     uuids = [gpu.uuid for gpu in site.gpus]
     if not shared:
@@ -219,7 +243,15 @@ def _guarded(
 
 
 def _require_support(site: MeasuredDevice, versions: Mapping[str, Any]) -> None:
-    """Check that the torch that the server has loaded supports the device."""
+    """Check that the server's torch supports the device.
+
+    Args:
+        site: The chosen device.
+        versions: ``StartedMachine.versions`` of the server.
+
+    Raises:
+        MachineLacks: If torch is built without CUDA, and the device is a GPU.
+    """
     if site.device == "cuda" and versions.get("cuda") is None:
         raise MachineLacks(
             f"a GPU was found, but torch {versions.get('torch')} is built without CUDA",
@@ -229,6 +261,7 @@ def _require_support(site: MeasuredDevice, versions: Mapping[str, Any]) -> None:
 
 
 def _warn_without_gpu(site: MeasuredDevice) -> None:
+    """Warn that the CPU was chosen because there is no GPU."""
     sys.stderr.write(
         f"warning: no GPU found ({site.gpu_absent}): this measures the CPU\n"
         "  next: to measure it on purpose, add --device cpu and a --memory for it;"

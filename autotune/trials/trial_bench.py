@@ -1,57 +1,31 @@
-"""A machine at a known site, and the runners that it gives to phases.
+"""A machine at a known site, and the runners of trials that it gives to phases.
 
 A runner writes to a trial log, shows its trials as progress, and reuses those of the
-same site.
+same site (``site_hash``).
 """
 
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
-from autotune import __version__
 from autotune.base.clock import SystemClock
 from autotune.base.files import check_writable
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.profiles.values import Fingerprint
 from autotune.trials import trial_log
+from autotune.trials.decide.own_records import own_records
 from autotune.trials.outcomes import Outcome, describe
 from autotune.trials.runner import TrialRunner
+from autotune.trials.site_hash import site_hash
 from autotune.trials.trial_machine import Machine, StartedMachine
-from autotune.trials.values import FinishedTrial
-from trainer.config.canonical_json import canonical_sha256
+from autotune.trials.values import FinishedTrial, MadeOn
 from trainer.health.time_budget import slurm_left_s
 from trainer.record.progress import Update, progress
-
-_SITE_VARIABLES = (
-    "AUTOTUNE_NUMA_BINDING",
-    "CUDA_DEVICE_ORDER",
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "MKL_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "LD_PRELOAD",
-    "NCCL_BUFFSIZE",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_P2P_DISABLE",
-    "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_IB_HCA",
-    "NCCL_IB_DISABLE",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-)
-"""Environment variables that trials inherit, and that change their memory or speed."""
 
 
 class Display:
@@ -67,39 +41,38 @@ class Display:
         """Receive each finished trial; the default does nothing."""
 
 
-BenchT = TypeVar("BenchT", bound="Bench")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """A machine that is ready to run trials at a known site."""
 
     site: MeasuredDevice
+    """The measured device, its host and its software."""
     server: StartedMachine
+    """Machine whose processes run the trials."""
     machine: Machine
-    """The server; on GPUs inside of a ``ContaminationGuard``."""
+    """Machine to which runners give their trials: ``server`` itself, or a
+    ``ContaminationGuard`` that watches its GPUs."""
     display: Display = field(default_factory=Display)
+    """Shows the progress of phases."""
     load_average_1min: float | None = None
     """Load average of the host before this program's trials; None if it is not
     known."""
 
-    def extended(self, kind: type[BenchT], **more: Any) -> BenchT:
-        """Return this bench as one of another kind, with further fields."""
-        own_fields = {field.name: getattr(self, field.name) for field in fields(Bench)}
-        return kind(**own_fields, **more)
-
     def used_before_bytes(self, ranks: int) -> list[int] | None:
-        """Return the memory in use on the first GPUs before this program used them.
+        """Return the memory in use on GPUs before this program used them.
 
-        Return None unless all of them report it.
+        Args:
+            ranks: Number of ranks, which take the first GPUs, one each.
+
+        Returns:
+            The bytes on each of these GPUs, or None unless all of them report it.
         """
-        used_bytes = self.site.used_bytes_by_gpu[:ranks]
         known_bytes = [
-            size_bytes for size_bytes in used_bytes if size_bytes is not None
+            used_bytes
+            for used_bytes in self.site.used_bytes_by_gpu[:ranks]
+            if used_bytes is not None
         ]
-        if not known_bytes or len(known_bytes) < ranks:
-            return None
-        return known_bytes
+        return known_bytes if len(known_bytes) == ranks else None
 
     def runner(
         self,
@@ -113,8 +86,9 @@ class Bench:
         Args:
             reports: Directory of the profile among the reports.
             site_fingerprint: Machine, software, model and dataset of the trials.
-            update: Shows the number of trials, their total and the present one.
-            expected_trials: Number of trials; the total is hidden beyond it.
+            update: Shows the number of finished trials, the expected number, and a
+                message on the present trial.
+            expected_trials: Expected number of trials; hidden once there are more.
 
         Raises:
             BadInput: If the trial log's directory is not writable.
@@ -129,25 +103,41 @@ class Bench:
         return TrialRunner(
             machine=self.machine,
             trial_log=trial_log.TrialLog(directory, writer),
-            site=_site_hash(site_fingerprint, self.server.environment),
+            site=site_hash(site_fingerprint, self.server.environment),
             clock=SystemClock(),
             on_trial=_progress_of_trials(update, expected_trials),
             on_finished=self.display.trial_finished,
             job_ends_s=job_ends_s,
-            made_on=trial_log.made_on(site_fingerprint, self.load_average_1min),
+            made_on=_made_on(site_fingerprint, self.load_average_1min),
         )
 
 
 def _warn_of_other_trials(directory: Path, site_fingerprint: Fingerprint) -> None:
+    """Warn of trials in the trial log that another profile of the same name wrote."""
     records, _ = trial_log.read_trial_records(directory)
-    own_records = trial_log.own_records(records, site_fingerprint, None)
-    others = len(records) - len(own_records)
+    own = own_records(records, site_fingerprint, seq_length_tokens=None)
+    others = len(records) - len(own)
     if others:
         sys.stderr.write(
             f"warning: {others} trials in {directory} are of another model,"
             " dataset, source or device, and are ignored; to separate them, give"
             " this profile another name or another --reports\n"
         )
+
+
+def _made_on(site_fingerprint: Fingerprint, load_average_1min: float | None) -> MadeOn:
+    """Return the facts of a site that its trials record."""
+    return MadeOn(
+        gpu_name=site_fingerprint.gpu_name,
+        driver=site_fingerprint.driver,
+        gpu_count=site_fingerprint.gpu_count,
+        cpu_model=site_fingerprint.cpu_model,
+        allotted_cpus=site_fingerprint.allotted_cpus,
+        torch=site_fingerprint.torch,
+        model_sha256=site_fingerprint.model_sha256,
+        dataset_hash=site_fingerprint.dataset_hash,
+        load_average_1min=load_average_1min,
+    )
 
 
 def _progress_of_trials(
@@ -159,28 +149,13 @@ def _progress_of_trials(
     def on_trial(label: str, outcome: Outcome | None) -> None:
         nonlocal finished
         if outcome is None:
-            begun = finished + 1
+            trial_number = finished + 1
             message = label
         else:
             finished += 1
-            begun = finished
+            trial_number = finished
             message = f"{label}: {describe(outcome)}"
-        total = expected_trials if begun <= expected_trials else None
+        total = expected_trials if trial_number <= expected_trials else None
         update(finished, total, message)
 
     return on_trial
-
-
-def _site_hash(site_fingerprint: Fingerprint, environment: Mapping[str, str]) -> str:
-    """Return a hash of everything that results depend on.
-
-    A result is reused only at a site of the same hash. ``environment`` is that of the
-    trials.
-    """
-    # The size of the host's memory and the kind of disk change no result.
-    site = site_fingerprint.model_copy(
-        update={"data_filesystem": None, "ram_total_bytes": 1}
-    ).model_dump(mode="json")
-    site["tool_version"] = __version__
-    site["environment"] = {name: environment.get(name) for name in _SITE_VARIABLES}
-    return canonical_sha256(site)[:16]

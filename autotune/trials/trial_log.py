@@ -1,15 +1,14 @@
-"""The trial log: an append-only list of trials, and which of them a profile owns."""
+"""The trial log of a profile: an append-only list of trials in a directory."""
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.base.files import translate_write_errors
 from autotune.errors import BadInput
-from autotune.profiles.values import Fingerprint
-from autotune.trials.values import MadeOn, TrialRecord
+from autotune.trials.values import TrialRecord
 from trainer import files
 from trainer.config.canonical_json import canonical_json, canonical_sha256
 from trainer.errors import unreadable
@@ -52,7 +51,7 @@ class TrialLog:
 
 
 def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
-    """Read the records of all writers.
+    """Read the records of all writers, as JSON.
 
     A trial log that does not exist yet is empty.
 
@@ -60,8 +59,8 @@ def read_trial_log(directory: Path) -> tuple[list[dict[str, Any]], int]:
         The records, ordered by their ``time_utc``, and the number of corrupt lines.
 
     Raises:
-        BadInput: If a file is too large for a trial log.
-        UnreadableFile: If one cannot be read.
+        BadInput: If a file is too large for a trial log, or is a directory.
+        UnreadableFile: If you may not read a file, or its disk fails.
     """
     records: list[dict[str, Any]] = []
     corrupt_lines = 0
@@ -80,7 +79,7 @@ def _read_bytes(path: Path) -> bytes:
     """Return the content of a trial log's file.
 
     Raises:
-        BadInput: If the file is too large, or is not one that can be read.
+        BadInput: If the file is too large, or is a directory.
         UnreadableFile: If you may not read the file, or its disk fails.
     """
     try:
@@ -105,20 +104,23 @@ def _intact_record(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
         record = entry["record"]
-        is_intact = isinstance(record, dict) and entry["sha256"] == canonical_sha256(
-            record
-        )
+        is_intact = entry["sha256"] == canonical_sha256(record)
     except (ValueError, KeyError, TypeError, RecursionError):
+        # Any bytes may stand in a corrupt line, such as a list or a torn number.
         return None
-    return record if is_intact else None
+    return record if is_intact and isinstance(record, dict) else None
 
 
 def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
     """Read the trials in a trial log, those of all sites and writers.
 
     Returns:
-        The trials, oldest first, and the number of lines without a trial of this
-        version of the project.
+        The trials, oldest first, and the number of lines that hold no trial as this
+        version of the project writes it, corrupt lines included.
+
+    Raises:
+        BadInput: As ``read_trial_log`` does.
+        UnreadableFile: As ``read_trial_log`` does.
     """
     raw_records, corrupt_lines = read_trial_log(directory)
     records = [TrialRecord.of(raw_record) for raw_record in raw_records]
@@ -128,102 +130,15 @@ def read_trial_records(directory: Path) -> tuple[list[TrialRecord], int]:
     return trial_records, lines_without_trial
 
 
-def made_on(fingerprint: Fingerprint, load_average_1min: float | None = None) -> MadeOn:
-    """Return the facts of a site that trials record.
-
-    Args:
-        fingerprint: Machine, software, model and dataset.
-        load_average_1min: Load average of the host before the trials.
-    """
-    facts = {
-        name: getattr(fingerprint, name)
-        for name in MadeOn.model_fields.keys() & Fingerprint.model_fields.keys()
-    }
-    return MadeOn(**facts, load_average_1min=load_average_1min)
-
-
 def report_directory(profile_path: Path, reports: Path) -> Path:
     """Return the directory of a profile's trial log and report."""
     return reports / profile_path.stem
 
 
-def own_records(
-    records: Sequence[TrialRecord],
-    fingerprint: Fingerprint,
-    seq_length_tokens: int | None,
-) -> tuple[TrialRecord, ...]:
-    """Return the trials in a profile's trial log that belong to the profile.
-
-    Another profile of the same name may have written the others.
-
-    Args:
-        records: Trials in the trial log.
-        fingerprint: Model, dataset and kind of device of the profile.
-        seq_length_tokens: Sequence length of the profile; None accepts any length.
-    """
-    # All trials of a site are of one model and one dataset. If one of them is of
-    # another profile, so are those that name neither.
-    other_sites = {record.site for record in records if _is_other(record, fingerprint)}
-    own = []
-    for record in records:
-        # None for a trial without sequences, such as one of links.
-        length_tokens = record.trial.config.get("seq_length_tokens")
-        accepts_any_length = seq_length_tokens is None or length_tokens is None
-        has_length = accepts_any_length or length_tokens == seq_length_tokens
-        if record.site not in other_sites and has_length:
-            own.append(record)
-    return tuple(own)
-
-
 def trial_log_sha256(records: Iterable[TrialRecord]) -> str:
-    """Return a hash of trials and all that the trial log records of each.
-
-    It is independent of their order.
-    """
+    """Return a hash of trials with all fields of their records, in any order."""
     hashes = [
         canonical_sha256(record.model_dump(mode="json", exclude_unset=True))
         for record in records
     ]
     return canonical_sha256(sorted(hashes))
-
-
-def _is_other(record: TrialRecord, fingerprint: Fingerprint) -> bool:
-    """Return whether a trial is known to be of another model, dataset or device."""
-    origin = record.made_on
-    if origin is None:
-        # An older trial log has no origins, so the device is unknown.
-        model_sha256 = _model_hash_by_config(record)
-        dataset_hash = _dataset_hash_by_config(record)
-        has_model = model_sha256 in (None, fingerprint.model_sha256)
-        has_dataset = dataset_hash in (None, fingerprint.dataset_hash)
-        return not (has_model and has_dataset)
-    if origin.model_sha256 != fingerprint.model_sha256:
-        return True
-    if origin.dataset_hash != fingerprint.dataset_hash:
-        return True
-    if origin.gpu_name is None and fingerprint.gpu_name is not None:
-        # Data loading for a GPU may be measured on a machine without one, which replays
-        # the GPU's steps.
-        return False
-    if origin.gpu_name != fingerprint.gpu_name:
-        return True
-    return origin.gpu_name is None and origin.cpu_model != fingerprint.cpu_model
-
-
-def _model_hash_by_config(record: TrialRecord) -> str | None:
-    """Return the hash of the model in a trial's settings; None if they have none.
-
-    It is that of ``Fingerprint.model_sha256``, which the model's name does not change.
-    """
-    model = record.trial.config.get("model")
-    if not isinstance(model, dict):
-        return None
-    return canonical_sha256(
-        {name: value for name, value in model.items() if name != "name"}
-    )
-
-
-def _dataset_hash_by_config(record: TrialRecord) -> object:
-    """Return the hash of the dataset in a trial's settings; None if they have none."""
-    data = record.trial.config.get("data")
-    return data.get("dataset_hash") if isinstance(data, dict) else None

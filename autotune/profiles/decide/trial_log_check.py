@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from autotune.profiles.checks import TrialLogCheck
 from autotune.profiles.values import Profile
+from autotune.trials.decide.own_records import own_records
 from autotune.trials.job_figures import StepFigures, TrainingFigures
 from autotune.trials.outcomes import Measured, outcome_from_json
-from autotune.trials.trial_log import own_records, trial_log_sha256
+from autotune.trials.trial_log import trial_log_sha256
 from autotune.trials.values import TrialRecord
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.trials.trial_log import own_records
+from autotune.trials.decide.own_records import own_records
 from testbed.examples.profiles import FINGERPRINT
 from testbed.examples.trials import record
 

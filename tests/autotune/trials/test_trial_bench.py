@@ -76,7 +76,7 @@ def test_environment_of_the_trials_counts_for_reuse(tmp_path):
 
 def test_changed_version_prevents_reuse(tmp_path, monkeypatch):
     site_before = make_runner(tmp_path).site
-    monkeypatch.setattr("autotune.trials.trial_bench.__version__", "9.9")
+    monkeypatch.setattr("autotune.trials.site_hash.__version__", "9.9")
     assert make_runner(tmp_path).site != site_before
 
 
