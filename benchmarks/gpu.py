@@ -50,7 +50,9 @@ from autotune.machine.values import is_pretended
 from autotune.memory.values import ProbeEvidence
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import Profile
-from autotune.trials.decide.plausibility import SLACK, check_profile, check_run
+from autotune.trials.decide.plausibility import SLACK
+from autotune.trials.decide.profile_rates import check_profile
+from autotune.trials.decide.run_rates import check_run
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED, Bar
 from testbed.corpora import real_lengths, write_learnable_corpus
 from trainer.code_hash import code_sha256

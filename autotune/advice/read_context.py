@@ -26,7 +26,7 @@ from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
 from autotune.speed.measure import known_rates
-from autotune.trials.decide.plausibility import check_run
+from autotune.trials.decide.run_rates import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.config.resolve import profile_sha256, read_profile_tables
 from trainer.config.train_config import Tag, TrainConfig, tagged

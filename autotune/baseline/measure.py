@@ -29,7 +29,7 @@ from autotune.trials.outcomes import (
     OutOfMemory,
     describe,
 )
-from autotune.trials.runner import Rounds
+from autotune.trials.rounds import Rounds
 from autotune.trials.values import Trial
 from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TrainConfig

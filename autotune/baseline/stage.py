@@ -16,7 +16,7 @@ from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.trials.runner import Rounds
+from autotune.trials.rounds import Rounds
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest

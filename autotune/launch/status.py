@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import AutotuneError
-from autotune.trials.decide.plausibility import check_run
+from autotune.trials.decide.run_rates import check_run
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.stored_checkpoints import list_checkpoints

@@ -41,10 +41,15 @@ from autotune.network.values import (
     ScalingRow,
 )
 from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
-from autotune.trials.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS
+from autotune.trials.decide.equal_loss import (
+    CHECK_WARM_UP_STEPS,
+    LOSS_STEPS,
+    check_loss,
+)
 from autotune.trials.job_figures import GradientSyncFigures, LinkFigures
 from autotune.trials.outcomes import Measured, Outcome, describe
-from autotune.trials.runner import Rounds, TrialRunner, check_loss
+from autotune.trials.rounds import Rounds
+from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial, TrialRequest
 from trainer.config.train_config import GradientDtype, ParallelSettings, TrainConfig
 

@@ -26,10 +26,12 @@ from autotune.trials.decide.equal_loss import (
     CHECK_WARM_UP_STEPS,
     LOSS_STEPS,
     LossVerdict,
+    check_loss,
 )
 from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Measured, Outcome
-from autotune.trials.runner import Rounds, TrialRunner, check_loss
+from autotune.trials.rounds import Rounds
+from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial
 from autotune.workers.measure import training_trial
 

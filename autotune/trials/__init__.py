@@ -5,7 +5,8 @@ A ``values.Trial`` describes a measurement and has a key. A machine
 that import torch, and returns its outcome (``outcomes``). ``contamination_guard``
 discards outcomes that another program or a fault disturbed. ``runner.TrialRunner``
 keeps each outcome in the trial log of the profile, and takes it from there the next
-time. Modules in ``decide`` are pure, those in ``jobs`` run in the child processes.
+time. ``rounds`` measures several configurations that are compared. Modules in
+``decide`` are pure, those in ``jobs`` run in the child processes.
 
 Begin reading at ``values``, then ``runner`` and ``session.open_session``, which phases
 of tuning start from. Nothing is exported here: ``session`` imports half of the project.

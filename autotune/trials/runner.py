@@ -1,27 +1,13 @@
-"""Running of trials, or reuse of their results from the trial log.
+"""Running of trials, or reuse of their results from the trial log."""
 
-``TrialRunner`` runs one trial after the other. ``Rounds`` runs timed windows of several
-configurations to compare: a round has one window of each, so that slow changes of a
-machine affect all of them. Every other round runs backwards, so that a drift within
-rounds cancels. A round is reused from the trial log completely or not at all, because
-its windows are compared with each other.
-"""
-
-import functools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
 
 from autotune.base.clock import Clock
 from autotune.base.units import format_seconds
-from autotune.errors import BadInput, OutOfTime, StartAgain, Undecided
+from autotune.errors import OutOfTime, StartAgain, Undecided
 from autotune.machine.values import is_pretended
-from autotune.trials.decide.equal_loss import (
-    LossVerdict,
-    compare_losses,
-    fell_too_little,
-)
 from autotune.trials.decide.plausibility import (
     RATE_JOBS,
     check_rates,
@@ -29,30 +15,20 @@ from autotune.trials.decide.plausibility import (
     is_possible,
     rates_of_trial,
 )
-from autotune.trials.outcomes import (
-    Contaminated,
-    Measured,
-    Outcome,
-    OutOfMemory,
-    describe,
-)
+from autotune.trials.outcomes import Measured, Outcome, OutOfMemory, describe
 from autotune.trials.trial_log import TrialLog, read_trial_records
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import FinishedTrial, MadeOn, Trial, TrialRecord
 
 EXIT_S = 5.0
 """Time that this program needs to exit after its last trial, in seconds."""
-ATTEMPTS = 3
-"""Attempts at a timed window that other processes or faults disturb."""
-Key = TypeVar("Key")
-"""Identifies a window within a round, such as the name of its recipe."""
 RunTrial = Callable[[Trial], Outcome]
 """Function that runs a trial to its end, as ``Machine.run`` does."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TrialRunner:
-    """Runner of trials, one for each trial log.
+    """Runner of trials, one after the other, for one trial log.
 
     Each result is on disk before the next trial starts.
     """
@@ -75,7 +51,8 @@ class TrialRunner:
     """End of the time budget, in seconds since 1970; None if there is none. No trial
     begins that is likely to end later."""
     made_on: MadeOn | None = None
-    """Readable form of ``site``, for people and for reports of other profiles."""
+    """Readable form of ``site``, for people and for reports of other profiles. Without
+    it, rates are not compared with the peak of the GPU."""
     finished: list[FinishedTrial] = field(default_factory=list)
     """Trials of this runner in their order, those from the trial log included."""
     _known: dict[str, FinishedTrial] = field(default_factory=dict)
@@ -295,143 +272,3 @@ class TrialRunner:
             self._known[record.key] = finished
         else:
             self._failed.add(record.key)
-
-
-@dataclass(slots=True, kw_only=True)
-class Rounds:
-    """Measurement of timed windows in rounds, which counts windows and their time."""
-
-    runner: TrialRunner
-    windows: int = 0
-    """Number of windows that gave figures so far."""
-    seconds: float = 0.0
-    """Seconds that all windows took so far, those from the trial log included."""
-
-    @property
-    def totals(self) -> dict[str, Any]:
-        """``windows`` and ``seconds`` as fields of an evidence table."""
-        return {"windows": self.windows, "seconds": round(self.seconds, 3)}
-
-    def measure_round(
-        self,
-        number: int,
-        trials: Mapping[Key, tuple[Trial, str]],
-        check: Callable[[Key, Outcome, float], None],
-        on_rejected: Callable[[Key, BadInput], None] | None = None,
-    ) -> dict[Key, Outcome]:
-        """Return the outcomes of a round.
-
-        A round that is in the trial log is reused, and only its failed windows are
-        tried again. If one of them succeeds, the whole round is measured again, as
-        windows of one round must be measured together.
-
-        Args:
-            number: Number of the round from 0; odd ones run backwards.
-            trials: Trial and label of each window.
-            check: Called with the key, the outcome and the seconds of each window; may
-                raise to end the round.
-            on_rejected: Called with the key and the error of a window whose input is
-                unusable, which is then left out. None raises the error.
-
-        Returns:
-            The outcomes in the order in which they were measured.
-        """
-        if number % 2 == 1:
-            trials = dict(reversed(list(trials.items())))
-        measure = functools.partial(
-            self._measure_windows, trials, check=check, on_rejected=on_rejected
-        )
-        unknown_windows = {
-            key: trial
-            for key, (trial, _) in trials.items()
-            if not self.runner.knows(trial)
-        }
-        # A failed window is in the trial log without a result to reuse.
-        is_logged = all(map(self.runner.has_failed, unknown_windows.values()))
-        if on_rejected is not None and len(unknown_windows) < len(trials):
-            # Rejected windows are in no trial log, so one known window is enough.
-            is_logged = True
-        outcomes = measure(remeasure=not is_logged)
-        has_recovered = any(
-            isinstance(outcomes.get(key), Measured) for key in unknown_windows
-        )
-        if is_logged and has_recovered:
-            outcomes = measure(remeasure=True)
-        return outcomes
-
-    def _measure_windows(
-        self,
-        trials: Mapping[Key, tuple[Trial, str]],
-        *,
-        check: Callable[[Key, Outcome, float], None],
-        on_rejected: Callable[[Key, BadInput], None] | None,
-        remeasure: bool,
-    ) -> dict[Key, Outcome]:
-        """Return the outcomes of windows in their order.
-
-        Args:
-            trials: As for ``measure_round``.
-            check: As for ``measure_round``.
-            on_rejected: As for ``measure_round``.
-            remeasure: Measure windows even if the trial log has their outcomes.
-        """
-        outcomes = {}
-        for key, (trial, label) in trials.items():
-            try:
-                outcome = self.measure_window(trial, label, remeasure=remeasure)
-            except BadInput as error:
-                if on_rejected is None:
-                    raise
-                on_rejected(key, error)
-                continue
-            check(key, outcome, self.runner.finished[-1].seconds)
-            outcomes[key] = outcome
-        return outcomes
-
-    def measure_window(
-        self, trial: Trial, label: str, *, remeasure: bool = False
-    ) -> Outcome:
-        """Return a window's outcome.
-
-        A window that other processes or faults disturbed is measured again, at most
-        ``ATTEMPTS`` times in all. Arguments are as for ``TrialRunner.run``.
-        """
-        for attempt in range(1, ATTEMPTS + 1):
-            attempt_label = label if attempt == 1 else f"{label}, attempt {attempt}"
-            outcome = self.runner.run(trial, attempt_label, remeasure=remeasure)
-            self.seconds += self.runner.finished[-1].seconds
-            if not isinstance(outcome, Contaminated):
-                break
-        if isinstance(outcome, Measured):
-            self.windows += 1
-        return outcome
-
-
-def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:
-    """Train with both settings, and compare the losses.
-
-    The second run is skipped if the loss of the first fell too little to show a
-    difference.
-
-    Args:
-        names: Names of the settings, the reference first.
-        train: Trains with the setting of a name, always from the same initial weights
-            on the same data.
-    """
-    reference_name, other_name = names
-    reference = train(reference_name)
-    if not isinstance(reference, Measured):
-        return _failed_check(reference_name, reference)
-    verdict = fell_too_little(reference.figures["losses"], reference_name)
-    if verdict is not None:
-        return verdict
-    other = train(other_name)
-    if not isinstance(other, Measured):
-        return _failed_check(other_name, other)
-    return compare_losses(reference.figures["losses"], other.figures["losses"], names)
-
-
-def _failed_check(name: str, outcome: Outcome) -> LossVerdict:
-    """Return the verdict if the run with a setting failed."""
-    message = f"not checked: the run with {name} failed ({describe(outcome)})"
-    return LossVerdict(equal=False, message=message)

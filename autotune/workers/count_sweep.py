@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 from autotune.errors import AutotuneError, OutOfTime, Undecided
 from autotune.trials.job_figures import LoadedWindow
 from autotune.trials.outcomes import Measured, Outcome, describe
-from autotune.trials.runner import Rounds, TrialRunner
+from autotune.trials.rounds import Rounds
+from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial
 from autotune.workers.decide.count_statistics import (
     FIRST_ROUNDS,

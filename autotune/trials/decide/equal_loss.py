@@ -1,20 +1,22 @@
-"""Check that two settings differ in rounding only and learn the same.
+"""Check that two settings differ in rounding only and learn the same. Pure.
 
-Pure: it compares the losses of two runs from one start, on the same data.
+It compares the losses of two runs, one with each setting, from the same initial weights
+on the same data.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from autotune.trials.outcomes import Measured, Outcome, describe
+
 LOSS_STEPS = 48
-"""Steps of each run of the check."""
+"""Optimizer steps of each run of the check; the last quarter is compared."""
 EQUAL_LOSS_SHARE = 0.01
-"""Largest relative difference of two losses at the end of the check that count as
-equal."""
+"""Largest relative difference at which two final losses count as equal."""
 CHECK_WARM_UP_STEPS = 8
-"""Warm-up steps of the check, instead of the recipe's: weights that hardly move show
-nothing."""
+"""Warm-up steps of the check, instead of the recipe's, which may be longer than the
+whole check: losses of weights that hardly move are equal with any setting."""
 LEAST_FALL_SHARE = 0.02
 """Relative fall of the loss in the check, below which equal losses mean nothing."""
 
@@ -27,6 +29,36 @@ class LossVerdict:
     """True if the losses are equal; False also if that could not be checked."""
     message: str
     """Losses and their difference, or the reason why they were not compared."""
+
+
+def check_loss(names: tuple[str, str], train: Callable[[str], Outcome]) -> LossVerdict:
+    """Train with both settings, and compare the losses.
+
+    The second run is skipped if the loss of the first fell too little to show a
+    difference.
+
+    Args:
+        names: Names of the settings, the reference first.
+        train: Trains with the setting of a name, always from the same initial weights
+            on the same data; its figures have the ``losses`` of all steps.
+    """
+    reference_name, other_name = names
+    reference = train(reference_name)
+    if not isinstance(reference, Measured):
+        return _failed_check(reference_name, reference)
+    verdict = fell_too_little(reference.figures["losses"], reference_name)
+    if verdict is not None:
+        return verdict
+    other = train(other_name)
+    if not isinstance(other, Measured):
+        return _failed_check(other_name, other)
+    return compare_losses(reference.figures["losses"], other.figures["losses"], names)
+
+
+def _failed_check(name: str, outcome: Outcome) -> LossVerdict:
+    """Return the verdict if the run with a setting failed."""
+    message = f"not checked: the run with {name} failed ({describe(outcome)})"
+    return LossVerdict(equal=False, message=message)
 
 
 def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
@@ -53,12 +85,12 @@ def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
 def compare_losses(
     reference: Sequence[float], other: Sequence[float], names: tuple[str, str]
 ) -> LossVerdict:
-    """Compare the losses of the last quarter of the steps.
+    """Compare the final losses of two runs.
 
     Args:
         reference: Loss of each step with the first setting.
         other: Loss of each step with the second setting.
-        names: Names of the two settings.
+        names: Names of the two settings, in this order.
     """
     reference_name, other_name = names
     reference_loss = _final_loss(reference)
@@ -75,6 +107,6 @@ def compare_losses(
 
 
 def _final_loss(losses: Sequence[float]) -> float:
-    """Return the mean loss of the last quarter of the steps."""
-    steps = max(1, len(losses) // 4)
-    return statistics.fmean(losses[-steps:])
+    """Return the mean loss of the last quarter of the steps, of at least one step."""
+    step_count = max(1, len(losses) // 4)
+    return statistics.fmean(losses[-step_count:])

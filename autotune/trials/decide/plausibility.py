@@ -1,9 +1,12 @@
-"""Rejection of rates that no GPU can reach, and of every rate of a pretended GPU.
+"""Rejection of rates that no GPU can reach, and of every rate of a pretended GPU. Pure.
 
-Pure. A faulty clock, driver or kernel gives figures that look like an enormous speed.
-To detect them, each rate is converted to the FLOP/s, or bytes/s of links, that it takes
-at least, and compared with the GPU's data sheet. A pretended GPU is this project's
+A faulty clock, driver or kernel gives figures that look like an enormous speed. To
+detect them, each rate is converted to the FLOP/s, or bytes/s of links, that it takes at
+least, and compared with the GPU's data sheet. A pretended GPU is this project's
 simulated one, whose kernels do nothing.
+
+The rates here are those of trials; ``profile_rates`` and ``run_rates`` check profiles
+and training runs.
 """
 
 import statistics
@@ -14,13 +17,11 @@ from typing import Any, Literal
 from autotune.base.model_work import expected_model_work
 from autotune.errors import MachineLacks, Undecided
 from autotune.machine.values import is_pretended
-from autotune.profiles.values import Profile, fill_share
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 from trainer.model.gpu_peaks import NumberFormat, Peak, find_peak, matmul_format
 from trainer.record.recorded_settings import settings_of
-from trainer.record.run_record import Run
 
 SLACK = 1.05
 """Tolerance over the data sheet, as a GPU may be delivered with a little more; in
@@ -64,19 +65,6 @@ class GpuRate:
         return "TB/s of links" if self.kind == "links" else f"TFLOP/s in {self.kind}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TokenRate:
-    """Non-padding tokens per second of several ranks together."""
-
-    name: str
-    """Name of the measurement, for messages."""
-    tokens_per_s: float
-    ranks: int
-    """Number of ranks, each of one GPU."""
-    number_format: NumberFormat
-    """Number format of the matmuls."""
-
-
 def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
     """Check that a GPU can reach all of these rates.
 
@@ -105,7 +93,7 @@ def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
 
 
 def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
-    """Return whether a GPU passes ``check_rates``."""
+    """Return whether a GPU can reach all of these rates, as ``check_rates`` does."""
     try:
         check_rates(gpu_name, rates)
     except Undecided:
@@ -162,7 +150,7 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
         yield GpuRate(
             name=name,
             per_s=_training_flops_per_s(trial, figures),
-            kind=_number_format(trial.config),
+            kind=number_format_of(trial.config),
         )
     if trial.job == "links":
         yield from _rates_of_links(name, figures)
@@ -183,7 +171,8 @@ def _rates_of_links(name: str, figures: dict[str, Any]) -> Iterator[GpuRate]:
 def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
     """Return the FLOP/s of one GPU in one of ``_FLOPS_JOBS``.
 
-    A job may count its own FLOPs. If its tokens take more at least, these count.
+    A job may count its own FLOPs. If its count is below the least that its tokens take,
+    it is wrong, and the least is returned.
     """
     # The figures may be of an older trial log, so they are read by key.
     flops_per_token = least_flops_per_token(settings_of(trial.config), None)
@@ -207,7 +196,7 @@ def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
 def _synchronised_ranks(trial: Trial, figures: dict[str, Any]) -> float:
     """Return the number of ranks of a ``gradient_sync`` trial.
 
-    It follows from their global batch, of which each rank has the same part.
+    It is the global batch divided by the sequences of one rank, at least 1.
     """
     sequences_per_rank: int = (
         figures["micro_batch_size"] * figures["gradient_accumulation_steps"]
@@ -216,198 +205,13 @@ def _synchronised_ranks(trial: Trial, figures: dict[str, Any]) -> float:
     return max(1.0, global_batch_size / sequences_per_rank)
 
 
-def check_profile(profile: Profile) -> None:
-    """Check that all rates of a profile are possible on its GPU.
-
-    Raises:
-        Undecided: If its GPU cannot reach a rate.
-        MachineLacks: If its GPU is pretended and it has any rate.
-    """
-    fingerprint = profile.fingerprint
-    if _has_tokens_per_s(profile):
-        check_real(fingerprint.gpu_name, fingerprint.driver, "a profile's tokens/s")
-    check_rates(fingerprint.gpu_name, _rates_of_profile(profile))
-
-
-def _has_tokens_per_s(profile: Profile) -> bool:
-    """Return whether a profile has evidence of any measured rate."""
-    evidence = profile.evidence
-    probe = evidence.probe
-    if probe is not None and (probe.curve or probe.sustained):
-        return True
-    timed = (evidence.workers, evidence.network, evidence.baseline, evidence.explore)
-    return any(part is not None for part in timed)
-
-
-def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
-    """Yield every rate of a profile, each of one GPU."""
-    workers = profile.evidence.workers
-    network = profile.evidence.network
-    flops_per_token = least_flops_per_token(profile.train, profile.parameters)
-    for token_rate in _token_rates(profile):
-        yield GpuRate(
-            name=token_rate.name,
-            per_s=flops_per_token * token_rate.tokens_per_s / token_rate.ranks,
-            kind=token_rate.number_format,
-        )
-    if workers is not None:
-        for row in workers.rows:
-            for flops_per_s in row.model_flops_per_s_per_rank:
-                yield GpuRate(
-                    name=f"{row.num_workers} DataLoader workers",
-                    per_s=flops_per_s,
-                    kind=_profile_format(profile),
-                )
-    if network is not None:
-        for flops_per_s in network.matmul_flops_per_s:
-            yield GpuRate(name="matmuls", per_s=flops_per_s)
-        for link in network.links:
-            yield GpuRate(
-                name=f"links {link.scope}", per_s=link.bytes_per_s, kind="links"
-            )
-
-
-def _token_rates(profile: Profile) -> Iterator[_TokenRate]:
-    """Yield every rate of a profile that is given in tokens."""
-    yield from _probe_rates(profile)
-    yield from _loading_rates(profile)
-    yield from _baseline_rates(profile)
-    yield from _exploration_rates(profile)
-    yield from _network_rates(profile)
-
-
-def _probe_rates(profile: Profile) -> Iterator[_TokenRate]:
-    probe = profile.evidence.probe
-    if probe is None:
-        return
-    points = list(probe.curve)
-    if probe.sustained:
-        points.append(probe.sustained)
-    for point in points:
-        yield _TokenRate(
-            name=f"micro-batch size {point.micro_batch_size}",
-            tokens_per_s=point.padded_tokens_per_s,
-            ranks=probe.local_ranks,
-            number_format=_profile_format(profile),
-        )
-
-
-def _loading_rates(profile: Profile) -> Iterator[_TokenRate]:
-    workers = profile.evidence.workers
-    # A replayed step computes nothing.
-    if workers is None or workers.replayed_step_s is not None:
-        return
-    non_padding_share = fill_share(profile) or 0.0
-    windows_by_name = [
-        (f"{row.num_workers} DataLoader workers", row.padded_tokens_per_s)
-        for row in workers.rows
-    ]
-    windows_by_name.append(("cached batches", workers.cached_padded_tokens_per_s))
-    for name, windows in windows_by_name:
-        for padded_tokens_per_s in windows:
-            yield _TokenRate(
-                name=name,
-                tokens_per_s=non_padding_share * padded_tokens_per_s,
-                ranks=workers.local_ranks,
-                number_format=_profile_format(profile),
-            )
-
-
-def _baseline_rates(profile: Profile) -> Iterator[_TokenRate]:
-    baseline = profile.evidence.baseline
-    if baseline is None:
-        return
-    for recipe in baseline.rows:
-        # Other recipes may have another precision; bf16 has the highest peak.
-        number_format: NumberFormat = "bf16"
-        if recipe.name == "tuned":
-            number_format = _profile_format(profile)
-        for tokens_per_s in recipe.tokens_per_s:
-            yield _TokenRate(
-                name=recipe.name,
-                tokens_per_s=tokens_per_s,
-                ranks=baseline.local_ranks,
-                number_format=number_format,
-            )
-
-
-def _exploration_rates(profile: Profile) -> Iterator[_TokenRate]:
-    explore = profile.evidence.explore
-    if explore is None:
-        return
-    for row in explore.rows:
-        yield _TokenRate(
-            name=row.settings.name,
-            tokens_per_s=row.tokens_per_s or 0.0,
-            ranks=profile.local_ranks,
-            number_format=matmul_format(
-                row.settings.precision, tf32=profile.train.tf32
-            ),
-        )
-
-
-def _network_rates(profile: Profile) -> Iterator[_TokenRate]:
-    network = profile.evidence.network
-    if network is None:
-        return
-    for gradient_sync in network.gradient_syncs:
-        yield _TokenRate(
-            name=gradient_sync.strategy,
-            tokens_per_s=gradient_sync.tokens_per_s or 0.0,
-            ranks=network.nodes * network.ranks_per_node,
-            number_format=_profile_format(profile),
-        )
-    for row in network.scaling:
-        yield _TokenRate(
-            name=f"{row.nodes} nodes",
-            tokens_per_s=row.tokens_per_s,
-            ranks=row.nodes * network.ranks_per_node,
-            number_format=_profile_format(profile),
-        )
-
-
-def _profile_format(profile: Profile) -> NumberFormat:
-    """Return the number format of matmuls with the profile's settings."""
-    return matmul_format(profile.train.precision, tf32=profile.train.tf32)
-
-
-def check_run(run: Run) -> None:
-    """Check that the rates of a training run are possible on its GPU.
-
-    Raises:
-        Undecided: If its GPU cannot reach a rate.
-        MachineLacks: If its GPU is pretended.
-    """
-    header = run.header
-    name = f"the run {run.directory.name}"
-    check_real(header.device, header.driver, f"{name}: its tokens/s")
-    flops_per_token = least_flops_per_token(
-        settings_of(header.config), header.parameters
-    )
-    peak_flops_per_s = header.peak_flops_per_s or 0.0
-    flops_per_s_by_step = [
-        max(
-            step.model_flops_per_s_per_rank,
-            flops_per_token * (step.tokens_per_s / header.world_size),
-            (step.mfu or 0.0) * peak_flops_per_s,
-        )
-        for step in run.steps
-    ]
-    rate = GpuRate(
-        name=name,
-        per_s=max(flops_per_s_by_step, default=0.0),
-        kind=_number_format(header.config),
-    )
-    check_rates(header.device, [rate])
-
-
 def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> float:
     """Return a lower bound on the FLOPs that training takes for each token.
 
     For a known architecture, it counts the matmuls with the weights of its layers, and
     leaves out attention, MLM head and embeddings. For any other, it is twice the number
-    of parameters. That is a third of the usual count, because an embedding table, which
-    may have most of the parameters, takes part in no matmul.
+    of parameters: a third of the usual count of six times, because the embedding table
+    takes part in no matmul and may have most of the parameters.
 
     Args:
         train: Settings with the model's config; None if they cannot be read.
@@ -420,9 +224,10 @@ def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> 
     return float(_MULTIPLY_AND_ADD * (parameters or 0))
 
 
-def _number_format(config: dict[str, Any]) -> NumberFormat:
+def number_format_of(config: dict[str, Any]) -> NumberFormat:
     """Return the number format of matmuls with these settings of the trainer.
 
-    Older settings may lack a key; defaults are the trainer's own.
+    Settings of an older trial log or run may lack a key; the trainer's default replaces
+    it.
     """
     return matmul_format(config.get("precision", "fp32"), tf32=config.get("tf32", True))

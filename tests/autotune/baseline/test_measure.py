@@ -24,7 +24,7 @@ from autotune.trials.outcomes import (
     OutOfMemory,
     TimedOut,
 )
-from autotune.trials.runner import ATTEMPTS, Rounds
+from autotune.trials.rounds import ATTEMPTS, Rounds
 from testbed.corpora import synthetic_manifest
 from testbed.examples.feeds import CONFIG, figures_of, runner_on, windows_of
 from testbed.examples.trials import STEP_FIGURES

@@ -8,13 +8,13 @@ from autotune.errors import MachineLacks, Undecided
 from autotune.trials.decide.plausibility import (
     SLACK,
     GpuRate,
-    check_profile,
     check_rates,
-    check_run,
     has_rate,
     least_flops_per_token,
     rates_of_trial,
 )
+from autotune.trials.decide.profile_rates import check_profile
+from autotune.trials.decide.run_rates import check_run
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import Trial
 from testbed.examples.profiles import but, example_profile

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import Undecided
 from autotune.trials.outcomes import Contaminated, Crashed
-from autotune.trials.runner import ATTEMPTS
+from autotune.trials.rounds import ATTEMPTS
 from testbed.examples.feeds import (
     DEAD_WORKER,
     LIMITS,
