@@ -140,7 +140,8 @@ class _Bench:
     """What both tools need of the trainer."""
 
     def __init__(self, case: Case) -> None:
-        from autotune.trials.jobs.budget import enforce, keep_one_arena
+        from autotune.trials.jobs.budget import enforce
+        from autotune.trials.jobs.cpu_allocators import keep_one_arena
         from trainer.config.tables import parse_table
         from trainer.config.train_config import TrainConfig
         from trainer.data.manifest import SpecialIds

@@ -231,7 +231,8 @@ def _limit(name: str) -> None:
     """Limit this process as a trial of autotune's is limited."""
     import torch
 
-    from autotune.trials.jobs.budget import enforce, keep_one_arena
+    from autotune.trials.jobs.budget import enforce
+    from autotune.trials.jobs.cpu_allocators import keep_one_arena
     from trainer.distributed.ranks import Ranks
 
     keep_one_arena()

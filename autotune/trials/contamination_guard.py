@@ -1,4 +1,4 @@
-"""A machine that watches its GPUs, so that nothing else distorts its figures."""
+"""A machine that watches its GPUs, and discards figures that others distorted."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,11 +19,11 @@ WAIT_AFTER_S = 10.0
 
 
 class ContaminationGuard:
-    """Machine that has another one run the trials, and watches their GPUs.
+    """Machine that gives trials to another machine, and watches the GPUs meanwhile.
 
     The memory in use at construction is the baseline, so this program must not use the
     GPUs before. A trial is not run while one of its GPUs holds more than the baseline.
-    Its figures, or its out of memory, are discarded
+    The trial's figures, or its out of memory, are discarded
 
     - if the memory is not freed after it,
     - if a second process used a GPU, or
@@ -33,7 +33,7 @@ class ContaminationGuard:
     undetected. Figures of a timed window get the activity of the GPUs in it. A trace
     uses no GPU, and is not watched.
 
-    The machine and the sampler are closed with this one, the monitor is not.
+    ``close`` closes the other machine and the sampler, but not the monitor.
     """
 
     def __init__(
@@ -44,6 +44,15 @@ class ContaminationGuard:
         sampler: GpuSampler,
         clock: Clock,
     ) -> None:
+        """Read the baseline of the GPUs.
+
+        Args:
+            machine: Machine that runs the trials.
+            monitor: Reads the memory and the processes of the GPUs.
+            uuids: UUIDs of the GPUs, in the order in which this process sees them.
+            sampler: Samples the activity of these GPUs during trials.
+            clock: Clock for waiting.
+        """
         self._machine = machine
         self._monitor = monitor
         self._sampler = sampler
@@ -64,7 +73,7 @@ class ContaminationGuard:
         if occupied:
             return Contaminated(detail=f"trial skipped: {'; '.join(occupied)}")
         self._sampler.start()
-        # Samples from before the trial are not its own.
+        # Drop samples from before the trial.
         self._sampler.take()
         outcome = self._machine.run(trial)
         series_by_gpu = self._sampler.take()
@@ -85,20 +94,24 @@ class ContaminationGuard:
         series_by_gpu: Mapping[str, GpuSeries],
     ) -> list[str]:
         """Describe the faults and the other processes that the samples show."""
-        disturbances: list[str | None] = []
+        disturbances: list[str] = []
         for uuid in uuids:
             name = _gpu_name(self._monitor, uuid)
             samples = series_by_gpu[uuid].samples
-            if trial.is_timed:
-                disturbances.append(contamination.describe_slowdown(name, samples))
-            disturbances.append(contamination.describe_other_processes(name, samples))
-        return [reason for reason in disturbances if reason is not None]
+            slowdown = contamination.describe_slowdown(name, samples)
+            # Only a timed trial depends on the speed of the GPU.
+            if trial.is_timed and slowdown is not None:
+                disturbances.append(slowdown)
+            others = contamination.describe_other_processes(name, samples)
+            if others is not None:
+                disturbances.append(others)
+        return disturbances
 
     def _wait_for_baseline(self, uuids: Sequence[str], limit_s: float) -> list[str]:
         """Wait until these GPUs are at their baselines, or ``limit_s`` has passed.
 
         Returns:
-            A description of each GPU that is above its baseline then.
+            A description of each GPU that is above its baseline at the end of the wait.
         """
         started_s = self._clock.monotonic_s()
         while True:
@@ -144,9 +157,10 @@ def other_users(monitor: GpuMonitor, uuids: Sequence[str]) -> tuple[str, ...]:
 
 
 def _gpu_name(monitor: GpuMonitor, uuid: str) -> str:
-    """Return the name of a GPU in messages: its index in nvidia-smi.
+    """Return the name of a GPU for messages.
 
-    Return its UUID if the GPU could not be described.
+    Returns:
+        Its index in nvidia-smi, or its UUID if the monitor does not list the GPU.
     """
     for facts in monitor.devices():
         if facts.uuid == uuid:

@@ -23,8 +23,8 @@ from autotune.trials.messages import (
     ImportRequest,
     Preload,
     Request,
-    TrialReply,
-    TrialRequest,
+    RunReply,
+    RunRequest,
     encode,
     request_line,
 )
@@ -47,8 +47,8 @@ _MAX_SERVER_LOG_CHARACTERS = 2000
 class ForkServerMachine(StartedMachine):
     """Machine that forks every trial from a server process that has torch loaded.
 
-    A trial runs in its own session; its whole process group is killed at its end. The
-    server itself uses no GPU.
+    Each rank of a trial has its own session, and is killed with its whole process group
+    when it ends. The server itself uses no GPU.
     """
 
     def __init__(
@@ -62,32 +62,34 @@ class ForkServerMachine(StartedMachine):
 
         Args:
             device: Device of the trainer's trials; on a CPU they have the trainer's
-                environment. Has no effect with ``preload``.
-            preload: Function to call instead of loading the trainer. Trials of your
-                code have your environment, as your training will.
-            start_timeout_s: Longest time that the server may import.
+                environment. Has no effect with ``preload``, as trials of your code have
+                your environment, as your training will.
+            preload: Function to call instead of loading the trainer.
+            start_timeout_s: Longest time that the server may take to import.
         """
         runs_trainer_on_cpu = preload is None and device == "cpu"
         super().__init__(CPU_ENVIRONMENT if runs_trainer_on_cpu else None)
         self._preload = preload
         self._start_timeout_s = start_timeout_s
-        # Private to the user: logs of trials may quote data.
         self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
+        """Directory for logs and results, which only you may read: they may quote
+        data."""
         self._server: subprocess.Popen[str] | None = None
+        """The server's process; None before its start and after its end."""
 
     def _run(self, trial: Trial) -> Outcome:
         server = self._ensure_started()
         with tempfile.TemporaryDirectory(
             dir=self._scratch, ignore_cleanup_errors=True
         ) as directory:
-            request = TrialRequest(
+            request = RunRequest(
                 job=trial.job,
                 measured=trial.measured,
                 local=trial.local,
                 timeout_s=trial.timeout_s,
                 directory=directory,
             )
-            reply = TrialReply.from_json(self._request(server, request))
+            reply = RunReply.from_json(self._request(server, request))
         if reply.timed_out:
             stack = _stack_at_timeout(reply.ranks[0].log_tail)
             return TimedOut(detail=f"killed after {trial.timeout_s:g} s{stack}")
@@ -96,11 +98,11 @@ class ForkServerMachine(StartedMachine):
     def load(self, modules: Sequence[str]) -> bool:
         """Import modules in the server, so that trials do not.
 
-        Those that cannot be imported are left out.
+        Modules that cannot be imported are left out. If the imports start threads,
+        which do not survive a fork, the server is started again without these modules.
 
         Returns:
-            False if that started threads, which a fork breaks: then the server is
-            started again, without them.
+            True if the server has the modules.
         """
         request = ImportRequest(modules=list(modules))
         reply = ImportReply(
@@ -120,22 +122,17 @@ class ForkServerMachine(StartedMachine):
 
     def close(self) -> None:
         """End the server, and with it a trial that still runs."""
-        server, self._server = self._server, None
-        if server is not None:
-            assert server.stdin is not None
-            try:
-                server.stdin.close()
-                server.wait(timeout=END_TIMEOUT_S)
-            except (BrokenPipeError, subprocess.TimeoutExpired):
-                server.kill()
-                server.wait()
+        if self._server is not None:
+            _end_server(self._server)
+            self._server = None
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _ensure_started(self) -> "subprocess.Popen[str]":
         if self._server is not None and self._server.poll() is None:
             return self._server
         self._scratch.mkdir(mode=0o700, exist_ok=True)
-        # -P, as the working directory may have modules of any name.
+        # -P leaves the working directory, whose modules may have any name, out of the
+        # search for modules.
         command = [sys.executable, "-P", "-m", "autotune.trials.jobs.server"]
         if self._preload is not None:
             command.append(encode(self._preload))
@@ -146,15 +143,16 @@ class ForkServerMachine(StartedMachine):
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # Its own session: Ctrl-C is for this process, which then closes
-                # the server; the trial ends with it.
+                # In its own session, so that Ctrl-C reaches only this process, which
+                # then closes the server, and the server ends the trial.
                 start_new_session=True,
                 env=self.environment,
             )
         try:
             self.versions = self._read_reply(self._server, self._start_timeout_s)
         except KeyboardInterrupt:
-            # It would notice only after its imports, and has no trial to end.
+            # Closed, the server would end only after its imports. It can be killed, as
+            # it has no trial yet.
             self._server.kill()
             raise
         return self._server
@@ -165,19 +163,36 @@ class ForkServerMachine(StartedMachine):
         request: Request,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Send a request and return the reply."""
+        """Send a request to the server.
+
+        Args:
+            server: The server's process.
+            request: The request.
+            timeout_s: Longest wait for the reply; None waits for as long as it takes.
+
+        Returns:
+            The reply.
+
+        Raises:
+            MachineLacks: If torch is not installed.
+            InternalError: If the server ended, or did not reply in time.
+        """
         assert server.stdin is not None
         try:
             server.stdin.write(request_line(request))
             server.stdin.flush()
         except BrokenPipeError as error:
-            raise self._server_died(server) from error
+            raise self._error_of_ended_server(server) from error
         return self._read_reply(server, timeout_s)
 
     def _read_reply(
         self, server: "subprocess.Popen[str]", timeout_s: float | None
     ) -> dict[str, Any]:
-        """Return the next reply; end a server that takes longer than ``timeout_s``."""
+        """Return the server's next reply.
+
+        Arguments and errors are those of ``_request``. A server that does not reply in
+        time is killed.
+        """
         assert server.stdout is not None
         readable, _, _ = select.select([server.stdout], [], [], timeout_s)
         if not readable:
@@ -193,11 +208,14 @@ class ForkServerMachine(StartedMachine):
             )
         line = server.stdout.readline()
         if not line:
-            raise self._server_died(server)
+            raise self._error_of_ended_server(server)
         reply: dict[str, Any] = json.loads(line)
         return reply
 
-    def _server_died(self, server: "subprocess.Popen[str]") -> Exception:
+    def _error_of_ended_server(
+        self, server: "subprocess.Popen[str]"
+    ) -> MachineLacks | InternalError:
+        """Return the error that explains, from its log, why the server ended."""
         exit_code = server.wait()
         self._server = None
         log = self._scratch / "server.log"
@@ -213,11 +231,23 @@ class ForkServerMachine(StartedMachine):
         )
 
 
+def _end_server(server: "subprocess.Popen[str]") -> None:
+    """Let a server end the trial that runs, and exit; kill it if it does not."""
+    assert server.stdin is not None
+    try:
+        server.stdin.close()
+        server.wait(timeout=END_TIMEOUT_S)
+    except (BrokenPipeError, subprocess.TimeoutExpired):
+        server.kill()
+        server.wait()
+
+
 def _stack_at_timeout(log_tail: str) -> str:
     """Return the stack that a job wrote to its log before its time limit.
 
-    It has the innermost calls first, up to the first call of this project. Return an
-    empty string if the job wrote none.
+    Returns:
+        A colon and the calls of your code, the innermost first; empty if the log has no
+        stack.
     """
     _, heading, stack = log_tail.rpartition("(most recent call first):\n")
     if not heading:

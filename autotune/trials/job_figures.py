@@ -1,7 +1,7 @@
 """Figures of jobs, as their child processes return them. Pure.
 
-``Measured.figures`` are a dictionary from JSON; the ``JobFigures`` of the job read them
-into fields, whose names are the keys.
+``Measured.figures`` are a dictionary from JSON. Each job has a subclass of
+``JobFigures``, whose fields are the keys of that dictionary.
 """
 
 import functools
@@ -18,16 +18,16 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class JobFigures:
-    """Base of the figures of each job: fields of a dataclass, read from JSON."""
+    """Base of the figures of each job; subclasses are dataclasses."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, outcome: Measured) -> Self:
-        """Read a trial's figures; unknown ones are left out.
+        """Read the figures of a trial; keys that are no field are left out.
 
         Raises:
-            ValueError: If one is missing or of another type.
+            ValueError: If a figure is missing or of another type.
         """
         figures: Self = _adapter(cls).validate_python(outcome.figures)  # type: ignore[arg-type]  # classes are hashable
         return figures
@@ -65,7 +65,8 @@ class StepFigures(JobFigures):
 class GpuUse(StrictTable):
     """Activity of GPUs in one or several windows of training.
 
-    Figures are means, shares from 0 to 1; None if not reported.
+    Figures are means over GPUs and windows; shares are from 0 to 1. A figure that the
+    GPUs do not report is None.
     """
 
     utilisation_share: Share | None = None
@@ -78,8 +79,8 @@ class GpuUse(StrictTable):
     """Share of samples at the power cap, which is normal for a loaded GPU and not a
     fault."""
     gpm_sm_share: Share | None = None
-    """Share of the time, averaged over SMs, in which a warp was resident. This field
-    and those below are from GPM, the GPU's hardware counters."""
+    """Share of the time, averaged over SMs, in which a warp was resident. All fields
+    ``gpm_…`` are from GPM, the GPU's hardware counters."""
     gpm_occupancy_share: Share | None = None
     """Resident warps as a share of the most that fit."""
     gpm_tensor_share: Share | None = None
@@ -119,12 +120,12 @@ class LoadedWindow(JobFigures):
     tokens_per_s: float
     """Non-padding tokens per second; batches per second of a loader of your own."""
     data_wait_share: float
-    """Share of the window in which devices had nothing to do but wait for data, summed
-    over ranks, 0 to 1: an upper bound on the cost of data loading, as a rank that waits
-    delays the others."""
+    """Share of the window in which a rank's device had nothing to do but wait for data,
+    0 to 1. The waits of all ranks are added, as a rank that waits delays the others: so
+    this is an upper bound on the cost of data loading."""
     window_start_s: float
-    """Start of the window by CLOCK_MONOTONIC, so that another process can cut its own
-    samples to the window."""
+    """Start of the window by CLOCK_MONOTONIC, which is the same for all processes: the
+    GPUs are sampled by another one."""
     window_end_s: float
     """End of the window by CLOCK_MONOTONIC."""
     memory_bytes: int | None
@@ -143,7 +144,7 @@ class LoadedWindow(JobFigures):
 class TrainingFigures(LoadedWindow):
     """Figures of a ``training`` job.
 
-    They are of a timed window of optimizer steps on the dataset, over all local ranks.
+    It times a window of optimizer steps on the dataset, on all local ranks together.
     """
 
     optimizer_steps: int
@@ -154,6 +155,7 @@ class TrainingFigures(LoadedWindow):
     padded_tokens_per_s: float
     """Positions per second, padding included, of all ranks."""
     local_ranks: int
+    """Number of ranks."""
     gradient_accumulation_steps: int
     """Micro-batches of an optimizer step on each rank."""
     model_flops_per_s: float | None = None
@@ -182,7 +184,9 @@ class LinkFigures(JobFigures):
     matmul_flops_per_s: tuple[float, ...]
     """Matmul FLOP/s of each rank while all multiply: bf16 on GPUs, fp32 on CPUs."""
     nodes: int
+    """Number of nodes."""
     ranks_per_node: int
+    """Ranks on each node."""
     backend: str
     """Backend of torch.distributed for tensors on the device."""
     transport: str
@@ -199,7 +203,7 @@ class LinkFigures(JobFigures):
 class GradientSyncFigures(JobFigures):
     """Figures of a ``gradient_sync`` job.
 
-    They are of optimizer steps of all ranks on cached batches of the dataset.
+    It times optimizer steps of all ranks on cached batches of the dataset.
     """
 
     step_s: tuple[float, ...]
@@ -236,16 +240,17 @@ _FIGURES_BY_JOB: dict[str, type[JobFigures]] = {
     "links": LinkFigures,
     "gradient_sync": GradientSyncFigures,
 }
+"""Figures of the jobs whose results several commands read from the trial log."""
 
 
 def check_figures(job: str, outcome: Measured) -> None:
     """Check that an outcome has the figures of its job in this version.
 
-    Figures of jobs that no other command reads are not checked.
+    Figures of jobs that are not in ``_FIGURES_BY_JOB`` are not checked.
 
     Raises:
-        ValueError: If one is missing or of another type.
+        ValueError: If a figure is missing or of another type.
     """
-    figures = _FIGURES_BY_JOB.get(job)
-    if figures is not None:
-        figures.of(outcome)
+    figures_class = _FIGURES_BY_JOB.get(job)
+    if figures_class is not None:
+        figures_class.of(outcome)

@@ -6,30 +6,34 @@ sides run the same version of this project: no message outlives its processes.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+# Names of the files by which a machine and its ranks under torchrun communicate.
 REQUEST_FILE = "trial.json"
-"""Name of the file, in a trial's directory, by which ranks under torchrun get it."""
+"""File in a trial's directory from which the first rank reads the trial."""
 JOINED_FILE = "joined.json"
-"""Name of the file that ranks under torchrun write once they have joined."""
+"""File that the first rank writes once all ranks have joined."""
 END_FILE = "end"
-"""Name of the file whose existence ends ranks under torchrun."""
+"""File whose existence ends the ranks; it is empty."""
 
 
 class JobStatus(StrEnum):
     """How a job ended on one rank."""
 
     MEASURED = "measured"
+    """The job completed, and has figures."""
     OUT_OF_MEMORY = "out_of_memory"
+    """The job ran out of memory, or exceeded its memory budget."""
     REJECTED = "rejected"
-    """It could not use its input or its device."""
+    """The job could not use its input or its device."""
     LOST_PEER = "lost_peer"
-    """It failed because another rank was gone."""
+    """The job failed because another rank was gone."""
     CRASHED = "crashed"
+    """The job failed in any other way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +42,22 @@ class JobResult:
 
     status: JobStatus
     figures: dict[str, Any] = field(default_factory=dict)
-    """Figures of a job that measured."""
+    """Figures of a job that completed; empty for others."""
     detail: str = ""
     """Error or stack of a job that ran out of memory, lost a peer or crashed; message
     of a job that was rejected."""
     next_step: str = ""
-    """Next step after a rejection."""
+    """Next step after a rejection; empty for other jobs."""
     exit_code: int | None = None
-    """Exit code of the error that rejected the job."""
+    """Exit code of the error that rejected the job; None for other jobs."""
     ended_s: float = field(default_factory=time.monotonic)
-    """When the job ended, by the monotonic clock."""
+    """Time at which the job ended, by the monotonic clock."""
 
     @classmethod
     def from_json(cls, message: dict[str, Any]) -> Self:
         """Return the result that a rank wrote."""
-        return cls(**message | {"status": JobStatus(message["status"])})
+        status = JobStatus(message["status"])
+        return cls(**{**message, "status": status})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +71,8 @@ class RankAccount:
     killed: bool
     """True if the fork server killed the process."""
     ended_s: float
-    """When the job ended, by the monotonic clock; without a result, when the end of
-    the process was noticed."""
+    """Time at which the job ended, by the monotonic clock; without a result, the time
+    at which the end of the process was noticed."""
     log_tail: str
     """End of the rank's output."""
 
@@ -77,7 +82,7 @@ class RankAccount:
         result = message["result"]
         if result is not None:
             result = JobResult.from_json(result)
-        return cls(**message | {"result": result})
+        return cls(**{**message, "result": result})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +93,25 @@ class Preload:
     """
 
     module: str
+    """Name of the function's module."""
     function: str
+    """Name of the function in its module."""
     options: dict[str, Any]
+    """Keyword arguments of the function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRequest:
+class RunRequest:
     """Request to run a trial."""
 
     job: str
+    """``Trial.job``."""
     measured: dict[str, Any]
+    """``Trial.measured``."""
     local: dict[str, Any]
+    """``Trial.local``."""
     timeout_s: float
+    """Time limit of the trial."""
     directory: str
     """Directory of this trial alone, for results and logs of its ranks."""
 
@@ -122,13 +134,15 @@ class ImportRequest:
     """Request to import modules in the fork server, so that trials do not."""
 
     modules: Sequence[str]
+    """Names of the modules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialReply:
-    """Reply to a ``TrialRequest``."""
+class RunReply:
+    """Reply to a ``RunRequest``."""
 
     timed_out: bool
+    """True if the fork server ended the trial at its time limit."""
     killed_by_kernel: bool
     """True if the kernel killed a process for memory during the trial."""
     ranks: Sequence[RankAccount]
@@ -138,7 +152,7 @@ class TrialReply:
     def from_json(cls, message: dict[str, Any]) -> Self:
         """Return the reply that the fork server sent."""
         accounts = [RankAccount.from_json(account) for account in message["ranks"]]
-        return cls(**message | {"ranks": accounts})
+        return cls(**{**message, "ranks": accounts})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,39 +163,39 @@ class ImportReply:
     """Number of threads that the imports started."""
 
 
-Request = TrialRequest | ImportRequest
-
-# The only field of a request's line names the type of the request.
-_REQUEST_TYPES: Mapping[str, type[TrialRequest] | type[ImportRequest]] = {
-    "trial": TrialRequest,
-    "imports": ImportRequest,
-}
+Request = RunRequest | ImportRequest
+Reply = RunReply | ImportReply
 
 
 def encode(message: object) -> str:
     """Return a message as JSON on one line."""
-    return json.dumps(message, default=_fields_of)
+    return json.dumps(message, default=_values_by_field)
 
 
-def _fields_of(message: Any) -> dict[str, Any]:
-    # Not by asdict, which copies: the figures of a trace are many.
-    return {item.name: getattr(message, item.name) for item in fields(message)}
+def _values_by_field(message: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, which JSON does not know.
+
+    ``asdict`` would copy all values, and the figures of a trace are many.
+    """
+    names = [message_field.name for message_field in fields(message)]
+    return {name: getattr(message, name) for name in names}
 
 
 def request_line(request: Request) -> str:
-    """Return the line that sends a request to the fork server."""
-    (name,) = [
-        name
-        for name, request_type in _REQUEST_TYPES.items()
-        if isinstance(request, request_type)
-    ]
-    return encode({name: request}) + "\n"
+    """Return the line that sends a request to the fork server.
+
+    The line is an object with one key, which names the type of the request.
+    """
+    kind = "imports" if isinstance(request, ImportRequest) else "trial"
+    return encode({kind: request}) + "\n"
 
 
 def read_request(line: bytes) -> Request:
-    """Return the request that a line sends."""
-    ((name, request_fields),) = json.loads(line).items()
-    return _REQUEST_TYPES[name](**request_fields)
+    """Return the request that a line of ``request_line`` sends."""
+    message = json.loads(line)
+    if "imports" in message:
+        return ImportRequest(**message["imports"])
+    return RunRequest(**message["trial"])
 
 
 def result_file(directory: Path, rank: int) -> Path:

@@ -1,7 +1,7 @@
 """Trials on several ranks, on one node or more.
 
-torchrun starts the ranks (``autotune.trials.jobs.multirank_worker``) once, for all
-trials; trials and results travel through files.
+torchrun starts the ranks (``autotune.trials.jobs.multirank_worker``) once for all
+trials. The ranks read trials from files, and write their results to files.
 """
 
 import contextlib
@@ -41,10 +41,11 @@ POLL_S = 0.02
 MAX_RESULT_BYTES = 64 * 2**20
 """Largest file with a rank's result that is read."""
 END_TIMEOUT_S = 40.0
-"""Time that ranks have to end, in seconds; longer than torchrun gives them."""
+"""Time that torchrun has to end, in seconds; longer than it gives its ranks."""
 _LOG_TAIL_CHARACTERS = 4000
 """Characters of the log, from its end, in which the error is looked for."""
 _MAX_ERROR_CHARACTERS = 500
+"""Characters of an error's line that a message quotes, from its beginning."""
 _ERROR = re.compile(r"\bError\b|\w+Error:|error:|refused|failed")
 """Part of a line of the log that reports an error."""
 
@@ -52,7 +53,7 @@ _ERROR = re.compile(r"\bError\b|\w+Error:|error:|refused|failed")
 class MultirankMachine(StartedMachine):
     """Machine that runs trials one after the other on ranks that have joined once.
 
-    A failure restarts the ranks.
+    A trial that fails ends the ranks; the next trial starts them again.
     """
 
     def __init__(self, start: Start, device: str, scratch: Path) -> None:
@@ -61,19 +62,22 @@ class MultirankMachine(StartedMachine):
         Args:
             start: Makes the command that starts the ranks.
             device: Device of the ranks, ``cpu`` or ``cuda``.
-            scratch: Directory for this machine alone, visible to the first node's ranks
-                and better to all nodes'.
+            scratch: Directory for this machine alone. The first node must see it;
+                errors of other nodes' ranks are reported only if these see it too.
         """
         super().__init__(CPU_ENVIRONMENT if device == "cpu" else None)
         self._start = start
         self._device = device
         self._scratch = scratch
         self._process: subprocess.Popen[bytes] | None = None
+        """Process of torchrun, or of the program that starts it on all nodes; None
+        while there are no ranks."""
         self._directory = scratch
-        """Directory of the present start."""
+        """Directory for the trials of the ranks that run; a new one for each start."""
         self._starts = 0
+        """Number of starts of the ranks so far."""
         self._trials = 0
-        """Number of trials since the present start."""
+        """Number of trials that the ranks that run have got."""
 
     def _run(self, trial: Trial) -> Outcome:
         process = self._ensure_started()
@@ -97,11 +101,16 @@ class MultirankMachine(StartedMachine):
             time.sleep(POLL_S)
 
     def _failure(self, directory: Path) -> Outcome:
-        """Return the outcome of a trial that ended the ranks."""
+        """Return the outcome of a trial that ended the ranks.
+
+        Args:
+            directory: Directory of the trial.
+        """
         failed_ranks: list[RankAccount] = []
         for file in sorted(directory.glob("rank-*.json")):
             result = _read_result(file)
             if result is not None and result.status is not JobStatus.MEASURED:
+                # The result says all: torchrun ends ranks, and they share one log.
                 account = RankAccount(
                     result=result,
                     exit_code=None,
@@ -116,14 +125,14 @@ class MultirankMachine(StartedMachine):
 
     def close(self) -> None:
         """Let the ranks exit, or end them."""
-        process, self._process = self._process, None
-        if process is not None:
+        if self._process is not None:
             with self._waiting():
                 (self._directory / END_FILE).touch()
                 try:
-                    process.wait(timeout=END_TIMEOUT_S)
+                    self._process.wait(timeout=END_TIMEOUT_S)
                 except subprocess.TimeoutExpired:
-                    self._kill(process)
+                    self._kill(self._process)
+            self._process = None
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _ensure_started(self) -> "subprocess.Popen[bytes]":
@@ -138,9 +147,15 @@ class MultirankMachine(StartedMachine):
         return self._process
 
     def _start_ranks(self) -> "subprocess.Popen[bytes]":
+        """Start the ranks, with their output in the file ``log``.
+
+        Raises:
+            MachineLacks: If the program that starts them is not installed.
+        """
         command = [*self._start(["-m", MODULE, str(self._directory), self._device])]
         environment = self.environment
         if self._device == "cuda":
+            # NCCL writes which network it uses to files; the ``links`` job reads them.
             environment |= {
                 "NCCL_DEBUG": "INFO",
                 "NCCL_DEBUG_SUBSYS": "INIT,NET",
@@ -153,7 +168,7 @@ class MultirankMachine(StartedMachine):
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    # Ctrl-C is for this process, which then ends the ranks.
+                    # Ctrl-C reaches only this process, which then ends the ranks.
                     start_new_session=True,
                     end_signal=signal.SIGTERM,  # a launcher ends its ranks itself
                     env=environment,
@@ -165,25 +180,34 @@ class MultirankMachine(StartedMachine):
                 ) from error
 
     def _wait_until_joined(self, process: "subprocess.Popen[bytes]") -> None:
-        """Wait until the ranks have joined, and read their versions."""
+        """Wait until the ranks have joined, and read their versions.
+
+        Raises:
+            MachineLacks: If the ranks end, or have not joined in time.
+        """
         joined_file = self._directory / JOINED_FILE
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not joined_file.is_file():
-            has_ended = process.poll() is not None
-            if has_ended or time.monotonic() > deadline_s:
-                self._kill(process)
+            if process.poll() is not None:
+                raise self._error_of_start(process, "could not be started")
+            if time.monotonic() > deadline_s:
                 problem = f"did not connect within {START_TIMEOUT_S:g} s"
-                if has_ended:
-                    problem = "could not be started"
-                raise MachineLacks(
-                    f"the ranks {problem}: {self._error_line()}",
-                    next_step=(
-                        "Check that the nodes reach each other; set network.interface"
-                        " in the site file to choose the interface."
-                    ),
-                )
+                raise self._error_of_start(process, problem)
             time.sleep(POLL_S)
         self.versions = read_json(joined_file)["versions"]
+
+    def _error_of_start(
+        self, process: "subprocess.Popen[bytes]", problem: str
+    ) -> MachineLacks:
+        """End the ranks, and return the error that they did not join."""
+        self._kill(process)
+        return MachineLacks(
+            f"the ranks {problem}: {self._error_line()}",
+            next_step=(
+                "Check that the nodes reach each other; set network.interface in the"
+                " site file to choose the interface."
+            ),
+        )
 
     def _error_line(self) -> str:
         """Return the last line of the log that reports an error, or its last line."""
@@ -198,15 +222,22 @@ class MultirankMachine(StartedMachine):
     def _kill(self, process: "subprocess.Popen[bytes]") -> None:
         """End the processes that were started here, ranks of this node included.
 
-        Srun ends those of other nodes.
+        The program that starts ranks on other nodes, such as srun, ends them there.
         """
         self._process = None
-        for end_signal in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, end_signal)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=END_TIMEOUT_S)
-                break
+        if not _end_group(process, signal.SIGTERM):
+            _end_group(process, signal.SIGKILL)
+
+
+def _end_group(process: "subprocess.Popen[bytes]", end_signal: signal.Signals) -> bool:
+    """Send a signal to a process group; return whether its leader ends in time."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, end_signal)
+    try:
+        process.wait(timeout=END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _read_result(file: Path) -> JobResult | None:

@@ -11,22 +11,28 @@ from autotune.machine.values import HostFacts
 from autotune.trials.contamination_guard import other_users
 from trainer.record.start_clock import process_started_s
 
-LOAD_AVERAGE_S = 60.0
-"""Time that the load average covers, in seconds."""
+_LOAD_AVERAGE_S = 60.0
+"""Time that ``load_average_1min`` covers, in seconds."""
 
 
 def load_of_others(host: HostFacts) -> float | None:
     """Return the load average that other programs cause.
 
-    None if this process has run for longer than the average covers: it is then the
-    load of the trials.
+    Returns:
+        The average over the last minute, or None if this process has run for longer:
+        then its own trials are part of the load.
     """
     age_s = time.time() - process_started_s()
-    return host.load_average_1min if age_s < LOAD_AVERAGE_S else None
+    return host.load_average_1min if age_s < _LOAD_AVERAGE_S else None
 
 
 def warn_if_busy(host: HostFacts, load_average_1min: float | None) -> None:
-    """Warn if other programs keep the CPU cores busy."""
+    """Warn if other programs keep the CPU cores busy.
+
+    Args:
+        host: Facts of the host.
+        load_average_1min: ``load_of_others``; None gives no warning.
+    """
     cpus = host.allotted_cpus
     if load_average_1min is None or not is_busy(load_average_1min, cpus):
         return
@@ -38,7 +44,7 @@ def require_idle_gpus(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
     """Check that no other process uses these GPUs.
 
     Raises:
-        MachineLacks: If one does.
+        MachineLacks: If one does; its next step names a GPU that is free.
     """
     users = other_users(monitor, uuids)
     if not users:

@@ -14,6 +14,7 @@ class Measured:
     """The job completed, and these are its figures."""
 
     figures: dict[str, Any]
+    """Figures by name, as JSON; the ``JobFigures`` of the job read them."""
     kind: Literal["measured"] = field(default="measured", init=False)
 
 
@@ -60,10 +61,7 @@ class Crashed(_Failed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contaminated(_Failed):
-    """Another process used the device, or the hardware slowed down.
-
-    The figures are discarded.
-    """
+    """The figures are discarded: another process or a slow GPU distorted them."""
 
     kind: Literal["contaminated"] = field(default="contaminated", init=False)
 
@@ -78,7 +76,7 @@ _FAILURES: Mapping[str, type[Failure]] = {
     "crashed": Crashed,
     "contaminated": Contaminated,
 }
-"""Class of each kind of failure."""
+"""Class of each ``kind`` of failure."""
 _DESCRIPTIONS = {
     "measured": "completed",
     "host_out_of_memory": "killed: host out of memory",

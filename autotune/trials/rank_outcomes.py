@@ -29,11 +29,13 @@ def classify(
 ) -> Outcome:
     """Turn the accounts of a trial's ranks into an outcome.
 
-    That is the outcome of the first failure, as it makes the other ranks fail.
+    If ranks failed, it is the outcome of the rank that failed first, as its failure
+    makes the others fail. If none did, it has the figures of the first rank.
 
     Args:
         ranks: The accounts, in the order of the ranks.
-        killed_by_kernel: True if the kernel killed a process for memory meanwhile.
+        killed_by_kernel: True if the kernel killed a process for memory during the
+            trial.
 
     Raises:
         BadInput: If the job could not use its input, which is no measurement.
@@ -49,7 +51,7 @@ def classify(
     }
     if not failures:
         return outcomes[0]
-    # False sorts first: a rank that lost its peer is the first failure only if all did.
+    # False sorts first, so that a rank which lost its peer comes after all others.
     first_rank = min(
         failures, key=lambda rank: (_lost_its_peer(ranks[rank]), ranks[rank].ended_s)
     )
@@ -77,13 +79,20 @@ def _rejection(result: JobResult) -> BadInput | MachineLacks:
 
 
 def _lost_its_peer(account: RankAccount) -> bool:
-    """Return whether a rank failed because another had."""
+    """Return whether a rank failed because another one had failed.
+
+    So did a rank that the fork server killed, as it waited for the other one.
+    """
     if account.result is None:
         return account.killed
     return account.result.status is JobStatus.LOST_PEER
 
 
 def _rank_outcome(account: RankAccount, *, killed_by_kernel: bool) -> Outcome:
+    """Return the outcome of one rank.
+
+    A rejection counts as a crash; ``classify`` raises its error if it comes first.
+    """
     result = account.result
     if result is None:
         return _outcome_without_result(account, killed_by_kernel=killed_by_kernel)
@@ -96,7 +105,7 @@ def _rank_outcome(account: RankAccount, *, killed_by_kernel: bool) -> Outcome:
 
 def _outcome_without_result(account: RankAccount, *, killed_by_kernel: bool) -> Outcome:
     """Return the outcome of a rank that ended before it could write its result."""
-    # Written by C++ and the allocator if they cannot raise.
+    # C++ and the allocator write this if they cannot raise an exception.
     if HOST_OUT_OF_MEMORY.search(account.log_tail):
         return OutOfMemory(detail=account.log_tail[-_MAX_OUT_OF_MEMORY_CHARACTERS:])
     was_killed = account.exit_code == -signal.SIGKILL

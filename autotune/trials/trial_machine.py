@@ -1,7 +1,9 @@
 """Machines that run trials: their interface, and the base of those that are started.
 
-``fork_server.ForkServerMachine`` runs trials on this node, ``multirank`` those of
-several nodes; ``contamination_guard`` watches the GPUs of another machine.
+``fork_server.ForkServerMachine`` runs trials on this node,
+``multirank.MultirankMachine`` trials on several nodes. A
+``contamination_guard.ContaminationGuard`` has another machine run its trials, and
+watches the GPUs meanwhile.
 """
 
 import abc
@@ -15,8 +17,8 @@ from autotune.trials.outcomes import Outcome
 from autotune.trials.values import Trial
 
 START_TIMEOUT_S = 300.0
-"""Longest start of the server, or of the ranks; on a network file system imports take
-minutes."""
+"""Longest time that the server or the ranks may take to start; on a network file system
+their imports take minutes."""
 ENVIRONMENT = {
     # Models are built from scratch, without network access.
     "HF_HUB_OFFLINE": "1",
@@ -48,15 +50,16 @@ class StartedMachine(abc.ABC):
         """Prepare the machine.
 
         Args:
-            environment_defaults: Environment variables of the processes, if you have
-                not set them.
+            environment_defaults: Environment variables of the processes, unless your
+                own environment sets them.
         """
         self._environment_defaults = environment_defaults or {}
         self.versions: dict[str, Any] = {}
         """Versions of torch, CUDA and transformers, once the processes have started;
-        ``preloaded``, if anything."""
+        its entry ``preloaded`` is the result of a ``Preload`` function, if there is
+        one."""
         self.waited_s = 0.0
-        """Time that this process has waited for the processes and their trials."""
+        """Seconds that this process has waited for the processes and their trials."""
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +69,7 @@ class StartedMachine(abc.ABC):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of the processes."""
+        """Environment variables of the processes; ``ENVIRONMENT`` has priority."""
         return {**self._environment_defaults, **os.environ, **ENVIRONMENT}
 
     def start(self) -> None:
@@ -79,11 +82,12 @@ class StartedMachine(abc.ABC):
             self._ensure_started()
 
     def run(self, trial: Trial) -> Outcome:
-        """Run a trial.
+        """Run a trial to its end, its failure or its time limit.
 
         Raises:
-            MachineLacks: If its processes do not start.
-            BadInput: If its input is unusable.
+            MachineLacks: If the processes do not start, or the job cannot use the
+                device.
+            BadInput: If the job cannot use its input.
         """
         with self._waiting():
             return self._run(trial)
@@ -97,11 +101,12 @@ class StartedMachine(abc.ABC):
         """Start the processes unless they run."""
 
     @abc.abstractmethod
-    def _run(self, trial: Trial) -> Outcome: ...
+    def _run(self, trial: Trial) -> Outcome:
+        """Run a trial, as ``run``; start the processes unless they run."""
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Count the time of the block as waited."""
+        """Add the time of a ``with`` block to ``waited_s``."""
         started_s = time.monotonic()
         try:
             yield

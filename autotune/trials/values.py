@@ -1,8 +1,9 @@
 """A trial: its request, its key, its origin and its record in the trial log.
 
-Trials with equal keys measure the same. A ``TrialRequest`` of a job makes a ``Trial``;
-a machine runs it to an ``Outcome`` (``outcomes``), whose figures the ``JobFigures`` of
-the job read (``job_figures``). ``TrialRecord`` is all of this in the trial log.
+A ``TrialRequest`` of a job makes a ``Trial``; trials with equal keys measure the same.
+A machine runs the trial to an ``Outcome`` (``outcomes``), whose figures the
+``JobFigures`` of the job read (``job_figures``). A ``TrialRecord`` holds the trial and
+its outcome in the trial log.
 """
 
 import math
@@ -19,8 +20,8 @@ from trainer.config.tables import StrictTable, parse_table
 from trainer.errors import BadConfig
 
 FEWEST_TIMED_STEPS = 3
-"""Fewest timed steps of a trial that measures throughput; with fewer it only tests if a
-size fits."""
+"""Fewest timed steps of a ``step`` job that measures throughput; a job with fewer tests
+only if a size fits."""
 JobName = Literal[
     "step",
     "training",
@@ -32,7 +33,7 @@ JobName = Literal[
     "own_loader",
     "own_trace",
 ]
-"""Name of a job in requests and in the trial log; ``own`` jobs run your own code."""
+"""Name of a job in requests and in the trial log; jobs ``own_…`` run your own code."""
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
     "training": "autotune.workers.jobs.training",
@@ -49,13 +50,14 @@ JOB_MODULES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A job for child processes, one per rank."""
+    """A measurement by child processes, one per rank."""
 
     job: JobName
+    """Job that measures it."""
     measured: dict[str, Any]
     """Everything that defines the measurement, as JSON; the key is its hash."""
     timeout_s: float
-    """Time limit of the trial, which is killed at it."""
+    """Time limit of the trial, at which it is killed."""
     local: dict[str, Any] = field(default_factory=dict)
     """Inputs that depend on this machine, such as paths; they do not change the key."""
 
@@ -66,16 +68,19 @@ class Trial:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Settings of the trainer, perhaps written by another version of the project.
+        """Settings of the trainer; empty if the trial has none.
 
-        Empty if the trial has none.
+        Those from a trial log may be of another version of the project.
         """
         config = self.measured.get("config")
         return config if isinstance(config, dict) else {}
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that the trial keeps busy; 1 if its inputs name none."""
+        """Number of ranks that the trial keeps busy; 1 if its inputs name none.
+
+        A trial on one node has ``local_ranks``, one on several nodes has the other two.
+        """
         factors = [
             self.measured.get(name)
             for name in ("local_ranks", "nodes", "ranks_per_node")
@@ -97,7 +102,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial:
-    """A trial with its outcome."""
+    """A trial with its outcome, measured now or taken from the trial log."""
 
     trial: Trial
     outcome: Outcome
@@ -112,9 +117,9 @@ class FinishedTrial:
 
 
 class MadeOn(StrictTable):
-    """Machine, software, model and dataset of a trial.
+    """Origin of a trial: machine, software, model and dataset.
 
-    Fields but the load average have the meaning of those of ``Fingerprint``.
+    All fields but the load average are those of ``Fingerprint``.
     """
 
     gpu_name: str | None = None
@@ -139,14 +144,14 @@ class MadeOn(StrictTable):
 
     @property
     def machine(self) -> str:
-        """The device, in words."""
+        """The device for people: the GPUs, or the processor."""
         if self.gpu_name:
             return f"{self.gpu_count} x {self.gpu_name}"
         return self.cpu_model or "cpu"
 
     @property
     def processors(self) -> str:
-        """Processors of the host, in words."""
+        """CPUs and name of the processor, for people."""
         return f"{self.allotted_cpus} of {self.cpu_model or 'n/a'}"
 
 
@@ -160,6 +165,7 @@ class TrialRecord(StrictTable):
     key: str
     """``Trial.key``: trials of the same key measure the same."""
     job: JobName
+    """``Trial.job``."""
     measured: dict[str, Any]
     """``Trial.measured``: everything that defines the measurement."""
     label: str
@@ -185,13 +191,14 @@ class TrialRecord(StrictTable):
             outcome = outcome_from_json(trial_record.outcome)
             if isinstance(outcome, Measured):
                 check_figures(trial_record.job, outcome)
+        # Each of these checks raises for a record of another version.
         except (BadConfig, ValueError, KeyError, TypeError):
             return None
         return trial_record
 
     @property
     def trial(self) -> Trial:
-        """The trial that was measured, without its time limit and local inputs."""
+        """The trial that was measured; its time limit and local inputs are not kept."""
         return Trial(job=self.job, measured=self.measured, timeout_s=0.0)
 
     def finished(self) -> FinishedTrial:
@@ -207,7 +214,10 @@ class TrialRecord(StrictTable):
 
 
 class TrialRequest(StrictTable):
-    """Everything that defines a measurement; a subclass for each job has the fields."""
+    """Everything that defines a measurement.
+
+    Each job has a subclass, whose fields are the job's inputs.
+    """
 
     job: ClassVar[JobName]
     """Job that measures it."""
@@ -217,7 +227,7 @@ class TrialRequest(StrictTable):
 
         Args:
             timeout_s: Time limit of the trial.
-            local: ``Trial.local``.
+            local: Inputs that depend on this machine, for ``Trial.local``.
         """
         # Fields with a default were added later. They are left out at their defaults,
         # so that trials in older trial logs keep their keys.
@@ -231,7 +241,7 @@ class TrialRequest(StrictTable):
 
     @classmethod
     def of(cls, measured: dict[str, Any]) -> Self:
-        """Read ``Trial.measured``.
+        """Read the request that made a trial, from ``Trial.measured``.
 
         Raises:
             BadConfig: If a field is invalid, or settings contradict each other.

@@ -18,11 +18,9 @@ import torch
 
 from autotune.integrations.jobs import loader, step
 from autotune.integrations.values import OwnLoaderRequest, OwnStepRequest
-from autotune.trials.jobs.budget import (
+from autotune.trials.jobs.budget import Budget, CpuBudget, CudaBudget
+from autotune.trials.jobs.cpu_allocators import (
     LARGE_BLOCK_BYTES,
-    Budget,
-    CpuBudget,
-    CudaBudget,
     return_large_blocks,
 )
 from autotune.trials.outcomes import Crashed, Measured, Outcome, OutOfMemory

@@ -14,7 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune.integrations.jobs import load
 from autotune.integrations.values import LOOP, LOOP_STEPS, STEPS, OwnStepRequest
-from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
+from autotune.trials.jobs.budget import Budget, enforce
+from autotune.trials.jobs.cpu_allocators import keep_one_arena
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 from trainer.health.failures import out_of_memory

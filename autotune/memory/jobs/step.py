@@ -13,7 +13,8 @@ import torch
 
 from autotune.memory.jobs.worst_case import fullest_batch
 from autotune.memory.values import StepRequest
-from autotune.trials.jobs.budget import Budget, enforce, keep_one_arena
+from autotune.trials.jobs.budget import Budget, enforce
+from autotune.trials.jobs.cpu_allocators import keep_one_arena
 from trainer.build import Training, build_training
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps

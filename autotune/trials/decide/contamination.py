@@ -20,14 +20,14 @@ from autotune.machine.values import (
 from autotune.trials.outcomes import Contaminated, Measured, Outcome, OutOfMemory
 
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
-"""Growth of an idle GPU's used memory that is tolerated: the driver changes it by a few
-MiB, a CUDA context by hundreds."""
+"""Tolerated growth of an idle GPU's used memory: the driver changes it by a few MiB, a
+CUDA context by hundreds."""
 MOST_SLOWED_SHARE = 0.1
-"""Share of samples that may show a fault: intact air-cooled GPUs slow down for a moment
-now and then."""
+"""Largest tolerated share of samples with a fault: intact air-cooled GPUs slow down for
+a moment now and then."""
 
 Holders = tuple[GpuProcess, ...] | Unavailable
-"""Processes that the driver lists on a GPU."""
+"""Processes that the driver lists on a GPU, or the reason why it lists none."""
 
 
 def is_above_baseline(
@@ -75,28 +75,26 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
 
     A power cap is no fault.
 
+    Args:
+        gpu: Name of the GPU.
+        samples: Samples of the GPU during a trial.
+
     Returns:
-        The description, or None if faults are in no more than ``MOST_SLOWED_SHARE`` of
-        the samples, or in a single one of several.
+        The description, or None if the samples show no more faults than are tolerated.
     """
-    readings = [
-        sample.throttle_reasons
+    faults_by_sample = [
+        throttle_faults(sample.throttle_reasons)
         for sample in samples
         if sample.throttle_reasons is not None
     ]
-    faults_by_reading = [throttle_faults(reasons) for reasons in readings]
-    slowed_count = sum(bool(faults) for faults in faults_by_reading)
-    if slowed_count == 0:
-        return None
-    # A slowdown in every sample is a fault, however few samples there are.
-    most_tolerated = max(1, MOST_SLOWED_SHARE * len(readings))
-    if slowed_count < len(readings) and slowed_count <= most_tolerated:
+    slowed_samples = sum(bool(faults) for faults in faults_by_sample)
+    if _is_tolerated(slowed_samples, len(faults_by_sample)):
         return None
     count_by_fault: Counter[str] = Counter()
-    for faults in faults_by_reading:
+    for faults in faults_by_sample:
         count_by_fault.update(faults)
     counts = ", ".join(
-        f"{fault} in {count} of {len(readings)} samples"
+        f"{fault} in {count} of {len(faults_by_sample)} samples"
         for fault, count in count_by_fault.items()
     )
     temperatures_c = [
@@ -104,6 +102,19 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
     ]
     heat = f", at up to {max(temperatures_c)} °C" if temperatures_c else ""
     return f"{gpu} was slowed down: {counts}{heat}"
+
+
+def _is_tolerated(slowed_samples: int, samples: int) -> bool:
+    """Return whether so few of all samples show a fault that it does not matter.
+
+    Up to ``MOST_SLOWED_SHARE`` of the samples may, or a single one of several. A
+    slowdown in every sample is never tolerated, however few samples there are.
+    """
+    if slowed_samples == 0:
+        return True
+    if slowed_samples == samples:
+        return False
+    return slowed_samples <= max(1, MOST_SLOWED_SHARE * samples)
 
 
 def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | None:
@@ -169,5 +180,5 @@ def _holders_text(holders: Holders) -> str:
 
 
 def _bytes_text(used_bytes: int | Unavailable) -> str:
-    """Return a size with its unit; ``n/a`` if it is missing."""
+    """Return a size with its unit, or ``n/a`` if it is missing."""
     return format_bytes(None if isinstance(used_bytes, Unavailable) else used_bytes)

@@ -10,14 +10,6 @@ from autotune.machine.values import GpuSample, GpuSeries
 from autotune.trials.job_figures import GpuUseFigures
 from autotune.trials.outcomes import Measured, Outcome
 
-_GPM_SHARES = {
-    "gpm_sm_share": "sm_utilisation",
-    "gpm_occupancy_share": "sm_occupancy",
-    "gpm_tensor_share": "tensor_active",
-    "gpm_dram_share": "dram_active",
-}
-"""Field of ``GpmWindow`` for each share in ``GpuUseFigures``."""
-
 Known = TypeVar("Known", bound=float)
 Combined = TypeVar("Combined")
 
@@ -62,15 +54,12 @@ def window_gpu_use(series: GpuSeries) -> GpuUseFigures:
     """
     samples = series.samples
     counters = series.gpm
+    # 1 for a sample at the power cap, 0 for another; their mean is the share.
     is_capped_by_sample = [
         "sw_power_cap" in sample.throttle_reasons
         for sample in samples
         if sample.throttle_reasons is not None
     ]
-    gpm_shares = {
-        name: _mean_share(getattr(window, field) for window in counters)
-        for name, field in _GPM_SHARES.items()
-    }
     return GpuUseFigures(
         samples=len(samples),
         utilisation_share=_mean_share(sample.utilisation for sample in samples),
@@ -83,9 +72,12 @@ def window_gpu_use(series: GpuSeries) -> GpuUseFigures:
         power_capped_share=combine_known(statistics.fmean, is_capped_by_sample),
         lacking=_why_no_utilisation(series),
         gpm_windows=len(counters),
-        **gpm_shares,
+        gpm_sm_share=_mean_share(interval.sm_utilisation for interval in counters),
+        gpm_occupancy_share=_mean_share(interval.sm_occupancy for interval in counters),
+        gpm_tensor_share=_mean_share(interval.tensor_active for interval in counters),
+        gpm_dram_share=_mean_share(interval.dram_active for interval in counters),
         gpm_pcie_rx_bytes_per_s=combine_known(
-            statistics.fmean, (window.pcie_rx_bytes_per_s for window in counters)
+            statistics.fmean, (interval.pcie_rx_bytes_per_s for interval in counters)
         ),
         gpm_lacking=_why_no_counters(series),
     )
@@ -132,10 +124,10 @@ def _mean_power_w(samples: Sequence[GpuSample]) -> float | None:
 
 
 def _mean_share(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known shares, None if there are none.
+    """Return the mean of the known shares; None if there are none.
 
-    It is limited to 0 to 1: counters that are read at slightly different times give a
-    share that exceeds 1 by a little.
+    The mean is limited to 0 to 1, as counters that are read at slightly different times
+    give shares a little above 1.
     """
     mean = combine_known(statistics.fmean, values)
     return None if mean is None else min(1.0, max(0.0, mean))
@@ -144,6 +136,6 @@ def _mean_share(values: Iterable[float | None]) -> float | None:
 def combine_known(
     combine: Callable[[list[Known]], Combined], values: Iterable[Known | None]
 ) -> Combined | None:
-    """Return ``combine`` of the finite values; None if there are none."""
+    """Combine the finite values with a function; None if there are none."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return combine(known) if known else None

@@ -2,9 +2,10 @@
 
 Begin with ``server``, the fork server, which loads torch (``preload``) and answers the
 requests of a machine. ``supervision`` forks, watches and ends the ranks of a trial,
-``rank`` is what a forked process does, and ``run_job`` calls the job's ``run`` and
-writes its result. ``kernel_kills`` counts processes that the kernel killed for memory.
+``rank`` sets up a forked process, and ``run_job`` calls the job's ``run`` and writes
+its result. ``kernel_kills`` counts processes that the kernel killed for memory.
 
-``multirank_worker`` is a rank of several nodes, which torchrun starts. Jobs use
-``budget`` to enforce a memory budget and ``footprint`` to measure host memory.
+``multirank_worker`` is a rank on one of several nodes, which torchrun starts. Jobs use
+``budget`` to enforce a memory budget, with ``cpu_allocators``, and ``footprint`` to
+measure memory.
 """

@@ -2,76 +2,30 @@
 
 On a GPU, a separate block holds the memory beyond the budget; on a CPU, the kernel
 enforces a resource limit. Whether a step fits must not depend on chance, so the
-allocators of a CPU's process are brought into the same state first.
+allocators of a CPU's process are brought into the same state first
+(``cpu_allocators``).
 """
 
 import contextlib
 import ctypes
 import math
 import resource
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from autotune.base.units import format_bytes
+from autotune.trials.jobs.cpu_allocators import (
+    LARGE_BLOCK_BYTES,
+    clean_allocators,
+    return_large_blocks,
+)
 from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.errors import DeviceMissing
 from trainer.record.process_memory import status_bytes
 
-# Parameters of mallopt(3), from <malloc.h>.
-_M_TOP_PAD = -2
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
-LARGE_BLOCK_BYTES = 128 * 1024
-"""Size from which malloc returns freed blocks to the kernel under a budget."""
-_MOST_FREE_BYTES = 2**24
-"""Most free memory of malloc's heap that is filled, for each size of blocks."""
-_HEAP_BLOCK_BYTES = tuple(2**exponent for exponent in range(14, 4, -1))
-"""Sizes of the blocks that fill malloc's heap, from 16 KiB down to 32 bytes."""
-
-# Python's own allocator (pymalloc): it takes an arena from the kernel at once, and
-# divides it into pools, each for objects of one size.
-_ARENA_BYTES = 2**20
-_POOL_BYTES = 2**14
-_LARGEST_OBJECT_BYTES = 512
-"""Size of the largest object that Python's own allocator serves."""
-_SMALLEST_OBJECT_BYTES = 48
-"""Size of the smallest ``bytes`` object, rounded up to a step of sizes."""
-_OBJECT_STEP_BYTES = 16
-"""Difference between neighbouring sizes of objects, each of which has its own pools."""
-_EMPTY_BYTES_BYTES = sys.getsizeof(b"")
-"""Size of an empty ``bytes`` object; each byte of content adds one."""
-_OBJECTS_PER_POOL = 32
-"""Objects of the largest size in a pool, rounded up."""
-_MOST_OBJECTS = 2**17
-"""Most objects that are made to fill the memory that Python's allocator holds."""
-_KEPT_OBJECTS: list[list[bytes]] = []
-"""Objects that fill Python's allocator until the process ends."""
-
 _GPU_PAGE_BYTES = 2**21
 """Granularity of device memory."""
-
-
-def keep_one_arena() -> None:
-    """Make malloc serve all threads from one heap.
-
-    Otherwise each thread makes a heap when it first allocates, which takes 64 MiB of
-    address space, used or not. Call this before there is a second thread.
-    """
-    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
-
-
-def return_large_blocks(least_bytes: int) -> ctypes.CDLL:
-    """Make malloc return freed blocks of at least ``least_bytes`` to the kernel.
-
-    Returns:
-        The C library, for further calls.
-    """
-    libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, least_bytes)
-    return libc
 
 
 def enforce(
@@ -91,8 +45,8 @@ def enforce(
         device_used_before_bytes: Memory in use on this rank's GPU before this process,
             from NVML; None on a CPU or if unknown.
         large_block_bytes: Size from which freed blocks go back to the kernel, on a CPU.
-        clean: True to leave no memory free in the allocators before the step. The free
-            memory depends on the process's past, which differs between trials.
+        clean: True to leave no memory free in the allocators before the step. How much
+            is free depends on the process's past, which differs between trials.
 
     Raises:
         DeviceMissing: If the GPU is a MIG slice: NVML's figures, by which a budget is
@@ -112,87 +66,12 @@ def enforce(
     warm_up_libraries(ranks)
     if ranks.device.type == "cuda":
         if clean:
-            # cuBLAS keeps its workspaces in PyTorch's allocator, and no public function
-            # of torch frees them.
+            # cuBLAS keeps its workspaces in PyTorch's allocator. A private function, as
+            # no public one of torch frees them.
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
         return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
     return CpuBudget(budget_bytes, large_block_bytes, clean=clean)
-
-
-def _fill_heap(libc: ctypes.CDLL) -> None:
-    """Take all free blocks of malloc's heap, and never free them.
-
-    They differ between processes, and a step could use them without a new allocation
-    that counts for the limit.
-    """
-    libc.sbrk.restype = ctypes.c_void_p
-    for block_bytes in _HEAP_BLOCK_BYTES:
-        heap_end = libc.sbrk(0)
-        # Not until the heap grows, as it may be unable to.
-        for _ in range(_MOST_FREE_BYTES // block_bytes):
-            libc.malloc(block_bytes)
-            # The heap has grown, so no free block of this size was left.
-            if libc.sbrk(0) != heap_end:
-                break
-    # Give back the end of the heap, by which it has just grown.
-    libc.malloc_trim(0)
-
-
-def _fill_python_allocator() -> None:
-    """Take the free memory of Python's own allocator, and leave a fixed amount.
-
-    The free memory differs between processes. So objects of the largest size are made
-    until the allocator takes a new arena, then objects of each other size until one
-    lies in that arena too: then no older pool of that size has room.
-    """
-    # Full length at once: a list that grows takes memory as well.
-    objects: list[bytes] = [b""] * _MOST_OBJECTS
-    _KEPT_OBJECTS.append(objects)
-    # All loops below share the iterator, so that each object has its own index.
-    indices = iter(range(_MOST_OBJECTS))
-    index = _take_arena(objects, indices)
-    # The arena has just been taken, so the last object lies in one of its first pools.
-    # In CPython, the id of an object is its address.
-    arena_start = id(objects[index]) - 4 * _POOL_BYTES
-    arena = range(arena_start, arena_start + _ARENA_BYTES)
-    for object_bytes in range(
-        _SMALLEST_OBJECT_BYTES, _LARGEST_OBJECT_BYTES, _OBJECT_STEP_BYTES
-    ):
-        for index in indices:
-            objects[index] = bytes(object_bytes - _EMPTY_BYTES_BYTES)
-            if id(objects[index]) in arena:
-                break
-    # Fill another arena, and free most of it: the memory that a step needs differs by a
-    # few pools between processes, which must not make only some of them take an arena.
-    last_index = _take_arena(objects, indices)
-    for spare_index in range(index + 1, last_index):
-        objects[spare_index] = b""
-
-
-def _take_arena(objects: list[bytes], indices: Iterator[int]) -> int:
-    """Make objects of the largest size until Python's allocator takes an arena.
-
-    Args:
-        objects: List to which the objects are written.
-        indices: Indices in the list that are still free.
-
-    Returns:
-        The index of the last object.
-    """
-    before_bytes = status_bytes("VmSize")
-    index = len(objects)
-    arena_taken = False
-    for index in indices:
-        objects[index] = bytes(_LARGEST_OBJECT_BYTES - _EMPTY_BYTES_BYTES)
-        # Reading the size of the process takes time, so only once a pool.
-        if index % _OBJECTS_PER_POOL == _OBJECTS_PER_POOL - 1:
-            # An object of another size may have made the allocator take the arena. A
-            # pool later, objects of this size have a pool in it too.
-            if arena_taken:
-                break
-            arena_taken = status_bytes("VmSize") >= before_bytes + _ARENA_BYTES
-    return index
 
 
 class CpuBudget:
@@ -203,7 +82,7 @@ class CpuBudget:
     """
 
     non_pytorch_bytes = None
-    """None, as a CPU has no such memory."""
+    """``CudaBudget`` has a figure; a CPU has no such memory."""
 
     def __init__(
         self,
@@ -214,15 +93,11 @@ class CpuBudget:
     ) -> None:
         """Set the limit; arguments are as for ``enforce``."""
         if budget_bytes is not None:
-            # Large blocks go back to the kernel when freed: without this the same step
-            # needs a different amount in different runs, and the largest micro-batch
-            # would be a matter of luck.
-            libc = return_large_blocks(large_block_bytes)
+            # Otherwise the same step needs a different amount of memory in different
+            # runs, and the largest micro-batch size would be a matter of luck.
+            return_large_blocks(large_block_bytes)
             if clean:
-                # The heap grows by pages, not by 128 KiB that only some runs need.
-                libc.mallopt(_M_TOP_PAD, 0)
-                _fill_python_allocator()
-                _fill_heap(libc)
+                clean_allocators()
             _, hard_limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the result after
             # an out of memory.
@@ -249,19 +124,21 @@ class CpuBudget:
         return max(0, peak_growth_bytes - unlimited_growth_bytes)
 
     def take_step_peak(self) -> int:
-        """Return the highest growth of resident memory since this object was made.
+        """Return the peak of resident memory since the last call, and reset it.
 
-        The peak is that since the last call; no other peak can be reset.
+        The peak is relative to the memory at which this object was made. It is that of
+        resident memory because the kernel can reset no other.
         """
         resident_bytes = status_bytes("VmHWM")
         self.host_peak_bytes = max(self.host_peak_bytes, resident_bytes)
-        # If the kernel cannot reset the peak, the next is the highest so far.
+        # If the kernel cannot reset the peak, the next call returns the highest so far.
         with contextlib.suppress(OSError):
+            # 5 resets the peak of resident pages, ``VmHWM``.
             Path("/proc/self/clear_refs").write_text("5")
         return max(0, resident_bytes - self._resident_before_bytes)
 
     def kept_bytes(self) -> int:
-        """Return the growth of the memory that is in use now."""
+        """Return the growth of the limited memory that is in use now."""
         return max(0, status_bytes("VmData") - self._data_before_bytes)
 
     def check(self) -> None:
@@ -385,7 +262,8 @@ class CudaBudget:
             free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
             used_bytes = total_bytes - free_bytes
         else:
-            # NVML before and after: CUDA's own count omits the driver's reserve.
+            # Both figures are from NVML: CUDA's own count leaves out the driver's
+            # reserve.
             used_bytes = (
                 torch.cuda.device_memory_used(self._device) - self._used_before_bytes
             )

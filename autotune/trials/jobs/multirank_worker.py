@@ -1,12 +1,14 @@
 """Ranks that measure together: they join once, then run one trial after the other.
 
-``torchrun -m autotune.trials.jobs.multirank_worker DIRECTORY DEVICE``. Request N is
-``DIRECTORY/N/trial.json``; each rank writes its result to ``rank-R.json`` beside it.
-The first rank reads the requests for all. A rank that fails ends, and torchrun ends the
-others.
+torchrun starts each rank with ``-m autotune.trials.jobs.multirank_worker DIRECTORY
+DEVICE``. Trial N is in ``DIRECTORY/N/trial.json``, which the first rank reads for all;
+rank R writes its result to ``rank-R.json`` beside it. A rank whose trial failed exits,
+and torchrun ends the others.
+
+Torch is imported in functions: importing it takes seconds, and ``main`` must tie the
+rank to its parent before that.
 """
 
-import itertools
 import json
 import os
 import sys
@@ -25,36 +27,48 @@ if TYPE_CHECKING:
     from trainer.distributed.ranks import Ranks
 
 POLL_S = 0.01
-"""Time between two looks for the next request, in seconds; a trial begins at most this
+"""Time between two looks for the next trial, in seconds; a trial begins at most this
 much later."""
 LONGEST_TRIAL_S = 86400.0
-"""Time that a rank waits for the others, in seconds: a day, as the parent decides how
-long a trial may take."""
+"""Time that a rank waits for the others, in seconds: a day, so that it is the machine
+that started the ranks which decides how long a trial may take."""
 
 
 def serve(directory: Path, device: str) -> int:
     """Join the other ranks, and run trials until there are no more.
 
+    Args:
+        directory: Directory of all trials.
+        device: Device of the ranks, ``cpu`` or ``cuda``.
+
     Returns:
-        The exit code: 0 at the end of the requests, 1 after a trial that failed.
+        The exit code: 0 if there are no more trials, 1 after a trial that failed.
     """
     from trainer.distributed.ranks import leave_ranks
 
-    # On every rank and before joining, so that no trial waits for imports.
+    # Before joining, so that no trial waits for imports.
     versions = _import_libraries()
     ranks = _join(device)
     if ranks.leads:
         joined = json.dumps({"versions": versions})
         write_atomically(directory / JOINED_FILE, joined, durable=False)
-    for number in itertools.count():
+    number = 0
+    while True:
         trial_directory = directory / str(number)
         trial = _next_trial(ranks, trial_directory / REQUEST_FILE, directory / END_FILE)
         if trial is None:
             leave_ranks(together=True)
             return 0
-        if not _run_trial(ranks, trial, trial_directory):
-            break
-    return 1
+        has_measured = run_job(
+            trial.job,
+            result_file(trial_directory, ranks.rank),
+            trial.measured,
+            trial.local,
+            joined_ranks=ranks,
+        )
+        if not has_measured:
+            return 1
+        number += 1
 
 
 def _import_libraries() -> dict[str, str | None]:
@@ -70,9 +84,10 @@ def _import_libraries() -> dict[str, str | None]:
 
 
 def _join(device: str) -> "Ranks":
+    """Join the other ranks, and return them."""
     from trainer.distributed.ranks import join_ranks
 
-    # The least configuration for joining: no trial uses it.
+    # The fewest settings with which ranks join; trials have settings of their own.
     settings = {
         "model": {"name": "none", "config": {"model_type": "none"}},
         "device": device,
@@ -93,9 +108,10 @@ def _next_trial(ranks: "Ranks", request_file: Path, end_file: Path) -> Trial | N
 
 
 def _await_request(request_file: Path, end_file: Path, parent_pid: int) -> str | None:
-    """Wait for the next request and return its text.
+    """Wait for the file with the next trial.
 
-    Return None once ``end_file`` exists or the parent process has ended.
+    Returns:
+        Its text, or None once ``end_file`` exists or the parent process has ended.
     """
     while not request_file.is_file():
         if end_file.exists() or os.getppid() != parent_pid:
@@ -104,32 +120,19 @@ def _await_request(request_file: Path, end_file: Path, parent_pid: int) -> str |
     return request_file.read_text()
 
 
-def _run_trial(ranks: "Ranks", trial: Trial, directory: Path) -> bool:
-    """Run this rank's part of a trial; return True if it measured its figures."""
-    return run_job(
-        trial.job,
-        result_file(directory, ranks.rank),
-        trial.measured,
-        trial.local,
-        ranks,
-    )
-
-
 def main() -> None:
-    """Run one rank, which ends with the torchrun that started it.
-
-    The rank ends with torchrun even while torch is being imported.
-    """
+    """Run one rank, which ends if the torchrun that started it does."""
     directory, device = sys.argv[1:]
     parent_pid = os.getppid()
     end_with_parent(parent_pid)
-    # A torchrun that ended while starting its ranks has left this one to another
-    # parent.
+    # If torchrun ended before ``getppid``, this is another process's id. Torchrun's own
+    # command line names the directory.
     if directory.encode() not in Path(f"/proc/{parent_pid}/cmdline").read_bytes():
         os._exit(1)
     exit_code = serve(Path(directory), device)
     sys.stdout.flush()
-    # At once: the others' connections end with this process.
+    # Without the interpreter's shutdown, which takes time: other ranks notice a failure
+    # only when the connections of this process end.
     os._exit(exit_code)
 
 

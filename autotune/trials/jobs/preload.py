@@ -9,8 +9,8 @@ import torch
 
 def preload_trainer() -> None:
     """Import the trainer, its jobs, and modules that torch imports in a first step."""
-    # Transformers imports torchao if it is installed, which starts CUDA, and breaks it
-    # in forked processes.
+    # Transformers imports torchao if it is installed. That starts CUDA, which then
+    # works in no forked process. None makes its import fail.
     sys.modules["torchao"] = None  # type: ignore[assignment]
     for module in (
         "trainer.loop",
@@ -24,15 +24,19 @@ def preload_trainer() -> None:
 
 @functools.cache
 def preload_model(model_type: str | None) -> None:
-    """Import the code of a model type, if there is one.
+    """Import the code of a model type.
 
-    Building its default shape on the meta device imports all of it.
+    Args:
+        model_type: Type in transformers; None does nothing.
     """
     if model_type is None:
         return
+    # Imported here, as servers of your code may have no need of it.
     import transformers
 
     try:
+        # Building a model of the default shape, without memory for its weights, imports
+        # all of its code.
         with torch.device("meta"):
             config = transformers.AutoConfig.for_model(model_type)
             transformers.AutoModelForMaskedLM.from_config(config)

@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 from autotune.base.process import end_with_parent
 from autotune.trials.jobs.run_job import run_job
-from autotune.trials.messages import TrialRequest, result_file
+from autotune.trials.messages import RunRequest, result_file
 
 
-def run_rank(request: TrialRequest, rank: int, server_pid: int) -> NoReturn:
+def run_rank(request: RunRequest, rank: int, server_pid: int) -> NoReturn:
     """Run one rank in this forked process, and end the process.
 
     Args:
@@ -18,15 +18,15 @@ def run_rank(request: TrialRequest, rank: int, server_pid: int) -> NoReturn:
         rank: Number of this rank.
         server_pid: Process id of the fork server, with which the rank ends.
     """
-    # Its own session, so that the server can end all processes that the job
-    # starts. Before anything else: the server may go at any time.
+    # Before anything else, as the server may end at any time. The rank has its own
+    # session, so that the server can kill all processes that the job starts.
     os.setsid()
     end_with_parent(server_pid)
     directory = Path(request.directory)
     _redirect_output(log_file(directory, rank))
     _be_first_to_be_killed()
-    # All ranks are on this host; gloo would otherwise go by the host's name, which need
-    # not lead anywhere.
+    # All ranks are on this host, so they talk over its loopback interface. By default
+    # gloo looks up the host's name, which need not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     local = request.local | _launch_settings(request.local_ranks, rank, directory)
     exit_code = 1
@@ -37,7 +37,8 @@ def run_rank(request: TrialRequest, rank: int, server_pid: int) -> NoReturn:
         if has_measured:
             exit_code = 0
     finally:
-        # No interpreter shutdown: handlers of the server are not the child's to run.
+        # Without the interpreter's shutdown, which would run handlers that the server
+        # registered before the fork.
         os._exit(exit_code)
 
 
@@ -47,11 +48,11 @@ def log_file(directory: Path, rank: int) -> Path:
 
 
 def _launch_settings(local_ranks: int, rank: int, directory: Path) -> dict[str, Any]:
-    """Return the job's inputs by which several ranks find each other."""
+    """Return the local inputs by which several ranks find each other; none for one."""
     if local_ranks == 1:
         return {}
     return {
-        # As torchrun sets them.
+        # The variables that torchrun sets.
         "environment": {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -63,7 +64,7 @@ def _launch_settings(local_ranks: int, rank: int, directory: Path) -> dict[str, 
 
 
 def _redirect_output(log: Path) -> None:
-    """Let this process read nothing, and write to a log."""
+    """Connect standard input to nothing, and standard output and error to a log."""
     null_descriptor = os.open(os.devnull, os.O_RDONLY)
     log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null_descriptor, 0)
@@ -72,7 +73,7 @@ def _redirect_output(log: Path) -> None:
 
 
 def _be_first_to_be_killed() -> None:
-    """Let the trial end if the host runs out of memory, and not your other programs."""
+    """If the host runs out of memory, let the kernel kill this process first."""
     with contextlib.suppress(OSError):
-        # 1000 is the highest score: the kernel kills this process first.
+        # 1000 is the highest score.
         Path("/proc/self/oom_score_adj").write_text("1000")

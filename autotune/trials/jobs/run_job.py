@@ -6,7 +6,7 @@ import re
 import resource
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.trials.messages import JobResult, JobStatus, encode
 from autotune.trials.values import JOB_MODULES
@@ -14,11 +14,14 @@ from trainer.errors import TrainerError
 from trainer.files import write_atomically
 from trainer.health.failures import is_vague, out_of_memory
 
+if TYPE_CHECKING:
+    from trainer.distributed.ranks import Ranks
+
 MAX_TRACEBACK_CHARACTERS = 2000
 """Characters of a traceback that a result quotes, from its end: the innermost calls."""
 _LOST_PEER = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken"
-    r" pipe|gloo/transport|ncclRemote"
+    r"Connection closed by peer|Connection reset by peer|Broken pipe"
+    r"|gloo/transport|ncclRemote"
 )
 """Messages of gloo and NCCL if another rank is gone."""
 
@@ -28,44 +31,49 @@ def run_job(
     result_file: Path,
     measured: dict[str, Any],
     local: dict[str, Any],
-    *more: object,
+    joined_ranks: "Ranks | None" = None,
 ) -> bool:
     """Run a job and write its ``JobResult``.
 
-    With ``first_attempt`` in ``local``, the trial is tried again after a crash. A fault
-    that may not be of memory is then a crash: near the limit little is free, and a
-    broken kernel would pass for a smaller limit.
-
     Args:
-        job: Name of a job, or of a module with a function ``run``, which gets
-            ``measured``, ``local`` and ``more`` and returns figures.
+        job: Name of a job, or of a module with a function ``run`` that takes
+            ``measured`` and ``local``, and ``joined_ranks`` if they are given, and
+            returns figures.
         result_file: File to write.
         measured: Input that defines the measurement.
-        local: Input that depends on this machine.
-        more: Further arguments of ``run``.
+        local: Input that depends on this machine. A true ``first_attempt`` means that
+            the trial is tried again after a crash.
+        joined_ranks: Ranks that have joined, for a job that runs on them.
 
     Returns:
         True if the job measured its figures.
     """
-    pid = os.getpid()
+    pid_before = os.getpid()
     try:
         module = importlib.import_module(JOB_MODULES.get(job, job))
-        figures = module.run(measured, local, *more)
+        if joined_ranks is None:
+            figures = module.run(measured, local)
+        else:
+            figures = module.run(measured, local, joined_ranks)
         _lift_memory_limit()
         result = JobResult(status=JobStatus.MEASURED, figures=figures)
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
         _lift_memory_limit()
         result = _failure(error, is_first_attempt=local.get("first_attempt", False))
-    if os.getpid() != pid:
-        # A copy of the trial, which its own code has forked: there is one result, the
-        # original's.
+    if os.getpid() != pid_before:
+        # The job's code has forked this process. Only the original writes the result.
         os._exit(1)
     write_atomically(result_file, encode(result), durable=False)
     return result.status is JobStatus.MEASURED
 
 
 def _failure(error: Exception, *, is_first_attempt: bool) -> JobResult:
-    """Return the result of a job that raised an error."""
+    """Return the result of a job that raised an error.
+
+    On a first attempt, an error that may have another cause than memory counts as a
+    crash, so that the trial is tried again. Otherwise a broken kernel would pass for a
+    size that does not fit.
+    """
     if isinstance(error, TrainerError):
         return JobResult(
             status=JobStatus.REJECTED,
@@ -81,7 +89,7 @@ def _failure(error: Exception, *, is_first_attempt: bool) -> JobResult:
         return JobResult(status=status, detail=memory_message)
     status = JobStatus.CRASHED
     if isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
-        # The failure is that of the rank which this one has lost.
+        # Another rank failed first, and its own result says why.
         status = JobStatus.LOST_PEER
     stack = traceback.format_exc()[-MAX_TRACEBACK_CHARACTERS:]
     return JobResult(status=status, detail=stack)
@@ -89,5 +97,5 @@ def _failure(error: Exception, *, is_first_attempt: bool) -> JobResult:
 
 def _lift_memory_limit() -> None:
     """Lift the limit of a memory budget, as writing the result needs memory too."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    _, hard_limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard_limit_bytes, hard_limit_bytes))

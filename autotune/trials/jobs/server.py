@@ -2,8 +2,8 @@
 
 It speaks JSON lines (``autotune.trials.messages``): a request on standard input, a
 reply on standard output. It runs no computation itself, so that no thread pool and no
-CUDA context exists when it forks. When its standard input closes, it kills the trial
-that runs, and ends.
+CUDA context exists when it forks. When the parent closes the server's standard input,
+the server kills the trial that runs, and ends.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ import torch
 
 from autotune.base.process import keep_orphans
 from autotune.trials.jobs.preload import preload_model, preload_trainer
-from autotune.trials.jobs.supervision import run_trial
+from autotune.trials.jobs.supervision import ParentGone, run_trial
 from autotune.trials.messages import (
     ImportReply,
     ImportRequest,
     Preload,
-    TrialReply,
-    TrialRequest,
+    Reply,
+    Request,
     encode,
     read_request,
 )
@@ -36,12 +36,16 @@ from autotune.trials.messages import (
 def serve(preload: Preload | None) -> None:
     """Answer requests until standard input closes.
 
-    The first reply has the versions of libraries.
+    The first reply, which answers no request, has the versions of libraries.
 
     Args:
         preload: Function to call instead of loading what the trainer's trials need.
+
+    Raises:
+        ParentGone: If standard input closes during a trial, which is killed.
     """
-    # Replies go to standard output; output of libraries goes to the log.
+    # Replies go to the present standard output. What libraries print goes to standard
+    # error, which is the log.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -51,22 +55,23 @@ def serve(preload: Preload | None) -> None:
 
     keep_orphans()
     send(_load(preload))
-    # Unbuffered, so that its end is seen in a trial.
+    # Unbuffered, so that ``_parent_gone`` sees the end of standard input.
     with open(0, "rb", buffering=0) as requests:
         for line in iter(requests.readline, b""):
             send(_answer(read_request(line)))
 
 
-def _answer(request: TrialRequest | ImportRequest) -> TrialReply | ImportReply:
+def _answer(request: Request) -> Reply:
+    """Do what a request asks for, and return the reply."""
     if isinstance(request, ImportRequest):
         return ImportReply(threads=_import_modules(request.modules))
     preload_model(request.model_type)
-    return run_trial(request, _input_closed)
+    return run_trial(request, _parent_gone)
 
 
-def _input_closed(within_s: float) -> bool:
-    """Return whether the parent closes standard input within some seconds."""
-    # The parent sends nothing during a trial, so readable input is its end.
+def _parent_gone(within_s: float) -> bool:
+    """Return whether the parent closes standard input within ``within_s``."""
+    # The parent sends nothing during a trial, so input that can be read is its end.
     readable, _, _ = select.select([0], [], [], within_s)
     return bool(readable)
 
@@ -98,19 +103,12 @@ def _import_modules(modules: Sequence[str]) -> int:
 
 def main() -> None:
     """Serve, with the ``Preload`` of the command line if it has one."""
-    # Imported for children, which must not import anything near their memory limit.
-    psutil.Process()
     preload = None
     if len(sys.argv) > 1:
         preload = Preload(**json.loads(sys.argv[1]))
-    try:
+    with contextlib.suppress(ParentGone):
         serve(preload)
-    except SystemExit as end:
-        # The parent closed the input during a trial, which was killed.
-        if end.code != 0:
-            raise
-    # Nothing is left to do, and taking torch apart would delay the parent by most of a
-    # second.
+    # At once: the parent waits, and taking torch apart takes most of a second.
     os._exit(0)
 
 

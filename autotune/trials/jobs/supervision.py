@@ -1,4 +1,4 @@
-"""Ranks of a trial, as the fork server that forks, watches and ends them sees them."""
+"""Ranks of a trial, which the fork server forks, watches and ends."""
 
 import contextlib
 import json
@@ -18,8 +18,8 @@ from autotune.trials.jobs.rank import log_file, run_rank
 from autotune.trials.messages import (
     JobResult,
     RankAccount,
-    TrialReply,
-    TrialRequest,
+    RunReply,
+    RunRequest,
     result_file,
 )
 
@@ -33,14 +33,21 @@ MAX_LOG_CHARACTERS = 4000
 """Characters of a rank's log that its account quotes, from its end."""
 
 
+class ParentGone(Exception):
+    """The parent of the fork server no longer wants the answer."""
+
+
 class Ending(Enum):
     """Reason for which the server no longer waits for the ranks of a trial."""
 
     ALL_ENDED = auto()
+    """All ranks ended by themselves."""
     TIMED_OUT = auto()
+    """The trial reached its time limit."""
     RANK_FAILED = auto()
     """A rank failed, and the others did not end within their time of grace."""
     PARENT_GONE = auto()
+    """The parent no longer wants the answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,9 +56,9 @@ class RankProcess:
 
     pid: int
     exit_code: int | None = None
-    """None until the process has been reaped."""
+    """Exit code, negative for a signal; None until the process has been reaped."""
     ended_s: float = math.nan
-    """When its end was noticed, by the monotonic clock."""
+    """Time at which the end was noticed, by the monotonic clock; NaN until then."""
     killed: bool = False
     """True if the fork server killed it."""
 
@@ -61,14 +68,15 @@ class RankProcess:
         If the process has ended, reap it and all processes that it left running.
         """
         if self.exit_code is None:
-            # WNOWAIT: the id must not be reused before its process group has ended.
+            # WNOWAIT: the id must not be reused before the process group has ended.
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended:
                 self.reap()
         return self.exit_code
 
     def reap(self) -> None:
-        """Wait for its end, and end its process group before its id can be reused."""
+        """Wait for the end of the process, and end all processes of its group."""
+        # WNOWAIT, as in ``poll``.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -77,9 +85,7 @@ class RankProcess:
         self.ended_s = time.monotonic()
 
 
-def run_trial(
-    request: TrialRequest, parent_gone: Callable[[float], bool]
-) -> TrialReply:
+def run_trial(request: RunRequest, parent_gone: Callable[[float], bool]) -> RunReply:
     """Run a trial in as many processes as it has local ranks, and leave none of them.
 
     Args:
@@ -88,7 +94,7 @@ def run_trial(
             wants the answer.
 
     Raises:
-        SystemExit: If the parent no longer wants the answer.
+        ParentGone: If the parent no longer wants the answer.
     """
     kernel_kills_before = count_kernel_kills()
     processes = _fork_ranks(request)
@@ -97,9 +103,9 @@ def run_trial(
     # Also if the parent is gone, as orphans would outlive this process.
     _kill_orphans()
     if ending is Ending.PARENT_GONE:
-        raise SystemExit(0)
+        raise ParentGone
     directory = Path(request.directory)
-    return TrialReply(
+    return RunReply(
         timed_out=ending is Ending.TIMED_OUT,
         killed_by_kernel=count_kernel_kills() > kernel_kills_before,
         ranks=[
@@ -108,12 +114,14 @@ def run_trial(
     )
 
 
-def _fork_ranks(request: TrialRequest) -> list[RankProcess]:
+def _fork_ranks(request: RunRequest) -> list[RankProcess]:
+    """Start a process for each rank of a trial; they are in the order of the ranks."""
     server_pid = os.getpid()
     processes = []
     for rank in range(request.local_ranks):
         pid = os.fork()
         if pid == 0:
+            # In the child, which ends there.
             run_rank(request, rank, server_pid)
         processes.append(RankProcess(pid=pid))
     return processes
@@ -132,7 +140,8 @@ def wait_for_ranks(
         parent_gone: As for ``run_trial``.
     """
     time_limit_s = time.monotonic() + timeout_s
-    # Ranks wait for one that failed, some until they are killed.
+    # Set at the first failure: some ranks wait for one that failed until they are
+    # killed.
     grace_ends_s = math.inf
     while _any_runs(processes):
         has_failure = any(process.exit_code for process in processes)
@@ -147,15 +156,17 @@ def wait_for_ranks(
 
 
 def _any_runs(processes: Sequence[RankProcess]) -> bool:
-    # A list, so that each process is polled.
+    """Poll all processes; return whether any runs."""
+    # A list, as ``any`` would stop at the first one that runs.
     exit_codes = [process.poll() for process in processes]
     return None in exit_codes
 
 
 def _kill(processes: Sequence[RankProcess]) -> None:
+    """Kill processes that run, and reap them."""
     for process in processes:
         process.killed = True
-        # Its group follows; it may not have made one yet.
+        # ``reap`` kills the process group, which a new process may not have yet.
         os.kill(process.pid, signal.SIGKILL)
     for process in processes:
         process.reap()
@@ -175,6 +186,7 @@ def _kill_orphans() -> None:
 
 
 def _account(process: RankProcess, directory: Path, rank: int) -> RankAccount:
+    """Return the account of a rank that has ended, with what it wrote to its files."""
     result = _read_result(result_file(directory, rank))
     log = log_file(directory, rank)
     log_text = log.read_text(errors="replace") if log.exists() else ""
