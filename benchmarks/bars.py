@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from autotune.base.files import readable_json, write_atomically
+from autotune.base.files import write_atomically
+from autotune.base.readable_json import readable_json
 from autotune.errors import AutotuneError
 from testbed.programs import CannotMeasure
 from trainer.errors import TrainerError

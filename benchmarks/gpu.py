@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import autotune
-from autotune.base.files import check_writable, readable_json, write_atomically
+from autotune.base.files import check_writable, write_atomically
 from autotune.base.process import end_with_parent
+from autotune.base.readable_json import readable_json
 from autotune.base.tables import markdown_table
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.baseline.values import RecipeName

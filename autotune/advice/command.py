@@ -65,7 +65,7 @@ def advise(
     from autotune.advice.decide.rules import advise as find_advice
     from autotune.advice.read_context import context_of, with_predicted_gains
     from autotune.advice.sections import advice_text, rules_text
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from trainer.record.progress import progress
     from trainer.record.run_record import RUN_FILE
 

@@ -7,11 +7,10 @@ HTML.
 Nothing here is escaped or shortened: each renderer does that to every text alike.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from autotune.base.tables import Row, printable_line
 
@@ -400,19 +399,3 @@ def table_of(
 def facts_table(caption: str, rows: Sequence[Row]) -> Table:
     """Return a table of names and values, a row of both for each fact."""
     return Table(caption=caption, headers=FACTS, rows=tuple(rows))
-
-
-def answer_json(answer: object) -> str:
-    """Return a command's answer as JSON text, indented by two spaces."""
-    return json.dumps(jsonable(answer), indent=2)
-
-
-def jsonable(answer: object) -> Any:
-    """Return an answer as dictionaries, lists and scalars, which JSON can hold.
-
-    Fields of dataclasses and models become keys; properties are left out.
-    """
-    # Imported here, as most commands print no JSON.
-    from pydantic_core import to_jsonable_python
-
-    return to_jsonable_python(answer)

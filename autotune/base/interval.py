@@ -1,34 +1,28 @@
 """A value with its confidence bounds."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field
-
+from autotune.base.number_types import PositiveFloat
 from trainer.config.tables import StrictTable
 
-# Types of fields in tables of profiles.
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-
 CONFIDENCE = 0.98
-"""Confidence of bounds that decide; high, as repeated checks give chance several
-tries."""
+"""Confidence of bounds by which the program decides. It is high, as a decision that is
+checked after every round may be wrong by chance each time."""
 SHOWN_CONFIDENCE = 0.95
-"""Confidence of bounds that only show the noise."""
+"""Confidence of bounds that only show the noise of a figure."""
 NOT_ENOUGH = "not enough windows"
 """Text shown instead of bounds that would be meaningless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A value with its confidence bounds, None if there are too few measurements."""
+    """A value with its confidence bounds; both are None if there are none."""
 
     value: float
     low: float | None = None
+    """Lower bound; None if there are too few measurements for bounds."""
     high: float | None = None
+    """Upper bound; None if there are too few measurements for bounds."""
     confidence: float | None = None
     """Confidence of the bounds, 0 to 1; None without bounds, and for bounds that rest
     on assumptions."""
@@ -41,7 +35,7 @@ class Interval:
         high: float | None,
         confidence: float | None,
     ) -> "Interval":
-        """Return the value with stored bounds; without any unless both are known."""
+        """Return a value with its bounds, or alone unless both bounds are known."""
         if low is None or high is None:
             return cls(value=value)
         return cls(value=value, low=low, high=high, confidence=confidence)
@@ -64,5 +58,5 @@ class RatioBounds(StrictTable):
     """Upper bound of the ratio."""
 
     def bounded(self, ratio: float) -> Interval:
-        """Return ``ratio``, which the bounds belong to, with them."""
+        """Return a ratio with these bounds, which must be its own."""
         return Interval.from_bounds(ratio, self.ratio_low, self.ratio_high, CONFIDENCE)

@@ -37,7 +37,7 @@ def baseline(
     Compares the tuned settings with defaults and the paper baseline in interleaved
     windows; three rounds at least.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.baseline.sections import baseline_text
     from autotune.baseline.stage import compare_recipes
     from autotune.profiles.local_probe import require_local_probe

@@ -4,13 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from autotune.base.interval import (
-    SHOWN_CONFIDENCE,
-    Interval,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-)
+from autotune.base.interval import SHOWN_CONFIDENCE, Interval
+from autotune.base.number_types import NonNegativeFloat, Positive, PositiveFloat
 from autotune.trials.job_figures import Share
 from trainer.config.tables import StrictTable
 

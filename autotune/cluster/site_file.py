@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autotune.base.interval import Positive
+from autotune.base.number_types import Positive
 from trainer.config.tables import StrictTable, parse_table, read_toml
 from trainer.distributed.cpu_binding import NUMA_VARIABLE
 from trainer.health.time_budget import parse_slurm_time_s

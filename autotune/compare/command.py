@@ -44,7 +44,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Show which differences exceed noise."""
-    from autotune.base.document import answer_json, jsonable
+    from autotune.base.answer_json import answer_json, jsonable
     from autotune.compare.decide import gate
     from autotune.compare.sections import comparison_text
     from autotune.compare.sides import compare_paths

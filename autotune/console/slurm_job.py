@@ -182,7 +182,7 @@ class SlurmOptions:
 
         It exits with the first failure's code.
         """
-        from autotune.base.document import answer_json
+        from autotune.base.answer_json import answer_json
 
         ended = Ended(code=0)
         for number, log in jobs if self.wait else ():

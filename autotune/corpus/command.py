@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from autotune.base.document import answer_json, jsonable
+from autotune.base.answer_json import answer_json, jsonable
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import format_bytes_per_s, shorten_list
 from autotune.console.options import (

@@ -28,7 +28,7 @@ def probe_own(
     time_limit_s: float | None,
 ) -> None:
     """Find the largest size of your step, for each combination of arguments."""
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.integrations.sections import own_answer, own_probe_text
     from autotune.integrations.stage import probe_own as run
 
@@ -69,7 +69,7 @@ def sweep_own(
     out: Path,
 ) -> None:
     """Find the fewest workers of your own loader."""
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.integrations.sections import own_answer, own_workers_text
     from autotune.integrations.stage import sweep_own as run
     from autotune.tune.decide import sweep_time_text

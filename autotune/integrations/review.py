@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.base import document as doc
-from autotune.base.document import facts_table, jsonable
+from autotune.base.answer_json import jsonable
+from autotune.base.document import facts_table
 from autotune.integrations.sections import loader_section, step_section, trials_table
 from autotune.integrations.store import StoredOwn, read_own
 from autotune.machine.host import Host

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.base import document as doc
-from autotune.base.document import bulleted, facts_table, jsonable, table_of
+from autotune.base.answer_json import jsonable
+from autotune.base.document import bulleted, facts_table, table_of
 from autotune.base.render_console import console_text
 from autotune.base.units import (
     format_bytes,

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.base.interval import (
+from autotune.base.number_types import (
     NonNegative,
     NonNegativeFloat,
     Positive,

@@ -275,7 +275,7 @@ def status(
 
     Queries SLURM if it is available.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.cluster.slurm import queued_jobs
     from autotune.launch.sections import status_text
     from autotune.launch.status import find_runs_and_tunings, run_status, tuning_status

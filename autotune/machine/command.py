@@ -111,7 +111,7 @@ def render(
     """Return the machine, its problems and the next command, as text or JSON."""
     findings = find_unsuitable(machine)
     if as_json:
-        from autotune.base.document import answer_json
+        from autotune.base.answer_json import answer_json
 
         answer = {
             "machine": machine,

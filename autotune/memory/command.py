@@ -155,7 +155,7 @@ def probe(
     memory is capped to that of a smaller GPU. With --step, your own training code is
     probed instead of a model.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.machine.gpu_models import find_gpu_model
     from autotune.memory.sections import probe_answer, probe_text
     from autotune.memory.stage import check_budgets, probe_models
@@ -283,7 +283,7 @@ def estimate(
 
     Show its memory breakdown. The model is traced, not run.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.memory.prediction import joined_error, predict, settings_of_step
     from autotune.memory.sections import estimate_text
     from autotune.memory.target import PredictionRequest, find_target

@@ -68,7 +68,7 @@ def network(
     predicts scaling at the same global batch; --bandwidth and --global-batch-tokens
     require it.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.network.scaling import Assumed, known_of, ranks_of
     from autotune.network.sections import network_text, scaling_text
     from autotune.network.stage import nodes_here, scale_profile, tune_network

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.base.document import jsonable
+from autotune.base.answer_json import jsonable
 from autotune.base.files import write_atomically
 from autotune.base.wording import plural
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node

@@ -8,13 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from autotune.base.interval import (
-    Interval,
+from autotune.base.interval import Interval, RatioBounds
+from autotune.base.number_types import (
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
-    RatioBounds,
 )
 from autotune.trials.job_figures import Share
 from autotune.trials.values import JobName, TrialRequest

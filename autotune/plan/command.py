@@ -89,7 +89,7 @@ def plan(
     Each figure is marked as given, measured, predicted or assumed. --seq-length and
     --precision require --model.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.network.scaling import Assumed
     from autotune.plan.inputs import PlanRequest, plan
     from autotune.plan.sections import plan_text

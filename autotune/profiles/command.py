@@ -51,7 +51,7 @@ def show(
     With KEY or --explain: the origin of a setting (measured, requested, or default) and
     the measurements behind it.
     """
-    from autotune.base.document import answer_json, jsonable
+    from autotune.base.answer_json import answer_json, jsonable
     from autotune.integrations.sections import own_profile_text
     from autotune.integrations.store import StoredOwn, read_either
     from autotune.profiles.sections import profile_text
@@ -82,7 +82,7 @@ def _show_explanations(
         BadInput: If ``key`` is unknown.
     """
     from autotune.advice.sections import explanation_text, explanations_text
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.integrations.store import StoredOwn
     from autotune.profiles.decide.explain import explanations, select_explanations
     from autotune.search.sections import exploration_text
@@ -120,7 +120,7 @@ def verify(
     Compares every field of its fingerprint, and its figures with its trial log;
     measures nothing.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.integrations.store import read_either
     from autotune.profiles.approval import reject_unapproved
     from autotune.profiles.recorded_trials import read_trials
@@ -203,7 +203,7 @@ def approve(
     Any later edit of the profile voids its approval. --reject, --note and --as-edited
     require --by.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.integrations.store import read_either
     from autotune.profiles.approval import review
     from autotune.profiles.review_text import review_text
@@ -291,7 +291,7 @@ def _write_export(result: "Export", out: Path | None, *, as_json: bool) -> None:
         out: File of settings; the remarks go to a file beside it.
         as_json: True to print the whole export, without text on standard error.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.base.files import write_atomically
     from autotune.profiles.export_text import export_text
 
@@ -320,7 +320,7 @@ def _export_own(
             them.
         as_json: True to print settings and code as JSON.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.base.files import write_atomically
     from autotune.integrations.store import read_own
     from autotune.profiles.decide.export import export_own_values

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from autotune.base.interval import NonNegative, Positive
+from autotune.base.number_types import NonNegative, Positive
 from autotune.baseline.values import BaselineEvidence
 from autotune.machine.values import is_pretended
 from autotune.memory.values import ProbeEvidence

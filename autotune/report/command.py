@@ -52,7 +52,7 @@ def report(
     ] = "files",
 ) -> None:
     """Write a report as HTML, Markdown and JSON."""
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.integrations.store import is_own
     from autotune.report.stage import build_report, pull_request_text
     from autotune.trials.trial_log import report_directory

@@ -12,6 +12,7 @@ from autotune.advice.decide.rules import rank
 from autotune.advice.sections import figure_text, gain_text
 from autotune.advice.values import Advice
 from autotune.base import document as doc
+from autotune.base.answer_json import jsonable
 from autotune.base.wording import format_setting, shorten_list
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
@@ -363,7 +364,7 @@ def report_facts(
         ],
         "runs": [_run(profile_of(run, profiles), run) for run in reported],
     }
-    facts: dict[str, Any] = to_jsonable_python(doc.jsonable(said), inf_nan_mode="null")
+    facts: dict[str, Any] = to_jsonable_python(jsonable(said), inf_nan_mode="null")
     return facts
 
 
@@ -463,4 +464,4 @@ def _rate(rate: Rate | None) -> dict[str, Any] | None:
         "ranks": rate.ranks,
         "source": rate.source,
     }
-    return {**doc.jsonable(rate.interval), **more}
+    return {**jsonable(rate.interval), **more}

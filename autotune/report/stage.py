@@ -14,7 +14,8 @@ from autotune.advice.read_context import (
     other_settings_than,
     read_measured_run,
 )
-from autotune.base.files import readable_json, write_atomically
+from autotune.base.files import write_atomically
+from autotune.base.readable_json import readable_json
 from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost
 from autotune.profiles.approval import read_with_approval

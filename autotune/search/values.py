@@ -8,13 +8,12 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.base.interval import (
-    Interval,
+from autotune.base.interval import Interval, RatioBounds
+from autotune.base.number_types import (
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
-    RatioBounds,
 )
 from autotune.base.wording import plural
 from trainer.config.tables import StrictTable

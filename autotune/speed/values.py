@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from autotune.base.interval import Interval, NonNegativeFloat, Positive, PositiveFloat
+from autotune.base.interval import Interval
+from autotune.base.number_types import NonNegativeFloat, Positive, PositiveFloat
 from autotune.trials.values import JobName, TrialRequest
 from trainer.config.tables import StrictTable
 

@@ -146,7 +146,7 @@ def tune(
 
 
 def _say(result: "TuningResult", *, as_json: bool) -> None:
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.profiles.store import read_profile
     from autotune.tune.sections import tuning_text
 

@@ -134,7 +134,7 @@ def _sweep_profile(
         request: Windows to measure, with their time budget.
         job: Options of the SLURM job and of the output.
     """
-    from autotune.base.document import answer_json
+    from autotune.base.answer_json import answer_json
     from autotune.trials.session import open_session
     from autotune.tune.decide import sweep_time_text
     from autotune.workers.sections import workers_text

@@ -7,13 +7,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.base.interval import (
-    Interval,
+from autotune.base.interval import Interval, RatioBounds
+from autotune.base.number_types import (
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
-    RatioBounds,
 )
 from autotune.trials.job_figures import GpuUse, Share
 from autotune.trials.values import JobName, TrialRequest

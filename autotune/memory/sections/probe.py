@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base import document as doc
-from autotune.base.document import jsonable, table_of
+from autotune.base.answer_json import jsonable
+from autotune.base.document import table_of
 from autotune.base.render_console import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.memory.probed_model import ProbedModel

@@ -2,9 +2,8 @@
 
 from pydantic import Field
 
-from autotune.base.interval import (
-    SHOWN_CONFIDENCE,
-    Interval,
+from autotune.base.interval import SHOWN_CONFIDENCE, Interval
+from autotune.base.number_types import (
     NonNegative,
     NonNegativeFloat,
     Positive,

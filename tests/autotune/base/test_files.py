@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.base.files import check_writable, readable_json, write_atomically
+from autotune.base.files import check_writable, write_atomically
+from autotune.base.readable_json import readable_json
 from autotune.errors import BadInput
 
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 from pydantic import TypeAdapter
 
-from autotune.base import document
+from autotune.base import answer_json
 from autotune.cli import application, run
 from tests.autotune.compare.test_command import _write_run
 
@@ -99,9 +99,9 @@ def workdir(workdir_with_data):
 def answered(capsys, monkeypatch):
     """Return a function that runs a command and validates its JSON by its type."""
     given = []
-    plain = document.jsonable
+    plain = answer_json.jsonable
     monkeypatch.setattr(
-        document, "jsonable", lambda answer: given.append(answer) or plain(answer)
+        answer_json, "jsonable", lambda answer: given.append(answer) or plain(answer)
     )
 
     def run_and_check(line):

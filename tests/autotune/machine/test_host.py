@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.base.answer_json import jsonable
 from autotune.base.clock import SystemClock
-from autotune.base.document import jsonable
 from autotune.errors import MachineLacks
 from autotune.machine.host import LIBRARIES, SystemHost, _unescape
 from testbed.fakes import FakeClock, FakeHost

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.base.document import jsonable
+from autotune.base.answer_json import jsonable
 from autotune.errors import ProfileRejected, Undecided
 from autotune.memory.values import CurvePoint
 from autotune.network import scaling

@@ -1,7 +1,7 @@
 import json
 from dataclasses import replace
 
-from autotune.base.document import answer_json
+from autotune.base.answer_json import answer_json
 from autotune.memory.values import Share
 from autotune.plan.decide import Plan, plan_of
 from autotune.plan.sections import WIDTH, plan_text

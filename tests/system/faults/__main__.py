@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.base.files import readable_json
+from autotune.base.readable_json import readable_json
 from tests.system.faults import train
 from tests.system.faults.corpora import (
     kill_command,
