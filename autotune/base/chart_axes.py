@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _MAX_NAME_CHARACTERS = 44
 """Longest name in a chart; longer ones are cut, as they would leave no room to draw."""
 _MIN_UNITS = 4
-"""Fewest units of bytes that the largest value of an axis has. With GiB for 2 GiB, all
-parts of a bar would be fractions."""
+"""Fewest units of bytes that the largest value of an axis has. If an axis to 2 GiB were
+in GiB, all parts of a bar would be fractions."""
 _BYTE_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Steps between ticks on an axis of bytes, in its unit."""
 _MAX_BYTE_TICKS = 8
@@ -77,10 +77,13 @@ def scale_axis(
     """
     from matplotlib.ticker import FuncFormatter
 
-    unit = axis_unit(axis, max(values, default=1.0))
+    unit = axis_unit(axis, _largest(values))
+    is_x = direction == "x"
     if axis.log is not None:
-        getattr(axes, f"set_{direction}scale")("log", base=axis.log)
-    drawn_axis: Any = getattr(axes, f"{direction}axis")
+        set_scale = axes.set_xscale if is_x else axes.set_yscale
+        set_scale("log", base=axis.log)
+    # matplotlib types no method that is common to both.
+    drawn_axis: Any = axes.xaxis if is_x else axes.yaxis
     _set_ticks(drawn_axis, axis, values, unit)
     drawn_axis.set_major_formatter(
         FuncFormatter(lambda value, position: unit.format(value))
@@ -90,7 +93,13 @@ def scale_axis(
         label += f" ({unit.name})"
     drawn_axis.set_label_text(label)
     if axis.low is not None:
-        getattr(axes, f"set_{direction}lim")(axis.low)
+        set_limit = axes.set_xlim if is_x else axes.set_ylim
+        set_limit(axis.low)
+
+
+def _largest(values: list[float]) -> float:
+    """Return the largest value; 1 for a chart without values."""
+    return max(values) if values else 1.0
 
 
 def _set_ticks(
@@ -114,7 +123,7 @@ def _set_ticks(
         drawn_axis.set_major_locator(LogLocator(base=axis.log, subs=factors))
         drawn_axis.set_minor_formatter(NullFormatter())
     elif axis.unit == "bytes":
-        step = _byte_step(max(values, default=1.0) / unit.size)
+        step = _byte_step(_largest(values) / unit.size)
         drawn_axis.set_major_locator(MultipleLocator(unit.size * step))
     else:
         drawn_axis.set_major_locator(
@@ -138,10 +147,10 @@ def _byte_step(units: float) -> float:
 
 
 def _ticks_apart(axis: Axis) -> list[float]:
-    """Return the ticks, from the last to the first, whose labels do not touch.
+    """Return those ticks of an axis whose labels do not touch, the largest first.
 
-    A tick is left out if it is too close to the next one that is kept; the last tick
-    always stays.
+    The largest tick stays. A smaller one stays if it is far enough from the next larger
+    one that stays.
     """
     positions = {
         tick: math.log(max(tick, _TINY)) if axis.log else tick for tick in axis.ticks

@@ -23,23 +23,29 @@ if TYPE_CHECKING:
 
 INK = "#010203"
 """Placeholder that is replaced by the colour of the page's text."""
-COLOURS = (
-    "#0072b2",
-    "#e69f00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#d55e00",
-    "#f0e442",
-    "#8c8c8c",
-)
-"""Palette for readers with colour-vision deficiency (Okabe and Ito 2008), and a
-grey."""
-_GREY = COLOURS[7]
-_DARK = (COLOURS[0], COLOURS[2], COLOURS[5])
-"""Colours on which white text is easier to read than black."""
 
-# Sizes of the layout.
+# Palette for readers with colour-vision deficiency (Okabe and Ito 2008), and a grey.
+_BLUE = "#0072b2"
+_ORANGE = "#e69f00"
+_GREEN = "#009e73"
+_PURPLE = "#cc79a7"
+_SKY_BLUE = "#56b4e9"
+_VERMILION = "#d55e00"
+_YELLOW = "#f0e442"
+_GREY = "#8c8c8c"
+COLOURS = (
+    _BLUE,
+    _ORANGE,
+    _GREEN,
+    _PURPLE,
+    _SKY_BLUE,
+    _VERMILION,
+    _YELLOW,
+    _GREY,
+)
+"""Colours of lines, bars and parts, in the order in which they are used."""
+_DARK_COLOURS = (_BLUE, _GREEN, _VERMILION)
+"""Colours on which white text is easier to read than black."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,7 @@ _HEIGHT_INCHES = 3.6
 _STACK_TO_BAR_HEIGHT = 1.2
 """Height for a stacked bar relative to a plain one; figures are written into it."""
 _LEGEND_COLUMNS = 3
+"""Names beside each other in a legend."""
 _LEGEND_ROW_INCHES = 0.24
 """Height of a row of the legend."""
 _LONG_NAME_CHARACTERS = 20
@@ -74,9 +81,9 @@ _ROOM_FOR_LABEL_SHARE = 0.07
 """Share of the longest bar below which a part shows no figure."""
 _GAP_BEFORE_TEXT_SHARE = 0.015
 """Gap between a bar and the text at its end, as a share of the longest bar."""
-_AXIS_WITH_TEXT = 1.22
+_AXIS_LENGTH_OF_BARS = 1.22
 """Length of an axis relative to the longest bar, with room for the text at its end."""
-_AXIS_OF_STACKS = 1.03
+_AXIS_LENGTH_OF_STACKS = 1.03
 """Length of an axis relative to the longest stacked bar, which has no text at its
 end."""
 
@@ -201,9 +208,7 @@ def _draw_line(axes: "Axes", line: Line, points: list[Point]) -> None:
 
 def _draw_bars(axes: "Axes", drawing: BarChart) -> None:
     """Draw the bars with their bounds and texts, and name them."""
-    longest = max((_end_of_bar(bar) for bar in drawing.bars), default=0.0)
-    if longest == 0:
-        longest = 1.0  # an axis needs a length
+    longest = _longest([_end_of_bar(bar) for bar in drawing.bars])
     for index, bar in enumerate(drawing.bars):
         axes.barh(
             index,
@@ -229,13 +234,22 @@ def _draw_bars(axes: "Axes", drawing: BarChart) -> None:
             fontsize=_SMALL_FONT_POINTS,
         )
     scale_axis(axes, "x", drawing.axis, [longest])
-    axes.set_xlim(0, _AXIS_WITH_TEXT * longest)
+    axes.set_xlim(0, _AXIS_LENGTH_OF_BARS * longest)
     name_bars(axes, [bar.label for bar in drawing.bars])
 
 
 def _end_of_bar(bar: Bar) -> float:
     """Return the highest value that is drawn for a bar, its upper bound included."""
     return bar.value if bar.high is None else max(bar.value, bar.high)
+
+
+def _longest(ends: list[float]) -> float:
+    """Return the largest end of a bar; 1 without bars longer than 0.
+
+    An axis from 0 to 0 could not be drawn.
+    """
+    longest = max(ends, default=0.0)
+    return 1.0 if longest == 0 else longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +265,7 @@ class _Segment:
     size: float
     """Length of the segment on the axis."""
     colour: str
+    """Colour of all segments of this name."""
     is_in_legend: bool
     """True for the first segment of a name, so that the legend has each name once."""
 
@@ -260,9 +275,7 @@ def _draw_stacks(axes: "Axes", drawing: StackedBarChart) -> None:
     segments = _segments(drawing)
     ends = [segment.start + segment.size for segment in segments]
     ends += [reference_line.value for reference_line in drawing.reference_lines]
-    longest = max(ends, default=0.0)
-    if longest == 0:
-        longest = 1.0  # an axis needs a length
+    longest = _longest(ends)
     unit = axis_unit(drawing.axis, longest)
     scale_axis(axes, "x", drawing.axis, [longest])
     for segment in segments:
@@ -270,7 +283,7 @@ def _draw_stacks(axes: "Axes", drawing: StackedBarChart) -> None:
         if segment.size >= _ROOM_FOR_LABEL_SHARE * longest:
             _write_in_segment(axes, segment, unit.format(segment.size))
     _draw_vertical_lines(axes, drawing.reference_lines)
-    axes.set_xlim(0, _AXIS_OF_STACKS * longest)
+    axes.set_xlim(0, _AXIS_LENGTH_OF_STACKS * longest)
     name_bars(axes, [stack.label for stack in drawing.stacks])
 
 
@@ -303,6 +316,7 @@ def _segments(drawing: StackedBarChart) -> list[_Segment]:
 
 
 def _draw_segment(axes: "Axes", segment: _Segment) -> None:
+    """Draw a segment, and name it in the legend if it is the first of its name."""
     axes.barh(
         segment.bar_index,
         segment.size,
@@ -315,6 +329,7 @@ def _draw_segment(axes: "Axes", segment: _Segment) -> None:
 
 
 def _write_in_segment(axes: "Axes", segment: _Segment, text: str) -> None:
+    """Write a text in the middle of a segment, in a colour that can be read there."""
     axes.text(
         segment.start + segment.size / 2,
         segment.bar_index,
@@ -322,16 +337,17 @@ def _write_in_segment(axes: "Axes", segment: _Segment, text: str) -> None:
         ha="center",
         va="center",
         fontsize=_SMALL_FONT_POINTS,
-        color="#ffffff" if segment.colour in _DARK else "#111111",
+        color="#ffffff" if segment.colour in _DARK_COLOURS else "#111111",
     )
 
 
 def _draw_histogram(axes: "Axes", drawing: Histogram) -> None:
-    starts = [bin.start for bin in drawing.bins]
-    ends = [bin.end for bin in drawing.bins]
-    heights = [bin.height for bin in drawing.bins]
-    widths = [bin.end - bin.start for bin in drawing.bins]
-    axes.bar(starts, heights, width=widths, align="edge", color=COLOURS[0], linewidth=0)
+    """Draw the bars and the reference lines, and scale both axes."""
+    starts = [drawn_bin.start for drawn_bin in drawing.bins]
+    ends = [drawn_bin.end for drawn_bin in drawing.bins]
+    heights = [drawn_bin.height for drawn_bin in drawing.bins]
+    widths = [drawn_bin.end - drawn_bin.start for drawn_bin in drawing.bins]
+    axes.bar(starts, heights, width=widths, align="edge", color=_BLUE, linewidth=0)
     _draw_vertical_lines(axes, drawing.reference_lines)
     scale_axis(axes, "x", drawing.x, ends)
     scale_axis(axes, "y", drawing.y, heights)

@@ -1,4 +1,4 @@
-"""A clock as a port: code that waits or stamps times is tested without waiting."""
+"""The clock of code that waits or reads the time; tests replace it by a fake."""
 
 import time
 from datetime import UTC, datetime
@@ -6,7 +6,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Source of the time and of waiting; by default the machine's own clock."""
+    """Source of the time and of waiting.
+
+    The methods here are those of the machine's own clock; a fake replaces them.
+    """
 
     def monotonic_s(self) -> float:
         """Return seconds on CLOCK_MONOTONIC, the same for all processes of one boot."""

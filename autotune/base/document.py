@@ -5,6 +5,7 @@ A document has sections of text, tables and charts. ``render_console``,
 HTML.
 
 Nothing here is escaped or shortened: each renderer does that to every text alike.
+Charts may hold infinite values from untrusted files, which are not drawn.
 """
 
 import math
@@ -25,6 +26,9 @@ MAX_TEXT_CHARACTERS = 600
 DEEPEST_HEADING = 6
 """Lowest level of headings that Markdown and HTML support; the title has level 1."""
 
+ItemT = TypeVar("ItemT")
+"""Value from which ``table_of`` makes a row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
@@ -40,7 +44,6 @@ class Strong:
     text: str
 
 
-_T = TypeVar("_T")
 RenderText = Callable[[str], str]
 """Function that renders one part of running text in some format."""
 Words = tuple[str | Code | Strong, ...]
@@ -90,6 +93,7 @@ class Table:
     caption: str
     """Title of the table; if it is empty, a terminal shows none."""
     headers: tuple[str, ...]
+    """Header of each column."""
     rows: tuple[Row, ...]
     """Rows with one cell per column; a missing cell shows as n/a."""
     align: str = ""
@@ -100,8 +104,6 @@ class Table:
     complete."""
 
 
-# Charts hold values with their intervals, names and units. Infinite values, which
-# untrusted files may hold, are not drawn.
 Unit = Literal["count", "share", "bytes", "plain"]
 """Format of an axis: ``count`` has thousands separators, ``share`` is in per cent,
 ``bytes`` has the binary unit that fits, and ``plain`` four significant digits."""
@@ -114,6 +116,7 @@ class Axis:
     label: str
     """Name of the axis, without the unit of bytes."""
     unit: Unit = "plain"
+    """Format of the values."""
     log: Literal[2, 10] | None = None
     """Base of a logarithmic axis; None for a linear one."""
     ticks: tuple[float, ...] = ()
@@ -164,7 +167,9 @@ class Shade:
     """A shaded range of the horizontal axis."""
 
     start: float
+    """Lower end of the range."""
     end: float
+    """Upper end of the range."""
     label: str
     """Name in the legend."""
 
@@ -182,6 +187,7 @@ class LineChart:
     """Vertical axis."""
     lines: tuple[Line, ...]
     shade: Shade | None = None
+    """Range of the horizontal axis to shade; None for none."""
     reference_lines: tuple[ReferenceLine, ...] = ()
     """Horizontal lines, at values of the vertical axis."""
 
@@ -236,8 +242,11 @@ class HistogramBin:
     """One bar of a histogram, which covers a range of the horizontal axis."""
 
     start: float
+    """Lower end of the range."""
     end: float
+    """Upper end of the range."""
     height: float
+    """Height of the bar on the vertical axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +275,7 @@ def has_values(drawing: Drawing) -> bool:
         case StackedBarChart():
             return any(_has_visible_part(stack) for stack in drawing.stacks)
         case Histogram():
-            return any(bin.height > 0 for bin in drawing.bins)
+            return any(drawn_bin.height > 0 for drawn_bin in drawing.bins)
 
 
 def _has_finite_point(line: Line) -> bool:
@@ -285,6 +294,7 @@ class Chart:
     description: str
     """Description for readers who cannot see the drawing."""
     drawing: Drawing
+    """The drawing, which only HTML shows."""
     table: Table
     """Figures of the drawing; the only form of the chart in a terminal and Markdown."""
     small: bool = False
@@ -359,7 +369,7 @@ def render_words(
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital letter, and a full stop unless it has an end."""
+    """Return the text with a capital letter, and a full stop if it has no end mark."""
     text = text.strip()
     full_stop = "" if text.endswith((".", "!", "?")) else "."
     return f"{text[:1].upper()}{text[1:]}{full_stop}"
@@ -377,8 +387,8 @@ def bulleted(lines: Iterable[str]) -> Bullets:
 
 def table_of(
     caption: str,
-    items: Iterable[_T],
-    *columns: tuple[str, str, Callable[[_T], str | None]],
+    items: Iterable[ItemT],
+    *columns: tuple[str, str, Callable[[ItemT], str | None]],
     long: bool = False,
 ) -> Table:
     """Return a table with a row for each item.

@@ -38,13 +38,14 @@ class Estimate:
     n: int
     """Number of measurements."""
     scale: Scale = "log"
+    """Scale on which the figure is compared with others."""
     variance: float | None = None
     """Variance of the figure on its scale; None if the measurements show no spread that
     can be trusted."""
     degrees_of_freedom: float = 0.0
-    """Degrees of freedom of the variance, at least 1; no meaning without a variance."""
+    """Degrees of freedom of the variance, at least 1; not used without a variance."""
     reason_without_variance: str = "one figure shows no spread"
-    """Reason why there is no variance, if there is none."""
+    """Reason why there is no variance, for people; not used if there is one."""
 
     def __post_init__(self) -> None:
         if self.variance is not None and self.degrees_of_freedom < 1:
@@ -67,10 +68,10 @@ class Estimate:
         return self._bounded(half_width, confidence)
 
     def interval_of_comparison(self, confidence: float = CONFIDENCE) -> Interval:
-        """Return the figure, which compares two others, with its bounds.
+        """Return a figure that compares two others, with its bounds.
 
-        Unlike ``interval``, this keeps bounds of a ratio that are up to twice as wide
-        if they exclude 1, as they tell which of the two figures is higher.
+        If the bounds of a ratio exclude 1, they tell which of the two figures is
+        higher. Such bounds may be twice as wide as those of ``interval``.
         """
         half_width = self._half_width(confidence)
         if half_width is None:

@@ -5,6 +5,7 @@ backward pass finishes them. ``trainer.matmul_weights`` counts the first two on 
 model.
 """
 
+import math
 from dataclasses import dataclass
 
 from autotune.network.values import GradientPart
@@ -17,9 +18,11 @@ HIDDEN_SIZE = 768
 LAYERS = 12
 """Default number of layers for configs that leave it out: BERT's."""
 _FP32_BYTES = 4
+"""Bytes of an fp32 number."""
 _PREDICTED_ONLY_SHARE = 10 / 12
 """Share of a layer that a sparse last layer computes for masked tokens only: all but
-keys and values."""
+keys and values. In units of a matrix of the hidden size, attention has 4, two of them
+for keys and values, and an MLP of four times the hidden size has 8."""
 _VOCAB_MULTIPLE = 64
 """Multiple to which the trainer pads the embedding table, for whole tiles."""
 _PARTS_PER_LAYER = 4
@@ -40,6 +43,7 @@ class _EncoderShape:
 
     hidden_size: int
     layers: int
+    """Number of layers."""
     weights_per_layer: int
     """Elements of the matrices of one layer."""
 
@@ -50,11 +54,12 @@ class _EncoderShape:
 
 
 def _shape(train: TrainConfig) -> _EncoderShape:
+    """Return the sizes in a model's config, with defaults for those that it lacks."""
     hidden_size = config_count(train, "hidden_size", HIDDEN_SIZE)
     intermediate_size = config_number(train, "intermediate_size", 4 * hidden_size)
     # ModernBERT's MLP has a gate beside the two matrices of BERT's.
     mlp_matrices = 3 if train.model.config["model_type"] == "modernbert" else 2
-    attention_weights = 4 * hidden_size**2
+    attention_weights = 4 * hidden_size**2  # query, key, value and output
     return _EncoderShape(
         hidden_size=hidden_size,
         layers=config_count(train, "num_hidden_layers", LAYERS),
@@ -81,15 +86,18 @@ def expected_model_work(
     if layout is None:
         return None
     shape = _shape(train)
-    reaches: tuple[int | None, ...] = (None,) * shape.layers  # whole documents
     if layout == "modernbert":
-        reaches = _reaches(train, shape.layers)
+        reaches = _reaches_of_modernbert(train, shape.layers)
+    else:
+        # Every layer attends to whole documents.
+        reaches = (None,) * shape.layers
+    # The last layer is sparse unless its attention has a window.
     has_sparse_last_layer = reaches[-1] is None
     predicted_only = 0
     if has_sparse_last_layer:
         keys_and_values = 2 * shape.hidden_size**2
         predicted_only = shape.weights_per_layer - keys_and_values
-    padded_vocab_size = -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+    padded_vocab_size = math.ceil(vocab_size / _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
     mlm_head = shape.hidden_size**2 + shape.hidden_size * padded_vocab_size
     return ModelWork(
         parameters=parameters,
@@ -106,6 +114,10 @@ def estimate_vocab_size(train: TrainConfig, parameters: int) -> int | None:
 
     It follows from the parameters outside of the layers and the MLM head.
 
+    Args:
+        train: Settings with the model's config.
+        parameters: Number of all parameters.
+
     Returns:
         The number of vectors, or None if the architecture is not known.
     """
@@ -117,12 +129,12 @@ def estimate_vocab_size(train: TrainConfig, parameters: int) -> int | None:
     other_parameters = shape.layer_weights + hidden_size**2
     if layout == "bert":
         intermediate_size = config_number(train, "intermediate_size", 4 * hidden_size)
-        # Of the hidden size are the biases of query, key, value, the attention's output
-        # and the MLP's output, and weight and bias of two norms.
+        # Nine vectors have the hidden size: the biases of query, key, value, the
+        # attention's output and the MLP's output, and weight and bias of two norms.
         biases_and_norms = 9 * hidden_size + int(intermediate_size)
         positions = int(config_number(train, "max_position_embeddings", 512))
         other_parameters += shape.layers * biases_and_norms + hidden_size * positions
-    # An id has a vector in the embedding and a bias in the head.
+    # Each token id has a vector in the embedding and a bias in the head.
     return max(1, (parameters - other_parameters) // (hidden_size + 1))
 
 
@@ -138,29 +150,35 @@ def gradient_parts(train: TrainConfig, parameters: int) -> tuple[GradientPart, .
             gradients may have fewer elements, by less than the number of these parts.
     """
     shape = _shape(train)
-    in_layers = min(parameters, shape.layer_weights)
-    parts_count = shape.layers * _PARTS_PER_LAYER
-    elements = max(1, in_layers // parts_count)
+    parameters_in_layers = min(parameters, shape.layer_weights)
+    part_count = shape.layers * _PARTS_PER_LAYER
+    elements = max(1, parameters_in_layers // part_count)
     parts_of_layers = [
-        GradientPart(elements=elements, ready_share=number / parts_count)
-        for number in range(1, parts_count + 1)
+        GradientPart(elements=elements, ready_share=number / part_count)
+        for number in range(1, part_count + 1)
     ]
-    others = GradientPart(elements=max(1, parameters - in_layers), ready_share=1.0)
+    others = GradientPart(
+        elements=max(1, parameters - parameters_in_layers), ready_share=1.0
+    )
     return (*parts_of_layers, others)
 
 
 def largest_gather_bytes(train: TrainConfig, parameters: int) -> int:
     """Return the bytes of the most parameters that fsdp2 gathers at once, in fp32.
 
-    These are the parameters of one layer, or all those outside of the layers.
+    It gathers the parameters of one layer, or all those outside of the layers.
+
+    Args:
+        train: Settings with the model's config.
+        parameters: Number of all parameters.
     """
     shape = _shape(train)
     outside_layers = parameters - shape.layer_weights
     return _FP32_BYTES * max(shape.weights_per_layer, outside_layers)
 
 
-def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
-    """Return the reach of each layer of ModernBERT, as ``ModelWork.reaches``."""
+def _reaches_of_modernbert(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
+    """Return ``ModelWork.reaches`` of a ModernBERT with so many layers."""
     window_tokens = config_number(train, "local_attention", _LOCAL_ATTENTION_TOKENS)
     reach = int(window_tokens) // 2
     kinds = train.model.config.get("layer_types")
@@ -203,8 +221,8 @@ def config_count(train: TrainConfig, key: str, default: int) -> int:
 def position_share(train: TrainConfig, parameters: int | None) -> float:
     """Return the share of a step's matmuls that all positions take part in.
 
-    These positions include padding. Only the positions to predict take part in the
-    other matmuls, those of a sparse MLM head and of most of a sparse last layer. The
+    Padding is among these positions. Only the positions to predict take part in the
+    other matmuls: those of a sparse MLM head, and most of a sparse last layer. The
     share is one of multiply-adds with weights; attention's own matmuls are left out.
 
     Args:
@@ -219,14 +237,14 @@ def position_share(train: TrainConfig, parameters: int | None) -> float:
     if FAMILIES.get(train.model.config["model_type"]) is None:
         return 1.0
     shape = _shape(train)
-    in_layers = shape.layer_weights
     # Mostly the embedding table, which is also the last matrix of the MLM head.
-    embedding = max(0.0, parameters - in_layers)
+    embedding_weights = max(0.0, parameters - shape.layer_weights)
     predicted_only = 0.0
     if train.last_layer == "sparse":
         predicted_only = _PREDICTED_ONLY_SHARE * shape.weights_per_layer
-    at_predicted = train.masking_probability * (
-        embedding + shape.hidden_size**2 + predicted_only
+    # Multiply-adds for each position, on average.
+    predicted_work = train.masking_probability * (
+        embedding_weights + shape.hidden_size**2 + predicted_only
     )
-    at_all = in_layers - predicted_only
-    return at_all / (at_all + at_predicted)
+    common_work = shape.layer_weights - predicted_only
+    return common_work / (common_work + predicted_work)

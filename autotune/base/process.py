@@ -1,4 +1,8 @@
-"""Child processes that the kernel signals when this process ends."""
+"""Child processes that the kernel signals when their parent ends.
+
+To the kernel, the parent is the thread that started the child: a child of a thread that
+ends gets the signal, even if the process continues.
+"""
 
 import ctypes
 import functools
@@ -50,7 +54,7 @@ def start_child(
 
     Args:
         command: Program and arguments.
-        end_signal: The signal.
+        end_signal: As for ``end_with_parent``.
         options: Further arguments of ``subprocess.Popen``.
     """
     before_exec = functools.partial(end_with_parent, os.getpid(), end_signal)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.base import document as doc
-from autotune.base.document import FACTS, render_words
+from autotune.base.document import render_words
 from autotune.base.tables import printable_line, terminal_columns, text_table
 
 _INDENT = "  "
 
 
 def console_text(blocks: Sequence[doc.Block]) -> str:
-    """Return a command's output for a terminal, tables and sections set apart.
+    """Return a command's output for a terminal.
 
     Charts become their tables. Tables fit the terminal on standard output, if any.
     """
@@ -21,7 +21,12 @@ def console_text(blocks: Sequence[doc.Block]) -> str:
 
 
 def _console_blocks(blocks: Sequence[doc.Block], max_columns: int | None) -> str:
-    """Return blocks as text, with tables of at most ``max_columns``, if not None."""
+    """Return blocks as text; an empty line sets tables and sections apart.
+
+    Args:
+        blocks: The blocks.
+        max_columns: Width of tables; None does not limit it.
+    """
     parts = []
     for is_set_apart, group in itertools.groupby(blocks, _is_set_apart):
         gap = "\n\n" if is_set_apart else "\n"
@@ -34,6 +39,7 @@ def _is_set_apart(block: doc.Block) -> bool:
 
 
 def _console_block(block: doc.Block, max_columns: int | None) -> str:
+    """Return one block as text; arguments are as for ``_console_blocks``."""
     match block:
         case doc.Paragraph():
             return _console_words(block.words)
@@ -64,15 +70,17 @@ def _console_block(block: doc.Block, max_columns: int | None) -> str:
 
 
 def _console_table(table: doc.Table, max_columns: int | None) -> str:
+    """Return a table under its caption, if it has one; facts have no headers."""
+    is_facts = table.headers == doc.FACTS
     text = text_table(
         table.headers,
         table.rows,
         table.align,
         max_columns=max_columns,
-        # Facts are pairs already, and their headers are left out.
-        always_columns=table.headers == FACTS,
+        # A line for each header with its cell would repeat the headers of facts.
+        always_columns=is_facts,
     )
-    if table.headers == FACTS:
+    if is_facts:
         _, _, text = text.partition("\n")
     else:
         text = text.rstrip("\n")

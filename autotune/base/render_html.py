@@ -16,6 +16,7 @@ from autotune.base.document import (
     shortened,
 )
 from autotune.base.svg import render_svg
+from autotune.base.tables import column_sides
 
 _SHORT_CELL_CHARACTERS = 14
 """Length of a cell above which the style sheet keeps its column wide."""
@@ -24,12 +25,13 @@ _LONG_WORD_CHARACTERS = 26
 
 
 def report_html(document: doc.Document) -> str:
-    """Return the whole report as an HTML page.
+    """Return the whole report, of at least one section, as an HTML page.
 
-    Every text is escaped here, and nowhere before.
+    The table of contents follows the first section. Every text is escaped here, and
+    nowhere before.
     """
     chart_numbers = itertools.count(1)
-    first_section, *other_sections = (
+    sections = [
         _html_section(
             section,
             level=2,
@@ -37,7 +39,8 @@ def report_html(document: doc.Document) -> str:
             number_html=f'<span class="number">{number}</span> ',
         )
         for number, section in enumerate(document.sections, start=1)
-    )
+    ]
+    first_section, *other_sections = sections
     contents = "".join(
         f'<li><a href="#{escape(section.key)}">{_html_cell(section.title)}</a></li>'
         for section in document.sections
@@ -54,13 +57,17 @@ def report_html(document: doc.Document) -> str:
 
 
 def _html_head(title: str) -> str:
-    """Return the head of the page, with the style and a policy for nothing else."""
+    """Return the head of the page.
+
+    Args:
+        title: Title of the page, escaped.
+    """
     style = (
         importlib.resources.files("autotune.base")
         .joinpath("page.css")
         .read_text(encoding="utf-8")
     )
-    # The policy allows only this very style, and nothing else of any kind.
+    # The policy allows this style, by its hash, and no other resource of any kind.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action"
@@ -90,6 +97,7 @@ def _html_blocks(
 
 
 def _html_block(block: doc.Block, level: int, chart_numbers: Iterator[int]) -> str:
+    """Return one block as HTML; arguments are as for ``_html_blocks``."""
     match block:
         case doc.Paragraph():
             attribute = ' class="headline"' if block.large else ""
@@ -133,6 +141,7 @@ def _html_missing(missing: doc.Missing) -> str:
 
 
 def _html_chart(chart: doc.Chart, key: str) -> str:
+    """Return a chart with its table; ``key`` is the prefix of all ids in the chart."""
     title = shortened(chart.title)
     name = escape(title)
     data = (
@@ -160,6 +169,14 @@ def _html_section(
     chart_numbers: Iterator[int],
     number_html: str = "",
 ) -> str:
+    """Return a section, as a card if it has a badge.
+
+    Args:
+        section: The section.
+        level: Level of its heading.
+        chart_numbers: As for ``_html_blocks``.
+        number_html: HTML in front of the title.
+    """
     attribute = ""
     badge = ""
     if section.badge is not None:
@@ -175,10 +192,10 @@ def _html_section(
 
 
 def _html_table(table: doc.Table) -> str:
-    sides = table.align.ljust(len(table.headers), "l")
+    sides = column_sides(table.align, len(table.headers))
     head = "".join(
         _html_header(header, side)
-        for header, side in zip(table.headers, sides, strict=False)
+        for header, side in zip(table.headers, sides, strict=True)
     )
     rows = "".join(
         f"<tr>{''.join(map(_html_table_cell, row, sides))}</tr>\n" for row in table.rows
@@ -200,9 +217,9 @@ def _html_header(header: str, side: str) -> str:
 def _html_table_cell(cell: str | None, side: str) -> str:
     """Return a cell with the class by which the style sheet breaks and aligns it.
 
-    A cell with a word too long for a column may break anywhere (``w``), the others only
-    between words: figures are right-aligned (``r``), and longer texts get a wide column
-    (``t``).
+    - ``w``: a cell with a word too long for a column, which may break anywhere;
+    - ``r``: another cell that is aligned to the right, such as a figure;
+    - ``t``: another cell with a longer text, which gets a wide column.
     """
     text = shortened(cell)
     longest_word = max(map(len, text.split()), default=0)

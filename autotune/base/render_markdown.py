@@ -12,10 +12,13 @@ from autotune.base.document import (
 )
 from autotune.base.tables import escape_markdown, markdown_table
 
+_TOP_LEVEL = 2
+"""Level of headings of sections that are in no other section; the title has level 1."""
+
 
 def markdown_text(blocks: Sequence[doc.Block]) -> str:
     """Return blocks as Markdown without a final newline."""
-    return "\n\n".join(_markdown_parts(blocks, 2))
+    return "\n\n".join(_markdown_parts(blocks, _TOP_LEVEL))
 
 
 def report_markdown(document: doc.Document) -> str:
@@ -25,12 +28,17 @@ def report_markdown(document: doc.Document) -> str:
     """
     parts = [f"# {_markdown_cell(document.title)}", _markdown_plain(document.subtitle)]
     for number, section in enumerate(document.sections, start=1):
-        parts += _markdown_section(section, 2, f"{number}. ")
+        parts += _markdown_section(section, _TOP_LEVEL, f"{number}. ")
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown_parts(blocks: Sequence[doc.Block], level: int) -> list[str]:
-    """Return the parts of blocks, between which Markdown has an empty line."""
+    """Return the parts of blocks, between which Markdown has an empty line.
+
+    Args:
+        blocks: The blocks.
+        level: Level of the headings of sections among them.
+    """
     parts: list[str] = []
     for block in blocks:
         parts += _markdown_block(block, level)
@@ -38,15 +46,15 @@ def _markdown_parts(blocks: Sequence[doc.Block], level: int) -> list[str]:
 
 
 def _markdown_block(block: doc.Block, level: int) -> list[str]:
+    """Return the parts of one block; arguments are as for ``_markdown_parts``."""
     match block:
         case doc.Paragraph():
             return [_markdown_words(block.words)]
         case doc.Missing():
             message = f"{_markdown_cell(block.subject)}: {block.state}"
             if block.commands:
-                message += (
-                    f" (run: {', then '.join(map(_markdown_code, block.commands))})"
-                )
+                commands = ", then ".join(map(_markdown_code, block.commands))
+                message += f" (run: {commands})"
             return [f"{message}."]
         case doc.Bullets():
             return ["\n".join(f"- {_markdown_words(item)}" for item in block.items)]
@@ -74,6 +82,13 @@ def _markdown_block(block: doc.Block, level: int) -> list[str]:
 
 
 def _markdown_section(section: doc.Section, level: int, number: str = "") -> list[str]:
+    """Return the parts of a section.
+
+    Args:
+        section: The section.
+        level: Level of its heading.
+        number: Text in front of the title, such as ``1. ``.
+    """
     hashes = "#" * min(level, DEEPEST_HEADING)
     badge = f"({section.badge}) " if section.badge else ""
     heading = f"{hashes} {number}{badge}{_markdown_plain(section.title)}"
@@ -108,7 +123,7 @@ def _markdown_strong(text: str) -> str:
 def _markdown_code(text: str) -> str:
     """Return text in backticks, or in ``<code>`` if it needs entities.
 
-    Entities are decoded only in the element.
+    Markdown decodes entities in the HTML element, but not in backticks.
     """
     line = shortened(text, MAX_TEXT_CHARACTERS)
     escaped = _markdown_plain(text)

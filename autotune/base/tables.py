@@ -1,7 +1,7 @@
 """Tables as text, for a terminal and as Markdown.
 
-Names in them may come from untrusted files, so control characters in cells are written
-out first.
+Names in tables may come from untrusted files, so that control characters are written
+out in all cells.
 """
 
 import itertools
@@ -32,18 +32,18 @@ _MARKUP = re.compile(
 
 
 def printable_line(text: str | None) -> str:
-    """Return the text as one line with control characters written out.
+    """Return the text as one line that cannot control a terminal; ``n/a`` for None.
 
-    So no name can control a terminal. Return ``n/a`` if the text is None.
+    Control characters are written out.
     """
     return "n/a" if text is None else printable(" ".join(text.splitlines()))
 
 
 def escape_markdown(text: str | None) -> str:
-    """Return the text as one line that Markdown shows verbatim.
+    """Return the text as one line that Markdown shows verbatim; ``n/a`` for None.
 
     Characters of markup become entities, as renderers differ in how they read
-    backslashes. Return ``n/a`` if the text is None.
+    backslashes.
     """
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", printable_line(text))
 
@@ -70,8 +70,8 @@ def text_table(
 ) -> str:
     """Return columns aligned for a terminal, without a final newline.
 
-    The cells of a table that is too wide are broken between words. If the table is too
-    wide even so, each row becomes several lines, one for each header with its cell.
+    Cells are broken between words if the table is too wide. If single words make it too
+    wide, each row becomes several lines, one for each header with its cell.
 
     Args:
         headers: Header of each column.
@@ -79,7 +79,7 @@ def text_table(
         align: One letter per column, ``l`` (left) or ``r`` (right); further columns are
             left-aligned.
         max_columns: Width to fit; None does not limit it.
-        always_columns: True if a table that is too wide even so keeps its columns.
+        always_columns: True if the table keeps its columns however wide its words are.
 
     Raises:
         ValueError: If a row has another number of cells than there are headers.
@@ -93,11 +93,16 @@ def text_table(
         if sum(least_widths) > room and not always_columns:
             return _pairs(lines)
         widths = _fit(widths, least_widths, room)
-    sides = align.ljust(len(headers), "l")
+    sides = column_sides(align, len(headers))
     padded_lines: list[str] = []
     for line in lines:
         padded_lines += _padded_lines(line, widths, sides)
     return "\n".join(padded_lines)
+
+
+def column_sides(align: str, column_count: int) -> str:
+    """Return the alignment of each column; ``align`` may be shorter or longer."""
+    return align.ljust(column_count, "l")[:column_count]
 
 
 def _padded_lines(
@@ -111,8 +116,7 @@ def _padded_lines(
     for parts in itertools.zip_longest(*wrapped_cells, fillvalue=""):
         padded_parts = [
             _pad(text, width, side)
-            # There may be more sides than columns.
-            for text, width, side in zip(parts, widths, sides, strict=False)
+            for text, width, side in zip(parts, widths, sides, strict=True)
         ]
         padded_lines.append(_GAP.join(padded_parts).rstrip())
     return padded_lines
@@ -152,6 +156,7 @@ def _wrap(text: str, width: int) -> list[str]:
         return [text]
     parts = [""]
     for word in text.split():
+        # The first word gets a blank in front, which is dropped.
         longer = f"{parts[-1]} {word}".lstrip()
         if _display_width(longer) <= width:
             parts[-1] = longer
@@ -161,9 +166,10 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _pairs(lines: Sequence[Sequence[str]]) -> str:
-    """Return a line for each cell with text, after its header; rows are set apart.
+    """Return a line ``header: cell`` for each cell with text; rows are set apart.
 
-    ``lines`` are the headers and the rows.
+    Args:
+        lines: The headers, and after them the rows.
     """
     headers, *rows = lines
     groups = []
@@ -177,9 +183,9 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "")
     """Return a GitHub-flavoured table whose cells cannot start markup.
 
     Raises:
-        ValueError: As ``text_table`` does.
+        ValueError: If a row has another number of cells than there are headers.
     """
-    sides = align.ljust(len(headers), "l")[: len(headers)]
+    sides = column_sides(align, len(headers))
     head, *body = [
         [escape_markdown(cell) for cell in line]
         for line in _printable_cells(headers, rows)
@@ -215,6 +221,6 @@ def _character_width(character: str) -> int:
 
 
 def _pad(text: str, width: int, side: str) -> str:
-    """Return a text padded to a width: on the left if ``side`` is ``r``, else right."""
+    """Return a text padded to a width; ``side`` ``r`` aligns it to the right."""
     space = " " * (width - _display_width(text))
     return space + text if side == "r" else text + space

@@ -8,7 +8,8 @@ import re
 import sys
 from collections.abc import Mapping
 
-# Factors of the units that are read, whose names are in lower case.
+# Factors of the units that are read. Their names are in lower case, as is a unit before
+# it is looked up.
 _BYTES = {
     "b": 1.0,
     "k": 1e3,
@@ -60,7 +61,7 @@ _EXACT_BYTE_UNITS = (
     ("MB", 10**6),
     ("MiB", 2**20),
 )
-"""Units of exact sizes; the first that divides a size is taken."""
+"""Units of exact sizes, the preferred ones first."""
 _ROUNDS_TO_ONE = 0.99995
 """Smallest share of a unit that four significant digits show as 1 of it."""
 _ROUNDS_TO_FIVE_DIGITS = 9999.5
@@ -85,7 +86,7 @@ def parse_bytes(text: str) -> int:
 def exact_bytes(size_bytes: int) -> str:
     """Return a size that ``parse_bytes`` reads back exactly: ``94GB``, ``2GiB``.
 
-    The unit is the largest one of which the size is a whole number.
+    The unit is the first of ``_EXACT_BYTE_UNITS`` of which the size is a whole number.
     """
     for unit, unit_bytes in _EXACT_BYTE_UNITS:
         if size_bytes % unit_bytes == 0:
@@ -109,7 +110,7 @@ def format_bytes(size_bytes: float | None) -> str:
 
 
 def _unit_that_fits(size_bytes: float) -> tuple[str, int]:
-    """Return the largest unit that is at most a size, and its bytes."""
+    """Return the largest unit that is at most a size, with its bytes; at least B."""
     for unit, unit_bytes in BYTE_UNITS:
         if abs(size_bytes) >= unit_bytes:
             return unit, unit_bytes
@@ -214,11 +215,12 @@ def _parse_quantity(
     Args:
         text: Number and unit.
         units: Factor of each unit; the key ``""`` stands for none.
-        kind: What the number is, for the message.
+        kind: Kind of quantity, for the message, such as ``a size``.
         least: Smallest value; by default, the smallest positive one.
 
     Raises:
-        ValueError: If the text is no such number, or too small or infinite.
+        ValueError: If the text is no such number, or too small or infinite. The message
+            has no subject, which the caller adds: ``is not a size``.
     """
     match = _QUANTITY.fullmatch(text)
     if match:

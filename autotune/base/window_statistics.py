@@ -22,23 +22,23 @@ MIN_WINDOWS = 3
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Return the 20 % trimmed mean."""
+    """Return the 20 % trimmed mean of at least one value."""
     trimmed_count = _trimmed_count(len(values))
     kept = sorted(values)[trimmed_count : len(values) - trimmed_count]
     return statistics.fmean(kept)
 
 
-def _trimmed_count(n: int) -> int:
-    """Return how many of ``n`` values are left out at each end."""
-    return int(TRIMMED_SHARE * n)
+def _trimmed_count(value_count: int) -> int:
+    """Return how many of so many values are left out at each end."""
+    return int(TRIMMED_SHARE * value_count)
 
 
 def scaled_residuals(values: Sequence[float]) -> list[float]:
     """Return the deviations of values from their trimmed mean.
 
-    They are scaled by the square root of n / (n - 1), so that their population variance
-    is the sample variance of the values: residuals of several figures may be put
-    together then.
+    The deviations of n values are scaled by the square root of n / (n - 1), so that
+    their population variance is the sample variance of the values. Residuals of several
+    figures may then be put together.
 
     Returns:
         The deviations, or an empty list for fewer than two values.
@@ -62,8 +62,8 @@ def estimate_windows(
     Args:
         values: Rates of windows, or ratios within rounds.
         scale: Scale of comparison.
-        residuals: ``scaled_residuals`` on that scale, by default those of the values.
-            Those of other figures with the same noise may be added.
+        residuals: ``scaled_residuals`` of the values on that scale, and of other
+            figures with the same noise; None takes those of the values alone.
 
     Raises:
         ValueError: If there are no values.
@@ -77,19 +77,27 @@ def estimate_windows(
 
     if residuals is None:
         residuals = scaled_residuals(points)
-    m = len(residuals)  # n, unless those of other figures are added
-    if m < MIN_WINDOWS:
+    residual_count = len(residuals)
+    if residual_count < MIN_WINDOWS:
         return Estimate(
             value=value, n=n, scale=scale, reason_without_variance=NOT_ENOUGH
         )
-    # The spread must be winsorised exactly if the mean is trimmed, even if added
-    # residuals are enough for it.
-    trimmed_count = _trimmed_count(m) if _trimmed_count(n) > 0 else 0
-    kept_count = m - 2 * trimmed_count
-    # Yuen's variance of a mean of m values, times m / n as the mean is one of n; the
-    # factor (m - 1) / m takes back the scale of the residuals.
-    spread = statistics.pvariance(_winsorised(residuals, trimmed_count))
-    variance = spread * (m - 1) / (kept_count * (kept_count - 1)) * m / n
+    # Winsorise the spread only if the mean was trimmed: too few values to trim stay too
+    # few, however many residuals of other figures there are.
+    trimmed_residuals = 0
+    if _trimmed_count(n) > 0:
+        trimmed_residuals = _trimmed_count(residual_count)
+    kept_count = residual_count - 2 * trimmed_residuals
+    spread = statistics.pvariance(_winsorised(residuals, trimmed_residuals))
+    # Yuen's variance of the trimmed mean of as many values as there are residuals. The
+    # mean is one of only n values, so its variance is larger by the ratio of both.
+    variance = (
+        spread
+        * (residual_count - 1)
+        / (kept_count * (kept_count - 1))
+        * residual_count
+        / n
+    )
     return Estimate(
         value=value,
         n=n,
@@ -100,9 +108,11 @@ def estimate_windows(
 
 
 def _winsorised(values: Sequence[float], trimmed_count: int) -> list[float]:
-    """Return the values with the lowest and highest replaced by the nearest kept one.
+    """Return the values in order, the outermost replaced by the nearest other one.
 
-    ``trimmed_count`` values are replaced at each end.
+    Args:
+        values: More than twice ``trimmed_count`` values.
+        trimmed_count: Number of values to replace at each end.
     """
     in_order = sorted(values)
     lowest = in_order[trimmed_count]
@@ -116,10 +126,10 @@ def paired_ratio(
     confidence: float = CONFIDENCE,
     candidates: int = 1,
 ) -> Interval:
-    """Return the ratio of the first to the second of figures of the same rounds.
+    """Return the ratio of two figures that were measured in the same rounds.
 
     Args:
-        pairs: Two figures of each round.
+        pairs: Both figures of each round; the ratio is that of the first to the second.
         confidence: Confidence of the bounds.
         candidates: Number of ratios of which this one may have been picked as the
             highest. Its bounds are widened until all ratios lie within theirs with the
@@ -134,26 +144,31 @@ def paired_ratio(
 
 
 def estimate_from_bounds(interval: Interval, n: int | None = None) -> Estimate:
-    """Return the estimate that has these bounds.
+    """Return the estimate on the ``log`` scale that has these bounds.
+
+    Without bounds, it has no variance.
 
     Args:
         interval: The figure with its bounds.
         n: Number of windows, for Student's t; None for a prediction, whose bounds are
             those of a normal distribution.
     """
-    measurements = n if n else 1
+    if n is None:
+        measurements = 1
+        degrees_of_freedom = NORMAL_DEGREES_OF_FREEDOM
+        reason_without_variance = "its prediction shows no spread"
+    else:
+        measurements = n
+        degrees_of_freedom = max(1, n - 2 * _trimmed_count(n) - 1)
+        reason_without_variance = NOT_ENOUGH
     low, high, confidence = interval.low, interval.high, interval.confidence
     if low is None or high is None or confidence is None or low <= 0:
         return Estimate(
             value=interval.value,
             n=measurements,
-            reason_without_variance=NOT_ENOUGH
-            if n
-            else "its prediction shows no spread",
+            reason_without_variance=reason_without_variance,
         )
-    degrees_of_freedom = NORMAL_DEGREES_OF_FREEDOM
-    if n is not None:
-        degrees_of_freedom = max(1, n - 2 * _trimmed_count(n) - 1)
+    # The inverse of ``Estimate.interval`` on the ``log`` scale.
     half_width = math.log(high / low) / 2
     variance = (half_width / t_quantile(confidence, degrees_of_freedom)) ** 2
     return Estimate(
