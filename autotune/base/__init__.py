@@ -2,8 +2,9 @@
 
 It has units and wording of figures (``units``, ``wording``), values with bounds
 (``interval``) and their statistics (``estimates``, ``window_statistics``,
-``step_statistics``), files and child processes (``files``, ``process``), and documents
-with their renderers.
+``step_statistics``), files and child processes (``files``, ``process``), JSON
+(``answer_json`` for programs, ``readable_json`` for people), and documents with their
+renderers.
 
 Begin with ``document``, the content of a report or of a command's output. Then read
 ``render_console``, ``render_markdown`` and ``render_html``, which turn it into text;

@@ -47,8 +47,8 @@ _MAX_SERVER_LOG_CHARACTERS = 2000
 class ForkServerMachine(StartedMachine):
     """Machine that forks every trial from a server process that has torch loaded.
 
-    Each rank of a trial has its own session, and is killed with its whole process group
-    when it ends. The server itself uses no GPU.
+    Each rank of a trial has its own session. When the rank ends, its whole process
+    group is killed. The server itself uses no GPU.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ForkServerMachine(StartedMachine):
 
         Args:
             device: Device of the trainer's trials; on a CPU they have the trainer's
-                environment. Has no effect with ``preload``, as trials of your code have
+                environment. It has no effect with ``preload``: trials of your code have
                 your environment, as your training will.
             preload: Function to call instead of loading the trainer.
             start_timeout_s: Longest time that the server may take to import.

@@ -22,7 +22,7 @@ END_FILE = "end"
 
 
 class JobStatus(StrEnum):
-    """How a job ended on one rank."""
+    """Way in which a job ended on one rank."""
 
     MEASURED = "measured"
     """The job completed, and has figures."""
@@ -62,7 +62,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAccount:
-    """How one rank of a trial ended."""
+    """Account of a rank that has ended: its result, its process and its log."""
 
     result: JobResult | None
     """Result that the rank wrote; None if it ended before."""

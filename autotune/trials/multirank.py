@@ -36,6 +36,7 @@ from trainer.environment import CPU_ENVIRONMENT
 from trainer.files import write_atomically
 
 MODULE = "autotune.trials.jobs.multirank_worker"
+"""Module that each rank runs."""
 POLL_S = 0.02
 """Time between two looks at the ranks' files, in seconds."""
 MAX_RESULT_BYTES = 64 * 2**20
@@ -73,11 +74,11 @@ class MultirankMachine(StartedMachine):
         """Process of torchrun, or of the program that starts it on all nodes; None
         while there are no ranks."""
         self._directory = scratch
-        """Directory for the trials of the ranks that run; a new one for each start."""
+        """Directory for trials since the last start of the ranks."""
         self._starts = 0
         """Number of starts of the ranks so far."""
         self._trials = 0
-        """Number of trials that the ranks that run have got."""
+        """Number of trials since the last start of the ranks."""
 
     def _run(self, trial: Trial) -> Outcome:
         process = self._ensure_started()
@@ -110,7 +111,8 @@ class MultirankMachine(StartedMachine):
         for file in sorted(directory.glob("rank-*.json")):
             result = _read_result(file)
             if result is not None and result.status is not JobStatus.MEASURED:
-                # The result says all: torchrun ends ranks, and they share one log.
+                # Processes and logs of the ranks are torchrun's, so nothing is known of
+                # them but their results.
                 account = RankAccount(
                     result=result,
                     exit_code=None,

@@ -56,8 +56,6 @@ def _has_tokens_per_s(profile: Profile) -> bool:
 
 def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
     """Yield every rate of a profile, each of one GPU."""
-    workers = profile.evidence.workers
-    network = profile.evidence.network
     flops_per_token = least_flops_per_token(profile.train, profile.parameters)
     for token_rate in _token_rates(profile):
         yield GpuRate(
@@ -65,21 +63,33 @@ def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
             per_s=flops_per_token * token_rate.tokens_per_s / token_rate.ranks,
             kind=token_rate.number_format,
         )
-    if workers is not None:
-        for row in workers.rows:
-            for flops_per_s in row.model_flops_per_s_per_rank:
-                yield GpuRate(
-                    name=f"{row.num_workers} DataLoader workers",
-                    per_s=flops_per_s,
-                    kind=_profile_format(profile),
-                )
-    if network is not None:
-        for flops_per_s in network.matmul_flops_per_s:
-            yield GpuRate(name="matmuls", per_s=flops_per_s)
-        for link in network.links:
+    yield from _counted_flops(profile)
+    yield from _rates_of_links(profile)
+
+
+def _counted_flops(profile: Profile) -> Iterator[GpuRate]:
+    """Yield the FLOP/s that windows of the sweep of DataLoader workers counted."""
+    workers = profile.evidence.workers
+    if workers is None:
+        return
+    for row in workers.rows:
+        for flops_per_s in row.model_flops_per_s_per_rank:
             yield GpuRate(
-                name=f"links {link.scope}", per_s=link.bytes_per_s, kind="links"
+                name=f"{row.num_workers} DataLoader workers",
+                per_s=flops_per_s,
+                kind=_profile_format(profile),
             )
+
+
+def _rates_of_links(profile: Profile) -> Iterator[GpuRate]:
+    """Yield the rates of matmuls and links that were measured on all ranks."""
+    network = profile.evidence.network
+    if network is None:
+        return
+    for flops_per_s in network.matmul_flops_per_s:
+        yield GpuRate(name="matmuls", per_s=flops_per_s)
+    for link in network.links:
+        yield GpuRate(name=f"links {link.scope}", per_s=link.bytes_per_s, kind="links")
 
 
 def _token_rates(profile: Profile) -> Iterator[_TokenRate]:
@@ -92,6 +102,7 @@ def _token_rates(profile: Profile) -> Iterator[_TokenRate]:
 
 
 def _probe_rates(profile: Profile) -> Iterator[_TokenRate]:
+    """Yield the rates of micro-batch sizes; they are those of full sequences."""
     probe = profile.evidence.probe
     if probe is None:
         return
@@ -108,6 +119,7 @@ def _probe_rates(profile: Profile) -> Iterator[_TokenRate]:
 
 
 def _loading_rates(profile: Profile) -> Iterator[_TokenRate]:
+    """Yield the rates of numbers of DataLoader workers, and of cached batches."""
     workers = profile.evidence.workers
     # A replayed step computes nothing.
     if workers is None or workers.replayed_step_s is not None:
@@ -129,6 +141,7 @@ def _loading_rates(profile: Profile) -> Iterator[_TokenRate]:
 
 
 def _baseline_rates(profile: Profile) -> Iterator[_TokenRate]:
+    """Yield the rates of the recipes that are compared with the paper baseline."""
     baseline = profile.evidence.baseline
     if baseline is None:
         return
@@ -147,6 +160,7 @@ def _baseline_rates(profile: Profile) -> Iterator[_TokenRate]:
 
 
 def _exploration_rates(profile: Profile) -> Iterator[_TokenRate]:
+    """Yield the rates of the configurations that were explored."""
     explore = profile.evidence.explore
     if explore is None:
         return
@@ -162,6 +176,7 @@ def _exploration_rates(profile: Profile) -> Iterator[_TokenRate]:
 
 
 def _network_rates(profile: Profile) -> Iterator[_TokenRate]:
+    """Yield the rates of gradient synchronisations and of numbers of nodes."""
     network = profile.evidence.network
     if network is None:
         return

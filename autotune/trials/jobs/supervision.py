@@ -121,7 +121,7 @@ def _fork_ranks(request: RunRequest) -> list[RankProcess]:
     for rank in range(request.local_ranks):
         pid = os.fork()
         if pid == 0:
-            # In the child, which ends there.
+            # This is the child, which ends in this call.
             run_rank(request, rank, server_pid)
         processes.append(RankProcess(pid=pid))
     return processes
