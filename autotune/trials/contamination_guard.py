@@ -80,7 +80,7 @@ class ContaminationGuard:
         reasons = self._disturbances(trial, uuids, series_by_gpu)
         reasons += self._wait_for_baseline(uuids, WAIT_AFTER_S)
         outcome = with_gpu_activity(outcome, [series_by_gpu[uuid] for uuid in uuids])
-        return contamination.judge(outcome, reasons)
+        return contamination.discard_if_disturbed(outcome, reasons)
 
     def close(self) -> None:
         """Close the machine that runs the trials, and stop sampling."""

@@ -135,7 +135,7 @@ def describe_other_processes(gpu: str, samples: Sequence[GpuSample]) -> str | No
     )
 
 
-def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
+def discard_if_disturbed(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
     """Return the outcome, or ``Contaminated`` if there are reasons to discard it.
 
     Only figures and an out of memory are discarded; other failures have no figures that

@@ -102,7 +102,7 @@ def _token_rates(profile: Profile) -> Iterator[_TokenRate]:
 
 
 def _probe_rates(profile: Profile) -> Iterator[_TokenRate]:
-    """Yield the rates of micro-batch sizes; they are those of full sequences."""
+    """Yield the rates of micro-batch sizes, measured on sequences without padding."""
     probe = profile.evidence.probe
     if probe is None:
         return
@@ -141,7 +141,7 @@ def _loading_rates(profile: Profile) -> Iterator[_TokenRate]:
 
 
 def _baseline_rates(profile: Profile) -> Iterator[_TokenRate]:
-    """Yield the rates of the recipes that are compared with the paper baseline."""
+    """Yield the rates of the tuned settings and of the recipes beside them."""
     baseline = profile.evidence.baseline
     if baseline is None:
         return

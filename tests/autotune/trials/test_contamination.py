@@ -13,8 +13,8 @@ from autotune.trials.decide.contamination import (
     describe_other_processes,
     describe_other_users,
     describe_slowdown,
+    discard_if_disturbed,
     is_above_baseline,
-    judge,
 )
 from autotune.trials.outcomes import (
     Contaminated,
@@ -198,12 +198,14 @@ OTHER_FAILURES = [
     "outcome", [FIGURES, OUT_OF_MEMORY], ids=lambda outcome: outcome.kind
 )
 def test_reasons_discard_figures_or_out_of_memory(outcome):
-    assert judge(outcome, ["one", "two"]) == Contaminated(detail="one; two")
+    assert discard_if_disturbed(outcome, ["one", "two"]) == Contaminated(
+        detail="one; two"
+    )
 
 
 @pytest.mark.parametrize("outcome", OTHER_FAILURES, ids=lambda outcome: outcome.kind)
 def test_other_failures_stay_for_any_reason(outcome):
-    assert judge(outcome, ["one", "two"]) is outcome
+    assert discard_if_disturbed(outcome, ["one", "two"]) is outcome
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_other_failures_stay_for_any_reason(outcome):
     ids=lambda outcome: outcome.kind,
 )
 def test_outcome_stays_without_a_reason(outcome):
-    assert judge(outcome, []) is outcome
+    assert discard_if_disturbed(outcome, []) is outcome
 
 
 @pytest.mark.parametrize(
