@@ -108,7 +108,7 @@ class Bench:
             on_trial=_progress_of_trials(update, expected_trials),
             on_finished=self.display.trial_finished,
             job_ends_s=job_ends_s,
-            made_on=_made_on(site_fingerprint, self.load_average_1min),
+            made_on=site_facts(site_fingerprint, self.load_average_1min),
         )
 
 
@@ -125,8 +125,16 @@ def _warn_of_other_trials(directory: Path, site_fingerprint: Fingerprint) -> Non
         )
 
 
-def _made_on(site_fingerprint: Fingerprint, load_average_1min: float | None) -> MadeOn:
-    """Return the facts of a site that its trials record."""
+def site_facts(
+    site_fingerprint: Fingerprint, load_average_1min: float | None = None
+) -> MadeOn:
+    """Return the facts of a site that its trials record.
+
+    Args:
+        site_fingerprint: Machine, software, model and dataset.
+        load_average_1min: Load average of the host before the trials; None if it is not
+            known.
+    """
     return MadeOn(
         gpu_name=site_fingerprint.gpu_name,
         driver=site_fingerprint.driver,

@@ -5,7 +5,7 @@ import pytest
 from autotune.errors import Undecided
 from autotune.trials.outcomes import Crashed, OutOfMemory
 from autotune.trials.runner import TrialRunner
-from autotune.trials.trial_log import made_on
+from autotune.trials.trial_bench import site_facts
 from testbed.examples.profiles import FINGERPRINT
 from testbed.fakes import FakeMachine
 from tests.autotune.memory.simulated_probes import (
@@ -89,7 +89,7 @@ def test_chosen_size_is_timed_for_a_minute(probe):
 
 def test_pretended_gpu_measures_no_throughput(probe):
     machine = FakeMachine(simulate)
-    pretended_gpu = made_on(FINGERPRINT).model_copy(
+    pretended_gpu = site_facts(FINGERPRINT).model_copy(
         update={"gpu_name": "NVIDIA H100 NVL", "driver": "0.0 (nullgpu)"}
     )
     evidence = probe(machine, settings=ON_GPU, made_on=pretended_gpu)

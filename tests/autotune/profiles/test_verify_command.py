@@ -8,9 +8,9 @@ import pytest
 from autotune.cli import run
 from autotune.profiles.store import read_profile
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.trials.trial_bench import site_facts
 from autotune.trials.trial_log import (
     TrialLog,
-    made_on,
     read_trial_records,
     trial_log_sha256,
 )
@@ -80,7 +80,7 @@ def trial_log(workdir):
     """
     path = workdir / "p.toml"
     profile = read_profile(path).profile
-    made_here = made_on(profile.fingerprint)
+    made_here = site_facts(profile.fingerprint)
     records = [
         record.model_copy(update={"made_on": made_here}) for record in example_records()
     ]

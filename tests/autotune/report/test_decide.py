@@ -7,7 +7,7 @@ from autotune.base.render_markdown import markdown_text
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.sections import pull_request
 from autotune.trials.outcomes import Contaminated
-from autotune.trials.trial_log import made_on
+from autotune.trials.trial_bench import site_facts
 from testbed.examples.profiles import FINGERPRINT, but
 from testbed.examples.trials import record
 from testbed.examples.tuning import (
@@ -24,7 +24,7 @@ DISTURBED = replace(
 
 
 def on_machine_with_load(load_average_1min):
-    site = made_on(FINGERPRINT, load_average_1min)
+    site = site_facts(FINGERPRINT, load_average_1min)
     return replace(record("step").finished(), made_on=site)
 
 

@@ -5,7 +5,8 @@ import pytest
 from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import EXIT_S
-from autotune.trials.trial_log import TrialLog, made_on, read_trial_records
+from autotune.trials.trial_bench import site_facts
+from autotune.trials.trial_log import TrialLog, read_trial_records
 from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on
 from testbed.examples.profiles import FINGERPRINT
@@ -15,7 +16,7 @@ from trainer.errors import UnreadableFile
 
 TRIAL = Trial(job="trace", measured={"n": 1}, timeout_s=60.0)
 LINKS_TRIAL = Trial(job="links", measured={}, timeout_s=60.0)
-ON_CPU = made_on(FINGERPRINT)
+ON_CPU = site_facts(FINGERPRINT)
 ON_GPU = ON_CPU.model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": "580.1"})
 IMPOSSIBLE_FIGURES = {"matmul_flops_per_s": [8.6e15]}
 """Ten times the peak of an H100 NVL in bf16."""
