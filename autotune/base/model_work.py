@@ -178,7 +178,7 @@ def largest_gather_bytes(train: TrainConfig, parameters: int) -> int:
 
 
 def _reaches_of_modernbert(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
-    """Return ``ModelWork.reaches`` of a ModernBERT with so many layers."""
+    """Return ``ModelWork.reaches`` of a ModernBERT with this number of layers."""
     window_tokens = config_number(train, "local_attention", _LOCAL_ATTENTION_TOKENS)
     reach = int(window_tokens) // 2
     kinds = train.model.config.get("layer_types")

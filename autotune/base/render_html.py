@@ -169,7 +169,7 @@ def _html_section(
     chart_numbers: Iterator[int],
     number_html: str = "",
 ) -> str:
-    """Return a section, as a card if it has a badge.
+    """Return a section, in a frame if it has a badge.
 
     Args:
         section: The section.

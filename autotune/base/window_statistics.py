@@ -29,7 +29,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 
 def _trimmed_count(value_count: int) -> int:
-    """Return how many of so many values are left out at each end."""
+    """Return the number of values to leave out at each end."""
     return int(TRIMMED_SHARE * value_count)
 
 

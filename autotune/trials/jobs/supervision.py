@@ -41,7 +41,7 @@ class Ending(Enum):
     """Reason for which the server no longer waits for the ranks of a trial."""
 
     ALL_ENDED = auto()
-    """All ranks ended by themselves."""
+    """All ranks ended."""
     TIMED_OUT = auto()
     """The trial reached its time limit."""
     RANK_FAILED = auto()
