@@ -161,7 +161,7 @@ class _Run:
         self._loader.position = state.position
         self._controller.restore(state.health, state.skipped_steps)
         if self._start.gave_up:
-            self._controller.health.reset_rollback_count()
+            self._controller.monitor.reset_rollback_count()
         self._meter.noise.signal_and_noise = state.noise_scale
         self._training.module.overflows = state.head_overflows
 
@@ -243,7 +243,7 @@ class _Run:
         logging_due = evaluation_due or self._logging_is_due(step)
         self._seed_dropout()
         scheduled_rate = learning_rate(self._config, self._finished_steps)
-        health = self._controller.health
+        health = self._controller.monitor
         self._learning_rate = scheduled_rate * health.learning_rate_share(
             self._finished_steps
         )
@@ -369,7 +369,7 @@ class _Run:
 
     def _save(self, *, wait: bool = False) -> None:
         """Save the state after the last step, in the background unless ``wait``."""
-        health = self._controller.health
+        health = self._controller.monitor
         state = TrainingState(
             step=self._finished_steps,
             position=self._loader.job_position(),
@@ -377,7 +377,7 @@ class _Run:
             config_sha256=self._resolved.config_sha256,
             dataset_hash=self._dataset.manifest.dataset_hash,
             world_size=self._ranks.world_size,
-            good=health.calm,
+            good=health.is_rollback_target,
             health=health.to_json(),
             noise_scale=self._meter.noise.signal_and_noise,
             head_overflows=self._training.module.overflows,
@@ -416,7 +416,7 @@ class _Run:
     ) -> EventRow:
         """Return the event of a rollback to a checkpoint."""
         state = checkpoint.manifest.state
-        health = self._controller.health
+        health = self._controller.monitor
         learning_rate_share = health.learning_rate_share(state.step)
         message = (
             f"rolled back from step {undone_step} to {checkpoint.path.name}; sequences"

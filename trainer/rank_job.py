@@ -281,7 +281,7 @@ class RankJob:
         write_failure(self.writer, failure, self.clock, steps=self._watchdog.step)
         return failure.exit_code
 
-    def _record_watchdog_exit(self, reason: str, step: int, is_likely: bool) -> None:
+    def _record_watchdog_exit(self, reason: str, step: int, *, is_likely: bool) -> None:
         """Record the reason for which the watchdog ends this rank, or likely will.
 
         If another rank failed before training, this process ends at once.

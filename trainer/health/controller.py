@@ -27,19 +27,19 @@ are copied to the host."""
 _MICRO_BATCHES_READ_TOGETHER = {"cpu": 1, "cuda": 8}
 """Micro-batches whose steps are read at once, so that the host waits rarely but still
 reacts within seconds."""
-_SEVERITY = list(Action)
+_ACTIONS_BY_STRENGTH = list(Action)
 """Actions from the mildest to the strongest, the order in which ``Action`` declares
 them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthDecision:
-    """Decision after a step; the same on every rank."""
+    """Decision on the steps that were checked; the same on every rank."""
 
     worst: Finding | None
     """Finding with the strongest action, if any."""
     at_step: int
-    """Step of that finding, counted from 1."""
+    """Step of that finding, counted from 1; 0 without one."""
     stop_reason: str | None
     """Reason to save and exit, if any."""
     save_requested_at: int | None
@@ -99,7 +99,13 @@ class _PendingStep:
 
 
 class HealthController:
-    """Controller of a run's health; every rank must call it at the same steps."""
+    """Controller of a run's health; every rank must call it at the same steps.
+
+    Args:
+        config: Configuration of the training.
+        ranks: This process's rank.
+        report_event: Callback that receives each finding as an event.
+    """
 
     def __init__(
         self,
@@ -111,8 +117,10 @@ class HealthController:
         self._ranks = ranks
         self._report_event = report_event
         self._pending: deque[_PendingStep] = deque()
-        self.health = HealthMonitor(config.health, config.max_grad_norm)
+        self.monitor = HealthMonitor(config.health, config.max_grad_norm)
+        """Monitor of the steps that were checked."""
         self.skipped_steps = 0
+        """Steps of the whole run that were checked and whose update was skipped."""
         device_type = ranks.device.type
         micro_batches = gradient_accumulation_steps(config, ranks.world_size)
         self._steps_behind = _STEPS_BEHIND[device_type]
@@ -140,7 +148,7 @@ class HealthController:
     def check(self, *, wait_for_all: bool = False) -> HealthDecision:
         """Check the steps whose numbers have arrived and return the decision.
 
-        ``wait_for_all`` waits for all steps.
+        ``wait_for_all`` waits for the numbers of all steps and checks them too.
         """
         worst: Finding | None = None
         at_step = 0
@@ -186,7 +194,7 @@ class HealthController:
         """Check a step: report its findings, and return them."""
         if not numbers.applied:
             self.skipped_steps += 1
-        findings = self.health.check(
+        findings = self.monitor.check(
             pending.step,
             loss=numbers.loss,
             grad_norm=numbers.grad_norm,
@@ -206,8 +214,13 @@ class HealthController:
             self._report_event(finding.event(pending.step, samples))
 
     def restore(self, saved: Mapping[str, Any], skipped_steps: int) -> None:
-        """Restore the state from a checkpoint."""
-        self.health = HealthMonitor(
+        """Restore the state from a checkpoint.
+
+        Args:
+            saved: State of the monitor, as ``HealthMonitor.to_json`` returned it.
+            skipped_steps: Number of skipped steps in the checkpoint.
+        """
+        self.monitor = HealthMonitor(
             self._config.health, self._config.max_grad_norm, saved
         )
         self.skipped_steps = skipped_steps
@@ -220,8 +233,10 @@ class HealthController:
         See ``HealthMonitor.roll_back``.
         """
         self._pending.clear()
-        self.health.roll_back(saved, at_step=at_step, to_step=to_step)
+        self.monitor.roll_back(saved, at_step=at_step, to_step=to_step)
 
 
 def _is_stronger(finding: Finding, other: Finding) -> bool:
-    return _SEVERITY.index(finding.action) > _SEVERITY.index(other.action)
+    """Return whether a finding's action is stronger than another's."""
+    strength = _ACTIONS_BY_STRENGTH.index(finding.action)
+    return strength > _ACTIONS_BY_STRENGTH.index(other.action)

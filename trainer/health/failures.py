@@ -41,8 +41,10 @@ _PERHAPS_OUT_OF_MEMORY = re.compile(
 """Errors that a lack of memory for a handle or a kernel can cause, but also any other
 kind of fault."""
 _NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
+"""NCCL's codes of failures; the one missing, ``ncclInvalidUsage``, is a GPU fault for
+``_explain_gpu_fault``."""
 _NEARLY_FULL_BYTES = 512 * 2**20
-"""Free GPU memory below which a vague error is taken for out of memory."""
+"""Free GPU memory, in bytes, below which a vague error is taken for out of memory."""
 _MAX_REASON_LENGTH = 300
 """Longest line that is quoted, in characters; messages of libraries may hold a whole
 stack trace."""
@@ -53,8 +55,11 @@ class Explanation:
     """Explanation of an error that ended training, and of what to do about it."""
 
     exit_code: int
+    """Exit code of the trainer."""
     reason: str
+    """Description of the error, for the message and the run record."""
     next_step: str
+    """Instructions for you."""
 
 
 def out_of_memory(error: BaseException) -> str | None:

@@ -12,13 +12,12 @@ from trainer.config.train_config import HealthSettings, Policy
 from trainer.health.events import Action, Kind
 from trainer.health.robust_statistics import level_and_scatter
 
-FLOOR_SHARE = 0.1
-"""Smallest unusual excess over the median, as a share of the median: late in a run,
-sigma of the loss is tiny."""
-ENOUGH_VALUES = 16
-"""Values required before one is judged, or as many as a shorter window holds."""
-FEWEST_VALUES = 8
-"""Values required before one is judged, however short the window."""
+MIN_EXCESS_SHARE = 0.1
+"""Smallest excess of the limit over the median, as a share of the median: late in a
+run, the sigmas of the loss are so small that harmless changes would exceed them."""
+REQUIRED_VALUES = 16
+"""Smallest number of values from which a limit is derived, unless the window holds
+fewer; before, the limit is infinite."""
 
 
 class MetricHistory:
@@ -32,35 +31,33 @@ class MetricHistory:
         name: str,
         kind: Kind,
         policy: Policy,
-        floor: float,
+        min_limit: float,
         saved: Mapping[str, Any],
     ) -> None:
         """Start from a saved history, which may be empty.
 
         Args:
-            settings: Length of the window, and its sigmas up to the limit.
+            settings: Length of the window, and number of sigmas from the median to the
+                limit.
             key: Key of the metric in the values of a finding.
             name: Name of the metric in messages.
             kind: Kind of finding on an unusual value.
             policy: Response to an unusual value.
-            floor: Smallest limit.
+            min_limit: Smallest limit.
             saved: History as ``to_json`` returned it.
         """
         self.key = key
         self.name = name
         self.kind = kind
         self.guarded = policy != "warn"
-        """True if the device skips unusual steps, which it does unless the policy is
-        ``warn``."""
-        self.excursion: bool = saved.get("excursion", False)
-        """True if unusual values were reported and none was usual since; only with the
+        """True if the device skips a step with an unusual value."""
+        self.in_excursion: bool = saved.get("excursion", False)
+        """True from a reported unusual value until the next usual one; only with the
         policy ``warn``."""
         self._policy = policy
         self._sigmas = settings.spike_sigmas
-        self._floor = floor
-        self._enough_values = max(
-            FEWEST_VALUES, min(ENOUGH_VALUES, settings.window_steps)
-        )
+        self._min_limit = min_limit
+        self._required_values = min(REQUIRED_VALUES, settings.window_steps)
         self._window: deque[float] = deque(
             saved.get("window", ()), maxlen=settings.window_steps
         )
@@ -89,9 +86,18 @@ class MetricHistory:
         return value / self.limit if self.limit > 0 else 1.0
 
     def judge(self, value: float, *, applied: bool) -> Action | None:
-        """Return the action for a value, or None if it is usual or already reported."""
+        """Judge the value of a step, and note whether it begins or ends an excursion.
+
+        Args:
+            value: Value of the step; finite.
+            applied: Whether the device has applied the update of the step.
+
+        Returns:
+            The action, or None if the value is usual, or if its excursion was reported
+            already.
+        """
         if value <= self.limit:
-            self.excursion = False
+            self.in_excursion = False
             return None
         match self._policy:
             case "rollback":
@@ -101,24 +107,29 @@ class MetricHistory:
                 # the current one.
                 return Action.WARN if applied else Action.SKIP
             case "warn":
-                was_reported = self.excursion
-                self.excursion = True
+                was_reported = self.in_excursion
+                self.in_excursion = True
                 return None if was_reported else Action.WARN
 
     def add(self, value: float) -> None:
-        """Add a value to those that are usual."""
+        """Add a value to the window, and derive the limit again."""
         self._window.append(value)
         self._derive_limit()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the history as JSON values."""
-        return {"window": list(self._window), "excursion": self.excursion}
+        """Return the history as JSON values, under the keys of checkpoints."""
+        return {"window": list(self._window), "excursion": self.in_excursion}
 
     def _derive_limit(self) -> None:
         """Derive the median and the limit from the window."""
         self.median = math.nan
+        """Level of the window, which is its median unless values fall; NaN before there
+        are enough values."""
         self.limit = math.inf
-        if len(self._window) >= self._enough_values:
-            self.median, sigma = level_and_scatter(list(self._window))
-            room = max(self._sigmas * sigma, FLOOR_SHARE * abs(self.median))
-            self.limit = max(self.median + room, self._floor)
+        """Limit above which a value is unusual; infinite before there are enough
+        values."""
+        if len(self._window) < self._required_values:
+            return
+        self.median, sigma = level_and_scatter(list(self._window))
+        excess = max(self._sigmas * sigma, MIN_EXCESS_SHARE * abs(self.median))
+        self.limit = max(self.median + excess, self._min_limit)

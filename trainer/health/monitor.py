@@ -8,12 +8,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from trainer.config.train_config import HealthSettings
 from trainer.health.events import Action, Finding, Kind
 from trainer.health.metric_history import MetricHistory
-from trainer.health.plateau import Plateau
+from trainer.health.plateau import PlateauDetector
 from trainer.health.recovery import Recovery
 
 
@@ -21,14 +21,17 @@ from trainer.health.recovery import Recovery
 class Limits:
     """Limits above which the device skips an update.
 
-    Infinite if not known yet, or if nothing is to be skipped.
+    A limit is infinite if it is not known yet, or if its policy is ``warn``.
     """
 
     loss: float = math.inf
+    """Limit of the loss, in nats."""
     grad_norm: float = math.inf
+    """Limit of the gradient norm before clipping."""
 
 
 NO_LIMITS = Limits()
+"""Limits under which every finite loss and gradient norm is applied."""
 
 
 class HealthMonitor:
@@ -42,12 +45,17 @@ class HealthMonitor:
     ) -> None:
         """Start from a saved state.
 
-        Fields that it lacks get their defaults, so that older checkpoints can be read.
+        Args:
+            settings: Settings of the health checks.
+            max_grad_norm: Norm to which gradients are clipped.
+            saved: State as ``to_json`` returned it. Values that it lacks, as older
+                checkpoints do, are those of a new run; None is a new run.
         """
         self._settings = settings
         self._max_grad_norm = max_grad_norm
         saved = saved or {}
-        self.recovery = _restored(Recovery, saved.get("recovery", {}))
+        self.recovery = Recovery(saved.get("recovery", {}))
+        """Rollbacks of the run."""
         self._restore_history(saved)
 
     def _restore_history(self, saved: Mapping[str, Any]) -> None:
@@ -59,7 +67,7 @@ class HealthMonitor:
             name="loss",
             kind=Kind.SPIKE,
             policy=settings.on_spike,
-            floor=0.0,
+            min_limit=0.0,
             saved=saved.get("loss", {}),
         )
         self._grad_norm = MetricHistory(
@@ -68,18 +76,18 @@ class HealthMonitor:
             name="gradient norm",
             kind=Kind.EXPLOSION,
             policy=settings.on_explosion,
-            floor=settings.explosion_ratio * self._max_grad_norm,
+            min_limit=settings.explosion_ratio * self._max_grad_norm,
             saved=saved.get("grad_norm", {}),
         )
         self._metrics = (self._loss, self._grad_norm)
-        self._plateau = _restored(
-            Plateau,
-            saved.get("plateau", {}),
-            window_steps=settings.plateau_window_steps,
+        self._plateau_detector = PlateauDetector(
+            saved.get("plateau", {}), window_steps=settings.plateau_window_steps
         )
-        # True if nothing about the last step was unusual.
-        self._usual: bool = saved.get("usual", True)
+        self._last_step_was_usual: bool = saved.get("usual", True)
+        """True if both numbers of the last step were within their limits, and its
+        update was applied."""
         self._skipped_in_a_row: int = saved.get("skipped_in_a_row", 0)
+        """Consecutive steps, up to the last one, that ``skip`` policies skipped."""
 
     def limits(self) -> Limits:
         """Return the limits above which the device skips the coming updates."""
@@ -102,7 +110,7 @@ class HealthMonitor:
                 value is not finite or exceeds the limits.
         """
         self.recovery.forget_old_rollbacks(self._settings, step)
-        values = {"loss": loss, "grad_norm": grad_norm}
+        values = {self._loss.key: loss, self._grad_norm.key: grad_norm}
         if math.isfinite(loss) and math.isfinite(grad_norm):
             findings = self._check_finite(step, values, applied=applied)
         else:
@@ -113,14 +121,15 @@ class HealthMonitor:
             self._skipped_in_a_row = 0
         findings = [self._escalated(finding) for finding in findings]
         if applied and math.isfinite(loss):
-            findings += self._plateau.check(step, loss)
+            findings += self._plateau_detector.check(step, loss)
         return findings
 
     @property
-    def calm(self) -> bool:
+    def is_rollback_target(self) -> bool:
         """True if a rollback may return to a checkpoint saved now."""
-        in_excursion = self._loss.excursion or self._grad_norm.excursion
-        return self._usual and not in_excursion and self._skipped_in_a_row == 0
+        in_excursion = self._loss.in_excursion or self._grad_norm.in_excursion
+        skips_steps = self._skipped_in_a_row > 0
+        return self._last_step_was_usual and not in_excursion and not skips_steps
 
     def learning_rate_share(self, step: int) -> float:
         """Return the factor on the learning rate of the next step, counted from 0.
@@ -153,15 +162,15 @@ class HealthMonitor:
         return {
             "loss": self._loss.to_json(),
             "grad_norm": self._grad_norm.to_json(),
-            "plateau": dataclasses.asdict(self._plateau),
-            "usual": self._usual,
+            "plateau": self._plateau_detector.to_json(),
+            "usual": self._last_step_was_usual,
             "skipped_in_a_row": self._skipped_in_a_row,
-            "recovery": dataclasses.asdict(self.recovery),
+            "recovery": self.recovery.to_json(),
         }
 
     def _not_finite(self, step: int, values: dict[str, float]) -> Finding:
         """Return the finding on values of a step that are not finite."""
-        self._usual = False
+        self._last_step_was_usual = False
         broken = [
             f"{metric.name} is {values[metric.key]}"
             for metric in self._metrics
@@ -178,15 +187,14 @@ class HealthMonitor:
         self, step: int, values: dict[str, float], *, applied: bool
     ) -> list[Finding]:
         """Return the findings on finite values of a step, and add usual ones."""
-        above = [
+        unusual = [
             metric for metric in self._metrics if values[metric.key] > metric.limit
         ]
-        blamed = None
-        if not applied and not any(metric.guarded for metric in above):
+        blamed: MetricHistory | None = None
+        if not applied and not any(metric.guarded for metric in unusual):
             blamed = self._blame_older_limit(values)
-        self._usual = not above and blamed is None
-        update = "applied" if applied else "skipped"
-        findings = []
+        self._last_step_was_usual = not unusual and blamed is None
+        findings: list[Finding] = []
         for metric in self._metrics:
             value = values[metric.key]
             is_blamed = metric is blamed
@@ -195,23 +203,44 @@ class HealthMonitor:
                 limit = metric.limit_text()
                 if is_blamed:
                     limit = "the limit of an earlier step"
-                message = (
-                    f"the {metric.name} of step {step} is {value:.4g}, above {limit};"
-                    f" the update was {update}"
-                )
                 findings.append(
-                    Finding(
-                        kind=metric.kind,
-                        action=action,
-                        message=message,
-                        values=values | self._limit_values(metric),
+                    self._limit_exceeded(
+                        step, metric, action, values, limit=limit, applied=applied
                     )
                 )
-            is_usual = metric not in above and not is_blamed
+            is_usual = metric not in unusual and not is_blamed
             # With the policy ``warn``, a lasting change becomes usual.
             if is_usual or not metric.guarded:
                 metric.add(value)
         return findings
+
+    def _limit_exceeded(
+        self,
+        step: int,
+        metric: MetricHistory,
+        action: Action,
+        values: dict[str, float],
+        *,
+        limit: str,
+        applied: bool,
+    ) -> Finding:
+        """Return the finding on a step in which a metric exceeded a limit.
+
+        ``limit`` describes the limit in the message.
+        """
+        update = "applied" if applied else "skipped"
+        limit_values = metric.limit_values()
+        if metric is self._grad_norm:
+            limit_values["clip"] = self._max_grad_norm
+        return Finding(
+            kind=metric.kind,
+            action=action,
+            message=(
+                f"the {metric.name} of step {step} is {values[metric.key]:.4g}, above"
+                f" {limit}; the update was {update}"
+            ),
+            values=values | limit_values,
+        )
 
     def _blame_older_limit(self, values: dict[str, float]) -> MetricHistory | None:
         """Return the metric that made the device skip a step of usual values.
@@ -225,13 +254,6 @@ class HealthMonitor:
         return max(
             guarded, key=lambda metric: metric.share_of_limit(values[metric.key])
         )
-
-    def _limit_values(self, metric: MetricHistory) -> dict[str, float]:
-        """Return the numbers behind the limit of a metric."""
-        limit_values = metric.limit_values()
-        if metric is self._grad_norm:
-            limit_values["clip"] = self._max_grad_norm
-        return limit_values
 
     def _escalated(self, finding: Finding) -> Finding:
         """Return a finding with a stronger action if the milder one did not help."""
@@ -254,16 +276,3 @@ class HealthMonitor:
             f"; training gives up, at train.health.max_rollbacks = {max_rollbacks}"
         )
         return dataclasses.replace(finding, action=Action.GIVE_UP, message=message)
-
-
-StateT = TypeVar("StateT", Recovery, Plateau)
-
-
-def _restored(kind: type[StateT], saved: Mapping[str, Any], **settings: Any) -> StateT:
-    """Return a saved state under the given settings.
-
-    Fields that are not saved get their defaults.
-    """
-    known = {field.name for field in dataclasses.fields(kind)}
-    values = {name: value for name, value in saved.items() if name in known}
-    return kind(**values | settings)

@@ -1,82 +1,106 @@
 """Detection of a loss that stands still or rises. Pure, no torch here."""
 
-import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trainer.health.events import Action, Finding, Kind
 from trainer.health.robust_statistics import median_and_error, median_of_sorted
 
 ERRORS_OF_A_FALL = 2.0
-"""Standard errors by which the loss must fall between two medians, or it stands
-still."""
+"""Smallest fall between the medians of both halves, in standard errors; a loss that
+falls less stands still. By noise alone, a flat loss falls so far in 2 % of checks."""
 ERRORS_OF_A_RISE = 4.0
-"""Standard errors above which a rise exceeds noise; higher, as a rise is reported each
-time it is found."""
-FEWEST_BLOCKS = 20
-"""Number of blocks in the shortest window."""
-MOST_BLOCKS = 160
-"""Largest number of blocks in the whole run."""
+"""Smallest rise between these medians, in standard errors. It is larger than that of a
+fall, as noise must not look like a rise: every check that finds one reports it."""
+MIN_WINDOW_BLOCKS = 20
+"""Blocks in the shortest window: ten in each half, from whose differences the standard
+error of a median is estimated."""
+MAX_BLOCKS = 160
+"""Largest number of blocks of a run, so that its checkpoints stay small."""
 SMALLEST_CHANGE_SHARE = 0.001
-"""Smallest relevant change in half a plateau window, as a share of the loss, even if it
-is significant."""
+"""Smallest change between these medians that is reported, as a share of the loss. A
+smaller one does not matter, even if it exceeds the noise."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Plateau:
-    """Detector that compares block medians of both halves of a long window.
+class PlateauDetector:
+    """Detector that compares the losses in both halves of a long window.
 
-    The window is the last half of the run, at least ``window_steps``, and is checked
-    each time half of it is new. The names of the fields are keys of checkpoints.
+    Losses are reduced to blocks, the medians of a number of consecutive steps. The
+    window is the last half of the run, but at least ``window_steps``, and is checked
+    whenever half of it is new.
     """
 
-    window_steps: int
-    block_steps: int = 0
-    """Steps of which a block is the median; it doubles as the run becomes longer."""
-    blocks: list[float] = dataclasses.field(default_factory=list)
-    block: list[float] = dataclasses.field(default_factory=list)
-    """Losses of the block that is not complete yet."""
-    judged_at: int = 0
-    """Number of steps in blocks at the last check."""
-    is_told: bool = False
-    """True if the present plateau was reported."""
+    def __init__(self, saved: Mapping[str, Any], *, window_steps: int) -> None:
+        """Start from a saved state, which may be empty.
 
-    def __post_init__(self) -> None:
-        if not self.block_steps:
-            self.block_steps = max(1, self.window_steps // FEWEST_BLOCKS)
-        # Copies, as these may belong to a checkpoint.
-        self.blocks = list(self.blocks)
-        self.block = list(self.block)
+        Args:
+            saved: State as ``to_json`` returned it. Values that it lacks are those of
+                a new run.
+            window_steps: Length of the shortest window, at least 20.
+        """
+        self._window_steps = window_steps
+        self._block_steps: int = saved.get("block_steps", 0)
+        """Steps of each block; doubled each time that blocks are merged."""
+        if not self._block_steps:
+            self._block_steps = max(1, window_steps // MIN_WINDOW_BLOCKS)
+        # Both lists are copied, as they may belong to a checkpoint.
+        self._block_medians: list[float] = list(saved.get("blocks", ()))
+        """Median loss of each block, in order."""
+        self._open_block: list[float] = list(saved.get("block", ()))
+        """Losses of the last block, which is not complete yet."""
+        self._steps_at_last_check: int = saved.get("judged_at", 0)
+        """Number of steps in blocks at the last check."""
+        self._plateau_reported: bool = saved.get("is_told", False)
+        """True if the loss stands still, and that was reported."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON values, under the keys of checkpoints."""
+        return {
+            "window_steps": self._window_steps,
+            "block_steps": self._block_steps,
+            "blocks": list(self._block_medians),
+            "block": list(self._open_block),
+            "judged_at": self._steps_at_last_check,
+            "is_told": self._plateau_reported,
+        }
 
     def check(self, step: int, loss: float) -> list[Finding]:
         """Add the loss of a step, and return the findings, if a check is due.
 
         Call it once for each step, in order; steps are counted from 1.
         """
-        self.block.append(loss)
-        if len(self.block) < self.block_steps:
+        self._open_block.append(loss)
+        if len(self._open_block) < self._block_steps:
             return []
-        self.blocks.append(median_of_sorted(sorted(self.block)))
-        self.block = []
-        steps = len(self.blocks) * self.block_steps
-        window_steps = max(self.window_steps, steps // 2)
-        half_blocks = window_steps // 2 // self.block_steps
-        is_due = (
-            steps >= self.window_steps
-            and steps - self.judged_at >= window_steps // 2
-            and half_blocks > 0
-        )
-        if not is_due:
+        self._block_medians.append(median_of_sorted(sorted(self._open_block)))
+        self._open_block = []
+        half_blocks = self._blocks_to_compare()
+        if half_blocks == 0:
             return []
-        self.judged_at = steps
+        self._steps_at_last_check = self._steps_in_blocks
         findings = self._compare_halves(
             step,
-            first=self.blocks[-2 * half_blocks : -half_blocks],
-            second=self.blocks[-half_blocks:],
+            first=self._block_medians[-2 * half_blocks : -half_blocks],
+            second=self._block_medians[-half_blocks:],
         )
         self._merge_blocks()
         return findings
+
+    @property
+    def _steps_in_blocks(self) -> int:
+        """Number of steps in all complete blocks."""
+        return len(self._block_medians) * self._block_steps
+
+    def _blocks_to_compare(self) -> int:
+        """Return the number of blocks in half a window; 0 if no check is due."""
+        steps = self._steps_in_blocks
+        window_steps = max(self._window_steps, steps // 2)
+        new_steps = steps - self._steps_at_last_check
+        if steps < self._window_steps or new_steps < window_steps // 2:
+            return 0
+        # Also 0 if a run is resumed with a window that is shorter than its blocks.
+        return window_steps // 2 // self._block_steps
 
     def _compare_halves(
         self, step: int, *, first: Sequence[float], second: Sequence[float]
@@ -98,17 +122,21 @@ class Plateau:
             "improvement": improvement,
             "error": error,
         }
-        window_steps = 2 * len(second) * self.block_steps
+        window_steps = 2 * len(second) * self._block_steps
         medians = (
             f"median {first_median:.4g} in the first half and {second_median:.4g} in"
             f" the second half of the last {window_steps} steps, at step {step}"
         )
         if -improvement > least_rise:
+            # A rise ends the plateau: the next one is reported again.
+            self._plateau_reported = False
             return [_warning(Kind.RISE, f"the loss is rising: {medians}", values)]
-        was_on_plateau = self.is_told
-        self.is_told = improvement < least_fall
-        if was_on_plateau or not self.is_told:
+        if improvement >= least_fall:
+            self._plateau_reported = False
             return []
+        if self._plateau_reported:
+            return []
+        self._plateau_reported = True
         message = (
             f"the loss has stopped falling: {medians} (changed by {-improvement:+.2g};"
             f" a fall is at least {least_fall:.2g})"
@@ -116,17 +144,14 @@ class Plateau:
         return [_warning(Kind.PLATEAU, message, values)]
 
     def _merge_blocks(self) -> None:
-        """Merge pairs of blocks if there are too many; an odd first one is dropped.
-
-        So a checkpoint stays small however long the run.
-        """
-        while len(self.blocks) > MOST_BLOCKS:
-            even_blocks = self.blocks[len(self.blocks) % 2 :]
+        """Merge pairs of blocks if there are too many; an odd first one is dropped."""
+        while len(self._block_medians) > MAX_BLOCKS:
+            even_blocks = self._block_medians[len(self._block_medians) % 2 :]
             pairs = zip(even_blocks[::2], even_blocks[1::2], strict=True)
             # Halved first: the sum of two finite values need not be finite.
-            self.blocks = [earlier / 2 + later / 2 for earlier, later in pairs]
-            self.block_steps *= 2
-            self.judged_at = len(self.blocks) * self.block_steps
+            self._block_medians = [earlier / 2 + later / 2 for earlier, later in pairs]
+            self._block_steps *= 2
+            self._steps_at_last_check = self._steps_in_blocks
 
 
 def _warning(kind: Kind, message: str, values: dict[str, float]) -> Finding:

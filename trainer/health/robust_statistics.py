@@ -9,15 +9,22 @@ import math
 from collections.abc import Sequence
 
 SIGMAS_PER_MAD = 1.4826
+"""Sigma of normal values divided by their MAD."""
 MEDIAN_ERROR = 1.2533
-"""Standard error of a median in units of sigma / sqrt(n): sqrt(pi / 2), asymptotically
-and for normal values."""
+"""Standard error of the median of n values in units of sigma / sqrt(n): sqrt(pi / 2),
+for many normal values."""
 
 
 def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
-    """Return the current level of values and their robust standard deviation.
+    """Return the current level of a series and its robust standard deviation.
 
-    Both are corrected for a falling trend.
+    The level is the median, and the deviation is measured from it. If values fall from
+    the first half to the second, each has a second candidate, and the lower one is
+    returned: as level the median of the second half, and as deviation that from the
+    line through the medians of both halves.
+
+    Args:
+        values: Values in the order of time, at least two.
     """
     whole_median, scatter = centre_and_scatter(sorted(values))
     half = len(values) // 2
@@ -25,26 +32,33 @@ def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
     second_median = median_of_sorted(sorted(values[-half:]))
     if second_median >= first_median:
         return whole_median, scatter
+    # The line: each median is that of the value in the middle of its half, and the two
+    # middles are ``len(values) - half`` steps apart.
     slope = (second_median - first_median) / (len(values) - half)
     middle_of_first_half = (half - 1) / 2
     deviations = [
         value - first_median - slope * (index - middle_of_first_half)
         for index, value in enumerate(values)
     ]
-    _, scatter_around_trend = centre_and_scatter(sorted(deviations))
-    return min(whole_median, second_median), min(scatter, scatter_around_trend)
+    _, scatter_around_line = centre_and_scatter(sorted(deviations))
+    return min(whole_median, second_median), min(scatter, scatter_around_line)
 
 
 def median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
-    """Return the median of blocks of steps and its standard error.
+    """Return the median of a series and its standard error.
 
-    The error is estimated from differences of neighbours, so a trend does not count.
+    The error is estimated from the differences of neighbours, in which a trend over the
+    whole series hardly counts. It is 0 for a single value.
+
+    Args:
+        blocks: Medians of blocks of steps, in the order of time, at least one.
     """
     differences = sorted(
         [abs(block - next_block) for block, next_block in itertools.pairwise(blocks)]
     )
     sigma = 0.0
     if differences:
+        # A difference of two values has the variance of both.
         sigma = SIGMAS_PER_MAD * median_of_sorted(differences) / math.sqrt(2)
     error = MEDIAN_ERROR * sigma / math.sqrt(len(blocks))
     return median_of_sorted(sorted(blocks)), error

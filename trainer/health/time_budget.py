@@ -14,13 +14,16 @@ _RESERVED_STEPS = 4
 _RESERVED_SAVES = 1.5
 """Saves for which time is reserved, as one may take longer than the last."""
 _RESERVED_FOR_EXIT_S = 2.0
+"""Time reserved for the exit of all ranks after the save, in seconds."""
 _SQUEUE_TIMEOUT_S = 10
+"""Longest wait for ``squeue``, in seconds: the run starts without its answer if SLURM's
+server does not respond."""
 
 
 class TimeBudget:
-    """Time limit of the run, and the time needed to save and exit.
+    """Time limit of the run, less the time that a save and the exit will take.
 
-    The latter is estimated from past steps and evaluations.
+    That time is estimated from past steps, saves and evaluations.
     """
 
     def __init__(
@@ -44,15 +47,19 @@ class TimeBudget:
         self.step_s: deque[float] = deque(maxlen=20)
         """Durations of the last steps, in seconds, without evaluations."""
         self.evaluation_s = 0.0
+        """Duration of the last evaluation, in seconds; 0 before the first one."""
 
     def is_over(self, *, save_s: float, evaluation_due: bool) -> bool:
-        """Return whether to stop now.
+        """Return whether to stop now, as another step would leave too little time.
 
-        Otherwise too little time would be left for a save, and for an evaluation if one
-        is due.
+        Args:
+            save_s: Duration of a save, in seconds.
+            evaluation_due: Whether an evaluation precedes the next step.
         """
+        # Before the first step, none has a known duration.
+        longest_step_s = max(self.step_s) if self.step_s else 0.0
         reserve_s = (
-            _RESERVED_STEPS * max(self.step_s, default=0.0)
+            _RESERVED_STEPS * longest_step_s
             + _RESERVED_SAVES * save_s
             + _RESERVED_FOR_EXIT_S
         )
@@ -63,7 +70,8 @@ class TimeBudget:
 def slurm_left_s(environment: Mapping[str, str]) -> float | None:
     """Return the seconds until the end of this process's SLURM job.
 
-    None without a job or a time limit.
+    Returns:
+        The seconds; None without a job or a time limit, or if SLURM does not tell.
     """
     with contextlib.suppress(ValueError):
         return float(environment.get("SLURM_JOB_END_TIME", "")) - time.time()
@@ -87,7 +95,8 @@ def slurm_left_s(environment: Mapping[str, str]) -> float | None:
 def parse_slurm_time_s(text: str) -> float | None:
     """Parse SLURM's ``[days-][[hours:]minutes:]seconds`` into seconds.
 
-    None for ``UNLIMITED`` and the like.
+    Returns:
+        The seconds; None for a word such as ``UNLIMITED``.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
     if match is None:

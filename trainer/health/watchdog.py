@@ -13,17 +13,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from trainer.health.signals import SIGNALS, exit_signals
 
 REQUEUE = 75
 """Exit code after which a restart resumes the run."""
 SAME_SIGNAL_S = 1.0
-"""Seconds in which a second signal is the same request, as torchrun and SLURM both
-forward signals."""
+"""Seconds in which a second signal is taken for a copy of the first, as torchrun and
+SLURM both forward signals. A later one ends the process at once."""
 PATIENCE_S = 10.0
 """Seconds after a signal before its name is recorded, in case the process is killed
 before the step ends."""
@@ -34,29 +34,42 @@ _LAST_RESORT_S = 30.0
 run."""
 _REARM_EVERY_S = 10.0
 """Interval at which that end is postponed, in seconds."""
-_STOPPED_S = 5.0
-"""Seconds between two checks above which the process must have been suspended."""
+_SUSPENDED_S = 5.0
+"""Seconds between two checks, which are ``_POLL_S`` apart, above which the process must
+have been suspended meanwhile."""
 _MAX_SIGNALS_READ = 64
 """Signals read at once; others are read at the next check."""
 
-RecordExit = Callable[[str, int, bool], None]
-"""Function that records an exit: its reason, the number of finished steps, and whether
-the exit is only likely."""
+
+class RecordExit(Protocol):
+    """Function that records the exit of this rank."""
+
+    def __call__(self, reason: str, step: int, *, is_likely: bool) -> None:
+        """Record an exit.
+
+        Args:
+            reason: Reason of the exit.
+            step: Number of finished steps.
+            is_likely: True if the exit is only likely: a signal was received, but
+                training may still end by itself.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """First signal, which requests an exit."""
+class _ExitRequest:
+    """Signal that requests an exit."""
 
     number: int
+    """Number of the signal."""
     received_s: float
+    """Time of the monotonic clock at which it was received."""
 
     @property
     def name(self) -> str:
         return signal.Signals(self.number).name
 
 
-def _record_nothing(reason: str, step: int, is_likely: bool, /) -> None:
+def _record_nothing(reason: str, step: int, *, is_likely: bool) -> None:
     """Record no exit."""
 
 
@@ -64,6 +77,10 @@ class Watchdog:
     """Thread that handles signals, and ends the process if training hangs.
 
     It has no effect until it is started.
+
+    Args:
+        timeout_s: Longest time without a heartbeat, in seconds.
+        record: Function that records an exit which this thread causes or expects.
     """
 
     def __init__(
@@ -80,8 +97,8 @@ class Watchdog:
         error."""
         self._record = record
         self._stopped = threading.Event()
-        self._request: _Request | None = None
-        self._request_is_recorded = False
+        self._first_request: _ExitRequest | None = None
+        self._first_request_is_recorded = False
         self._last_heartbeat_s = time.monotonic()
         self._last_rearmed_s = 0.0
 
@@ -126,7 +143,7 @@ class Watchdog:
     @property
     def first_signal(self) -> int | None:
         """Number of the first signal, or None."""
-        return None if self._request is None else self._request.number
+        return None if self._first_request is None else self._first_request.number
 
     def _watch(self) -> None:
         """Handle signals and check for progress until the watchdog is stopped."""
@@ -139,7 +156,7 @@ class Watchdog:
             now_s = time.monotonic()
             since_last_check_s = now_s - last_check_s
             last_check_s = now_s
-            if since_last_check_s > _STOPPED_S:
+            if since_last_check_s > _SUSPENDED_S:
                 # A scheduler, for example, suspended the process, which is not a hang.
                 self._last_heartbeat_s += since_last_check_s
             if readable:
@@ -172,14 +189,14 @@ class Watchdog:
 
     def _handle_request(self, number: int) -> None:
         """Note the first signal; exit at a second one."""
-        request = _Request(number=number, received_s=time.monotonic())
-        if self._request is None:
-            self._request = request
+        request = _ExitRequest(number=number, received_s=time.monotonic())
+        if self._first_request is None:
+            self._first_request = request
             _write_message(
                 f"{request.name}: saving a checkpoint after this step, then exiting; a"
                 " second signal exits immediately"
             )
-        elif request.received_s - self._request.received_s >= SAME_SIGNAL_S:
+        elif request.received_s - self._first_request.received_s >= SAME_SIGNAL_S:
             self._exit(
                 f"second signal, {request.name}: exited without saving; the newest"
                 " checkpoint is intact"
@@ -222,12 +239,12 @@ class Watchdog:
 
         The process may be killed before it does.
         """
-        request = self._request
-        if request is None or self._request_is_recorded or self.ending:
+        request = self._first_request
+        if request is None or self._first_request_is_recorded or self.ending:
             return
         if time.monotonic() - request.received_s <= PATIENCE_S:
             return
-        self._request_is_recorded = True
+        self._first_request_is_recorded = True
         if self.step:
             reason = f"{request.name}: killed before the step ended, without saving"
         else:
@@ -235,7 +252,7 @@ class Watchdog:
                 f"{request.name} before the first step; see the messages of other ranks"
             )
         with contextlib.suppress(Exception):  # this thread must continue
-            self._record(reason, self.step, True)
+            self._record(reason, self.step, is_likely=True)
 
     def _exit(self, reason: str) -> None:
         """Record the reason if possible, and end the process at once.
@@ -244,7 +261,7 @@ class Watchdog:
         """
         _write_message(reason)
         with contextlib.suppress(Exception):
-            self._record(reason, self.step, False)
+            self._record(reason, self.step, is_likely=False)
         os._exit(REQUEUE)
 
 

@@ -48,7 +48,7 @@ def test_noisy_falling_loss_is_usual(seed, policy, steps, fall_steps, lag_steps)
             norm += 20 * math.exp(-step / 50)
         findings = check_as_device(monitor, step, loss, norm, limits[-lag_steps])
         assert findings == []
-        assert monitor.calm
+        assert monitor.is_rollback_target
         limits.append(monitor.limits())
 
 
@@ -289,10 +289,10 @@ def test_findings_after_usual_steps(case):
     ]
     assert shown == case.findings
     assert case.message in findings_by_step[-1][-1].message
-    assert not monitor.calm
+    assert not monitor.is_rollback_target
     # A usual step follows, which ends the trouble.
     assert check_as_device(monitor, NEXT_STEP + len(case.steps)) == []
-    assert monitor.calm
+    assert monitor.is_rollback_target
 
 
 def test_lasting_change_becomes_usual_with_warn():
@@ -302,7 +302,7 @@ def test_lasting_change_becomes_usual_with_warn():
     assert spike.kind is Kind.SPIKE
     for step in range(NEXT_STEP + 1, NEXT_STEP + 1 + window_steps):
         assert check(monitor, step, SPIKE_LOSS) == []
-    assert monitor.calm
+    assert monitor.is_rollback_target
 
 
 def test_always_large_norms_are_no_explosion():

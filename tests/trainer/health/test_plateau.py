@@ -96,6 +96,17 @@ def test_plateau_is_reported(losses, at_steps):
     assert trend_findings(losses) == [(step, Kind.PLATEAU) for step in at_steps]
 
 
+def test_plateau_after_a_rise_is_reported_again():
+    # Both values fill whole windows, but for the check at 600, when the second half of
+    # the window is higher than the first.
+    losses = [2.0] * WINDOW_STEPS + [3.0] * WINDOW_STEPS
+    assert trend_findings(losses) == [
+        (400, Kind.PLATEAU),
+        (600, Kind.RISE),
+        (800, Kind.PLATEAU),
+    ]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_power_law_is_not_a_plateau(seed):
     # The loss of a real run falls ever more slowly: in the last 2,000 of 30,000 steps
@@ -132,7 +143,7 @@ def test_plateau_is_only_a_warning(monitor_before_plateau):
     (plateau,) = check(monitor_before_plateau, 20, 2.0)
     assert plateau.kind is Kind.PLATEAU
     assert plateau.action is Action.WARN
-    assert monitor_before_plateau.calm
+    assert monitor_before_plateau.is_rollback_target
 
 
 def test_plateau_is_reported_with_both_medians(monitor_before_plateau):

@@ -48,7 +48,7 @@ def test_rollback_restores_the_history():
         json.loads(json.dumps(saved)), at_step=trouble_step, to_step=USUAL_STEPS
     )
     assert monitor.limits() == limits
-    assert monitor.calm
+    assert monitor.is_rollback_target
     assert monitor.recovery.rollbacks == 1
 
 
@@ -190,7 +190,7 @@ def run_steps(monitor, steps, *, first_step, saved):
             monitor.roll_back(saved, at_step=number, to_step=1)
         answer = (
             findings,
-            monitor.calm,
+            monitor.is_rollback_target,
             monitor.limits(),
             monitor.recovery.rollbacks,
             monitor.learning_rate_share(number),
@@ -249,7 +249,7 @@ def test_older_checkpoint_gives_an_empty_history(saved):
 def test_rollback_to_an_older_checkpoint_counts(saved):
     monitor = experienced_monitor()
     monitor.roll_back(saved, at_step=NEXT_STEP, to_step=0)
-    assert monitor.calm
+    assert monitor.is_rollback_target
     assert monitor.recovery.rollbacks == 1
 
 

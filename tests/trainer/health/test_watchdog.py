@@ -33,7 +33,7 @@ watchdog.PATIENCE_S = {PATIENCE_S}
 watchdog._LAST_RESORT_S = 0.7
 watchdog._REARM_EVERY_S = 0.1
 
-def record(reason, step, is_likely):
+def record(reason, step, *, is_likely):
     row = dict(reason=reason, step=step, is_likely=is_likely)
     with (directory / "exits.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\\n")
@@ -224,7 +224,7 @@ def test_stopped_watchdog_ends_nothing(start_program, tmp_path):
 def test_suspended_program_does_not_hang(start_program, tmp_path):
     process = start_program(
         # A pause of 1.2 s or more counts as suspended; the last resort never acts.
-        "watchdog._STOPPED_S = 1.2\n"
+        "watchdog._SUSPENDED_S = 1.2\n"
         "watchdog._LAST_RESORT_S = 60.0\n"
         # Until the watchdog has postponed its last resort by the new time.
         "time.sleep(0.8)\n"
