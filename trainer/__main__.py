@@ -30,8 +30,9 @@ from trainer.health.watchdog import REQUEUE
 from trainer.rank_job import JobEnd, RankJob, write_failure
 from trainer.record.boards import check_installed
 from trainer.record.closed_streams import ignore_closed_streams
+from trainer.record.process_start import process_started_s
 from trainer.record.run_record import MODEL_DIRECTORY, RUN_FILE
-from trainer.record.start_clock import StartClock, process_started_s
+from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter
 
 

@@ -534,7 +534,7 @@ class _Run:
 
         ``wait_for_all`` waits for those of all steps.
         """
-        for row in self._meter.rows(wait_for_all=wait_for_all):
+        for row in self._meter.take_rows(wait_for_all=wait_for_all):
             self._writer.append(row)
         for finding in self._meter.take_findings():
             self._writer.append(finding.event(self._finished_steps))

@@ -22,8 +22,9 @@ from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_tex
 from trainer.failure_notes import FailureNote, publish_failure, read_failure
 from trainer.health.signals import end_with_parent
 from trainer.health.watchdog import REQUEUE, Watchdog
-from trainer.record.progress import progress, show_row
+from trainer.record.progress import progress
 from trainer.record.run_record import RunExit, read_exit
+from trainer.record.show_row import show_row
 from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter
 from trainer.staging.stage import stage_data

@@ -54,7 +54,7 @@ class TimeBudget:
 
         Args:
             save_s: Duration of a save, in seconds.
-            evaluation_due: Whether an evaluation precedes the next step.
+            evaluation_due: Whether an evaluation follows the current step.
         """
         # Before the first step, none has a known duration.
         longest_step_s = max(self.step_s) if self.step_s else 0.0

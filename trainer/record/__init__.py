@@ -4,7 +4,8 @@
 writes them during training. ``meter.Meter`` measures the steps for it, from the sums
 over ranks in ``interval``, with ``noise_scale`` and ``pace_monitor``; only ``meter``,
 ``interval`` and ``process_memory`` import torch. ``boards`` passes the numbers on to
-TensorBoard and Weights & Biases, ``progress`` shows them on the console, and
-``closed_streams`` lets a run survive its console. ``start_clock`` measures the start.
+TensorBoard and Weights & Biases, ``show_row`` and ``progress`` show them on the
+console, and ``closed_streams`` lets a run survive its console. ``start_clock`` measures
+the start, and ``process_start`` reads when the process began.
 ``recorded_settings`` reads the settings of a record or a trial.
 """

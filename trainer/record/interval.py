@@ -20,10 +20,11 @@ from trainer.model.flops import ModelWork
 from trainer.record.process_memory import peak_memory_bytes
 
 _NUMBER_OF_TOTALS = 5
-"""Totals at the beginning of the sums: non-padding tokens, padded tokens, FLOPs, and
-the mean squared norms of part and whole gradients."""
+"""Totals at the beginning of the sums. In this order: non-padding tokens, padded
+tokens, FLOPs, and the mean squared norms of part and whole gradients."""
 _ROWS_BY_RANK = 3
-"""Rows of the table that follows: compute times, data waits and peak memory."""
+"""Rows of the table that follows. In this order: compute times, data waits, and peak
+memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,22 +132,35 @@ def pack_sums(
         Tensor of dtype fp64; ``unpack_sums`` reads the sum of those of all ranks.
     """
     totals = [interval.non_padding_tokens, interval.padded_tokens, interval.flops]
-    # Each rank fills its own column and leaves the others zero, so the sum over ranks
-    # is the table of all ranks.
-    table = np.zeros((_ROWS_BY_RANK, ranks.world_size))
+    compute_s = 0.0
+    data_wait_s = 0.0
     if previous_pace is not None:
-        compute_s = previous_pace.compute_s
-        # If the compute time is unknown (NaN) on one rank, it is on all.
-        table[0, ranks.rank] = math.nan if compute_s is None else compute_s
-        table[1, ranks.rank] = previous_pace.data_wait_s
-    table[2, ranks.rank] = peak_memory_bytes(ranks.device)
+        # A compute time that is unknown on one rank is so on all.
+        known_s = previous_pace.compute_s
+        compute_s = math.nan if known_s is None else known_s
+        data_wait_s = previous_pace.data_wait_s
+    table = [
+        *_row_of_rank(compute_s, ranks),
+        *_row_of_rank(data_wait_s, ranks),
+        *_row_of_rank(float(peak_memory_bytes(ranks.device)), ranks),
+    ]
     return torch.cat(
         [
             to_device(totals, ranks.device),
             _mean_squares(interval.noise_samples, ranks.device),
-            to_device(table.ravel().tolist(), ranks.device),
+            to_device(table, ranks.device),
         ]
     )
+
+
+def _row_of_rank(value: float, ranks: Ranks) -> list[float]:
+    """Return a row of the table that has this rank's value, and zeros for the others.
+
+    The sum of these rows over ranks has the values of all ranks.
+    """
+    row = [0.0] * ranks.world_size
+    row[ranks.rank] = value
+    return row
 
 
 def _mean_squares(samples: Sequence[NoiseSample], device: torch.device) -> torch.Tensor:
@@ -167,7 +181,7 @@ def table_by_rank(sums: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_sums(sums: torch.Tensor) -> IntervalSums:
-    """Read the sum over ranks of their tensors from ``pack_sums``."""
+    """Return the metrics of all ranks from the sum of their ``pack_sums``."""
     totals = sums[:_NUMBER_OF_TOTALS].tolist()
     non_padding_tokens, padded_tokens, flops, part_square, whole_square = totals
     compute_s, data_wait_s, memory_bytes = table_by_rank(sums).tolist()

@@ -46,7 +46,7 @@ class _ClosedInterval:
     """Pace that this rank has packed into ``sums``: that of the last interval that was
     read before this one closed; None in the first."""
     other_fields: dict[str, Any]
-    """Fields of the row that the training loop knows."""
+    """Fields of the ``StepRow`` that the meter does not measure, by name."""
     sums: torch.Tensor
     """Sums over ranks, on the host, as ``pack_sums`` arranges them."""
     loss: torch.Tensor
@@ -121,7 +121,8 @@ class Meter:
 
         Args:
             step: Finished optimizer steps.
-            other_fields: Fields of the interval's row that the meter does not measure.
+            other_fields: Fields of the ``StepRow`` that the meter does not measure, such
+                as ``learning_rate``.
         """
         interval = self._interval
         data_wait_s = self._data_wait.take_waited_s() / len(interval.results)
@@ -148,8 +149,10 @@ class Meter:
         )
         self.restart()
 
-    def rows(self, *, wait_for_all: bool = False) -> Iterator[StepRow]:
-        """Yield a row for each closed interval, the same on every rank except times.
+    def take_rows(self, *, wait_for_all: bool = False) -> Iterator[StepRow]:
+        """Yield the row of each closed interval since the last call.
+
+        Rows are the same on every rank, except times.
 
         On a GPU, the row of the latest interval is left for the next call, unless
         ``wait_for_all``.
@@ -183,6 +186,10 @@ class Meter:
         # The 6 N convention of Kaplan et al. 2020: all parameters for every token,
         # without attention.
         six_n_flops = 6 * self._work.parameters * sums.non_padding_tokens
+        slowest_rank, slowest_rank_ratio = _slowest_rank(sums)
+        longest_wait_rank, longest_wait_s = _longest_data_wait(
+            closed.previous_pace, sums
+        )
         return StepRow(
             **closed.other_fields,
             loss=_finite(closed.loss.item()),
@@ -204,8 +211,10 @@ class Meter:
             mfu_6n=self._share_of_peak(six_n_flops / seconds / world_size),
             peak_memory_bytes=round(max(sums.peak_memory_by_rank_bytes)),
             gradient_noise_scale_tokens=self.noise.tokens,
-            **_slowest_rank_fields(sums),
-            **_longest_wait_fields(closed.previous_pace, sums),
+            slowest_rank=slowest_rank,
+            slowest_rank_ratio=slowest_rank_ratio,
+            longest_data_wait_s=longest_wait_s,
+            longest_data_wait_rank=longest_wait_rank,
         )
 
     def _share_of_peak(self, flops_per_s: float) -> float | None:
@@ -222,10 +231,10 @@ class Meter:
         # A part without tokens, or with all of them, says nothing about noise.
         if 0 < part_share < 1:
             self.noise.update(
-                sums.whole_square / self._ranks.world_size,
-                sums.part_square / self._ranks.world_size,
-                part_share,
-                sums.non_padding_tokens / len(interval.results),
+                whole_square=sums.whole_square / self._ranks.world_size,
+                part_square=sums.part_square / self._ranks.world_size,
+                part_share=part_share,
+                tokens=sums.non_padding_tokens / len(interval.results),
             )
 
     def _diagnose(self, pace: Pace, sums: IntervalSums) -> None:
@@ -242,35 +251,33 @@ class Meter:
         )
 
 
-def _longest_wait_fields(pace: Pace | None, sums: IntervalSums) -> dict[str, Any]:
-    """Return the row's fields about data waits; empty in the first row or on one rank.
+def _longest_data_wait(
+    pace: Pace | None, sums: IntervalSums
+) -> tuple[int | None, float | None]:
+    """Return the rank with the longest data wait, and that wait in seconds.
 
-    ``pace`` is None in the first row, which has no interval before it.
+    Both are None on a single rank, and in the first row: it has no interval before it,
+    so that ``pace`` is None.
     """
     waits_s = sums.data_wait_by_rank_s
     if pace is None or len(waits_s) == 1:
-        return {}
+        return None, None
     longest_wait_s = max(waits_s)
-    return {
-        "longest_data_wait_s": longest_wait_s,
-        "longest_data_wait_rank": waits_s.index(longest_wait_s),
-    }
+    return waits_s.index(longest_wait_s), longest_wait_s
 
 
-def _slowest_rank_fields(sums: IntervalSums) -> dict[str, Any]:
-    """Return the row's fields about the slowest rank; None if unknown or on one rank.
+def _slowest_rank(sums: IntervalSums) -> tuple[int | None, float | None]:
+    """Return the slowest rank, and the ratio of its compute time to the median rank's.
 
-    They are unknown if a compute time is NaN, and in the first row, where all are 0.
+    Both are None on a single rank, if a compute time is unknown (NaN), and in the first
+    row, in which all compute times are 0.
     """
     compute_s = sums.compute_by_rank_s
     are_known = all(math.isfinite(seconds) and seconds > 0 for seconds in compute_s)
     if len(compute_s) == 1 or not are_known:
-        return {"slowest_rank": None, "slowest_rank_ratio": None}
+        return None, None
     slowest_s = max(compute_s)
-    return {
-        "slowest_rank": compute_s.index(slowest_s),
-        "slowest_rank_ratio": slowest_s / median_low(compute_s),
-    }
+    return compute_s.index(slowest_s), slowest_s / median_low(compute_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,15 @@ class NoiseScale:
 
     def __init__(self) -> None:
         self.signal_and_noise = [0.0, 0.0]
-        """Smoothed G² and S, which checkpoints store."""
+        """Smoothed G² and S, in this order; checkpoints store them as a list."""
 
     def update(
-        self, whole_square: float, part_square: float, part_share: float, tokens: float
+        self,
+        *,
+        whole_square: float,
+        part_square: float,
+        part_share: float,
+        tokens: float,
     ) -> None:
         """Add an estimate from the gradients of a step and of a part of it.
 
@@ -39,9 +44,10 @@ class NoiseScale:
         noise = (part_square - whole_square) * tokens * part_share / (1 - part_share)
         # Both start at zero, and are too small at first by the same factor, which
         # cancels in their ratio.
+        old_signal, old_noise = self.signal_and_noise
         self.signal_and_noise = [
-            _SMOOTHING * old + (1 - _SMOOTHING) * new
-            for old, new in zip(self.signal_and_noise, (signal, noise), strict=True)
+            _smooth(old_signal, signal),
+            _smooth(old_noise, noise),
         ]
 
     @property
@@ -51,3 +57,7 @@ class NoiseScale:
         if signal <= 0 or noise <= 0:
             return None
         return noise / signal
+
+
+def _smooth(old: float, new: float) -> float:
+    return _SMOOTHING * old + (1 - _SMOOTHING) * new

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar or lines of a phase, and rows of a run record."""
+"""Progress of a phase on standard error: a bar on a terminal, else lines."""
 
 import contextlib
 import datetime
@@ -9,9 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainer.health.events import EventRow
-from trainer.record.run_record import EvaluationRow, RunHeader, StepRow
-
 Update = Callable[[float, float | None, str], None]
 """Progress callback with three arguments: amount completed, total amount (None if
 unknown), and a note that is shown beside them."""
@@ -19,9 +16,7 @@ unknown), and a note that is shown beside them."""
 _LINE_INTERVAL_S = 5.0
 """Interval between lines without a terminal, and between points of the history."""
 _HISTORY_POINTS = 12
-"""Points that the estimate of the time left uses: about a minute."""
-_SHOWN_CAUSES = 2
-"""Causes of an event that are shown: the most likely ones, which come first."""
+"""Points from which the time left is estimated: those of about the last minute."""
 
 
 @contextlib.contextmanager
@@ -179,64 +174,3 @@ def _bar(title: str, history: _History) -> Iterator[Update]:
             )
 
         yield update_bar
-
-
-def show_row(
-    update: Update,
-    max_steps: int,
-    row: RunHeader | StepRow | EvaluationRow | EventRow,
-) -> None:
-    """Show the header of a run record, or one of its rows.
-
-    A logged step updates the progress; everything else is written as lines.
-
-    Args:
-        update: Progress callback of the training.
-        max_steps: Optimizer steps of the run.
-        row: Header, or row.
-    """
-    if isinstance(row, StepRow):
-        loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
-        mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
-        note = (
-            f"step {row.step}/{max_steps} loss {loss} {row.tokens_per_s:,.0f}"
-            f" non-padding tokens/s{mfu}"
-        )
-        update(row.step, max_steps, note)
-        return
-    if isinstance(row, RunHeader):
-        lines = _header_lines(row)
-    elif isinstance(row, EvaluationRow):
-        loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
-        perplexity = "n/a" if row.perplexity is None else f"{row.perplexity:,.1f}"
-        lines = [
-            f"validation: step {row.step} loss {loss} perplexity {perplexity}"
-            f" masked accuracy {row.masked_accuracy:.1%}"
-        ]
-    else:
-        lines = _event_lines(row)
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
-
-
-def _header_lines(header: RunHeader) -> list[str]:
-    lines = [
-        f"train: {header.global_batch_size} {header.layout} sequences per step;"
-        f" attention: {header.attention} ({header.attention_reason})"
-    ]
-    if header.config["compile"]:
-        lines.append(
-            "train: compiling layers before the first step; this takes minutes"
-        )
-    lines += [f"train: recipe change: {change}" for change in header.recipe_changes]
-    return lines
-
-
-def _event_lines(event: EventRow) -> list[str]:
-    if event.level == "info":
-        return [f"train: {event.message}"]
-    lines = [f"{event.level}: {event.message}"]
-    likely_causes = event.causes[:_SHOWN_CAUSES]
-    lines += [f"  likely: {cause}" for cause in likely_causes]
-    if event.next_step:
-        lines.append(f"  next: {event.next_step}")
-    return lines

@@ -1,16 +1,11 @@
 """Clock of a start: the time that each phase takes until the end of the first step."""
 
-import os
 import time
-from pathlib import Path
 from typing import Literal
 
 from trainer.health.events import utc_now
 from trainer.health.watchdog import REQUEUE
 from trainer.record.run_record import RunExit, StartUp
-
-_START_TIME_FIELD = 22
-"""Number of the field ``starttime`` in ``/proc/PID/stat``, counted from 1."""
 
 Phase = Literal[
     "import",
@@ -22,18 +17,21 @@ Phase = Literal[
     "compile",
     "first_step",
 ]
+"""Phase of a start; the field of ``StartUp`` with its name describes it."""
 
 
 class StartClock:
     """Measures the phases until the end of the first step, and the whole run.
 
-    ``began_s`` is the start, in seconds since 1970; None is now.
+    Args:
+        began_s: Start of the clock, in seconds since 1970; None is now.
     """
 
     def __init__(self, began_s: float | None = None) -> None:
         self._began_s = time.time() if began_s is None else began_s
         self._last_s = self._began_s
         self._phase_s: dict[Phase, float] = {}
+        """Seconds of each phase that has ended."""
         # The start may be that of the process, which only the wall clock tells.
         self.monotonic_start_s = time.monotonic() - (time.time() - self._began_s)
         """Start of the clock on the scale of ``time.monotonic``."""
@@ -43,7 +41,7 @@ class StartClock:
     def ended(self, phase: Phase) -> None:
         """Add the time since the last phase ended, or since the start, to a phase."""
         now_s = time.time()
-        self._phase_s[phase] = self._phase_s.get(phase, 0.0) + now_s - self._last_s
+        self._phase_s[phase] = self._seconds_of(phase) + now_s - self._last_s
         self._last_s = now_s
 
     @property
@@ -57,16 +55,32 @@ class StartClock:
 
     def startup(self) -> StartUp:
         """Return the time of all phases; 0 for those that did not happen."""
-        fields = dict.fromkeys(StartUp.model_fields, 0.0)
-        for phase, seconds in self._phase_s.items():
-            fields[f"{phase}_s"] = seconds
-        fields["total_s"] = self._last_s - self._began_s
-        return StartUp(**fields)
+        return StartUp(
+            import_s=self._seconds_of("import"),
+            staging_s=self._seconds_of("staging"),
+            process_group_s=self._seconds_of("process_group"),
+            build_s=self._seconds_of("build"),
+            restore_s=self._seconds_of("restore"),
+            first_batch_s=self._seconds_of("first_batch"),
+            compile_s=self._seconds_of("compile"),
+            first_step_s=self._seconds_of("first_step"),
+            total_s=self._last_s - self._began_s,
+        )
+
+    def _seconds_of(self, phase: Phase) -> float:
+        return self._phase_s.get(phase, 0.0)
 
     def exit(
         self, exit_code: int, reason: str, steps: int, checkpoint: str | None
     ) -> RunExit:
-        """Return the content of ``exit.json`` for a run that ends now."""
+        """Return the content of ``exit.json`` for a run that ends now.
+
+        Args:
+            exit_code: As in ``RunExit``.
+            reason: As in ``RunExit``.
+            steps: As in ``RunExit``.
+            checkpoint: As in ``RunExit``.
+        """
         return RunExit(
             exit_code=exit_code,
             reason=reason,
@@ -76,19 +90,3 @@ class StartClock:
             seconds=self.total_s(),
             finished_utc=utc_now(),
         )
-
-
-def process_started_s() -> float:
-    """Return the start time of this process, in seconds since 1970."""
-    start_s = start_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")  # since the boot
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_s
-    return time.time() - age_s
-
-
-def start_ticks(process_id: int) -> int:
-    """Return the start time of a process, in clock ticks since the boot."""
-    stat = Path(f"/proc/{process_id}/stat").read_text()
-    # The second field, the program's name in parentheses, may contain spaces and
-    # parentheses, so fields are counted from the third; see proc_pid_stat(5).
-    _, _, from_third_field = stat.rpartition(")")
-    return int(from_third_field.split()[_START_TIME_FIELD - 3])

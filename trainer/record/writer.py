@@ -130,8 +130,9 @@ class RunWriter:
         """Keep the files of the last start in ``earlier/N``, and count this one."""
         root = self.directory / EARLIER_DIRECTORY
         root.mkdir(exist_ok=True)
-        numbers = [int(path.name) for path in root.iterdir() if path.name.isdecimal()]
-        last_attempt = 1 + max(numbers, default=0)
+        # Starts are counted from 1, and the last one is not set aside yet.
+        earlier = [int(path.name) for path in root.iterdir() if path.name.isdecimal()]
+        last_attempt = max(earlier) + 1 if earlier else 1
         self.attempt = last_attempt + 1
         aside = root / str(last_attempt)
         aside.mkdir()
