@@ -37,9 +37,8 @@ from testbed.corpora import (
     write_corpus,
 )
 from trainer.config.train_config import ModelSettings, TrainConfig
-from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
+from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.packing import pack_sequences

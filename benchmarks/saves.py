@@ -28,8 +28,8 @@ from trainer.config.presets import model_settings
 from trainer.config.resolve import resolve
 from trainer.config.tables import read_json
 from trainer.config.train_config import CheckpointSettings, ModelSettings, TrainConfig
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.position import Position

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.batch_plan import BatchPlan
+from trainer.data.batch_plan import BatchPlan, make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource

@@ -13,8 +13,9 @@ from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.compilers import with_compile
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import Logger, TrainConfig
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan, with_batch_in_sequences
+from trainer.data.global_batch import with_batch_in_sequences
 from trainer.data.loader import MicroBatchLoader
 from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.health.controller import HealthController

@@ -12,8 +12,8 @@ from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Profile
 from trainer.config.train_config import Layout, ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import SequenceStatistics, sequence_statistics
 from trainer.data.manifest import Manifest, SpecialIds
+from trainer.data.sequence_statistics import SequenceStatistics, sequence_statistics
 
 DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
 """Documents per packed sequence that are assumed without a dataset. Program functions
@@ -92,7 +92,7 @@ def contents_of(data: Path, layout: Layout, seq_length_tokens: int) -> SequenceC
         dataset_hash=manifest.dataset_hash,
         mean_non_padding_tokens=stats.mean_non_padding_tokens,
         mean_samples=stats.mean_samples,
-        documents=stats.max_documents if layout == "packed" else 1.0,
+        documents=stats.max_mean_samples if layout == "packed" else 1.0,
     )
 
 

@@ -12,8 +12,8 @@ from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
-from trainer.data.global_batch import SequenceStatistics
 from trainer.data.manifest import Manifest
+from trainer.data.sequence_statistics import SequenceStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Probe:
         """Documents per sequence in the fullest micro-batches."""
         if self.sequence_stats is None or self.config.layout != "packed":
             return 1.0
-        return self.sequence_stats.max_documents
+        return self.sequence_stats.max_mean_samples
 
     @property
     def mean_tokens_per_sequence(self) -> float:

@@ -41,7 +41,7 @@ from trainer.config.compilers import missing_for_compile
 from trainer.config.tables import parse_table
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import sequence_statistics
+from trainer.data.sequence_statistics import sequence_statistics
 from trainer.health.events import utc_now
 
 _EXPECTED_TRIALS = 12

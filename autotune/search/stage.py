@@ -50,7 +50,7 @@ from trainer.config.train_config import (
     TrainConfig,
 )
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import sequence_statistics
+from trainer.data.sequence_statistics import sequence_statistics
 from trainer.model.families import FAMILIES
 
 

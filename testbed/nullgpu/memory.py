@@ -38,7 +38,7 @@ from trainer.config.train_config import (
     Strategy,
     TrainConfig,
 )
-from trainer.data.global_batch import SequenceStatistics
+from trainer.data.sequence_statistics import SequenceStatistics
 
 VOCAB_SIZE = 30_522
 TRAINED_STEPS, TRAINED_DOCUMENTS = 300, 60_000
@@ -218,7 +218,7 @@ def _request(case: Case) -> tuple[Probe, OverheadsRange]:
         sequence_stats=SequenceStatistics(
             mean_non_padding_tokens=case.width,
             mean_samples=1.0,
-            max_documents=case.documents,
+            max_mean_samples=case.documents,
         ),
         overheads=overheads,
     )
@@ -235,8 +235,8 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
 
     from trainer.build import build_training
     from trainer.checkpoint.tensors import make_optimizer_state
+    from trainer.data.batch_plan import make_plan
     from trainer.data.dataset import TokenDataset
-    from trainer.data.global_batch import make_plan
     from trainer.data.loader import micro_batch_plans
     from trainer.data.micro_batch_source import MicroBatchSource
     from trainer.distributed.ranks import join_ranks, warm_up_libraries

@@ -193,8 +193,8 @@ def main(profile: str, data: str, *assignments: str) -> None:
     import torch
 
     from trainer.config.resolve import resolve
+    from trainer.data.batch_plan import make_plan
     from trainer.data.dataset import TokenDataset
-    from trainer.data.global_batch import make_plan
     from trainer.data.loader import micro_batch_plans
     from trainer.distributed.device_events import to_host
     from trainer.distributed.ranks import join_ranks

@@ -5,8 +5,8 @@ from benchmarks.saves import move_to_middle, write_profile
 from testbed.datasets import write_dataset
 from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
 from trainer.config.resolve import resolve
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.distributed.ranks import join_ranks
 from trainer.loop import train
 from trainer.record.writer import RunWriter

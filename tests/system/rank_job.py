@@ -17,8 +17,8 @@ import trainer.build
 from tests.trainer.oracles import config_of
 from trainer.build import Training, build_training
 from trainer.checkpoint.export import export_model
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks

@@ -17,8 +17,8 @@ from tests.trainer.training_runs import (
 )
 from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
 from trainer.config.train_config import CheckpointSettings, DataSettings, HealthSettings
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import micro_batch_plans
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.step import TrainStep

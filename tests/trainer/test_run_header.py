@@ -11,9 +11,8 @@ from trainer.build import Training
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.stored_checkpoints import read_checkpoint
 from trainer.config.resolve import ResolvedConfig
-from trainer.data.batch_plan import BatchPlan
+from trainer.data.batch_plan import BatchPlan, make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.distributed.ranks import Ranks, join_ranks
 from trainer.preflight.dataset_checks import open_dataset
 from trainer.record.run_record import RunHeader

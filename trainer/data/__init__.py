@@ -8,11 +8,11 @@ rank, from a ``position`` on and from every ``lane`` in turn, and ``masking`` ch
 the tokens to predict, for which the model has ``head_slots``.
 ``micro_batch_source`` makes a ``micro_batch.MicroBatch`` from its plan, and ``loader``
 does so for a whole run, in this process or in DataLoader workers. ``data_wait``
-measures how long a device waits for data. ``global_batch`` computes the size of the
-global batch in sequences.
+measures how long a device waits for data. ``global_batch`` converts the size of the
+global batch to sequences, by the means in ``sequence_statistics``.
 
 ``loader`` and the modules of micro-batches need torch, so this package exports no
 names; import them from their modules. To read a dataset, begin with
-``dataset.TokenDataset``; to train, with ``global_batch.make_plan`` and
+``dataset.TokenDataset``; to train, with ``batch_plan.make_plan`` and
 ``loader.MicroBatchLoader``.
 """

@@ -17,7 +17,11 @@ import math
 
 import numpy as np
 
-from trainer.config.train_config import BatchSplit
+from trainer.config.train_config import (
+    BatchSplit,
+    TrainConfig,
+    gradient_accumulation_steps,
+)
 from trainer.data.array_types import Int64
 from trainer.data.dataset import TokenDataset
 from trainer.data.packing import pack_sequences
@@ -94,16 +98,24 @@ class BatchPlan(BatchSplit):
         return range(rank % stride, self.lanes, stride)
 
     def has_ended(self, block: int) -> bool:
-        """Return whether a lane's block lies after the last epoch.
+        """Return whether a block lies after the last epoch.
 
-        Blocks are counted over all epochs.
+        ``block`` is its number in its lane, counted over all epochs.
         """
         if self.max_epochs is None:
             return False
         return block >= self.max_epochs * self.blocks_per_epoch
 
     def samples_of(self, lane: int, block: int) -> tuple[int, Int64]:
-        """Return the epoch and samples of a lane's block, counted over all epochs."""
+        """Return the epoch and the samples of a lane's block.
+
+        Args:
+            lane: Number of the lane.
+            block: Number of the block in the lane, counted over all epochs.
+
+        Returns:
+            The epoch, counted from 0, and the samples' indices in the dataset.
+        """
         epoch, block_in_epoch = divmod(block, self.blocks_per_epoch)
         lane_begin = self.dataset_samples * lane // self.lanes
         lane_end = self.dataset_samples * (lane + 1) // self.lanes
@@ -117,10 +129,37 @@ class BatchPlan(BatchSplit):
         return epoch, samples.astype(np.int64)
 
 
+def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
+    """Return the plan that splits the global batch into micro-batches of ranks.
+
+    Args:
+        config: Configuration with the global batch in sequences.
+        samples: Number of samples of the dataset.
+        world_size: Number of ranks.
+    """
+    return BatchPlan(
+        seed=config.seed,
+        dataset_samples=samples,
+        seq_length_tokens=config.seq_length_tokens,
+        layout=config.layout,
+        global_batch_size=config.global_batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps(config, world_size),
+        world_size=world_size,
+        max_epochs=config.max_epochs,
+    )
+
+
 def lay_out(plan: BatchPlan, lane: int, block: int, dataset: TokenDataset) -> Segments:
     """Return the samples of one block with their sequences and positions.
 
-    Sequences are numbered within the block, and samples sorted by sequence.
+    Args:
+        plan: Plan of the whole job.
+        lane: Number of the lane.
+        block: Number of the block in the lane, counted over all epochs.
+        dataset: Dataset that is planned for.
+
+    Returns:
+        The samples sorted by sequence; sequences are numbered within the block.
     """
     segments = _one_sample_per_sequence(plan, lane, block, dataset)
     if plan.layout != "packed":

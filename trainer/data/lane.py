@@ -42,7 +42,14 @@ class Lane:
         position: int,
         packer: Executor | None,
     ) -> None:
-        """Start at a position of the lane, as in ``Position.lanes``.
+        """Start at a position of the lane.
+
+        Args:
+            plan: Plan of the whole job.
+            dataset: Dataset that is planned for.
+            number: Number of the lane.
+            position: Position of the lane, as in ``Position.lanes``.
+            packer: Executor that packs blocks in advance, if any.
 
         Raises:
             ValueError: If the position is unknown.
@@ -60,7 +67,10 @@ class Lane:
         self._block_samples = plan.block_samples
         self._block_number, self._next_sequence = divmod(position, self._block_samples)
         self._block: _Block | None = None
-        self._pack_next = self._start_packing(self._block_number)
+        """Current block; None before it is packed."""
+        self._packed_segments = self._start_packing(self._block_number)
+        """Function that returns the segments of the block to be used next, as
+        ``_start_packing`` does."""
 
     @property
     def position(self) -> int:
@@ -113,23 +123,28 @@ class Lane:
         Raises:
             ValueError: If the position does not exist in this plan.
         """
-        while self._block is None:
-            if self._pack_next is None:
-                return None
-            segments = self._pack_next()
-            sequences = int(segments.sequences[-1]) + 1 if len(segments) else 0
-            if self._next_sequence > sequences:
-                raise ValueError(
-                    f"row {self._next_sequence} of a block of {sequences} rows: the"
-                    " position is of another plan"
-                )
-            self._pack_next = self._start_packing(self._block_number + 1)
-            if sequences:
-                self._block = _Block(segments=segments, sequences=sequences)
-            else:
-                # The last block of a lane may be empty; see ``blocks_per_epoch``.
-                self._block_number += 1
+        while self._block is None and self._packed_segments is not None:
+            self._open_block(self._packed_segments())
         return self._block
+
+    def _open_block(self, segments: Segments) -> None:
+        """Make a packed block the current one, or skip it if it is empty.
+
+        Raises:
+            ValueError: If the position does not exist in this plan.
+        """
+        sequences = int(segments.sequences[-1]) + 1 if len(segments) else 0
+        if self._next_sequence > sequences:
+            raise ValueError(
+                f"row {self._next_sequence} of a block of {sequences} rows: the"
+                " position is of another plan"
+            )
+        self._packed_segments = self._start_packing(self._block_number + 1)
+        if sequences:
+            self._block = _Block(segments=segments, sequences=sequences)
+        else:
+            # The last block of a lane may be empty; see ``blocks_per_epoch``.
+            self._block_number += 1
 
     def _start_packing(self, number: int) -> Callable[[], Segments] | None:
         """Start packing a block, or defer it until its samples are requested.

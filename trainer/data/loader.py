@@ -140,7 +140,7 @@ def micro_batch_plans(
     """
     plans = iter(
         SequenceSampler(
-            plan, dataset, rank, position, ahead=config.data.num_workers > 0
+            plan, dataset, rank, position, packs_ahead=config.data.num_workers > 0
         )
     )
     if steps is None:

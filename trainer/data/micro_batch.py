@@ -9,7 +9,6 @@ micro-batch, P tokens to predict.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -52,9 +51,15 @@ class MicroBatch:
         return self._moved(torch.Tensor.pin_memory)
 
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
-        names = ("ids_BS", "starts_N", "tokens_N", "predicted_P", "targets_P")
-        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in names}
-        return replace(self, **moved)
+        """Return a micro-batch whose tensors are those that ``move`` returns."""
+        return replace(
+            self,
+            ids_BS=move(self.ids_BS),
+            starts_N=move(self.starts_N),
+            tokens_N=move(self.tokens_N),
+            predicted_P=move(self.predicted_P),
+            targets_P=move(self.targets_P),
+        )
 
     def wide_ids_BS(self) -> torch.Tensor:
         """Return the ids as int64, which embeddings require."""

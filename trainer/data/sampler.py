@@ -4,7 +4,7 @@ Plans are made a little ahead of their use.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -39,13 +39,13 @@ class MicroBatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LaneShare:
-    """Sequences that one lane contributes to some steps."""
+    """Sequences that one lane contributes to the steps that are planned together."""
 
     segments: Segments
-    """Samples, whose sequences are numbered over all lanes of the job. The first
-    sequence of the steps has number 0."""
-    positions: list[int]
-    """Position of the lane after each step."""
+    """Samples. Their sequences are numbered over all lanes of the job, from 0 for the
+    first sequence of these steps."""
+    position_after_step: list[int]
+    """Position of the lane after each of the steps."""
 
 
 class SequenceSampler:
@@ -61,7 +61,7 @@ class SequenceSampler:
         rank: int,
         position: Position | None = None,
         *,
-        ahead: bool = False,
+        packs_ahead: bool = False,
     ) -> None:
         """Start at a position.
 
@@ -71,9 +71,9 @@ class SequenceSampler:
             rank: Rank whose micro-batches are planned.
             position: Position that knows the lanes of ``rank``; None for the start of
                 the data.
-            ahead: Whether a thread packs each block before it is needed, which hides a
-                slow disk. If this process reads the samples as well, the thread only
-                competes with it.
+            packs_ahead: Whether a thread packs each block before it is needed, which
+                hides a slow disk. If this process reads the samples as well, the thread
+                only competes with it.
         """
         self._plan = plan
         self._rank = rank
@@ -82,7 +82,7 @@ class SequenceSampler:
         self._sequences_per_micro_batch = plan.sequences_per_micro_batch
         self._position = position or Position.start(plan)
         packer = None
-        if ahead:
+        if packs_ahead:
             # One thread: blocks are packed while earlier ones are in use, and do not
             # compete with each other.
             packer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="packer")
@@ -102,8 +102,8 @@ class SequenceSampler:
         """Return the micro-batch plans of the next steps."""
         plan = self._plan
         shares = {
-            number: self._take_share(number, lane, steps)
-            for number, lane in self._lanes.items()
+            lane_number: self._take_share(lane_number, lane, steps)
+            for lane_number, lane in self._lanes.items()
         }
         segments = Segments.join([share.segments for share in shares.values()])
         # Lanes also hold sequences of other ranks, which take those of a step in turn.
@@ -122,34 +122,63 @@ class SequenceSampler:
         micro_batches = self._split_into_micro_batches(
             segments, step, number_in_rank, steps
         )
-        positions_after = self._advance(steps, shares)
-        return [
-            MicroBatchPlan(segments=micro_batch, after=after)
-            for micro_batch, after in zip(micro_batches, positions_after, strict=True)
-        ]
+        plans: list[MicroBatchPlan] = []
+        for step_index in range(steps):
+            self._position = self._position_after(step_index, shares)
+            first = step_index * plan.gradient_accumulation_steps
+            last = first + plan.gradient_accumulation_steps - 1
+            plans += [
+                MicroBatchPlan(segments=micro_batch, after=None)
+                for micro_batch in micro_batches[first:last]
+            ]
+            plans.append(
+                MicroBatchPlan(segments=micro_batches[last], after=self._position)
+            )
+        return plans
 
-    def _take_share(self, number: int, lane: Lane, steps: int) -> _LaneShare:
+    def _take_share(self, lane_number: int, lane: Lane, steps: int) -> _LaneShare:
         """Take a lane's sequences of the next steps."""
-        batch_size = self._plan.global_batch_size
         lanes = self._lanes_of_job
-        # Sequences come from the lanes in turn. This lane's first one follows the
-        # current position of the job by this number.
-        first = (number - self._position.rows) % lanes
-        # Sequences that the lane has given after each step; the quotient is rounded up.
-        counts = [
-            max(0, -(-((step + 1) * batch_size - first) // lanes))
-            for step in range(steps)
-        ]
+        # The job takes sequences from its lanes in turn, and has taken ``rows`` so far.
+        # So this is the number, in the next steps, of this lane's first sequence.
+        first_number = (lane_number - self._position.rows) % lanes
+        # Sequences that are needed of this lane until the end of each step.
+        needed_sequences: list[int] = []
+        for step in range(steps):
+            later_numbers = (step + 1) * self._plan.global_batch_size - first_number
+            # The quotient is rounded up.
+            needed_sequences.append(max(0, -(-later_numbers // lanes)))
         position_before = lane.position
-        segments, positions = lane.take(counts[-1])
-        segments.sequences[:] = first + lanes * segments.sequences
-        position_after_count = [position_before, *positions.tolist()]
+        segments, positions = lane.take(needed_sequences[-1])
+        segments.sequences[:] = first_number + lanes * segments.sequences
+        position_after_sequences = [position_before, *positions.tolist()]
+        # A lane past its last epoch gave fewer sequences than were needed.
+        given_sequences = len(positions)
         return _LaneShare(
             segments=segments,
-            # A lane past its last epoch gave fewer sequences than requested.
-            positions=[
-                position_after_count[min(count, len(positions))] for count in counts
+            position_after_step=[
+                position_after_sequences[min(needed, given_sequences)]
+                for needed in needed_sequences
             ],
+        )
+
+    def _position_after(
+        self, step_index: int, shares: Mapping[int, _LaneShare]
+    ) -> Position:
+        """Return the position of the job after one more step.
+
+        Args:
+            step_index: Index of this step in the shares.
+            shares: Shares of this rank's lanes, by the number of the lane.
+        """
+        lanes = [UNKNOWN] * self._lanes_of_job
+        for lane_number, share in shares.items():
+            lanes[lane_number] = share.position_after_step[step_index]
+        # Not validated, as that would cost a fifth of a small step's plan.
+        return Position.model_construct(
+            steps=self._position.steps + 1,
+            rows=self._position.rows + self._plan.global_batch_size,
+            lanes=tuple(lanes),
         )
 
     def _split_into_micro_batches(
@@ -179,25 +208,3 @@ class SequenceSampler:
             micro_batch[order], np.arange(steps * accumulation_steps + 1)
         ).tolist()
         return [segments[begin:end] for begin, end in itertools.pairwise(edges)]
-
-    def _advance(
-        self, steps: int, shares: dict[int, _LaneShare]
-    ) -> list[Position | None]:
-        """Advance the position by some steps.
-
-        Return the position after each micro-batch: None but for the last of a step.
-        """
-        before_last = [None] * (self._plan.gradient_accumulation_steps - 1)
-        positions_after: list[Position | None] = []
-        for number in range(steps):
-            # Not validated, as that would cost a fifth of a small step's plan.
-            self._position = Position.model_construct(
-                steps=self._position.steps + 1,
-                rows=self._position.rows + self._plan.global_batch_size,
-                lanes=tuple(
-                    shares[lane].positions[number] if lane in shares else UNKNOWN
-                    for lane in range(self._lanes_of_job)
-                ),
-            )
-            positions_after += [*before_last, self._position]
-        return positions_after

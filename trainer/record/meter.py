@@ -121,8 +121,8 @@ class Meter:
 
         Args:
             step: Finished optimizer steps.
-            other_fields: Fields of the ``StepRow`` that the meter does not measure, such
-                as ``learning_rate``.
+            other_fields: Fields of the ``StepRow`` that the meter does not measure,
+                such as ``learning_rate``.
         """
         interval = self._interval
         data_wait_s = self._data_wait.take_waited_s() / len(interval.results)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.config.train_config import TrainConfig
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource

@@ -14,7 +14,7 @@ from trainer.config.train_config import (
     ParallelSettings,
     gradient_accumulation_steps,
 )
-from trainer.data.global_batch import make_plan
+from trainer.data.batch_plan import make_plan
 from trainer.errors import BadConfig
 
 WEEK_S = 7 * 86400.0

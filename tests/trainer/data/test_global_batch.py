@@ -3,7 +3,8 @@
 import pytest
 
 from tests.trainer.oracles import config_of, micro_batches
-from trainer.data.global_batch import sequence_statistics, with_batch_in_sequences
+from trainer.data.global_batch import with_batch_in_sequences
+from trainer.data.sequence_statistics import sequence_statistics
 
 DATASET_SAMPLES = 400
 SEQUENCES = 20

@@ -11,8 +11,8 @@ import pytest
 
 from tests.trainer.oracles import config_of
 from trainer.config.train_config import DataSettings
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import MicroBatchLoader
 from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.ranks import join_ranks

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from tests.trainer import oracles
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import micro_batch_plans
 from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch_source import MicroBatchSource
