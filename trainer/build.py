@@ -23,8 +23,8 @@ from trainer.model.attention import choose_attention, dropout_key, pin_kernels
 from trainer.model.encoder import build_config, build_model
 from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
-from trainer.model.packing import verify_packing
 from trainer.model.varlen import VARLEN_NAME
+from trainer.model.verify_packing import verify_packing
 
 _SEED_STRIDE = 1_000_003
 """Distance between the dropout seeds of two runs whose seeds differ by 1. It exceeds

@@ -5,8 +5,8 @@ Begin reading at ``MaskedLM`` in ``masked_lm``, which puts the parts together:
 - ``encoder`` builds transformers' modules.
 - ``attention`` chooses how documents of a sequence attend, and ``varlen`` is the kernel
   that computes them one by one. ``encoder_inputs`` gives the encoder their bounds.
-- ``packing`` and ``verify_copies`` verify what an architecture can do, on the small
-  copies of ``probe``.
+- ``verify_packing`` and ``verify_copies`` verify what an architecture can do, on the
+  small copies of ``probe``.
 - ``working_copies``, ``layer_norms`` and ``float8`` set the precision of compute.
 - ``sparse_last_layer`` computes the last layer for masked tokens only, whose queries
   are in ``last_layer_queries``.

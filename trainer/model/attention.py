@@ -33,7 +33,7 @@ _MAX_HEAD_DIMENSIONS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How an architecture takes packed sequences."""
+    """Way in which an architecture takes packed sequences."""
 
     first_position: int = 0
     """Position id of a document's first token: RoBERTa's begin after the padding id."""
@@ -61,7 +61,7 @@ class ChosenAttention:
     reason: str
     """Reason for this kind, as a clause for messages."""
     packing: Packing = Packing()
-    """How the architecture takes packed sequences."""
+    """Way in which the architecture takes packed sequences; ignored for ``row``."""
 
     @property
     def uses_document_edges(self) -> bool:

@@ -49,7 +49,7 @@ def encoder_inputs(
     Args:
         batch: The micro-batch.
         kind: Kind of attention.
-        packing: How the architecture takes packed sequences.
+        packing: Way in which the architecture takes packed sequences.
         model: The model, for its embeddings.
         dtype: Type of additive masks.
         window_tokens: Reach of sliding-window layers to either side; None without such

@@ -128,5 +128,5 @@ def _matmul_config(config: Any, *, pads_inner_dimension: bool) -> Any:
 
 def _fits_float8(linear: Linear) -> bool:
     """Return True if all dimensions of a layer's matmuls suit float8."""
-    sizes = (linear.in_features, *linear.sizes)
+    sizes = (linear.in_features, *linear.group_features)
     return all(size % _FLOAT8_MULTIPLE == 0 for size in sizes)

@@ -25,6 +25,8 @@ class Peak:
     """Dense rate in FLOP/s."""
     fp32_flops_per_s: float
     """Rate in FLOP/s without Tensor Cores."""
+    has_fp8: bool = True
+    """True if Tensor Cores compute in float8: since Ada."""
     memory_bytes_per_s: float
     """Bandwidth of GPU memory."""
     link_bytes_per_s: float
@@ -37,12 +39,9 @@ class Peak:
     def fp8_flops_per_s(self) -> float | None:
         """Dense float8 rate in FLOP/s, twice bf16's on every data sheet with float8.
 
-        GPUs before Ada have no float8, so it is None for them.
+        None for GPUs without it.
         """
-        first_word = self.name.split()[0]
-        if first_word in _AMPERE_NAMES:
-            return None
-        return 2 * self.bf16_flops_per_s
+        return 2 * self.bf16_flops_per_s if self.has_fp8 else None
 
     def matmul_flops_per_s(self, number_format: NumberFormat) -> float:
         """Return the dense rate of matmuls in a number format."""
@@ -55,8 +54,6 @@ class Peak:
                 return self.fp32_flops_per_s
 
 
-_AMPERE_NAMES = frozenset({"A100", "A800", "A40", "A30", "A10"})
-"""First words of the names of GPUs before Ada."""
 _WORDS_OF_LESSER_GPUS = frozenset({"MIG", "Laptop", "D"})
 """Words in the name of a part of a GPU (MIG), or of a GPU with lower peaks than the one
 without the word: laptop GPUs, and the RTX 4090 D."""
@@ -194,6 +191,7 @@ PEAKS = (
         bf16_flops_per_s=312 * TERA,
         tf32_flops_per_s=156 * TERA,
         fp32_flops_per_s=19.5 * TERA,
+        has_fp8=False,
         memory_bytes_per_s=1.555 * TERA,
         link_bytes_per_s=600 * GIGA,
         source="NVIDIA A100 data sheet",
@@ -203,6 +201,7 @@ PEAKS = (
         bf16_flops_per_s=312 * TERA,
         tf32_flops_per_s=156 * TERA,
         fp32_flops_per_s=19.5 * TERA,
+        has_fp8=False,
         memory_bytes_per_s=2.039 * TERA,
         link_bytes_per_s=600 * GIGA,
         source="NVIDIA A100 data sheet",
@@ -212,6 +211,7 @@ PEAKS = (
         bf16_flops_per_s=312 * TERA,
         tf32_flops_per_s=156 * TERA,
         fp32_flops_per_s=19.5 * TERA,
+        has_fp8=False,
         memory_bytes_per_s=2.039 * TERA,
         link_bytes_per_s=400 * GIGA,
         source="NVIDIA A800 data sheet",
@@ -221,6 +221,7 @@ PEAKS = (
         bf16_flops_per_s=150 * TERA,
         tf32_flops_per_s=75 * TERA,
         fp32_flops_per_s=37 * TERA,
+        has_fp8=False,
         memory_bytes_per_s=696 * GIGA,
         link_bytes_per_s=112.5 * GIGA,
         source="NVIDIA A40 data sheet",
@@ -230,6 +231,7 @@ PEAKS = (
         bf16_flops_per_s=165 * TERA,
         tf32_flops_per_s=82 * TERA,
         fp32_flops_per_s=10.3 * TERA,
+        has_fp8=False,
         memory_bytes_per_s=933 * GIGA,
         link_bytes_per_s=200 * GIGA,
         source="NVIDIA A30 data sheet",
@@ -239,6 +241,7 @@ PEAKS = (
         bf16_flops_per_s=125 * TERA,
         tf32_flops_per_s=62.5 * TERA,
         fp32_flops_per_s=31 * TERA,
+        has_fp8=False,
         memory_bytes_per_s=600 * GIGA,
         link_bytes_per_s=64 * GIGA,
         source="NVIDIA A10 data sheet",

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 # ``torch.__version__`` compares as a version, not as text.
 COMPILER_SAVES_COMPACT = torch.__version__ >= "2.13"
-"""True if the compiler keeps no more for backward than it is given.
+"""True if compiled code keeps for backward only the tensors that a function saves.
 
-That of torch 2.11 keeps fp32 although given 16 bits, and dropout's mask beside its
-seed: a step of BERT took 3 % longer on an H100."""
+The compiler of torch 2.11 also keeps fp32 where bf16 was saved, and dropout's mask
+beside its seed. With such norms, a step of BERT took 3 % longer on an H100."""
 
 
 def set_residual_dtype(model: nn.Module, dtype: torch.dtype) -> None:
@@ -49,7 +49,11 @@ def keep_norms_in_bf16(layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm that computes in fp32 for all dtypes of its input and weights."""
+    """Layer norm that computes in fp32 for all dtypes of its input and weights.
+
+    It has the name of torch's class, as memory breakdowns name activations by the class
+    of their module.
+    """
 
     result_dtype: torch.dtype
     """Type of the result, and so of the residual stream."""

@@ -189,11 +189,11 @@ class MaskedLM(nn.Module):
         self.no_copies_reason = verify_working_copies(self.model.config)
         if self.no_copies_reason is not None:
             return
-        alone: list[nn.Module] = []
+        ungrouped: list[nn.Module] = []
         if self.has_sparse_last_layer and layout == "bert":
             # The last layer's queries have another input than its keys.
-            alone = [self.layers[-1].get_submodule("attention.self.query")]
-        self.working_copies = WorkingCopies(self.model, alone)
+            ungrouped = [self.layers[-1].get_submodule("attention.self.query")]
+        self.working_copies = WorkingCopies(self.model, ungrouped)
 
     def _compute_in_float8(self, config: TrainConfig) -> None:
         if config.float8 == "none":

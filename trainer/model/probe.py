@@ -28,7 +28,8 @@ _FIRST_TOKENS = 7
 _SECOND_TOKENS = 9
 """Length of the second document."""
 _VOCAB_SIZE = 64
-"""Ids of a small copy besides its special ones."""
+"""Difference between the size of a small copy's vocabulary and its largest special
+id."""
 MODEL_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -52,14 +53,14 @@ class NoSmallCopy(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeDocuments:
-    """Two documents, and another one of the same length in place of each."""
+    """Two documents, and a replacement of each."""
 
     first: Ids
     second: Ids
     other_first: Ids
-    """Replacement of ``first`` that differs from it in every token."""
+    """Document of the length of ``first`` that differs from it in every token."""
     other_second: Ids
-    """Replacement of ``second`` that differs from it in every token."""
+    """Document of the length of ``second`` that differs from it in every token."""
 
 
 def check_small_copy(
@@ -68,7 +69,8 @@ def check_small_copy(
     """Run a check on a small copy of a config's model and return its result.
 
     Args:
-        check: Function of the small copy; its result is cached by the copy's config.
+        check: Function of the small copy. Its result is cached by the copy's config, so
+            it must depend on that only.
         config: Config of the model.
 
     Raises:
@@ -82,7 +84,7 @@ def check_small_copy(
     for narrow in (True, False):
         try:
             small = _small_config(config, narrow=narrow)
-            result = check_built(check, small.to_json_string(use_diff=False))
+            result = build_and_check(check, small.to_json_string(use_diff=False))
             return cast("_Result", result)
         except (*MODEL_ERRORS, BadConfig) as error:
             reason = f"a small copy of it cannot be computed ({summarise(error)})"
@@ -138,6 +140,7 @@ def _keep_few_heads(config: PretrainedConfig) -> None:
         "intermediate_size": 64,
         "hidden_dim": 64,
     }
+    # Only keys of its own: ``hasattr`` is also true for those that it maps to others.
     keys_of_config = dir(config)
     for key, size in sizes.items():
         if key in keys_of_config:
@@ -145,7 +148,9 @@ def _keep_few_heads(config: PretrainedConfig) -> None:
 
 
 @functools.cache
-def check_built(check: Callable[[PreTrainedModel], object], config_json: str) -> object:
+def build_and_check(
+    check: Callable[[PreTrainedModel], object], config_json: str
+) -> object:
     """Build a model with random weights, run a check on it and return the result.
 
     Args:
@@ -210,7 +215,8 @@ def probe_documents(config: PretrainedConfig) -> ProbeDocuments:
         value for key, value in vars(config).items() if key.endswith("_token_id")
     }
     ordinary = [token for token in range(config.vocab_size) if token not in special_ids]
-    # Indexed, not sliced: a vocabulary that is too small raises an error.
+    # The two share some tokens, at other positions. They are indexed, not sliced, so
+    # that a vocabulary that is too small raises an error.
     first = [ordinary[_FIRST_TOKENS + index] for index in range(_FIRST_TOKENS)]
     second = [ordinary[_SECOND_TOKENS + index] for index in range(_SECOND_TOKENS)]
     # From the end of the vocabulary, so that all tokens differ.
@@ -218,7 +224,7 @@ def probe_documents(config: PretrainedConfig) -> ProbeDocuments:
     other_second = [ordinary[-1 - index] for index in range(_SECOND_TOKENS)]
     first[2] = config.mask_token_id
     second[3] = config.mask_token_id
-    # Another number of them, as ESM scales embeddings by the share of mask tokens.
+    # A different number of mask tokens, as ESM scales embeddings by their share.
     other_first[1] = config.mask_token_id
     other_first[4] = config.mask_token_id
     return ProbeDocuments(

@@ -23,8 +23,9 @@ _SIBLINGS = (
 )
 """Names that transformers gives to linear layers of the same input, in the order of
 their calls."""
-_ALIGNED = 64
-"""Multiple to which copies are padded, as kernels load aligned memory faster."""
+_ALIGNED_ELEMENTS = 64
+"""Elements to a multiple of which copies are padded: kernels load aligned memory
+faster."""
 _FIRST_IN_BACKWARD = 2**63 - 1
 """Largest sequence number of autograd, which computes nodes with larger ones first:
 gradients of a part reach its parameters before other parts are computed."""
@@ -35,14 +36,15 @@ class WorkingCopies:
 
     Args:
         model: The model.
-        alone: Linear layers that are not computed with others.
+        ungrouped: Linear layers that are computed alone, although their names say that
+            they have the input of others.
         dtype: Type of the copies.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        alone: Sequence[nn.Module] = (),
+        ungrouped: Sequence[nn.Module] = (),
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.memory: list[torch.Tensor] = []
@@ -50,12 +52,12 @@ class WorkingCopies:
         self._copies: list[torch.Tensor] = []
         self._parameters: list[torch.Tensor] = []
         for part in _parts(model):
-            groups = _computed_together(part, alone)
+            groups = _computed_together(part, ungrouped)
             if groups:
-                link = _Link(groups, dtype)
-                self.memory.append(link.memory)
-                self._copies += link.split_by_parameter(link.copies)
-                self._parameters += link.parameters
+                linked = _LinkedCopies(groups, dtype)
+                self.memory.append(linked.memory)
+                self._copies += linked.split_by_parameter(linked.copies)
+                self._parameters += linked.parameters
         self.refresh()
 
     @torch.no_grad()
@@ -100,29 +102,32 @@ class Linear(nn.Linear):
 
     The first layer of a group computes the results of all. The others, which are called
     next and with the same input, take their results from it.
+
+    It has the name of torch's class, as memory breakdowns name activations by the class
+    of their module.
     """
 
     compute_weight: torch.Tensor
     """Copy of the weights of the group; only the first layer has it."""
     compute_bias: torch.Tensor | None
     """Copy of the biases of the group, if any; only the first layer has it."""
-    number: int
-    """Index of the layer in its group."""
+    index_in_group: int
+    """Index of the layer in its group; the first layer has 0."""
     results: dict[int, torch.Tensor]
-    """Results that others of the group have not taken yet, by their index; shared by
-    the group."""
-    sizes: list[int]
+    """Results that other layers of the group have not taken yet, by their index; all
+    layers of a group share this table."""
+    group_features: list[int]
     """Output features of each layer of the group."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the layer's result, in bf16 under autocast."""
-        if self.number:
-            return self.results.pop(self.number)
+        if self.index_in_group > 0:
+            return self.results.pop(self.index_in_group)
         result = project(self, input)
-        if len(self.sizes) == 1:
+        if len(self.group_features) == 1:
             return result
-        parts: tuple[torch.Tensor, ...] = result.split(self.sizes, dim=-1)
-        self.results.update(enumerate(parts[1:], 1))
+        parts: tuple[torch.Tensor, ...] = result.split(self.group_features, dim=-1)
+        self.results.update(enumerate(parts[1:], start=1))
         return parts[0]
 
 
@@ -139,12 +144,17 @@ def _parts(model: nn.Module) -> list[nn.Module]:
 
 
 def _computed_together(
-    part: nn.Module, alone: Sequence[nn.Module]
+    part: nn.Module, ungrouped: Sequence[nn.Module]
 ) -> list[list[nn.Linear]]:
     """Return the trained linear layers of a part that have no working copy yet.
 
+    Args:
+        part: Part of the model.
+        ungrouped: As in ``WorkingCopies``.
+
     Returns:
-        Groups of layers with the same input.
+        Groups of layers that have the same input; a layer without siblings is a group
+        of one.
     """
     linears = [
         module
@@ -156,8 +166,10 @@ def _computed_together(
     for module, names in itertools.product(part.modules(), _SIBLINGS):
         siblings = [getattr(module, name, None) for name in names]
         if all(sibling in linears for sibling in siblings):
-            # If one of three siblings must be alone, the two others share a matmul.
-            group: list[Any] = [sibling for sibling in siblings if sibling not in alone]
+            # If one of three siblings is ungrouped, the two others share a matmul.
+            group: list[Any] = [
+                sibling for sibling in siblings if sibling not in ungrouped
+            ]
             if _can_share_matmul(group):
                 groups.append(group)
     grouped = list(itertools.chain.from_iterable(groups))
@@ -178,8 +190,8 @@ class _JoinedParameters:
     They have one copy, with the output features of all layers.
     """
 
-    first: nn.Linear
-    """The layer that computes with the copy."""
+    first_layer: nn.Linear
+    """First of the layers, which computes with the copy."""
     name: Literal["weight", "bias"]
     """Name of each of the parameters in its layer."""
     parameters: Sequence[torch.Tensor]
@@ -201,7 +213,7 @@ def _join(groups: Sequence[Sequence[nn.Linear]]) -> list[_JoinedParameters]:
     names: tuple[Literal["weight", "bias"], ...] = ("weight", "bias")
     return [
         _JoinedParameters(
-            first=linears[0],
+            first_layer=linears[0],
             name=name,
             parameters=[getattr(linear, name) for linear in linears],
         )
@@ -210,8 +222,10 @@ def _join(groups: Sequence[Sequence[nn.Linear]]) -> list[_JoinedParameters]:
     ]
 
 
-class _Link:
-    """Link of a part's working copies to its parameters.
+class _LinkedCopies:
+    """Working copies of a part of the model, through which gradients reach parameters.
+
+    Layers get their copies as buffers when this is created.
 
     Args:
         groups: Linear layers that are computed together.
@@ -228,22 +242,24 @@ class _Link:
         self._features = [joined.features for joined in all_joined]
         self._allocate([joined.shape for joined in all_joined], dtype)
 
-        linked = _Widen.apply(self, *self.parameters)  # type: ignore[no-untyped-call]
+        copies = _CopiesOfParameters.apply(self, *self.parameters)  # type: ignore[no-untyped-call]
         # Autograd has no public function for this.
-        linked[0].grad_fn._set_sequence_nr(_FIRST_IN_BACKWARD)
+        copies[0].grad_fn._set_sequence_nr(_FIRST_IN_BACKWARD)
         for linears in groups:
             # ``compute_bias`` exists on layers without a bias too.
             linears[0].register_buffer("compute_bias", None, persistent=False)
             _compute_with_first(linears)
-        for joined, copy in zip(all_joined, linked, strict=True):
-            joined.first.register_buffer(
+        for joined, copy in zip(all_joined, copies, strict=True):
+            joined.first_layer.register_buffer(
                 f"compute_{joined.name}", copy, persistent=False
             )
 
     def _allocate(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> None:
         """Make copies of these shapes, which are views of one buffer."""
         sizes = [math.prod(shape) for shape in shapes]
-        padded_sizes = [math.ceil(size / _ALIGNED) * _ALIGNED for size in sizes]
+        padded_sizes = [
+            math.ceil(size / _ALIGNED_ELEMENTS) * _ALIGNED_ELEMENTS for size in sizes
+        ]
         self.memory = torch.zeros(
             sum(padded_sizes), dtype=dtype, device=self.parameters[0].device
         )
@@ -263,36 +279,41 @@ class _Link:
 
 def _compute_with_first(linears: Sequence[nn.Linear]) -> None:
     """Let the first of these linear layers compute the results of all."""
-    sizes = [linear.out_features for linear in linears]
+    group_features = [linear.out_features for linear in linears]
     results: dict[int, torch.Tensor] = {}
-    for number, linear in enumerate(linears):
+    for index, linear in enumerate(linears):
         # The class is changed in place: the layer keeps its parameters, their names and
         # its place in the model.
-        vars(linear).update(number=number, results=results, sizes=list(sizes))
         linear.__class__ = Linear
+        linear.index_in_group = index  # type: ignore[assignment]
+        linear.results = results  # type: ignore[assignment]
+        linear.group_features = list(group_features)  # type: ignore[assignment]
 
 
-class _Widen(torch.autograd.Function):
-    """Copies of weights as a function of the parameters.
+class _CopiesOfParameters(torch.autograd.Function):
+    """Copies of weights, as a function of the parameters for autograd.
 
-    Backward casts the gradients of all copies to fp32 at once.
+    Forward returns the copies, which ``WorkingCopies.refresh`` fills. Backward casts
+    the gradients of all copies to fp32 at once.
     """
 
     @staticmethod
-    def forward(ctx: Any, link: _Link, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.link = link
-        return tuple(copy.detach() for copy in link.copies)
+    def forward(
+        ctx: Any, linked: _LinkedCopies, *_parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.linked = linked
+        return tuple(copy.detach() for copy in linked.copies)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        link: _Link = ctx.link
-        sizes = [parameter.numel() for parameter in link.parameters]
+        linked: _LinkedCopies = ctx.linked
+        sizes = [parameter.numel() for parameter in linked.parameters]
         blocks = torch.empty(
-            sum(sizes), dtype=link.parameters[0].dtype, device=link.memory.device
+            sum(sizes), dtype=linked.parameters[0].dtype, device=linked.memory.device
         ).split(sizes)
         wide_gradients = [
             block.view_as(parameter)
-            for block, parameter in zip(blocks, link.parameters, strict=True)
+            for block, parameter in zip(blocks, linked.parameters, strict=True)
         ]
-        torch._foreach_copy_(wide_gradients, link.split_by_parameter(gradients))
+        torch._foreach_copy_(wide_gradients, linked.split_by_parameter(gradients))
         return None, *wide_gradients

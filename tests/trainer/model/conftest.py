@@ -8,6 +8,6 @@ from trainer.model import probe
 @pytest.fixture
 def no_cached_results():
     """Check models again in this test, and after it."""
-    probe.check_built.cache_clear()
+    probe.build_and_check.cache_clear()
     yield
-    probe.check_built.cache_clear()
+    probe.build_and_check.cache_clear()

@@ -9,8 +9,8 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.model.attention import choose_attention
 from trainer.model.encoder import build_config, build_model
 from trainer.model.masked_lm import MaskedLM
-from trainer.model.packing import verify_packing
 from trainer.model.varlen import VARLEN_NAME, attend_within_documents
+from trainer.model.verify_packing import verify_packing
 
 META = torch.device("meta")
 MASKED_TOLERANCE = 1e-5

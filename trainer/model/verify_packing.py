@@ -2,7 +2,7 @@
 
 A small copy of an encoder computes two documents packed, and each alone.
 
-Shapes: S positions of a sequence, T = S, H heads, E dimensions of a head, K positions
+Shapes: T tokens of all documents, H heads, E dimensions of a head, K positions
 given to the head.
 """
 
@@ -50,6 +50,7 @@ def verify_packing(config: PretrainedConfig) -> Packing | CannotBePacked:
 
 @torch.no_grad()
 def _check_packing(model: PreTrainedModel) -> Packing | CannotBePacked:
+    """Return the result of ``verify_packing`` for a small copy."""
     AttentionInterface.register(
         _ATTENTION_NAME,
         functools.partial(attend_within_documents, attend=_attend_plainly),
@@ -70,7 +71,7 @@ def _check_packing(model: PreTrainedModel) -> Packing | CannotBePacked:
             )
             return replace(packing, no_varlen_reason=no_varlen_reason)
         reasons.append(reason)
-    # The reason against the usual way, which is tried first.
+    # The usual way was tried first, so this is the reason against it.
     return CannotBePacked(reason=reasons[0])
 
 
@@ -105,13 +106,16 @@ def _reason_against(
     packed_logits = functools.partial(_packed_logits, model, kind, packing)
     try:
         packed = packed_logits(documents.first, documents.second)
-        beside_other = packed_logits(documents.first, documents.other_second)
-        behind_other = packed_logits(documents.other_first, documents.second)
+        beside_other_second = packed_logits(documents.first, documents.other_second)
+        behind_other_first = packed_logits(documents.other_first, documents.second)
     except MODEL_ERRORS as error:
         return f"it does not take the bounds of documents ({summarise(error)})"
     first_tokens = len(documents.first)
-    unchanged = torch.cat([beside_other[:first_tokens], behind_other[first_tokens:]])
-    if not torch.equal(unchanged, packed):
+    # The logits of each document, beside another one in place of its neighbour.
+    beside_others = torch.cat(
+        [beside_other_second[:first_tokens], behind_other_first[first_tokens:]]
+    )
+    if not torch.equal(beside_others, packed):
         return "packed documents influence each other"
     if not is_close(packed, expected):
         return "packed documents have other logits than each alone"

@@ -12,7 +12,8 @@ from tests.trainer import oracles
 from tests.trainer.model.small_models import small_config
 from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
-from trainer.model import encoder_inputs, packing
+from trainer.model import encoder_inputs
+from trainer.model import verify_packing as verify_packing_module
 from trainer.model.attention import (
     CannotBePacked,
     ChosenAttention,
@@ -21,7 +22,7 @@ from trainer.model.attention import (
 )
 from trainer.model.encoder_inputs import document_positions
 from trainer.model.families import FAMILIES
-from trainer.model.packing import verify_packing
+from trainer.model.verify_packing import verify_packing
 
 
 def _can_be_packed(model_type) -> bool:
@@ -115,7 +116,9 @@ class TestBrokenPacking:
         assert "other logits" in verify_packing(small_config("bert")).reason
 
     def test_is_found_in_head(self, monkeypatch):
-        monkeypatch.setattr(packing, "head_inputs", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(
+            verify_packing_module, "head_inputs", lambda *_: contextlib.nullcontext()
+        )
         assert "cannot be computed" in verify_packing(small_config("bert")).reason
 
 
