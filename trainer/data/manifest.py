@@ -53,7 +53,7 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 
 class SpecialIds(StrictTable):
-    """Ids that have a role in masked-LM training."""
+    """Ids of the special tokens, by their role in masked-LM training."""
 
     pad: Count
     unk: Count
@@ -134,10 +134,10 @@ class Split(StrictTable):
         kept_tokens = 0.0
         least_lost_tokens = 0
         most_lost_tokens = 0
-        for number, count in enumerate(self.length_histogram.counts):
-            shortest = edges[number]
-            is_open_ended = number + 1 == len(edges)
-            longest = shortest if is_open_ended else edges[number + 1] - 1
+        for bin_index, count in enumerate(self.length_histogram.counts):
+            shortest = edges[bin_index]
+            is_open_ended = bin_index + 1 == len(edges)
+            longest = shortest if is_open_ended else edges[bin_index + 1] - 1
             kept_tokens += count * min((shortest + longest) / 2, limit_tokens)
             least_lost_tokens += count * max(0, shortest - limit_tokens)
             if is_open_ended and count:

@@ -21,7 +21,7 @@ class Position(StrictTable):
     steps: int
     """Optimizer steps begun."""
     rows: int
-    """Sequences that the job has consumed."""
+    """Sequences that the job has consumed, empty ones included."""
     lanes: Annotated[tuple[int, ...], Field(strict=False)]
     """Position of each lane; ``UNKNOWN`` for a lane of other ranks.
 
@@ -46,8 +46,8 @@ def join_positions(positions: list[Position]) -> Position:
             raise ValueError("positions of different steps")
     # Ranks that follow a lane agree on its position, and those that do not have
     # ``UNKNOWN``, which is the lowest value.
-    by_lane = zip(*(position.lanes for position in positions), strict=True)
-    lanes = tuple(max(of_ranks) for of_ranks in by_lane)
+    lanes_of_ranks = [position.lanes for position in positions]
+    lanes = tuple(max(lane) for lane in zip(*lanes_of_ranks, strict=True))
     if UNKNOWN in lanes:
         raise ValueError(f"no rank follows lane {lanes.index(UNKNOWN)}")
     return Position(steps=first.steps, rows=first.rows, lanes=lanes)

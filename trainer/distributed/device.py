@@ -49,7 +49,7 @@ def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
     """
     # By default, every rank would start as many processes as there are CPUs.
     environment.setdefault(_COMPILE_THREADS_VARIABLE, _compile_threads(environment))
-    # As NVML numbers GPUs.
+    # NVML numbers GPUs in this order too.
     environment.setdefault(_DEVICE_ORDER_VARIABLE, "PCI_BUS_ID")
     _expand_segments(environment)
 

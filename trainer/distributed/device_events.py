@@ -16,7 +16,8 @@ class DeviceEvent:
     """Point in time in the work queue of a device; ``mark`` makes one."""
 
     moment: Any
-    """A ``torch.cuda.Event``, or the time of ``time.perf_counter`` on a CPU."""
+    """A ``torch.cuda.Event`` on a GPU; on a CPU the time of ``time.perf_counter``, in
+    seconds."""
 
     def reached(self) -> bool:
         """Return whether the device has reached this event."""

@@ -27,7 +27,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     decay_steps = max(1, config.max_steps - decay_begin)
     progress = min(1.0, max(0.0, (step - decay_begin) / decay_steps))
     final_share = config.final_learning_rate_share
-    share = final_share + (1 - final_share) * _remaining(config.schedule, progress)
+    share = final_share + (1 - final_share) * _share_left(config.schedule, progress)
     return config.learning_rate * share
 
 
@@ -39,8 +39,8 @@ def _decay_begin(config: TrainConfig) -> int:
     return max(config.warmup_steps, config.max_steps - decay_steps)
 
 
-def _remaining(schedule: str, progress: float) -> float:
-    """Return the share of the fall of the learning rate that is left, from 1 to 0.
+def _share_left(schedule: str, progress: float) -> float:
+    """Return the share of the learning rate's fall that is left, from 1 to 0.
 
     Args:
         schedule: Name of the schedule; ``constant`` never falls.
@@ -100,5 +100,6 @@ def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
     With zero1 it is inside the ``ZeroRedundancyOptimizer``.
     """
+    # By its attribute, not its class, which takes a second to import.
     unwrapped: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
     return unwrapped

@@ -26,8 +26,8 @@ from trainer.distributed.gradient_traffic import DTYPES, GradientTraffic
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 
-TORCHS_BUCKET_CAP_MIB = 25
-"""Size of DDP's gradient buckets if none is set, in MiB."""
+DEFAULT_BUCKET_CAP_MIB = 25
+"""Default of torch for the size of DDP's gradient buckets, in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class ParallelModule:
     """DDP's communication hook; None with a single rank or fsdp2."""
 
     def synchronise(self, *, enabled: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which backward synchronises gradients.
+        """Return a context in which backward synchronises gradients over ranks.
 
         If not ``enabled``, backward only adds to this rank's own gradients.
         """
@@ -89,7 +89,7 @@ def _replicate(
     # torch makes the first bucket small, to start gradient synchronisation early, only
     # if no size is set.
     bucket_cap_mib: float | None = parallel.bucket_cap_mib
-    if bucket_cap_mib == TORCHS_BUCKET_CAP_MIB:
+    if bucket_cap_mib == DEFAULT_BUCKET_CAP_MIB:
         bucket_cap_mib = None
     unchanged_buffers: dict[str, Any] = {_sync_buffers_option(): False}
     return DistributedDataParallel(

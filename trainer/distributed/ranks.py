@@ -18,8 +18,8 @@ from trainer.staging.stage import DEFAULT_TIMEOUT_S
 
 ValueT = TypeVar("ValueT")
 _GROUP_EXTRA_S = 60.0
-"""Time by which the process group's timeout exceeds others, in seconds, so that these
-report first."""
+"""Time by which the process group's timeout exceeds those of the watchdog and of
+staging, in seconds, so that they report a hang first."""
 _WARM_UP_SIZE = 256
 """Rows and columns of the matrix that warms up the matmul library; any size does."""
 

@@ -28,8 +28,8 @@ _LARGEST_FP32 = float(torch.finfo(torch.float32).max)
 _CLIPPING_EPSILON = 1e-6
 """Addition to the norm, as in torch's clipping: a norm just below the limit is cut
 too."""
-_TOKENS = 0
-"""Position of the number of predicted tokens among the numbers summed over ranks; the
+_TOKENS_INDEX = 0
+"""Index of the number of predicted tokens among the numbers summed over ranks; the
 caller's values follow it."""
 
 
@@ -217,7 +217,7 @@ class TrainStep:
             loss=backward.loss,
             grad_norm=update.grad_norm,
             applied=update.applied,
-            sums=sums[_TOKENS + 1 :],
+            sums=sums[_TOKENS_INDEX + 1 :],
             partial=gradients.partial,
             began=began,
             count_requested=backward.count_requested,
@@ -322,7 +322,7 @@ class TrainStep:
         norm = gradient_norm(self.parameters)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        # Finite limits, as infinity and NaN are then above them.
+        # Finite, so that neither infinity nor NaN is within the limits.
         max_loss = min(limits.loss, _LARGEST_FP32)
         max_norm = min(limits.grad_norm, _LARGEST_FP32)
         is_healthy = (loss <= max_loss) & (norm <= max_norm)
@@ -350,7 +350,9 @@ def _receive_token_count(
     wait_for_sums()
     received = mark(sums.device)
     return _TokenCount(
-        weight=1 / sums[_TOKENS].clamp(min=1), requested=requested, received=received
+        weight=1 / sums[_TOKENS_INDEX].clamp(min=1),
+        requested=requested,
+        received=received,
     )
 
 

@@ -84,8 +84,8 @@ class HealthMonitor:
             saved.get("plateau", {}), window_steps=settings.plateau_window_steps
         )
         self._last_step_was_usual: bool = saved.get("usual", True)
-        """True if both numbers of the last step were within their limits, and its
-        update was applied."""
+        """True if both numbers of the last step were finite and within their limits,
+        those of the device too."""
         self._skipped_in_a_row: int = saved.get("skipped_in_a_row", 0)
         """Consecutive steps, up to the last one, that ``skip`` policies skipped."""
 
@@ -134,7 +134,7 @@ class HealthMonitor:
     def learning_rate_share(self, step: int) -> float:
         """Return the factor on the learning rate of the next step, counted from 0.
 
-        Below 1 after a rollback.
+        See ``Recovery.learning_rate_share``.
         """
         return self.recovery.learning_rate_share(self._settings, step)
 

@@ -111,7 +111,7 @@ class PlateauDetector:
         """
         first_median, first_error = median_and_error(first)
         second_median, second_error = median_and_error(second)
-        improvement = first_median - second_median
+        fall = first_median - second_median
         error = math.hypot(first_error, second_error)
         smallest_change = SMALLEST_CHANGE_SHARE * abs(first_median)
         least_fall = max(ERRORS_OF_A_FALL * error, smallest_change)
@@ -119,7 +119,7 @@ class PlateauDetector:
         values = {
             "first_median": first_median,
             "second_median": second_median,
-            "improvement": improvement,
+            "improvement": fall,
             "error": error,
         }
         window_steps = 2 * len(second) * self._block_steps
@@ -127,18 +127,18 @@ class PlateauDetector:
             f"median {first_median:.4g} in the first half and {second_median:.4g} in"
             f" the second half of the last {window_steps} steps, at step {step}"
         )
-        if -improvement > least_rise:
+        if -fall > least_rise:
             # A rise ends the plateau: the next one is reported again.
             self._plateau_reported = False
             return [_warning(Kind.RISE, f"the loss is rising: {medians}", values)]
-        if improvement >= least_fall:
+        if fall >= least_fall:
             self._plateau_reported = False
             return []
         if self._plateau_reported:
             return []
         self._plateau_reported = True
         message = (
-            f"the loss has stopped falling: {medians} (changed by {-improvement:+.2g};"
+            f"the loss has stopped falling: {medians} (changed by {-fall:+.2g};"
             f" a fall is at least {least_fall:.2g})"
         )
         return [_warning(Kind.PLATEAU, message, values)]

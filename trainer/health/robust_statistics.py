@@ -44,24 +44,24 @@ def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
     return min(whole_median, second_median), min(scatter, scatter_around_line)
 
 
-def median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
+def median_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the median of a series and its standard error.
 
     The error is estimated from the differences of neighbours, in which a trend over the
     whole series hardly counts. It is 0 for a single value.
 
     Args:
-        blocks: Medians of blocks of steps, in the order of time, at least one.
+        values: Values in the order of time, at least one.
     """
     differences = sorted(
-        [abs(block - next_block) for block, next_block in itertools.pairwise(blocks)]
+        [abs(value - next_value) for value, next_value in itertools.pairwise(values)]
     )
     sigma = 0.0
     if differences:
         # A difference of two values has the variance of both.
         sigma = SIGMAS_PER_MAD * median_of_sorted(differences) / math.sqrt(2)
-    error = MEDIAN_ERROR * sigma / math.sqrt(len(blocks))
-    return median_of_sorted(sorted(blocks)), error
+    error = MEDIAN_ERROR * sigma / math.sqrt(len(values))
+    return median_of_sorted(sorted(values)), error
 
 
 def centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:

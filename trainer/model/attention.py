@@ -151,7 +151,7 @@ def _varlen_obstacles(
     device: torch.device,
     packing: Packing,
 ) -> Iterator[_Obstacle]:
-    """Yield what prevents attention document by document, the most basic first."""
+    """Yield the obstacles to attention document by document, the most basic first."""
     if packing.no_varlen_reason is not None:
         yield _Obstacle(reason=f"with varlen {packing.no_varlen_reason}")
     # Not the device's type: a model that is traced without a GPU is on no device.

@@ -128,9 +128,9 @@ def document_queries(
         torch._dynamo.maybe_mark_dynamic(query_edges, 0)
     slots = len(position_K)
     max_key_length = batch.ids_BS.shape[1]
-    # Unused slots are spread evenly, so no document gets more of them than it has
-    # positions.
-    queries_per_position = 2 + slots // batch.ids_BS.numel()
+    # Each position may be one to predict. Unused slots are spread evenly, so a position
+    # has at most slots / positions of them, rounded up.
+    queries_per_position = 1 + (1 + slots // batch.ids_BS.numel())
     return DocumentQueries(
         position_K=position_K,
         query_edges=query_edges,

@@ -40,9 +40,9 @@ EVALUATION_CHUNK_POSITIONS = 4096
 """Positions whose logits evaluation holds at once if training holds no logits."""
 _SEGMENTS_MULTIPLE = 64
 """Multiple to which the number of documents is rounded up, so that few shapes occur."""
-_DEVIATIONS = 6
+_DOCUMENT_SIGMAS = 6
 """Standard deviations by which the reserved number of documents exceeds the expected
-one."""
+one: one micro-batch in a billion has more, if their numbers are normal."""
 
 
 class MaskedLM(nn.Module):
@@ -403,12 +403,12 @@ class MaskedLM(nn.Module):
         documents = len(batch.starts_N)
         sequences = batch.ids_BS.shape[0]
         if not self._is_packed:
-            return 2 * sequences  # each sequence has a document, and maybe padding
+            return 2 * sequences  # a document in each sequence, and perhaps padding
         # One batch may be packed evenly by chance, so the deviation is taken to be at
         # least half the mean. The deviation of the sum over sequences grows with the
         # root of their number.
         deviation = max(deviation, documents / sequences / 2)
-        max_documents = documents + _DEVIATIONS * deviation * math.sqrt(sequences)
+        max_documents = documents + _DOCUMENT_SIGMAS * deviation * math.sqrt(sequences)
         # The padding of each sequence is one more segment.
         return _round_up(round(max_documents), _SEGMENTS_MULTIPLE) + sequences
 

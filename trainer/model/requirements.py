@@ -9,13 +9,14 @@ from trainer.errors import BadConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A condition of a setting."""
+    """Condition under which an optional setting can be used."""
 
     is_fulfilled: bool
     reason: str
-    """Reason why the setting cannot be used otherwise."""
+    """Predicate that tells why the setting fails otherwise, such as ``requires a
+    GPU``; messages put it after the key of the setting."""
     setting: str | None = None
-    """Setting that fulfils the condition, as ``key=value``, if any."""
+    """Setting in ``train`` that fulfils the condition, as ``key=value``, if any."""
 
 
 def require(
@@ -27,7 +28,7 @@ def require(
         key: Key of the setting in ``train``.
         conditions: Conditions that must be fulfilled.
         off: Value that turns the setting off.
-        library: Package that it needs.
+        library: Package that the setting requires.
         extra: Extra of this project that installs the package.
 
     Raises:

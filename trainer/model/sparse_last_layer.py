@@ -33,18 +33,27 @@ def _forward(
     layer: Any,
     compute: Callable[..., torch.Tensor],
     hidden_BSD: torch.Tensor,
-    *others: Any,
+    *arguments: Any,
     last_layer_queries: LastLayerQueries | None = None,
-    **more: Any,
+    **options: Any,
 ) -> Any:
-    """Compute a layer at its query positions, or as transformers does without them."""
+    """Compute a layer at its query positions; without them, as transformers does.
+
+    Args:
+        layer: The layer.
+        compute: Function that computes it at its query positions.
+        hidden_BSD: Input of the layer.
+        *arguments: Other arguments of the layer's own forward.
+        last_layer_queries: The query positions, if any.
+        **options: Keyword arguments of the layer's own forward.
+    """
     if last_layer_queries is None:
-        return type(layer).forward(layer, hidden_BSD, *others, **more)
+        return type(layer).forward(layer, hidden_BSD, *arguments, **options)
     compute_queries = functools.partial(
         compute,
         layer,
         last_layer_queries,
-        position_embeddings=more.get("position_embeddings"),
+        position_embeddings=options.get("position_embeddings"),
     )
     # transformers checkpoints activations in the forward that is replaced here. Its
     # earlier versions do so in a ``__call__`` of their own, which has run already.

@@ -187,7 +187,7 @@ def _wandb_id(directory: Path, header: RunHeader) -> str:
 
 
 def _offline_event(directory: Path, step: int, error: Exception) -> EventRow:
-    """Report that a W&B server cannot be used, so that its files must be uploaded."""
+    """Return the event of a W&B server that cannot be used: upload the files later."""
     reason, _, _ = str(error).partition("\n")
     return new_event(
         step,

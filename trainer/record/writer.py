@@ -209,7 +209,7 @@ class RunWriter:
                 self.write_error = _reason(error)
 
     def _waiting_event(self, step: int) -> EventRow:
-        """Report that rows cannot be written, and wait in memory."""
+        """Return the event of rows that cannot be written, and wait in memory."""
         return new_event(
             step,
             "record_waits",
@@ -261,7 +261,7 @@ def _reason(error: OSError) -> str:
 
 
 def board_failed_event(step: int, name: Logger, error: Exception) -> EventRow:
-    """Report that a board failed, and that training continues without it."""
+    """Return the event of a board that failed, without which training continues."""
     return new_event(
         step,
         "board_failed",

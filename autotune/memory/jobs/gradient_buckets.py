@@ -14,7 +14,7 @@ from autotune.base.units import MIB
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.values import Term
 from trainer.config.train_config import TrainConfig
-from trainer.distributed.parallel import TORCHS_BUCKET_CAP_MIB
+from trainer.distributed.parallel import DEFAULT_BUCKET_CAP_MIB
 
 _FIRST_BUCKET_BYTES = MIB
 """Size of the first bucket of torch's DDP, small so that sending begins early."""
@@ -133,7 +133,7 @@ class GradientBuckets:
         self._rebuilt = True
         cap_mib = self._config.parallel.bucket_cap_mib
         limits_bytes = [cap_mib * MIB]
-        if cap_mib == TORCHS_BUCKET_CAP_MIB:
+        if cap_mib == DEFAULT_BUCKET_CAP_MIB:
             limits_bytes.insert(0, _FIRST_BUCKET_BYTES)
         self._lay_out(_divide_into_buckets(self._ready, limits_bytes))
 
