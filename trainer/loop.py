@@ -27,7 +27,8 @@ from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
 from trainer.graph_counter import GraphCounter
 from trainer.health.controller import HealthDecision
-from trainer.health.events import Action, EventRow, Finding, new_event
+from trainer.health.events import EventRow, new_event
+from trainer.health.findings import Action, Finding
 from trainer.health.requests import RequestSums, encode_requests
 from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.preparation import PreparedRun, prepare_run

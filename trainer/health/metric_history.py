@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.train_config import HealthSettings, Policy
-from trainer.health.events import Action, Kind
+from trainer.health.findings import Action, Kind
 from trainer.health.robust_statistics import level_and_scatter
 
 MIN_EXCESS_SHARE = 0.1

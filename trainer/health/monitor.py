@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.train_config import HealthSettings
-from trainer.health.events import Action, Finding, Kind
+from trainer.health.findings import Action, Finding, Kind
 from trainer.health.metric_history import MetricHistory
 from trainer.health.plateau import PlateauDetector
 from trainer.health.recovery import Recovery

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.health.events import Action, Finding, Kind
+from trainer.health.findings import Action, Finding, Kind
 from trainer.health.robust_statistics import median_and_error, median_of_sorted
 
 ERRORS_OF_A_FALL = 2.0

@@ -110,8 +110,8 @@ class IntervalSums:
     whole_square: float
     """Squared norm of the steps' mean gradients, mean over steps, summed over ranks."""
     compute_by_rank_s: list[float]
-    """Compute time per step in the previous interval; NaN if unknown. The first
-    interval has none before it, which is 0."""
+    """Compute time per step in the previous interval; 0 in the first, NaN if
+    unknown."""
     data_wait_by_rank_s: list[float]
     """Data wait per step in the previous interval; 0 in the first."""
     peak_memory_by_rank_bytes: list[float]

@@ -19,7 +19,7 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.device_events import DeviceEvent, mark, to_host
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
-from trainer.health.events import Finding
+from trainer.health.findings import Finding
 from trainer.model.flops import ModelWork
 from trainer.record.interval import (
     Interval,

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median_low
 
-from trainer.health.events import Action, Finding, Kind
+from trainer.health.findings import Action, Finding, Kind
 
 STARVED_SHARE = 0.1
 """Data-loading stall as a share of step time, above which faster data loading is worth

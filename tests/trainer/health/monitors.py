@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from trainer.config.train_config import HealthSettings
-from trainer.health.events import Action, Finding
+from trainer.health.findings import Action, Finding
 from trainer.health.monitor import HealthMonitor, Limits
 
 MAX_GRAD_NORM = 1.0

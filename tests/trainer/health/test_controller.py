@@ -13,7 +13,7 @@ from tests.trainer.step_results import result_of
 from tests.trainer.tiny_models import config_of
 from trainer.config.train_config import HealthSettings
 from trainer.health.controller import HealthController
-from trainer.health.events import Action
+from trainer.health.findings import Action
 from trainer.health.requests import encode_requests
 
 ORDINARY_LOSS = 2.0

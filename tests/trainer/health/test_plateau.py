@@ -17,7 +17,7 @@ import pytest
 
 from tests.trainer.health.monitors import check, monitor_of
 from trainer.config.train_config import HealthSettings
-from trainer.health.events import Action, Kind
+from trainer.health.findings import Action, Kind
 
 WINDOW_STEPS = 400
 HALF_STEPS = WINDOW_STEPS // 2

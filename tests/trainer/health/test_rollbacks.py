@@ -21,7 +21,7 @@ from tests.trainer.health.monitors import (
     monitor_of,
 )
 from trainer.config.train_config import HealthSettings
-from trainer.health.events import Action
+from trainer.health.findings import Action
 from trainer.health.monitor import HealthMonitor
 
 FURTHEST_TROUBLE_STEP = 120

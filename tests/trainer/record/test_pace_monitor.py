@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.health.events import Action, Kind
+from trainer.health.findings import Action, Kind
 from trainer.record.pace_monitor import (
     STARVED_SHARE,
     STRAGGLER_RATIO,
