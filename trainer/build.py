@@ -20,7 +20,8 @@ from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import TrainStep
 from trainer.matmul_weights import model_work
 from trainer.model.attention import choose_attention, dropout_key, pin_kernels
-from trainer.model.encoder import build_config, build_model
+from trainer.model.encoder import build_model
+from trainer.model.encoder_config import build_config
 from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
 from trainer.model.varlen import VARLEN_NAME

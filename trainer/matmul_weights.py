@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
-from trainer.model.encoder import model_head, model_layers, window_tokens
+from trainer.model.encoder import model_head, model_layers
+from trainer.model.encoder_config import window_tokens
 from trainer.model.families import FAMILIES
 from trainer.model.flops import ModelWork
 

@@ -20,7 +20,8 @@ from trainer.data.loader import MicroBatchLoader
 from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.health.controller import HealthController
 from trainer.health.events import EventRow, new_event
-from trainer.health.time_budget import TimeBudget, slurm_left_s
+from trainer.health.slurm_time import slurm_left_s
+from trainer.health.time_budget import TimeBudget
 from trainer.health.watchdog import Watchdog
 from trainer.preflight.dataset_checks import check_data, open_dataset
 from trainer.preflight.directory_checks import check_directory

@@ -9,7 +9,7 @@ from pydantic import Field
 from autotune.base.number_types import Positive
 from trainer.config.tables import StrictTable, parse_table, read_toml
 from trainer.distributed.cpu_binding import NUMA_VARIABLE
-from trainer.health.time_budget import parse_slurm_time_s
+from trainer.health.slurm_time import parse_slurm_time_s
 
 SITE_VARIABLE, SITE_FILE = "AUTOTUNE_SITE", "site.toml"
 DEFAULT_SITE = ""

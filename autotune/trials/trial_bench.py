@@ -24,7 +24,7 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.site_hash import site_hash
 from autotune.trials.trial_machine import Machine, StartedMachine
 from autotune.trials.values import FinishedTrial, MadeOn
-from trainer.health.time_budget import slurm_left_s
+from trainer.health.slurm_time import slurm_left_s
 from trainer.record.progress import Update, progress
 
 

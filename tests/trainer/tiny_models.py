@@ -2,8 +2,8 @@
 
 from trainer.build import Training, build_training
 from trainer.config.train_config import ModelSettings, TrainConfig
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import micro_batch_plans
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource

@@ -7,7 +7,8 @@ monitor compares losses and gradient norms with their ``metric_history``, by
 ``recovery``.
 
 ``watchdog`` handles signals and hung ranks in a thread, ``signals`` lists those that
-request an exit, and ``time_budget`` says when to stop for a time limit. ``findings``
+request an exit, and ``time_budget`` says when to stop for a time limit, such as that
+of ``slurm_time``. ``findings``
 defines what the checks find, with causes and next steps, and ``events`` how that and
 everything else is recorded. ``failures`` explains the errors of libraries.
 

@@ -1,4 +1,7 @@
-"""Signals that request an exit, and the processes that ignore them. No torch here."""
+"""Signals that request an exit, and how a process gets or ignores them.
+
+No torch here.
+"""
 
 import ctypes
 import signal

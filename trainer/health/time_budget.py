@@ -1,13 +1,8 @@
 """Time budget of a run: when to stop so that a save still fits. No torch here."""
 
-import contextlib
 import math
-import re
-import shutil
-import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping
 
 _RESERVED_STEPS = 4
 """Steps for which time is reserved, as their numbers are read some steps later."""
@@ -15,9 +10,6 @@ _RESERVED_SAVES = 1.5
 """Saves for which time is reserved, as one may take longer than the last."""
 _RESERVED_FOR_EXIT_S = 2.0
 """Time reserved for the exit of all ranks after the save, in seconds."""
-_SQUEUE_TIMEOUT_S = 10
-"""Longest wait for ``squeue``, in seconds: the run starts without its answer if SLURM's
-server does not respond."""
 
 
 class TimeBudget:
@@ -65,41 +57,3 @@ class TimeBudget:
         )
         evaluation_s = self.evaluation_s if evaluation_due else 0.0
         return time.monotonic() + reserve_s + evaluation_s >= self._end_s
-
-
-def slurm_left_s(environment: Mapping[str, str]) -> float | None:
-    """Return the seconds until the end of this process's SLURM job.
-
-    Returns:
-        The seconds; None without a job or a time limit, or if SLURM does not tell.
-    """
-    with contextlib.suppress(ValueError):
-        return float(environment.get("SLURM_JOB_END_TIME", "")) - time.time()
-    # Older versions of SLURM do not set the end in the environment.
-    job = environment.get("SLURM_JOB_ID", "")
-    squeue = shutil.which("squeue")
-    if not job.isdecimal() or squeue is None:
-        return None
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        process = subprocess.run(
-            [squeue, "--noheader", "--job", job, "--format", "%L"],
-            capture_output=True,
-            text=True,
-            timeout=_SQUEUE_TIMEOUT_S,
-            check=False,
-        )
-        return parse_slurm_time_s(process.stdout.strip())
-    return None
-
-
-def parse_slurm_time_s(text: str) -> float | None:
-    """Parse SLURM's ``[days-][[hours:]minutes:]seconds`` into seconds.
-
-    Returns:
-        The seconds; None for a word such as ``UNLIMITED``.
-    """
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -20,7 +20,8 @@ from trainer.data.head_slots import SLOTS_MULTIPLE, head_slots
 from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.attention import ChosenAttention
-from trainer.model.encoder import head_inputs, model_layers, window_tokens
+from trainer.model.encoder import head_inputs, model_layers
+from trainer.model.encoder_config import window_tokens
 from trainer.model.encoder_inputs import EncoderInputs, encoder_inputs
 from trainer.model.families import FAMILIES, LayerLayout
 from trainer.model.float8 import check_float8, use_float8

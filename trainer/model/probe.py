@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from trainer.errors import BadConfig
-from trainer.model.encoder import fresh_model, window_tokens
+from trainer.model.encoder import fresh_model
+from trainer.model.encoder_config import window_tokens
 
 Ids = list[int]
 """Token ids of a document."""

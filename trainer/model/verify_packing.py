@@ -16,7 +16,8 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.attention import AttentionKind, CannotBePacked, Packing
-from trainer.model.encoder import head_inputs, window_tokens
+from trainer.model.encoder import head_inputs
+from trainer.model.encoder_config import window_tokens
 from trainer.model.encoder_inputs import encoder_inputs
 from trainer.model.probe import (
     MODEL_ERRORS,

@@ -24,7 +24,7 @@ _SIBLINGS = (
 """Names that transformers gives to linear layers of the same input, in the order of
 their calls."""
 _ALIGNED_ELEMENTS = 64
-"""Elements to a multiple of which copies are padded: kernels load aligned memory
+"""Multiple to which copies are padded, in elements, as kernels load aligned memory
 faster."""
 _FIRST_IN_BACKWARD = 2**63 - 1
 """Largest sequence number of autograd, which computes nodes with larger ones first:
@@ -127,7 +127,7 @@ class Linear(nn.Linear):
         if len(self.group_features) == 1:
             return result
         parts: tuple[torch.Tensor, ...] = result.split(self.group_features, dim=-1)
-        self.results.update(enumerate(parts[1:], start=1))
+        self.results.update(enumerate(parts[1:], 1))
         return parts[0]
 
 

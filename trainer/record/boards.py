@@ -91,10 +91,11 @@ class TensorBoardBoard:
     name: Logger = "tensorboard"
 
     def __init__(self, directory: Path, header: RunHeader, attempt: int) -> None:
+        # TensorBoard is an optional package.
         from torch.utils.tensorboard import SummaryWriter
 
-        # TensorBoard hides the points of an earlier start from this step on, as this
-        # start repeats its steps.
+        # It hides the points of an earlier start from this step on, as this start
+        # repeats its steps.
         purge_step = header.resumed_step + 1 if attempt > 1 else None
         self._writer: Any = SummaryWriter(
             log_dir=str(directory / TENSORBOARD_DIRECTORY), purge_step=purge_step
@@ -122,6 +123,7 @@ class WandbBoard:
     def __init__(
         self, directory: Path, header: RunHeader, report_event: ReportEvent
     ) -> None:
+        # W&B is an optional package.
         import wandb
 
         options = _wandb_options(directory, header)
@@ -153,6 +155,7 @@ class WandbBoard:
 
 def _wandb_options(directory: Path, header: RunHeader) -> dict[str, Any]:
     """Return the options of ``wandb.init``, without the mode."""
+    # W&B is an optional package.
     import wandb
 
     settings = {

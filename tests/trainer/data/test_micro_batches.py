@@ -11,8 +11,8 @@ import torch
 
 from tests.trainer.oracles import config_of
 from trainer.config.train_config import DataSettings, TrainConfig
+from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import make_plan
 from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch

@@ -1,4 +1,4 @@
-from trainer.health.events import ADVICE, Action, Kind
+from trainer.health.findings import ADVICE, Action, Kind
 
 
 def test_every_kind_has_advice():

@@ -18,7 +18,7 @@ from tests.trainer.health.monitors import (
     experienced_monitor,
     monitor_of,
 )
-from trainer.health.events import Action, Kind
+from trainer.health.findings import Action, Kind
 from trainer.health.monitor import NO_LIMITS, Limits
 
 

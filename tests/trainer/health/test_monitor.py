@@ -21,7 +21,7 @@ from tests.trainer.health.monitors import (
     monitor_of,
     usual_values,
 )
-from trainer.health.events import Kind
+from trainer.health.findings import Kind
 
 
 @pytest.mark.parametrize("seed", range(4))
