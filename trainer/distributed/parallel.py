@@ -120,6 +120,7 @@ def _shard(
     _check_gradient_dtype(config, ranks)
     mesh = _mesh(config, ranks)
     gradient_dtype = config.parallel.gradient_dtype
+    # Without a type, gradients are reduced in that of the parameters.
     module_policy = MixedPrecisionPolicy(
         reduce_dtype=None if gradient_dtype == "fp32" else DTYPES[gradient_dtype]
     )

@@ -14,7 +14,8 @@ Update = Callable[[float, float | None, str], None]
 unknown), and a note that is shown beside them."""
 
 _LINE_INTERVAL_S = 5.0
-"""Interval between lines without a terminal, and between points of the history."""
+"""Interval between lines without a terminal, and between points of the history, in
+seconds."""
 _HISTORY_POINTS = 12
 """Points from which the time left is estimated: those of about the last minute."""
 
@@ -36,7 +37,7 @@ def progress(
         Callback to be called with each progress.
     """
     deadline_s = None if budget_s is None else time.monotonic() + budget_s
-    history = _History(deadline_s, never_rises=never_rises)
+    history = _ProgressHistory(deadline_s, never_rises=never_rises)
     if sys.stderr.isatty():
         with _bar(title, history) as update_bar:
             yield update_bar
@@ -54,7 +55,7 @@ class _Point:
     """Amount completed, in the unit of the total."""
 
 
-class _History:
+class _ProgressHistory:
     """Records progress every few seconds, and estimates the time left from it.
 
     Args:
@@ -67,6 +68,7 @@ class _History:
         self._deadline_s = deadline_s
         self._never_rises = never_rises
         self._last_described_s = math.inf
+        """Time left that was described last, in seconds; only with ``never_rises``."""
         self._points: deque[_Point] = deque(maxlen=_HISTORY_POINTS)
 
     def add(self, completed: float, total: float | None) -> bool:
@@ -86,26 +88,26 @@ class _History:
     def describe_time_left(self, completed: float, total: float | None) -> str:
         """Return the estimated time left, as text; empty if unknown or if finished.
 
-        Call ``add`` before, as the estimate needs a point.
+        The estimate is that of the last point, so call ``add`` before.
         """
         if _is_finished(completed, total):
             return ""
         first = self._points[0]
         last = self._points[-1]
-        upper_bounds_s = []
+        estimates_s: list[float] = []  # of which the shortest is shown
         if self._deadline_s is not None:
             if last.moment_s > self._deadline_s:
                 return "over the time limit; finishing the minimum"
-            upper_bounds_s.append(self._deadline_s - last.moment_s)
+            estimates_s.append(self._deadline_s - last.moment_s)
         if total is not None and last.completed > first.completed:
             elapsed_s = last.moment_s - first.moment_s
             recently_completed = last.completed - first.completed
-            upper_bounds_s.append(
+            estimates_s.append(
                 (total - last.completed) * elapsed_s / recently_completed
             )
-        if not upper_bounds_s:
+        if not estimates_s:
             return ""
-        time_left_s = float(round(min(upper_bounds_s)))
+        time_left_s = float(round(min(estimates_s)))
         if self._never_rises:
             time_left_s = min(time_left_s, self._last_described_s)
             self._last_described_s = time_left_s
@@ -118,7 +120,7 @@ def _is_finished(completed: float, total: float | None) -> bool:
     return total is not None and completed >= total
 
 
-def _line_writer(title: str, history: _History) -> Update:
+def _line_writer(title: str, history: _ProgressHistory) -> Update:
     """Return a callback that writes a line whenever the history gets a point."""
 
     def write_line(completed: float, total: float | None, note: str) -> None:
@@ -140,7 +142,7 @@ def _line_writer(title: str, history: _History) -> Update:
 
 
 @contextlib.contextmanager
-def _bar(title: str, history: _History) -> Iterator[Update]:
+def _bar(title: str, history: _ProgressHistory) -> Iterator[Update]:
     """Show a bar on the terminal, and yield the callback that updates it."""
     # Imported only if a bar is shown, to keep the start short.
     from rich.console import Console
