@@ -2,7 +2,8 @@
 
 Begin reading at ``MaskedLM`` in ``masked_lm``, which puts the parts together:
 
-- ``encoder`` builds transformers' modules.
+- ``encoder_config`` makes the config of an encoder, from which ``encoder`` builds
+  transformers' modules.
 - ``attention`` chooses how documents of a sequence attend, and ``varlen`` is the kernel
   that computes them one by one. ``encoder_inputs`` gives the encoder their bounds.
 - ``verify_packing`` and ``verify_copies`` verify what an architecture can do, on the

@@ -15,7 +15,7 @@ COMPILER_SAVES_COMPACT = torch.__version__ >= "2.13"
 """True if compiled code keeps for backward only the tensors that a function saves.
 
 The compiler of torch 2.11 also keeps fp32 where bf16 was saved, and dropout's mask
-beside its seed. With such norms, a step of BERT took 3 % longer on an H100."""
+beside its seed: a step of BERT took 3 % longer on an H100."""
 
 
 def set_residual_dtype(model: nn.Module, dtype: torch.dtype) -> None:
