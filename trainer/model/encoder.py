@@ -1,4 +1,4 @@
-"""Encoders with fresh weights, built from transformers' own modules, and their parts."""
+"""Encoders of transformers' own modules, with fresh weights, and their parts."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
