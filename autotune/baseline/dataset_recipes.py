@@ -4,7 +4,8 @@ from autotune.baseline.decide.recipes import TUNED, Recipe, hf_trainer, paper
 from autotune.baseline.values import RecipeName
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import TokenDataset
-from trainer.data.global_batch import sequence_statistics, with_batch_in_sequences
+from trainer.data.global_batch import with_batch_in_sequences
+from trainer.data.sequence_statistics import sequence_statistics
 
 
 def recipes_to_compare(
