@@ -50,8 +50,8 @@ class RecordExit(Protocol):
         Args:
             reason: Reason of the exit.
             step: Number of finished steps.
-            is_likely: True if the exit is only likely: a signal was received, but
-                training may still end by itself.
+            is_likely: True if the exit is only likely: training has not responded to a
+                signal yet, but still may.
         """
 
 
