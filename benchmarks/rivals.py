@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from trainer.model.encoder_config import build_config
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 from benchmarks.paper import PaperModel
@@ -32,6 +31,7 @@ from trainer.data.manifest import TOKENIZER_NAME
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks
 from trainer.loop import train
+from trainer.model.encoder_config import build_config
 from trainer.record.run_record import StepRow
 from trainer.record.writer import RunWriter
 

@@ -15,7 +15,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.profiler import ProfilerActivity, profile
-from trainer.model.encoder_config import build_config
 from transformers import AutoModelForMaskedLM
 
 from autotune.memory.jobs.worst_case import fullest_batch
@@ -27,6 +26,7 @@ from trainer.config.train_config import (
 )
 from trainer.data.manifest import SpecialIds
 from trainer.distributed.ranks import Ranks
+from trainer.model.encoder_config import build_config
 
 STEPS = 2
 """The first makes the optimizer's state; the second is like all others."""

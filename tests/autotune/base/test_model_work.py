@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.model.encoder_config import build_config
 
 from autotune.base.model_work import (
     estimate_vocab_size,
@@ -20,6 +19,7 @@ from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.manifest import SpecialIds
 from trainer.matmul_weights import model_work
 from trainer.model.encoder import build_model
+from trainer.model.encoder_config import build_config
 from trainer.model.flops import ModelWork
 
 IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from trainer.model.encoder_config import build_config
 from transformers import AutoModelForMaskedLM
 
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
@@ -16,6 +15,7 @@ from autotune.memory.values import Allocation, Term
 from autotune.speed.values import StepWork
 from testbed.simulators.allocator import SPECIAL_IDS
 from trainer.config.train_config import ModelSettings
+from trainer.model.encoder_config import build_config
 
 TINY = {
     "num_hidden_layers": 2,

@@ -2,13 +2,13 @@ import dataclasses
 
 import pytest
 import torch
-from trainer.model.encoder_config import build_config
 
 from tests.trainer import oracles
 from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.attention import choose_attention
 from trainer.model.encoder import build_model
+from trainer.model.encoder_config import build_config
 from trainer.model.masked_lm import MaskedLM
 from trainer.model.varlen import VARLEN_NAME, attend_within_documents
 from trainer.model.verify_packing import verify_packing

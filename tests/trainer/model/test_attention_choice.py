@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.attention import _registry, current_flash_attention_impl
-from trainer.model.encoder_config import build_config
 
 from tests.trainer import oracles
 from trainer.config.train_config import ModelSettings
@@ -17,6 +16,7 @@ from trainer.model.attention import (
     choose_attention,
     pin_kernels,
 )
+from trainer.model.encoder_config import build_config
 
 
 def _training_and_model_config(dropout: float = 0.0, **changes):

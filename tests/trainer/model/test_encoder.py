@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from trainer.model.encoder_config import build_config
 
 from trainer.config.presets import PRESETS, model_settings
 from trainer.config.train_config import ModelSettings
 from trainer.data.manifest import SpecialIds
 from trainer.errors import BadConfig
 from trainer.model.encoder import build_model, model_head, model_layers
+from trainer.model.encoder_config import build_config
 
 SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 FAMILIES = ["bert", "modernbert", "esm", "eurobert", "distilbert"]

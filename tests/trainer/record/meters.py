@@ -17,5 +17,5 @@ LEAST_TORCH_BYTES = 2**27
 def close_interval(meter: Meter, *, step: int = 1) -> StepRow:
     """Close the meter's interval after a step, and return its row."""
     meter.close(step, **LOOP_FIELDS)
-    (row,) = meter.rows()
+    (row,) = meter.take_rows()
     return row

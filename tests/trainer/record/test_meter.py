@@ -176,7 +176,7 @@ def test_rows_of_undone_steps_are_discarded(metered):
     metered.meter.close(1, **LOOP_FIELDS)
     metered.add(result_of())  # in the interval that is open
     metered.meter.discard()
-    assert list(metered.meter.rows(wait_for_all=True)) == []
+    assert list(metered.meter.take_rows(wait_for_all=True)) == []
     assert metered.meter.open_steps == 0
     metered.add(result_of())
     assert close_interval(metered.meter).step == 1
