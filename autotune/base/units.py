@@ -64,6 +64,8 @@ _EXACT_BYTE_UNITS = (
 """Units of exact sizes, the preferred ones first."""
 _ROUNDS_TO_ONE = 0.99995
 """Smallest share of a unit that four significant digits show as 1 of it."""
+_ROUNDS_TO_FOUR_DIGITS = 999.5
+"""Smallest number that three significant digits would show as ``1e+03``."""
 _ROUNDS_TO_FIVE_DIGITS = 9999.5
 """Smallest number that four significant digits would show as ``1e+04``."""
 NO_UNIT = "has no unit"
@@ -104,7 +106,7 @@ def format_bytes(size_bytes: float | None) -> str:
     unit, unit_bytes = _unit_that_fits(size_bytes)
     value = size_bytes / unit_bytes
     # Three significant digits would show 1,000 to 1,023 of a unit as ``1.02e+03``.
-    if value >= 1000 or unit == "B":
+    if value >= _ROUNDS_TO_FOUR_DIGITS or unit == "B":
         return f"{value:.0f} {unit}"
     return f"{value:.3g} {unit}"
 
@@ -129,8 +131,9 @@ def format_seconds(duration_s: float | None) -> str:
     """
     if duration_s is None:
         return "n/a"
-    if duration_s < 1:
-        return f"{duration_s * 1e3:.3g} ms"
+    duration_ms = duration_s * 1e3
+    if duration_ms < _ROUNDS_TO_FOUR_DIGITS:
+        return f"{duration_ms:.3g} ms"
     if duration_s < 60:
         return f"{duration_s:.3g} s"
     minutes, seconds = divmod(round(duration_s), 60)

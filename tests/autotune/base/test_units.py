@@ -76,6 +76,19 @@ def test_exact_duration_reads_back(duration_s):
 
 
 @pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        pytest.param(1000, "1000 B", id="bytes are exact"),
+        pytest.param(999.4 * 2**10, "999 KiB", id="three digits"),
+        pytest.param(999.6 * 2**10, "1000 KiB", id="rounds to four digits"),
+        pytest.param(1023 * 2**20, "1023 MiB", id="four digits"),
+    ],
+)
+def test_shows_sizes_without_exponents(size_bytes, text):
+    assert units.format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
     ("duration_s", "text"),
     [
         pytest.param(7200, "2h", id="whole hours"),
@@ -112,6 +125,7 @@ def test_shown_amount_reads_back_within_half_a_percent(amount):
     ("duration_s", "text"),
     [
         pytest.param(0.012, "12 ms", id="milliseconds"),
+        pytest.param(0.9996, "1 s", id="nearly a second"),
         pytest.param(3.4, "3.4 s", id="seconds"),
         pytest.param(125, "2 min 05 s", id="minutes"),
         pytest.param(4200, "1 h 10 min", id="hours"),
