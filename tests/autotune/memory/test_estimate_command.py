@@ -32,8 +32,11 @@ LONGFORMER = {
     "max_position_embeddings": 514,
 }
 """Config of an encoder that cannot be traced."""
-EXCEEDS_MEMORY_CODE = 4
-CANNOT_TRACE_CODE = 7
+# Exit codes.
+USAGE_ERROR = 2
+BAD_INPUT = 3
+EXCEEDS_MEMORY = 4
+CANNOT_TRACE = 7
 CHILD_TIMEOUT_S = 120
 """Time limit of a command in its own process, many times its usual time."""
 
@@ -42,9 +45,9 @@ pytestmark = pytest.mark.usefixtures("warm_server")
 
 @pytest.fixture
 def estimate(says):
-    """Return a function that runs the command with options, and returns its text.
+    """Return a function that runs the command with options and returns what it prints.
 
-    It checks the exit code. The text of a failed command is its standard error.
+    It checks the exit code. If a failure is expected, it returns the standard error.
     """
 
     def call_estimate(options, code=0):
@@ -55,7 +58,7 @@ def estimate(says):
 
 @pytest.fixture
 def estimated_model(estimate):
-    """Return a function that returns the answer on the only model, from its JSON."""
+    """Return a function that estimates one model and returns its part of the JSON."""
 
     def call_estimate(options):
         (model,) = json.loads(estimate(f"{options} --json"))["models"]
@@ -66,7 +69,7 @@ def estimated_model(estimate):
 
 @pytest.fixture(scope="module")
 def bert_on_an_h100(started_server):
-    """Return the answer on bert-120m, whose slow trace several tests share."""
+    """Return the JSON of bert-120m, whose slow trace several tests share."""
     options = "--model bert-120m --gpu h100-nvl-94gb --attention-dropout 0 --json"
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
@@ -126,18 +129,16 @@ def test_breakdown_of_an_absent_gpu_adds_up(bert_on_an_h100):
 
 @pytest.mark.system
 def test_default_budget_leaves_a_reserve(bert_on_an_h100):
-    # The GPU has 93 GiB as torch counts them.
+    # Torch reports 93 GiB on an H100 NVL.
     assert bert_on_an_h100["budget_bytes"] == 93 * 2**30 - RESERVE_BYTES
 
 
 @pytest.mark.system
-def test_micro_batch_of_an_absent_gpu_has_a_range(bert_on_an_h100):
+def test_micro_batch_of_absent_gpu_has_range(bert_on_an_h100):
     low = bert_on_an_h100["micro_batch_size_low"]
     high = bert_on_an_h100["micro_batch_size_high"]
-    assert low <= bert_on_an_h100["micro_batch_size"] <= high
     # docs/benchmarks.md has 544 to 591; other versions of torch keep more or less.
-    assert low > 300
-    assert high < 660
+    assert 300 < low <= bert_on_an_h100["micro_batch_size"] <= high < 660
 
 
 @pytest.mark.system
@@ -170,7 +171,9 @@ def test_what_if_prefers_settings_that_save_memory(estimate, tmp_path):
         if setting["layout"] == "padded"
     }
     # Two precisions and two kinds of attention are three pairs, as varlen needs bf16.
-    pairs, checkpointings, heads = 3, 3, 2
+    pairs = 3
+    checkpointings = 3
+    heads = 2
     assert len(sizes) == pairs * checkpointings * heads
     for precision, attention, _, head in sizes:
         full = sizes[precision, attention, "full", head]
@@ -204,8 +207,8 @@ def test_rejected_models_do_not_affect_others(tmp_path):
         "estimate --json --memory 1800MB --seq-length 128 --no-compile"
         f" --model {longformer} --model bert-mini --model bert-120m"
     )
-    # That of the first rejected model.
-    assert process.returncode == CANNOT_TRACE_CODE
+    # The exit code is that of the first rejected model.
+    assert process.returncode == CANNOT_TRACE
     assert "the memory of 'longformer' cannot be predicted" in process.stderr
     assert (
         f"autotune probe --model {longformer} --model bert-mini --data DIR --memory"
@@ -218,8 +221,8 @@ def test_rejected_models_do_not_affect_others(tmp_path):
     answer = json.loads(process.stdout)
     assert [model["model"] for model in answer["models"]] == ["bert-mini"]
     assert {name: error["exit_code"] for name, error in answer["rejected"].items()} == {
-        "longformer": CANNOT_TRACE_CODE,
-        "bert-120m": EXCEEDS_MEMORY_CODE,
+        "longformer": CANNOT_TRACE,
+        "bert-120m": EXCEEDS_MEMORY,
     }
 
 
@@ -227,41 +230,50 @@ def test_rejected_models_do_not_affect_others(tmp_path):
     ("options", "code", "message"),
     [
         pytest.param(
-            "--model bert-120m --gpu h100-nvl-94", 3, "h100-nvl-94gb", id="unknown GPU"
+            "--model bert-120m --gpu h100-nvl-94",
+            BAD_INPUT,
+            "h100-nvl-94gb",
+            id="unknown GPU",
         ),
         pytest.param(
-            "--model bert-12m --memory 8GB", 3, "Did you mean", id="unknown model"
+            "--model bert-12m --memory 8GB",
+            BAD_INPUT,
+            "Did you mean",
+            id="unknown model",
         ),
         pytest.param(
             "--model bert-120m --gpu h100-nvl-94gb --memory 94GiB",
-            3,
+            BAD_INPUT,
             "exceeds the memory of NVIDIA H100 NVL: 93.6 GiB",
             id="more memory than the GPU has",
         ),
         pytest.param(
-            "--model bert-120m --memory much", 2, "not a size", id="no size of memory"
+            "--model bert-120m --memory much",
+            USAGE_ERROR,
+            "not a size",
+            id="no size of memory",
         ),
         pytest.param(
             "--model bert-mini --device cpu",
-            2,
+            USAGE_ERROR,
             "--device cpu requires --memory",
             id="CPU without memory",
         ),
         pytest.param(
             "--model bert-120m --memory 1GB --no-compile",
-            4,
+            EXCEEDS_MEMORY,
             "one sequence of 512 tokens",
             id="too large a model",
         ),
         pytest.param(
             "--model bert-mini --memory 8GB --attention varlen --attention-dropout 0.1",
-            3,
+            BAD_INPUT,
             "--attention-dropout 0, or use --attention sdpa",
             id="dropout that the attention kernel lacks",
         ),
         pytest.param(
             "--model bert-mini --memory 8GB --seq-length 1024",
-            3,
+            BAD_INPUT,
             "512 positions",
             id="too long sequences",
         ),

@@ -15,7 +15,6 @@ from autotune.trials.values import Trial
 from testbed.datasets import write_dataset
 from testbed.simulators.hosts import hosts, together
 
-# Measured input of a ``links`` job on two ranks of one node.
 LINKS = {
     "sizes_bytes": [4096, 65536],
     "repeats": 2,
@@ -23,6 +22,9 @@ LINKS = {
     "nodes": 1,
     "ranks_per_node": 2,
 }
+"""Measured input of a ``links`` job on two ranks of one node."""
+LINK_BITS_PER_S = 400_000_000
+SLOW_LINK_BITS_PER_S = 40_000_000
 SHAPE = {
     "model_type": "bert",
     "num_hidden_layers": 1,
@@ -63,6 +65,7 @@ def gradient_sync_trial(data, *, synchronise=True, **parallel):
 
 
 def elements_of_gradients(figures: GradientSyncFigures) -> int:
+    """Return the number of elements of all gradients."""
     return sum(elements for elements, _ in figures.gradients)
 
 
@@ -174,8 +177,10 @@ def test_trial_beyond_its_limit_ends_all_ranks(tmp_path):
 @pytest.mark.soak
 @pytest.mark.system
 def test_names_the_one_slow_link_of_three_hosts(tmp_path):
-    # Rates in bit/s; the last host's link is ten times slower.
-    simulated_hosts = hosts(3, 400_000_000, name="slowlink", slow={2: 40_000_000})
+    last_host = 2
+    simulated_hosts = hosts(
+        3, LINK_BITS_PER_S, name="slowlink", slow={last_host: SLOW_LINK_BITS_PER_S}
+    )
     try:
         with simulated_hosts as names, together(names, tmp_path / "scratch") as machine:
             trial = links_trial(sizes_bytes=[4096, 2**20, 2**21])

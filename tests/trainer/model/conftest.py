@@ -1,4 +1,7 @@
-"""Checks of small copies, whose results are cached by the copy's config."""
+"""Checks of whether an architecture works, which compute with a small model.
+
+Their results are cached, by the config of the small model.
+"""
 
 import pytest
 
@@ -7,7 +10,7 @@ from trainer.model import probe
 
 @pytest.fixture
 def no_cached_results():
-    """Check models again in this test, and after it."""
+    """Let checks compute again, in this test and the first time after it."""
     probe.build_and_check.cache_clear()
     yield
     probe.build_and_check.cache_clear()

@@ -1,3 +1,5 @@
+"""Attention within documents, under a mask and by varlen kernels."""
+
 import dataclasses
 
 import pytest
@@ -130,12 +132,13 @@ def _add_empty_sequences(batch: MicroBatch, sequences: int) -> MicroBatch:
 def test_flash_attention_3_gets_no_empty_segment(
     family, layout, fixed_slots, dataset, monkeypatch
 ):
-    # So few masks that most documents have none.
+    # So few tokens are masked that most documents have none to predict.
     config = oracles.config_of(family, layout=layout, masking_probability=0.02)
     with_mask = oracles.training_of(config, dataset)
-    # The kernel's stand-in fails on an empty segment.
+    # The computation in place of the kernel fails on an empty segment.
     oracles.choose_varlen(monkeypatch, "fa3")
     with_fa3 = oracles.training_of(config, dataset)
+    # Only a compiled module, or one on a GPU, fixes its slots itself.
     with_fa3.module._fixed_slots = fixed_slots
     batches = oracles.micro_batches(dataset, config, steps=3)
     for empty_sequences, batch in enumerate(batches):

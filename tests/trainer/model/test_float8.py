@@ -49,7 +49,9 @@ def test_float8_rounds_gradients_of_layers(family, recipe, dataset):
 
 
 def _losses(training: Training, batches) -> list[float]:
-    return [float(training.step.run([batch], 3e-3).loss) for batch in batches]
+    """Train for a step on each micro-batch, and return the losses."""
+    learning_rate = 3e-3
+    return [float(training.step.run([batch], learning_rate).loss) for batch in batches]
 
 
 def test_float8_learns_as_bf16_does(dataset):

@@ -1,4 +1,4 @@
-"""The check of whether an architecture can compute with working copies."""
+"""Which encoders can compute with working copies of their weights."""
 
 import pytest
 
@@ -17,8 +17,8 @@ def test_every_listed_encoder_takes_working_copies(model_type):
 
 @pytest.mark.parametrize(
     ("model_type", "reason"),
-    # Words of the errors that models raise with working copies. BigBird's attention
-    # differs in a small copy.
+    # Words of the errors that models raise with working copies. BigBird is not checked,
+    # as its attention differs in a small model.
     [("convbert", "KeyError"), ("longformer", "inplace"), ("big_bird", "sparse")],
 )
 def test_gives_reason_against_working_copies(model_type, reason):
@@ -26,7 +26,7 @@ def test_gives_reason_against_working_copies(model_type, reason):
 
 
 @pytest.mark.usefixtures("no_cached_results")
-def test_rejects_copies_for_keys_of_another_input(monkeypatch):
+def test_rejects_copies_if_keys_have_another_input(monkeypatch):
     def double_input(_, inputs):
         return (2 * inputs[0],)
 

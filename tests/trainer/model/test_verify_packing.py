@@ -1,3 +1,5 @@
+"""Which encoders compute packed documents as if each were alone."""
+
 import contextlib
 import dataclasses
 import itertools
@@ -28,7 +30,7 @@ from trainer.model.verify_packing import verify_packing
 def _can_be_packed(model_type) -> bool:
     try:
         config = small_config(model_type)
-    # It is no encoder, or its config has no number of layers.
+    # The model is no encoder, or its config does not have a number of layers.
     except (BadConfig, NotImplementedError):
         return False
     return isinstance(verify_packing(config), Packing)
@@ -148,8 +150,8 @@ def test_check_is_hidden_from_active_modes():
     assert counter.operations == 0
 
 
-def _one_by_one(batch: MicroBatch) -> MicroBatch:
-    """Return the same documents, each in its own sequence."""
+def _unpacked(batch: MicroBatch) -> MicroBatch:
+    """Return a micro-batch of the same documents, each in a sequence of its own."""
     width = batch.ids_BS.shape[1]
     starts_N = batch.starts_N.long()
     ids_T = batch.ids_BS.flatten()
@@ -171,7 +173,7 @@ def _one_by_one(batch: MicroBatch) -> MicroBatch:
 
 @pytest.fixture
 def check_packed_documents(dataset, monkeypatch) -> Callable[..., None]:
-    """Compare a step of packed documents with one of the same documents padded."""
+    """Return a function that compares a step of packed documents with padded ones."""
 
     def check(family: str, *, kind: str, precision: str, **tolerances: float) -> None:
         config = oracles.config_of(family, precision=precision)
@@ -186,8 +188,8 @@ def check_packed_documents(dataset, monkeypatch) -> Callable[..., None]:
             "trainer.build.choose_attention",
             lambda *_: ChosenAttention(kind="row", reason="test"),
         )
-        alone = [_one_by_one(batch) for batch in batches]
-        sequences = len(alone[0].ids_BS)
+        padded_batches = [_unpacked(batch) for batch in batches]
+        sequences = len(padded_batches[0].ids_BS)
         padded_config = config.model_copy(
             update={
                 "layout": "padded",
@@ -197,7 +199,7 @@ def check_packed_documents(dataset, monkeypatch) -> Callable[..., None]:
         )
         padded = oracles.training_of(padded_config, dataset)
         oracles.check_alike(
-            oracles.gradients_of(padded, alone), learned_packed, **tolerances
+            oracles.gradients_of(padded, padded_batches), learned_packed, **tolerances
         )
 
     return check
@@ -212,7 +214,7 @@ def check_packed_documents(dataset, monkeypatch) -> Callable[..., None]:
         ("megatron-bert", "sdpa"),
     ],
 )
-def test_packed_documents_learn_as_one_by_one(family, kind, check_packed_documents):
+def test_packed_documents_learn_as_padded(family, kind, check_packed_documents):
     # Sums over sequences are in another order.
     check_packed_documents(
         family, kind=kind, precision="fp32", loss=1e-6, gradient=1e-5
@@ -220,7 +222,7 @@ def test_packed_documents_learn_as_one_by_one(family, kind, check_packed_documen
 
 
 @pytest.mark.parametrize("family", ["bert", "esm"])
-def test_packed_documents_learn_as_one_by_one_in_bf16(family, check_packed_documents):
+def test_packed_documents_learn_as_padded_in_bf16(family, check_packed_documents):
     # Gradients differ by a few roundings to bf16, each up to 2**-8 = 0.4 %.
     check_packed_documents(
         family, kind="sdpa", precision="bf16", loss=1e-3, gradient=2e-2

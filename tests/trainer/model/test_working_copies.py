@@ -1,4 +1,4 @@
-"""Weights that are cast once per step.
+"""Working copies: weights that are cast to bf16 once per step.
 
 They are compared with fp32, and with autocast, which casts weights in every layer.
 """
@@ -15,23 +15,22 @@ from trainer.build import Training
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.model import masked_lm
-from trainer.model.verify_copies import verify_working_copies
 
 MAIN_FAMILIES = (*oracles.FAMILIES, "esm", "eurobert")
+# Architecture, activation checkpointing and layout of each case.
 SELECTIVE_CASES = [(family, "selective", "padded") for family in MAIN_FAMILIES]
-CASES = [
-    *SELECTIVE_CASES,
-    *((family, "full", "packed") for family in MAIN_FAMILIES),
+FULL_CASES = [(family, "full", "packed") for family in MAIN_FAMILIES]
+OTHER_CASES = [
     ("bert", "none", "packed"),
     ("albert", "none", "packed"),
     ("mpnet", "none", "padded"),
 ]
-"""Architecture, activation checkpointing and layout."""
+CASES = SELECTIVE_CASES + FULL_CASES + OTHER_CASES
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Learned:
-    """Results of one step."""
+class StepOutput:
+    """Losses and gradients of one step."""
 
     losses_K: torch.Tensor
     """Loss of each slot of the head."""
@@ -40,14 +39,14 @@ class _Learned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Comparison:
+class Comparison:
     """The same step in fp32, and in bf16 by autocast and with working copies."""
 
-    learn: Callable[..., _Learned]
-    """Computes the step with other settings."""
-    in_fp32: _Learned
-    with_autocast: _Learned
-    with_copies: _Learned
+    take_step: Callable[..., StepOutput]
+    """Function that takes the step with changed settings, in bf16 with copies."""
+    in_fp32: StepOutput
+    with_autocast: StepOutput
+    with_copies: StepOutput
 
     @property
     def autocast_error(self) -> float:
@@ -65,11 +64,13 @@ class _Comparison:
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
-def comparison(request, patterned_dataset) -> _Comparison:
+def comparison(request, patterned_dataset) -> Comparison:
     family, activation_checkpointing, layout = request.param
     dataset = TokenDataset.open(patterned_dataset)
 
-    def learn(*, precision: str = "bf16", copies: bool = True, **changes) -> _Learned:
+    def take_step(
+        *, precision: str = "bf16", copies: bool = True, **changes
+    ) -> StepOutput:
         config = oracles.config_of(
             family,
             activation_checkpointing=activation_checkpointing,
@@ -77,9 +78,11 @@ def comparison(request, patterned_dataset) -> _Comparison:
             precision=precision,
             **changes,
         )
-        verify = verify_working_copies if copies else lambda _: "for comparison"
         with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(masked_lm, "verify_working_copies", verify)
+            if not copies:
+                monkeypatch.setattr(
+                    masked_lm, "verify_working_copies", lambda _: "for comparison"
+                )
             training = oracles.training_of(config, dataset)
         has_copies = training.module.working_copies is not None
         assert has_copies == (copies and precision == "bf16")
@@ -89,21 +92,21 @@ def comparison(request, patterned_dataset) -> _Comparison:
         losses_K = functional.cross_entropy(
             logits_KV.float(), labels_K, reduction="none"
         )
-        return _Learned(
+        return StepOutput(
             losses_K=losses_K,
             gradients=oracles.gradients_of(training, batches).gradients,
         )
 
-    return _Comparison(
-        learn=learn,
-        in_fp32=learn(precision="fp32"),
-        with_autocast=learn(copies=False),
-        with_copies=learn(),
+    return Comparison(
+        take_step=take_step,
+        in_fp32=take_step(precision="fp32"),
+        with_autocast=take_step(copies=False),
+        with_copies=take_step(),
     )
 
 
-# Autocast rounds as often as working copies do, so their errors are compared. Factors
-# above 1 leave room for chance.
+# Autocast rounds as often as working copies do, so the errors of both are about equal.
+# Factors above 1 leave room for chance.
 
 
 def test_losses_are_as_exact_as_with_autocast(comparison):
@@ -118,19 +121,19 @@ def test_gradients_are_as_exact_as_with_autocast(comparison):
 
 
 def test_gradients_accumulate_over_micro_batches(comparison):
-    accumulated = comparison.learn(micro_batch_size=2).gradients
+    accumulated = comparison.take_step(micro_batch_size=2).gradients
     distance = oracles.relative_distance(comparison.with_copies.gradients, accumulated)
-    # Each of the two has its own error.
+    # Both gradients have an error of their own.
     assert distance < 2 * comparison.autocast_error
 
 
 @pytest.mark.parametrize("comparison", SELECTIVE_CASES, ids="-".join, indirect=True)
 def test_bf16_residual_stream_is_nearly_as_exact(comparison):
-    with_bf16_residual = comparison.learn(residual_dtype="bf16").gradients
+    with_bf16_residual = comparison.take_step(residual_dtype="bf16").gradients
     error = oracles.relative_distance(comparison.in_fp32.gradients, with_bf16_residual)
-    # The setting takes effect.
+    # A setting without effect would give the same error.
     assert error != comparison.copies_error
-    # It rounds the sum of all layers too, once in each.
+    # Each layer also rounds the sum of all layers so far.
     assert error < 3 * comparison.autocast_error
 
 
@@ -148,7 +151,7 @@ def test_training_ends_with_loss_of_fp32(dataset):
         _losses(oracles.config_of(max_grad_norm=1.0, precision=dtype), dataset)
         for dtype in ("fp32", "bf16")
     )
-    # Of 20 steps, as single losses vary with their batch.
+    # Sums over 20 steps, as single losses vary with their batch.
     first_in_bf16 = sum(in_bf16[:20])
     last_in_bf16 = sum(in_bf16[-20:])
     last_in_fp32 = sum(in_fp32[-20:])
@@ -173,6 +176,10 @@ def test_parameters_stay_in_fp32(bf16_training):
     assert dtypes == {torch.float32}
 
 
+WIDTH = 32
+"""Width of the layers, and of all queries, keys or values of a token."""
+
+
 def _attention_of_layers(training: Training):
     """Return the module with queries, keys and values of both layers."""
     return [layer.attention.self for layer in training.module.layers]
@@ -180,15 +187,14 @@ def _attention_of_layers(training: Training):
 
 def test_one_matmul_gives_queries_keys_and_values(bf16_training):
     first, _ = _attention_of_layers(bf16_training)
-    # Queries, keys and values have a width of 32 each.
-    assert first.query.compute_weight.shape == (3 * 32, 32)
+    assert first.query.compute_weight.shape == (3 * WIDTH, WIDTH)
 
 
 def test_queries_of_sparse_layer_have_their_own_matmul(bf16_training):
     # They have another input than keys and values: only the tokens to predict.
     _, last = _attention_of_layers(bf16_training)
-    assert last.query.compute_weight.shape == (32, 32)
-    assert last.key.compute_weight.shape == (2 * 32, 32)
+    assert last.query.compute_weight.shape == (WIDTH, WIDTH)
+    assert last.key.compute_weight.shape == (2 * WIDTH, WIDTH)
 
 
 def test_copies_are_those_of_updated_weights(bf16_training, dataset):
