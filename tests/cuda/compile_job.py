@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from testbed.nullgpu.counts import Counts
-from tests.trainer.oracles import SHAPES, config_of, micro_batches
+from tests.trainer.tiny_models import SHAPES, config_of, micro_batches
 from trainer.build import build_training
 from trainer.config.train_config import ModelSettings
 from trainer.data.dataset import TokenDataset

@@ -38,7 +38,7 @@ def test_predicts_the_largest_micro_batch(case):
 
 JOIN_RANKS = """
 import torch
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.distributed.ranks import join_ranks
 join_ranks(config_of(device="cuda"))
 torch.zeros(1, device="cuda")
@@ -66,7 +66,7 @@ STEP_AND_EVALUATE = """
 import sys
 from pathlib import Path
 import torch
-from tests.trainer.oracles import config_of, micro_batches, training_of
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import join_ranks
 from trainer.evaluate import evaluate
@@ -126,7 +126,7 @@ REHEARSE = """
 import sys
 from pathlib import Path
 import torch
-from tests.trainer.oracles import config_of, micro_batches, training_of
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.checkpoint.tensors import make_optimizer_state
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import join_ranks, warm_up_libraries

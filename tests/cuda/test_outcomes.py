@@ -61,7 +61,7 @@ ALLOCATE_IN_BUDGET = """
 import torch
 from autotune.trials.jobs.budget import CudaBudget
 from trainer.distributed.ranks import join_ranks
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 GB = 10**9
 def take(gb): return torch.empty(gb * GB, dtype=torch.uint8, device="cuda")
 join_ranks(config_of(device="cuda"))

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import trainer.build
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.build import Training, build_training
 from trainer.checkpoint.export import export_model
 from trainer.data.batch_plan import make_plan

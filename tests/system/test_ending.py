@@ -17,7 +17,7 @@ from testbed.examples.profiles import but, example_profile
 from testbed.simulators.hosts import check_namespaces, hosts
 from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import until
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.config.train_config import DataSettings
 from trainer.data.manifest import read_manifest
 from trainer.record.run_record import read_exit

@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM
 
 from testbed.datasets import write_dataset
 from testbed.programs import run_program
-from tests.trainer.oracles import relative_distance
+from tests.trainer.gradients import relative_distance
 
 pytestmark = pytest.mark.system
 

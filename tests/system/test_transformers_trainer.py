@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
 
-from tests.trainer.oracles import config_of, micro_batches, training_of
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.optimizer import learning_rate
 

@@ -1,10 +1,13 @@
+"""Evaluations of a model on the validation split of a dataset."""
+
 import math
 
 import pytest
 import torch
 
 from testbed.datasets import write_dataset
-from tests.trainer.oracles import config_of, training_of
+from tests.trainer.gradients import FP32_ROUNDING
+from tests.trainer.tiny_models import config_of, training_of
 from trainer.build import Training
 from trainer.config.train_config import EvaluationSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
@@ -16,7 +19,7 @@ from trainer.record.run_record import EvaluationRow
 VOCAB_SIZE = 128
 VALIDATION_SAMPLES = 50
 STEP = 7
-"""Number of finished steps, which the evaluation does not depend on."""
+"""Any number of finished steps: the evaluation does not depend on it."""
 
 
 def _samples(count: int, *, shortest: int, longest: int) -> list[list[int]]:
@@ -60,18 +63,19 @@ def _evaluate_training(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"layout": "packed"},
-        {"layout": "bucketed"},
-        {"layout": "padded", "micro_batch_size": 3},
+        pytest.param({"layout": "packed"}, id="packed"),
+        pytest.param({"layout": "bucketed"}, id="bucketed"),
+        pytest.param(
+            {"layout": "padded", "micro_batch_size": 3}, id="small micro-batches"
+        ),
     ],
-    ids=["packed", "bucketed", "small micro-batches"],
 )
 def test_loss_is_independent_of_layout(dataset_with_validation, changes):
     padded = _evaluate(dataset_with_validation, layout="padded")
     assert padded.rows == VALIDATION_SAMPLES
     other = _evaluate(dataset_with_validation, **changes)
-    # Layouts add up the same numbers in another order, in fp32.
-    assert other.loss == pytest.approx(padded.loss, rel=1e-6)
+    # Layouts add up the same numbers in another order.
+    assert other.loss == pytest.approx(padded.loss, rel=FP32_ROUNDING)
     assert other.masked_accuracy == pytest.approx(padded.masked_accuracy)
     assert other.predicted_tokens == padded.predicted_tokens
 
@@ -126,18 +130,21 @@ def test_evaluation_leaves_the_model_in_training_mode(dataset_with_validation):
 
 
 def test_evaluation_of_a_compiled_model_compiles_nothing(dataset_with_validation):
-    torch._dynamo.reset()
+    # Other tests have compiled layers of the same code, which would not be compiled
+    # again.
+    torch.compiler.reset()
     counter = GraphCounter()
-    counter.stepped()
+    counter.stepped()  # it counts the graphs that are compiled after this
     eager = _evaluate(dataset_with_validation)
     compiled = _evaluate(dataset_with_validation, compile=True)
     assert counter.recompilations == 0
-    assert compiled.loss == pytest.approx(eager.loss, rel=1e-6)
+    assert compiled.loss == pytest.approx(eager.loss, rel=FP32_ROUNDING)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
 def test_misses_no_sample_at_the_end_of_lanes(micro_batch_size, tmp_path):
-    # So many samples that lanes have several sequences each, and end one by one.
+    # Lanes are equal parts of an epoch, each packed separately. So many samples give
+    # each lane several sequences, and lanes end one by one.
     samples = _samples(4200, shortest=4, longest=53)
     dataset = TokenDataset.open(
         write_dataset(

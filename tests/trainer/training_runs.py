@@ -1,24 +1,26 @@
-"""Runs of the trainer in this process, and readers of their records."""
+"""Runs of the trainer in this process, data for them, and readers of their records."""
 
 import math
 import signal
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 
 from testbed.examples.checkpoints import release_run, resolved_of
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import choose_run
 from trainer.distributed.ranks import join_ranks
-from trainer.health import controller
 from trainer.health.events import EventRow
 from trainer.health.watchdog import Watchdog
 from trainer.loop import train
 from trainer.record.run_record import Run, RunExit, read_run
 
-CHECKPOINTS = Path("r") / CHECKPOINTS_DIRECTORY
-"""Checkpoints of a run in the default directory."""
+RUN = "r"
+"""Run directory, unless a test names another one."""
+CHECKPOINTS = Path(RUN) / CHECKPOINTS_DIRECTORY
+"""Checkpoints of a run in that directory."""
 
 
 class _SignalledAfter(Watchdog):
@@ -34,7 +36,7 @@ class _SignalledAfter(Watchdog):
 
 
 def train_or_resume(
-    out="r",
+    out=RUN,
     *,
     source="data",
     signal_after=math.inf,
@@ -58,13 +60,13 @@ def train_or_resume(
     """
     config = config_of(**changes)
     resolved = resolved_of(config, Path(source))
-    writer, start = choose_run(Path(out), resume, resolved, {})
+    writer, start = choose_run(Path(out), resume, resolved, environment={})
     try:
         ending = train(
             resolved,
             join_ranks(config, environment={}),
             writer,
-            lambda row: None,
+            show=lambda row: None,
             start=start,
             watchdog=_SignalledAfter(signal_after),
             clock=clock,
@@ -74,13 +76,24 @@ def train_or_resume(
     return read_run(Path(out)), ending
 
 
-def run_of(out="r", **changes) -> Run:
-    """Train a run, and return its record."""
+def run_of(out=RUN, **changes) -> Run:
+    """Train a run, and return its record; options are those of ``train_or_resume``."""
     run, _ = train_or_resume(out, **changes)
     return run
 
 
-def weights_of(out: str):
+def varied_samples(count: int) -> list[list[int]]:
+    """Return samples of 4 to 53 tokens, in which each token is one above the last.
+
+    They have 60 different tokens, from 5 on.
+    """
+    return [
+        [5 + (start + step) % 60 for step in range(4 + start % 50)]
+        for start in range(count)
+    ]
+
+
+def weights_of(out: str | Path) -> dict[str, torch.Tensor]:
     """Return the weights that a finished run exported, by name."""
     return load_file(Path(out) / "model" / "model.safetensors")
 
@@ -88,9 +101,3 @@ def weights_of(out: str):
 def events_of(run: Run, kind: str) -> list[EventRow]:
     """Return the events of one kind."""
     return [event for event in run.events if event.kind == kind]
-
-
-def read_late(monkeypatch) -> None:
-    """Let metrics be read as late on a CPU as on a GPU: two steps later."""
-    steps_behind = controller._STEPS_BEHIND
-    monkeypatch.setitem(steps_behind, "cpu", steps_behind["cuda"])

@@ -14,7 +14,7 @@ from testbed.examples.checkpoints import (
     resolved_of,
     write_checkpoint,
 )
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import AUTO, choose_run
 from trainer.record.run_record import read_exit

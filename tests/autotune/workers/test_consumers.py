@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autotune.workers.jobs.consumers import ReplayedStep, TrainingStep
-from tests.trainer.oracles import config_of, micro_batches, training_of
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import Ranks
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from testbed.examples.checkpoints import state_of
-from tests.trainer.oracles import config_of, training_of
+from tests.trainer.tiny_models import config_of, training_of
 from trainer.checkpoint.host_copy import HostCopy
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.checkpoint.tensors import TensorShard

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.trainer.oracles import config_of, micro_batches
+from tests.trainer.tiny_models import config_of, micro_batches
 from trainer.data.global_batch import with_batch_in_sequences
 from trainer.data.sequence_statistics import sequence_statistics
 

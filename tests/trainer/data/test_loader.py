@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.config.train_config import DataSettings
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset

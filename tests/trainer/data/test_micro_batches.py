@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.oracles import config_of
+from tests.trainer.tiny_models import config_of
 from trainer.config.train_config import DataSettings, TrainConfig
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset

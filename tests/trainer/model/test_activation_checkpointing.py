@@ -3,13 +3,17 @@
 import pytest
 import torch
 
-from tests.trainer import oracles
+from tests.trainer.gradients import (
+    assert_gradients_agree,
+    loss_and_gradients_of_first_step,
+)
+from tests.trainer.tiny_models import SHAPES, config_of, micro_batches, training_of
 from trainer.activation_checkpointing import checkpoint_activations
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.errors import BadConfig
 
-BERT_WITH_DROPOUT = oracles.SHAPES["bert"] | {
+BERT_WITH_DROPOUT = SHAPES["bert"] | {
     "hidden_dropout_prob": 0.2,
     "attention_probs_dropout_prob": 0.2,
 }
@@ -19,9 +23,9 @@ BERT_WITH_DROPOUT = oracles.SHAPES["bert"] | {
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(oracles.SHAPES["bert"], id="bert"),
-        pytest.param(oracles.SHAPES["roberta"], id="roberta"),
-        pytest.param(oracles.SHAPES["modernbert"], id="modernbert"),
+        pytest.param(SHAPES["bert"], id="bert"),
+        pytest.param(SHAPES["roberta"], id="roberta"),
+        pytest.param(SHAPES["modernbert"], id="modernbert"),
         pytest.param(BERT_WITH_DROPOUT, id="bert with dropout"),
     ],
 )
@@ -29,14 +33,14 @@ BERT_WITH_DROPOUT = oracles.SHAPES["bert"] | {
 def test_checkpointing_changes_neither_loss_nor_gradient(
     shape, activation_checkpointing, dataset
 ):
-    config = oracles.config_of(model=ModelSettings(name="m", config=shape))
+    config = config_of(model=ModelSettings(name="m", config=shape))
     checkpointed = config.model_copy(
         update={"activation_checkpointing": activation_checkpointing}
     )
     # The forward pass is the same, to the last bit of fp32.
-    oracles.check_alike(
-        oracles.learned(checkpointed, dataset),
-        oracles.learned(config, dataset),
+    assert_gradients_agree(
+        loss_and_gradients_of_first_step(checkpointed, dataset),
+        loss_and_gradients_of_first_step(config, dataset),
         loss=1e-7,
     )
 
@@ -47,7 +51,7 @@ def _saved_bytes(config: TrainConfig, dataset: TokenDataset) -> int:
     Selective checkpointing also keeps tensors in its own cache, which is not
     counted.
     """
-    training = oracles.training_of(config, dataset)
+    training = training_of(config, dataset)
     storage_bytes: dict[int, int] = {}
 
     def count_storage(tensor):
@@ -57,7 +61,7 @@ def _saved_bytes(config: TrainConfig, dataset: TokenDataset) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count_storage, _unchanged):
-        loss = training.module(*oracles.micro_batches(dataset, config))
+        loss = training.module(*micro_batches(dataset, config))
     loss.backward()
     return sum(storage_bytes.values())
 
@@ -69,7 +73,7 @@ def _unchanged(tensor):
 @pytest.mark.parametrize("last_layer", ["sparse", "dense"])
 @pytest.mark.parametrize("activation_checkpointing", ["selective", "full"])
 def test_checkpointing_saves_memory(last_layer, activation_checkpointing, dataset):
-    config = oracles.config_of(last_layer=last_layer)
+    config = config_of(last_layer=last_layer)
     checkpointed = config.model_copy(
         update={"activation_checkpointing": activation_checkpointing}
     )
@@ -78,8 +82,8 @@ def test_checkpointing_saves_memory(last_layer, activation_checkpointing, datase
 
 @pytest.mark.parametrize("last_layer", ["sparse", "dense"])
 def test_rejects_checkpointing_that_model_does_not_support(last_layer, dataset):
-    config = oracles.config_of(activation_checkpointing="full", last_layer=last_layer)
-    training = oracles.training_of(config, dataset)
+    config = config_of(activation_checkpointing="full", last_layer=last_layer)
+    training = training_of(config, dataset)
     training.module.model.supports_gradient_checkpointing = False
     with pytest.raises(BadConfig, match="no activation checkpointing"):
         checkpoint_activations(training.module.model, config)

@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from tests.trainer import oracles
+from tests.trainer.gradients import (
+    assert_gradients_agree,
+    loss_and_gradients,
+    loss_and_gradients_of_first_step,
+)
+from tests.trainer.masked_attention import choose_varlen
+from tests.trainer.tiny_models import FAMILIES, config_of, micro_batches, training_of
 from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.attention import choose_attention
@@ -32,19 +38,19 @@ def _change_document(batch: MicroBatch, number: int) -> MicroBatch:
     return dataclasses.replace(batch, ids_BS=ids_BS)
 
 
-@pytest.mark.parametrize("family", oracles.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["sdpa", "varlen"])
 def test_document_influences_itself_only(family, kind, dataset, monkeypatch):
     if kind == "varlen":
-        oracles.choose_varlen(monkeypatch)
+        choose_varlen(monkeypatch)
     # A dense head gives the logits of all positions.
-    config = oracles.config_of(
+    config = config_of(
         family, mlm_head="dense", micro_batch_size=2, global_batch_size=2
     )
-    module = oracles.training_of(config, dataset).module
+    module = training_of(config, dataset).module
     module.eval()
     assert module.attention.kind == kind
-    (batch,) = oracles.micro_batches(dataset, config)
+    (batch,) = micro_batches(dataset, config)
     changed_batch = _change_document(batch, len(batch.starts_N) // 2)
     is_changed_BS = batch.wide_ids_BS() != changed_batch.wide_ids_BS()
     is_changed_T = is_changed_BS.flatten()
@@ -60,24 +66,26 @@ def test_document_influences_itself_only(family, kind, dataset, monkeypatch):
     assert (difference_TV.amax(dim=1) > 0).all()
 
 
-@pytest.mark.parametrize("family", oracles.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded", "bucketed"])
 @pytest.mark.parametrize("last_layer", ["sparse", "dense"])
 def test_varlen_learns_as_masked_sequences_do(
     family, layout, last_layer, dataset, monkeypatch
 ):
-    config = oracles.config_of(family, layout=layout, last_layer=last_layer)
-    expected = oracles.learned(config, dataset)
-    oracles.choose_varlen(monkeypatch)
-    oracles.check_alike(
-        oracles.learned(config, dataset), expected, gradient=MASKED_TOLERANCE
+    config = config_of(family, layout=layout, last_layer=last_layer)
+    expected = loss_and_gradients_of_first_step(config, dataset)
+    choose_varlen(monkeypatch)
+    assert_gradients_agree(
+        loss_and_gradients_of_first_step(config, dataset),
+        expected,
+        gradient=MASKED_TOLERANCE,
     )
 
 
-@pytest.mark.parametrize("family", oracles.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_varlen_step_traces_on_meta_device(family, dataset):
-    batch = oracles.micro_batches(dataset, oracles.config_of())[0]
-    config = oracles.config_of(family, precision="bf16", device="cuda", compile=False)
+    batch = micro_batches(dataset, config_of())[0]
+    config = config_of(family, precision="bf16", device="cuda", compile=False)
     model_config = build_config(
         config.model,
         vocab_size=128,
@@ -133,18 +141,18 @@ def test_flash_attention_3_gets_no_empty_segment(
     family, layout, fixed_slots, dataset, monkeypatch
 ):
     # So few tokens are masked that most documents have none to predict.
-    config = oracles.config_of(family, layout=layout, masking_probability=0.02)
-    with_mask = oracles.training_of(config, dataset)
+    config = config_of(family, layout=layout, masking_probability=0.02)
+    with_mask = training_of(config, dataset)
     # The computation in place of the kernel fails on an empty segment.
-    oracles.choose_varlen(monkeypatch, "fa3")
-    with_fa3 = oracles.training_of(config, dataset)
+    choose_varlen(monkeypatch, "fa3")
+    with_fa3 = training_of(config, dataset)
     # Only a compiled module, or one on a GPU, fixes its slots itself.
     with_fa3.module._fixed_slots = fixed_slots
-    batches = oracles.micro_batches(dataset, config, steps=3)
+    batches = micro_batches(dataset, config, steps=3)
     for empty_sequences, batch in enumerate(batches):
         batch_with_empty_sequences = _add_empty_sequences(batch, empty_sequences)
-        oracles.check_alike(
-            oracles.gradients_of(with_fa3, [batch_with_empty_sequences]),
-            oracles.gradients_of(with_mask, [batch_with_empty_sequences]),
+        assert_gradients_agree(
+            loss_and_gradients(with_fa3, [batch_with_empty_sequences]),
+            loss_and_gradients(with_mask, [batch_with_empty_sequences]),
             gradient=MASKED_TOLERANCE,
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.attention import _registry, current_flash_attention_impl
 
-from tests.trainer import oracles
+from tests.trainer.tiny_models import SHAPES, config_of, training_of
 from trainer.config.train_config import ModelSettings
 from trainer.data.manifest import SpecialIds
 from trainer.errors import BadConfig
@@ -21,7 +21,7 @@ from trainer.model.encoder_config import build_config
 
 def _training_and_model_config(dropout: float = 0.0, **changes):
     """Return the configuration of a training of BERT, and the config of its model."""
-    config = oracles.config_of("bert", **changes)
+    config = config_of("bert", **changes)
     return config, build_config(
         config.model,
         vocab_size=100,
@@ -127,12 +127,12 @@ class TestAttentionDropoutOfTraining:
 
     @staticmethod
     def _training(attention_dropout, dataset):
-        shape = oracles.SHAPES["bert"] | {"attention_probs_dropout_prob": 0.1}
-        config = oracles.config_of(
+        shape = SHAPES["bert"] | {"attention_probs_dropout_prob": 0.1}
+        config = config_of(
             model=ModelSettings(name="m", config=shape),
             attention_dropout=attention_dropout,
         )
-        return oracles.training_of(config, dataset)
+        return training_of(config, dataset)
 
     def test_replaces_that_of_model(self, dataset):
         model = self._training(0.0, dataset).module.model

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from tests.trainer import oracles
+from tests.trainer.tiny_models import config_of, micro_batches
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.encoder_inputs import document_edges, document_positions
 
@@ -46,12 +46,12 @@ def batch(request, dataset) -> MicroBatch:
     filled_sequences = request.param
     if filled_sequences == 0:
         return empty_batch(SEQUENCES)
-    config = oracles.config_of(
+    config = config_of(
         micro_batch_size=SEQUENCES,
         global_batch_size=filled_sequences,
         seq_length_tokens=SEQ_LENGTH_TOKENS,
     )
-    (filled,) = oracles.micro_batches(dataset, config)
+    (filled,) = micro_batches(dataset, config)
     ids_BS = padding_ids(SEQUENCES)
     ids_BS[: len(filled.ids_BS)] = filled.ids_BS
     return dataclasses.replace(filled, ids_BS=ids_BS)

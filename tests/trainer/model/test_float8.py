@@ -2,7 +2,13 @@
 
 import pytest
 
-from tests.trainer import oracles
+from tests.trainer.gradients import (
+    LossAndGradients,
+    loss_and_gradients,
+    loss_and_gradients_of_first_step,
+    relative_distance,
+)
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
 from trainer.config.train_config import TrainConfig
 from trainer.model.float8 import use_float8
@@ -11,16 +17,16 @@ pytestmark = pytest.mark.usefixtures("torchao")
 
 
 def _config(family: str) -> TrainConfig:
-    return oracles.config_of(family, precision="bf16", max_grad_norm=1.0)
+    return config_of(family, precision="bf16", max_grad_norm=1.0)
 
 
 def _float8_training(config: TrainConfig, dataset, recipe) -> Training:
-    training = oracles.training_of(config, dataset)
+    training = training_of(config, dataset)
     use_float8(training.module.layers, recipe, emulate=True)
     return training
 
 
-def _layer_gradients(learned: oracles.Learned):
+def _layer_gradients(learned: LossAndGradients):
     """Return the gradients of the layers, which alone compute in float8."""
     return {
         name: gradient
@@ -34,14 +40,12 @@ def _layer_gradients(learned: oracles.Learned):
 )
 def test_float8_rounds_gradients_of_layers(family, recipe, dataset):
     config = _config(family)
-    batches = oracles.micro_batches(dataset, config)
-    in_bf16 = oracles.learned(config, dataset)
-    in_float8 = oracles.gradients_of(_float8_training(config, dataset, recipe), batches)
+    batches = micro_batches(dataset, config)
+    in_bf16 = loss_and_gradients_of_first_step(config, dataset)
+    in_float8 = loss_and_gradients(_float8_training(config, dataset, recipe), batches)
     # Rounding errors of single tokens cancel in the loss of all.
     assert in_float8.loss == pytest.approx(in_bf16.loss, rel=1e-3)
-    distance = oracles.relative_distance(
-        _layer_gradients(in_bf16), _layer_gradients(in_float8)
-    )
+    distance = relative_distance(_layer_gradients(in_bf16), _layer_gradients(in_float8))
     # One rounding to float8, which has 3 or 4 significant bits, is up to 2**-3 = 12.5 %
     # of a number. One rounding to bf16 is up to 2**-8 = 0.4 %: below that, nothing was
     # rounded to float8.
@@ -57,8 +61,8 @@ def _losses(training: Training, batches) -> list[float]:
 def test_float8_learns_as_bf16_does(dataset):
     # One family only, as emulation is slow.
     config = _config("bert")
-    batches = oracles.micro_batches(dataset, config, steps=10)
-    in_bf16 = _losses(oracles.training_of(config, dataset), batches)
+    batches = micro_batches(dataset, config, steps=10)
+    in_bf16 = _losses(training_of(config, dataset), batches)
     in_float8 = _losses(_float8_training(config, dataset, "tensorwise"), batches)
     # The loss falls by more than 5 %, so 1 % tells it from one that does not fall.
     assert in_float8[-1] < 0.95 * in_float8[0]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.trainer.oracles import config_of, micro_batches, training_of
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
 from trainer.config.train_config import TrainConfig
 from trainer.data.micro_batch import MicroBatch

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.trainer import oracles
+from tests.trainer.gradients import assert_gradients_agree, loss_and_gradients
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
 from trainer.config.train_config import TrainConfig
 from trainer.model import masked_lm
@@ -22,17 +23,17 @@ def family(request) -> str:
 
 @pytest.fixture(params=["fp32", "bf16"])
 def config(request, family) -> TrainConfig:
-    return oracles.config_of(family, precision=request.param, layout="padded")
+    return config_of(family, precision=request.param, layout="padded")
 
 
 @pytest.fixture
 def training(config, dataset) -> Training:
-    return oracles.training_of(config, dataset)
+    return training_of(config, dataset)
 
 
 @pytest.fixture
 def batches(config, dataset):
-    return oracles.micro_batches(dataset, config)
+    return micro_batches(dataset, config)
 
 
 def _fuse_loss(training: Training) -> None:
@@ -47,11 +48,11 @@ def _fuse_loss(training: Training) -> None:
 
 
 def test_fused_loss_learns_as_head_and_loss_do(config, training, batches):
-    expected = oracles.gradients_of(training, batches)
+    expected = loss_and_gradients(training, batches)
     _fuse_loss(training)
-    oracles.check_alike(
+    assert_gradients_agree(
         expected,
-        oracles.gradients_of(training, batches),
+        loss_and_gradients(training, batches),
         loss=1e-5,
         gradient=GRADIENT_TOLERANCE[config.precision],
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.trainer import oracles
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.model.layer_norms import keep_norms_in_bf16
 
 BF16_ROUNDING = 2**-8
@@ -22,15 +22,15 @@ BF16_ROUNDING = 2**-8
     ],
 )
 def test_residual_stream_has_its_dtype(family, setting, dtype, dataset):
-    config = oracles.config_of(family, precision="bf16", residual_dtype=setting)
+    config = config_of(family, precision="bf16", residual_dtype=setting)
     input_dtypes = []
-    training = oracles.training_of(config, dataset)
+    training = training_of(config, dataset)
     for layer in training.module.layers:
         layer.register_forward_pre_hook(
             lambda _, args: input_dtypes.append(args[0].dtype)
         )
     with torch.no_grad():
-        training.module(oracles.micro_batches(dataset, config)[0])
+        training.module(micro_batches(dataset, config)[0])
     assert input_dtypes == [dtype] * len(training.module.layers)
 
 

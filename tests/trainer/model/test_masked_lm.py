@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.trainer import oracles
+from tests.trainer.gradients import (
+    assert_gradients_agree,
+    loss_and_gradients,
+    loss_and_gradients_of_first_step,
+)
+from tests.trainer.tiny_models import FAMILIES, config_of, micro_batches, training_of
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import micro_batch_plans
@@ -22,10 +27,10 @@ def _losses_by_token(
     The key is the token's sample and its position in the sample, which no layout
     changes, so that layouts can be compared token by token.
     """
-    config = oracles.config_of(
+    config = config_of(
         family, layout=layout, micro_batch_size=50, global_batch_size=50, max_epochs=1
     )
-    module = oracles.training_of(config, dataset).module
+    module = training_of(config, dataset).module
     plan = make_plan(config, len(dataset), world_size=1)
     source = MicroBatchSource(dataset, config, plan)
     losses_by_token: dict[tuple[int, int], float] = {}
@@ -46,7 +51,7 @@ def _losses_by_token(
     return losses_by_token
 
 
-@pytest.mark.parametrize("family", oracles.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_layout_gives_each_token_the_same_loss(family, dataset):
     padded = _losses_by_token(dataset, family, "padded")
     # Most of the 400 samples have a token to predict.
@@ -59,22 +64,20 @@ def test_every_layout_gives_each_token_the_same_loss(family, dataset):
             assert abs(loss - padded[token]) <= 1e-5
 
 
-@pytest.mark.parametrize("family", oracles.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize("last_layer", ["dense", "sparse"])
 def test_sparse_head_has_gradient_of_dense_head(family, layout, last_layer, dataset):
-    dense_config = oracles.config_of(
+    dense_config = config_of(
         family, layout=layout, mlm_head="dense", last_layer="dense"
     )
-    config = oracles.config_of(
-        family, layout=layout, mlm_head="sparse", last_layer=last_layer
-    )
-    training = oracles.training_of(config, dataset)
+    config = config_of(family, layout=layout, mlm_head="sparse", last_layer=last_layer)
+    training = training_of(config, dataset)
     assert training.module.has_sparse_last_layer == (last_layer == "sparse")
-    batches = oracles.micro_batches(dataset, config)
-    oracles.check_alike(
-        oracles.gradients_of(training, batches),
-        oracles.learned(dense_config, dataset),
+    batches = micro_batches(dataset, config)
+    assert_gradients_agree(
+        loss_and_gradients(training, batches),
+        loss_and_gradients_of_first_step(dense_config, dataset),
     )
 
 
@@ -88,24 +91,25 @@ def test_sparse_head_has_gradient_of_dense_head(family, layout, last_layer, data
 def test_head_with_fixed_slots_drops_no_token(
     slots, sequence_slots, is_enough, dataset
 ):
-    config = oracles.config_of()
-    training = oracles.training_of(config, dataset)
+    config = config_of()
+    training = training_of(config, dataset)
     # Only a compiled module, or one on a GPU, fixes its slots itself.
     training.module._fixed_slots = slots
     training.module._fixed_sequence_slots = sequence_slots
-    (batch,) = oracles.micro_batches(dataset, config)
+    (batch,) = micro_batches(dataset, config)
     assert (batch.predicted_tokens <= slots) == is_enough
-    oracles.check_alike(
-        oracles.gradients_of(training, [batch]), oracles.learned(config, dataset)
+    assert_gradients_agree(
+        loss_and_gradients(training, [batch]),
+        loss_and_gradients_of_first_step(config, dataset),
     )
     assert training.module.overflows == (0 if is_enough else 1)
 
 
 def test_micro_batch_without_predicted_tokens_has_no_gradient(dataset):
-    config = oracles.config_of(masking_probability=1e-6)
-    (batch,) = oracles.micro_batches(dataset, config)
+    config = config_of(masking_probability=1e-6)
+    (batch,) = micro_batches(dataset, config)
     assert batch.predicted_tokens == 0
-    loss, gradients = oracles.learned(config, dataset)
+    loss, gradients = loss_and_gradients_of_first_step(config, dataset)
     assert loss == 0
     assert all(not gradient.any() for gradient in gradients.values())
 
@@ -116,12 +120,12 @@ class TestResultsOfTransformers:
 
     @pytest.fixture
     def training(self, family, dataset):
-        return oracles.training_of(oracles.config_of(family, layout="padded"), dataset)
+        return training_of(config_of(family, layout="padded"), dataset)
 
     @pytest.fixture
     def batch(self, family, dataset):
-        config = oracles.config_of(family, layout="padded")
-        (batch,) = oracles.micro_batches(dataset, config)
+        config = config_of(family, layout="padded")
+        (batch,) = micro_batches(dataset, config)
         return batch
 
     @pytest.fixture
@@ -149,7 +153,7 @@ class TestResultsOfTransformers:
 
 
 def test_reserves_segments_for_uneven_packing(dataset):
-    module = oracles.training_of(oracles.config_of(layout="packed"), dataset).module
+    module = training_of(config_of(layout="packed"), dataset).module
     sequences = 128
     width = 512
     # Sequences have 1 and 7 documents in turns: 4 on average, with a standard deviation

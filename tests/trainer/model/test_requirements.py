@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.trainer import oracles
+from tests.trainer.tiny_models import config_of
 from trainer.build import build_training
 from trainer.config.train_config import ParallelSettings
 from trainer.distributed.ranks import Ranks
@@ -28,7 +28,7 @@ def build(monkeypatch, dataset):
 
     def build(family: str = "bert", **changes):
         settings = {"device": "cuda", "precision": "bf16", "compile": True} | changes
-        config = oracles.config_of(family, **settings)
+        config = config_of(family, **settings)
         manifest = dataset.manifest
         return build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
 

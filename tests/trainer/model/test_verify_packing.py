@@ -10,8 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from tests.trainer import oracles
+from tests.trainer.gradients import assert_gradients_agree, loss_and_gradients
+from tests.trainer.masked_attention import choose_varlen
 from tests.trainer.model.small_models import small_config
+from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
 from trainer.model import encoder_inputs
@@ -87,7 +89,7 @@ def test_gives_reason_against_packing(model_type, reason):
 def test_encoder_with_attention_of_its_own_needs_mask():
     verified = verify_packing(small_config("megatron-bert"))
     assert verified.no_varlen_reason == "packed documents influence each other"
-    config = oracles.config_of("megatron-bert", precision="bf16", device="cuda")
+    config = config_of("megatron-bert", precision="bf16", device="cuda")
     chosen = choose_attention(
         config, small_config("megatron-bert"), torch.device("meta"), verified
     )
@@ -176,13 +178,13 @@ def check_packed_documents(dataset, monkeypatch) -> Callable[..., None]:
     """Return a function that compares a step of packed documents with padded ones."""
 
     def check(family: str, *, kind: str, precision: str, **tolerances: float) -> None:
-        config = oracles.config_of(family, precision=precision)
-        batches = oracles.micro_batches(dataset, config)
+        config = config_of(family, precision=precision)
+        batches = micro_batches(dataset, config)
         if kind == "varlen":
-            oracles.choose_varlen(monkeypatch)
-        packed = oracles.training_of(config, dataset)
+            choose_varlen(monkeypatch)
+        packed = training_of(config, dataset)
         assert packed.module.attention.kind == kind
-        learned_packed = oracles.gradients_of(packed, batches)
+        learned_packed = loss_and_gradients(packed, batches)
 
         monkeypatch.setattr(
             "trainer.build.choose_attention",
@@ -197,9 +199,9 @@ def check_packed_documents(dataset, monkeypatch) -> Callable[..., None]:
                 "global_batch_size": sequences,
             }
         )
-        padded = oracles.training_of(padded_config, dataset)
-        oracles.check_alike(
-            oracles.gradients_of(padded, padded_batches), learned_packed, **tolerances
+        padded = training_of(padded_config, dataset)
+        assert_gradients_agree(
+            loss_and_gradients(padded, padded_batches), learned_packed, **tolerances
         )
 
     return check

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.trainer import oracles
+from tests.trainer.gradients import loss_and_gradients, relative_distance
+from tests.trainer.tiny_models import FAMILIES, config_of, micro_batches, training_of
 from trainer.build import Training
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.model import masked_lm
 
-MAIN_FAMILIES = (*oracles.FAMILIES, "esm", "eurobert")
+MAIN_FAMILIES = (*FAMILIES, "esm", "eurobert")
 # Architecture, activation checkpointing and layout of each case.
 SELECTIVE_CASES = [(family, "selective", "padded") for family in MAIN_FAMILIES]
 FULL_CASES = [(family, "full", "packed") for family in MAIN_FAMILIES]
@@ -51,16 +52,12 @@ class Comparison:
     @property
     def autocast_error(self) -> float:
         """Distance of autocast's gradients from those of fp32."""
-        return oracles.relative_distance(
-            self.in_fp32.gradients, self.with_autocast.gradients
-        )
+        return relative_distance(self.in_fp32.gradients, self.with_autocast.gradients)
 
     @property
     def copies_error(self) -> float:
         """Distance of gradients with working copies from those of fp32."""
-        return oracles.relative_distance(
-            self.in_fp32.gradients, self.with_copies.gradients
-        )
+        return relative_distance(self.in_fp32.gradients, self.with_copies.gradients)
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -71,7 +68,7 @@ def comparison(request, patterned_dataset) -> Comparison:
     def take_step(
         *, precision: str = "bf16", copies: bool = True, **changes
     ) -> StepOutput:
-        config = oracles.config_of(
+        config = config_of(
             family,
             activation_checkpointing=activation_checkpointing,
             layout=layout,
@@ -83,10 +80,10 @@ def comparison(request, patterned_dataset) -> Comparison:
                 monkeypatch.setattr(
                     masked_lm, "verify_working_copies", lambda _: "for comparison"
                 )
-            training = oracles.training_of(config, dataset)
+            training = training_of(config, dataset)
         has_copies = training.module.working_copies is not None
         assert has_copies == (copies and precision == "bf16")
-        batches = oracles.micro_batches(dataset, config)
+        batches = micro_batches(dataset, config)
         with torch.no_grad():
             logits_KV, labels_K = training.module._predict(batches[0])
         losses_K = functional.cross_entropy(
@@ -94,7 +91,7 @@ def comparison(request, patterned_dataset) -> Comparison:
         )
         return StepOutput(
             losses_K=losses_K,
-            gradients=oracles.gradients_of(training, batches).gradients,
+            gradients=loss_and_gradients(training, batches).gradients,
         )
 
     return Comparison(
@@ -122,7 +119,7 @@ def test_gradients_are_as_exact_as_with_autocast(comparison):
 
 def test_gradients_accumulate_over_micro_batches(comparison):
     accumulated = comparison.take_step(micro_batch_size=2).gradients
-    distance = oracles.relative_distance(comparison.with_copies.gradients, accumulated)
+    distance = relative_distance(comparison.with_copies.gradients, accumulated)
     # Both gradients have an error of their own.
     assert distance < 2 * comparison.autocast_error
 
@@ -130,7 +127,7 @@ def test_gradients_accumulate_over_micro_batches(comparison):
 @pytest.mark.parametrize("comparison", SELECTIVE_CASES, ids="-".join, indirect=True)
 def test_bf16_residual_stream_is_nearly_as_exact(comparison):
     with_bf16_residual = comparison.take_step(residual_dtype="bf16").gradients
-    error = oracles.relative_distance(comparison.in_fp32.gradients, with_bf16_residual)
+    error = relative_distance(comparison.in_fp32.gradients, with_bf16_residual)
     # A setting without effect would give the same error.
     assert error != comparison.copies_error
     # Each layer also rounds the sum of all layers so far.
@@ -138,17 +135,17 @@ def test_bf16_residual_stream_is_nearly_as_exact(comparison):
 
 
 def _losses(config: TrainConfig, dataset) -> list[float]:
-    training = oracles.training_of(config, dataset)
+    training = training_of(config, dataset)
     return [
         float(training.step.run([batch], 3e-3).loss)
-        for batch in oracles.micro_batches(dataset, config, steps=300)
+        for batch in micro_batches(dataset, config, steps=300)
     ]
 
 
 @pytest.mark.slow
 def test_training_ends_with_loss_of_fp32(dataset):
     in_fp32, in_bf16 = (
-        _losses(oracles.config_of(max_grad_norm=1.0, precision=dtype), dataset)
+        _losses(config_of(max_grad_norm=1.0, precision=dtype), dataset)
         for dtype in ("fp32", "bf16")
     )
     # Sums over 20 steps, as single losses vary with their batch.
@@ -162,11 +159,11 @@ def test_training_ends_with_loss_of_fp32(dataset):
 
 @pytest.fixture
 def bf16_training(dataset):
-    return oracles.training_of(oracles.config_of(precision="bf16"), dataset)
+    return training_of(config_of(precision="bf16"), dataset)
 
 
 def test_copies_change_no_names(bf16_training, dataset):
-    exact = oracles.training_of(oracles.config_of(precision="fp32"), dataset)
+    exact = training_of(config_of(precision="fp32"), dataset)
     names = bf16_training.module.model.state_dict().keys()
     assert names == exact.module.model.state_dict().keys()
 
@@ -200,7 +197,7 @@ def test_queries_of_sparse_layer_have_their_own_matmul(bf16_training):
 def test_copies_are_those_of_updated_weights(bf16_training, dataset):
     first, _ = _attention_of_layers(bf16_training)
     before = first.query.compute_weight.clone()
-    bf16_training.step.run(oracles.micro_batches(dataset, oracles.config_of()), 1e-2)
+    bf16_training.step.run(micro_batches(dataset, config_of()), 1e-2)
     expected = torch.cat(
         [linear.weight for linear in (first.query, first.key, first.value)]
     ).bfloat16()
@@ -210,5 +207,5 @@ def test_copies_are_those_of_updated_weights(bf16_training, dataset):
 
 def test_no_result_is_held_after_a_step(bf16_training, dataset):
     first, _ = _attention_of_layers(bf16_training)
-    bf16_training.step.run(oracles.micro_batches(dataset, oracles.config_of()), 1e-2)
+    bf16_training.step.run(micro_batches(dataset, config_of()), 1e-2)
     assert not first.query.results
