@@ -14,7 +14,7 @@ from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingCon
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.base.defaults import VOCAB_SIZE
 from autotune.base.interval import CONFIDENCE, Interval
-from autotune.base.model_work import attention_dropout
+from autotune.base.model_config import attention_dropout
 from autotune.corpus.sources import SOURCES, find_files
 from autotune.errors import AutotuneError, BadInput, ProfileRejected
 from autotune.machine.host import Host, SystemHost

@@ -8,9 +8,9 @@ this memory among ranks.
 from dataclasses import replace
 
 from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE
-from autotune.base.model_work import largest_gather_bytes
 from autotune.corpus.values import SequenceContents
 from autotune.machine.gpu_models import GpuModel
+from autotune.memory.decide.gathered_parameters import largest_gather_bytes
 from autotune.memory.decide.memory_model import memory_breakdown
 from autotune.memory.decide.overheads import (
     OverheadsRange,

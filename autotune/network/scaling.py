@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.base.model_work import gradient_parts
 from autotune.base.units import format_percent
 from autotune.base.wording import plural
 from autotune.errors import BadInput, ProfileRejected
@@ -19,6 +18,7 @@ from autotune.network.decide.scaling_model import (
     limit_of,
     useful_nodes,
 )
+from autotune.network.gradient_parts import gradient_parts
 from autotune.network.measure import ROUNDS, NetworkTuning
 from autotune.network.values import (
     Link,

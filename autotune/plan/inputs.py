@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.base.defaults import VOCAB_SIZE
-from autotune.base.model_work import estimate_vocab_size, gradient_parts
+from autotune.base.model_work import estimate_vocab_size
 from autotune.base.units import format_amount, format_percent
 from autotune.base.wording import plural
 from autotune.corpus.values import (
@@ -36,6 +36,7 @@ from autotune.network.decide.scaling_model import (
     gradient_syncs,
     spread,
 )
+from autotune.network.gradient_parts import gradient_parts
 from autotune.network.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
 from autotune.network.values import Network, RankCompute
 from autotune.plan.decide import Plan, plan_of

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any, get_args
 
 from autotune.base.files import write_atomically
-from autotune.base.model_work import attention_dropout
+from autotune.base.model_config import attention_dropout
 from autotune.errors import ExceedsMemory, OutOfTime
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.probe import ProbeRequest

@@ -12,12 +12,8 @@ from autotune.advice.decide.context import TrainingContext, faster_with, times, 
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.estimates import change_between
 from autotune.base.interval import Interval
-from autotune.base.model_work import (
-    HIDDEN_SIZE,
-    attention_dropout,
-    config_count,
-    position_share,
-)
+from autotune.base.model_config import HIDDEN_SIZE, attention_dropout, config_count
+from autotune.base.model_work import position_share
 from autotune.base.units import format_percent
 from autotune.base.window_statistics import estimate_from_bounds
 from autotune.memory.decide.sharding import model_share, parts_of_terms, zero_share

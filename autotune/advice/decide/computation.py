@@ -7,7 +7,7 @@ optimizer step.
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
-from autotune.base import model_work
+from autotune.base import model_config
 from autotune.base.units import format_percent
 from trainer.model.gpu_peaks import matmul_format, peak_flops_per_s
 
@@ -131,8 +131,8 @@ def dense_head(now: TrainingContext) -> Advice | None:
     vocabulary = now.data.vocab_size if now.data is not None else None
     masked, gain = now.train.masking_probability, None
     if now.parameters is not None and vocabulary is not None:
-        hidden = model_work.config_count(
-            now.train, "hidden_size", model_work.HIDDEN_SIZE
+        hidden = model_config.config_count(
+            now.train, "hidden_size", model_config.HIDDEN_SIZE
         )
         head = hidden * (hidden + vocabulary)
         share = head / (head + max(1, now.parameters - head))
@@ -179,7 +179,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
         or not now.knows_the_layers
     ):
         return None
-    layers = model_work.config_count(train, "num_hidden_layers", model_work.LAYERS)
+    layers = model_config.config_count(train, "num_hidden_layers", model_config.LAYERS)
     saved = (1 - train.masking_probability) * 10 / 12 / layers
     saved *= 1.0 if now.bottleneck is None else now.share("compute", "padding")
     return Advice(
@@ -206,12 +206,11 @@ def attention_dropout(now: TrainingContext) -> Advice | None:
         or train.precision != "bf16"
     ):
         return None
-    dropout, row = model_work.attention_dropout(train), train.seq_length_tokens
+    dropout, row = model_config.attention_dropout(train), train.seq_length_tokens
     if dropout == 0 or train.attention == "sdpa" or not now.knows_the_layers:
         return None
-    share = row / (
-        6 * model_work.config_count(train, "hidden_size", model_work.HIDDEN_SIZE) + row
-    )
+    hidden = model_config.config_count(train, "hidden_size", model_config.HIDDEN_SIZE)
+    share = row / (6 * hidden + row)
     name = "share of a layer in attention matmuls over whole sequences"
     return Advice(
         claim=(
