@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from autotune.base.number_types import PositiveFloat
+from pydantic import PositiveFloat
+
 from trainer.config.tables import StrictTable
 
 CONFIDENCE = 0.98

@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.base.number_types import NonNegativeFloat, Positive, PositiveFloat
 from autotune.trials.job_figures import Share
 from trainer.config.tables import StrictTable
 
@@ -71,11 +70,11 @@ class BaselineEvidence(StrictTable):
 
     rows: list[RecipeRow]
     """Recipes, the tuned one last."""
-    local_ranks: Positive
+    local_ranks: PositiveInt
     """GPUs per node; on a CPU, processes."""
     window_s: PositiveFloat
     """Shortest duration of a window."""
-    windows: Positive
+    windows: PositiveInt
     """Number of windows of all recipes."""
     seconds: NonNegativeFloat
     """Seconds that all trials of the comparison took, checks of fit included."""

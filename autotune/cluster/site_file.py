@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
-from autotune.base.number_types import Positive
 from trainer.config.tables import StrictTable, parse_table, read_toml
 from trainer.distributed.cpu_binding import NUMA_VARIABLE
 from trainer.health.slurm_time import parse_slurm_time_s
@@ -34,14 +33,14 @@ class SlurmSettings(StrictTable):
     """Distribution of tasks, such as ``nopack``."""
     gres: OneLine | None = None
     """Request for GPUs on this cluster, such as ``gpu:h100:{count}``."""
-    gpus_per_node: Positive | None = None
+    gpus_per_node: PositiveInt | None = None
     """GPUs per node, for commands that do not set their number."""
-    cpus_per_task: Positive = 1
+    cpus_per_task: PositiveInt = 1
     """CPU cores of a node's task without ``cpus_per_rank``; 1 uses the profile's
     number, if there is a profile."""
-    cpus_per_rank: Positive | None = None
+    cpus_per_rank: PositiveInt | None = None
     """CPU cores per GPU; a job requests this times the GPUs per node."""
-    memory_mib_per_cpu: Positive = 2048
+    memory_mib_per_cpu: PositiveInt = 2048
     """Memory of a job per CPU core, in MiB."""
     mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
     """Memory per node in the format of ``--mem``, instead of ``memory_mib_per_cpu``;

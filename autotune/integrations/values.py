@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.base.number_types import (
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-)
 from autotune.profiles.values import Fingerprint, Provenance
 from autotune.trials.job_figures import JobFigures, LoadedWindow
 from autotune.trials.values import FinishedTrial, JobName, TrialRequest
@@ -198,9 +192,9 @@ class OwnLoaderFigures(LoadedWindow):
 class SizeRow(StrictTable):
     """A trial of one size."""
 
-    size: Positive
+    size: PositiveInt
     fits: bool
-    peak_bytes: Positive | None = None
+    peak_bytes: PositiveInt | None = None
     step_s: PositiveFloat | None = None
     """Median time of the steps but the first; None if the size did not fit, or on a
     pretended GPU."""
@@ -209,30 +203,30 @@ class SizeRow(StrictTable):
 class StepEvidence(StrictTable):
     """Result of a probe of your own step: the largest size that fits."""
 
-    feasible_max: Positive
+    feasible_max: PositiveInt
     """Largest size that ran optimizer steps under the budget."""
-    infeasible_min: Positive | None = None
+    infeasible_min: PositiveInt | None = None
     """Smallest size that ran out of memory; None if the search reached its upper limit
     first."""
-    feasible_peak_bytes: Positive
+    feasible_peak_bytes: PositiveInt
     """Peak memory of ``feasible_max`` in its trials."""
-    predicted_peak_bytes: Positive | None = None
+    predicted_peak_bytes: PositiveInt | None = None
     """Peak of ``feasible_max`` predicted from smaller trials."""
-    traced_max: NonNegative | None = None
+    traced_max: NonNegativeInt | None = None
     """Largest size that a trace predicted before any trial; None without
     ``build_model`` in the step's module."""
     not_traced: str | None = None
-    kept_bytes: NonNegative
+    kept_bytes: NonNegativeInt
     """Memory in use between two steps of ``feasible_max``: weights, optimizer state,
     whatever your code keeps."""
-    host_peak_bytes: NonNegative
+    host_peak_bytes: NonNegativeInt
     """Highest resident memory of the trial's process."""
-    optimizer_steps: NonNegative
+    optimizer_steps: NonNegativeInt
     """Steps of torch's optimizers in that trial; 0 if none of them is used."""
     trains: bool = False
     """True if the function is a training loop, which another loader cannot feed."""
-    multiple_of: Positive = 1
-    varies_bytes: NonNegative = 0
+    multiple_of: PositiveInt = 1
+    varies_bytes: NonNegativeInt = 0
     """Difference between steps of one size, accepted with --allow-varying; 0 if steps
     agree."""
     rows: list[SizeRow]
@@ -247,7 +241,7 @@ class LoaderRow(CountRow):
     """Results of windows of your own loader with one number of workers."""
 
     batches_per_s: list[PositiveFloat]
-    processes: NonNegative
+    processes: NonNegativeInt
     """Worker processes that were started."""
 
 
@@ -256,10 +250,10 @@ class LoaderEvidence(CountEvidence):
 
     cached_batches_per_s: list[PositiveFloat]
     rows: list[LoaderRow]
-    worker_bytes: Positive | None = None
+    worker_bytes: PositiveInt | None = None
     """Private memory of the largest worker."""
-    batch_bytes: NonNegative
-    epoch_batches: Positive | None = None
+    batch_bytes: NonNegativeInt
+    epoch_batches: PositiveInt | None = None
     """Batches of an epoch, if one ended within a window, so that restarting the loader
     is part of its cost."""
 
@@ -296,7 +290,7 @@ class Subject(OwnCode):
 class OwnConstraints(StrictTable):
     """Limits that the user set; None without a probe."""
 
-    memory_budget_bytes: Positive | None = None
+    memory_budget_bytes: PositiveInt | None = None
     headroom_share: Annotated[float, Field(ge=0, lt=1)] = HEADROOM_SHARE
 
 
@@ -312,7 +306,7 @@ class OwnProfile(StrictTable):
 
     schema_version: Literal[2] = PROFILE_SCHEMA_VERSION
     subject: Subject
-    tuned: dict[str, NonNegative] = Field(default_factory=dict)
+    tuned: dict[str, NonNegativeInt] = Field(default_factory=dict)
     """Values to use, by argument."""
     constraints: OwnConstraints
     fingerprint: Fingerprint

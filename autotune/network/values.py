@@ -6,15 +6,9 @@ They are links, compute of a rank, and gradient synchronisation.
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.interval import Interval, RatioBounds
-from autotune.base.number_types import (
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-)
 from autotune.trials.job_figures import Share
 from autotune.trials.values import JobName, TrialRequest
 from trainer.config.tables import StrictTable
@@ -213,7 +207,7 @@ class ComputeEvidence(StrictTable):
     No gradient is synchronised.
     """
 
-    micro_batch_size: Positive
+    micro_batch_size: PositiveInt
     micro_batch_s: PositiveFloat
     """Time of forward and backward of a micro-batch of ``micro_batch_size``
     sequences."""
@@ -227,7 +221,7 @@ class ComputeEvidence(StrictTable):
     """Standard deviation of one rank's compute time, as share of that time."""
     slowdown_share: Share
     """Share of compute lost during transfers of gradients."""
-    gradient_elements: list[Positive]
+    gradient_elements: list[PositiveInt]
     """Elements of gradients in the order in which they are ready, small ones merged."""
     gradient_ready_shares: list[Share]
     """Share of backward after which each gradient is ready."""
@@ -257,13 +251,13 @@ class GradientSyncSplit(StrictTable):
     """
 
     strategy: Strategy
-    shard_ranks: Positive | None = None
+    shard_ranks: PositiveInt | None = None
     gradient_dtype: GradientDtype
-    bucket_cap_mib: Positive
-    gradient_accumulation_steps: Positive
+    bucket_cap_mib: PositiveInt
+    gradient_accumulation_steps: PositiveInt
     """Micro-batches of an optimizer step, on each rank."""
-    micro_batch_size: Positive
-    added_micro_batches: NonNegative = 0
+    micro_batch_size: PositiveInt
+    added_micro_batches: NonNegativeInt = 0
     """Micro-batches of a measured step whose time was predicted."""
 
     @property
@@ -284,14 +278,14 @@ class GradientSyncRow(GradientSyncSplit, RatioBounds):
     """Step time predicted before the measurement."""
     step_s: PositiveFloat | None = None
     """Median step time, measured; None if it did not run."""
-    steps: NonNegative
+    steps: NonNegativeInt
     tokens_per_s: NonNegativeFloat | None = None
     """Non-padding tokens/s of all ranks."""
     compute_share: Share | None = None
     """Share of the step in which a rank computes."""
     communication_share: Share | None = None
     """Share of the step in which ranks waited for gradients or weights."""
-    peak_bytes: Positive | None = None
+    peak_bytes: PositiveInt | None = None
     """Peak memory of the rank that needed most."""
     ratio_to_default: PositiveFloat | None = None
     """Non-padding tokens/s over the default's, round by round; None for the default,
@@ -311,7 +305,7 @@ class GradientSyncRow(GradientSyncSplit, RatioBounds):
 class ScalingRow(GradientSyncSplit):
     """Training with the same global batch on a number of nodes."""
 
-    nodes: Positive
+    nodes: PositiveInt
     step_s: PositiveFloat
     tokens_per_s: PositiveFloat
     """Non-padding tokens/s of all nodes."""
@@ -331,12 +325,12 @@ class ScalingRow(GradientSyncSplit):
 class NetworkEvidence(StrictTable):
     """Links between ranks, their cost in a step, and the number of useful nodes."""
 
-    nodes: Positive
-    ranks_per_node: Positive
+    nodes: PositiveInt
+    ranks_per_node: PositiveInt
     backend: str
     """``nccl`` with its version, or ``gloo``."""
     interface: str | None = None
-    interface_bytes_per_s: Positive | None = None
+    interface_bytes_per_s: PositiveInt | None = None
     """Nominal speed, as the interface reports it."""
     transport: str
     """Transport of messages, or the reason why it is unknown."""
@@ -349,12 +343,12 @@ class NetworkEvidence(StrictTable):
     speed."""
     matmul_flops_per_s: list[NonNegativeFloat]
     """Matmul FLOP/s of each rank while all ranks compute."""
-    default_micro_batch_size: Positive
+    default_micro_batch_size: PositiveInt
     """Probed micro-batch size, used by the default."""
     compute: ComputeEvidence
     gradient_syncs: list[GradientSyncRow]
     scaling: list[ScalingRow] = Field(default_factory=list)
-    useful_nodes: Positive | None = None
+    useful_nodes: PositiveInt | None = None
     """Largest number of nodes that is at least 90 % efficient at this global batch;
     predicted."""
     levers: list[str] = Field(default_factory=list)
@@ -363,5 +357,5 @@ class NetworkEvidence(StrictTable):
     equal_loss: str | None = None
     """Result of a check of 16-bit gradients against 32-bit ones; None if there was
     none."""
-    windows: NonNegative
+    windows: NonNegativeInt
     seconds: NonNegativeFloat

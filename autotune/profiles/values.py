@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from autotune.base.number_types import NonNegative, Positive
 from autotune.baseline.values import BaselineEvidence
 from autotune.machine.values import is_pretended
 from autotune.memory.values import ProbeEvidence
@@ -47,12 +46,12 @@ class Evidence(StrictTable):
 class Constraints(StrictTable):
     """Limits that the user set: memory, headroom and global batch."""
 
-    memory_budget_bytes: Positive
+    memory_budget_bytes: PositiveInt
     """Memory of a rank: on CUDA all device memory of its process, on a CPU what
     training adds to the program."""
     headroom_share: Annotated[float, Field(ge=0, lt=1)]
     """Share of the largest micro-batch size that fits, left unused, 0 to 1."""
-    global_batch_tokens: Positive
+    global_batch_tokens: PositiveInt
     """Non-padding tokens of one optimizer step over all ranks."""
 
 
@@ -66,9 +65,9 @@ class Fingerprint(StrictTable):
     """Device type that was measured."""
     gpu_name: str | None = None
     """Name of the GPU, as its driver reports it."""
-    gpu_count: NonNegative
+    gpu_count: NonNegativeInt
     """Number of visible GPUs; 0 on a CPU."""
-    gpu_total_bytes: Positive | None = None
+    gpu_total_bytes: PositiveInt | None = None
     """Memory of one GPU."""
     gpu_mig: bool | None = None
     """True if MIG is enabled on the GPU."""
@@ -86,10 +85,10 @@ class Fingerprint(StrictTable):
     """Version of Python."""
     cpu_model: str | None = None
     """Name of the processor."""
-    allotted_cpus: Positive
+    allotted_cpus: PositiveInt
     """CPUs that the process may use: the minimum of its affinity, cgroup and SLURM
     limits."""
-    ram_total_bytes: Positive
+    ram_total_bytes: PositiveInt
     """Memory of the host."""
     data_filesystem: str | None = None
     """Type of the file system that holds the dataset."""

@@ -6,15 +6,9 @@ The evidence of a search is a table of the profile.
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.interval import Interval, RatioBounds
-from autotune.base.number_types import (
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-)
 from autotune.base.wording import plural
 from trainer.config.tables import StrictTable
 from trainer.config.train_config import (
@@ -42,7 +36,7 @@ class Configuration(StrictTable):
     float8: Float8 = "none"
     fused_cross_entropy: bool = False
     layout: Layout
-    micro_batch_size: Positive
+    micro_batch_size: PositiveInt
 
     @classmethod
     def of(cls, config: TrainConfig | Mapping[str, Any]) -> "Configuration":
@@ -130,7 +124,7 @@ class ExploredRow(StrictTable):
     """Configuration that was tried, and its result."""
 
     settings: Configuration
-    windows: NonNegative
+    windows: NonNegativeInt
     """Number of full and short windows."""
     tokens_per_s: PositiveFloat | None = None
     """Median non-padding tokens/s; None if it did not run."""
@@ -148,13 +142,13 @@ class ExploredRow(StrictTable):
 class ExploreEvidence(RatioBounds):
     """Result of a search over the settings of a training step."""
 
-    configurations: Positive
+    configurations: PositiveInt
     """Number of configurations in the search space, without those predicted not to
     fit."""
-    trials: NonNegative
+    trials: NonNegativeInt
     """Number of configurations that were tried, including those that did not run."""
-    windows: NonNegative
-    pruned: NonNegative
+    windows: NonNegativeInt
+    pruned: NonNegativeInt
     """Number of configurations that were rejected after one short window."""
     starting: Configuration
     chosen: Configuration

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
 from autotune.base.interval import Interval
-from autotune.base.number_types import NonNegativeFloat, Positive, PositiveFloat
 from autotune.trials.values import JobName, TrialRequest
 from trainer.config.tables import StrictTable
 
@@ -104,7 +105,7 @@ class AttentionRates(StrictTable):
 class PassRate(StrictTable):
     """Rate of a kernel that only reads and writes."""
 
-    moved_bytes: Positive
+    moved_bytes: PositiveInt
     bytes_per_s: PositiveFloat
 
 

@@ -4,16 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.interval import Interval, RatioBounds
-from autotune.base.number_types import (
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-)
 from autotune.trials.job_figures import GpuUse, Share
 from autotune.trials.values import JobName, TrialRequest
 from trainer.config.tables import StrictTable
@@ -59,7 +53,7 @@ class CountRow(RatioBounds):
     The sweep is of the trainer's own loader, or of yours.
     """
 
-    num_workers: NonNegative
+    num_workers: NonNegativeInt
     """DataLoader workers of each rank."""
     ratio_to_cached: PositiveFloat
     """Throughput over that of the same step on cached batches, from the ratios within
@@ -69,7 +63,7 @@ class CountRow(RatioBounds):
     data_wait_share: Share
     """Median share of a window in which GPUs waited for data, summed over local
     ranks."""
-    memory_bytes: Positive | None = None
+    memory_bytes: PositiveInt | None = None
     """Memory of all local ranks and their workers, the largest of all windows."""
     gpu: GpuUse | None = None
     """Use of the GPUs as means over all windows and GPUs; None without a GPU."""
@@ -103,11 +97,11 @@ class JointChoice(RatioBounds):
     The search runs if no number of workers is sufficient.
     """
 
-    trials: Positive
+    trials: PositiveInt
     """Number of settings that were tried."""
-    num_workers: NonNegative
+    num_workers: NonNegativeInt
     """DataLoader workers of each rank, in the best settings that were tried."""
-    prefetch_factor: Positive
+    prefetch_factor: PositiveInt
     """Micro-batches that each of these workers loads ahead."""
     pin_memory: bool
     """True if these settings pin memory for copies to the GPU."""
@@ -126,9 +120,9 @@ class JointChoice(RatioBounds):
 class CountEvidence(StrictTable):
     """Sufficient number of workers, with its evidence."""
 
-    chosen: NonNegative
+    chosen: NonNegativeInt
     """DataLoader workers of each rank."""
-    undecided_between: list[NonNegative] = Field(default_factory=list)
+    undecided_between: list[NonNegativeInt] = Field(default_factory=list)
     """Fewest and most workers that may be sufficient; empty if it is decided."""
     choice: str
     """Reason for ``chosen``, and what is undecided, in words."""
@@ -137,13 +131,13 @@ class CountEvidence(StrictTable):
     is no such count."""
     keeps_up: bool
     """True if data loading with the chosen count keeps up with the training step."""
-    max_workers: NonNegative
+    max_workers: NonNegativeInt
     """Most DataLoader workers of a rank that the sweep could try."""
     max_workers_because: str
     """Reason for ``max_workers``, in words."""
     window_s: PositiveFloat
     """Minimum duration of a window."""
-    windows: Positive
+    windows: PositiveInt
     """Number of windows that gave figures, those on cached batches included."""
     seconds: NonNegativeFloat
     """Seconds that all windows took together, including those from the trial log."""
@@ -162,7 +156,7 @@ class WorkersEvidence(CountEvidence):
     """Results by number of workers, in ascending order."""
     joint: JointChoice | None = None
     """Result of the joint search; None if there was none."""
-    local_ranks: Positive
+    local_ranks: PositiveInt
     """Ranks that trained together on this node."""
     consumer: str
     """Consumer of the batches: the training step, or a replay of one."""

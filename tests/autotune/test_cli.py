@@ -126,9 +126,7 @@ PROBE = ["probe", "--model", "m", "--data", "d"]
         ),
     ],
 )
-def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(
-    refused, arguments, code, words
-):
+def test_misspelt_or_missing_names_get_a_next_step(refused, arguments, code, words):
     refused(*arguments, code=code, words=words)
 
 
@@ -141,7 +139,7 @@ def test_what_is_misspelt_or_not_there_is_named_with_what_to_do(
         (["--model", "bert-small", "--out", "q.toml"], 2, ["2 models", "directory"]),
     ],
 )
-def test_what_a_probe_cannot_have_is_refused_before_a_trial(
+def test_impossible_probe_is_rejected_before_a_trial(
     refused, workdir, patterned_dataset, options, code, words
 ):
     (workdir / "bin").write_text("")
@@ -209,7 +207,7 @@ LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "--help"])
         ),
     ],
 )
-def test_a_command_loads_nothing_heavy_before_it_needs_it(workdir, does, heavy):
+def test_command_loads_nothing_heavy_too_early(workdir, does, heavy):
     code = (
         f"import sys; code = 0; {does}; sys.exit(code or str(set({heavy.split()}) &"
         " set(sys.modules) or '') or 0)"
@@ -224,7 +222,7 @@ def test_a_command_loads_nothing_heavy_before_it_needs_it(workdir, does, heavy):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_file_that_an_error_quotes_cannot_steer_the_terminal(refused, says, workdir):
+def test_quoted_file_cannot_steer_the_terminal(refused, says, workdir):
     (workdir / "p.toml").write_text(
         'schema_version = 2\n"\\u001b[2Jx\\u202e" = 1\n[train]\n'
     )

@@ -124,7 +124,7 @@ def test_interruptions_change_no_weights_in_other_settings(changes):
     _assert_learned_the_same(RUN, "uninterrupted")
 
 
-def test_run_from_a_checkpoint_of_another_learns_the_same(uninterrupted_run):
+def test_run_from_copied_checkpoint_learns_the_same(uninterrupted_run):
     train_or_resume(signal_after=4, **SETTINGS)
     origin = str((CHECKPOINTS / "step-000000005").absolute())
     fork = run_of("fork", resume=origin, **SETTINGS)

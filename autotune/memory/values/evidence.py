@@ -1,27 +1,21 @@
 """Evidence of a probe, as a profile stores it."""
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.base.number_types import (
-    NonNegative,
-    NonNegativeFloat,
-    Positive,
-    PositiveFloat,
-)
 from trainer.config.tables import StrictTable
 
 
 class CurvePoint(StrictTable):
     """Throughput at one micro-batch size, measured with full sequences."""
 
-    micro_batch_size: Positive
+    micro_batch_size: PositiveInt
     """Sequences of each rank's micro-batch."""
     padded_tokens_per_s: PositiveFloat
     """Tokens/s of all ranks including padding, with full sequences."""
     step_s: PositiveFloat
     """Median time of the timed optimizer steps of one micro-batch each, in seconds."""
-    timed_steps: Positive
+    timed_steps: PositiveInt
     """Number of timed optimizer steps."""
     padded_tokens_per_s_low: PositiveFloat | None = None
     """Lower bound at 95 % confidence; None if the timed steps show no reliable
@@ -49,39 +43,39 @@ LOWER_BOUND = "lower bound, not verified"
 class ProbeEvidence(StrictTable):
     """Result of a probe: the largest micro-batch that fits, and the one in use."""
 
-    feasible_max: Positive
+    feasible_max: PositiveInt
     """Largest micro-batch, in sequences, that ran optimizer steps under the budget."""
-    infeasible_min: Positive | None = None
+    infeasible_min: PositiveInt | None = None
     """Smallest micro-batch that ran out of memory; None if the search reached its upper
     limit first."""
     is_lower_bound: bool = False
     """True if time ended before the limit was verified: ``feasible_max`` ran, and more
     may fit."""
-    feasible_peak_bytes: Positive
+    feasible_peak_bytes: PositiveInt
     """Highest peak memory of ``feasible_max`` in its trials."""
-    predicted_peak_bytes: Positive | None = None
+    predicted_peak_bytes: PositiveInt | None = None
     """Peak of ``feasible_max``, predicted from trials of smaller sizes that correct the
     trace. Without a trace, a line through two of them predicts it; None if they do not
     suffice."""
-    traced_peak_bytes: Positive | None = None
+    traced_peak_bytes: PositiveInt | None = None
     """Peak predicted for ``feasible_max`` before any trial; None if the model was not
     traced."""
-    traced_micro_batch_size: NonNegative | None = None
+    traced_micro_batch_size: NonNegativeInt | None = None
     """Largest micro-batch that the trace alone predicted; None if the model was not
     traced."""
     traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
     """Memory breakdown of ``feasible_max``, predicted by the trace; empty without
     one."""
-    parameters: Positive | None = None
+    parameters: PositiveInt | None = None
     """Number of parameters, counted by the trace; None without one."""
     not_traced: str | None = None
     """Reason for a failed trace; None if it succeeded or was not requested."""
-    local_ranks: Positive = 1
+    local_ranks: PositiveInt = 1
     """Ranks that took the steps together, each under the budget."""
-    gradient_accumulation_steps: Positive = 1
+    gradient_accumulation_steps: PositiveInt = 1
     """Micro-batches of a step in the search. Two need as much memory as any larger
     number: gradients exist while the second one is computed."""
-    search_trials: Positive
+    search_trials: PositiveInt
     """Trials until both sides were verified; the throughput curve took further ones."""
     seconds: NonNegativeFloat
     """Time of all trials in seconds, the throughput curve's included."""
@@ -89,7 +83,7 @@ class ProbeEvidence(StrictTable):
     """Mean non-padding tokens per sequence of this dataset, in this layout."""
     curve: list[CurvePoint]
     """Throughput by ascending micro-batch size; empty if it was not measured."""
-    knee_micro_batch_sizes: list[Positive] = Field(default_factory=list)
+    knee_micro_batch_sizes: list[PositiveInt] = Field(default_factory=list)
     """Smallest and largest size at which the knee of the curve may lie, given the noise
     of the measurement; empty if the curve shows no knee."""
     sustained: CurvePoint | None = None

@@ -75,7 +75,7 @@ def test_unknown_architecture_has_no_work():
 
 
 @every_shape
-def test_share_of_all_positions_is_that_of_built_model(shape):
+def test_position_share_is_that_of_built_model(shape):
     train = _train_config(shape).model_copy(
         update={"mlm_head": "sparse", "last_layer": "sparse"}
     )

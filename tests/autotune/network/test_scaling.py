@@ -65,7 +65,7 @@ def known(profile, **options):
     )
 
 
-def test_names_nodes_that_the_batch_cannot_be_split_for():
+def test_names_nodes_that_cannot_share_the_batch():
     profile = but(probed(), train={"global_batch_size": 32})
     model = known(profile, assumed=ASSUMED_NIC, ranks_per_node=8)
     prediction = scaling.predict_scaling("tiny", model, [1, 2, 128])

@@ -112,7 +112,7 @@ def test_joint_search_adopts_faster_settings(successful):
     assert 1 < joint.ratio_low <= joint.ratio_to_workers_alone
 
 
-def test_joint_search_without_gpu_leaves_pinning_as_it_was(successful):
+def test_joint_search_without_gpu_keeps_pinning(successful):
     assert CONFIG.data.pin_memory
     assert {data["pin_memory"] for data in successful.settings} == {True}
 

@@ -60,7 +60,7 @@ def test_too_little_pinned_memory_is_a_memory_error(monkeypatch):
         ),
     ],
 )
-def test_other_error_of_an_allocation_is_raised_as_it_is(monkeypatch, error):
+def test_other_allocation_error_is_not_translated(monkeypatch, error):
     fail_to_allocate(monkeypatch, error)
     with pytest.raises(type(error)) as raised:
         HostCopy([shard_of("small", torch.ones(3))], FILE, pinned=True)

@@ -85,7 +85,7 @@ def test_suggests_preset_for_misspelt_name():
         pytest.param("-rf", "rf", id="like an option"),
     ],
 )
-def test_model_name_is_the_plain_name_of_its_directory(tmp_path, directory, name):
+def test_model_name_is_name_of_its_directory(tmp_path, directory, name):
     path = tmp_path / directory / "config.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"model_type": "bert"}))

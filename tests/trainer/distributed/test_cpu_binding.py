@@ -39,7 +39,7 @@ def write_machine(root: Path, *, gpu_node: int, cpus_of_nodes: list[str]) -> Non
         pytest.param("0000:01:00.0", 1, {}, set(), id="another GPU"),
     ],
 )
-def test_rank_is_bound_to_allowed_cpus_near_its_gpu(
+def test_rank_gets_allowed_cpus_near_its_gpu(
     tmp_path, monkeypatch, address, gpu_node, environment, near_cpus
 ):
     write_machine(tmp_path, gpu_node=gpu_node, cpus_of_nodes=["0-1", "4-5,6,7"])

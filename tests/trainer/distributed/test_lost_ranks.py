@@ -79,7 +79,7 @@ def test_fault_of_this_rank_is_no_lost_rank(error, rehearsed):
     assert not is_lost_rank_error(error, rehearsed=rehearsed)
 
 
-def test_system_error_is_a_lost_rank_after_the_rehearsal():
+def test_system_error_after_the_rehearsal_is_lost_rank():
     # The rehearsal creates all communicators, so before it this node is at fault.
     error = nccl_error(
         "ncclSystemError: System call failed.",

@@ -53,7 +53,7 @@ def test_noisy_falling_loss_is_usual(seed, policy, steps, fall_steps, lag_steps)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_jump_back_to_an_earlier_loss_is_a_spike(seed):
+def test_jump_back_to_earlier_loss_is_spike(seed):
     rng = random.Random(seed)
     monitor = monitor_of()
     # The loss falls from 10.5 to 7.

@@ -41,7 +41,7 @@ def test_end_of_job_is_read_from_the_environment(squeue):
 
 
 @pytest.mark.usefixtures("squeue")
-def test_end_of_job_that_is_no_number_is_unknown():
+def test_end_of_job_must_be_a_number():
     assert slurm_left_s({"SLURM_JOB_END_TIME": "soon"}) is None
 
 
@@ -65,7 +65,7 @@ def test_end_of_job_is_unknown_if_squeue_fails(squeue):
         pytest.param({}, id="no job"),
     ],
 )
-def test_end_of_job_is_unknown_without_a_job_number(squeue, environment):
+def test_end_of_job_requires_a_job_number(squeue, environment):
     assert slurm_left_s(environment) is None
     assert squeue.call_count == 0
 

@@ -28,7 +28,7 @@ def test_opens_dataset_of_the_profile(data, dataset_hash):
     assert len(open_dataset(resolved_of(config, data))) == len(SAMPLES)
 
 
-def test_opens_any_dataset_without_a_hash_in_the_profile(data):
+def test_profile_without_a_hash_opens_any_dataset(data):
     assert len(open_dataset(resolved_of(config_of(), data))) == len(SAMPLES)
 
 

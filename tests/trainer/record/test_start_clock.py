@@ -67,6 +67,6 @@ def test_total_time_includes_later_steps(wall_clock, start_clock):
     assert start_clock.total_s() == startup_s + 50
 
 
-def test_start_of_the_process_is_on_the_monotonic_clock(start_clock):
+def test_process_start_is_on_the_monotonic_clock(start_clock):
     expected_s = PROCESS_BEGAN_S - WALL_CLOCK_OFFSET_S
     assert start_clock.monotonic_start_s == expected_s
