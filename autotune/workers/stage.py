@@ -62,7 +62,7 @@ def count_workers(
 def _windows_of(
     bench: Session, stored: StoredProfile, request: SweepRequest
 ) -> TrainingWindows:
-    """Return the windows of a probed profile, on as many ranks as it was probed with.
+    """Return the windows of a probed profile, on as many ranks as requested or probed.
 
     Raises:
         ProfileRejected: If the profile is of another machine, model or dataset.
@@ -74,7 +74,7 @@ def _windows_of(
     )
     ranks = request.local_ranks or probe.local_ranks
     if is_replayed:
-        # A replay needs no GPU, so this machine may have fewer than ranks.
+        # A replay computes nothing, so its ranks need no GPUs.
         config = config.model_copy(update={"device": "cpu"})
     else:
         ranks = local_ranks(bench.site, ranks)

@@ -4,6 +4,7 @@ A trace has a single rank, whose DDP would make no buckets, so these replace tor
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,41 +18,44 @@ from trainer.config.train_config import TrainConfig
 from trainer.distributed.parallel import DEFAULT_BUCKET_CAP_MIB
 
 _FIRST_BUCKET_BYTES = MIB
-"""Size of the first bucket of torch's DDP, small so that sending begins early."""
-_FP32_BYTES = 4
+"""Size at which DDP closes its first bucket, so that its all-reduce begins early:
+``_DEFAULT_FIRST_BUCKET_BYTES`` of ``torch.distributed``."""
 _BROADCAST_BYTES = 250 * MIB
-"""Size from which a piece is full, in which torch's DDP sends the first weights."""
+"""Size at which DDP closes a block of the weights that it broadcasts when it wraps a
+model: ``broadcast_bucket_size`` of torch's ``DistributedDataParallel``."""
+_FP32_BYTES = 4
+_SIXTEEN_BIT_BYTES = 2
 
 
 @dataclass(slots=True, kw_only=True)
 class _Bucket:
-    """Parameters whose gradients are sent together."""
+    """Parameters whose gradients are all-reduced together."""
 
     parameters: list[nn.Parameter] = field(default_factory=list)
     size_bytes: int = 0
     """Size of their gradients in fp32."""
-    missing_gradients: int = 0
-    """Gradients that are not computed yet; 0 before the first one is."""
+    ready_gradients: int = 0
+    """Number of gradients that are computed, in a backward that all-reduces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Slot:
-    """Place of a gradient in its bucket."""
+class _BucketView:
+    """Part of a bucket that holds one gradient."""
 
     bucket: _Bucket
-    view: torch.Tensor
+    gradient: torch.Tensor
     """View of the bucket's memory, with the shape of the gradient."""
 
 
 class GradientBuckets:
     """Gradient buckets of a module's trained parameters, after torch's ``reducer.cpp``.
 
-    The last backward of every step sends them. One bucket holds all gradients of the
-    first backward. The next forward lays out smaller ones, in the order in which
+    The last backward of every step all-reduces them. One bucket holds all gradients of
+    the first backward. The next forward lays out smaller ones, in the order in which
     gradients became ready. A computed gradient becomes a view of its bucket.
 
     Args:
-        module: Module whose gradients are sent.
+        module: Module whose gradients are all-reduced.
         config: Trainer settings, for those of its parallel strategy.
         recorder: Recorder of the allocations.
     """
@@ -69,45 +73,45 @@ class GradientBuckets:
         """Micro-batches of the step whose forward has not ended."""
         self._backwards_to_come: dict[int, int] = {}
         """Backwards of each parameter that the step still has, by its identity."""
-        self._slots: dict[int, _Slot] = {}
-        """Slot of each parameter's gradient, by identity of the parameter."""
+        self._views: dict[int, _BucketView] = {}
+        """View of each parameter's gradient, by identity of the parameter."""
         self._ready: list[nn.Parameter] = []
         """Parameters in the order in which their gradients were ready in the first
-        backward that sends."""
+        backward that all-reduces."""
         self._rebuilt = False
         """True once smaller buckets replaced the first one."""
 
     def register_hooks(self, hooks: contextlib.ExitStack) -> None:
-        """Make the buckets, and fill and send them until the hooks are removed."""
+        """Make the buckets, and fill them until the hooks are removed."""
         self._broadcast_weights()
         self._lay_out(_divide_into_buckets(self._parameters, []))
-        enter = hooks.enter_context
         for parameter in self._parameters:
-            enter(
+            hooks.enter_context(
                 parameter.register_post_accumulate_grad_hook(self._gradient_accumulated)
             )
-        enter(self._module.register_forward_pre_hook(self._forward_begins))
-        enter(self._module.register_forward_hook(self._forward_ended))
-
-    def _broadcast_weights(self) -> None:
-        """Record the blocks in which DDP sends the first weights."""
-        # Two pieces exist at a time: each replaces the one before the last, which is
-        # released first.
-        nothing = torch.empty(0)
-        blocks = [nothing, nothing]
-        pieces = _divide_into_buckets(self._parameters, [_BROADCAST_BYTES])
-        for number, piece in enumerate(pieces):
-            blocks[number % 2] = nothing
-            blocks[number % 2] = self._empty(piece.size_bytes)
+        hooks.enter_context(
+            self._module.register_forward_pre_hook(self._forward_begins)
+        )
+        hooks.enter_context(self._module.register_forward_hook(self._forward_ended))
 
     def step_begins(self, micro_batches: int) -> None:
-        """Begin a step, of which the last micro-batch sends the gradients."""
+        """Begin a step, of which the last micro-batch all-reduces the gradients."""
         self._forwards_to_come = micro_batches
         self._backwards_to_come = dict.fromkeys(
             map(id, self._parameters), micro_batches
         )
 
-    def _empty(self, size_bytes: int) -> torch.Tensor:
+    def _broadcast_weights(self) -> None:
+        """Record the blocks from which DDP broadcasts the weights once."""
+        # Two blocks exist at a time, and the older one is released before the next is
+        # allocated.
+        blocks: deque[torch.Tensor] = deque()
+        for bucket in _divide_into_buckets(self._parameters, [_BROADCAST_BYTES]):
+            if len(blocks) == 2:
+                blocks.popleft()
+            blocks.append(self._allocate_buffer(bucket.size_bytes))
+
+    def _allocate_buffer(self, size_bytes: int) -> torch.Tensor:
         """Return a new block for gradients in fp32."""
         with self._recorder.owned_by(Term.GRADIENTS):
             device = self._parameters[0].device
@@ -117,28 +121,30 @@ class GradientBuckets:
         """Replace all buckets by these."""
         # Earlier buckets are released before others are made, unless a gradient is a
         # view of them.
-        self._slots = {}
+        self._views = {}
         for bucket in buckets:
-            buffer = self._empty(bucket.size_bytes)
+            buffer = self._allocate_buffer(bucket.size_bytes)
             views = buffer.split([parameter.numel() for parameter in bucket.parameters])
             for parameter, view in zip(bucket.parameters, views, strict=True):
-                self._slots[id(parameter)] = _Slot(
-                    bucket=bucket, view=view.view_as(parameter)
+                self._views[id(parameter)] = _BucketView(
+                    bucket=bucket, gradient=view.view_as(parameter)
                 )
 
     def _forward_begins(self, *_: object) -> None:
         """Lay out smaller buckets, once it is known when gradients become ready."""
-        if not self._ready or self._rebuilt:
+        order_is_known = bool(self._ready)
+        if self._rebuilt or not order_is_known:
             return
         self._rebuilt = True
         cap_mib = self._config.parallel.bucket_cap_mib
         limits_bytes = [cap_mib * MIB]
+        # DDP has a small first bucket only if no other cap was set.
         if cap_mib == DEFAULT_BUCKET_CAP_MIB:
             limits_bytes.insert(0, _FIRST_BUCKET_BYTES)
         self._lay_out(_divide_into_buckets(self._ready, limits_bytes))
 
     def _forward_ended(self, *_: object) -> None:
-        """Count the forwards of a step; the last one's backward sends gradients."""
+        """Count the forwards of a step, of which the last one is all-reduced."""
         self._forwards_to_come -= 1
         is_last = not self._forwards_to_come
         if is_last and self._config.parallel.gradient_as_bucket_view:
@@ -148,30 +154,30 @@ class GradientBuckets:
         """Move the gradients of earlier micro-batches to the buckets."""
         for parameter in self._parameters:
             if parameter.grad is not None:
-                parameter.grad = self._slots[id(parameter)].view
+                parameter.grad = self._views[id(parameter)].gradient
 
     def _gradient_accumulated(self, parameter: nn.Parameter) -> None:
-        """Count the backwards of a parameter; send its bucket after the last of all."""
+        """Count the backwards of a parameter, and all-reduce a bucket that is full."""
         self._backwards_to_come[id(parameter)] -= 1
         if self._backwards_to_come[id(parameter)]:
             return
         if not self._rebuilt:
             self._ready.append(parameter)
-        slot = self._slots[id(parameter)]
+        view = self._views[id(parameter)]
         if self._config.parallel.gradient_as_bucket_view:
-            parameter.grad = slot.view
-        bucket = slot.bucket
-        if not bucket.missing_gradients:
-            bucket.missing_gradients = len(bucket.parameters)
-        bucket.missing_gradients -= 1
-        if not bucket.missing_gradients:
-            self._send(bucket)
+            parameter.grad = view.gradient
+        bucket = view.bucket
+        bucket.ready_gradients += 1
+        if bucket.ready_gradients == len(bucket.parameters):
+            bucket.ready_gradients = 0  # for the next step
+            self._record_all_reduce(bucket)
 
-    def _send(self, bucket: _Bucket) -> None:
-        """Record the block from which a bucket is sent."""
-        # Gradients in fp32 are sent from the bucket itself, others from a 16-bit copy.
+    def _record_all_reduce(self, bucket: _Bucket) -> None:
+        """Record the block that a bucket's all-reduce needs beside the bucket."""
+        # Gradients in fp32 are all-reduced in the bucket, others in a 16-bit copy.
         if self._config.parallel.gradient_dtype != "fp32":
-            self._recorder.record_transient(bucket.size_bytes // 2)
+            elements = bucket.size_bytes // _FP32_BYTES
+            self._recorder.record_transient(elements * _SIXTEEN_BIT_BYTES)
 
 
 def _divide_into_buckets(
@@ -181,7 +187,7 @@ def _divide_into_buckets(
 
     Args:
         parameters: Parameters to divide.
-        limits_bytes: Size from which each bucket is full, for the first buckets; all
+        limits_bytes: Size at which each bucket is closed, for the first buckets; all
             further buckets have the last limit. Empty for a single bucket.
     """
     buckets = [_Bucket()]
@@ -191,7 +197,7 @@ def _divide_into_buckets(
         bucket.size_bytes += _FP32_BYTES * parameter.numel()
         if not limits_bytes:
             continue
-        number = min(len(buckets), len(limits_bytes))
-        if bucket.size_bytes >= limits_bytes[number - 1]:
+        limit_index = min(len(buckets), len(limits_bytes)) - 1
+        if bucket.size_bytes >= limits_bytes[limit_index]:
             buckets.append(_Bucket())
     return [bucket for bucket in buckets if bucket.parameters]

@@ -45,7 +45,7 @@ class LoaderLimits:
         return max(1, self.host.allotted_cpus // self.local_ranks)
 
     def shortage(self, workers: int, worker_bytes: int | None = None) -> str | None:
-        """Return the reason why workers fit neither memory nor shared memory, if any.
+        """Return the reason why workers do not fit memory or shared memory, if any.
 
         Args:
             workers: DataLoader workers of each rank.
@@ -62,7 +62,8 @@ class LoaderLimits:
     def _memory_shortage(self, workers: int, worker_bytes: int | None) -> str | None:
         """Return the reason why workers do not fit free memory; None if they do."""
         prefetched_bytes = self.prefetch_factor * self.batch_bytes
-        bytes_per_worker = (worker_bytes or WORKER_BYTES) + prefetched_bytes
+        process_bytes = WORKER_BYTES if worker_bytes is None else worker_bytes
+        bytes_per_worker = process_bytes + prefetched_bytes
         needed_bytes = self.local_ranks * workers * bytes_per_worker
         free_bytes = self.host.ram_available_bytes
         if needed_bytes <= USABLE_SHARE * free_bytes:

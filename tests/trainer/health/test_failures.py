@@ -121,7 +121,7 @@ def test_other_errors_are_not_out_of_memory(error, monkeypatch):
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_out_of_memory_is_explained_before_lost_ranks(lost):
+def test_out_of_memory_is_explained_with_lost_ranks(lost):
     explanation = explain(RuntimeError(CUBLAS_OUT_OF_MEMORY), lost=lost)
     assert explanation.exit_code == DeviceOutOfMemory.exit_code
     assert explanation.reason == f"out of memory: {CUBLAS_OUT_OF_MEMORY}"

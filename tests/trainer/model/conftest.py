@@ -1,7 +1,6 @@
-"""Checks of whether an architecture works, which compute with a small model.
+"""Fixture that clears the cached results of ``trainer.model.probe``."""
 
-Their results are cached, by the config of the small model.
-"""
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,8 +8,8 @@ from trainer.model import probe
 
 
 @pytest.fixture
-def no_cached_results():
-    """Let checks compute again, in this test and the first time after it."""
+def no_cached_results() -> Iterator[None]:
+    """Clear the cache before a test that changes what is checked, and after it."""
     probe.build_and_check.cache_clear()
     yield
     probe.build_and_check.cache_clear()

@@ -18,9 +18,9 @@ _LEAST_STEP_S = 1e-9
 def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> ExportedBatch:
     """Return the optimizer step of a profile, and the nearest one of whole samples.
 
-    The exported micro-batch has at most the profile's size, which was verified to fit.
-    Within this limit, the exported step has the number of samples closest to the
-    profile's that equal micro-batches on all ranks allow.
+    The exported step has as few micro-batches as the profile's size allows, which was
+    verified to fit. With that many, equal on all ranks, it comes closest to the
+    samples of the profile's step.
 
     Args:
         profile: Profile to export.
@@ -34,8 +34,7 @@ def exported_batch(profile: Profile, means: SequenceMeans, ranks: int) -> Export
     # As many micro-batches as the profile's size needs, then the nearest size.
     accumulation_steps = math.ceil(samples / (train.micro_batch_size * ranks))
     micro_batches = accumulation_steps * ranks
-    nearest_size = max(1, round(samples / micro_batches))
-    micro_batch_size = min(train.micro_batch_size, nearest_size)
+    micro_batch_size = max(1, round(samples / micro_batches))
     exported_samples = micro_batch_size * micro_batches
     tokens_per_step: float | None = None
     if means.non_padding_tokens is not None:
