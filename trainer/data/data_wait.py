@@ -17,10 +17,20 @@ class DataWait:
 
     It takes micro-batches from a loader and adds up the time for which the device had
     to wait for them.
+
+    Args:
+        mark_now: Function that returns an event at the end of the device's queue.
+        now_s: Clock of the host, in seconds.
     """
 
-    def __init__(self, mark_now: Callable[[], DeviceEvent]) -> None:
+    def __init__(
+        self,
+        mark_now: Callable[[], DeviceEvent],
+        *,
+        now_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._mark_now = mark_now
+        self._now_s = now_s
         self._end_of_work: DeviceEvent | None = None
         self._waited_s = 0.0
         self._gaps: list[_Gap] = []
@@ -38,9 +48,9 @@ class DataWait:
 
     def _take_while_idle(self, loader: Iterator[MicroBatch]) -> MicroBatch:
         """Take a micro-batch for a device without work, which waits all the time."""
-        began_s = time.perf_counter()
+        began_s = self._now_s()
         batch = next(loader)
-        self._waited_s += time.perf_counter() - began_s
+        self._waited_s += self._now_s() - began_s
         return batch
 
     def _take_while_busy(

@@ -1,8 +1,10 @@
 """Consumers of batches: the trainer's step, and a simulation of a GPU's."""
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -104,6 +106,10 @@ class ReplayedStep:
         share: Function that returns the share of ``micro_batch_s`` that a batch takes.
         micro_batches: Micro-batches of a step.
         ranks: Ranks that train together.
+        now_s: Clock of the host, in seconds.
+        compute: Function that computes for a moment, and is called again and again
+            while the host waits for the simulated GPU. None is a small matmul, for
+            which torch's number of threads is set to 1.
     """
 
     def __init__(
@@ -112,18 +118,26 @@ class ReplayedStep:
         share: Callable[[Any], float],
         micro_batches: int,
         ranks: Ranks,
+        *,
+        now_s: Callable[[], float] = time.perf_counter,
+        compute: Callable[[], object] | None = None,
     ) -> None:
         self._micro_batch_s = micro_batch_s
         self._share = share
         self._micro_batches = micro_batches
         self._ranks = ranks
-        self._idle_from_s = time.perf_counter()
+        self._now_s = now_s
+        self._idle_from_s = now_s()
         """Time at which the simulated GPU has computed all micro-batches so far."""
-        self.wait = DataWait(lambda: DeviceEvent(time.perf_counter()))
-        # A training process keeps one core busy. A matmul of this size takes far less
-        # than a millisecond, and so ends close to the time that is waited for.
-        torch.set_num_threads(1)
-        self._matrix = torch.rand(96, 96)
+        self.wait = DataWait(lambda: DeviceEvent(now_s()), now_s=now_s)
+        if compute is None:
+            # A training process keeps one core busy. A matmul of this size takes far
+            # less than a millisecond, and so ends close to the time that is waited for.
+            # It releases the GIL, unlike a loop that reads the clock.
+            torch.set_num_threads(1)
+            matrix = torch.rand(96, 96)
+            compute = functools.partial(torch.mm, matrix, matrix)
+        self._compute = compute
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
         """Take a step's micro-batches, and return them once the last one has begun.
@@ -135,10 +149,11 @@ class ReplayedStep:
         begins_s = self._idle_from_s
         for _ in range(self._micro_batches):
             (batch,) = self.wait.take(loader, 1)
-            ready_s = max(time.perf_counter(), self._idle_from_s)
+            ready_s = max(self._now_s(), self._idle_from_s)
             (begins_s,) = self._ranks.all_reduce_max(ready_s)
             self._idle_from_s = begins_s + self._micro_batch_s * self._share(batch)
-            self.wait.device_busy_until(_KnownEvent(self._idle_from_s))
+            end_of_work = _KnownEvent(self._idle_from_s, now_s=self._now_s)
+            self.wait.device_busy_until(end_of_work)
             batches.append(batch)
         self._compute_until(begins_s)
         return batches
@@ -148,14 +163,17 @@ class ReplayedStep:
         self._compute_until(self._idle_from_s)
 
     def _compute_until(self, end_s: float) -> None:
-        while time.perf_counter() < end_s:
-            # Releases the GIL, unlike a loop that reads the clock.
-            torch.mm(self._matrix, self._matrix)
+        while self._now_s() < end_s:
+            self._compute()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _KnownEvent(DeviceEvent):
     """Device event whose time on the host clock is known in advance."""
 
+    now_s: Callable[[], float]
+    """Clock of the host, in seconds."""
+
     def reached(self) -> bool:
         assert isinstance(self.moment, float)
-        return time.perf_counter() >= self.moment
+        return self.now_s() >= self.moment
