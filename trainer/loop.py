@@ -164,7 +164,7 @@ class _Run:
         if self._start.gave_up:
             self._controller.monitor.reset_rollback_count()
         self._meter.noise.signal_and_noise = state.noise_scale
-        self._training.module.overflows = state.head_overflows
+        self._training.module.fixed_sizes.overflows = state.head_overflows
 
     def _warm_up(self) -> None:
         """Start the loader, compile, and save a first checkpoint.
@@ -178,11 +178,11 @@ class _Run:
 
         # Before any activation, against fragmentation.
         make_optimizer_state(self._training)
-        module = self._training.module
-        module.expect_documents(first_batches[0])
-        overflows = module.overflows
+        sizes = self._training.module.fixed_sizes
+        sizes.expect_documents(first_batches[0])
+        overflows = sizes.overflows
         self._training.step.rehearse(first_batches[0])
-        module.overflows = overflows  # the rehearsal is no step of the run
+        sizes.overflows = overflows  # the rehearsal is no step of the run
         self._phase_ended("compile")
 
         if self._checkpoints.enabled and not self._starts_from_own_checkpoint():
@@ -381,7 +381,7 @@ class _Run:
             good=health.is_rollback_target,
             health=health.to_json(),
             noise_scale=self._meter.noise.signal_and_noise,
-            head_overflows=self._training.module.overflows,
+            head_overflows=self._training.module.fixed_sizes.overflows,
             skipped_steps=self._controller.skipped_steps,
         )
         self._checkpoints.save(state, rollbacks=health.recovery.rollbacks, wait=wait)
@@ -525,7 +525,7 @@ class _Run:
         self._meter.close(
             self._finished_steps,
             learning_rate=self._learning_rate,
-            head_overflows=self._training.module.overflows,
+            head_overflows=self._training.module.fixed_sizes.overflows,
             recompilations=self._graphs.recompilations,
             skipped_steps=self._controller.skipped_steps,
         )

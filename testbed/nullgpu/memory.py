@@ -258,7 +258,7 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
         make_optimizer_state(training)
         plans = list(micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS))
         first = source.__getitems__(plans[0])
-        training.module.expect_documents(first)
+        training.module.fixed_sizes.expect_documents(first)
         training.step.rehearse(first)
         batches = []
         for batch_plan in plans:

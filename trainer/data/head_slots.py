@@ -23,10 +23,12 @@ def head_slots(positions: int, probability: float) -> int:
     sigma = math.sqrt(mean * (1 - probability))
     likely_slots = mean + _SLOTS_SIGMAS * sigma
     return min(
-        _rounded_up(math.ceil(likely_slots), SLOTS_MULTIPLE),
-        _rounded_up(positions, SLOTS_MULTIPLE),
+        round_up(math.ceil(likely_slots), SLOTS_MULTIPLE),
+        round_up(positions, SLOTS_MULTIPLE),
     )
 
 
-def _rounded_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+def round_up(number: int, multiple_of: int) -> int:
+    """Return the smallest multiple that is not below a number."""
+    # Floor division rounds down; of the negated number, it rounds the quotient up.
+    return -(-number // multiple_of) * multiple_of

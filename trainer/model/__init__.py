@@ -9,6 +9,7 @@ Begin reading at ``MaskedLM`` in ``masked_lm``, which puts the parts together:
 - ``verify_packing`` and ``verify_copies`` verify what an architecture can do, on the
   small copies of ``probe``.
 - ``working_copies``, ``layer_norms`` and ``float8`` set the precision of compute.
+- ``fixed_sizes`` fixes numbers that shapes depend on.
 - ``sparse_last_layer`` computes the last layer for masked tokens only, whose queries
   are in ``last_layer_queries``.
 - ``loss`` is the cross-entropy, and ``fused_loss`` computes it without all logits.

@@ -1,12 +1,12 @@
 """Masked-LM loss of a micro-batch: encoder, MLM head and cross-entropy.
 
 Shapes: B sequences, S positions of a sequence, D hidden, P tokens to predict, K slots
-of the head, N documents, V ids.
+of the head, G segments of varlen attention, V ids.
 """
 
+import contextlib
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.head_slots import SLOTS_MULTIPLE, head_slots
 from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.attention import ChosenAttention
@@ -24,6 +23,7 @@ from trainer.model.encoder import head_inputs, model_layers
 from trainer.model.encoder_config import window_tokens
 from trainer.model.encoder_inputs import EncoderInputs, encoder_inputs
 from trainer.model.families import FAMILIES, LayerLayout
+from trainer.model.fixed_sizes import FixedSizes
 from trainer.model.float8 import check_float8, use_float8
 from trainer.model.fused_loss import check_fused_loss, liger_cross_entropy
 from trainer.model.last_layer_queries import (
@@ -39,11 +39,6 @@ from trainer.model.working_copies import WorkingCopies, compute_weights
 
 EVALUATION_CHUNK_POSITIONS = 4096
 """Positions whose logits evaluation holds at once if training holds no logits."""
-_SEGMENTS_MULTIPLE = 64
-"""Multiple to which the number of documents is rounded up, so that few shapes occur."""
-_DOCUMENT_SIGMAS = 6
-"""Standard deviations by which the reserved number of documents exceeds the expected
-one: one micro-batch in a billion has more, if their numbers are normal."""
 
 
 class MaskedLM(nn.Module):
@@ -52,10 +47,8 @@ class MaskedLM(nn.Module):
     This is the module that is wrapped, compiled and sharded.
 
     The sparse MLM head computes only the positions to predict, 15 % of all, with the
-    loss and gradients of the dense head. If shapes must not change (compiled layers,
-    GPUs), it has a fixed number of slots, and unused slots add no loss. A micro-batch
-    with more tokens to predict uses a multiple of this number, and is counted in
-    ``overflows``. The number of segments of varlen attention is fixed in the same way.
+    loss and gradients of the dense head. These positions fill slots, whose number is
+    fixed if shapes must not change (compiled layers, GPUs); unused slots add no loss.
 
     Args:
         model: The encoder with its MLM head, on its device.
@@ -70,82 +63,53 @@ class MaskedLM(nn.Module):
         self.model = model
         self.attention = attention
         """Attention that the encoder computes."""
-        self.overflows = 0
-        """Micro-batches that needed more than the fixed number of slots or segments."""
         self.layers = () if attention.kind == "row" else model_layers(model)
         """Layers of the encoder, to compile and shard one at a time; empty if the
         architecture cannot be packed."""
         self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
         """Function that returns, for a type of device, the context in which encoder and
         head are computed."""
-        self._has_sparse_head = config.mlm_head == "sparse"
-        self._is_packed = config.layout == "packed"
-        self._window_tokens = window_tokens(model.config)
-        self._replays_graphs = (
-            config.compiled and config.compile_mode == "reduce-overhead"
-        )
-        self._set_dtypes(config)
-        self._choose_loss(config)
-        self._set_fixed_numbers(config)
-
-        # The order matters: a sparse last layer decides which weights share a copy in
-        # bf16, and float8 computes with these copies.
-        layout = FAMILIES.get(model.config.model_type)
-        self._make_last_layer_sparse(config, layout)
-        self._compute_in_bf16(config, layout)
-        self._compute_in_float8(config)
-        if layout is not None:
-            self._skip_token_type_lookups()
-
-    def _set_dtypes(self, config: TrainConfig) -> None:
+        self.loss = _loss_from_logits(config)
+        """Function that returns the loss of logits and labels."""
+        self.fused_loss = _loss_without_logits(config, model)
+        """Function that returns the loss of the input, weight and bias of the head's
+        last layer, and labels; None if the loss is computed from logits."""
+        self.fixed_sizes = FixedSizes.from_config(config)
+        """Numbers of slots and segments that micro-batches hardly exceed."""
+        self.has_sparse_last_layer = False
+        """True if the last layer is computed at the positions to predict only."""
+        self.working_copies: WorkingCopies | None = None
+        """Weights in bf16; None in fp32, or if autocast or fsdp2 casts them."""
+        self.no_copies_reason: str | None = None
+        """Reason why autocast casts weights in every micro-batch; None otherwise."""
         self._is_bf16 = config.precision == "bf16"
-        self._dtype = torch.bfloat16 if self._is_bf16 else self.model.dtype
+        self._dtype = torch.bfloat16 if self._is_bf16 else model.dtype
         """Type in which matmuls are computed."""
         self.residual_dtype = torch.float32
         """Type of the residual stream."""
         if self._is_bf16 and config.residual_dtype == "bf16":
             self.residual_dtype = torch.bfloat16
+        self._has_sparse_head = config.mlm_head == "sparse"
+        self._window_tokens = window_tokens(model.config)
+        self._replays_graphs = (
+            config.compiled and config.compile_mode == "reduce-overhead"
+        )
 
-    def _choose_loss(self, config: TrainConfig) -> None:
-        self.loss: Callable[..., torch.Tensor] = cross_entropy
-        """Loss from logits and labels."""
-        if config.compiled:
-            self.loss = cross_entropy_in_place(
-                functools.partial(torch.compile, dynamic=False)
-            )
-        self.fused_loss: Callable[..., torch.Tensor] | None = None
-        """Loss from the input, weight and bias of the head's last layer, and labels:
-        without logits. None if the loss is computed from logits."""
-        if config.fused_cross_entropy:
-            check_fused_loss(config, self.model)
-            self.fused_loss = liger_cross_entropy
-
-    def _set_fixed_numbers(self, config: TrainConfig) -> None:
-        """Fix the numbers that shapes depend on, if shapes must not change."""
-        self._fixed_slots: int | None = None
-        """Slots of the head for a micro-batch; None if shapes may change."""
-        self._fixed_sequence_slots: int | None = None
-        """Slots of the sparse last layer for each sequence; None if shapes may
-        change."""
-        self._fixed_segments: int | None = None
-        """Segments of varlen attention that micro-batches hardly exceed; None before
-        the first micro-batch."""
-        if config.compiled or config.device == "cuda":
-            positions = config.micro_batch_size * config.seq_length_tokens
-            self._fixed_slots = head_slots(positions, config.masking_probability)
-            self._fixed_sequence_slots = head_slots(
-                config.seq_length_tokens, config.masking_probability
-            )
-
-    def _make_last_layer_sparse(
-        self, config: TrainConfig, layout: LayerLayout | None
-    ) -> None:
-        """Make the last layer sparse if the configuration and its layout allow it."""
-        self.has_sparse_last_layer = False
-        """True if the last layer is computed at the positions to predict only."""
-        if layout is not None and self._allows_sparse_last_layer(config):
-            make_sparse_layer(self.layers[-1], layout)
+        # The order matters: a sparse last layer decides which weights share a copy in
+        # bf16, and float8 computes with these copies.
+        layer_layout = FAMILIES.get(model.config.model_type)
+        if layer_layout is not None and self._allows_sparse_last_layer(config):
+            make_sparse_layer(self.layers[-1], layer_layout)
             self.has_sparse_last_layer = True
+        if self._is_bf16:
+            self._compute_in_bf16(config, layer_layout)
+        if config.float8 != "none":
+            check_float8(
+                config, model.device, has_copies=self.working_copies is not None
+            )
+            use_float8(self.layers, config.float8)
+        if layer_layout is not None:
+            self._skip_token_type_lookups()
 
     def _allows_sparse_last_layer(self, config: TrainConfig) -> bool:
         """Return True if the last layer of this configuration may be sparse."""
@@ -159,19 +123,15 @@ class MaskedLM(nn.Module):
             and layer_types[-1] == "full_attention"
         )
 
-    def _compute_in_bf16(self, config: TrainConfig, layout: LayerLayout | None) -> None:
-        """Let layer norms and linear layers compute in bf16, if configured."""
-        self.working_copies: WorkingCopies | None = None
-        """Weights in bf16; None in fp32, or if autocast or fsdp2 casts them."""
-        self.no_copies_reason: str | None = None
-        """Reason why autocast casts weights in every micro-batch; None otherwise."""
-        if not self._is_bf16:
-            return
+    def _compute_in_bf16(
+        self, config: TrainConfig, layer_layout: LayerLayout | None
+    ) -> None:
+        """Let layer norms and linear layers compute in bf16."""
         is_sharded = config.parallel.strategy == "fsdp2"
         self._set_layer_norms(config, is_sharded=is_sharded)
         # fsdp2 gathers weights in bf16 itself.
         if not is_sharded:
-            self._make_working_copies(layout)
+            self._make_working_copies(layer_layout)
 
     def _set_layer_norms(self, config: TrainConfig, *, is_sharded: bool) -> None:
         """Set the types of the residual stream and of the inputs that norms keep."""
@@ -186,23 +146,15 @@ class MaskedLM(nn.Module):
         if config.compiled:
             keep_norms_in_bf16(self.layers, self.residual_dtype)
 
-    def _make_working_copies(self, layout: LayerLayout | None) -> None:
+    def _make_working_copies(self, layer_layout: LayerLayout | None) -> None:
         self.no_copies_reason = verify_working_copies(self.model.config)
         if self.no_copies_reason is not None:
             return
         ungrouped: list[nn.Module] = []
-        if self.has_sparse_last_layer and layout == "bert":
+        if self.has_sparse_last_layer and layer_layout == "bert":
             # The last layer's queries have another input than its keys.
             ungrouped = [self.layers[-1].get_submodule("attention.self.query")]
         self.working_copies = WorkingCopies(self.model, ungrouped)
-
-    def _compute_in_float8(self, config: TrainConfig) -> None:
-        if config.float8 == "none":
-            return
-        check_float8(
-            config, self.model.device, has_copies=self.working_copies is not None
-        )
-        use_float8(self.layers, config.float8)
 
     def _skip_token_type_lookups(self) -> None:
         """Replace look-ups of token types, which are all 0."""
@@ -288,13 +240,9 @@ class MaskedLM(nn.Module):
 
     def _hidden(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the input of the head's last layer, shape (K, D), and labels."""
-        # While the last layer passes its input on, the model's logits are that input.
-        # The attribute of the instance hides the method of its class.
-        vars(self._decoder)["forward"] = nn.Identity().forward
-        try:
+        # Without that layer, its input becomes the model's logits.
+        with _skipped(self._decoder):
             return self._predict(batch)
-        finally:
-            del vars(self._decoder)["forward"]
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits, shape (K, V), and labels, shape (K,).
@@ -303,7 +251,7 @@ class MaskedLM(nn.Module):
         """
         segments = 0
         if self.attention.uses_document_edges:
-            segments = self._enough_segments(batch)
+            segments = self.fixed_sizes.segments_for(batch)
         with self.autocast(batch.ids_BS.device.type):
             inputs = encoder_inputs(
                 batch,
@@ -315,46 +263,58 @@ class MaskedLM(nn.Module):
                 segments=segments,
             )
             if not self._has_sparse_head:
-                return self._all_logits(inputs), batch.labels_BS().flatten()
+                return self._model_logits(inputs), batch.labels_BS().flatten()
             position_K, labels_K = self._fill_slots(batch, inputs, segments)
             return self._logits_at(position_K, inputs, batch), labels_K
 
     def _fill_slots(
         self, batch: MicroBatch, inputs: EncoderInputs, segments: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the positions and labels of the head's slots, shapes (K,)."""
-        # Only the positions to predict need a slot.
-        begins_N = batch.starts_N.new_empty(0)
-        fixed_slots = self._fixed_slots
-        if (
-            self.has_sparse_last_layer
-            and self.attention.kind == "fa3"
-            and inputs.edges is not None
-        ):
-            # Each segment needs a query too, as the backward pass hangs on empty ones.
-            begins_N = inputs.edges[:-1]
-            if fixed_slots is not None:
-                fixed_slots += _round_up(segments, SLOTS_MULTIPLE)
-        slots = _sufficient_number(
-            batch.predicted_tokens + len(begins_N), fixed=fixed_slots
+        """Choose how many slots the head has, and return their positions and labels.
+
+        Args:
+            batch: The micro-batch.
+            inputs: Inputs of the encoder.
+            segments: Number of segments that ``inputs`` were made for.
+
+        Returns:
+            The positions and the labels, shapes (K,).
+        """
+        starts_G = self._segment_starts(inputs)
+        if starts_G is None:
+            slots = self.fixed_sizes.slots_for(batch.predicted_tokens)
+        else:
+            slots = self.fixed_sizes.slots_for(
+                batch.predicted_tokens + len(starts_G), segments=segments
+            )
+        return _arrange_slots(
+            batch, slots, starts_G, ascending=self.attention.uses_document_edges
         )
-        if fixed_slots is not None and slots > fixed_slots:
-            self.overflows += 1
-        return _positions_and_labels(
-            batch, slots, begins_N, ascending=self.attention.uses_document_edges
-        )
+
+    def _segment_starts(self, inputs: EncoderInputs) -> torch.Tensor | None:
+        """Return the starts of segments if each segment needs a slot of the head.
+
+        Returns:
+            Positions in the flattened sequences, int32, shape (G,); None if only tokens
+            to predict need slots.
+        """
+        if not self.has_sparse_last_layer or self.attention.kind != "fa3":
+            return None
+        # The backward pass of FlashAttention 3 hangs on segments without a query.
+        assert inputs.edges is not None
+        return inputs.edges[:-1]
 
     def _logits_at(
         self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
     ) -> torch.Tensor:
         """Return the logits of the head's slots, shape (K, V)."""
         if self.attention.kind == "row":
-            return self._all_logits(inputs).index_select(0, position_K)
+            return self._model_logits(inputs).index_select(0, position_K)
         if not self.has_sparse_last_layer:
             with head_inputs(self.model, position_K):
-                return self._all_logits(inputs)
+                return self._model_logits(inputs)
         queries = self._last_layer_queries(position_K, inputs, batch)
-        return self._all_logits(inputs, queries)
+        return self._model_logits(inputs, queries)
 
     def _last_layer_queries(
         self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
@@ -362,8 +322,8 @@ class MaskedLM(nn.Module):
         """Return the queries of the head's slots, for the kind of attention."""
         if self.attention.uses_document_edges:
             return document_queries(inputs, batch, position_K, self.attention.kind)
-        sequence_slots = _sufficient_number(
-            batch.most_predicted_in_sequence, fixed=self._fixed_sequence_slots
+        sequence_slots = self.fixed_sizes.sequence_slots_for(
+            batch.most_predicted_in_sequence
         )
         return sequence_queries(
             inputs,
@@ -373,59 +333,50 @@ class MaskedLM(nn.Module):
             dtype=self._dtype,
         )
 
-    def _all_logits(
+    def _model_logits(
         self, inputs: EncoderInputs, queries: LastLayerQueries | None = None
     ) -> torch.Tensor:
-        """Return the logits of all positions that the head gets, shape (K, V)."""
+        """Return the logits of the positions that the head gets, shape (K, V).
+
+        Without ``queries`` or ``head_inputs``, it gets all positions.
+        """
         arguments = inputs.arguments
         if queries is not None:
             arguments = arguments | {"last_layer_queries": queries}
         logits: torch.Tensor = self.model(**arguments).logits
         return logits.flatten(0, 1)
 
-    def expect_documents(self, batch: MicroBatch) -> None:
-        """Reserve segments for micro-batches that are packed as unevenly as this one.
 
-        Args:
-            batch: A micro-batch of the training, on the CPU.
-        """
-        sequences, width = batch.ids_BS.shape
-        documents_B = torch.bincount(batch.starts_N // width, minlength=sequences)
-        deviation = float(documents_B.float().std(correction=0))
-        self._fixed_segments = self._max_segments(batch, deviation)
+def _loss_from_logits(config: TrainConfig) -> Callable[..., torch.Tensor]:
+    """Return the function that computes the loss of logits and labels."""
+    if not config.compiled:
+        return cross_entropy
+    return cross_entropy_in_place(functools.partial(torch.compile, dynamic=False))
 
-    def _max_segments(self, batch: MicroBatch, deviation: float) -> int:
-        """Return a number of segments that micro-batches hardly exceed.
 
-        Args:
-            batch: One of the micro-batches.
-            deviation: Standard deviation of the number of documents in a sequence.
-        """
-        documents = len(batch.starts_N)
-        sequences = batch.ids_BS.shape[0]
-        if not self._is_packed:
-            return 2 * sequences  # a document in each sequence, and perhaps padding
-        # One batch may be packed evenly by chance, so the deviation is taken to be at
-        # least half the mean. The deviation of the sum over sequences grows with the
-        # root of their number.
-        deviation = max(deviation, documents / sequences / 2)
-        max_documents = documents + _DOCUMENT_SIGMAS * deviation * math.sqrt(sequences)
-        # The padding of each sequence is one more segment.
-        return _round_up(round(max_documents), _SEGMENTS_MULTIPLE) + sequences
+def _loss_without_logits(
+    config: TrainConfig, model: PreTrainedModel
+) -> Callable[..., torch.Tensor] | None:
+    """Return the function that computes head and loss in one, if configured.
 
-    def _enough_segments(self, batch: MicroBatch) -> int:
-        """Return a sufficient number of segments for a micro-batch and its padding.
+    Raises:
+        BadConfig: If this model's head and loss cannot be computed in one.
+    """
+    if not config.fused_cross_entropy:
+        return None
+    check_fused_loss(config, model)
+    return liger_cross_entropy
 
-        A micro-batch that needs more than the fixed number is counted.
-        """
-        if self._fixed_segments is None:
-            self._fixed_segments = self._max_segments(batch, deviation=0.0)
-        segments = _sufficient_number(
-            len(batch.starts_N) + batch.ids_BS.shape[0], fixed=self._fixed_segments
-        )
-        if segments > self._fixed_segments:
-            self.overflows += 1
-        return segments
+
+@contextlib.contextmanager
+def _skipped(layer: nn.Module) -> Iterator[None]:
+    """Let a layer return its input as long as the context is open."""
+    # The attribute of the instance hides the method of its class.
+    layer.forward = nn.Identity().forward
+    try:
+        yield
+    finally:
+        del layer.forward
 
 
 def _loss_and_hits(
@@ -446,45 +397,42 @@ def _expand_first_vector(embedding: nn.Module, ids: torch.Tensor) -> torch.Tenso
     return vector_D.expand(*ids.shape, -1)
 
 
-def _round_up(number: int, multiple: int) -> int:
-    return math.ceil(number / multiple) * multiple
-
-
-def _sufficient_number(needed: int, *, fixed: int | None) -> int:
-    """Return the number of slots or segments to compute, at least 1 and ``needed``.
-
-    It is a multiple of the fixed number, so that few different shapes occur. Without a
-    fixed number, only the needed ones are computed.
-    """
-    if fixed is None:
-        return max(1, needed)
-    return fixed * max(1, math.ceil(needed / fixed))
-
-
-def _positions_and_labels(
-    batch: MicroBatch, slots: int, begins_N: torch.Tensor, *, ascending: bool
+def _arrange_slots(
+    batch: MicroBatch,
+    slots: int,
+    starts_G: torch.Tensor | None,
+    *,
+    ascending: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions and labels of the head's slots, shapes (K,).
+    """Give each slot of the head a position and a label.
 
     Args:
         batch: The micro-batch.
-        slots: Number of slots.
-        begins_N: Positions at which some of the unused slots must be.
+        slots: Number of slots: enough for the tokens to predict and ``starts_G``.
+        starts_G: Starts of segments, if each needs a slot; these slots are unused.
         ascending: True to sort slots by position. If False, the slots of tokens to
             predict come first, then the unused slots.
+
+    Returns:
+        The positions and the labels, int64, shapes (K,).
     """
     unused = slots - batch.predicted_tokens
-    # Other unused slots are spread evenly over the sequences.
-    spread = torch.linspace(
-        0,
-        batch.ids_BS.numel() - 1,
-        unused - len(begins_N),
-        dtype=torch.int64,
-        device=begins_N.device,
+    positions = [batch.predicted_P.to(torch.int64)]
+    spread = unused
+    if starts_G is not None:
+        positions.append(starts_G.to(torch.int64))
+        spread -= len(starts_G)
+    # The other unused slots are spread evenly over the sequences.
+    positions.append(
+        torch.linspace(
+            0,
+            batch.ids_BS.numel() - 1,
+            spread,
+            dtype=torch.int64,
+            device=batch.predicted_P.device,
+        )
     )
-    position_K = torch.cat(
-        [batch.predicted_P.to(torch.int64), begins_N.to(torch.int64), spread]
-    )
+    position_K = torch.cat(positions)
     labels_K = functional.pad(
         batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL
     )

@@ -61,7 +61,7 @@ def run(
     each = gradient_accumulation_steps(config, ranks.world_size)
     make_optimizer_state(training)
     first = next(batches)
-    training.module.expect_documents(first)
+    training.module.fixed_sizes.expect_documents(first)
     training.step.rehearse(first)
     passes = (
         _LastPass(training.parallel_module.module, ranks.device)

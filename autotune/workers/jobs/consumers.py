@@ -69,7 +69,7 @@ class TrainingStep:
         batches = self.wait.take(loader, self._micro_batches)
         if not self._steps_taken:
             # Sets the fixed number of attention segments before the first step.
-            self._module.expect_documents(batches[0])
+            self._module.fixed_sizes.expect_documents(batches[0])
         previous = self._last_result
         result = self._step.run(batches, learning_rate(self._config, self._steps_taken))
         self._last_result = result

@@ -147,7 +147,7 @@ def test_flash_attention_3_gets_no_empty_segment(
     choose_varlen(monkeypatch, "fa3")
     with_fa3 = training_of(config, dataset)
     # Only a compiled module, or one on a GPU, fixes its slots itself.
-    with_fa3.module._fixed_slots = fixed_slots
+    with_fa3.module.fixed_sizes.slots = fixed_slots
     batches = micro_batches(dataset, config, steps=3)
     for empty_sequences, batch in enumerate(batches):
         batch_with_empty_sequences = _add_empty_sequences(batch, empty_sequences)

@@ -1,7 +1,5 @@
 """Loss and gradient of the masked LM, with every layout, head and last layer."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn import functional
@@ -26,6 +24,9 @@ def _losses_by_token(
 
     The key is the token's sample and its position in the sample, which no layout
     changes, so that layouts can be compared token by token.
+
+    Shapes: N documents of a micro-batch, P tokens to predict, K slots of the head, V
+    ids.
     """
     config = config_of(
         family, layout=layout, micro_batch_size=50, global_batch_size=50, max_epochs=1
@@ -35,19 +36,24 @@ def _losses_by_token(
     source = MicroBatchSource(dataset, config, plan)
     losses_by_token: dict[tuple[int, int], float] = {}
     # The epoch ends before ten steps of any layout.
-    for micro_batch_plan in micro_batch_plans(dataset, config, plan, 0, steps=10):
+    for micro_batch_plan in micro_batch_plans(dataset, config, plan, rank=0, steps=10):
         batch = source.__getitems__(micro_batch_plan)
         with torch.no_grad():
             logits_KV, labels_K = module._predict(batch)
         losses_K = functional.cross_entropy(logits_KV, labels_K, reduction="none")
-        losses = losses_K[: batch.predicted_tokens].tolist()
-        document_P = (
-            torch.searchsorted(batch.starts_N, batch.predicted_P, right=True) - 1
+        # Unused slots are behind those of the tokens to predict.
+        losses_P = losses_K[: batch.predicted_tokens]
+        # A token is in the last document that starts at its position or before.
+        starts_until_P = torch.searchsorted(
+            batch.starts_N, batch.predicted_P, right=True
         )
-        positions = (batch.predicted_P - batch.starts_N[document_P]).tolist()
-        samples = micro_batch_plan.segments.samples[document_P.numpy()].tolist()
-        tokens = zip(samples, positions, strict=True)
-        losses_by_token.update(zip(tokens, losses, strict=True))
+        document_P = starts_until_P - 1
+        position_P = batch.predicted_P - batch.starts_N[document_P]
+        sample_P = micro_batch_plan.segments.samples[document_P.numpy()]
+        for sample, position, loss in zip(
+            sample_P.tolist(), position_P.tolist(), losses_P.tolist(), strict=True
+        ):
+            losses_by_token[sample, position] = loss
     return losses_by_token
 
 
@@ -94,15 +100,18 @@ def test_head_with_fixed_slots_drops_no_token(
     config = config_of()
     training = training_of(config, dataset)
     # Only a compiled module, or one on a GPU, fixes its slots itself.
-    training.module._fixed_slots = slots
-    training.module._fixed_sequence_slots = sequence_slots
+    sizes = training.module.fixed_sizes
+    sizes.slots = slots
+    sizes.sequence_slots = sequence_slots
     (batch,) = micro_batches(dataset, config)
     assert (batch.predicted_tokens <= slots) == is_enough
+    assert (batch.most_predicted_in_sequence <= sequence_slots) == is_enough
     assert_gradients_agree(
         loss_and_gradients(training, [batch]),
         loss_and_gradients_of_first_step(config, dataset),
     )
-    assert training.module.overflows == (0 if is_enough else 1)
+    # Sequence slots are not counted.
+    assert sizes.overflows == (0 if is_enough else 1)
 
 
 def test_micro_batch_without_predicted_tokens_has_no_gradient(dataset):
@@ -115,8 +124,8 @@ def test_micro_batch_without_predicted_tokens_has_no_gradient(dataset):
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
-class TestResultsOfTransformers:
-    """The model itself computes the loss of all labels, with its own dense head."""
+class TestAgainstTransformers:
+    """transformers computes the expected loss of all labels, with the dense head."""
 
     @pytest.fixture
     def training(self, family, dataset):
@@ -137,7 +146,7 @@ class TestResultsOfTransformers:
                 labels=batch.labels_BS(),
             )
 
-    def test_are_those_of_evaluation(self, training, batch, expected):
+    def test_evaluation_matches_transformers(self, training, batch, expected):
         labels_BS = batch.labels_BS()
         is_hit_BS = expected.logits.argmax(-1) == labels_BS
         expected_hits = int(is_hit_BS[labels_BS != IGNORED_LABEL].sum())
@@ -147,28 +156,6 @@ class TestResultsOfTransformers:
         assert mean_loss == pytest.approx(float(expected.loss), rel=1e-5)
         assert int(hits) == expected_hits
 
-    def test_have_the_loss_of_a_step(self, training, batch, expected):
-        loss = float(training.step.run([batch], 1e-3).loss)
+    def test_step_loss_matches_transformers(self, training, batch, expected):
+        loss = float(training.step.run([batch], lr=1e-3).loss)
         assert loss == pytest.approx(float(expected.loss), rel=1e-5)
-
-
-def test_reserves_segments_for_uneven_packing(dataset):
-    module = training_of(config_of(layout="packed"), dataset).module
-    sequences = 128
-    width = 512
-    # Sequences have 1 and 7 documents in turns: 4 on average, with a standard deviation
-    # of 3.
-    starts_by_sequence = [
-        width * sequence + torch.arange(documents)
-        for sequence, documents in enumerate([1, 7] * (sequences // 2))
-    ]
-    starts_N = torch.cat(starts_by_sequence)
-    module.expect_documents(
-        SimpleNamespace(ids_BS=torch.empty(sequences, width), starts_N=starts_N)
-    )
-    # The sum over sequences has a standard deviation of 3 * sqrt(128) = 34. Segments
-    # are reserved for six of them above the mean.
-    max_documents = 4 * sequences + 6 * 34
-    # The padding of each sequence is a segment too, and numbers are rounded up to
-    # multiples of 64.
-    assert 0 <= module._fixed_segments - (max_documents + sequences) <= 64
