@@ -44,9 +44,13 @@ def test_no_pin_has_a_local_version():
 
 @pytest.mark.system
 @pytest.mark.slow
-def test_pins_resolve_without_pip_settings():
+def test_pins_resolve_for_the_lowest_python(tmp_path):
+    # Debian 12 has 3.11.2, which some releases no longer support.
+    lowest = PROJECT["requires-python"].removeprefix(">=") + ".0"
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps"]
     command += ["--ignore-installed", "--quiet", "--retries", "1"]
+    command += ["--python-version", lowest, "--only-binary", ":all:"]
+    command += ["--target", tmp_path]
     resolved = subprocess.run(
         [*command, "--requirement", ROOT / "constraints.txt"],
         env=environment_without_pip_settings(),

@@ -93,7 +93,7 @@ class TrainingState(StrictTable):
     noise_scale: list[float]
     """Smoothed signal and noise from which the gradient noise scale is computed."""
     head_overflows: int
-    """Micro-batches of rank 0 so far that exceeded the slots of the sparse MLM head."""
+    """Times so far that a micro-batch of rank 0 exceeded fixed slots or segments."""
     skipped_steps: int
     """Skipped updates so far."""
 

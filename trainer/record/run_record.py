@@ -107,8 +107,8 @@ class StepRow(StrictTable):
     """Gradient noise scale (McCandlish et al. 2018): batch size, in non-padding tokens,
     at which noise and signal are equal; None until known."""
     head_overflows: int
-    """Micro-batches of rank 0 so far that exceeded the slots of the sparse MLM head,
-    which costs time only."""
+    """Times so far that a micro-batch of rank 0 exceeded the fixed slots of the sparse
+    MLM head, or the fixed segments of varlen attention, which costs time only."""
     recompilations: int
     """Graphs recompiled on rank 0 after the first steps."""
     skipped_steps: int
