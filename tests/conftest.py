@@ -28,7 +28,8 @@ ACCEPTED_SKIPS = (
 # Started first, so that the files that run at the same time end together.
 LONGEST = (
     "test_quickstart.py",
-    "test_typed.py",
+    "test_typed_readme.py",
+    "test_typed_data.py",
     "test_train_faults.py",
     "test_data_faults.py",
     "test_chain.py",

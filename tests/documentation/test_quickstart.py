@@ -4,7 +4,7 @@ import pytest
 
 from tests.documentation.blocks import ELLIPSIS
 from tests.documentation.outputs import line_pattern, words_of
-from tests.documentation.test_typed import typed
+from tests.documentation.typed_commands import typed
 
 OF_THE_MACHINE = re.compile(r"^(CPU|cpu_model) |^Wait until the machine is quiet")
 """Lines that differ by machine; the page was written on a busy one, and says so."""

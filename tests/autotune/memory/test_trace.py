@@ -63,7 +63,8 @@ def test_traced_peak_is_that_of_the_cpu_allocator(case):
     assert peak_of(traced(case)) == pytest.approx(allocator_peak_bytes(case), rel=0.02)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+# Not RoBERTa, whose layers are BERT's: each case takes three traces of compiled layers.
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
 @pytest.mark.parametrize(
     "settings",
     [

@@ -1,14 +1,13 @@
-"""The commands of the README, the quickstart and the page about data work in order.
+"""Typing of the commands of a page, in order.
 
 They are typed in a shell, whose place and variables stay. What cannot run here or would
 take long is replaced first, by a page's substitutions in order, each with its reason.
 
-``python -m tests.documentation.test_typed PAGE DIR`` types the ``$ `` lines of a page
-in the empty directory DIR as they stand, on a quiet machine, and replaces what the page
-shows behind each by what it prints, up to a last line "…".
+``python -m tests.documentation.typed_commands PAGE DIR`` types the ``$ `` lines of a
+page in the empty directory DIR as they stand, on a quiet machine, and replaces what the
+page shows behind each by what it prints, up to a last line "…".
 """
 
-import json
 import os
 import re
 import subprocess
@@ -16,11 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
-import pytest
-
-from tests.documentation.blocks import ROOT, Command, commands_of, named_in_prose
+from tests.documentation.blocks import ROOT, Command, commands_of
 
 _MAKE = (
     f"make --directory '{ROOT}' --assume-old .venv/.installed BIN=$(dirname $(command"
@@ -152,68 +147,6 @@ def typed(
             assert "Traceback" not in process.stderr
             processes.append((command, process))
     return processes
-
-
-TINY = {
-    "model_type": "bert",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
-    "max_position_embeddings": 128,
-}
-
-
-@pytest.fixture
-def directory(tmp_path):
-    """Hold a small model of its own, as its config.json."""
-    for name in ("tiny", "my-encoder"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(TINY))
-    return tmp_path
-
-
-@pytest.mark.parametrize("page", SUBSTITUTIONS)
-def test_every_substitution_replaces_something(page):
-    used = [
-        substituted(page, command)[1]
-        for command in [*commands_of(ROOT / page), *named_in_prose(ROOT / page)]
-    ]
-    idle = set(range(len(SUBSTITUTIONS[page]))) - set().union(*used)
-    assert [SUBSTITUTIONS[page][number] for number in sorted(idle)] == []
-
-
-@pytest.mark.slow
-@pytest.mark.system
-def test_readme_commands_work(directory):
-    typed("README.md", directory)
-    assert (directory / "demo" / "reports" / "report.html").is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.system
-def test_own_data_becomes_a_training(directory):
-    (directory / "local").mkdir()
-    lines = [
-        f"unit {number % 7} started after {number * 37 % 101} ms with code {number % 5}"
-        for number in range(1500)
-    ]
-    (directory / "corpus").mkdir()
-    (directory / "corpus" / "a.log").write_text("\n".join(lines))
-    (directory / "events.jsonl").write_text(
-        "\n".join(
-            json.dumps({"doc": {"body": f"{command} again"}}) for command in lines
-        )
-    )
-    pyarrow.parquet.write_table(
-        pyarrow.table({"text": lines}), directory / "events.parquet"
-    )
-    page = ROOT / "docs" / "data.md"
-    of_each_kind = [
-        command for command in named_in_prose(page) if "--out" in command.words
-    ]
-    assert len(of_each_kind) == 4
-    typed("docs/data.md", directory, [*of_each_kind, *commands_of(page)])
 
 
 def fill(page: Path, work: Path) -> None:
