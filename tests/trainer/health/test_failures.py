@@ -94,7 +94,7 @@ def test_vague_error_without_cuda_is_another_fault(message):
         pytest.param(None, False, id="CUDA has ended"),
     ],
 )
-def test_vague_error_on_full_gpu_is_out_of_memory(
+def test_vague_error_is_judged_by_free_memory(
     message, free_bytes, is_out_of_memory, monkeypatch
 ):
     pretend_gpu(monkeypatch, free_bytes=free_bytes)
