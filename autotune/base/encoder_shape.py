@@ -50,9 +50,9 @@ class EncoderShape:
 
     @property
     def can_have_sparse_last_layer(self) -> bool:
-        """Whether the trainer can compute the last layer for masked tokens only.
+        """True if the trainer can compute the last layer for masked tokens only.
 
-        It does not if the last layer's attention has a window.
+        It cannot if the last layer's attention has a window.
         """
         return self.layout is not None and self.reaches[-1] is None
 

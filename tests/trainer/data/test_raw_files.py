@@ -156,5 +156,5 @@ def test_suggested_conversion_writes_json_lines(tmp_path, name, content):
 def test_pipe_is_not_opened(tmp_path):
     path = tmp_path / "a.jsonl"
     os.mkfifo(path)
-    # Opening a pipe that nobody writes to would wait without end.
+    # Opening a pipe without a writer would wait without end.
     assert preparation_of(path).field == "NAME"
