@@ -8,6 +8,7 @@ from autotune.advice.decide.bottleneck import MATTERS_SHARE
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext, times, without
 from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base import model_config
+from autotune.base.encoder_shape import encoder_shape
 from autotune.base.units import format_percent
 from trainer.model.gpu_peaks import matmul_format, peak_flops_per_s
 
@@ -168,8 +169,8 @@ def dense_head(now: TrainingContext) -> Advice | None:
 def dense_last_layer(now: TrainingContext) -> Advice | None:
     """Find a last layer that is computed at positions whose result is not used.
 
-    Its queries, output and MLP are 10 of 12 parts of the layer. Keys and values are
-    needed at all positions.
+    Keys and values are needed at all positions, the layer's other products only where
+    the loss looks.
     """
     train = now.train
     if (
@@ -179,15 +180,18 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
         or not now.knows_the_layers
     ):
         return None
-    layers = model_config.config_count(train, "num_hidden_layers", model_config.LAYERS)
-    saved = (1 - train.masking_probability) * 10 / 12 / layers
+    shape = encoder_shape(train)
+    if not shape.can_have_sparse_last_layer:
+        return None
+    masked_only_share = shape.masked_only_weights / shape.layer_weights
+    saved = (1 - train.masking_probability) * masked_only_share
     saved *= 1.0 if now.bottleneck is None else now.share("compute", "padding")
     return Advice(
         claim=(
-            f"the last of {layers} layers computes all positions, but the loss uses "
+            f"the last of {shape.layers} layers computes all positions, but the loss uses "
             f"{format_percent(train.masking_probability)} of them"
         ),
-        evidence=(figure("layers", layers, "count", "model config"),),
+        evidence=(figure("layers", shape.layers, "count", "model config"),),
         gain=Gain.between(*(1 / (1 - part * saved) for part in (0.4, 0.8, 1.1))),
         cost="none: the loss is the same",
         changes=(SettingChange(key="last_layer", old="dense", new="sparse"),),

@@ -93,6 +93,22 @@ def test_following_advice_delivers_its_gain(every, rule):
         assert 0.5 < (delivered - 1) / (advice.gain.ratio - 1) < 2
 
 
+@pytest.mark.parametrize(
+    ("attention", "advised"), [("full_attention", True), ("sliding_attention", False)]
+)
+def test_last_layer_with_window_stays_dense(attention, advised):
+    train = settings(GPU, last_layer="dense")
+    modernbert = train.model.config | {
+        "model_type": "modernbert",
+        "layer_types": ["full_attention"] * (GPU.layers - 1) + [attention],
+    }
+    model = train.model.model_copy(update={"config": modernbert})
+    context = ran(GPU, train.model_copy(update={"model": model}))
+    assert ("dense-last-layer" in {advice.rule for advice in advise(context)}) == (
+        advised
+    )
+
+
 def test_orders_errors_before_gains():
     advice = advise(tuned(GPU, settings(GPU, precision="fp32"), micro_batch_size=10**6))
     assert advice[0].severity == "error"
