@@ -22,6 +22,9 @@ DEMO_STEPS := 30
 
 GPU_MINUTES := 10
 
+# Tests start hundreds of processes, and each would compile the modules that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow test-cluster test-cuda soak check docs gpu-check bench figures clean
 
