@@ -7,11 +7,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CUDA := .venv-cuda/.made
 CUDA_LOWEST := .venv-cuda-lowest/.made
-# Four files at a time, in the order of tests/conftest.py: two would leave a quarter of two
-# cores idle, as tests wait for processes.
-BY_FILE := -n 4 --dist loadfile --no-loadscope-reorder
+# Files of tests that run at a time, in the order of tests/conftest.py: two would leave a
+# quarter of two cores idle, as tests wait for processes.
+WORKERS := 4
+BY_FILE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 CUDA_TESTS := $(BY_FILE) tests/cuda
 CLUSTER := tests/system/slurm
+# Every process that runs tests imports their files: all of them would take 20 seconds.
+SLOW_FILES = $(sort $(shell grep -rl --include='test_*.py' mark.slow tests --exclude-dir slurm))
 
 DEMO := demo
 DEMO_MODELS := bert-mini docs/assets/modernbert-tiny/config.json
@@ -50,7 +53,7 @@ test: $(STAMP) ## run the tests, with a sample of every fault loop
 	$(BIN)/python -m pytest $(BY_FILE) -m 'not slow and not soak and not cuda' tests $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, a slow link
-	$(BIN)/python -m pytest $(BY_FILE) -m slow tests --ignore $(CLUSTER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(BY_FILE) -m slow $(SLOW_FILES) $(PYTEST_ARGS)
 
 # Not beside other tests: jobs that measure are given minutes, and would need more of them.
 test-cluster: $(STAMP) ## run jobs on a real SLURM cluster on this machine
