@@ -20,6 +20,7 @@ from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.resolve import ResolvedConfig
 from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
 from trainer.failure_notes import FailureNote, publish_failure, read_failure
+from trainer.garbage_collection import collection_paused
 from trainer.health.signals import end_with_parent
 from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.record.progress import progress
@@ -91,8 +92,8 @@ class RankJob:
         """Import torch and the training loop, and stage the dataset."""
         # Imported now, so that its seconds count as the phase "import". Bad input has
         # been reported before.
-        import trainer.loop  # noqa: F401
-
+        with collection_paused():
+            import trainer.loop  # noqa: F401
         self.clock.ended("import")
         if self.resolved.config.data.stage_to is not None:
             with progress("stage") as update:

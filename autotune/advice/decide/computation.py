@@ -188,8 +188,8 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     saved *= 1.0 if now.bottleneck is None else now.share("compute", "padding")
     return Advice(
         claim=(
-            f"the last of {shape.layers} layers computes all positions, but the loss uses "
-            f"{format_percent(train.masking_probability)} of them"
+            f"the last of {shape.layers} layers computes all positions, but the loss"
+            f" uses {format_percent(train.masking_probability)} of them"
         ),
         evidence=(figure("layers", shape.layers, "count", "model config"),),
         gain=Gain.between(*(1 / (1 - part * saved) for part in (0.4, 0.8, 1.1))),

@@ -22,6 +22,7 @@ from autotune.trials.messages import END_FILE, JOINED_FILE, REQUEST_FILE, result
 from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 from trainer.files import write_atomically
+from trainer.garbage_collection import collection_paused
 
 if TYPE_CHECKING:
     from trainer.distributed.ranks import Ranks
@@ -44,10 +45,11 @@ def serve(directory: Path, device: str) -> int:
     Returns:
         The exit code: 0 if there are no more trials, 1 after a trial that failed.
     """
-    from trainer.distributed.ranks import leave_ranks
-
     # Before joining, so that no trial waits for imports.
-    versions = _import_libraries()
+    with collection_paused():
+        from trainer.distributed.ranks import leave_ranks
+
+        versions = _import_libraries()
     ranks = _join(device)
     if ranks.leads:
         joined = json.dumps({"versions": versions})

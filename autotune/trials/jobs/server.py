@@ -31,6 +31,7 @@ from autotune.trials.messages import (
     encode,
     read_request,
 )
+from trainer.garbage_collection import collection_paused
 
 
 def serve(preload: Preload | None) -> None:
@@ -65,7 +66,8 @@ def _answer(request: Request) -> Reply:
     """Do what a request asks for, and return the reply."""
     if isinstance(request, ImportRequest):
         return ImportReply(threads=_import_modules(request.modules))
-    preload_model(request.model_type)
+    with collection_paused():
+        preload_model(request.model_type)
     return run_trial(request, _parent_gone)
 
 
@@ -80,7 +82,8 @@ def _load(preload: Preload | None) -> dict[str, Any]:
     """Import everything that trials need; return the versions of libraries."""
     versions: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if preload is None:
-        preload_trainer()
+        with collection_paused():
+            preload_trainer()
         versions["transformers"] = importlib.metadata.version("transformers")
     else:
         module = importlib.import_module(preload.module)
