@@ -71,7 +71,7 @@ def test_profile_goes_from_probe_to_approval(says, workdir):
         "--loader",
         "hostile:sleepy",
         "--time-limit",
-        "3min",
+        "40s",
         "--window",
         "0.2s",
     )
