@@ -115,13 +115,17 @@ def next_prediction(fits: Sequence[tuple[int, int]], before: Prediction) -> Pred
     return Prediction(peak_bytes=lambda rows: peak_bytes + each_bytes * (rows - size))
 
 
-def ignores_size(fitted: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+def ignores_size(
+    fitted: Sequence[tuple[int, int]], *, exact: bool = True
+) -> tuple[int, int] | None:
     """Return two sizes between which memory does not grow, although it should by far.
 
     A dataset with fewer samples than a batch ends the growth.
 
     Args:
         fitted: Peaks by size, ascending.
+        exact: False if what earlier trials left counts too, as in one process. A
+            single peak may then be too high, so no neighbours are compared.
 
     Returns:
         The two sizes, or None if there are none.
@@ -129,6 +133,8 @@ def ignores_size(fitted: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
     (least, first), (most, last) = fitted[0], fitted[-1]
     if most >= IGNORED_RATIO * least and last - first < LEAST_BYTES:
         return least, most
+    if not exact:
+        return None
     for (size, peak), (larger, higher), (largest, highest) in zip(
         fitted, fitted[1:], fitted[2:], strict=False
     ):
