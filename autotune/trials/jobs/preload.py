@@ -6,19 +6,22 @@ import sys
 
 import torch
 
+from trainer.garbage_collection import collection_paused
+
 
 def preload_trainer() -> None:
     """Import the trainer, its jobs, and modules that torch imports in a first step."""
     # Transformers imports torchao if it is installed. That starts CUDA, which then
     # works in no forked process. None makes its import fail.
     sys.modules["torchao"] = None  # type: ignore[assignment]
-    for module in (
-        "trainer.loop",
-        "autotune.memory.jobs.step",
-        "autotune.workers.jobs.training",
-        "torch._dynamo",
-    ):
-        importlib.import_module(module)
+    with collection_paused():
+        for module in (
+            "trainer.loop",
+            "autotune.memory.jobs.step",
+            "autotune.workers.jobs.training",
+            "torch._dynamo",
+        ):
+            importlib.import_module(module)
     del sys.modules["torchao"]
 
 
@@ -37,7 +40,7 @@ def preload_model(model_type: str | None) -> None:
     try:
         # Building a model of the default shape, without memory for its weights, imports
         # all of its code.
-        with torch.device("meta"):
+        with collection_paused(), torch.device("meta"):
             config = transformers.AutoConfig.for_model(model_type)
             transformers.AutoModelForMaskedLM.from_config(config)
     except Exception as error:  # noqa: BLE001 - only a head start is lost: some types have no default shape

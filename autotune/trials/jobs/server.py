@@ -31,7 +31,6 @@ from autotune.trials.messages import (
     encode,
     read_request,
 )
-from trainer.garbage_collection import collection_paused
 
 
 def serve(preload: Preload | None) -> None:
@@ -66,8 +65,7 @@ def _answer(request: Request) -> Reply:
     """Do what a request asks for, and return the reply."""
     if isinstance(request, ImportRequest):
         return ImportReply(threads=_import_modules(request.modules))
-    with collection_paused():
-        preload_model(request.model_type)
+    preload_model(request.model_type)
     return run_trial(request, _parent_gone)
 
 
@@ -82,8 +80,7 @@ def _load(preload: Preload | None) -> dict[str, Any]:
     """Import everything that trials need; return the versions of libraries."""
     versions: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if preload is None:
-        with collection_paused():
-            preload_trainer()
+        preload_trainer()
         versions["transformers"] = importlib.metadata.version("transformers")
     else:
         module = importlib.import_module(preload.module)
