@@ -1,5 +1,6 @@
 """Run a job in this process, and turn each way in which it ends into a result."""
 
+import contextlib
 import importlib
 import os
 import re
@@ -39,7 +40,8 @@ def run_job(
         job: Name of a job, or of a module with a function ``run`` that takes
             ``measured`` and ``local``, and ``joined_ranks`` if they are given, and
             returns figures.
-        result_file: File to write.
+        result_file: File to write. On a node that does not see its directory, none is
+            written: the first node's is what counts.
         measured: Input that defines the measurement.
         local: Input that depends on this machine. A true ``first_attempt`` means that
             the trial is tried again after a crash.
@@ -63,7 +65,8 @@ def run_job(
     if os.getpid() != pid_before:
         # The job's code has forked this process. Only the original writes the result.
         os._exit(1)
-    write_atomically(result_file, encode(result), durable=False)
+    with contextlib.suppress(FileNotFoundError):
+        write_atomically(result_file, encode(result), durable=False)
     return result.status is JobStatus.MEASURED
 
 

@@ -75,3 +75,9 @@ def test_repeated_cublas_fault_is_out_of_memory(
     second = status_of_failure(result_file, message)
     assert first == status_of_first_attempt
     assert second == "out_of_memory"
+
+
+def test_unseen_directory_ends_no_rank(tmp_path):
+    elsewhere = tmp_path / "on the first node" / "rank-1.json"
+    assert run_job("testbed.failing_job", elsewhere, {"fault": "none"}, {})
+    assert not elsewhere.exists()
