@@ -12,6 +12,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+# With zlib's, an asynchronous save of 1.15 GiB delayed training on two cores by 0.51
+# instead of 0.27 s (2026-11).
 from zlib_ng.zlib_ng import crc32
 
 from trainer.config.tables import StrictTable
