@@ -173,12 +173,7 @@ def dense_last_layer(now: TrainingContext) -> Advice | None:
     the loss looks.
     """
     train = now.train
-    if (
-        train is None
-        or train.last_layer != "dense"
-        or train.mlm_head != "sparse"
-        or not now.knows_the_layers
-    ):
+    if train is None or train.last_layer != "dense" or train.mlm_head != "sparse":
         return None
     shape = encoder_shape(train)
     if not shape.can_have_sparse_last_layer:
