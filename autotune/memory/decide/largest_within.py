@@ -1,14 +1,18 @@
 """Largest size whose need is within a limit, by few evaluations of a curve.
 
 A line through two evaluated sizes leads next to the answer of a nearly straight curve.
-Halving and doubling bound the number of evaluations for any other curve.
+Halving and doubling bound the number of evaluations for any other curve. If a curve
+crosses the limit several times, ``largest_below_gaps`` prefers the lower crossing.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 FIRST_SIZE = 32
 """Size that is evaluated first."""
+GAP_SHARE = 0.05
+"""Share of a size by which smaller ones are looked at for a gap: more than the headroom
+that a profile leaves below the largest micro-batch."""
 
 
 def largest_within(
@@ -49,6 +53,41 @@ def largest_within(
             next_to_evaluate = doubling if high > top else halving
         size = min(max(next_to_evaluate, low + 1), high - 1)
     return low
+
+
+def largest_below_gaps(
+    need_of: Callable[[int], float], limit: float, *, largest: int
+) -> int:
+    """Return a size that is within a limit like those a little below it.
+
+    A need may fall where sizes grow: a caching allocator wastes less where blocks
+    happen to fit into freed ones. Sizes below such a fall may exceed the limit while
+    larger ones are within it. Whoever tries sizes one by one stops below this gap, and
+    whoever leaves some headroom below the larger size may end in it.
+
+    Args:
+        need_of: Function from a size to its need.
+        limit: Largest need that is allowed.
+        largest: Size within the limit, or 0.
+
+    Returns:
+        ``largest``, or the largest size below the gaps that smaller sizes show.
+    """
+    while True:
+        in_gap = next(
+            (size for size in _sizes_below(largest) if need_of(size) > limit), None
+        )
+        if in_gap is None:
+            return largest
+        largest = largest_within(need_of, limit, low=0, top=in_gap - 1)
+
+
+def _sizes_below(size: int) -> Iterator[int]:
+    """Yield sizes at doubling distances below a size, up to ``GAP_SHARE`` of it."""
+    distance = 1
+    while distance <= GAP_SHARE * size:
+        yield size - distance
+        distance *= 2
 
 
 def _size_at_limit(limit: float, need_by_size: Mapping[int, float]) -> int | None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 import autotune.memory.estimate
+from autotune.base.units import MIB
 from autotune.memory.decide.memory_model import peak_bytes
-from autotune.memory.decide.overheads import overheads_on_cpu
+from autotune.memory.decide.overheads import MemoryOverheads, overheads_on_cpu
 from autotune.memory.estimate import CannotTrace, estimate_model
 from autotune.memory.values import Allocation, TraceRequest
 from autotune.trials.outcomes import Crashed, Measured, TimedOut
@@ -128,6 +129,46 @@ def test_predicted_largest_size_is_the_true_one(budget_bytes):
     rounding_bytes = SLOTS_MULTIPLE * SLOT_BYTES
     next_bytes = true_bytes(size + 1) + rounding_bytes
     assert size == MAX_MICRO_BATCH_SIZE or next_bytes > budget_bytes
+
+
+def simulate_trace_with_gap(trial):
+    """Simulate a model whose memory falls by 50 MiB at 1000 sequences.
+
+    From there on, a block of the optimizer fits where an activation was.
+    """
+    traces = [
+        trace_of(
+            size,
+            allocations=[
+                Allocation(size_bytes=95 * size * MIB // 100, term="activations"),
+                Allocation(size_bytes=5 * size * MIB // 100, term="activations"),
+                Allocation(size_bytes=20 * MIB, term="optimizer"),
+                Allocation(size_bytes=50 * MIB, term="optimizer"),
+            ],
+            events=[0, 1, 2, -2, 3],
+        )
+        for size in trial.measured["sizes"]
+    ]
+    return Measured(figures=figures_of(traces))
+
+
+# Within the first and the third, the search alone ends at 1020.
+@pytest.mark.parametrize("budget_mib", [1046, 1050, 1058])
+def test_sizes_a_little_below_the_largest_fit_too(budget_mib):
+    overheads = MemoryOverheads(kind="cuda", workspaces_bytes=(), non_pytorch_bytes=0)
+    budget_bytes = budget_mib * MIB
+    estimate = estimate_model(
+        REQUEST,
+        FakeMachine(simulate_trace_with_gap),
+        budget_bytes,
+        overheads,
+        max_micro_batch_size=MAX_MICRO_BATCH_SIZE,
+    )
+
+    # Of 971 sequences the pages of 20 MiB take 1060 MiB, of 1020 only 1040.
+    assert estimate.max_micro_batch_size == 970
+    peaks = [peak_bytes(estimate.memory_model, n, overheads) for n in (971, 1020)]
+    assert peaks == [1060 * MIB, 1040 * MIB]
 
 
 @pytest.mark.parametrize("budget_bytes", BUDGETS)

@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.memory.decide.largest_within import largest_within
+from autotune.memory.decide.largest_within import (
+    GAP_SHARE,
+    largest_below_gaps,
+    largest_within,
+)
 
 
 def recorded(need_of, evaluated: list[int]):
@@ -96,3 +100,42 @@ def test_curve_that_hardly_grows_ends(need_of, limit, largest):
     assert largest_within(recorded_need, limit, low=3, top=100) == largest
     # Every fourth size at least halves the range of 97 sizes.
     assert len(evaluated) <= 4 * math.ceil(math.log2(97))
+
+
+def need_with_gap(size: int) -> float:
+    """Return a need that falls by 30 above 1000."""
+    return float(size - 30 if size > 1000 else size)
+
+
+@pytest.mark.parametrize(
+    ("limit", "largest", "below_gaps"),
+    [
+        pytest.param(984, 1014, 984, id="larger sizes fit again"),
+        pytest.param(984, 984, 984, id="already below the gap"),
+        pytest.param(1000, 1030, 1030, id="all smaller sizes fit"),
+        pytest.param(-1, 0, 0, id="no size fits"),
+    ],
+)
+def test_answer_is_below_a_gap(limit, largest, below_gaps):
+    assert largest_below_gaps(need_with_gap, limit, largest=largest) == below_gaps
+
+
+def test_answer_is_below_several_gaps():
+    def need_of(size: int) -> float:
+        return 101 if size in range(930, 950) or size in range(970, 990) else 0.1 * size
+
+    assert largest_below_gaps(need_of, 100, largest=1000) == 929
+
+
+@given(need_of=rising_steps(), limit=LIMITS, top=RANGES)
+def test_curve_without_gap_keeps_its_answer(need_of, limit, top):
+    largest = largest_within(need_of, limit, low=0, top=top)
+    assert largest_below_gaps(need_of, limit, largest=largest) == largest
+
+
+def test_gaps_are_sought_at_few_sizes_nearby():
+    evaluated: list[int] = []
+    need_of = recorded(float, evaluated)
+    assert largest_below_gaps(need_of, 1000, largest=1000) == 1000
+    assert evaluated == [999, 998, 996, 992, 984, 968]
+    assert min(evaluated) >= (1 - GAP_SHARE) * 1000
