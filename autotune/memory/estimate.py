@@ -12,12 +12,10 @@ from autotune.corpus.values import SequenceContents
 from autotune.errors import NotCheckable
 from autotune.machine.decide import is_busy
 from autotune.machine.host import SystemHost
-from autotune.memory.decide.largest_within import largest_below_gaps
 from autotune.memory.decide.memory_model import (
     MemoryModel,
     fit_memory_model,
     largest_micro_batch_size,
-    peak_bytes,
 )
 from autotune.memory.decide.overheads import MemoryOverheads
 from autotune.memory.values import Trace, TraceRequest
@@ -51,8 +49,7 @@ class MemoryEstimate:
 
     memory_model: MemoryModel
     max_micro_batch_size: int
-    """Largest micro-batch that is predicted to fit, like sizes a little below it; 0 if
-    not even one sequence does."""
+    """Largest micro-batch that is predicted to fit; 0 if not even one sequence does."""
     parameters: int
     """Number of parameters of the model."""
     attention: str
@@ -181,14 +178,9 @@ def estimate_model(
         if round_number == 0:
             sizes.insert(0, max(1, round(BELOW_SHARE * size)))
         traced = _trace_more(request, machine, traced.traces, sizes)
-    max_micro_batch_size = largest_below_gaps(
-        lambda size: peak_bytes(traced.memory_model, size, overheads),
-        budget_bytes,
-        largest=largest_size(traced.memory_model),
-    )
     return MemoryEstimate(
         memory_model=traced.memory_model,
-        max_micro_batch_size=max_micro_batch_size,
+        max_micro_batch_size=largest_size(traced.memory_model),
         works=tuple(trace.work for trace in traced.traces),
         parameters=traced.figures.parameters,
         attention=traced.figures.attention,

@@ -1,8 +1,8 @@
 """Largest size whose need is within a limit, by few evaluations of a curve.
 
 A line through two evaluated sizes leads next to the answer of a nearly straight curve.
-Halving and doubling bound the number of evaluations for any other curve. If a curve
-crosses the limit several times, ``largest_below_gaps`` prefers the lower crossing.
+Halving and doubling bound the number of evaluations for any other curve. A curve may
+cross the limit several times: ``largest_below_gaps`` then finds a lower crossing.
 """
 
 import math
@@ -56,36 +56,41 @@ def largest_within(
 
 
 def largest_below_gaps(
-    need_of: Callable[[int], float], limit: float, *, largest: int
+    need_of: Callable[[int], float], limit: float, *, low: int, top: int
 ) -> int:
-    """Return a size that is within a limit like those a little below it.
+    """Return a size within a limit, like all sizes that were looked at below it.
 
     A need may fall where sizes grow: a caching allocator wastes less where blocks
-    happen to fit into freed ones. Sizes below such a fall may exceed the limit while
-    larger ones are within it. Whoever tries sizes one by one stops below this gap, and
-    whoever leaves some headroom below the larger size may end in it.
+    happen to fit into freed ones. Sizes just below such a fall exceed the limit, while
+    larger ones are within it. Whoever takes "the largest size", but a rounder number or
+    with some headroom, may then run out of memory. So the answer is below such gaps.
 
     Args:
         need_of: Function from a size to its need.
         limit: Largest need that is allowed.
-        largest: Size within the limit, or 0.
+        low: Smallest possible answer, which is not evaluated.
+        top: Largest size to consider.
 
     Returns:
-        ``largest``, or the largest size below the gaps that smaller sizes show.
+        ``low`` if no larger size is found.
     """
+    largest = largest_within(need_of, limit, low=low, top=top)
     while True:
-        in_gap = next(
-            (size for size in _sizes_below(largest) if need_of(size) > limit), None
+        too_large = next(
+            (size for size in _sizes_below(largest, low) if need_of(size) > limit), None
         )
-        if in_gap is None:
+        if too_large is None:
             return largest
-        largest = largest_within(need_of, limit, low=0, top=in_gap - 1)
+        largest = largest_within(need_of, limit, low=low, top=too_large - 1)
 
 
-def _sizes_below(size: int) -> Iterator[int]:
-    """Yield sizes at doubling distances below a size, up to ``GAP_SHARE`` of it."""
+def _sizes_below(size: int, low: int) -> Iterator[int]:
+    """Yield sizes at doubling distances below a size, up to ``GAP_SHARE`` of it.
+
+    Only sizes above ``low`` are yielded.
+    """
     distance = 1
-    while distance <= GAP_SHARE * size:
+    while distance <= min(GAP_SHARE * size, size - low - 1):
         yield size - distance
         distance *= 2
 

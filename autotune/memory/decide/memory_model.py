@@ -7,6 +7,7 @@ in bytes. Between two traced sizes each allocation is interpolated separately; t
 sequence is then replayed through the device's allocator.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.memory.decide.caching_allocator import reserve
-from autotune.memory.decide.largest_within import largest_within
+from autotune.memory.decide.largest_within import largest_below_gaps
 from autotune.memory.decide.overheads import (
     UNTRACED_SHARE,
     MemoryOverheads,
@@ -192,15 +193,18 @@ def largest_micro_batch_size(
 ) -> int:
     """Return the largest micro-batch whose peak is within a budget.
 
+    Those of a little smaller ones are, too.
+
     Returns:
         0 if not even one sequence fits.
     """
-    return largest_within(
-        lambda micro_batch_size: peak_bytes(model, micro_batch_size, overheads),
-        budget_bytes,
-        low=0,
-        top=max_micro_batch_size,
-    )
+
+    # A search for gaps compares some sizes again, and each replays a whole trace.
+    @functools.cache
+    def need_of(micro_batch_size: int) -> int:
+        return peak_bytes(model, micro_batch_size, overheads)
+
+    return largest_below_gaps(need_of, budget_bytes, low=0, top=max_micro_batch_size)
 
 
 def size_range(

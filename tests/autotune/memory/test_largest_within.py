@@ -108,34 +108,46 @@ def need_with_gap(size: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("limit", "largest", "below_gaps"),
+    ("limit", "top", "largest"),
     [
-        pytest.param(984, 1014, 984, id="larger sizes fit again"),
-        pytest.param(984, 984, 984, id="already below the gap"),
-        pytest.param(1000, 1030, 1030, id="all smaller sizes fit"),
-        pytest.param(-1, 0, 0, id="no size fits"),
+        pytest.param(984, 16_384, 984, id="larger sizes fit again"),
+        pytest.param(1000, 16_384, 1030, id="all smaller sizes fit"),
+        pytest.param(984, 1005, 984, id="top beyond the gap"),
+        pytest.param(-1, 16_384, 0, id="no size fits"),
     ],
 )
-def test_answer_is_below_a_gap(limit, largest, below_gaps):
-    assert largest_below_gaps(need_with_gap, limit, largest=largest) == below_gaps
+def test_answer_is_below_a_gap(limit, top, largest):
+    assert largest_below_gaps(need_with_gap, limit, low=0, top=top) == largest
 
 
 def test_answer_is_below_several_gaps():
     def need_of(size: int) -> float:
         return 101 if size in range(930, 950) or size in range(970, 990) else 0.1 * size
 
-    assert largest_below_gaps(need_of, 100, largest=1000) == 929
+    assert largest_below_gaps(need_of, 100, low=0, top=1000) == 929
 
 
-@given(need_of=rising_steps(), limit=LIMITS, top=RANGES)
-def test_curve_without_gap_keeps_its_answer(need_of, limit, top):
-    largest = largest_within(need_of, limit, low=0, top=top)
-    assert largest_below_gaps(need_of, limit, largest=largest) == largest
+@given(need_of=rising_steps(), limit=LIMITS, low=LOW_SIZES, sizes_above_low=RANGES)
+def test_curve_without_gap_keeps_its_answer(need_of, limit, low, sizes_above_low):
+    top = low + sizes_above_low
+    largest = largest_within(need_of, limit, low=low, top=top)
+    assert largest_below_gaps(need_of, limit, low=low, top=top) == largest
 
 
-def test_gaps_are_sought_at_few_sizes_nearby():
+@pytest.mark.parametrize(
+    ("low", "sizes_below"),
+    [
+        pytest.param(0, [999, 998, 996, 992, 984, 968], id="up to a share"),
+        pytest.param(990, [999, 998, 996, 992], id="above the low size"),
+        pytest.param(1000, [], id="none"),
+    ],
+)
+def test_gaps_are_sought_at_few_sizes_nearby(low, sizes_below):
     evaluated: list[int] = []
     need_of = recorded(float, evaluated)
-    assert largest_below_gaps(need_of, 1000, largest=1000) == 1000
-    assert evaluated == [999, 998, 996, 992, 984, 968]
-    assert min(evaluated) >= (1 - GAP_SHARE) * 1000
+    largest_within(need_of, 1000, low=low, top=16_384)
+    search = list(evaluated)
+    evaluated.clear()
+    assert largest_below_gaps(need_of, 1000, low=low, top=16_384) == 1000
+    assert evaluated == [*search, *sizes_below]
+    assert min(sizes_below, default=1000) >= (1 - GAP_SHARE) * 1000
