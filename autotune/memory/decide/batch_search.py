@@ -6,8 +6,7 @@ fits, and one sequence more runs out of memory.
 
 A prediction only chooses sizes; the answer comes from trials. If a size fits, all
 smaller ones are assumed to fit; if it runs out of memory, all larger ones are assumed
-to run out of memory too. Where the prediction shows that a smaller one would not fit,
-the search stays below it.
+to run out of memory too.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 from autotune.base.units import MIB
 from autotune.memory.decide.caching_allocator import LARGE_PAGE_BYTES
-from autotune.memory.decide.largest_within import largest_below_gaps
+from autotune.memory.decide.largest_within import largest_within
 
 GROWTH = 4
 """Factor by which sizes grow, without a prediction, until two of them show a slope."""
@@ -241,7 +240,7 @@ def _largest_predicted(
     search: _Search, predicted_bytes: BytesBySize, limit_bytes: int
 ) -> int:
     """Return the largest size that is predicted to stay within a limit."""
-    return largest_below_gaps(
+    return largest_within(
         predicted_bytes, limit_bytes, low=search.fits, top=search.max_size
     )
 

@@ -56,7 +56,7 @@ def largest_within(
 
 
 def largest_below_gaps(
-    need_of: Callable[[int], float], limit: float, *, low: int, top: int
+    need_of: Callable[[int], float], limit: float, *, top: int
 ) -> int:
     """Return a size within a limit, like all sizes that were looked at below it.
 
@@ -68,29 +68,25 @@ def largest_below_gaps(
     Args:
         need_of: Function from a size to its need.
         limit: Largest need that is allowed.
-        low: Smallest possible answer, which is not evaluated.
         top: Largest size to consider.
 
     Returns:
-        ``low`` if no larger size is found.
+        0 if no size is found.
     """
-    largest = largest_within(need_of, limit, low=low, top=top)
+    largest = largest_within(need_of, limit, low=0, top=top)
     while True:
         too_large = next(
-            (size for size in _sizes_below(largest, low) if need_of(size) > limit), None
+            (size for size in _sizes_below(largest) if need_of(size) > limit), None
         )
         if too_large is None:
             return largest
-        largest = largest_within(need_of, limit, low=low, top=too_large - 1)
+        largest = largest_within(need_of, limit, low=0, top=too_large - 1)
 
 
-def _sizes_below(size: int, low: int) -> Iterator[int]:
-    """Yield sizes at doubling distances below a size, up to ``GAP_SHARE`` of it.
-
-    Only sizes above ``low`` are yielded.
-    """
+def _sizes_below(size: int) -> Iterator[int]:
+    """Yield sizes at doubling distances below a size, up to ``GAP_SHARE`` of it."""
     distance = 1
-    while distance <= min(GAP_SHARE * size, size - low - 1):
+    while distance <= GAP_SHARE * size:
         yield size - distance
         distance *= 2
 

@@ -204,7 +204,7 @@ def largest_micro_batch_size(
     def need_of(micro_batch_size: int) -> int:
         return peak_bytes(model, micro_batch_size, overheads)
 
-    return largest_below_gaps(need_of, budget_bytes, low=0, top=max_micro_batch_size)
+    return largest_below_gaps(need_of, budget_bytes, top=max_micro_batch_size)
 
 
 def size_range(

@@ -280,25 +280,6 @@ def test_exact_prediction_takes_a_trial_on_each_side():
     assert decided_sizes(case.search()) == [8, 9]
 
 
-def test_search_stops_below_sizes_that_do_not_fit():
-    """Sizes that are predicted not to fit are not skipped for larger ones that do."""
-    case = even_case(
-        fixed_bytes=10 * GB, bytes_per_sequence=0.2 * GB, budget_bytes=94.5 * GB
-    )
-
-    # As FSDP2 does at these sizes, whose blocks do not fit into freed ones.
-    def bytes_with_ridge(size: int) -> int:
-        return case.peak_bytes(size) + (4 * GB if size in (412, 413, 414) else 0)
-
-    tried = replace(
-        case,
-        peak_bytes=bytes_with_ridge,
-        prediction=Prediction(peak_bytes=bytes_with_ridge),
-    ).search()
-    # (94.5 - 10) / 0.2 = 422.5: from 415 to 422 sequences fit again.
-    assert decided_sizes(tried) == [411, 412]
-
-
 def test_neighbouring_sizes_show_no_slope():
     """A jump that only the prediction has must not count as a slope.
 
