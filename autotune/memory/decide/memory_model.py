@@ -193,7 +193,7 @@ def largest_micro_batch_size(
 ) -> int:
     """Return the largest micro-batch whose peak is within a budget.
 
-    Those of a little smaller ones are, too.
+    So are the peaks of the sizes that ``largest_below_gaps`` looks at below it.
 
     Returns:
         0 if not even one sequence fits.
