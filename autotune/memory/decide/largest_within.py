@@ -62,8 +62,9 @@ def largest_below_gaps(
 
     A need may fall where sizes grow: a caching allocator wastes less where blocks
     happen to fit into freed ones. Sizes just below such a fall exceed the limit, while
-    larger ones are within it. Whoever takes "the largest size", but a rounder number or
-    with some headroom, may then run out of memory. So the answer is below such gaps.
+    larger ones are within it. A user who takes a rounder number than the largest size,
+    or leaves some headroom, may then run out of memory. So the answer is below such
+    gaps.
 
     Args:
         need_of: Function from a size to its need.
