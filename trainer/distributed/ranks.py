@@ -1,7 +1,6 @@
 """Ranks: this process's rank and device, and collectives over all ranks."""
 
 import datetime
-import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,11 @@ ValueT = TypeVar("ValueT")
 _GROUP_EXTRA_S = 60.0
 """Time by which the process group's timeout exceeds those of the watchdog and of
 staging, in seconds, so that they report a hang first."""
+_LEFT_GROUPS: list[Any] = []
+"""Process groups that this process has left. Dropping the last reference to one joins
+its threads. DDP's reducer does so while it holds the GIL, which a thread of gloo may
+need first to release a tensor, and both wait forever
+(https://github.com/pytorch/pytorch/issues/56297)."""
 _WARM_UP_SIZE = 256
 """Rows and columns of the matrix that warms up the matmul library; any size does."""
 
@@ -229,6 +233,9 @@ def process_group_timeout_s(config: TrainConfig) -> float:
 def leave_ranks(*, together: bool) -> None:
     """Destroy the process group, if any.
 
+    The group's connections end, but its object and threads stay for as long as the
+    process.
+
     Args:
         together: True to wait first until all ranks call this, so that none leaves
             while another still needs its messages, which would crash that one.
@@ -237,6 +244,5 @@ def leave_ranks(*, together: bool) -> None:
         return
     if together:
         dist.barrier()
-    # Reference cycles of modules keep the group alive.
-    gc.collect()
+    _LEFT_GROUPS.append(dist.group.WORLD)
     dist.destroy_process_group()

@@ -87,6 +87,33 @@ def test_collectives_work_after_file_rendezvous(processes):
     assert results_of_ranks == [expected, expected]
 
 
+LEAVING_PROGRAM = """
+import gc
+import psutil
+import torch.distributed as dist
+from trainer.distributed.ranks import leave_ranks
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+threads = psutil.Process().num_threads()
+leave_ranks(together=True)
+gc.collect()
+print(threads - psutil.Process().num_threads())
+"""
+"""Leaves a process group, and prints how many threads ended with it."""
+
+
+@pytest.mark.system
+def test_leaving_joins_no_thread_of_gloo():
+    # Joining one can wait forever: see ``_LEFT_GROUPS``.
+    output = subprocess.check_output(
+        [sys.executable, "-c", LEAVING_PROGRAM],
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        timeout=180,
+    )
+    assert output == "0\n"
+
+
 @pytest.fixture
 def bound_addresses(monkeypatch) -> list[str]:
     """PCI addresses to whose CPUs a rank of a pretended machine was bound.
