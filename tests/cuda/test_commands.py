@@ -11,8 +11,10 @@ DRIVER = "580.95.05"
 """Version of a real driver: with that of a pretended GPU, every rate is rejected, and
 commands that measure rates end at once."""
 MODEL = ("--model", "bert-mini", "--seq-length", "64")
-QUICK = ("--trial-timeout", "30s", "--global-batch-tokens", "16384")
-"""Short trials: the chosen size is timed for at most a quarter of the timeout."""
+GLOBAL_BATCH = ("--global-batch-tokens", "16384")
+TRIAL_TIMEOUT = {"eager": "30s", "compiled": "120s"}
+"""Time limits of trials. They are short, as the chosen size is timed for a quarter of
+the limit, but suffice to compile layers beside other tests."""
 
 
 class GpuUser:
@@ -24,14 +26,16 @@ class GpuUser:
         self.profile = machine.folder / "profile.toml"
 
     def autotune(self, *arguments):
-        ended = self._machine.autotune(*arguments, timeout_s=400)
+        ended = self._machine.autotune(*arguments, timeout_s=1200)
         assert ended.code == 0, ended
         return ended
 
     def probe(self, options, profile=None):
         out = profile or self.profile
         paths = ("--data", self.data, "--out", out)
-        self.autotune("probe", *MODEL, *QUICK, *paths, *options.split())
+        kind = "eager" if "--no-compile" in options else "compiled"
+        limit = ("--trial-timeout", TRIAL_TIMEOUT[kind])
+        self.autotune("probe", *MODEL, *GLOBAL_BATCH, *limit, *paths, *options.split())
         return self
 
     def tables(self):
@@ -110,11 +114,11 @@ def test_measures_the_network_of_two_gpus(null_gpu, data):
 def test_tune_explores(null_gpu, data):
     user = GpuUser(null_gpu(driver=DRIVER), data)
     options = (
-        "--explore --time-limit 6min --trial-timeout 90s --max-micro-batch-size 4"
+        "--explore --time-limit 12min --trial-timeout 120s --max-micro-batch-size 4"
         " --precision bf16 --window 0.2s --skip workers --skip baseline"
     )
     paths = ("--data", data, "--out", user.profile)
-    user.autotune("tune", *MODEL, *QUICK, *options.split(), *paths)
+    user.autotune("tune", *MODEL, *GLOBAL_BATCH, *options.split(), *paths)
     exploration = user.tables()["evidence"]["explore"]
     assert exploration["windows"] > 0
     assert exploration["trials"] > 1
