@@ -156,7 +156,7 @@ TINY = Sizes(
     memory={},
     eager=" --no-compile",
     probe=(
-        "--max-micro-batch-size 4 --trial-timeout 30s --global-batch-tokens 1024"
+        "--max-micro-batch-size 4 --trial-timeout 120s --global-batch-tokens 1024"
         " --time-limit 10min"
     ),
     window="--window 0.3s",
@@ -165,7 +165,7 @@ TINY = Sizes(
     steps=4,
     save_repeats=1,
     patience=3.0,
-    minutes_share=0.02,
+    minutes_share=0.06,
     samples=400,
     vocab_size=500,
 )
