@@ -90,6 +90,22 @@ def keep_workers(profile: Profile, path: Path) -> Profile:
     )
 
 
+def before_sweep(profile: Profile) -> TrainConfig:
+    """Return the settings of a profile without what a worker sweep chose.
+
+    A phase that is repeated begins with them. So it asks for the same windows as the
+    first time, and finds them in the trial log.
+    """
+    workers = profile.evidence.workers
+    if workers is None:
+        return profile.train
+    chosen = ["num_workers"]
+    if workers.joint is not None and workers.joint.adopted:
+        chosen += ["prefetch_factor", "pin_memory"]
+    defaults = DataSettings()
+    return with_data(profile.train, {name: getattr(defaults, name) for name in chosen})
+
+
 def write_profile(path: Path, profile: Profile) -> Path | None:
     """Write a profile, and keep a different one at that path as ``.previous.toml``.
 

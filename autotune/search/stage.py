@@ -23,7 +23,7 @@ from autotune.profiles.decide.batch_split import (
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
-from autotune.profiles.store import StoredProfile
+from autotune.profiles.store import StoredProfile, before_sweep
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.profiles.values import Profile
 from autotune.search.decide import knob_space, with_split_batch
@@ -161,7 +161,7 @@ def explore_request(
 
     Arguments are as for ``explore_settings``.
     """
-    train, constraints = stored.profile.train, stored.profile.constraints
+    train, constraints = before_sweep(stored.profile), stored.profile.constraints
     probe = settled_probe(bench, probe_request)
     levels, left_out = _levels(bench, train, probe_request.config)
     with contextlib.closing(TokenDataset.open(request.data)) as dataset:

@@ -8,7 +8,7 @@ from autotune.errors import OutOfTime
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
-from autotune.profiles.store import StoredProfile, with_data
+from autotune.profiles.store import StoredProfile, before_sweep, with_data
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.profiles.values import Profile
 from autotune.trials.runner import TrialRunner
@@ -68,7 +68,7 @@ def _windows_of(
         ProfileRejected: If the profile is of another machine, model or dataset.
     """
     is_replayed = request.replayed_step_s is not None
-    config = stored.profile.train
+    config = before_sweep(stored.profile)
     probe = require_local_probe(
         stored, bench.fingerprint(config.model), replayed=is_replayed
     )
@@ -93,5 +93,5 @@ def add_workers(
             "prefetch_factor": joint.prefetch_factor,
             "pin_memory": joint.pin_memory,
         }
-    train = with_data(profile.train, settings)
+    train = with_data(before_sweep(profile), settings)
     return add_evidence(profile, "workers", evidence, runner, train)
