@@ -4,6 +4,7 @@ from autotune.errors import MachineLacks
 from autotune.profiles import store
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.profiles.values import Evidence
+from autotune.workers.values import JointChoice
 from testbed.examples.profiles import but, example_profile
 from trainer.errors import UnreadableFile
 
@@ -46,6 +47,36 @@ def test_repeated_probe_keeps_adopted_loader_settings(path):
 def test_other_micro_batch_loses_measured_workers(path):
     profile = store.keep_workers(probed_again(micro_batch_size=1), path)
     assert profile.evidence.workers is None
+
+
+def swept_with(joint, **loader_settings):
+    """Return the example with these loader settings and this joint search."""
+    data = EXAMPLE.train.data.model_copy(update=loader_settings)
+    workers = EXAMPLE.evidence.workers.model_copy(update={"joint": joint})
+    return but(EXAMPLE, train={"data": data}, evidence={"workers": workers})
+
+
+def test_settings_before_a_sweep_lack_its_choice():
+    before = store.before_sweep(swept_with(None, prefetch_factor=8))
+    assert before.data.num_workers == 0
+    # No sweep chose it, so you did.
+    assert before.data.prefetch_factor == 8
+
+
+@pytest.mark.parametrize("adopted", [True, False])
+def test_settings_before_a_sweep_lack_adopted_ones(adopted):
+    settings = {"num_workers": 5, "prefetch_factor": 8, "pin_memory": False}
+    joint = JointChoice(
+        trials=3, ratio_to_workers_alone=1.1, adopted=adopted, **settings
+    )
+    before = store.before_sweep(swept_with(joint, **settings)).data
+    kept = {} if adopted else {"prefetch_factor": 8, "pin_memory": False}
+    assert before == EXAMPLE.train.data.model_copy(update={"num_workers": 0} | kept)
+
+
+def test_settings_of_a_profile_without_sweep_stay():
+    profile = probed_again()
+    assert store.before_sweep(profile) == profile.train
 
 
 def test_writing_keeps_a_different_profile(path):
