@@ -94,16 +94,19 @@ def before_sweep(profile: Profile) -> TrainConfig:
     """Return the settings of a profile without what a worker sweep chose.
 
     A phase that is repeated begins with them. So it asks for the same windows as the
-    first time, and finds them in the trial log.
+    first time, and finds them in the trial log. A setting that was edited since the
+    sweep stays.
     """
     workers = profile.evidence.workers
     if workers is None:
         return profile.train
-    chosen = ["num_workers"]
-    if workers.joint is not None and workers.joint.adopted:
-        chosen += ["prefetch_factor", "pin_memory"]
     defaults = DataSettings()
-    return with_data(profile.train, {name: getattr(defaults, name) for name in chosen})
+    before = {
+        name: getattr(defaults, name)
+        for name, chosen in workers.loader_settings.items()
+        if getattr(profile.train.data, name) == chosen
+    }
+    return with_data(profile.train, before)
 
 
 def write_profile(path: Path, profile: Profile) -> Path | None:

@@ -85,13 +85,5 @@ def add_workers(
     profile: Profile, evidence: WorkersEvidence, runner: TrialRunner
 ) -> Profile:
     """Return the profile with the loader settings that a sweep chose."""
-    settings: dict[str, int | bool] = {"num_workers": evidence.chosen}
-    joint = evidence.joint
-    if joint is not None and joint.adopted:
-        settings = {
-            "num_workers": joint.num_workers,
-            "prefetch_factor": joint.prefetch_factor,
-            "pin_memory": joint.pin_memory,
-        }
-    train = with_data(before_sweep(profile), settings)
+    train = with_data(before_sweep(profile), evidence.loader_settings)
     return add_evidence(profile, "workers", evidence, runner, train)

@@ -167,6 +167,17 @@ class WorkersEvidence(CountEvidence):
     operating_state: str | None = None
     """Power, clocks and power cap of the GPU while the step runs on cached batches."""
 
+    @property
+    def loader_settings(self) -> dict[str, int | bool]:
+        """Settings of the DataLoader that the sweep chose, by name."""
+        if self.joint is None or not self.joint.adopted:
+            return {"num_workers": self.chosen}
+        return {
+            "num_workers": self.joint.num_workers,
+            "prefetch_factor": self.joint.prefetch_factor,
+            "pin_memory": self.joint.pin_memory,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:

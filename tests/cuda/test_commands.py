@@ -114,8 +114,9 @@ def test_measures_the_network_of_two_gpus(null_gpu, data):
 def test_tune_explores(null_gpu, data):
     user = GpuUser(null_gpu(driver=DRIVER), data)
     options = (
-        "--explore --time-limit 12min --trial-timeout 120s --max-micro-batch-size 4"
-        " --precision bf16 --window 0.2s --skip workers --skip baseline"
+        f"--explore --time-limit 12min --trial-timeout {TRIAL_TIMEOUT['compiled']}"
+        " --max-micro-batch-size 4 --precision bf16 --window 0.2s"
+        " --skip workers --skip baseline"
     )
     paths = ("--data", data, "--out", user.profile)
     user.autotune("tune", *MODEL, *GLOBAL_BATCH, *options.split(), *paths)

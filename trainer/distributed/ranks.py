@@ -233,8 +233,8 @@ def process_group_timeout_s(config: TrainConfig) -> float:
 def leave_ranks(*, together: bool) -> None:
     """Destroy the process group, if any.
 
-    The group's connections end, but its object and threads stay for as long as the
-    process.
+    Its object, threads and connections over gloo stay until the process ends, which
+    should be soon.
 
     Args:
         together: True to wait first until all ranks call this, so that none leaves

@@ -69,9 +69,25 @@ def test_settings_before_a_sweep_lack_adopted_ones(adopted):
     joint = JointChoice(
         trials=3, ratio_to_workers_alone=1.1, adopted=adopted, **settings
     )
-    before = store.before_sweep(swept_with(joint, **settings)).data
+    num_workers = 5 if adopted else EXAMPLE.evidence.workers.chosen
+    swept = swept_with(joint, **settings | {"num_workers": num_workers})
     kept = {} if adopted else {"prefetch_factor": 8, "pin_memory": False}
-    assert before == EXAMPLE.train.data.model_copy(update={"num_workers": 0} | kept)
+    before = EXAMPLE.train.data.model_copy(update={"num_workers": 0} | kept)
+    assert store.before_sweep(swept).data == before
+
+
+def test_setting_edited_since_the_sweep_stays():
+    joint = JointChoice(
+        trials=3,
+        num_workers=5,
+        prefetch_factor=8,
+        pin_memory=False,
+        ratio_to_workers_alone=1.1,
+        adopted=True,
+    )
+    swept = swept_with(joint, num_workers=5, prefetch_factor=4, pin_memory=False)
+    data = store.before_sweep(swept).data
+    assert (data.num_workers, data.prefetch_factor, data.pin_memory) == (0, 4, True)
 
 
 def test_settings_of_a_profile_without_sweep_stay():
