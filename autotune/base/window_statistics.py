@@ -107,6 +107,24 @@ def estimate_windows(
     )
 
 
+def predict_window(
+    values: Sequence[float], *, residuals: Sequence[float] | None = None
+) -> Estimate:
+    """Return the estimate for one further measurement, on the ``log`` scale.
+
+    Its bounds are those of a prediction: a further measurement varies as the measured
+    ones do, in addition to the uncertainty of their mean.
+
+    Args:
+        values: As for ``estimate_windows``.
+        residuals: As for ``estimate_windows``.
+    """
+    estimate = estimate_windows(values, residuals=residuals)
+    if estimate.variance is None:
+        return estimate
+    return replace(estimate, variance=(len(values) + 1) * estimate.variance)
+
+
 def _winsorised(values: Sequence[float], trimmed_count: int) -> list[float]:
     """Return the values in order, the outermost replaced by the nearest other one.
 

@@ -13,6 +13,7 @@ from autotune.errors import OutOfTime, Undecided
 from autotune.memory.decide.batch_search import MAX_FAILURES
 from autotune.memory.probe import Probe, StepCounts, step_trial
 from autotune.memory.values import CurvePoint
+from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import (
     MicroBatchChoice,
     choose_micro_batch,
@@ -68,7 +69,8 @@ def measure_throughput(
         return _unmeasured(limit, "on a pretended GPU no throughput is measured")
     curve_meter = _CurveMeter(probe=probe, runner=runner)
     try:
-        curve = curve_meter.measure_curve(curve_sizes(limit))
+        sizes = curve_sizes(limit, _split_size(probe, limit))
+        curve = curve_meter.measure_curve(sizes)
     except OutOfTime:
         return _unmeasured(limit, "no time was left to measure throughput")
     choice = curve_meter.choose_size(curve, feasible_max)
@@ -77,6 +79,19 @@ def measure_throughput(
     if chosen_point is not None:
         sustained = curve_meter.measure_sustained(chosen_point)
     return Throughput(curve=curve, choice=choice, sustained=sustained)
+
+
+def _split_size(probe: Probe, largest_size: int) -> int:
+    """Return the micro-batch size of training: that of an even split.
+
+    Args:
+        probe: The model and its limits.
+        largest_size: Largest size that a micro-batch may have.
+    """
+    ranks = probe.local_ranks
+    global_batch_size = max(probe.config.global_batch_size, ranks)
+    split = split_global_batch(global_batch_size, largest_size, ranks)
+    return split.micro_batch_size
 
 
 def _unmeasured(limit: int, reason_without_curve: str) -> Throughput:
@@ -94,18 +109,21 @@ class _CurveMeter:
     runner: TrialRunner
 
     def measure_curve(self, sizes: Sequence[int]) -> list[CurvePoint]:
-        """Measure throughput from the largest size down, as far as time allows.
+        """Measure the throughput of sizes in their order, as far as time allows.
+
+        Returns:
+            Points by ascending size.
 
         Raises:
-            OutOfTime: If not even the largest size could be measured.
+            OutOfTime: If not even the first size could be measured.
             Undecided: If a trial runs out of memory or fails too often.
         """
-        *smaller, largest = sizes
-        curve = [self._measure_point(largest)]
+        first, *others = sizes
+        curve = [self._measure_point(first)]
         with contextlib.suppress(OutOfTime):
-            for size in reversed(smaller):
-                curve.insert(0, self._measure_point(size))
-        return curve
+            for size in others:
+                curve.append(self._measure_point(size))
+        return sorted(curve, key=lambda point: point.micro_batch_size)
 
     def choose_size(
         self, curve: list[CurvePoint], feasible_max: int
@@ -113,7 +131,8 @@ class _CurveMeter:
         """Choose the micro-batch size that splits the global batch best.
 
         A chosen size that was not measured is added to ``curve``, and the choice is
-        made again. If time runs out, a measured size is chosen.
+        made again, until it is a measured one. If time runs out, only measured sizes
+        are compared.
 
         Raises:
             Undecided: If a trial runs out of memory or fails too often.
@@ -125,9 +144,8 @@ class _CurveMeter:
             global_batch_size=self.probe.config.global_batch_size,
             ranks=self.probe.local_ranks,
         )
-        all_sizes = range(1, curve[-1].micro_batch_size + 1)
         for _ in range(_MAX_ADDED_POINTS):
-            choice = choose_from(sizes=all_sizes)
+            choice = choose_from(interpolated=True)
             if _point_of(curve, choice.micro_batch_size) is not None:
                 return choice
             try:
@@ -135,7 +153,6 @@ class _CurveMeter:
             except OutOfTime:
                 break
             curve.sort(key=lambda point: point.micro_batch_size)
-        # Without ``sizes``, only measured sizes are compared.
         return choose_from()
 
     def measure_sustained(self, chosen_point: CurvePoint) -> CurvePoint | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.baseline.values import BaselineEvidence
+from autotune.confirm.values import ConfirmEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.profiles.checks import TrialLogCheck
 from autotune.profiles.decide.trial_log_check import check_trial_log, profile_records
@@ -83,8 +84,12 @@ def trial_log_provenance(
 
 def add_evidence(
     profile: Profile,
-    command: Literal["explore", "workers", "network", "baseline"],
-    evidence: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
+    command: Literal["explore", "workers", "network", "confirm", "baseline"],
+    evidence: ExploreEvidence
+    | WorkersEvidence
+    | NetworkEvidence
+    | ConfirmEvidence
+    | BaselineEvidence,
     runner: TrialRunner,
     train: TrainConfig | None = None,
 ) -> Profile:

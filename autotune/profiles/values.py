@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.baseline.values import BaselineEvidence
+from autotune.confirm.values import ConfirmEvidence
 from autotune.machine.values import is_pretended
 from autotune.memory.values import ProbeEvidence
 from autotune.network.values import NetworkEvidence
@@ -39,6 +40,8 @@ class Evidence(StrictTable):
     """Throughput by number of DataLoader workers."""
     network: NetworkEvidence | None = None
     """Gradient synchronisation, and scaling over nodes."""
+    confirm: ConfirmEvidence | None = None
+    """Throughput of the tuned settings, as promised and as delivered by training."""
     baseline: BaselineEvidence | None = None
     """Speed of the tuned settings, compared with defaults."""
 
@@ -200,7 +203,7 @@ def update_profile(
     Args:
         profile: Profile to update.
         train: Settings to train with; if they differ from the profile's, the evidence
-            of a baseline is dropped.
+            of a baseline and of a confirmation is dropped.
         command: Command that ran, which becomes the newest of the recorded commands.
         evidence: New tables of the evidence, by their names.
         dropped_commands: Commands whose evidence is dropped, and which are no longer
@@ -209,8 +212,8 @@ def update_profile(
     """
     dropped = list(dropped_commands)
     if train != profile.train:
-        # The baseline holds only for the settings that it was measured with.
-        dropped.append("baseline")
+        # They hold only for the settings that they were measured with.
+        dropped += ["baseline", "confirm"]
     earlier_commands = [
         name for name in profile.provenance.commands if name not in (*dropped, command)
     ]

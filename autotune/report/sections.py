@@ -122,6 +122,7 @@ def _headline(one: ReportedProfile) -> doc.Words:
         words += [doc.Strong(text=format_times(times.value)), f" {told}"]
     between = format_bounds(rate.interval.low, rate.interval.high, format_number)
     origin = {
+        "confirmed": "",
         "training": "",
         "windows": "by the worker sweep",
         "steps": "by steps of the probe",

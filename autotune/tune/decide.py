@@ -11,6 +11,7 @@ LEAST_WINDOWS: dict[StageName, int] = {
     "explore": 12,
     "workers": 9,
     "network": 6,
+    "confirm": 3,
     "baseline": 11,
 }
 """Fewest trials of a phase that give a result: three rounds, and those that must come
@@ -21,6 +22,10 @@ run."""
 LEAST_PROBES = 6
 """Fewest trials of a probe: the predicted size, the next one, which does not fit, and a
 few timed sizes."""
+TRAINING_SHARE = 0.1
+"""Share of the time budget for the training that ends the confirm phase."""
+MAX_TRAINING_S = 60.0
+"""Longest such training, in seconds."""
 USUAL_S: dict[StageName, float] = {"estimate": 5.0, "probe": 90.0, "report": 6.0}
 """Assumed seconds of phases without a time budget, until one of the same kind has
 run."""
@@ -38,6 +43,16 @@ def least_s(name: StageName, trial_s: float, window_s: float) -> float:
         if name in LEAST_WINDOWS
         else USUAL_S.get(name, 0.0)
     )
+
+
+def training_s(budget_s: float, models: int) -> float:
+    """Return the time of the training that ends a confirm phase.
+
+    Args:
+        budget_s: Time budget of the whole tuning.
+        models: Models to tune, which share it.
+    """
+    return min(MAX_TRAINING_S, TRAINING_SHARE * budget_s / models)
 
 
 def least_time_text(

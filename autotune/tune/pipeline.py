@@ -17,6 +17,8 @@ from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
 from autotune.baseline.stage import compare_recipes
+from autotune.confirm.sections import confirmed_words
+from autotune.confirm.stage import confirm_profile
 from autotune.errors import (
     AutotuneError,
     ExceedsMemory,
@@ -33,7 +35,7 @@ from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.profile_paths import profile_paths
-from autotune.profiles.store import read_profile
+from autotune.profiles.store import StoredProfile, read_profile
 from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
 from autotune.trials.session import Session, open_session
@@ -43,6 +45,7 @@ from autotune.tune.decide import (
     least_s,
     least_time_text,
     share_s,
+    training_s,
 )
 from autotune.tune.live_view import TuningView
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName, TuningResult
@@ -298,11 +301,24 @@ class Tuning:
         if stage.name == "workers":
             found = count_workers(bench, stored, request)
             return f"{found.chosen} DataLoader workers: {found.choice}"
+        if stage.name == "confirm":
+            return self._confirm(bench, stored, request)
         if stage.name == "baseline":
             return "; ".join(gains(compare_recipes(bench, stored, request)))
         network, waited_s = tune_network(stored, request, self._nodes, bench.display)
         self.waited_s += waited_s
         return network.choice
+
+    def _confirm(
+        self, bench: Session, stored: StoredProfile, request: SweepRequest
+    ) -> str:
+        """Measure the tuned settings as training will run, and train for a moment."""
+        train_s = training_s(self.view.budget_s, len(self.request.probes))
+        windows_s = max(0.0, request.budget_s - train_s)
+        confirmed = confirm_profile(
+            bench, stored, replace(request, budget_s=windows_s), train_s
+        )
+        return confirmed_words(confirmed)
 
     def _ends_s(self, share: float = 1.0) -> float:
         """Return when a share of the time budget is over, in seconds since 1970."""

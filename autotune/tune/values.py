@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 StageName = Literal[
-    "estimate", "probe", "explore", "workers", "network", "baseline", "report"
+    "estimate",
+    "probe",
+    "explore",
+    "workers",
+    "network",
+    "confirm",
+    "baseline",
+    "report",
 ]
 Status = Literal["waiting", "running", "done", "skipped", "failed", "interrupted"]
 
@@ -12,6 +19,7 @@ BUDGET_WEIGHTS: dict[StageName, float] = {
     "explore": 4.0,
     "workers": 3.0,
     "network": 3.0,
+    "confirm": 2.0,
     "baseline": 1.0,
 }
 """Weights by which phases share the time left; others are not bounded. Baseline tunes

@@ -13,6 +13,10 @@ from autotune.trials.values import JobName, TrialRequest
 from trainer.config.tables import StrictTable
 from trainer.config.train_config import TrainConfig
 
+MOST_MICRO_BATCHES = 4
+"""Limit of micro-batches in a step of a window, unless a request sets another one. The
+last one synchronises gradients and updates the weights, as in training."""
+
 
 class TrainingRequest(TrialRequest):
     """Request to train for a timed window on the dataset, or on cached batches."""
@@ -39,6 +43,8 @@ class TrainingRequest(TrialRequest):
     """Time of a replayed micro-batch in seconds; None runs the trainer's own step."""
     sample_delay_s: float
     """Delay added to the reading of each sample."""
+    most_micro_batches: int = MOST_MICRO_BATCHES
+    """Limit of micro-batches in a step of the window."""
     losses: bool = False
     """True if the loss of each step is reported."""
 

@@ -1,7 +1,7 @@
 """Choice of the micro-batch size by the time of an optimizer step. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,17 +37,23 @@ def with_headroom(feasible_max: int, headroom_share: float) -> int:
     return max(1, math.floor(feasible_max * (1 - headroom_share)))
 
 
-def curve_sizes(largest_size: int) -> list[int]:
-    """Return the micro-batch sizes at which throughput is measured.
+def curve_sizes(largest_size: int, split_size: int) -> list[int]:
+    """Return the micro-batch sizes at which throughput is measured, by their value.
 
-    They are the powers of two below the largest size, and this size itself.
+    The first one is the size with which training splits its global batch. Then come an
+    eighth, a quarter and a half of the largest size, this size itself, and the powers
+    of two below its eighth.
+
+    Args:
+        largest_size: Largest micro-batch size that leaves the headroom free.
+        split_size: Micro-batch size into which the largest one splits the global batch.
     """
-    powers = [
-        2**exponent
-        for exponent in range(largest_size.bit_length())
-        if 2**exponent < largest_size
-    ]
-    return [*powers, largest_size]
+    eighth = largest_size // 8
+    shares = [eighth, largest_size // 4, largest_size // 2]
+    powers = [2**exponent for exponent in range(eighth.bit_length())]
+    sizes = [split_size, *shares, largest_size, *reversed(powers)]
+    # Each size once, at its first place.
+    return [size for size in dict.fromkeys(sizes) if size > 0]
 
 
 def choose_micro_batch(
@@ -56,7 +62,7 @@ def choose_micro_batch(
     *,
     global_batch_size: int,
     ranks: int,
-    sizes: Sequence[int] | None = None,
+    interpolated: bool = False,
 ) -> MicroBatchChoice:
     """Return the smallest micro-batch size within 2 % of the shortest optimizer step.
 
@@ -70,35 +76,52 @@ def choose_micro_batch(
         feasible_max: Largest micro-batch size that fits.
         global_batch_size: Sequences of an optimizer step over all ranks.
         ranks: Ranks that train together.
-        sizes: Micro-batch sizes to choose from, of which those above the curve are
-            ignored; None or empty means the sizes of the curve.
+        interpolated: True to choose from all sizes up to the largest of the curve, with
+            times between its points interpolated. False chooses only from splits whose
+            micro-batches were measured, if there are any.
     """
-    points = sorted(curve, key=lambda point: point.micro_batch_size)
-    largest_size = points[-1].micro_batch_size
-    if not sizes:
-        sizes = [point.micro_batch_size for point in points]
     # A rank has at least one sequence.
     global_batch_size = max(global_batch_size, ranks)
-    steps = [
-        _predicted_step(points, size, global_batch_size, ranks)
-        for size in sizes
-        if size <= largest_size
-    ]
+    points = sorted(curve, key=lambda point: point.micro_batch_size)
+    steps = _predicted_steps(points, global_batch_size, ranks)
+    if not interpolated:
+        measured_sizes = {point.micro_batch_size for point in points}
+        steps = _measured_steps(steps, measured_sizes) or [
+            step for step in steps if step.size in measured_sizes
+        ]
     shortest_time = min(step.relative_time for step in steps)
     good_steps = [
         step for step in steps if step.relative_time * KNEE_SHARE <= shortest_time
     ]
     # Of these, the smallest micro-batch leaves the most memory free.
     chosen = min(good_steps, key=lambda step: step.size)
+    largest_size = points[-1].micro_batch_size
     largest = _predicted_step(points, largest_size, global_batch_size, ranks)
     return MicroBatchChoice(
-        micro_batch_size=chosen.size,
+        micro_batch_size=chosen.split.micro_batch_size,
         reason=_reason_of_choice(chosen, largest, feasible_max, ranks),
     )
 
 
+def measured_splits(
+    curve: Sequence[CurvePoint], *, global_batch_size: int, ranks: int
+) -> list["PredictedStep"]:
+    """Predict the steps whose micro-batches were measured; none without a curve.
+
+    Args:
+        curve: As for ``choose_micro_batch``, but it may be empty.
+        global_batch_size: Sequences of an optimizer step over all ranks.
+        ranks: Ranks that train together.
+    """
+    if not curve:
+        return []
+    points = sorted(curve, key=lambda point: point.micro_batch_size)
+    steps = _predicted_steps(points, max(global_batch_size, ranks), ranks)
+    return _measured_steps(steps, {point.micro_batch_size for point in points})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PredictedStep:
+class PredictedStep:
     """Optimizer step with micro-batches of at most a given size."""
 
     size: int
@@ -113,7 +136,7 @@ class _PredictedStep:
 
 def _predicted_step(
     points: Sequence[CurvePoint], size: int, global_batch_size: int, ranks: int
-) -> _PredictedStep:
+) -> PredictedStep:
     """Predict an optimizer step, its micro-batches interpolated between points.
 
     Args:
@@ -129,15 +152,32 @@ def _predicted_step(
         point.micro_batch_size / point.padded_tokens_per_s for point in points
     ]
     micro_batch_time = np.interp(split.micro_batch_size, measured_sizes, measured_times)
-    return _PredictedStep(
+    return PredictedStep(
         size=size,
         split=split,
         relative_time=split.gradient_accumulation_steps * float(micro_batch_time),
     )
 
 
+def _predicted_steps(
+    points: Sequence[CurvePoint], global_batch_size: int, ranks: int
+) -> list[PredictedStep]:
+    """Predict the steps of all sizes up to the largest of the curve."""
+    return [
+        _predicted_step(points, size, global_batch_size, ranks)
+        for size in range(1, points[-1].micro_batch_size + 1)
+    ]
+
+
+def _measured_steps(
+    steps: Sequence[PredictedStep], measured_sizes: Collection[int]
+) -> list[PredictedStep]:
+    """Return the steps whose micro-batches were measured."""
+    return [step for step in steps if step.split.micro_batch_size in measured_sizes]
+
+
 def _reason_of_choice(
-    chosen: _PredictedStep, largest: _PredictedStep, feasible_max: int, ranks: int
+    chosen: PredictedStep, largest: PredictedStep, feasible_max: int, ranks: int
 ) -> str:
     """Return why a micro-batch size was chosen, and not the largest that fits.
 

@@ -1,7 +1,7 @@
 """Throughput of a profile, in non-padding tokens/s. Pure.
 
-A profile may hold several rates: of a baseline, a worker sweep, a probe and the scaling
-curve. The rate closest to actual training is preferred.
+A profile may hold several rates: of a confirmation, a baseline, a worker sweep, a probe
+and the scaling curve. The rate closest to actual training is preferred.
 """
 
 import math
@@ -17,9 +17,10 @@ from autotune.baseline.values import row_of
 from autotune.network.values import NetworkEvidence, ScalingRow
 from autotune.profiles.values import Profile, fill_share
 
-ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
-"""Origin of a rate: training on the dataset (baseline), timed windows (worker sweep),
-single steps (probe), the scaling curve (network tuning), or a run's log."""
+ReadFrom = Literal["confirmed", "training", "windows", "steps", "scaling", "run"]
+"""Origin of a rate: windows as training will run (confirm), training on the dataset
+(baseline), timed windows (worker sweep), single steps (probe), the scaling curve
+(network tuning), or a run's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ def training_rates(profile: Profile) -> tuple[Rate, ...]:
     The rate closest to actual training comes first.
     """
     rates = (
+        _rate_of_confirmation(profile),
         _rate_of_baseline(profile),
         _rate_of_workers(profile),
         _rate_of_probe(profile),
@@ -131,6 +133,25 @@ def _scaling_interval(row: ScalingRow, rows: Sequence[ScalingRow]) -> Interval:
         row.tokens_per_s * predicted.efficiency_low / predicted.efficiency,
         row.tokens_per_s * predicted.efficiency_high / predicted.efficiency,
         CONFIDENCE,
+    )
+
+
+def _rate_of_confirmation(profile: Profile) -> Rate | None:
+    """Return the promised rate, with its bounds for one further process.
+
+    Returns:
+        None without a confirmation.
+    """
+    confirm = profile.evidence.confirm
+    if confirm is None:
+        return None
+    interval = confirm.promised
+    return Rate(
+        estimate=estimate_from_bounds(interval, len(confirm.rows[0].tokens_per_s)),
+        interval=interval,
+        ranks=confirm.local_ranks,
+        read_from="confirmed",
+        source="windows of training, each a process of its own",
     )
 
 

@@ -27,9 +27,6 @@ from trainer.model.flops import ModelWork
 
 WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
 """Steps before a window, by device. The last one shows the speed of steps."""
-MOST_MICRO_BATCHES = 4
-"""Limit of micro-batches in a measured step. The last one synchronises gradients and
-updates the weights, as in training."""
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +47,8 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     dataset = TokenDataset.open(Path(local["data_dir"]))
     config = with_batch_in_sequences(request.config, dataset)
     micro_batches = min(
-        MOST_MICRO_BATCHES, gradient_accumulation_steps(config, ranks.world_size)
+        request.most_micro_batches,
+        gradient_accumulation_steps(config, ranks.world_size),
     )
     config = _window_config(config, request.round, micro_batches * ranks.world_size)
     workers = 0 if request.cached else config.data.num_workers

@@ -103,7 +103,7 @@ def test_pretended_gpu_measures_no_throughput(probe):
 def test_crashing_throughput_trial_ends_the_probe(probe):
     machine = machine_with(Crashed(detail="a bus error"), is_throughput_trial)
     message = (
-        r"'33 sequences, throughput' could not be measured \(crashed\):\na bus error"
+        r"'32 sequences, throughput' could not be measured \(crashed\):\na bus error"
     )
     with pytest.raises(Undecided, match=message) as caught:
         probe(machine)
@@ -114,7 +114,7 @@ def test_crashing_throughput_trial_ends_the_probe(probe):
 
 def test_throughput_trial_out_of_memory_ends_the_probe(probe):
     machine = machine_with(OutOfMemory(detail="no room"), is_throughput_trial)
-    message = "micro-batch size 33 fitted at first"
+    message = "micro-batch size 32 fitted at first"
     with pytest.raises(Undecided, match=message) as caught:
         probe(machine)
     assert "--headroom" in caught.value.next_step

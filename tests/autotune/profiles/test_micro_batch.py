@@ -62,7 +62,7 @@ def choose_of_all_sizes(rates: Rates, global_batch_size: int, ranks: int) -> int
         largest,
         global_batch_size=global_batch_size,
         ranks=ranks,
-        sizes=range(1, largest + 1),
+        interpolated=True,
     )
     return choice.micro_batch_size
 
@@ -223,8 +223,27 @@ def test_headroom_leaves_a_size_that_fits(feasible_max, headroom_share):
     assert 1 <= with_headroom(feasible_max, headroom_share) <= feasible_max
 
 
-@given(st.integers(1, 5000))
-def test_curve_ascends_to_the_largest_size(largest_size):
-    sizes = curve_sizes(largest_size)
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == largest_size
+def test_choice_was_measured_as_it_is_split():
+    # 1,028 sequences in micro-batches of at most 440 are three of 343, and in
+    # micro-batches of at most 256 five of 206.
+    choice = choose_micro_batch(
+        curve_of({206: 90.0, 256: 95.0, 440: 120.0}),
+        454,
+        global_batch_size=1028,
+        ranks=1,
+    )
+    assert choice.micro_batch_size == 206
+
+
+def test_first_size_of_the_curve_is_the_split():
+    assert curve_sizes(440, 343) == [343, 55, 110, 220, 440, 32, 16, 8, 4, 2, 1]
+
+
+@given(st.integers(1, 5000), st.data())
+def test_sizes_of_curve_differ_and_fit(largest_size, data):
+    split_size = data.draw(st.integers(1, largest_size))
+    sizes = curve_sizes(largest_size, split_size)
+    assert len(sizes) == len(set(sizes))
+    assert {1, split_size, largest_size} <= set(sizes)
+    assert min(sizes) == 1
+    assert max(sizes) == largest_size

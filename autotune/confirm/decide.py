@@ -1,0 +1,120 @@
+"""Splits to confirm, the length of their steps, and the one to use. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from autotune.base.estimates import Estimate
+from autotune.base.window_statistics import (
+    estimate_windows,
+    paired_ratio,
+    predict_window,
+    scaled_residuals,
+)
+from autotune.memory.values import CurvePoint
+from autotune.profiles.decide.micro_batch import KNEE_SHARE, PredictedStep
+
+MAX_RIVALS = 2
+"""Most splits that are measured beside the chosen one."""
+RIVAL_SHARE = 0.95
+"""Least predicted throughput of a split that is measured too, as a share of that of the
+fastest one. Predictions from single micro-batches of full sequences are off by a few
+percent."""
+MIN_MICRO_BATCHES = 4
+"""Fewest micro-batches in a step of a window, if training has as many."""
+LONGEST_STEP_S = 10.0
+"""Duration up to which a step of a window has all micro-batches of a step of training,
+in seconds."""
+PRECISE_HALF_WIDTH = 0.025
+"""Half-width of the promised interval, relative to the rate, at which no more windows
+are measured."""
+
+
+def rivals(steps: Sequence[PredictedStep], chosen_size: int) -> list[int]:
+    """Return the micro-batch sizes that may turn out faster than the chosen one.
+
+    Args:
+        steps: Predicted steps of measured splits.
+        chosen_size: Micro-batch size of the chosen split.
+    """
+    shortest_time = min((step.relative_time for step in steps), default=math.nan)
+    near = sorted(
+        (
+            step
+            for step in steps
+            if step.relative_time * RIVAL_SHARE <= shortest_time
+            and step.split.micro_batch_size != chosen_size
+        ),
+        key=lambda step: step.relative_time,
+    )
+    sizes = dict.fromkeys(step.split.micro_batch_size for step in near)
+    return list(sizes)[:MAX_RIVALS]
+
+
+def micro_batches_of_window(
+    accumulation_steps: int, micro_batch_size: int, curve: Sequence[CurvePoint]
+) -> int:
+    """Return how many micro-batches a step of a window has.
+
+    They are all of a step of training, unless that takes long.
+
+    Args:
+        accumulation_steps: Micro-batches of each rank in a step of training.
+        micro_batch_size: Sequences of each of them.
+        curve: Measured throughput by micro-batch size.
+    """
+    step_s = [
+        point.step_s for point in curve if point.micro_batch_size == micro_batch_size
+    ]
+    most = MIN_MICRO_BATCHES
+    if step_s:
+        most = max(most, int(LONGEST_STEP_S / step_s[0]))
+    return min(accumulation_steps, most)
+
+
+def fastest_split(
+    rates_by_size: Mapping[int, Sequence[float]], chosen_size: int
+) -> int:
+    """Return the micro-batch size to use after windows of several.
+
+    It is the chosen one unless another is surely faster, and by more than its smaller
+    micro-batch is worth.
+
+    Args:
+        rates_by_size: Tokens/s of every round, by micro-batch size.
+        chosen_size: Size that was chosen before.
+    """
+    best_size = chosen_size
+    best_ratio = 1.0
+    for size, rates in rates_by_size.items():
+        pairs = list(zip(rates, rates_by_size[chosen_size], strict=False))
+        if size == chosen_size or not pairs:
+            continue
+        ratio = paired_ratio(pairs, candidates=max(1, len(rates_by_size) - 1))
+        is_faster = ratio.low is not None and ratio.low > 1
+        if is_faster and ratio.value * KNEE_SHARE > 1 and ratio.value > best_ratio:
+            best_size, best_ratio = size, ratio.value
+    return best_size
+
+
+def promise(rates_by_size: Mapping[int, Sequence[float]], size: int) -> Estimate:
+    """Return the rate to expect of one further process with a micro-batch size.
+
+    Windows of all sizes show the spread between processes, as it is the same machine.
+    """
+    residuals = [
+        residual
+        for rates in rates_by_size.values()
+        for residual in scaled_residuals([math.log(rate) for rate in rates])
+    ]
+    rates = rates_by_size[size]
+    if len(rates) < 2:
+        return estimate_windows(rates)
+    return predict_window(rates, residuals=residuals)
+
+
+def is_precise(estimate: Estimate) -> bool:
+    """Return whether the bounds of a promised rate are narrow enough."""
+    bounds = estimate.interval()
+    if bounds.low is None or bounds.high is None:
+        return False
+    return (bounds.high - bounds.low) / 2 <= PRECISE_HALF_WIDTH * bounds.value

@@ -1,0 +1,108 @@
+"""The confirm phase of a tuning: windows, the choice made again, a short training."""
+
+from autotune.base.files import write_atomically
+from autotune.confirm.decide import rivals
+from autotune.confirm.measure import MAX_ROUNDS, SplitRunner
+from autotune.confirm.short_training import ShortTraining
+from autotune.confirm.values import ConfirmEvidence
+from autotune.machine.measured_device import local_ranks
+from autotune.profiles.decide.micro_batch import measured_splits
+from autotune.profiles.local_probe import require_local_probe
+from autotune.profiles.recorded_trials import add_evidence
+from autotune.profiles.store import StoredProfile
+from autotune.profiles.toml_file import profile_to_toml
+from autotune.trials.rounds import Rounds
+from autotune.trials.session import Session
+from autotune.workers.measure import training_windows
+from autotune.workers.values import SweepRequest
+
+
+def confirm_profile(
+    bench: Session,
+    stored: StoredProfile,
+    request: SweepRequest,
+    training_s: float,
+) -> ConfirmEvidence:
+    """Measure the profile's settings as training will run, and write the result.
+
+    If a split of the global batch is faster than that of the profile, the profile gets
+    it.
+
+    Args:
+        bench: Session on the machine and the dataset.
+        stored: Profile that was probed here.
+        request: Windows to measure, with their time budget.
+        training_s: Time of a training at the end, its start included.
+
+    Raises:
+        ProfileRejected: If the profile is of another machine, model or dataset.
+        OutOfTime: If the deadline leaves no time for three rounds.
+        Undecided: If a window of the chosen split failed.
+    """
+    train = stored.profile.train
+    probe = require_local_probe(stored, bench.fingerprint(train.model))
+    ranks = local_ranks(bench.site, request.local_ranks or probe.local_ranks)
+    steps = measured_splits(
+        probe.curve, global_batch_size=train.global_batch_size, ranks=ranks
+    )
+    sizes = [train.micro_batch_size, *rivals(steps, train.micro_batch_size)]
+    with bench.phase(
+        "confirm", stored.path, train.model, request, MAX_ROUNDS * len(sizes)
+    ) as trial_runner:
+        windows = Rounds(runner=trial_runner)
+        splits = SplitRunner(
+            training=training_windows(bench, train, request, ranks),
+            probe=probe,
+            sizes=sizes,
+            windows=windows,
+        )
+        size = splits.run()
+    promised = splits.promised(size).interval()
+    evidence = ConfirmEvidence(
+        rows=splits.rows(size),
+        num_workers=train.data.num_workers,
+        local_ranks=ranks,
+        promised_tokens_per_s=promised.value,
+        promised_low=promised.low,
+        promised_high=promised.high,
+        not_delivered="not begun",
+        window_s=request.window_s,
+        windows=windows.windows,
+        seconds=round(windows.seconds, 3),
+    )
+    train = train.model_copy(update={"micro_batch_size": size})
+    profile = add_evidence(stored.profile, "confirm", evidence, trial_runner, train)
+    # Written before the training, which reads it.
+    write_atomically(stored.path, profile_to_toml(profile))
+    evidence = _with_training(bench, stored, request, evidence, training_s)
+    profile = add_evidence(profile, "confirm", evidence, trial_runner, train)
+    write_atomically(stored.path, profile_to_toml(profile))
+    return evidence
+
+
+def _with_training(
+    bench: Session,
+    stored: StoredProfile,
+    request: SweepRequest,
+    evidence: ConfirmEvidence,
+    training_s: float,
+) -> ConfirmEvidence:
+    """Return the evidence with the result of a short training."""
+    train = stored.profile.train
+    probe = stored.profile.evidence.probe
+    assert probe is not None
+    tokens_per_step = train.global_batch_size * probe.mean_tokens_per_sequence
+    training = ShortTraining(
+        profile=stored.path,
+        data=request.data,
+        ranks=evidence.local_ranks,
+        torch_version=bench.site.versions["torch"],
+        seconds=training_s,
+        step_s=tokens_per_step / evidence.promised_tokens_per_s,
+        default_log_interval_steps=train.logged_steps,
+    )
+    with bench.display.show(f"train {train.model.name}", budget_s=training_s) as update:
+        result = training.run(update)
+    if isinstance(result, str):
+        return evidence.model_copy(update={"not_delivered": result})
+    return evidence.model_copy(update={"delivered": result, "not_delivered": None})
