@@ -251,10 +251,10 @@ def test_all_models_are_one_job(tuning, call):
         assert "tune --model bert-mini --model bert-small" in script
         assert words[0] in script
         assert "#SBATCH --nodes=1" in script
-    # The network's part of a model's 11 minutes, beside workers (3) and what settings
-    # are worth (1): 3 of 7.
+    # The network's part of a model's 11 minutes, beside workers (3), confirm (2) and
+    # what settings are worth (1): 3 of 9.
     words = (
-        "tune-between-nodes reports/jobs/tune-JOB.json --data data --time-limit 4.7min"
+        "tune-between-nodes reports/jobs/tune-JOB.json --data data --time-limit 3.7min"
         " --trial-timeout 600s"
     )
     assert words in second

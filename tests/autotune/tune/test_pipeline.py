@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.confirm.values import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, UsageError
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.probe import ProbeRequest
@@ -33,8 +34,28 @@ TOOK_S = {
     "explore": 50.0,
     "workers": 30.0,
     "network": 20.0,
+    "confirm": 8.0,
     "baseline": 10.0,
 }
+CONFIRMED = ConfirmEvidence(
+    rows=[
+        SplitRates(
+            micro_batch_size=2,
+            gradient_accumulation_steps=128,
+            micro_batches_measured=4,
+            tokens_per_s=[990.0, 1000.0, 1010.0],
+        )
+    ],
+    num_workers=1,
+    local_ranks=1,
+    promised_tokens_per_s=1000.0,
+    promised_low=980.0,
+    promised_high=1020.0,
+    delivered=DeliveredTraining(tokens_per_s=995.0, steps=10, seconds=20.0),
+    window_s=2.0,
+    windows=3,
+    seconds=7.0,
+)
 SERVER_S = 120.0
 RANKS_S = 15.0
 UNPROBED = frozenset({"estimate", "probe", "explore"})
@@ -134,6 +155,11 @@ class Stages:
         stored.path.write_text(profile_to_toml(chosen))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
+    def confirm_profile(self, bench, stored, request, training_s):
+        self.does("confirm", stored.profile.train.model.name, request)
+        self.training_s = training_s
+        return CONFIRMED
+
     def compare_recipes(self, bench, stored, request):
         name = stored.profile.train.model.name
         assert stored.profile.train.micro_batch_size == (
@@ -166,6 +192,7 @@ def stages(monkeypatch, tmp_path):
         "explore_settings",
         "count_workers",
         "tune_network",
+        "confirm_profile",
         "compare_recipes",
         "build_report",
         "open_session",
@@ -188,7 +215,7 @@ def summary_of(result, name, model="a"):
 def test_probes_all_models_before_the_rest(stages):
     stages.local_ranks = 2
     _, result = stages.run(skip=frozenset())
-    rest = ["explore", "workers", "network", "baseline"]
+    rest = ["explore", "workers", "network", "confirm", "baseline"]
     assert stages.calls == [
         ("probe", "a"),
         ("probe", "b"),
@@ -197,7 +224,7 @@ def test_probes_all_models_before_the_rest(stages):
         ("report", ""),
     ]
     assert stages.benches == 1  # one trial server for everything
-    assert [stage.status for stage in result.stages] == ["done"] * 13
+    assert [stage.status for stage in result.stages] == ["done"] * 15
     assert stages.reported == ["a-cpu", "b-cpu"]
     assert [path.rpartition("/")[2] for path in result.profiles] == [
         "a-cpu.toml",
@@ -206,11 +233,13 @@ def test_probes_all_models_before_the_rest(stages):
     assert result.report.endswith("r/a-cpu/report.html")
     assert summary_of(result, "baseline").startswith("tuned vs paper: 2.00")
     assert {
-        name: summary_of(result, name) for name in ("estimate", "probe", "workers")
+        name: summary_of(result, name)
+        for name in ("estimate", "probe", "workers", "confirm")
     } == {
         "estimate": "left out by --skip",
         "probe": "2 sequences fit, 3 run out of memory; global batch of 256 = 128 x 2",
         "workers": "1 DataLoader workers: so",
+        "confirm": "promised 1,000 tokens/s (980 to 1,020) · delivered 995",
     }
     assert stage_of(result, "probe").seconds == TOOK_S["probe"]
     assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
@@ -316,6 +345,7 @@ def test_model_that_does_not_fit_is_left_out(stages):
     assert [call for call in stages.calls if call[1] == "b"] == [
         ("probe", "b"),
         ("workers", "b"),
+        ("confirm", "b"),
         ("baseline", "b"),
     ]
     assert (stages.reported, len(result.profiles)) == (["b-cpu"], 1)
@@ -368,18 +398,28 @@ def test_phases_share_the_remaining_time(stages):
     assert stages.ends_s == pytest.approx(
         FakeClock().utc_now().timestamp() + 1.2 * 20 * 60
     )
-    # Workers and baseline of a, and then of b.
-    shares = [60 * minutes for minutes in stages.minutes.values()]
+    shares_s = {key: 60 * minutes for key, minutes in stages.minutes.items()}
     remaining_s = 20 * 60 - 2 * TOOK_S["probe"] - USUAL_S["report"]
-    # Workers have a weight of 3, what settings are worth one of 1, and what is left out
+    # By weights: workers have 3, confirm has 2, and baseline 1. What is left out has
     # none.
-    assert shares[:2] == pytest.approx(
-        [remaining_s * 3 / 8, (remaining_s - TOOK_S["workers"]) / 5]
-    )
-    remaining_s -= TOOK_S["workers"] + TOOK_S["baseline"]
-    assert shares[2:] == pytest.approx(
-        [remaining_s * 3 / 4, remaining_s - TOOK_S["workers"]]
-    )
+    weights = {"workers": 3, "confirm": 2, "baseline": 1}
+    total = 2 * sum(weights.values())
+    for model in ("a", "b"):
+        for name, weight in weights.items():
+            share_s = remaining_s * weight / total
+            if name == "confirm":
+                share_s -= stages.training_s
+            assert shares_s[name, model] == pytest.approx(share_s)
+            remaining_s -= TOOK_S[name]
+            total -= weight
+
+
+def test_training_takes_a_tenth_of_the_time_at_most(stages):
+    stages.run(minutes=8.0)
+    # Shared by two models.
+    assert stages.training_s == pytest.approx(8 * 60 / 10 / 2)
+    stages.run(minutes=100.0)
+    assert stages.training_s == 60.0
 
 
 def test_phases_without_time_are_skipped(stages, capsys):

@@ -1,0 +1,101 @@
+"""A short training delivers the rate of its logged steps."""
+
+import importlib.metadata
+
+import numpy as np
+import pytest
+
+from autotune.confirm.short_training import ShortTraining, delivered_by
+from autotune.confirm.values import DeliveredTraining
+from autotune.profiles.toml_file import profile_to_toml
+from testbed.datasets import write_dataset
+from testbed.examples.profiles import but, example_profile
+from testbed.examples.run_rows import row_of
+from trainer.config.train_config import DataSettings, ModelSettings
+
+TINY = {
+    "model_type": "bert",
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+
+
+def test_delivered_rate_leaves_out_the_first_row():
+    rows = [
+        row_of(10, step_s=9.0, non_padding_tokens=100),
+        row_of(20, step_s=1.0, non_padding_tokens=100, mfu=0.4),
+        row_of(30, step_s=3.0, non_padding_tokens=300, mfu=0.2),
+    ]
+    # 1,000 tokens in 10 s, and 3,000 in 30 s.
+    delivered = delivered_by(rows)
+    assert delivered.tokens_per_s == pytest.approx(100.0)
+    assert (delivered.steps, delivered.seconds) == (20, 40.0)
+    assert delivered.mfu == pytest.approx(0.25)
+
+
+def test_rate_on_a_cpu_has_no_mfu():
+    delivered = delivered_by([row_of(1), row_of(2)])
+    assert delivered.mfu is None
+
+
+@pytest.mark.parametrize("rows", [[], [row_of(10)]])
+def test_first_row_alone_delivers_nothing(rows):
+    assert delivered_by(rows) is None
+
+
+@pytest.fixture
+def short_training(tmp_path):
+    """Return a function that trains a tiny model; it takes fields that differ."""
+    rng = np.random.default_rng(0)
+    samples = rng.integers(5, 512, (400, 62)).tolist()
+    data = write_dataset(tmp_path / "data", samples, vocab_size=512)
+    settings = {
+        "model": ModelSettings(name="tiny", config=TINY),
+        "seq_length_tokens": 64,
+        "micro_batch_size": 4,
+        "global_batch_size": 8,
+        "max_steps": 100_000,
+        "data": DataSettings(path="data"),
+    }
+    profile_path = tmp_path / "tiny.toml"
+    profile_path.write_text(profile_to_toml(but(example_profile(), train=settings)))
+    notes = []
+
+    def train(**changes):
+        fields = {
+            "profile": profile_path,
+            "data": data,
+            "ranks": 1,
+            "torch_version": importlib.metadata.version("torch"),
+            "seconds": 60.0,
+            "step_s": 0.02,
+            "default_log_interval_steps": 1,
+        }
+        training = ShortTraining(**fields | changes)
+        return training.run(lambda completed, total, note: notes.append(completed))
+
+    train.notes = notes
+    return train
+
+
+@pytest.mark.system
+def test_trains_with_the_trainers_own_loop(short_training):
+    delivered = short_training(seconds=30.0)
+    assert isinstance(delivered, DeliveredTraining), delivered
+    assert delivered.steps >= 2
+    assert delivered.tokens_per_s > 0
+    assert max(short_training.notes) <= 30.0
+
+
+@pytest.mark.system
+def test_too_short_a_time_is_a_reason(short_training):
+    assert short_training(seconds=0.5).startswith("500 ms are too short")
+
+
+@pytest.mark.system
+def test_failed_training_quotes_its_log(short_training, tmp_path):
+    reason = short_training(data=tmp_path / "absent")
+    assert "training ended with code" in reason
+    assert "absent" in reason
