@@ -65,19 +65,23 @@ def _compiler_options(config: TrainConfig) -> dict[str, Any] | None:
     """Return Inductor's options for the layers; None for its defaults."""
     if config.device != "cuda":
         return None
-    # Compute sums of many gradients in one launch. Each sum has its own block size, as
-    # with one size for all, they took an H100 ten times longer. Casts to float8 are
-    # slower in one launch, even with block sizes of their own.
-    combined_launches = {
-        "combo_kernels": config.float8 == "none",
+    options: dict[str, Any] = {
+        # Compute sums of many gradients in one launch. Each sum has its own block size,
+        # as with one size for all, they took an H100 ten times longer. Casts to float8
+        # are slower in one launch, even with block sizes of their own.
+        "combo_kernels": config.combo_kernels and config.float8 == "none",
         "combo_kernel_per_subkernel_blocks": True,
     }
+    if hasattr(torch._inductor.config.triton, "mix_order_reduction"):
+        # In one kernel, the backward passes of layer norms took an H100 4.5 times as
+        # long per token with 256 sequences as with 64.
+        options["triton.mix_order_reduction"] = config.mix_order_reduction
     # torch.compile takes a mode or options, not both; only this function gives the
     # options of a mode.
     mode_options: dict[str, Any] = torch._inductor.list_mode_options(
         config.compile_mode
     )
-    return mode_options | combined_launches
+    return mode_options | options
 
 
 class RedrawnDropout(nn.Dropout):

@@ -53,6 +53,9 @@ from trainer.data.dataset import TokenDataset
 from trainer.data.sequence_statistics import sequence_statistics
 from trainer.model.families import FAMILIES
 
+COMPILER_OPTIONS = ("compile_mode", "mix_order_reduction", "combo_kernels")
+"""Settings that only compiled layers on a GPU have."""
+
 
 def explore_settings(
     bench: Session,
@@ -261,6 +264,8 @@ def _levels(
         "activation_checkpointing": get_args(Checkpointing),
         "compile": (False, True),
         "compile_mode": get_args(CompileMode),
+        "mix_order_reduction": (False, True),
+        "combo_kernels": (True, False),
         "float8": get_args(Float8),
         "fused_cross_entropy": (False, True),
         "layout": ("packed", "bucketed", "padded"),
@@ -275,6 +280,8 @@ def _levels(
         "precision",
         "layout",
         "compile_mode",
+        "mix_order_reduction",
+        "combo_kernels",
         "float8",
         "fused_cross_entropy",
     ):
@@ -300,7 +307,7 @@ def _levels(
     if capability < (8, 9) or not levels["compile"]:
         levels["float8"] = ()
     if gpu is None or not levels["compile"]:
-        levels["compile_mode"] = ()
+        levels |= dict.fromkeys(COMPILER_OPTIONS, ())
     if levels["float8"] and find_spec("torchao") is None:
         leave_out("float8", "torchao is not installed (pip install '.[fp8]')")
     if train.mlm_head != "sparse" or find_spec("liger_kernel") is None:

@@ -33,6 +33,8 @@ class Configuration(StrictTable):
     activation_checkpointing: Checkpointing
     compile: bool
     compile_mode: CompileMode = "default"
+    mix_order_reduction: bool = False
+    combo_kernels: bool = True
     float8: Float8 = "none"
     fused_cross_entropy: bool = False
     layout: Layout
@@ -75,13 +77,20 @@ class Configuration(StrictTable):
     def possible(self) -> bool:
         """False for settings that the trainer rejects together."""
         narrow = self.attention == "fa3" or self.float8 != "none"
-        compiling = self.float8 != "none" or self.compile_mode != "default"
+        # The compiler's options are searched one at a time.
+        compiler_options = [
+            self.compile_mode != "default",
+            self.mix_order_reduction,
+            not self.combo_kernels,
+        ]
+        compiling = self.float8 != "none" or any(compiler_options)
         graphs_of_fa3 = (
             self.attention == "fa3" and self.compile_mode == "reduce-overhead"
         )
         return (
             (not narrow or self.precision == "bf16")
             and (not compiling or self.compile)
+            and sum(compiler_options) <= 1
             and not graphs_of_fa3
         )
 
@@ -110,6 +119,8 @@ class Configuration(StrictTable):
             "compiled" if self.compile else "",
         ]
         words += ["CUDA graphs" if self.compile_mode == "reduce-overhead" else ""]
+        words += ["mix-order reductions" if self.mix_order_reduction else ""]
+        words += ["" if self.combo_kernels else "no combined kernels"]
         return ", ".join(
             word
             for word in words

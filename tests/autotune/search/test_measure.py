@@ -196,7 +196,7 @@ def test_crashed_finalist_leaves_the_others(tmp_path):
             return BROKEN
         return None
 
-    search, confirmed = explored(tmp_path, CLOSE, crash, noise=0.06, seed=2)
+    search, confirmed = explored(tmp_path, CLOSE, crash, noise=0.06, seed=3)
     assert len(crashed) == 1
     assert confirmed.adopted
     assert confirmed.candidate not in crashed
