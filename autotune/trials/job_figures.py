@@ -62,6 +62,26 @@ class StepFigures(JobFigures):
     the slowest rank's seconds, and the highest memory of any rank."""
 
 
+class KernelTime(StrictTable):
+    """Time of a kernel in an optimizer step; on a CPU, of an operator."""
+
+    name: str
+    calls: float
+    """Calls in a step, on average."""
+    seconds: float
+    """Time of all calls in a step, on average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFigures(JobFigures):
+    """Figures of a ``kernels`` job: kernels of a step, by the profiler."""
+
+    kernels: tuple[KernelTime, ...]
+    """Kernels of one rank, the longest first."""
+    padded_tokens_per_step: int
+    """Positions of a step on this rank, padding included."""
+
+
 class GpuUse(StrictTable):
     """Activity of GPUs in one or several windows of training.
 
@@ -236,6 +256,7 @@ class GradientSyncFigures(JobFigures):
 
 _FIGURES_BY_JOB: dict[str, type[JobFigures]] = {
     "step": StepFigures,
+    "kernels": KernelFigures,
     "training": TrainingFigures,
     "links": LinkFigures,
     "gradient_sync": GradientSyncFigures,

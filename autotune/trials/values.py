@@ -24,6 +24,7 @@ FEWEST_TIMED_STEPS = 3
 only if a size fits."""
 JobName = Literal[
     "step",
+    "kernels",
     "training",
     "trace",
     "links",
@@ -36,6 +37,7 @@ JobName = Literal[
 """Name of a job in requests and in the trial log; jobs ``own_…`` run your own code."""
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
+    "kernels": "autotune.memory.jobs.profile_step",
     "training": "autotune.workers.jobs.training",
     "trace": "autotune.memory.jobs.trace",
     "links": "autotune.network.jobs.links",

@@ -118,7 +118,7 @@ def take_steps(request: StepRequest, ranks: Ranks) -> StepsTaken:
     training = build_training(config, request.vocab_size, request.special_ids, ranks)
     step_count = request.warmup_steps + request.timed_steps
     prepared = [
-        _batches_of_step(request, ranks) for _ in range(min(step_count, PREPARED_STEPS))
+        batches_of_step(request, ranks) for _ in range(min(step_count, PREPARED_STEPS))
     ]
     # The trainer also allocates the optimizer's state and rehearses a step beforehand.
     make_optimizer_state(training)
@@ -152,7 +152,7 @@ def take_steps(request: StepRequest, ranks: Ranks) -> StepsTaken:
     )
 
 
-def _batches_of_step(request: StepRequest, ranks: Ranks) -> list[MicroBatch]:
+def batches_of_step(request: StepRequest, ranks: Ranks) -> list[MicroBatch]:
     """Return the micro-batches of a step, pinned if the trainer pins them."""
     config = request.config
     is_pinned = config.device == "cuda" and config.data.pin_memory

@@ -17,6 +17,7 @@ from autotune.memory.values.predictions import (
 from autotune.memory.values.traces import (
     ACTIVATIONS,
     Allocation,
+    KernelsRequest,
     StepRequest,
     Term,
     Trace,
@@ -31,6 +32,7 @@ __all__ = [
     "Alternative",
     "Answer",
     "CurvePoint",
+    "KernelsRequest",
     "MemoryBreakdown",
     "MemoryParts",
     "MemoryPlan",

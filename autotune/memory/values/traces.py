@@ -143,6 +143,12 @@ class StepRequest(TrialRequest):
     """Number of earlier attempts, which makes a repeated trial another trial."""
 
 
+class KernelsRequest(StepRequest):
+    """Request for the kernels of optimizer steps, as of a ``StepRequest``."""
+
+    job: ClassVar[JobName] = "kernels"
+
+
 class TraceRequest(TrialRequest):
     """Request for traces of one rank's training steps on the meta device."""
 
