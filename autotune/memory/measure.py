@@ -251,6 +251,7 @@ def _evidence(
         mean_tokens_per_sequence=probe.mean_tokens_per_sequence,
         curve=throughput.curve,
         knee_micro_batch_sizes=list(knee_interval(throughput.curve) or ()),
+        dip=throughput.dip,
         sustained=throughput.sustained,
         choice=throughput.choice.reason,
     )

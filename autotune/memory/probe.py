@@ -7,7 +7,7 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, TRIAL_T
 from autotune.machine.gpu_models import GpuModel
 from autotune.memory.decide.overheads import OverheadsRange
 from autotune.memory.estimate import MemoryEstimate, estimate_model
-from autotune.memory.values import StepRequest, TraceRequest
+from autotune.memory.values import KernelsRequest, StepRequest, TraceRequest
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import Trial
@@ -26,6 +26,9 @@ class StepCounts:
 
 FIT_STEPS = StepCounts(warmup=1, timed=1)
 """Steps of a trial that tests whether a size fits; an evaluation follows each step."""
+
+KERNEL_STEPS = StepCounts(warmup=2, timed=1)
+"""Steps of a trial that profiles kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,3 +188,18 @@ def step_trial(
         device_used_before_bytes=probe.device_used_before_bytes,
         first_attempt=attempt == 0,
     )
+
+
+def kernels_trial(probe: Probe, micro_batch_size: int) -> Trial:
+    """Return a trial that profiles the kernels of a step of one micro-batch."""
+    request = KernelsRequest(
+        config=step_config(probe, micro_batch_size, micro_batches=1),
+        vocab_size=probe.manifest.vocab_size,
+        special_ids=probe.manifest.special_ids,
+        memory_budget_bytes=None,
+        warmup_steps=KERNEL_STEPS.warmup,
+        timed_steps=KERNEL_STEPS.timed,
+        local_ranks=probe.local_ranks,
+        documents_per_sequence=probe.documents_per_sequence,
+    )
+    return request.trial(timeout_s=probe.request.trial_timeout_s)

@@ -11,8 +11,9 @@ from autotune.base.window_statistics import estimate_windows
 from autotune.base.wording import plural
 from autotune.errors import OutOfTime, Undecided
 from autotune.memory.decide.batch_search import MAX_FAILURES
-from autotune.memory.probe import Probe, StepCounts, step_trial
-from autotune.memory.values import CurvePoint
+from autotune.memory.decide.throughput_dip import deepest_dip, grown_kernels
+from autotune.memory.probe import Probe, StepCounts, kernels_trial, step_trial
+from autotune.memory.values import CurvePoint, ThroughputDip
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import (
     MicroBatchChoice,
@@ -20,8 +21,14 @@ from autotune.profiles.decide.micro_batch import (
     curve_sizes,
     with_headroom,
 )
-from autotune.trials.job_figures import StepFigures
-from autotune.trials.outcomes import Contaminated, Crashed, Measured, OutOfMemory
+from autotune.trials.job_figures import KernelFigures, StepFigures
+from autotune.trials.outcomes import (
+    Contaminated,
+    Crashed,
+    Measured,
+    OutOfMemory,
+    describe,
+)
 from autotune.trials.runner import TrialRunner
 
 CURVE_STEPS = {
@@ -50,6 +57,8 @@ class Throughput:
     """Points by ascending size; empty if nothing was measured."""
     choice: MicroBatchChoice
     """The chosen micro-batch size, and the reason for it."""
+    dip: ThroughputDip | None = None
+    """Deepest dip of the curve; None without one."""
     sustained: CurvePoint | None
     """The chosen micro-batch on a warm GPU; None if it was not measured."""
 
@@ -78,7 +87,8 @@ def measure_throughput(
     sustained = None
     if chosen_point is not None:
         sustained = curve_meter.measure_sustained(chosen_point)
-    return Throughput(curve=curve, choice=choice, sustained=sustained)
+    dip = curve_meter.explain_dip(curve)
+    return Throughput(curve=curve, choice=choice, dip=dip, sustained=sustained)
 
 
 def _split_size(probe: Probe, largest_size: int) -> int:
@@ -154,6 +164,33 @@ class _CurveMeter:
                 break
             curve.sort(key=lambda point: point.micro_batch_size)
         return choose_from()
+
+    def explain_dip(self, curve: Sequence[CurvePoint]) -> ThroughputDip | None:
+        """Return the deepest dip of a curve, with the kernels that explain it."""
+        dip = deepest_dip(curve)
+        if dip is None:
+            return None
+        smaller, larger = dip.smaller, dip.larger
+        found = ThroughputDip(
+            smaller_size=smaller.micro_batch_size,
+            larger_size=larger.micro_batch_size,
+            ratio=larger.padded_tokens_per_s / smaller.padded_tokens_per_s,
+        )
+        profiles: list[KernelFigures] = []
+        for size in (found.smaller_size, found.larger_size):
+            try:
+                outcome = self.runner.run(
+                    kernels_trial(self.probe, size),
+                    f"{self.probe.config.model.name}: kernels of a step,"
+                    f" {plural(size, 'sequence')}",
+                )
+            except OutOfTime:
+                return found.model_copy(update={"not_profiled": "no time was left"})
+            if not isinstance(outcome, Measured):
+                reason = f"{describe(outcome)} with {plural(size, 'sequence')}"
+                return found.model_copy(update={"not_profiled": reason})
+            profiles.append(KernelFigures.of(outcome))
+        return found.model_copy(update={"kernels": grown_kernels(*profiles)})
 
     def measure_sustained(self, chosen_point: CurvePoint) -> CurvePoint | None:
         """Run the chosen micro-batch until the GPU is as warm as in training.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.memory.values import CurvePoint
+from autotune.memory.values import CurvePoint, GrownKernel
 from autotune.trials.job_figures import KernelFigures
 
 DIP_SHARE = 0.98
@@ -20,17 +20,6 @@ class Dip:
 
     smaller: CurvePoint
     larger: CurvePoint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrownKernel:
-    """Kernel that takes longer per token at the larger size of a dip."""
-
-    name: str
-    ratio: float
-    """Time per token at the larger size, divided by that at the smaller one."""
-    added_s_per_token: float
-    """Time per token that it adds at the larger size."""
 
 
 def deepest_dip(curve: Sequence[CurvePoint]) -> Dip | None:

@@ -4,7 +4,13 @@
 jobs, ``evidence`` the result of a probe, and ``predictions`` the predicted memory.
 """
 
-from autotune.memory.values.evidence import LOWER_BOUND, CurvePoint, ProbeEvidence
+from autotune.memory.values.evidence import (
+    LOWER_BOUND,
+    CurvePoint,
+    GrownKernel,
+    ProbeEvidence,
+    ThroughputDip,
+)
 from autotune.memory.values.predictions import (
     Alternative,
     Answer,
@@ -32,6 +38,7 @@ __all__ = [
     "Alternative",
     "Answer",
     "CurvePoint",
+    "GrownKernel",
     "KernelsRequest",
     "MemoryBreakdown",
     "MemoryParts",
@@ -41,6 +48,7 @@ __all__ = [
     "Share",
     "StepRequest",
     "Term",
+    "ThroughputDip",
     "Trace",
     "TraceRequest",
     "activations_of",

@@ -35,6 +35,33 @@ class CurvePoint(StrictTable):
         )
 
 
+class GrownKernel(StrictTable):
+    """Kernel that takes longer per token at the larger size of a dip."""
+
+    name: str
+    """Name without its numbers, which differ between sizes."""
+    ratio: PositiveFloat
+    """Time per token at the larger size, divided by that at the smaller one."""
+    added_s_per_token: PositiveFloat
+    """Time per token that it adds at the larger size, in seconds."""
+
+
+class ThroughputDip(StrictTable):
+    """Size that has clearly fewer tokens/s than a smaller one, and why."""
+
+    smaller_size: PositiveInt
+    """Micro-batch size that is faster."""
+    larger_size: PositiveInt
+    """Micro-batch size that is slower per token."""
+    ratio: PositiveFloat
+    """Tokens/s of the larger size, divided by those of the smaller one."""
+    kernels: list[GrownKernel] = Field(default_factory=list)
+    """Kernels whose time per token grew most; empty if none was profiled, or none
+    grew."""
+    not_profiled: str | None = None
+    """Reason why kernels were not profiled; None if they were."""
+
+
 LOWER_BOUND = "lower bound, not verified"
 """Words for the largest size that ran, if no larger one is known to run out of memory.
 """
@@ -86,6 +113,8 @@ class ProbeEvidence(StrictTable):
     knee_micro_batch_sizes: list[PositiveInt] = Field(default_factory=list)
     """Smallest and largest size at which the knee of the curve may lie, given the noise
     of the measurement; empty if the curve shows no knee."""
+    dip: ThroughputDip | None = None
+    """Deepest dip of the curve; None without one."""
     sustained: CurvePoint | None = None
     """Throughput to expect of the chosen micro-batch, measured for a minute, so that
     the GPU is warm and at its power limit. The measurement is shorter if a trial's time

@@ -3,7 +3,8 @@
 import pytest
 
 from autotune.errors import Undecided
-from autotune.trials.outcomes import Crashed, OutOfMemory
+from autotune.memory.sections.size_reasons import dip_words
+from autotune.trials.outcomes import Crashed, Measured, OutOfMemory
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_bench import site_facts
 from testbed.examples.profiles import FINGERPRINT
@@ -137,3 +138,52 @@ def test_slow_machine_times_fewer_steps(probe, monkeypatch):
     monkeypatch.setattr(TrialRunner, "budget_left_s", 1.0)
     evidence = probe(FakeMachine(simulate))
     assert evidence.curve[-1].timed_steps == 1
+
+
+def dipping(trial):
+    """Simulate a machine on which 16 sequences take twice as long as they should."""
+    if trial.job == "kernels":
+        size = trial.measured["config"]["micro_batch_size"]
+        norm_s = 0.02 * size / 8 if size == 16 else 0.002 * size / 8
+        kernels = [
+            {"name": f"matmul_{size}", "calls": 4.0, "seconds": 0.01 * size / 8},
+            {"name": f"layer_norm_{size}", "calls": 8.0, "seconds": norm_s},
+        ]
+        return Measured(
+            figures={"kernels": kernels, "padded_tokens_per_step": 64 * size}
+        )
+    outcome = simulate(trial)
+    if (
+        is_throughput_trial(trial)
+        and trial.measured["config"]["micro_batch_size"] == 16
+    ):
+        step_s = [2 * seconds for seconds in outcome.figures["step_s"]]
+        return Measured(figures=outcome.figures | {"step_s": step_s})
+    return outcome
+
+
+def test_dip_names_the_kernel_that_grew(probe):
+    dip = probe(FakeMachine(dipping)).dip
+    assert (dip.smaller_size, dip.larger_size) == (8, 16)
+    assert [kernel.name for kernel in dip.kernels] == ["layer_norm_"]
+    assert dip.kernels[0].ratio == pytest.approx(10.0)
+    assert dip_words(dip) == (
+        "tokens/s fall by 44.4% from 8 to 16 sequences:"
+        " layer_norm_ takes 10.0 x as long per token"
+    )
+
+
+def test_dip_without_profile_says_why(probe):
+    def without_profiler(trial):
+        if trial.job == "kernels":
+            return Crashed(detail="no profiler")
+        return dipping(trial)
+
+    dip = probe(FakeMachine(without_profiler)).dip
+    assert dip_words(dip).endswith(
+        "its kernels were not profiled: crashed with 8 sequences"
+    )
+
+
+def test_rising_curve_has_no_dip(probe):
+    assert probe(FakeMachine(simulate)).dip is None
