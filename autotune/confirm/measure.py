@@ -1,6 +1,6 @@
 """Windows of training with the chosen split of the global batch and its rivals.
 
-Each window is a process of its own, which trains on the dataset with the profile's
+Each window is a separate process, which trains on the dataset with the profile's
 DataLoader workers.
 """
 

@@ -17,7 +17,7 @@ class SplitRates(StrictTable):
     """Micro-batches of each rank in an optimizer step of the windows, which is less if
     a whole step takes long."""
     tokens_per_s: list[PositiveFloat]
-    """Non-padding tokens/s of each window, which is a process of its own."""
+    """Non-padding tokens/s of each window, each in a separate process."""
 
 
 class DeliveredTraining(StrictTable):

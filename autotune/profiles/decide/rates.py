@@ -151,7 +151,7 @@ def _rate_of_confirmation(profile: Profile) -> Rate | None:
         interval=interval,
         ranks=confirm.local_ranks,
         read_from="confirmed",
-        source="windows of training, each a process of its own",
+        source="windows of training, each in a separate process",
     )
 
 
