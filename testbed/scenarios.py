@@ -16,12 +16,16 @@ from autotune.advice.decide.apply import apply_changes
 from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingContext
 from autotune.advice.decide.gpu_counters import counters_of_profile
-from autotune.advice.decide.rules import NOTHING, TOO_LITTLE, advise
+from autotune.advice.decide.rules import NOT_JUDGED, NOTHING, TOO_LITTLE, advise
 from autotune.advice.values import Advice
 from autotune.base.interval import Interval
+from autotune.kernels.decide.bounds import farthest_kernel
+from autotune.kernels.values import StepKernels
+from autotune.memory.values import GrownKernel, ThroughputDip
 from autotune.network.values import ComputeEvidence, GradientSyncRow, NetworkEvidence
 from autotune.trials.outcomes import Contaminated, Measured, Outcome
 from autotune.trials.values import FinishedTrial, Trial
+from testbed.examples import kernels
 from testbed.examples.profiles import but
 from testbed.simulators import worlds
 from testbed.simulators.cluster import (
@@ -304,6 +308,9 @@ def _of_batch(gpu: World) -> Iterator[Scenario]:
 def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
     good = settings(gpu)
     tuned_well, ran_well = tuned(gpu, good), ran(gpu, good)
+    # With no evidence but that of the kernels, so that no other rule speaks.
+    bare = but(profile_of(gpu, good), evidence={"workers": None, "network": None})
+    ran_with_profile = replace(ran_well, profile=bare)
     for rule, what, changes in (
         ("padding", "every document in a sequence of its own", {"layout": "padded"}),
         (
@@ -322,7 +329,25 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
         yield Scenario(rule, what, ran(gpu, train), ran_well, _rates(gpu, train))
     ran_padded = ran(gpu, settings(gpu, layout="padded"))
     yield Scenario("compute-bound", "good settings", ran_well, ran_padded)
-    yield Scenario(NOTHING, "good settings, all measured", ran_well, ran_padded)
+    profiled_well = _profiled(ran_with_profile, kernels.near_bounds())
+    profiled_far = _profiled(ran_with_profile, kernels.slow_layer_norms())
+    yield Scenario(NOTHING, "a step near its kernels' bounds", profiled_well, ran_well)
+    yield Scenario(
+        NOT_JUDGED, "good settings, kernels not profiled", ran_well, profiled_well
+    )
+    yield Scenario(
+        "far-kernel",
+        "layer norms that take five times their bound",
+        profiled_far,
+        profiled_well,
+        lambda _: _without_half_the_distance(kernels.slow_layer_norms()),
+    )
+    yield Scenario(
+        "throughput-dip",
+        "a larger size that is slower",
+        _dipped(tuned_well),
+        tuned_well,
+    )
     exact, halved = (
         settings(gpu, precision="fp32"),
         settings(gpu, parallel__gradient_dtype="fp16"),
@@ -429,6 +454,37 @@ def _of_compute(gpu: World, cluster: World) -> Iterator[Scenario]:
         tuned(roomy, settings(roomy)),
         lambda advice: best(apply_changes(train, advice.changes)) / best(train),
     )
+
+
+def _profiled(context: TrainingContext, step: StepKernels) -> TrainingContext:
+    """Return the context with the kernels of its step."""
+    assert context.profile is not None
+    return replace(context, profile=kernels.with_kernels(context.profile, step))
+
+
+def _without_half_the_distance(step: StepKernels) -> float:
+    """Return the speedup if its farthest kernel comes half as near to its bound."""
+    kernel = farthest_kernel(step.kernels)
+    assert kernel is not None and kernel.bound_s is not None
+    saved_s = (kernel.seconds - kernel.bound_s) / 2
+    return step.step_s / (step.step_s - saved_s)
+
+
+def _dipped(context: TrainingContext) -> TrainingContext:
+    """Return the context with a dip of its throughput curve."""
+    assert context.profile is not None and context.evidence.probe is not None
+    dip = ThroughputDip(
+        smaller_size=64,
+        larger_size=256,
+        ratio=0.91,
+        kernels=[
+            GrownKernel(
+                name=kernels.LAYER_NORM_BACKWARD, ratio=4.5, added_s_per_token=3.5e-7
+            )
+        ],
+    )
+    probe = context.evidence.probe.model_copy(update={"dip": dip})
+    return replace(context, profile=but(context.profile, evidence={"probe": probe}))
 
 
 def _of_network(gpu: World, cluster: World) -> Iterator[Scenario]:

@@ -107,10 +107,11 @@ def advise(
     answer = {
         "subject": where,
         "bottleneck": now.bottleneck,
+        "kernels": now.step_kernels,
         "advice": found,
         "applied": applied,
     }
-    text = f"{where}\n\n{advice_text(found, now.bottleneck)}"
+    text = f"{where}\n\n{advice_text(found, now.bottleneck, now.step_kernels)}"
     if applied is not None:
         text += _applied_text(applied)
     print(answer_json(answer) if as_json else text)

@@ -28,6 +28,9 @@ from autotune.base.wording import (
     format_ratio,
     format_setting,
 )
+from autotune.kernels.decide.words import bound_words
+from autotune.kernels.sections import kernel_table
+from autotune.kernels.values import StepKernels
 from autotune.profiles.decide.explain import Explanation
 
 _VALUE_CHARACTERS = 40
@@ -46,9 +49,21 @@ CAUSE_NAMES: dict[Cause, str] = {
 """Names of the parts of a step for users, in the order of the report's bars."""
 
 
-def advice_text(advice: Sequence[Advice], bottleneck: Bottleneck | None) -> str:
-    """Format the bottleneck, then all recommendations in their order."""
+def advice_text(
+    advice: Sequence[Advice],
+    bottleneck: Bottleneck | None,
+    kernels: StepKernels | None = None,
+) -> str:
+    """Format the bottleneck and the kernels, then all recommendations in their order.
+
+    Args:
+        advice: Recommendations.
+        bottleneck: Parts of a step; None if they are not known.
+        kernels: Kernels of a step; None if they were not profiled.
+    """
     parts = [] if bottleneck is None else [_bottleneck_text(bottleneck)]
+    if kernels is not None:
+        parts.append(_kernels_text(kernels))
     for place, one in enumerate(advice, 1):
         details = [] if one.gain is None else [f"gain: {gain_text(one.gain)}"]
         details += [
@@ -105,6 +120,13 @@ def _bottleneck_text(found: Bottleneck) -> str:
     return "\n".join(
         [*lines, *(f"not measured: {printable_line(one)}" for one in found.untold)]
     )
+
+
+def _kernels_text(step: StepKernels) -> str:
+    """Format the slowest kernels of a step, and its distance from all bounds."""
+    table = kernel_table(step)
+    rows = terminal_table(table.headers, table.rows, align=table.align)
+    return f"{table.caption}\n{rows}\n{bound_words(step)}"
 
 
 def rules_text(rules: Sequence[AdviceRule]) -> str:

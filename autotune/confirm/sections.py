@@ -6,6 +6,7 @@ from autotune.base.units import format_seconds, format_share
 from autotune.base.window_statistics import trimmed_mean
 from autotune.base.wording import format_bounds, format_number, plural
 from autotune.confirm.values import ConfirmEvidence, SplitRates
+from autotune.kernels.sections import kernels_blocks
 from autotune.report.values import ReportedProfile
 
 
@@ -43,7 +44,11 @@ def confirm_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
                 ),
             )
         )
-    return (doc.Pairs(pairs=tuple(facts)), _splits_table(confirm))
+    blocks = (doc.Pairs(pairs=tuple(facts)), _splits_table(confirm))
+    if confirm.kernels is not None:
+        return (*blocks, *kernels_blocks(confirm.kernels))
+    reason = confirm.not_profiled or "not measured"
+    return (*blocks, doc.Missing(subject="Kernels", state=reason, commands=()))
 
 
 def _splits_table(confirm: ConfirmEvidence) -> doc.Table:

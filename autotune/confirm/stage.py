@@ -3,8 +3,10 @@
 from autotune.base.files import write_atomically
 from autotune.confirm.decide import rivals
 from autotune.confirm.measure import MAX_ROUNDS, SplitRunner
+from autotune.confirm.profile_kernels import profile_kernels
 from autotune.confirm.short_training import ShortTraining
 from autotune.confirm.values import ConfirmEvidence
+from autotune.kernels.values import StepKernels
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.decide.micro_batch import measured_splits
 from autotune.profiles.local_probe import require_local_probe
@@ -57,15 +59,26 @@ def confirm_profile(
             windows=windows,
         )
         size = splits.run()
+        rows = splits.rows(size)
+        kernels = profile_kernels(
+            trial_runner,
+            train,
+            rows[0],
+            request=request,
+            manifest=bench.manifest,
+            ranks=ranks,
+        )
     promised = splits.promised(size).interval()
     evidence = ConfirmEvidence(
-        rows=splits.rows(size),
+        rows=rows,
         num_workers=train.data.num_workers,
         local_ranks=ranks,
         promised_tokens_per_s=promised.value,
         promised_low=promised.low,
         promised_high=promised.high,
         not_delivered="not begun",
+        kernels=kernels if isinstance(kernels, StepKernels) else None,
+        not_profiled=kernels if isinstance(kernels, str) else None,
         window_s=request.window_s,
         windows=windows.windows,
         seconds=round(windows.seconds, 3),

@@ -3,6 +3,7 @@
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
+from autotune.kernels.values import StepKernels
 from trainer.config.tables import StrictTable
 
 
@@ -55,6 +56,11 @@ class ConfirmEvidence(StrictTable):
     """Short training with the chosen split; None if there was none."""
     not_delivered: str | None = None
     """Reason why there was no training, in words; None if there was one."""
+    kernels: StepKernels | None = None
+    """Kernels of a step with the chosen split, each with its bound; None if they were
+    not profiled."""
+    not_profiled: str | None = None
+    """Reason why kernels were not profiled, in words; None if they were."""
     window_s: PositiveFloat
     """Shortest duration of a window."""
     windows: PositiveInt

@@ -27,8 +27,11 @@ class StepCounts:
 FIT_STEPS = StepCounts(warmup=1, timed=1)
 """Steps of a trial that tests whether a size fits; an evaluation follows each step."""
 
-KERNEL_STEPS = StepCounts(warmup=2, timed=1)
-"""Steps of a trial that profiles kernels."""
+KERNEL_STEPS = {
+    "cpu": StepCounts(warmup=1, timed=1),
+    "cuda": StepCounts(warmup=3, timed=3),
+}
+"""Steps of a trial that profiles kernels, by device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +195,14 @@ def step_trial(
 
 def kernels_trial(probe: Probe, micro_batch_size: int) -> Trial:
     """Return a trial that profiles the kernels of a step of one micro-batch."""
+    steps = KERNEL_STEPS[probe.config.device]
     request = KernelsRequest(
         config=step_config(probe, micro_batch_size, micro_batches=1),
         vocab_size=probe.manifest.vocab_size,
         special_ids=probe.manifest.special_ids,
         memory_budget_bytes=None,
-        warmup_steps=KERNEL_STEPS.warmup,
-        timed_steps=KERNEL_STEPS.timed,
+        warmup_steps=steps.warmup,
+        timed_steps=steps.timed,
         local_ranks=probe.local_ranks,
         documents_per_sequence=probe.documents_per_sequence,
     )

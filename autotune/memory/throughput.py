@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from autotune.base.window_statistics import estimate_windows
 from autotune.base.wording import plural
 from autotune.errors import OutOfTime, Undecided
+from autotune.kernels.decide.trace import NO_KERNELS
 from autotune.memory.decide.batch_search import MAX_FAILURES
 from autotune.memory.decide.throughput_dip import deepest_dip, grown_kernels
 from autotune.memory.probe import Probe, StepCounts, kernels_trial, step_trial
@@ -189,7 +190,10 @@ class _CurveMeter:
             if not isinstance(outcome, Measured):
                 reason = f"{describe(outcome)} with {plural(size, 'sequence')}"
                 return found.model_copy(update={"not_profiled": reason})
-            profiles.append(KernelFigures.of(outcome))
+            figures = KernelFigures.of(outcome)
+            if not figures.kernels:
+                return found.model_copy(update={"not_profiled": NO_KERNELS})
+            profiles.append(figures)
         return found.model_copy(update={"kernels": grown_kernels(*profiles)})
 
     def measure_sustained(self, chosen_point: CurvePoint) -> CurvePoint | None:

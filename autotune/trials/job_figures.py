@@ -8,7 +8,7 @@ import functools
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, PositiveFloat, TypeAdapter
 
 from autotune.trials.outcomes import Measured
 from trainer.config.tables import StrictTable
@@ -70,6 +70,24 @@ class KernelTime(StrictTable):
     """Calls in a step, on average."""
     seconds: float
     """Time of all calls in a step, on average."""
+    bound_s: float | None = None
+    """Time that the FLOPs and bytes of these calls need at least; None if the work of a
+    call is not known."""
+    flops: float | None = None
+    """FLOPs of matmuls and attention in these calls, 0 for kernels that have none; None
+    if the work is not known."""
+    moved_bytes: float | None = None
+    """Bytes that these calls must read and write, each tensor once; None if the work is
+    not known."""
+
+
+class Roofline(StrictTable):
+    """Rates that a device reaches, which bound the time of its kernels."""
+
+    bytes_per_s: PositiveFloat
+    """Bytes read and written per second by a copy of a large tensor."""
+    flops_per_s: PositiveFloat
+    """FLOP/s of a large matmul in the precision of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +98,10 @@ class KernelFigures(JobFigures):
     """Kernels of one rank, the longest first."""
     padded_tokens_per_step: int
     """Positions of a step on this rank, padding included."""
+    step_s: float
+    """Median time of a step without the profiler, in seconds."""
+    roofline: Roofline
+    """Rates of the device, measured in the same process."""
 
 
 class GpuUse(StrictTable):

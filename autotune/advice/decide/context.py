@@ -20,6 +20,7 @@ from autotune.advice.values import (
     figure,
 )
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
+from autotune.kernels.values import StepKernels
 from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import repeated_probe_command
@@ -103,6 +104,12 @@ class TrainingContext:
     def evidence(self) -> Evidence:
         """Measurements in the profile."""
         return Evidence() if self.profile is None else self.profile.evidence
+
+    @property
+    def step_kernels(self) -> StepKernels | None:
+        """Kernels of a step with the profile's settings; None if not profiled."""
+        confirm = self.evidence.confirm
+        return None if confirm is None else confirm.kernels
 
     @property
     def gpu_name(self) -> str | None:

@@ -5,11 +5,19 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.advice.decide import batch_size, communication, computation, data_loading
+from autotune.advice.decide import (
+    batch_size,
+    communication,
+    computation,
+    data_loading,
+    kernels,
+)
 from autotune.advice.decide.context import TrainingContext
 from autotune.advice.values import SEVERITIES, Advice, EvidenceFigure, figure
 from autotune.base.units import format_percent
 from autotune.base.wording import plural
+from autotune.kernels.decide.bounds import NEAR_BOUND_RATIO, is_near_bound
+from autotune.kernels.decide.words import bound_words
 from autotune.trials.outcomes import Contaminated
 from autotune.trials.values import FinishedTrial
 
@@ -174,6 +182,8 @@ _COVERS: dict[Callable[[TrainingContext], Advice | None], str] = {
     computation.memory_bound: "memory",
     computation.optimizer_bound: "optimizer step",
     computation.compute_bound: "compute",
+    kernels.far_kernel: "compute, memory",
+    kernels.throughput_dip: "compute",
     batch_size.too_big_for_ddp: "R5",
     communication.gradient_sync: "R4, network",
     communication.network_bound: "R4, network",
@@ -197,7 +207,12 @@ RULES = tuple(
     )
     for one, covers in _COVERS.items()
 )
-NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
+NOTHING = "change-nothing"
+"""Name of the result that no change is expected to pay."""
+NOT_JUDGED = "not-judged"
+"""Name of the result that no rule asks for a change, while the step may have room."""
+TOO_LITTLE = "too-little-known"
+"""Name of the result that too little was measured."""
 
 
 def advise(now: TrainingContext) -> tuple[Advice, ...]:
@@ -246,14 +261,40 @@ def _nothing_to_do(now: TrainingContext) -> Advice:
             ),
         )
     largest = now.bottleneck.parts[0]
+    evidence = now.part_figure(largest, f"largest part of the step: {largest.cause}")
+    step = now.step_kernels
+    if step is None or not is_near_bound(step):
+        return _not_judged(now, evidence)
     return Advice(
         rule=NOTHING,
         severity="info",
-        claim="no change is expected to pay",
-        evidence=(
-            now.part_figure(largest, f"largest part of the step: {largest.cause}"),
-        ),
+        claim=f"no change is expected to pay: {bound_words(step)}",
+        evidence=(evidence,),
         cost="none",
         command=None if now.profile is None else now.command("train"),
         would_change="another machine, model or dataset, or further measurements",
+    )
+
+
+def _not_judged(now: TrainingContext, evidence: EvidenceFigure) -> Advice:
+    """Return that no rule asks for a change, and what keeps it from being the last."""
+    step = now.step_kernels
+    if step is None:
+        reason = "the kernels of the step were not profiled (autotune tune does it)"
+    else:
+        reason = bound_words(step)
+    return Advice(
+        rule=NOT_JUDGED,
+        severity="info",
+        claim=(
+            "no rule asks for a change; whether the step could be faster is not"
+            f" judged: {reason}"
+        ),
+        evidence=(evidence,),
+        cost="none",
+        command=None if now.profile is None else now.command("train"),
+        would_change=(
+            "a step within"
+            f" {format_percent(NEAR_BOUND_RATIO - 1)} of the sum of its kernels' bounds"
+        ),
     )

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.memory.values import CurvePoint, GrownKernel
+from autotune.base.wording import format_times, plural
+from autotune.kernels.decide.words import kernel_words
+from autotune.memory.values import CurvePoint, GrownKernel, ThroughputDip
 from autotune.trials.job_figures import KernelFigures
 
 DIP_SHARE = 0.98
@@ -45,6 +47,24 @@ def _overlap(smaller: CurvePoint, larger: CurvePoint) -> bool:
     low = smaller.padded_rate.low
     high = larger.padded_rate.high
     return low is not None and high is not None and high >= low
+
+
+def dip_words(dip: ThroughputDip) -> str:
+    """Return where throughput falls, and the kernels that explain it, in words."""
+    words = (
+        f"tokens/s fall by {1 - dip.ratio:.1%} from {dip.smaller_size} to"
+        f" {plural(dip.larger_size, 'sequence')}"
+    )
+    if dip.not_profiled is not None:
+        return f"{words}; its kernels were not profiled: {dip.not_profiled}"
+    if not dip.kernels:
+        return f"{words}; no kernel explains it"
+    kernels = ", ".join(
+        f"{kernel_words(kernel.name)} takes {format_times(kernel.ratio)} as long per"
+        f" token ({kernel.name})"
+        for kernel in dip.kernels
+    )
+    return f"{words}: {kernels}"
 
 
 def grown_kernels(smaller: KernelFigures, larger: KernelFigures) -> list[GrownKernel]:

@@ -1,29 +1,31 @@
-"""The ``kernels`` job: which kernels a step spends its time in.
+"""The ``kernels`` job: the kernels that a step spends its time in, and their bounds.
 
 The step is that of the ``step`` job, under torch's profiler. On a CPU, operators take
 the place of kernels.
 """
 
-from collections import defaultdict
+import json
+import statistics
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
+from autotune.kernels.decide.trace import kernels_of_trace
+from autotune.kernels.jobs.measure_roofline import measure_roofline
 from autotune.memory.jobs.step import batches_of_step
 from autotune.memory.values import KernelsRequest
 from trainer.build import build_training
 from trainer.checkpoint.tensors import make_optimizer_state
+from trainer.distributed.device_events import mark
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import join_ranks, leave_ranks
 
-MAX_NAME_CHARACTERS = 160
-"""Characters of a kernel's name that are kept, from its beginning."""
-
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Take steps under the profiler, together with the other ranks.
+    """Take steps, then as many under the profiler, together with the other ranks.
 
     Args:
         measured: A ``KernelsRequest``.
@@ -39,45 +41,53 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         environment=local.get("environment", {}),
         rendezvous=local.get("rendezvous"),
     )
+    # Before the model, which may leave little memory.
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    roofline = measure_roofline(ranks.device, dtype)
+    if ranks.device.type == "cuda":
+        torch.cuda.empty_cache()
     training = build_training(config, request.vocab_size, request.special_ids, ranks)
     batches = batches_of_step(request, ranks)
     make_optimizer_state(training)
     training.step.rehearse(batches[0])
-    on_gpu = ranks.device.type == "cuda"
-    for number in range(request.warmup_steps):
-        training.step.run(batches, learning_rate(config, number))
-    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[activity]) as profiler:
+    step_s = []
+    for number in range(request.warmup_steps + request.timed_steps):
+        began = mark(ranks.device)
+        result = training.step.run(batches, learning_rate(config, number))
+        ended = mark(ranks.device)
+        ended.wait()
+        if number >= request.warmup_steps:
+            step_s.append(ended.seconds_since(began))
+    activities = [ProfilerActivity.CPU]
+    if ranks.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         for number in range(request.timed_steps):
             result = training.step.run(batches, learning_rate(config, number))
         # Waits for the device, so that the last kernels are in the profile.
         float(result.loss)
-    kernels = _kernel_times(profiler, on_gpu=on_gpu, steps=request.timed_steps)
+    kernels = kernels_of_trace(
+        _events_of(profiler),
+        roofline,
+        on_gpu=ranks.device.type == "cuda",
+        steps=request.timed_steps,
+        document_tokens=config.seq_length_tokens / request.documents_per_sequence,
+    )
     leave_ranks(together=True)
     return {
-        "kernels": kernels,
+        "kernels": [kernel.model_dump() for kernel in kernels],
         "padded_tokens_per_step": len(batches)
         * config.micro_batch_size
         * config.seq_length_tokens,
+        "step_s": statistics.median(step_s),
+        "roofline": roofline.model_dump(),
     }
 
 
-def _kernel_times(
-    profiler: torch.profiler.profile, *, on_gpu: bool, steps: int
-) -> list[dict[str, Any]]:
-    """Return the calls and seconds of each kernel in a step, the longest first."""
-    calls: dict[str, float] = defaultdict(float)
-    seconds: dict[str, float] = defaultdict(float)
-    for event in profiler.events() or ():
-        if on_gpu != (event.device_type == DeviceType.CUDA):
-            continue
-        time_us = event.device_time_total if on_gpu else event.self_cpu_time_total
-        name = event.name[:MAX_NAME_CHARACTERS]
-        calls[name] += 1 / steps
-        seconds[name] += time_us / 1e6 / steps
-    by_time = sorted(seconds, key=lambda name: seconds[name], reverse=True)
-    return [
-        {"name": name, "calls": calls[name], "seconds": seconds[name]}
-        for name in by_time
-        if seconds[name] > 0
-    ]
+def _events_of(profiler: torch.profiler.profile) -> list[dict[str, Any]]:
+    """Return the events of a profile, in Chrome's trace format."""
+    with tempfile.TemporaryDirectory(prefix="autotune-") as directory:
+        trace = Path(directory) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        events: list[dict[str, Any]] = json.loads(trace.read_text())["traceEvents"]
+    return events

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from autotune.base.wording import plural
-from autotune.memory.values import LOWER_BOUND, ThroughputDip
+from autotune.memory.decide.throughput_dip import dip_words
+from autotune.memory.values import LOWER_BOUND
 from autotune.profiles.decide.batch_split import SPLIT_FACTORS, split_global_batch
 from autotune.profiles.sections import global_batch_words
 from autotune.profiles.values import Profile
@@ -54,23 +55,6 @@ def reasons_of(profile: Profile) -> Iterator[str]:
         )
     if probe.not_traced:
         yield f"no memory prediction: {probe.not_traced}"
-
-
-def dip_words(dip: ThroughputDip) -> str:
-    """Return where throughput falls, and the kernels that explain it, in words."""
-    words = (
-        f"tokens/s fall by {1 - dip.ratio:.1%} from {dip.smaller_size} to"
-        f" {plural(dip.larger_size, 'sequence')}"
-    )
-    if dip.not_profiled is not None:
-        return f"{words}; its kernels were not profiled: {dip.not_profiled}"
-    if not dip.kernels:
-        return f"{words}; no kernel explains it"
-    kernels = ", ".join(
-        f"{kernel.name} takes {kernel.ratio:.1f} x as long per token"
-        for kernel in dip.kernels
-    )
-    return f"{words}: {kernels}"
 
 
 def batch_split_words(train: TrainConfig, local_ranks: int) -> str:

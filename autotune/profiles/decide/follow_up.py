@@ -72,6 +72,16 @@ def probe_command(profile: Profile, path: object) -> str:
     return command("probe", model=model, data="DIR", out=path)
 
 
+def explore_command(model: ModelSettings, data: object) -> str:
+    """Return the command that tunes a model, with a search for faster settings.
+
+    Args:
+        model: The model.
+        data: Directory of the dataset.
+    """
+    return command("tune", model=_model_argument(model), data=data, explore=True)
+
+
 def missing_probe_commands(profile: Profile, path: object) -> tuple[str, ...]:
     """Return the probe command if the profile was not probed, else no command.
 

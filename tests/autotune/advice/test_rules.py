@@ -9,6 +9,7 @@ from autotune.advice.decide import rules
 from autotune.advice.decide.apply import apply_changes, safe_changes
 from autotune.advice.decide.context import TrainingContext, line, times, without
 from autotune.advice.decide.rules import (
+    NOT_JUDGED,
     NOTHING,
     RULES,
     TOO_LITTLE,
@@ -21,7 +22,7 @@ from testbed.examples.profiles import but, example_profile
 from testbed.scenarios import Scenario, ran, scenarios, tuned
 from testbed.simulators.worlds import World, settings
 
-NAMES = [*(rule.name for rule in RULES), NOTHING, TOO_LITTLE]
+NAMES = [*(rule.name for rule in RULES), NOTHING, NOT_JUDGED, TOO_LITTLE]
 CONFIDENCES = {0.95, 0.96, 0.98}
 """Of bounds that tell noise, of a ratio of two that decide, and of bounds that
 decide."""
@@ -149,7 +150,8 @@ def test_one_recommendation_has_the_evidence_of_all_rules(monkeypatch):
 
 def test_good_settings_are_left_alone():
     advice = advise(ran(GPU, settings(GPU)))
-    assert NOTHING in [entry.rule for entry in advice]
+    assert NOT_JUDGED in [entry.rule for entry in advice]
+    assert NOTHING not in [entry.rule for entry in advice]
     assert all(entry.severity == "info" for entry in advice)
     advice = [
         entry.rule

@@ -7,6 +7,7 @@ from autotune.memory.sections.size_reasons import dip_words
 from autotune.trials.outcomes import Crashed, Measured, OutOfMemory
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_bench import site_facts
+from testbed.examples.kernels import H100
 from testbed.examples.profiles import FINGERPRINT
 from testbed.fakes import FakeMachine
 from tests.autotune.memory.simulated_probes import (
@@ -150,7 +151,12 @@ def dipping(trial):
             {"name": f"layer_norm_{size}", "calls": 8.0, "seconds": norm_s},
         ]
         return Measured(
-            figures={"kernels": kernels, "padded_tokens_per_step": 64 * size}
+            figures={
+                "kernels": kernels,
+                "padded_tokens_per_step": 64 * size,
+                "step_s": 0.05 * size / 8,
+                "roofline": H100.model_dump(),
+            }
         )
     outcome = simulate(trial)
     if (

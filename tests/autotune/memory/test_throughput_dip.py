@@ -5,6 +5,7 @@ import pytest
 from autotune.memory.decide.throughput_dip import deepest_dip, grown_kernels
 from autotune.memory.values import CurvePoint
 from autotune.trials.job_figures import KernelFigures, KernelTime
+from testbed.examples.kernels import H100
 
 
 def curve_of(rates, half_width=None):
@@ -33,7 +34,12 @@ def kernels_of(tokens, **seconds):
         KernelTime(name=name, calls=11.0, seconds=value)
         for name, value in seconds.items()
     )
-    return KernelFigures(kernels=kernels, padded_tokens_per_step=tokens)
+    return KernelFigures(
+        kernels=kernels,
+        padded_tokens_per_step=tokens,
+        step_s=sum(seconds.values()),
+        roofline=H100,
+    )
 
 
 def test_finds_the_deepest_dip():

@@ -1,0 +1,72 @@
+"""Profile of the kernels of a step with the confirmed split."""
+
+from autotune.confirm.values import SplitRates
+from autotune.errors import OutOfTime
+from autotune.kernels.decide.bounds import step_kernels
+from autotune.kernels.decide.trace import NO_KERNELS
+from autotune.kernels.values import StepKernels
+from autotune.memory.contents import contents_of
+from autotune.memory.probe import KERNEL_STEPS
+from autotune.memory.values import KernelsRequest
+from autotune.trials.job_figures import KernelFigures
+from autotune.trials.outcomes import Measured, describe
+from autotune.trials.runner import TrialRunner
+from autotune.workers.values import SweepRequest
+from trainer.config.train_config import TrainConfig
+from trainer.data.manifest import Manifest
+
+MOST_MICRO_BATCHES = 4
+"""Most micro-batches of a profiled step. All of them have the same kernels."""
+
+
+def profile_kernels(
+    runner: TrialRunner,
+    train: TrainConfig,
+    split: SplitRates,
+    *,
+    request: SweepRequest,
+    manifest: Manifest,
+    ranks: int,
+) -> StepKernels | str:
+    """Return the kernels of a step, or the reason why they were not profiled.
+
+    Args:
+        runner: Runner of the trial.
+        train: Settings of the training.
+        split: Split of the global batch.
+        request: Dataset, and the time limit of a trial.
+        manifest: Manifest of the dataset.
+        ranks: Local ranks.
+    """
+    contents = contents_of(request.data, train.layout, train.seq_length_tokens)
+    size = split.micro_batch_size
+    micro_batches = min(split.gradient_accumulation_steps, MOST_MICRO_BATCHES)
+    steps = KERNEL_STEPS[train.device]
+    config = train.model_copy(
+        update={
+            "micro_batch_size": size,
+            "global_batch_size": size * micro_batches * ranks,
+        }
+    )
+    is_packed = train.layout == "packed"
+    kernels_request = KernelsRequest(
+        config=config,
+        vocab_size=manifest.vocab_size,
+        special_ids=manifest.special_ids,
+        memory_budget_bytes=None,
+        warmup_steps=steps.warmup,
+        timed_steps=steps.timed,
+        local_ranks=ranks,
+        documents_per_sequence=max(1.0, contents.mean_samples) if is_packed else 1.0,
+    )
+    trial = kernels_request.trial(timeout_s=request.trial_timeout_s)
+    try:
+        outcome = runner.run(trial, f"{train.model.name}: kernels of a step")
+    except OutOfTime:
+        return "no time was left"
+    if not isinstance(outcome, Measured):
+        return describe(outcome)
+    figures = KernelFigures.of(outcome)
+    if not figures.kernels:
+        return NO_KERNELS
+    return step_kernels(figures, micro_batch_size=size, micro_batches=micro_batches)

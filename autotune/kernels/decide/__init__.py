@@ -1,0 +1,1 @@
+"""Work of profiled kernels, their bounds, and their names. Pure."""

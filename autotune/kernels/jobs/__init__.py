@@ -1,0 +1,1 @@
+"""Child processes; the only place for torch."""
