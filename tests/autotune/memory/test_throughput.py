@@ -175,7 +175,7 @@ def test_dip_names_the_kernel_that_grew(probe):
     assert dip.kernels[0].ratio == pytest.approx(10.0)
     assert dip_words(dip) == (
         "tokens/s fall by 44.4% from 8 to 16 sequences:"
-        " layer_norm_ takes 10.0 x as long per token"
+        " layer norm takes 10.00x as long per token (layer_norm_)"
     )
 
 
