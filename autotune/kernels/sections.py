@@ -15,7 +15,7 @@ FLOPS_PER_BYTE_WITHOUT_MATMUL = 0.25
 """FLOPs per byte at which the roofline shows kernels that only move bytes: one for each
 fp32 number. Their distance from the roof does not depend on it."""
 _GROUPS = ("matmul", "attention")
-"""Kinds of kernels with a colour of their own, by the beginning of their words."""
+"""Kinds of kernels that the roofline tells apart, by the beginning of their words."""
 _OTHERS = "memory-bound kernels"
 _ROOF_COLOUR = 7
 """Colour of the roof, as an index into the palette: grey."""

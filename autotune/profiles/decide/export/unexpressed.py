@@ -41,7 +41,8 @@ def unexpressed_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 
 
 def _model_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
-    """Return the settings of the model's precision, loss, masking and attention."""
+    """Return the settings of precision, compiler, loss, masking and attention."""
+    is_compiled_on_gpu = train.compiled and train.device == "cuda"
     return (
         _lost_if_used(
             "residual_dtype",
@@ -57,6 +58,18 @@ def _model_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             "fused_cross_entropy",
             "holds all logits",
             is_used=train.fused_cross_entropy,
+        ),
+        _lost_if_used(
+            "mix_order_reduction",
+            "compiles with torch's default; your program can set"
+            " torch._inductor.config.triton.mix_order_reduction = False",
+            is_used=is_compiled_on_gpu and not train.mix_order_reduction,
+        ),
+        _lost_if_used(
+            "combo_kernels",
+            "compiles with torch's default; your program can set"
+            " torch._inductor.config.combo_kernels = True",
+            is_used=is_compiled_on_gpu and train.combo_kernels,
         ),
         row(
             "masking_probability",
