@@ -9,16 +9,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.base.process import start_child
-from autotune.base.units import format_seconds
 from autotune.cluster.torchrun import torchrun_command
-from autotune.confirm.values import DeliveredTraining
+from autotune.confirm.values import ShortTrainingRequest
+from autotune.trials.job_figures import ShortTrainingFigures
+from autotune.trials.outcomes import Crashed, Measured, Outcome
+from autotune.trials.values import Trial
 from trainer.errors import TrainerError
-from trainer.record.progress import Update
 from trainer.record.run_record import StepRow, read_run
 
 LOGGED_ROWS = 8
@@ -33,59 +34,48 @@ _MAX_LOG_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortTraining:
-    """Training with a profile that ends after some time."""
+    """Runner of short trainings from a profile."""
 
     profile: Path
     """Profile to train from."""
     data: Path
     """Directory of the dataset."""
-    ranks: int
-    """Ranks on this node."""
     torch_version: str
     """Version of torch that the ranks use."""
-    seconds: float
-    """Time from the start of the processes until they are ended."""
-    step_s: float
-    """Expected time of an optimizer step."""
-    default_log_interval_steps: int
-    """Optimizer steps between logged metrics, as in the profile."""
 
-    def run(self, update: Update) -> DeliveredTraining | str:
-        """Train, and return the delivered rate, or the reason why there is none.
+    def run_trial(self, trial: Trial) -> Outcome:
+        """Train for the time of a ``ShortTrainingRequest``, and return its figures.
 
-        Args:
-            update: Shows the time that has passed.
+        They have no rate if the time was too short. A training that fails is a crash,
+        with the end of its log.
         """
+        request = ShortTrainingRequest.of(trial.measured)
         with tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
             directory = Path(scratch)
             with (directory / "log").open("wb") as log:
-                exit_code = self._train(directory / "run", log, update)
+                exit_code = self._train(request, directory / "run", log)
             try:
                 rows = read_run(directory / "run").steps
             except TrainerError:
                 rows = ()
-            delivered = delivered_by(rows)
-            if delivered is not None:
-                return delivered
-            if exit_code is None:
-                return (
-                    f"{format_seconds(self.seconds)} are too short for a start and"
-                    f" steps of about {format_seconds(self.step_s)}"
+            if exit_code is not None and len(rows) < 2:
+                said = (directory / "log").read_text(errors="replace")
+                return Crashed(
+                    detail=f"training ended with code {exit_code}: {_end_of(said)}"
                 )
-            said = (directory / "log").read_text(errors="replace")
-            return f"training ended with code {exit_code}: {_end_of(said)}"
+        return Measured(figures=asdict(figures_of(rows)))
 
-    def _train(self, run: Path, log: Any, update: Update) -> int | None:
+    def _train(self, request: ShortTrainingRequest, run: Path, log: Any) -> int | None:
         """Train until the time is over; return the exit code if it ended before."""
         command = torchrun_command(
             sys.executable,
-            self._trainer_arguments(run),
-            ranks=self.ranks,
+            self._trainer_arguments(request, run),
+            ranks=request.local_ranks,
             torch_version=self.torch_version,
             shutdown_s=round(END_TIMEOUT_S / 2),
         )
         # Torchrun would set it as well, with a warning.
-        threads = {"OMP_NUM_THREADS": "1"} if self.ranks > 1 else {}
+        threads = {"OMP_NUM_THREADS": "1"} if request.local_ranks > 1 else {}
         process = start_child(
             command,
             stdin=subprocess.DEVNULL,
@@ -99,19 +89,17 @@ class ShortTraining:
         started_s = time.monotonic()
         try:
             while process.poll() is None:
-                passed_s = time.monotonic() - started_s
-                if passed_s > self.seconds:
+                if time.monotonic() - started_s > request.seconds:
                     return None
-                update(passed_s, self.seconds, "training by the trainer's own loop")
                 time.sleep(_POLL_S)
             return int(process.returncode)
         finally:
             _end(process)
 
-    def _trainer_arguments(self, run: Path) -> list[str]:
+    def _trainer_arguments(self, request: ShortTrainingRequest, run: Path) -> list[str]:
         """Return the command of each rank."""
-        affordable_steps = int(self.seconds / (LOGGED_ROWS * self.step_s))
-        interval_steps = min(self.default_log_interval_steps, max(1, affordable_steps))
+        affordable_steps = int(request.seconds / (LOGGED_ROWS * request.step_s))
+        interval_steps = min(request.config.logged_steps, max(1, affordable_steps))
         settings = {
             "log_interval_steps": interval_steps,
             "log_to": "[]",
@@ -125,13 +113,13 @@ class ShortTraining:
         return words
 
 
-def delivered_by(rows: Sequence[StepRow]) -> DeliveredTraining | None:
-    """Return the rate of logged steps; None if only the first ones were logged.
+def figures_of(rows: Sequence[StepRow]) -> ShortTrainingFigures:
+    """Return the rate of logged steps, without the first logged ones.
 
     The first row includes the warm-up of libraries and of the data loading.
     """
     if len(rows) < 2:
-        return None
+        return ShortTrainingFigures(tokens_per_s=None, steps=0, seconds=0.0, mfu=None)
     steps = rows[-1].step - rows[0].step
     seconds = 0.0
     tokens = 0.0
@@ -141,7 +129,7 @@ def delivered_by(rows: Sequence[StepRow]) -> DeliveredTraining | None:
         seconds += row_steps * row.step_s
         tokens += row_steps * row.non_padding_tokens
         flops_share_s += row_steps * row.step_s * (row.mfu or 0.0)
-    return DeliveredTraining(
+    return ShortTrainingFigures(
         tokens_per_s=tokens / seconds,
         steps=steps,
         seconds=round(seconds, 3),

@@ -1,11 +1,17 @@
 """The confirm phase of a tuning: windows, the choice made again, a short training."""
 
 from autotune.base.files import write_atomically
+from autotune.base.units import format_seconds
 from autotune.confirm.decide import rivals
 from autotune.confirm.measure import MAX_ROUNDS, SplitRunner
 from autotune.confirm.profile_kernels import profile_kernels
-from autotune.confirm.short_training import ShortTraining
-from autotune.confirm.values import ConfirmEvidence
+from autotune.confirm.short_training import END_TIMEOUT_S, ShortTraining
+from autotune.confirm.values import (
+    ConfirmEvidence,
+    DeliveredTraining,
+    ShortTrainingRequest,
+)
+from autotune.errors import OutOfTime
 from autotune.kernels.values import StepKernels
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.decide.micro_batch import measured_splits
@@ -13,7 +19,11 @@ from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.profiles.values import Profile
+from autotune.trials.job_figures import ShortTrainingFigures
+from autotune.trials.outcomes import Measured
 from autotune.trials.rounds import Rounds
+from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
@@ -68,54 +78,83 @@ def confirm_profile(
             manifest=bench.manifest,
             ranks=ranks,
         )
-    promised = splits.promised(size).interval()
-    evidence = ConfirmEvidence(
-        rows=rows,
-        num_workers=train.data.num_workers,
-        local_ranks=ranks,
-        promised_tokens_per_s=promised.value,
-        promised_low=promised.low,
-        promised_high=promised.high,
-        not_delivered="not begun",
-        kernels=kernels if isinstance(kernels, StepKernels) else None,
-        not_profiled=kernels if isinstance(kernels, str) else None,
-        window_s=request.window_s,
-        windows=windows.windows,
-        seconds=round(windows.seconds, 3),
-    )
-    train = train.model_copy(update={"micro_batch_size": size})
-    profile = add_evidence(stored.profile, "confirm", evidence, trial_runner, train)
-    # Written before the training, which reads it.
-    write_atomically(stored.path, profile_to_toml(profile))
-    evidence = _with_training(bench, stored, request, evidence, training_s)
+        promised = splits.promised(size).interval()
+        evidence = ConfirmEvidence(
+            rows=rows,
+            num_workers=train.data.num_workers,
+            local_ranks=ranks,
+            promised_tokens_per_s=promised.value,
+            promised_low=promised.low,
+            promised_high=promised.high,
+            not_delivered="not begun",
+            kernels=kernels if isinstance(kernels, StepKernels) else None,
+            not_profiled=kernels if isinstance(kernels, str) else None,
+            window_s=request.window_s,
+            windows=windows.windows,
+            seconds=round(windows.seconds, 3),
+        )
+        train = train.model_copy(update={"micro_batch_size": size})
+        profile = add_evidence(stored.profile, "confirm", evidence, trial_runner, train)
+        # Written before the training, which reads it.
+        write_atomically(stored.path, profile_to_toml(profile))
+        training = ShortTraining(
+            profile=stored.path,
+            data=request.data,
+            torch_version=bench.site.versions["torch"],
+        )
+        evidence = _with_training(trial_runner, training, profile, training_s)
     profile = add_evidence(profile, "confirm", evidence, trial_runner, train)
     write_atomically(stored.path, profile_to_toml(profile))
     return evidence
 
 
 def _with_training(
-    bench: Session,
-    stored: StoredProfile,
-    request: SweepRequest,
-    evidence: ConfirmEvidence,
-    training_s: float,
+    runner: TrialRunner, training: ShortTraining, profile: Profile, training_s: float
 ) -> ConfirmEvidence:
-    """Return the evidence with the result of a short training."""
-    train = stored.profile.train
-    probe = stored.profile.evidence.probe
-    assert probe is not None
+    """Return the evidence of a profile with the result of a short training.
+
+    Args:
+        runner: Runner of the trial.
+        training: Training from the profile.
+        profile: The profile, which has evidence of a probe and of a confirmation.
+        training_s: Time of the training, its start included.
+    """
+    evidence, probe = profile.evidence.confirm, profile.evidence.probe
+    assert evidence is not None and probe is not None
+    train = profile.train
     tokens_per_step = train.global_batch_size * probe.mean_tokens_per_sequence
-    training = ShortTraining(
-        profile=stored.path,
-        data=request.data,
-        ranks=evidence.local_ranks,
-        torch_version=bench.site.versions["torch"],
+    step_s = tokens_per_step / evidence.promised_tokens_per_s
+    request = ShortTrainingRequest(
+        config=train,
         seconds=training_s,
-        step_s=tokens_per_step / evidence.promised_tokens_per_s,
-        default_log_interval_steps=train.logged_steps,
+        step_s=step_s,
+        local_ranks=evidence.local_ranks,
     )
-    with bench.display.show(f"train {train.model.name}", budget_s=training_s) as update:
-        result = training.run(update)
-    if isinstance(result, str):
-        return evidence.model_copy(update={"not_delivered": result})
-    return evidence.model_copy(update={"delivered": result, "not_delivered": None})
+    trial = request.trial(timeout_s=training_s + 2 * END_TIMEOUT_S)
+
+    def without(reason: str) -> ConfirmEvidence:
+        return evidence.model_copy(update={"not_delivered": reason})
+
+    try:
+        outcome = runner.run(
+            trial,
+            f"training by the trainer's own loop, {format_seconds(training_s)}",
+            measure_by=training.run_trial,
+        )
+    except OutOfTime:
+        return without("no time was left")
+    if not isinstance(outcome, Measured):
+        return without(outcome.detail)
+    figures = ShortTrainingFigures.of(outcome)
+    if figures.tokens_per_s is None:
+        return without(
+            f"{format_seconds(training_s)} are too short for a start and steps of"
+            f" about {format_seconds(step_s)}"
+        )
+    delivered = DeliveredTraining(
+        tokens_per_s=figures.tokens_per_s,
+        steps=figures.steps,
+        seconds=figures.seconds,
+        mfu=figures.mfu,
+    )
+    return evidence.model_copy(update={"delivered": delivered, "not_delivered": None})

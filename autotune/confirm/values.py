@@ -1,10 +1,14 @@
 """Evidence of a confirmation, as a profile stores it."""
 
+from typing import ClassVar
+
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.kernels.values import StepKernels
+from autotune.trials.values import JobName, TrialRequest
 from trainer.config.tables import StrictTable
+from trainer.config.train_config import TrainConfig
 
 
 class SplitRates(StrictTable):
@@ -19,6 +23,21 @@ class SplitRates(StrictTable):
     a whole step takes long."""
     tokens_per_s: list[PositiveFloat]
     """Non-padding tokens/s of each window, each in a separate process."""
+
+
+class ShortTrainingRequest(TrialRequest):
+    """Request for a short training by the trainer's own command."""
+
+    job: ClassVar[JobName] = "short_training"
+
+    config: TrainConfig
+    """Settings of the profile."""
+    seconds: PositiveFloat
+    """Time from the start of the processes until they are ended."""
+    step_s: PositiveFloat
+    """Expected time of an optimizer step."""
+    local_ranks: PositiveInt
+    """Ranks on this node."""
 
 
 class DeliveredTraining(StrictTable):

@@ -276,10 +276,29 @@ class GradientSyncFigures(JobFigures):
     """Loss of each step, in nats."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortTrainingFigures(JobFigures):
+    """Figures of a short training by the trainer's own command.
+
+    They are of all logged steps but the first ones, which include the warm-up.
+    """
+
+    tokens_per_s: float | None
+    """Non-padding tokens/s on all ranks; None if too few steps were logged in time."""
+    steps: int
+    """Optimizer steps that count."""
+    seconds: float
+    """Time of these steps."""
+    mfu: float | None
+    """Model FLOPs utilisation of these steps, as a share of the peak; None if it is not
+    known."""
+
+
 _FIGURES_BY_JOB: dict[str, type[JobFigures]] = {
     "step": StepFigures,
     "kernels": KernelFigures,
     "training": TrainingFigures,
+    "short_training": ShortTrainingFigures,
     "links": LinkFigures,
     "gradient_sync": GradientSyncFigures,
 }

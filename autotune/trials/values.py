@@ -26,6 +26,7 @@ JobName = Literal[
     "step",
     "kernels",
     "training",
+    "short_training",
     "trace",
     "links",
     "gradient_sync",
@@ -47,7 +48,8 @@ JOB_MODULES: Mapping[str, str] = {
     "own_loader": "autotune.integrations.jobs.loader",
     "own_trace": "autotune.integrations.jobs.trace",
 }
-"""Module of each job; only a trial's child process imports it, to call its ``run``."""
+"""Module of each job; only a trial's child process imports it, to call its ``run``. A
+``short_training`` has none: it runs the trainer's own command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,9 @@ from trainer.record.recorded_settings import settings_of
 SLACK = 1.05
 """Tolerance over the data sheet, as a GPU may be delivered with a little more; in
 practice none reaches the sheet."""
-RATE_JOBS = frozenset({"training", "links", "gradient_sync", "own_loader"})
+RATE_JOBS = frozenset(
+    {"training", "short_training", "links", "gradient_sync", "own_loader"}
+)
 """Jobs that always measure a rate; a ``step`` may measure memory alone."""
 _MULTIPLY_AND_ADD = 2
 """FLOPs of a matmul for each weight and token."""
@@ -35,7 +37,7 @@ _FORWARD_AND_BACKWARD = 3
 has twice as many."""
 _LEAST_S = 1e-12
 """Time in seconds that replaces a shorter one, so that no rate is divided by zero."""
-_FLOPS_JOBS = ("step", "training", "gradient_sync")
+_FLOPS_JOBS = ("step", "training", "short_training", "gradient_sync")
 """Jobs that train, so that their rate is one of FLOPs."""
 
 
@@ -182,6 +184,9 @@ def _training_flops_per_s(trial: Trial, figures: dict[str, Any]) -> float:
         least_flops_per_s = flops_per_token * figures.get("tokens_per_s", 0.0)
         flops_per_s = max(counted_flops_per_s, least_flops_per_s)
         return float(flops_per_s / local_ranks)
+    if trial.job == "short_training":
+        ranks: int = trial.measured["local_ranks"]
+        return float(flops_per_token * (figures["tokens_per_s"] or 0.0) / ranks)
     if not figures["step_s"]:
         return 0.0
     step_s = max(statistics.median(figures["step_s"]), _LEAST_S)

@@ -5,9 +5,11 @@ import importlib.metadata
 import numpy as np
 import pytest
 
-from autotune.confirm.short_training import ShortTraining, delivered_by
-from autotune.confirm.values import DeliveredTraining
+from autotune.confirm.short_training import ShortTraining, figures_of
+from autotune.confirm.values import ShortTrainingRequest
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.trials.job_figures import ShortTrainingFigures
+from autotune.trials.outcomes import Crashed, Measured
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.run_rows import row_of
@@ -29,20 +31,20 @@ def test_delivered_rate_leaves_out_the_first_row():
         row_of(30, step_s=3.0, non_padding_tokens=300, mfu=0.2),
     ]
     # 1,000 tokens in 10 s, and 3,000 in 30 s.
-    delivered = delivered_by(rows)
+    delivered = figures_of(rows)
     assert delivered.tokens_per_s == pytest.approx(100.0)
     assert (delivered.steps, delivered.seconds) == (20, 40.0)
     assert delivered.mfu == pytest.approx(0.25)
 
 
 def test_rate_on_a_cpu_has_no_mfu():
-    delivered = delivered_by([row_of(1), row_of(2)])
+    delivered = figures_of([row_of(1), row_of(2)])
     assert delivered.mfu is None
 
 
 @pytest.mark.parametrize("rows", [[], [row_of(10)]])
 def test_first_row_alone_delivers_nothing(rows):
-    assert delivered_by(rows) is None
+    assert figures_of(rows).tokens_per_s is None
 
 
 @pytest.fixture
@@ -59,43 +61,43 @@ def short_training(tmp_path):
         "max_steps": 100_000,
         "data": DataSettings(path="data"),
     }
+    profile = but(example_profile(), train=settings)
     profile_path = tmp_path / "tiny.toml"
-    profile_path.write_text(profile_to_toml(but(example_profile(), train=settings)))
-    notes = []
+    profile_path.write_text(profile_to_toml(profile))
 
-    def train(**changes):
-        fields = {
-            "profile": profile_path,
-            "data": data,
-            "ranks": 1,
-            "torch_version": importlib.metadata.version("torch"),
-            "seconds": 60.0,
-            "step_s": 0.02,
-            "default_log_interval_steps": 1,
-        }
-        training = ShortTraining(**fields | changes)
-        return training.run(lambda completed, total, note: notes.append(completed))
+    def train(seconds, data=data):
+        training = ShortTraining(
+            profile=profile_path,
+            data=data,
+            torch_version=importlib.metadata.version("torch"),
+        )
+        request = ShortTrainingRequest(
+            config=profile.train, seconds=seconds, step_s=0.02, local_ranks=1
+        )
+        return training.run_trial(request.trial(timeout_s=seconds + 60.0))
 
-    train.notes = notes
     return train
 
 
 @pytest.mark.system
 def test_trains_with_the_trainers_own_loop(short_training):
-    delivered = short_training(seconds=30.0)
-    assert isinstance(delivered, DeliveredTraining), delivered
+    outcome = short_training(30.0)
+    assert isinstance(outcome, Measured), outcome
+    delivered = ShortTrainingFigures.of(outcome)
     assert delivered.steps >= 2
     assert delivered.tokens_per_s > 0
-    assert max(short_training.notes) <= 30.0
 
 
 @pytest.mark.system
-def test_too_short_a_time_is_a_reason(short_training):
-    assert short_training(seconds=0.5).startswith("500 ms are too short")
+def test_too_short_a_time_delivers_nothing(short_training):
+    outcome = short_training(0.5)
+    assert isinstance(outcome, Measured), outcome
+    assert ShortTrainingFigures.of(outcome).tokens_per_s is None
 
 
 @pytest.mark.system
 def test_failed_training_quotes_its_log(short_training, tmp_path):
-    reason = short_training(data=tmp_path / "absent")
-    assert "training ended with code" in reason
-    assert "absent" in reason
+    outcome = short_training(60.0, data=tmp_path / "absent")
+    assert isinstance(outcome, Crashed)
+    assert "training ended with code" in outcome.detail
+    assert "absent" in outcome.detail
