@@ -1,7 +1,8 @@
 """Steps of compiled layers, with machine code; ``test_compiled`` runs them.
 
 ``compile_job.py DATA FAMILY=LAYERS[,KEY=VALUE …] …`` prints one JSON line for each
-case: graphs, recompilations in later steps, and Triton kernels that a step launches.
+case: graphs, recompilations in later steps, misses of the compiler's cache, and Triton
+kernels that a step launches, with those of them whose bytes a profile tells.
 """
 
 import json
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import torch
 
+from autotune.kernels.decide.trace import kernels_of_trace
+from autotune.memory.jobs.profile_step import trace_events
+from autotune.trials.job_figures import KernelTime, Roofline
 from testbed.nullgpu.counts import Counts
 from tests.trainer.tiny_models import SHAPES, config_of, micro_batches
 from trainer.build import build_training
@@ -57,13 +61,39 @@ def run(dataset, ranks, case) -> dict[str, object]:
         launches_before = triton_launches()
         training.step.run([batch.to(ranks.device)], 1e-4)
         counter.stepped()
+    launches = triton_launches() - launches_before
     torch.cuda.synchronize()
+    profiled = [
+        kernel
+        for kernel in profiled_kernels(training, batch.to(ranks.device))
+        if kernel.name.startswith("triton_")
+    ]
     return {
         "case": case,
         "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
         "recompilations": counter.recompilations,
-        "triton_launches": triton_launches() - launches_before,
+        "cache_misses": torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"],
+        "triton_launches": launches,
+        "triton_calls": sum(kernel.calls for kernel in profiled),
+        "triton_calls_with_bytes": sum(
+            kernel.calls for kernel in profiled if kernel.moved_bytes
+        ),
     }
+
+
+def profiled_kernels(training, batch) -> list[KernelTime]:
+    """Return the operators of a profiled step; compiled kernels are among them."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profiler:
+        training.step.run([batch], 1e-4)
+    return kernels_of_trace(
+        trace_events(profiler),
+        Roofline(bytes_per_s=3e12, flops_per_s=7e14),
+        on_gpu=False,
+        steps=1,
+        document_tokens=100.0,
+    )
 
 
 def triton_launches() -> int:

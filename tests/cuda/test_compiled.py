@@ -55,3 +55,18 @@ def test_layers_of_a_kind_share_one_graph(null_gpu, patterned_dataset, cases, de
         assert figures["graphs"] == GRAPHS[family], figures_by_case
         assert figures["recompilations"] == 0, figures_by_case
         assert figures["triton_launches"] > 0, figures_by_case
+        assert figures["triton_calls"] > 0, figures_by_case
+        share = figures["triton_calls_with_bytes"] / figures["triton_calls"]
+        assert share == 1, figures_by_case
+
+
+def test_next_process_compiles_nothing_again(null_gpu, patterned_dataset, tmp_path):
+    # Trials of one size are processes that share the compiler's cache on disk.
+    machine = null_gpu(variables={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
+    misses = []
+    for _ in range(2):
+        ended = machine.torchrun(JOB, patterned_dataset, "bert=2", timeout_s=600)
+        (line,) = [line for line in ended.out.splitlines() if line.startswith("{")]
+        misses.append(json.loads(line)["cache_misses"])
+    assert misses[0] > 0
+    assert misses[1] == 0

@@ -9,6 +9,7 @@ _WORDS = (
     ("layer_norm_backward", "layer-norm backward"),
     ("native_layer_norm", "layer norm"),
     ("layer_norm", "layer norm"),
+    ("var_mean", "layer norm"),
     ("flash_bwd", "attention backward"),
     ("flashattnbwd", "attention backward"),
     ("flash_attention_backward", "attention backward"),

@@ -67,7 +67,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
         # Waits for the device, so that the last kernels are in the profile.
         float(result.loss)
     kernels = kernels_of_trace(
-        _events_of(profiler),
+        trace_events(profiler),
         roofline,
         on_gpu=ranks.device.type == "cuda",
         steps=request.timed_steps,
@@ -84,7 +84,7 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _events_of(profiler: torch.profiler.profile) -> list[dict[str, Any]]:
+def trace_events(profiler: torch.profiler.profile) -> list[dict[str, Any]]:
     """Return the events of a profile, in Chrome's trace format."""
     with tempfile.TemporaryDirectory(prefix="autotune-") as directory:
         trace = Path(directory) / "trace.json"
