@@ -3,13 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from autotune.base.estimates import Estimate
+from autotune.base.estimates import TOO_NOISY, Estimate
 from autotune.base.window_statistics import (
     estimate_windows,
     paired_ratio,
     predict_window,
     scaled_residuals,
 )
+from autotune.base.wording import format_bounds, format_number
+from autotune.confirm.values import ConfirmEvidence
 from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.micro_batch import KNEE_SHARE, PredictedStep
 
@@ -118,3 +120,14 @@ def is_precise(estimate: Estimate) -> bool:
     if bounds.low is None or bounds.high is None:
         return False
     return (bounds.high - bounds.low) / 2 <= PRECISE_HALF_WIDTH * bounds.value
+
+
+def confirmed_words(confirm: ConfirmEvidence) -> str:
+    """Return what was promised and delivered, in a line."""
+    promised = confirm.promised
+    between = format_bounds(promised.low, promised.high, format_number)
+    words = f"promised {format_number(promised.value)} tokens/s"
+    words += f" ({between})" if between else f" ({TOO_NOISY})"
+    if confirm.delivered is None:
+        return f"{words}; not delivered: {confirm.not_delivered}"
+    return f"{words} · delivered {format_number(confirm.delivered.tokens_per_s)}"

@@ -4,32 +4,19 @@ from autotune.base import document as doc
 from autotune.base.document import table_of
 from autotune.base.units import format_seconds, format_share
 from autotune.base.window_statistics import trimmed_mean
-from autotune.base.wording import format_bounds, format_number, plural
+from autotune.base.wording import format_number, plural
+from autotune.confirm.decide import confirmed_words
 from autotune.confirm.values import ConfirmEvidence, SplitRates
 from autotune.kernels.sections import kernels_blocks
+from autotune.profiles.decide.follow_up import tune_command
 from autotune.report.values import ReportedProfile
-
-
-def confirmed_words(confirm: ConfirmEvidence) -> str:
-    """Return what was promised and delivered, in a line."""
-    promised = confirm.promised
-    between = format_bounds(promised.low, promised.high, format_number)
-    words = f"promised {format_number(promised.value)} tokens/s"
-    if between:
-        words += f" ({between})"
-    if confirm.delivered is None:
-        return f"{words}; not delivered: {confirm.not_delivered}"
-    return f"{words} · delivered {format_number(confirm.delivered.tokens_per_s)}"
 
 
 def confirm_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     """Return the section on the promised rate, and the one that training delivered."""
     confirm = reported.profile.evidence.confirm
     if confirm is None:
-        command = f"autotune tune --model {reported.profile.train.model.name}"
-        return (
-            doc.Missing(subject="Throughput as training will run", commands=(command,)),
-        )
+        return (_missing("Throughput as training will run", reported),)
     facts: list[tuple[str, doc.Words]] = [
         ("Promised and delivered", (confirmed_words(confirm),))
     ]
@@ -44,11 +31,24 @@ def confirm_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
                 ),
             )
         )
-    blocks = (doc.Pairs(pairs=tuple(facts)), _splits_table(confirm))
-    if confirm.kernels is not None:
-        return (*blocks, *kernels_blocks(confirm.kernels))
-    reason = confirm.not_profiled or "not measured"
-    return (*blocks, doc.Missing(subject="Kernels", state=reason, commands=()))
+    return (doc.Pairs(pairs=tuple(facts)), _splits_table(confirm))
+
+
+def kernels_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
+    """Return the section on the slowest kernels of a step, and their bounds."""
+    confirm = reported.profile.evidence.confirm
+    if confirm is None:
+        return (_missing("Kernels of a step", reported),)
+    if confirm.kernels is None:
+        reason = confirm.not_profiled or "not profiled"
+        return (doc.Missing(subject="Kernels of a step", state=reason, commands=()),)
+    return kernels_blocks(confirm.kernels)
+
+
+def _missing(subject: str, reported: ReportedProfile) -> doc.Missing:
+    """Return that a part was not measured, with the command that measures it."""
+    command = tune_command(reported.profile.train.model, "DIR")
+    return doc.Missing(subject=subject, commands=(command,))
 
 
 def _splits_table(confirm: ConfirmEvidence) -> doc.Table:

@@ -11,7 +11,9 @@ from autotune.base.units import format_seconds, format_share
 from autotune.base.window_statistics import MIN_WINDOWS
 from autotune.base.wording import plural
 from autotune.baseline.values import RecipeName, RecipeRow, row_of
+from autotune.confirm.decide import confirmed_words
 from autotune.machine.decide import is_busy
+from autotune.memory.decide.throughput_dip import dip_words
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.report.values import ReportedProfile, ReportedRun
@@ -27,9 +29,6 @@ FEW_WINDOWS, SHORT_WINDOW_S = 5, 1.0
 WIDE_SHARE, VERY_WIDE_SHARE = 0.05, 0.15
 """Half-widths of an interval, as shares of its value, from which measurements are
 doubtful, and from which poor."""
-DIP_SHARE = 0.02
-"""Loss of throughput between a smaller and a larger micro-batch that are both faster,
-from which it is noise."""
 ENOUGH_STEPS = 30
 """Fewest steps of a run that show a bottleneck better than the windows of a tuning."""
 
@@ -147,16 +146,12 @@ def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
             f"{plural(disturbed, 'trial')} disturbed by other load or throttling",
             "baseline",
         )
-    rates = [point.padded_tokens_per_s for point in evidence.probe.curve]
-    for number, point in enumerate(evidence.probe.curve):
-        # The slower of the best smaller and larger one.
-        best = min(max(rates[: number + 1]), max(rates[number:]))
-        if rates[number] < (1 - DIP_SHARE) * best:
-            yield (
-                False,
-                f"throughput dips at micro-batch {point.micro_batch_size}",
-                None,
-            )
+    dip = evidence.probe.dip
+    if dip is not None and not dip.kernels:
+        yield False, dip_words(dip), None
+    confirm = evidence.confirm
+    if confirm is not None and confirm.is_kept is False:
+        yield False, f"outside the promised interval: {confirmed_words(confirm)}", None
 
 
 def _busy_hosts(trials: Sequence[FinishedTrial]) -> Iterator[tuple[bool, str, str]]:

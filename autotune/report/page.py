@@ -16,7 +16,7 @@ from autotune.base.answer_json import jsonable
 from autotune.base.wording import format_setting, shorten_list
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
-from autotune.confirm.sections import confirm_section
+from autotune.confirm.sections import confirm_section, kernels_section
 from autotune.corpus.sections import lengths_section
 from autotune.corpus.values import LengthDistribution
 from autotune.memory.sections import curve_section, memory_section
@@ -171,6 +171,7 @@ def _evidence(
     add("Throughput by micro-batch", "curve", curve_section)
     add("Data loading", "workers", workers_section)
     add("Promised and delivered", "confirm", confirm_section)
+    add("Kernels", "kernels", kernels_section)
     parts.add("Sample lengths", "lengths", lengths_section(profiles, reported))
     add("Network", "network", network_section)
     add("Joint search", "explored", exploration_section)

@@ -26,6 +26,7 @@ from autotune.base.wording import (
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
 from autotune.baseline.values import RecipeName, row_of
+from autotune.confirm.decide import confirmed_words
 from autotune.memory.values import LOWER_BOUND
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import missing_probe_commands
@@ -151,6 +152,8 @@ def _answers(
     yield "Use", _settings(one)
     if changes := recipe_changes(one):
         yield "Recipe", ("; ".join(changes),)
+    if (confirm := one.profile.evidence.confirm) is not None:
+        yield "Promise", (confirmed_words(confirm),)
     found = main_bottleneck(one, runs)
     yield "Bottleneck", ("not measured",) if found is None else bottleneck_words(found)
     yield "Memory", (_memory(one),)

@@ -17,7 +17,7 @@ from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
 from autotune.baseline.stage import compare_recipes
-from autotune.confirm.sections import confirmed_words
+from autotune.confirm.decide import confirmed_words
 from autotune.confirm.stage import confirm_profile
 from autotune.errors import (
     AutotuneError,

@@ -11,7 +11,7 @@ from autotune.base.wording import format_times
 from autotune.kernels.decide.bounds import distance_s, farthest_kernel, is_near_bound
 from autotune.kernels.decide.words import kernel_words
 from autotune.memory.decide.throughput_dip import dip_words
-from autotune.profiles.decide.follow_up import explore_command
+from autotune.profiles.decide.follow_up import tune_command
 
 FAR_SHARE = 0.03
 """Least distance of a kernel from its bound, as a share of the step, that counts."""
@@ -53,7 +53,7 @@ def far_kernel(now: TrainingContext) -> Advice | None:
         ),
         cost="a search of minutes to an hour; the recipe stays",
         changes=changes,
-        command=explore_command(now.train.model, now.data_path),
+        command=tune_command(now.train.model, now.data_path, explore=True),
         would_change="another size, whose kernels have other times per token",
     )
 
@@ -78,6 +78,6 @@ def throughput_dip(now: TrainingContext) -> Advice | None:
             ),
         ),
         cost="a search of minutes to an hour; the recipe stays",
-        command=explore_command(now.train.model, now.data_path),
+        command=tune_command(now.train.model, now.data_path, explore=True),
         would_change="other settings of the compiler, which has other kernels then",
     )

@@ -72,14 +72,17 @@ def probe_command(profile: Profile, path: object) -> str:
     return command("probe", model=model, data="DIR", out=path)
 
 
-def explore_command(model: ModelSettings, data: object) -> str:
-    """Return the command that tunes a model, with a search for faster settings.
+def tune_command(
+    model: ModelSettings, data: object, *, explore: bool | None = None
+) -> str:
+    """Return the command that tunes a model.
 
     Args:
         model: The model.
         data: Directory of the dataset.
+        explore: True to search for faster settings too.
     """
-    return command("tune", model=_model_argument(model), data=data, explore=True)
+    return command("tune", model=_model_argument(model), data=data, explore=explore)
 
 
 def missing_probe_commands(profile: Profile, path: object) -> tuple[str, ...]:

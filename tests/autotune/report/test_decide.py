@@ -4,10 +4,13 @@ import pytest
 
 from autotune.base.interval import NOT_ENOUGH
 from autotune.base.render_markdown import markdown_text
+from autotune.confirm.values import DeliveredTraining
+from autotune.memory.values import GrownKernel, ThroughputDip
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.sections import pull_request
 from autotune.trials.outcomes import Contaminated
 from autotune.trials.trial_bench import site_facts
+from testbed.examples.kernels import LAYER_NORM_BACKWARD, near_bounds, with_kernels
 from testbed.examples.profiles import FINGERPRINT, but
 from testbed.examples.trials import record
 from testbed.examples.tuning import (
@@ -42,12 +45,28 @@ def baseline(windows=10, window_s=5.0, **changes):
     }
 
 
-def curve(*rates):
-    pairs = zip(FULL.probe.curve, rates, strict=False)
-    points = [
-        point.model_copy(update={"padded_tokens_per_s": rate}) for point, rate in pairs
-    ]
-    return {"probe": FULL.probe.model_copy(update={"curve": points})}
+def dip(*kernels):
+    """Return evidence of a probe with a dip, which these kernels explain."""
+    found = ThroughputDip(
+        smaller_size=2, larger_size=4, ratio=0.9, kernels=list(kernels)
+    )
+    return {"probe": FULL.probe.model_copy(update={"dip": found})}
+
+
+def promise(delivered_tokens_per_s):
+    """Return evidence that training was promised 97.5 to 102.5 tokens/s."""
+    profile = with_kernels(example_profile("d"), near_bounds())
+    delivered = DeliveredTraining(
+        tokens_per_s=delivered_tokens_per_s, steps=30, seconds=20.0
+    )
+    return {
+        "confirm": profile.evidence.confirm.model_copy(
+            update={"delivered": delivered, "not_delivered": None}
+        )
+    }
+
+
+GROWN = GrownKernel(name=LAYER_NORM_BACKWARD, ratio=4.5, added_s_per_token=3.5e-7)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +88,10 @@ def curve(*rates):
             "±10.0 %",
             "baseline",
         ),
-        (
-            curve(100.0, 200.0, 180.0, 210.0),
-            "medium",
-            "throughput dips at micro-batch 4",
-            None,
-        ),
+        (dip(), "medium", "no kernel explains it", None),
+        (dip(GROWN), "high", "", None),
+        (promise(92.0), "medium", "outside the promised interval", None),
+        (promise(100.0), "high", "", None),
         (
             {"trials": (DISTURBED,)},
             "medium",
@@ -103,7 +120,10 @@ def curve(*rates):
         "short windows",
         "interval includes 1",
         "wide interval",
-        "dip in the curve",
+        "dip without a reason",
+        "dip with a reason",
+        "promise not kept",
+        "promise kept",
         "disturbed trial",
         "quiet machine",
         "busy machine",
