@@ -27,6 +27,7 @@ from autotune.errors import (
     Undecided,
 )
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
+from autotune.memory.decide.throughput_dip import dip_words, fastest_point
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.probe import Probe, ProbeRequest
 from autotune.memory.stage import check_budgets, prepare, probe_one
@@ -364,9 +365,11 @@ class Tuning:
         elif evidence.infeasible_min is not None:
             limit = f", {evidence.infeasible_min:,} run out of memory"
         batch = split.words(evidence.local_ranks)
-        return (
-            f"{evidence.feasible_max:,} sequences fit{limit}; global batch of {batch}"
-        )
+        words = f"{evidence.feasible_max:,} sequences fit{limit}"
+        if evidence.curve:
+            words += f"; fastest {fastest_point(evidence.curve).micro_batch_size:,}"
+        words += f"; global batch of {batch}"
+        return words if evidence.dip is None else f"{words}; {dip_words(evidence.dip)}"
 
     def _report(self, _: Stage) -> str:
         profiles, probe = self.tuned, self.request.probes[0]

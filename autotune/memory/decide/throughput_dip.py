@@ -24,6 +24,11 @@ class Dip:
     larger: CurvePoint
 
 
+def fastest_point(curve: Sequence[CurvePoint]) -> CurvePoint:
+    """Return the point of a curve with the most tokens/s."""
+    return max(curve, key=lambda point: point.padded_tokens_per_s)
+
+
 def deepest_dip(curve: Sequence[CurvePoint]) -> Dip | None:
     """Return the deepest dip of a curve; None if there is none.
 

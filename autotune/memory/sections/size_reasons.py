@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from autotune.base.wording import plural
-from autotune.memory.decide.throughput_dip import dip_words
+from autotune.memory.decide.throughput_dip import dip_words, fastest_point
 from autotune.memory.values import LOWER_BOUND
 from autotune.profiles.decide.batch_split import SPLIT_FACTORS, split_global_batch
 from autotune.profiles.sections import global_batch_words
@@ -29,8 +29,8 @@ def reasons_of(profile: Profile) -> Iterator[str]:
         else:
             yield f"throughput levels off between {low} and {knee}"
     if probe.curve:
-        fastest = max(probe.curve, key=lambda point: point.padded_tokens_per_s)
-        yield f"largest {probe.feasible_max}; fastest {fastest.micro_batch_size}"
+        fastest = fastest_point(probe.curve).micro_batch_size
+        yield f"largest {probe.feasible_max:,}; fastest {fastest:,}"
     if probe.dip is not None:
         yield dip_words(probe.dip)
     yield batch_split_words(profile.train, probe.local_ranks)
