@@ -52,9 +52,10 @@ def kernel_table(step: StepKernels) -> doc.Table:
 def kernels_blocks(step: StepKernels) -> tuple[doc.Block, ...]:
     """Return the blocks on the kernels of a step: facts, roofline and table."""
     roofline = step.roofline
+    scale, unit = _flops_unit(roofline)
     rates = (
         f"{format_bytes_per_s(roofline.bytes_per_s)} and"
-        f" {roofline.flops_per_s / 1e12:,.3g} TFLOP/s, measured in the same process"
+        f" {roofline.flops_per_s / scale:,.3g} {unit}, measured in the same process"
     )
     facts = doc.Pairs(
         pairs=(
@@ -88,10 +89,11 @@ def _is_shown(kernel: KernelTime) -> bool:
 
 def _roofline(kernels: Sequence[KernelTime], roofline: Roofline) -> doc.LineChart:
     """Return the roof of the device, and a dot for each kernel."""
+    scale, unit = _flops_unit(roofline)
     points_by_group: dict[str, list[doc.Point]] = {}
     for kernel in kernels:
         group = _group_of(kernel)
-        points_by_group.setdefault(group, []).append(_point_of(kernel))
+        points_by_group.setdefault(group, []).append(_point_of(kernel, scale))
     xs = [point.x for points in points_by_group.values() for point in points]
     ridge = roofline.flops_per_s / roofline.bytes_per_s
     ends = (
@@ -100,7 +102,7 @@ def _roofline(kernels: Sequence[KernelTime], roofline: Roofline) -> doc.LineChar
         max(*xs, ridge) * _EDGE_FACTOR,
     )
     roof = tuple(
-        doc.Point(x=x, y=min(x * roofline.bytes_per_s, roofline.flops_per_s) / 1e12)
+        doc.Point(x=x, y=min(x * roofline.bytes_per_s, roofline.flops_per_s) / scale)
         for x in ends
     )
     lines = [
@@ -114,7 +116,7 @@ def _roofline(kernels: Sequence[KernelTime], roofline: Roofline) -> doc.LineChar
     ]
     return doc.LineChart(
         x=doc.Axis(label="FLOPs per byte", log=10),
-        y=doc.Axis(label="TFLOP/s", log=10),
+        y=doc.Axis(label=unit, log=10),
         lines=tuple(lines),
     )
 
@@ -125,8 +127,18 @@ def _group_of(kernel: KernelTime) -> str:
     return next((group for group in _GROUPS if words.startswith(group)), _OTHERS)
 
 
-def _point_of(kernel: KernelTime) -> doc.Point:
-    """Return the place of a kernel in the roofline."""
+def _flops_unit(roofline: Roofline) -> tuple[float, str]:
+    """Return the FLOP/s of the unit that suits a device, and its name."""
+    return (1e12, "TFLOP/s") if roofline.flops_per_s >= 1e12 else (1e9, "GFLOP/s")
+
+
+def _point_of(kernel: KernelTime, scale: float) -> doc.Point:
+    """Return the place of a kernel in the roofline.
+
+    Args:
+        kernel: The kernel.
+        scale: FLOP/s of the vertical axis' unit.
+    """
     assert kernel.moved_bytes
     flops = kernel.flops or FLOPS_PER_BYTE_WITHOUT_MATMUL * kernel.moved_bytes
-    return doc.Point(x=flops / kernel.moved_bytes, y=flops / kernel.seconds / 1e12)
+    return doc.Point(x=flops / kernel.moved_bytes, y=flops / kernel.seconds / scale)

@@ -37,7 +37,11 @@ def far_kernel(now: TrainingContext) -> Advice | None:
     words = kernel_words(kernel.name)
     if words.startswith("layer-norm backward") and now.train.mix_order_reduction:
         changes = (SettingChange(key="mix_order_reduction", old=True, new=False),)
+    # A search may have tried all there is; on a CPU, caches and threads make bounds
+    # rough.
+    is_worth_a_search = now.train.device == "cuda" and now.evidence.explore is None
     return Advice(
+        severity="warning" if is_worth_a_search or changes else "info",
         claim=(
             f"{words} takes {format_percent(kernel.seconds / step.step_s)} of the step,"
             f" {format_times(kernel.seconds / kernel.bound_s)} its bound: the largest"
@@ -53,7 +57,11 @@ def far_kernel(now: TrainingContext) -> Advice | None:
         ),
         cost="a search of minutes to an hour; the recipe stays",
         changes=changes,
-        command=tune_command(now.train.model, now.data_path, explore=True),
+        command=(
+            tune_command(now.train.model, now.data_path, explore=True)
+            if is_worth_a_search
+            else None
+        ),
         would_change="another size, whose kernels have other times per token",
     )
 

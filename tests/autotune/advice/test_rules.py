@@ -110,6 +110,15 @@ def test_last_layer_with_window_stays_dense(attention, advised):
     )
 
 
+def test_far_kernel_on_a_cpu_asks_for_no_search(every):
+    (scenario,) = (one for one in every if one.rule == "far-kernel")
+    context = scenario.speaks
+    on_cpu = replace(context, train=context.train.model_copy(update={"device": "cpu"}))
+    (far,) = (one for one in advise(on_cpu) if one.rule == "far-kernel")
+    assert far.severity == "info"
+    assert far.command is None
+
+
 def test_orders_errors_before_gains():
     advice = advise(tuned(GPU, settings(GPU, precision="fp32"), micro_batch_size=10**6))
     assert advice[0].severity == "error"

@@ -237,7 +237,10 @@ def test_probes_all_models_before_the_rest(stages):
         for name in ("estimate", "probe", "workers", "confirm")
     } == {
         "estimate": "left out by --skip",
-        "probe": "2 sequences fit, 3 run out of memory; fastest 2; global batch of 256 = 128 x 2",
+        "probe": (
+            "2 sequences fit, 3 run out of memory; fastest 2;"
+            " global batch of 256 = 128 x 2"
+        ),
         "workers": "1 DataLoader workers: so",
         "confirm": "promised 1,000 tokens/s (980 to 1,020) · delivered 995",
     }
