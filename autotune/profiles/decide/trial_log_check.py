@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Literal
 from autotune.profiles.checks import TrialLogCheck
 from autotune.profiles.values import Profile
 from autotune.trials.decide.own_records import own_records
-from autotune.trials.job_figures import StepFigures, TrainingFigures
+from autotune.trials.job_figures import (
+    ShortTrainingFigures,
+    StepFigures,
+    TrainingFigures,
+)
 from autotune.trials.outcomes import Measured, outcome_from_json
 from autotune.trials.trial_log import trial_log_sha256
 from autotune.trials.values import TrialRecord
@@ -59,6 +63,7 @@ def check_trial_log(
             *_unfounded_memory(profile, covered),
             *_unfounded_step_rates(profile, covered),
             *_unfounded_window_rates(profile, covered),
+            *_unfounded_confirmed_rates(profile, covered),
         )
     return TrialLogCheck(
         found=_trial_log_state(profile, own, covered),
@@ -151,17 +156,59 @@ def _unfounded_window_rates(
     workers = profile.evidence.workers
     if workers is None:
         return
-    rates = []
-    for record in records:
-        if record.job == "training":
-            outcome = outcome_from_json(record.outcome)
-            if isinstance(outcome, Measured):
-                rates.append(TrainingFigures.of(outcome).padded_tokens_per_s)
+    rates = _padded_window_rates(records)
     if not _are_among(workers.cached_padded_tokens_per_s, rates):
         yield "evidence.workers.cached_padded_tokens_per_s"
     for row in workers.rows:
         if not _are_among(row.padded_tokens_per_s, rates):
             yield f"evidence.workers.rows of {row.num_workers}"
+
+
+def _unfounded_confirmed_rates(
+    profile: Profile, records: Sequence[TrialRecord]
+) -> Iterator[str]:
+    """Yield the rates of a confirmation that match no trial."""
+    confirm, probe = profile.evidence.confirm, profile.evidence.probe
+    if confirm is None or probe is None:
+        return
+    padded_rates = _padded_window_rates(records)
+    train = profile.train
+    non_padding_share = probe.mean_tokens_per_sequence / train.seq_length_tokens
+    for row in confirm.rows:
+        sequences = (
+            row.micro_batch_size * row.gradient_accumulation_steps * confirm.local_ranks
+        )
+        non_empty_share = train.global_batch_size / sequences
+        # The inverse of the rate that a confirmation derives from a window.
+        padded = [
+            rate / (non_empty_share * non_padding_share) for rate in row.tokens_per_s
+        ]
+        if not _are_among(padded, padded_rates):
+            yield f"evidence.confirm.rows of micro-batch size {row.micro_batch_size}"
+    delivered_rates = [
+        ShortTrainingFigures.of(outcome).tokens_per_s or 0.0
+        for outcome in _measured(records, "short_training")
+    ]
+    delivered = confirm.delivered
+    if delivered is not None and not _is_among(delivered.tokens_per_s, delivered_rates):
+        yield "evidence.confirm.delivered"
+
+
+def _padded_window_rates(records: Iterable[TrialRecord]) -> list[float]:
+    """Return the tokens/s including padding of each window of training."""
+    return [
+        TrainingFigures.of(outcome).padded_tokens_per_s
+        for outcome in _measured(records, "training")
+    ]
+
+
+def _measured(records: Iterable[TrialRecord], job: str) -> Iterator[Measured]:
+    """Yield the outcomes of a job's trials that have figures."""
+    for record in records:
+        if record.job == job:
+            outcome = outcome_from_json(record.outcome)
+            if isinstance(outcome, Measured):
+                yield outcome
 
 
 def _steps(records: Iterable[TrialRecord], micro_batch_size: int) -> list[StepFigures]:

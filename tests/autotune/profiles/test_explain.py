@@ -8,6 +8,7 @@ from autotune.profiles.decide.explain import (
 )
 from autotune.profiles.values import Evidence
 from autotune.workers.values import JointChoice
+from testbed.examples.kernels import near_bounds, with_kernels
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_profile as tuned_profile
 from tests.autotune.profiles.explanations import explain
@@ -66,6 +67,19 @@ def test_micro_batch_has_figures_of_the_probe():
         "1: 55.6% of the rate at 2",
         "3: out of memory",
     )
+
+
+def test_micro_batch_of_a_confirmation_has_its_windows():
+    profile = with_kernels(example_profile(), near_bounds())
+    row = profile.evidence.confirm.rows[0].model_copy(update={"micro_batch_size": 1})
+    confirm = profile.evidence.confirm.model_copy(update={"rows": [row]})
+    explanation = explain_example(
+        "micro_batch_size", {"confirm": confirm}, micro_batch_size=1
+    )
+    assert explanation.origin == "measured"
+    assert explanation.because.startswith("surely faster than the probe's choice")
+    assert explanation.evidence[0].n == 3
+    assert explanation.evidence[0].value == pytest.approx(100.0, rel=1e-3)
 
 
 def test_same_split_is_no_alternative():

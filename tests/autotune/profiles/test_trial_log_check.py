@@ -2,9 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.confirm.values import DeliveredTraining
 from autotune.profiles.decide.trial_log_check import check_trial_log
 from autotune.trials.trial_log import trial_log_sha256
 from autotune.trials.values import TrialRecord
+from testbed.examples.kernels import near_bounds, with_kernels
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.trials import example_records, record
 
@@ -150,6 +152,52 @@ def test_names_rates_of_sweep_without_trial():
     assert check_trial_log(edited, EXAMPLE).unfounded == (
         "evidence.workers.cached_padded_tokens_per_s",
         "evidence.workers.rows of 1",
+    )
+
+
+def confirmed_example():
+    """Return the example with rates of windows and a training that are in the log.
+
+    Also its trials: windows of 99 to 102 padded tokens/s, and a training of 50.
+    """
+    figures = {"tokens_per_s": 50.0, "steps": 10, "seconds": 20.0, "mfu": None}
+    training = record(
+        "short_training", {"kind": "measured", "figures": figures}, key="training"
+    )
+    records = (*EXAMPLE, training)
+    profile = but(resting_on(records), train={"global_batch_size": 3})
+    # 3 sequences in 2 micro-batches of 2, of 33.5 tokens in 512.
+    factor = 3 / 4 * 33.5 / 512
+    confirm = with_kernels(profile, near_bounds()).evidence.confirm
+    row = confirm.rows[0].model_copy(
+        update={
+            "micro_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "tokens_per_s": [99.0 * factor, 101.0 * factor],
+        }
+    )
+    delivered = DeliveredTraining(tokens_per_s=50.0, steps=10, seconds=20.0)
+    confirm = confirm.model_copy(
+        update={"rows": [row], "delivered": delivered, "not_delivered": None}
+    )
+    return but(profile, evidence={"confirm": confirm}), records
+
+
+def test_confirmed_rates_match_their_trials():
+    profile, records = confirmed_example()
+    assert check_trial_log(profile, records).unfounded == ()
+
+
+def test_names_confirmed_rates_without_trial():
+    profile, records = confirmed_example()
+    confirm = profile.evidence.confirm
+    row = confirm.rows[0].model_copy(update={"tokens_per_s": [50.0]})
+    delivered = confirm.delivered.model_copy(update={"tokens_per_s": 51.0})
+    edited = confirm.model_copy(update={"rows": [row], "delivered": delivered})
+    profile = but(profile, evidence={"confirm": edited})
+    assert check_trial_log(profile, records).unfounded == (
+        "evidence.confirm.rows of micro-batch size 2",
+        "evidence.confirm.delivered",
     )
 
 

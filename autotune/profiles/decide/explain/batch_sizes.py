@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from autotune.advice.values import EvidenceFigure, figure
+from autotune.base.window_statistics import estimate_windows
 from autotune.base.wording import plural
 from autotune.memory.values import LOWER_BOUND, CurvePoint, ProbeEvidence
 from autotune.profiles.decide.batch_split import (
@@ -33,6 +34,11 @@ def explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     if best_size is None:
         # The size was decided by memory alone.
         origin = profile.fingerprint.bytes_known
+    elif size != best_size and _is_confirmed(profile):
+        because = (
+            "surely faster than the probe's choice in windows of training; the probe"
+            f" chose {best_size}"
+        )
     elif size != best_size and is_split_by_network(profile):
         because = (
             "split of the global batch by the chosen gradient synchronisation; the"
@@ -45,11 +51,36 @@ def explain_micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         origin=origin,
         because=because,
         evidence=(
+            *_confirmed_figures(profile),
             *_throughput_figures(probe, size),
             *_memory_figures(profile, probe),
         ),
         rejected=tuple(_rejected_sizes(profile, probe, size)),
     )
+
+
+def _is_confirmed(profile: Profile) -> bool:
+    """Return whether windows of training chose the micro-batch size."""
+    confirm = profile.evidence.confirm
+    if confirm is None:
+        return False
+    return confirm.rows[0].micro_batch_size == profile.train.micro_batch_size
+
+
+def _confirmed_figures(profile: Profile) -> Iterator[EvidenceFigure]:
+    """Yield the rate of each split in windows of training, the used one first."""
+    confirm = profile.evidence.confirm
+    if confirm is None:
+        return
+    for row in confirm.rows:
+        rate = estimate_windows(row.tokens_per_s).interval()
+        yield figure(
+            f"tokens/s of training at micro-batch size {row.micro_batch_size}",
+            rate,
+            "tokens/s",
+            "evidence.confirm.rows",
+            n=len(row.tokens_per_s),
+        )
 
 
 def _best_size(profile: Profile, probe: ProbeEvidence) -> int | None:
