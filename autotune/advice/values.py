@@ -99,8 +99,9 @@ Unit = Literal[
     "count",
 ]
 
-Known = Literal["measured", "predicted", "assumed", "allocator"]
-"""Origins of a figure. ``allocator``: torch's allocator on a simulated GPU."""
+Known = Literal["measured", "interpolated", "predicted", "assumed", "allocator"]
+"""Origins of a figure. ``interpolated``: between two measured sizes. ``allocator``:
+torch's allocator on a simulated GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,16 @@ def beyond_knee(now: TrainingContext) -> Advice | None:
             f"micro-batch size {chosen} is as fast as the profile's {rows}: throughput"
             " no longer grows"
         ),
-        evidence=(figure(name, speed, "ratio", _PROBE, n=there.timed_steps),),
+        evidence=(
+            figure(
+                name,
+                speed,
+                "ratio",
+                _PROBE,
+                n=there.timed_steps,
+                known="interpolated" if now.point(rows) is None else "measured",
+            ),
+        ),
         gain=(
             Gain(of="GPU memory", ratio=after / before, known="measured")
             if before and after
@@ -162,7 +171,10 @@ def below_knee(now: TrainingContext) -> Advice | None:
     known = here.low is not None and there.padded_rate.low is not None
     if ratio.value < WORTH_RATIO or (known and (ratio.low is None or ratio.low <= 1)):
         return None
+    is_measured = now.point(rows) is not None
     gain = Gain.measured(ratio)
+    if not is_measured:
+        gain = replace(gain, known="predicted")
     shared = faster_with(now, rows, then)
     # Accumulation shares each optimizer step.
     if now.global_batch_size > rows * now.ranks and shared is not None:
@@ -173,7 +185,13 @@ def below_knee(now: TrainingContext) -> Advice | None:
             " is faster"
         ),
         evidence=(
-            figure(f"tokens/s with {rows} sequences", here, "tokens/s", _PROBE),
+            figure(
+                f"tokens/s with {rows} sequences",
+                here,
+                "tokens/s",
+                _PROBE,
+                known="measured" if is_measured else "interpolated",
+            ),
             figure(
                 f"tokens/s with {chosen} sequences",
                 there.padded_rate,
