@@ -23,7 +23,7 @@ DEMO_MEMORY := 256MiB
 DEMO_MINUTES := 4
 DEMO_STEPS := 30
 
-GPU_MINUTES := 10
+GPU_TIME := 10min
 
 # Tests start hundreds of processes, and each would compile the modules that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -91,10 +91,10 @@ check: $(STAMP) ## lint, types, import contracts, documentation
 docs: $(STAMP) ## the documentation as a site, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-gpu-check: ## validate the claims on your GPU in ten minutes, in the environment you are in; GPU_MINUTES=60: everything
+gpu-check: ## validate the claims on your GPU in ten minutes, in the environment you are in; GPU_TIME=60min: everything
 	@# Not .venv, whose torch may be a CPU build. 1 says that something is missing or short:
 	@# what there is, is kept all the same.
-	$(PYTHON) -m benchmarks.gpu --out build/gpu-check --minutes $(GPU_MINUTES) --keep || [ $$? = 1 ]
+	$(PYTHON) -m benchmarks.gpu --out build/gpu-check --next $(GPU_TIME) --keep || [ $$? = 1 ]
 
 bench: $(STAMP) ## run the benchmarks that have targets, and keep their figures
 	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice paper_case tune own_code; do \

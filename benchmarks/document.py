@@ -22,7 +22,9 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.base.units import format_bytes
-from benchmarks import gpu, pictures
+from benchmarks import pictures
+from benchmarks.gpu.page import write_page
+from benchmarks.gpu.results import CHECK_NAME
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
@@ -38,7 +40,7 @@ def main() -> int:
     names = names_of(ROOT)
     for path in pages(ROOT):
         write_atomically(path, quoted(path.read_text(), names))
-    gpu.write_page()
+    write_page()
     pictures.draw(ROOT)
     return 0
 
@@ -56,7 +58,7 @@ def names_of(root: Path) -> dict[str, Any]:
     h100 = root / pictures.H100
     current = h100.parent / "2026-11-27"
     check, current_check = (
-        json.loads((place / gpu.CHECK_NAME).read_text()) for place in (h100, current)
+        json.loads((place / CHECK_NAME).read_text()) for place in (h100, current)
     )
     steps = json.loads((h100 / "steps.json").read_text())
     figures = {

@@ -25,9 +25,8 @@ from torch._C._autograd import DeviceType
 from torch.nn import functional
 
 from autotune.memory.jobs.worst_case import fullest_batch
+from benchmarks.gpu.step_settings import step_config
 from trainer.build import build_training
-from trainer.config.presets import model_settings
-from trainer.config.train_config import TrainConfig
 from trainer.data.manifest import SpecialIds
 from trainer.distributed.ranks import Ranks, join_ranks
 
@@ -69,7 +68,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     began_s = time.monotonic()
-    ranks = join_ranks(config_of("bert-mini", 1, {"compile": False}), environment={})
+    ranks = join_ranks(step_config("bert-mini", 1, {"compile": False}), environment={})
     results: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -354,7 +353,7 @@ def step(
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    config = config_of(model, size, settings)
+    config = step_config(model, size, settings)
     special = SpecialIds(pad=0, cls=1, sep=2, mask=3, unk=4)
     training = build_training(config, VOCAB_SIZE, special, ranks)
     batches = [
@@ -409,24 +408,6 @@ def step(
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "kernels": sorted(by_name, key=operator.itemgetter("seconds"), reverse=True),
     }
-
-
-def config_of(model: str, size: int, settings: dict[str, Any]) -> TrainConfig:
-    """Return the settings of a step with one micro-batch of this size."""
-    return TrainConfig.model_validate(
-        {
-            "model": model_settings(model),
-            "seq_length_tokens": SEQ_LENGTH,
-            "micro_batch_size": size,
-            "global_batch_size": size,
-            "layout": "packed",
-            "precision": "bf16",
-            "device": "cuda",
-            "compile": True,
-            "attention_dropout": 0.0,
-            **settings,
-        }
-    )
 
 
 if __name__ == "__main__":

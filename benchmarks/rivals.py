@@ -16,18 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import BertConfig, PreTrainedTokenizerFast
+from transformers import BertConfig
 
 from benchmarks.paper import PaperModel
+from benchmarks.samples import Samples, collator
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
-from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.data.dataset import TokenDataset
-from trainer.data.manifest import TOKENIZER_NAME
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks
 from trainer.loop import train
@@ -55,6 +53,10 @@ class Match:
     def dataset(self) -> TokenDataset:
         """The training split."""
         return TokenDataset.open(self.data_dir)
+
+    def samples(self) -> Samples:
+        """Return the training split as other trainers take it."""
+        return Samples(self.dataset, self.config.seq_length_tokens)
 
     def bert_config(self) -> BertConfig:
         """Return the shape as transformers' config, for the dataset's vocabulary."""
@@ -294,33 +296,16 @@ class HuggingFace(Contender):
             dataloader_num_workers=config.data.num_workers,
             remove_unused_columns=False,
         )
-        rows: Any = Samples(self.match)
+        rows: Any = self.match.samples()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             Counting(
                 model=self.model,
                 args=arguments,
                 train_dataset=rows,
-                data_collator=_collator(self.match.data_dir),
+                data_collator=collator(self.match.data_dir),
                 callbacks=[Baton()],
             ).train()
-
-
-class Samples(torch.utils.data.Dataset[dict[str, Any]]):
-    """The dataset as other trainers take it: one framed sample at a time."""
-
-    def __init__(self, match: Match) -> None:
-        self._dataset = match.dataset
-        self._special = self._dataset.manifest.special_ids
-        self._most = match.config.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        body = self._dataset.read(number, self._most).astype(np.int64)
-        ids = np.concatenate(([self._special.cls], body, [self._special.sep]))
-        return {"input_ids": ids.tolist(), "attention_mask": [1] * len(ids)}
 
 
 def _update(
@@ -338,28 +323,15 @@ def collated(match: Match, padded_to: int | None = None) -> Iterator[Any]:
 
     They are padded to the longest sample by default.
     """
-    collator = _collator(match.data_dir, padded_to)
+    collate = collator(match.data_dir, padded_to)
     loader: Any = torch.utils.data.DataLoader(
-        Samples(match),
+        match.samples(),
         batch_size=match.config.micro_batch_size,
         shuffle=True,
         drop_last=True,
-        collate_fn=collator,
+        collate_fn=collate,
         num_workers=match.config.data.num_workers,
         pin_memory=match.ranks.device.type == "cuda",
     )
     while True:
         yield from loader
-
-
-def _collator(data_dir: Path, padded_to: int | None = None) -> Any:
-    from transformers import DataCollatorForLanguageModeling
-
-    names = ("pad", "unk", "cls", "sep", "mask")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(data_dir / TOKENIZER_NAME),
-        **{f"{name}_token": f"[{name.upper()}]" for name in names},
-    )
-    return DataCollatorForLanguageModeling(
-        tokenizer, mlm_probability=0.15, pad_to_multiple_of=padded_to
-    )

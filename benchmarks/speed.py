@@ -537,7 +537,8 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
     The times of kernels leave out what the host takes longer.
     """
     from autotune.memory.jobs.trace import trace_steps
-    from benchmarks.gpu_kernels import DOCUMENTS, VOCAB_SIZE, config_of
+    from benchmarks.gpu.step_settings import step_config
+    from benchmarks.gpu_kernels import DOCUMENTS, VOCAB_SIZE
 
     sys.path.append(str(TORCHAO))
     for path in sorted(MEASURED.glob("*/*/steps.json")):
@@ -545,7 +546,7 @@ def compare_gpu() -> Iterator[dict[str, Any]]:
         rates = data_sheet_rates(measured["gpu"])
         assert rates is not None
         for name, step in measured["steps"].items():
-            config = config_of(
+            config = step_config(
                 step["model"], step["micro_batch_size"], step["settings"]
             )
             traced = trace_steps(
