@@ -116,7 +116,8 @@ class ShortTraining:
 def figures_of(rows: Sequence[StepRow]) -> ShortTrainingFigures:
     """Return the rate of logged steps, without the first logged ones.
 
-    The first row includes the warm-up of libraries and of the data loading.
+    The first row includes the warm-up of libraries and of the data loading. There is no
+    rate without tokens: a pretended GPU may sum those of its ranks to 0.
     """
     if len(rows) < 2:
         return ShortTrainingFigures(tokens_per_s=None, steps=0, seconds=0.0, mfu=None)
@@ -130,7 +131,7 @@ def figures_of(rows: Sequence[StepRow]) -> ShortTrainingFigures:
         tokens += row_steps * row.non_padding_tokens
         flops_share_s += row_steps * row.step_s * (row.mfu or 0.0)
     return ShortTrainingFigures(
-        tokens_per_s=tokens / seconds,
+        tokens_per_s=tokens / seconds or None,
         steps=steps,
         seconds=round(seconds, 3),
         mfu=flops_share_s / seconds or None,

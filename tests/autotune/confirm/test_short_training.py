@@ -42,6 +42,11 @@ def test_rate_on_a_cpu_has_no_mfu():
     assert delivered.mfu is None
 
 
+def test_rows_without_tokens_deliver_nothing():
+    rows = [row_of(step, non_padding_tokens=0) for step in (1, 2)]
+    assert figures_of(rows).tokens_per_s is None
+
+
 @pytest.mark.parametrize("rows", [[], [row_of(10)]])
 def test_first_row_alone_delivers_nothing(rows):
     assert figures_of(rows).tokens_per_s is None
