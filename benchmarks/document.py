@@ -24,6 +24,7 @@ from autotune.base.files import write_atomically
 from autotune.base.units import format_bytes
 from benchmarks import pictures
 from benchmarks.gpu.page import write_page
+from benchmarks.gpu.quotes import GpuQuotes
 from benchmarks.gpu.results import CHECK_NAME
 
 ROOT = Path(__file__).parent.parent
@@ -82,6 +83,7 @@ def names_of(root: Path) -> dict[str, Any]:
             check["figures"] | {"advice": check["stages"]["advise-bert-120m"]["answer"]}
         ),
         "h100_now": current_check["figures"],
+        "gpu_quotes": GpuQuotes(root / "reports/gpu"),
         "h100_profile": tomllib.loads((h100 / "profiles/bert-120m.toml").read_text()),
         "against": _against,
         "worst_error": _worst_error,

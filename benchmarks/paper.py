@@ -1,6 +1,7 @@
-"""The step of the paper's public trainer (arXiv 2509.05258): the paper baseline.
+"""An imitation of the paper's public trainer (arXiv 2509.05258).
 
-It is written from its description.
+It has BERT's mathematics and is written from a description, so that losses can be
+compared with ours; ``benchmarks.paper_recipe`` follows the public trainer.
 
 * Padding and precision: fp32; every sample is padded to the full sequence length.
 * Model: attention head by head with a matrix of weights in memory, positions embedded
