@@ -10,6 +10,7 @@ import contextlib
 import gc
 import json
 import math
+import os
 import sys
 import tempfile
 import time
@@ -167,6 +168,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--tiny", action="store_true", help="try the benchmark itself")
     options = parser.parse_args()
+    # With several GPUs, the Trainer would split each batch among them.
+    first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = first_gpu
     warnings.simplefilter("ignore")
     work = Workload(
         model=options.model,

@@ -38,7 +38,7 @@ from autotune.errors import (
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import MeasuredDevice, open_device
 from autotune.machine.nvml import NvmlMonitor, gpus_of_torch
-from benchmarks.bars import EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED
+from benchmarks.bars import EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED, lines
 from benchmarks.gpu.claims import CLAIMS
 from benchmarks.gpu.dataset import DATA, link_data, make_data
 from benchmarks.gpu.figures import figures_of
@@ -61,8 +61,8 @@ from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.stages import FULL, TINY, Sizes, stages_of
 from trainer.errors import TrainerError
 
-USUAL_GPUS = ("h100-80gb-hbm3", "h200")
-"""GPUs that ``--list`` shows beside those that have results."""
+USUAL_GPUS_BYTES = {"h100-80gb-hbm3": 80 * 10**9, "h200": 141 * 10**9}
+"""GPUs that ``--list`` shows beside those that have results, with their memory."""
 SHIPPED_PROFILES = ROOT / "profiles"
 
 
@@ -153,9 +153,9 @@ def _listed(out: Path, stages: Sequence[Stage], chosen: Sequence[Stage]) -> str:
         gpu: Queue(
             stages=stages, chosen=chosen, known=known_results(out, gpu), libraries={}
         )
-        for gpu in sorted(measured | set(USUAL_GPUS))
+        for gpu in sorted(measured | set(USUAL_GPUS_BYTES))
     }
-    return list_text(queues)
+    return list_text(queues, USUAL_GPUS_BYTES)
 
 
 def _measure(
@@ -196,7 +196,8 @@ def _measure(
     left_out = call.run(queue, machine)
     check["figures"] = figures_of(folder, check)
     write_atomically(folder / CHECK_NAME, readable_json(check))
-    print(left_out_text(left_out), results([check]), sep="\n")
+    bars = [claim.bar(newest_figures([check])) for claim in CLAIMS]
+    print(left_out_text(left_out), results([check]), lines(bars), sep="\n")
     if options.keep and not _keep(folder, check, sizes):
         return EXIT_UNMEASURED
     return _exit_code(out, queue, machine, check)

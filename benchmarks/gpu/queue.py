@@ -91,10 +91,17 @@ class Queue:
             return None
         return next((one for one in self.stages if one.writes == stage.reads), None)
 
-    def status(self, stage: Stage) -> str:
-        """Return the status of a stage, for the list."""
+    def status(self, stage: Stage, memory_bytes: int | None = None) -> str:
+        """Return the status of a stage, for the list.
+
+        Args:
+            stage: The stage.
+            memory_bytes: Memory of the GPU; None if it is not known.
+        """
         if stage.unavailable:
             return f"unavailable: {stage.unavailable}"
+        if memory_bytes is not None and memory_bytes < stage.least_memory_bytes:
+            return "needs more memory"
         if stage.every_call:
             return "in every call"
         known = self.known.get(stage.name)
@@ -258,8 +265,15 @@ def left_out_text(left_out: Sequence[LeftOut]) -> str:
     return "\n".join(["Left out:", text_table(["", "reason"], rows)])
 
 
-def list_text(queues: Mapping[str, Queue]) -> str:
-    """Return the queue with the status of each stage on each kind of GPU."""
+def list_text(
+    queues: Mapping[str, Queue], memory_bytes_by_gpu: Mapping[str, int]
+) -> str:
+    """Return the queue with the status of each stage on each kind of GPU.
+
+    Args:
+        queues: What is known of the queue, by kind of GPU.
+        memory_bytes_by_gpu: Memory of those kinds whose memory is known.
+    """
     first = next(iter(queues.values()))
     head = ["stage", "GPU", "seconds", "needs", *queues]
     rows = []
@@ -271,7 +285,10 @@ def list_text(queues: Mapping[str, Queue]) -> str:
                 stage.gpu_words,
                 f"{stage.least_s:.0f} to {stage.most_s:.0f}",
                 ", ".join(needs) or "-",
-                *(queue.status(stage) for queue in queues.values()),
+                *(
+                    queue.status(stage, memory_bytes_by_gpu.get(gpu))
+                    for gpu, queue in queues.items()
+                ),
             ]
         )
     return text_table(head, rows)

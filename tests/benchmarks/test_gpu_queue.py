@@ -156,10 +156,16 @@ def test_plan_shows_what_is_left_out():
 
 def test_list_shows_the_status_on_each_gpu():
     results = {"a": result(A), "c": result(C, "failed")}
-    text = list_text({"h100": queue([A, B, C], results), "h200": queue([A, B, C])})
+    large = stage("large", least_memory_bytes=120 * 10**9)
+    stages = [A, B, C, large]
+    text = list_text(
+        {"h100": queue(stages, results), "h200": queue(stages)},
+        {"h100": H100.memory_bytes},
+    )
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert rows[1] == "a any 10 to 60 - done on 2026-01-02 waiting"
     assert rows[3] == "c any 10 to 60 - failed on 2026-01-02 waiting"
+    assert rows[4].endswith("- needs more memory waiting")
 
 
 def test_list_needs_no_gpu(tmp_path, capsys):

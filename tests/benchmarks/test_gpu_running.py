@@ -21,6 +21,7 @@ from benchmarks.gpu.results import CUT_OFF, ENDED, FAILED, ROOT, known_results
 from benchmarks.gpu.running import Call, open_check
 from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.stages import TINY
+from trainer.data.manifest import read_manifest
 
 NVL, DRIVER = "NVIDIA H100 NVL", "580.82.07"
 MACHINE = GpuMachine(name="h100-nvl", gpus=1, memory_bytes=94 * 10**9)
@@ -203,11 +204,17 @@ def test_check_of_other_gpus_is_not_continued(tmp_path, site):
 
 def test_another_dataset_is_rejected(tmp_path):
     make_data(tmp_path, None, TINY)
-    link_data(tmp_path, tmp_path / "h100-nvl") if (
-        tmp_path / "h100-nvl"
-    ).exists() else None
     with pytest.raises(AutotuneError, match="is another dataset"):
         make_data(tmp_path, tmp_path / "mine", TINY)
+
+
+def test_every_machine_makes_the_same_dataset(tmp_path):
+    hashes = set()
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        make_data(tmp_path / name, None, TINY)
+        hashes.add(read_manifest(tmp_path / name / "data").dataset_hash)
+    assert len(hashes) == 1
 
 
 def test_dataset_is_linked_into_a_check(tmp_path):
