@@ -109,6 +109,15 @@ class RecipeEmbedding(nn.Module):
 
     def forward(self, ids_BS: torch.Tensor) -> torch.Tensor:
         """Return embedded tokens, shape (B, S, D)."""
+        instruction_BS, argument_BS = self.positions(ids_BS)
+        hidden_BSD = self.words(ids_BS) + self.instructions(instruction_BS)
+        embedded_BSD: torch.Tensor = self.dropout(
+            self.norm(hidden_BSD + self.arguments(argument_BS))
+        )
+        return embedded_BSD
+
+    def positions(self, ids_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the instruction of each token, and its position in it, each (B, S)."""
         ends_BS = (ids_BS % IDS_PER_SEPARATOR == 0) & (ids_BS >= self.first_word)
         starts_BS = torch.roll(ends_BS, 1, dims=1)
         starts_BS[:, 0] = False
@@ -119,11 +128,7 @@ class RecipeEmbedding(nn.Module):
             lengths = [int(length) for length in instruction_S.bincount()]
             pieces = [torch.arange(length) for length in lengths]
             argument_BS[sample] = torch.cat(pieces)
-        hidden_BSD = self.words(ids_BS) + self.instructions(instruction_BS)
-        embedded_BSD: torch.Tensor = self.dropout(
-            self.norm(hidden_BSD + self.arguments(argument_BS))
-        )
-        return embedded_BSD
+        return instruction_BS, argument_BS
 
 
 class RecipeModel(nn.Module):

@@ -30,9 +30,9 @@ LEARNING_RATE = 1e-4
 GROUPS = {
     "attention": r"flash|fmha|attention|attn",
     "matmul": r"gemm|nvjet|xmma|cutlass|triton_tem|splitk|quack",
-    "layer_norm": r"layer_?norm|rms_?norm",
+    "layer_norm": r"layer_?norm|rms_?norm|gammabeta",
     "gelu": r"gelu",
-    "copies_and_casts": r"copy|cast|memcpy|memset|\bcat\b|direct_copy",
+    "copies_and_casts": r"^(?!.*softmax).*(copy|cast|memcpy|memset|_cat_)",
     "rest": r"",
 }
 """Groups of kernels, by a pattern in their names; the first that matches."""

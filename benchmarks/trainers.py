@@ -35,6 +35,7 @@ from benchmarks.paper_recipe import BATCH, WORKERS, RecipeModel, RecipeStep
 from benchmarks.samples import Samples, collator
 from trainer.config.presets import model_settings
 from trainer.data.dataset import TokenDataset
+from trainer.health.failures import out_of_memory
 from trainer.model.encoder_config import build_config
 
 WARM_UP, LEAST_STEPS, TINY_S = 5, 5, 0.5
@@ -208,7 +209,9 @@ def measure_trainer(setup: TrainerSetup, work: Workload) -> dict[str, Any]:
         size = work.size(batch)
         try:
             figures = _train(setup, work, size)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if out_of_memory(error) is None:
+                raise
             tried.append(size)
             sys.stderr.write(f"{size} samples: out of memory\n")
         else:
