@@ -158,7 +158,7 @@ class _Makers:
             name="arithmetic",
             words=("-m", "benchmarks.gpu.arithmetic"),
             least_s=10,
-            most_s=120,
+            most_s=60,
             code=("benchmarks/gpu/arithmetic.py",),
             every_call=True,
         )
