@@ -12,7 +12,7 @@ from typing import Any
 from autotune.profiles.store import read_profile
 from autotune.profiles.values import Profile
 from benchmarks.gpu.results import ENDED
-from benchmarks.gpu.stage import PROFILES, RUNS
+from benchmarks.gpu.stage import PROFILES, RUNS, fill
 from benchmarks.gpu.stages import RESIDUAL_SEEDS, RESIDUAL_STREAMS, SHAPES, TRAINERS
 from trainer.record.run_record import Run, read_run
 
@@ -68,9 +68,17 @@ class _Source:
         """Return the answer of a stage; empty if it did not end."""
         return self.stages.get(name, {}).get("answer") or {}
 
-    def profile_of(self, model: str) -> Profile | None:
-        """Return the tuned profile of a model on this GPU, or None."""
-        return self.profiles.get(f"{model}-{self.gpu}")
+    def is_probed(self, name: str) -> bool:
+        """Return whether a stage of this check wrote a profile.
+
+        Others were brought along from a kept check, which shows their memory.
+        """
+        path = f"{PROFILES}/{name}.toml"
+        return any(
+            path in [fill(word, gpu=self.gpu) for word in stage["words"]]
+            or f"{stage_name}-{self.gpu}" == f"tune-{name}"
+            for stage_name, stage in self.stages.items()
+        )
 
     def tuned_models(self) -> Iterator[tuple[str, Profile]]:
         """Yield the models with a profile for this GPU."""
@@ -186,23 +194,25 @@ def _capped(source: _Source) -> Iterator[Row]:
     """Yield memory under the cap of a smaller GPU; speed is not carried over."""
     for name, profile in source.profiles.items():
         probe = profile.evidence.probe
-        if not name.endswith(f"-{source.gpu}") and _is_capped(source, name) and probe:
-            yield {
-                "configuration": name,
-                "largest": probe.feasible_max,
-                "out_of_memory": probe.infeasible_min,
-                "traced": probe.traced_micro_batch_size,
-                "traced_peak_bytes": probe.traced_peak_bytes,
-                "peak_bytes": probe.feasible_peak_bytes,
-            }
+        if probe is None or name.endswith(f"-{source.gpu}"):
+            continue
+        if not _is_capped(source, name):
+            continue
+        yield {
+            "configuration": name,
+            "largest": probe.feasible_max,
+            "out_of_memory": probe.infeasible_min,
+            "traced": probe.traced_micro_batch_size,
+            "traced_peak_bytes": probe.traced_peak_bytes,
+            "peak_bytes": probe.feasible_peak_bytes,
+        }
 
 
 def _is_capped(source: _Source, name: str) -> bool:
     """Return whether a profile is from a stage that stands in for a smaller GPU."""
+    path = f"{PROFILES}/{name}.toml"
     return any(
-        stage_name.endswith("-capped")
-        and name.startswith(stage_name.removeprefix("probe-").removesuffix("-capped"))
-        and f"{PROFILES}/{name}.toml" in stage["words"]
+        stage_name.endswith("-capped") and path in stage["words"]
         for stage_name, stage in source.stages.items()
     )
 
@@ -230,7 +240,7 @@ def _memory(source: _Source) -> Iterator[Row]:
     """
     for name, profile in source.profiles.items():
         probe = profile.evidence.probe
-        if probe is None:
+        if probe is None or not source.is_probed(name):
             continue
         yield {
             "configuration": name.removesuffix(f"-{source.gpu}"),

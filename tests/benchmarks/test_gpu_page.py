@@ -168,6 +168,14 @@ def test_page_shows_the_newest_figure_of_each_gpu(real):
     )
 
 
+def test_memory_is_that_of_profiles_measured_in_the_check(real):
+    folder, check = real
+    brought = folder / "profiles/bert-350m-h100-nvl.toml"
+    brought.write_text((folder / PROFILE).read_text())
+    [memory] = figures_of(folder, check)["memory"]
+    assert memory["configuration"] == "bert-120m"
+
+
 def test_capped_profiles_are_shipped(tmp_path):
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles/a-h100-nvl-94gb.toml").write_text("x")
