@@ -10,7 +10,6 @@ import contextlib
 import gc
 import json
 import math
-import os
 import sys
 import tempfile
 import time
@@ -169,9 +168,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--tiny", action="store_true", help="try the benchmark itself")
     options = parser.parse_args()
-    # With several GPUs, the Trainer would split each batch among them.
-    first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    os.environ["CUDA_VISIBLE_DEVICES"] = first_gpu
     warnings.simplefilter("ignore")
     work = Workload(
         model=options.model,
@@ -281,9 +277,7 @@ def _bert(work: Workload) -> BertForMaskedLM:
     return BertForMaskedLM(config)
 
 
-def _arguments(
-    setup: TrainerSetup, work: Workload, batch: int, place: str
-) -> TrainingArguments:
+def _arguments(setup: TrainerSetup, work: Workload, batch: int, place: str) -> Any:
     """Return transformers' arguments; all that are not named are its defaults."""
     arguments: dict[str, Any] = dict(setup.arguments)
     if work.is_tiny:
@@ -293,7 +287,7 @@ def _arguments(
         # Its name before it became a strategy.
         del arguments["train_sampling_strategy"]
         arguments["group_by_length"] = True
-    return TrainingArguments(
+    training_arguments: Any = TrainingArguments(
         output_dir=place,
         per_device_train_batch_size=batch,
         max_steps=10**6,
@@ -302,6 +296,11 @@ def _arguments(
         disable_tqdm=True,
         **arguments,
     )
+    # With several GPUs, the Trainer would split each batch among them. It has no
+    # argument for this, and reads this attribute once devices are set up.
+    if training_arguments.n_gpu > 1:
+        training_arguments._n_gpu = 1
+    return training_arguments
 
 
 def measure_paper(work: Workload) -> dict[str, Any]:

@@ -114,7 +114,7 @@ TINY = Sizes(
     residual_steps=4,
     save_repeats=1,
     patience=3.0,
-    measuring_share=0.06,
+    measuring_share=0.3,
     samples=400,
     vocab_size=500,
 )
@@ -336,7 +336,7 @@ class _Makers:
             )
         yield self._autotune(
             f"advise-{model}",
-            f"advise {RUNS}/{model} {read} --json",
+            f"advise {RUNS}/{model} --data data --json",
             10,
             60,
             reads=f"{RUNS}/{model}",
