@@ -94,6 +94,8 @@ CASES = (
     Case(model="modernbert-base", compiled=True),
     Case(model="bert-350m", compiled=True, activation_checkpointing="full"),
     Case(model="bert-120m", compiled=True, attention="sdpa", dropout=0.1),
+    Case(model="bert-120m", attention="fa4", documents=1.0),
+    Case(model="bert-120m", compiled=True, attention="fa4", documents=1.0),
     Case(model="bert-120m", gpu="h100-sxm-80gb"),
     Case(model="bert-120m", gpu="rtx-4090-24gb"),
     Case(model="bert-350m", gpu="rtx-4090-24gb", activation_checkpointing="full"),

@@ -67,8 +67,8 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "bert-350m_largest_micro_batch": ("sequences", ">=", 200),
     "bert-120m_predicted_mfu_%": ("%", ">=", 33),
     "bert-350m_predicted_mfu_%": ("%", ">=", 38),
-    "bert-120m_predicted_mfu_fa3_%": ("%", ">=", 36),
-    "bert-350m_predicted_mfu_fa3_%": ("%", ">=", 41),
+    "bert-120m_predicted_mfu_fa4_%": ("%", ">=", 36),
+    "bert-350m_predicted_mfu_fa4_%": ("%", ">=", 41),
     "bert-120m_predicted_mfu_float8_%": ("%", ">=", 45),
     "bert-350m_predicted_mfu_float8_%": ("%", ">=", 50),
 }
@@ -76,7 +76,7 @@ BARS: dict[str, tuple[str, Direction, float]] = {
 Activations are compared with eager layers and weights cast in every micro-batch."""
 ELEMENTWISE: tuple[KernelKind, ...] = ("copy", "math", "norm", "softmax", "random")
 FASTER = ("bert-120m", "bert-350m")
-"""Models whose MFU is also predicted with FlashAttention 3 and float8."""
+"""Models whose MFU is also predicted with FlashAttention 4 and float8."""
 TRACED = {"bert-120m": 64, "bert-350m": 48, "modernbert-base": 64}
 """Sequences of the traced steps."""
 SEQ_LENGTH, DOCUMENTS = 512, 512 / 240
@@ -87,8 +87,8 @@ CASES = tuple(
     for model in MODELS
     for compiled in (False, True)
 )
-FA3, NARROW, FLOAT8 = (
-    "train.attention=fa3",
+FA4, NARROW, FLOAT8 = (
+    "train.attention=fa4",
     "train.residual_dtype=bf16",
     "train.float8=tensorwise",
 )
@@ -101,14 +101,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     **{f"without {name}": () for name in WITHOUT},
     "with CUDA graphs": (GRAPHS,),
     "with a residual stream in bf16": (NARROW,),
-    "with FlashAttention 3": (FA3,),
+    "with FlashAttention 4": (FA4,),
     "with float8": (FLOAT8,),
-    "with FlashAttention 3, a residual stream in bf16": (FA3, NARROW),
+    "with FlashAttention 4, a residual stream in bf16": (FA4, NARROW),
     "with a residual stream in bf16, float8, CUDA graphs": (NARROW, FLOAT8, GRAPHS),
-    "with FlashAttention 3, a residual stream in bf16, float8": (FA3, NARROW, FLOAT8),
+    "with FlashAttention 4, a residual stream in bf16, float8": (FA4, NARROW, FLOAT8),
 }
-"""Ablation of bert-120m: settings, or what is left out. No stand-in for FlashAttention
-3 runs: it is not counted."""
+"""Ablation of bert-120m: settings, or what is left out."""
 SHOWN_NAMES = 15
 FAMILIES = {
     "triton": "triton_",
@@ -158,7 +157,7 @@ def main(arguments: Sequence[str] | None) -> int:
     if options.only in ("", "ablation"):
         content["ablation"] = ablation = {name: _variant(name) for name in VARIANTS}
         rows = [
-            [name, *(f"{figure:.4g}" if figure else "-" for figure in figures.values())]
+            [name, *(f"{figure:.4g}" for figure in figures.values())]
             for name, figures in ablation.items()
         ]
         shown.append(text_table(["bert-120m", *next(iter(ablation.values()))], rows))
@@ -182,7 +181,7 @@ def traced_figures(model: str, settings: Sequence[str] = ()) -> dict[str, float]
             model, (*settings, NARROW)
         )[1]
     for name, more in (
-        {"fa3": (FA3,), "float8": (FA3, NARROW, FLOAT8)}.items()
+        {"fa4": (FA4,), "float8": (FA4, NARROW, FLOAT8)}.items()
         if model in FASTER
         else ()
     ):
@@ -248,7 +247,7 @@ def _traced(model: str, settings: Sequence[str]) -> tuple[SpeedPrediction, StepW
     return predict_speed(work, rates, request.config), work
 
 
-def _variant(name: str) -> dict[str, float | None]:
+def _variant(name: str) -> dict[str, float]:
     """Return the counts and predictions of a step in one variant of the ablation.
 
     The step is of bert-120m.
@@ -256,10 +255,8 @@ def _variant(name: str) -> dict[str, float | None]:
     settings, left_out = VARIANTS[name], name.removeprefix("without ")
     with patch(*WITHOUT[left_out]) if left_out in WITHOUT else contextlib.nullcontext():
         speed, work = _traced("bert-120m", settings)
-    launches = None
-    if FA3 not in settings:
-        counts = _readable(counted(CASES[1], settings, without=left_out))
-        launches = figures_of(counts)["launches_per_step"]
+    counts = _readable(counted(CASES[1], settings, without=left_out))
+    launches = figures_of(counts)["launches_per_step"]
     assert speed.mfu is not None
     figures = {
         "launches": launches,

@@ -12,6 +12,9 @@ TORCHAO = Path(sys.prefix) / "fp8"
 """Folder of torchao, which is not installed otherwise: transformers would import it in
 every process."""
 
+FLASH_ATTENTION_4 = Path(__file__).parent / "nullgpu/flash_attention_4"
+"""Folder of a stand-in for FlashAttention 4 on pretended GPUs."""
+
 
 class CannotMeasure(Exception):
     """A program that was to be measured did not run to its end."""

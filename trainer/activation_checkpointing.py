@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig
+from trainer.model.flash_attention import ATTEND
 
 
 def checkpoint_activations(model: PreTrainedModel, config: TrainConfig) -> None:
@@ -77,6 +78,5 @@ def _costly_operations() -> frozenset[Any]:
     ]
     # The operation in ``torch.nn.attention.varlen``, which has no public name.
     operations.append(getattr(torch.ops.torch_attn, "_varlen_attn", None))
-    return frozenset(
-        operation.default for operation in operations if operation is not None
-    )
+    overloads = [operation.default for operation in operations if operation is not None]
+    return frozenset([*overloads, ATTEND])

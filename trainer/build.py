@@ -19,9 +19,15 @@ from trainer.distributed.parallel import ParallelModule, parallelise
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import TrainStep
 from trainer.matmul_weights import model_work
-from trainer.model.attention import choose_attention, dropout_key, pin_kernels
+from trainer.model.attention import (
+    choose_attention,
+    dropout_key,
+    head_dimensions,
+    pin_kernels,
+)
 from trainer.model.encoder import build_model
 from trainer.model.encoder_config import build_config
+from trainer.model.flash_attention_check import check_flash_attention_4
 from trainer.model.flops import ModelWork
 from trainer.model.masked_lm import MaskedLM
 from trainer.model.varlen import VARLEN_NAME
@@ -104,7 +110,9 @@ def _build_module(
     )
     if ranks.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-        pin_kernels(attention.kind)
+        pin_kernels()
+        if attention.kind == "fa4":
+            check_flash_attention_4(ranks.device, head_dimensions(model_config))
 
     torch.manual_seed(config.seed)  # the same weights on every rank
     model = build_model(

@@ -23,13 +23,6 @@ def check_compile(config: TrainConfig, ranks: Ranks) -> None:
     """
     if not config.compiled:
         return
-    if config.attention == "fa3" and config.compile_mode == "reduce-overhead":
-        raise BadConfig(
-            "CUDA graphs need equal shapes, which attention = 'fa3' does not have",
-            next_step=(
-                "Use --set train.compile_mode=default or --set train.attention=auto"
-            ),
-        )
     if ranks.device.type == "cuda":
         missing = missing_for_compile("cuda")
         if missing is not None:

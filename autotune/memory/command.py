@@ -111,7 +111,7 @@ DataForLengths = Annotated[
     ),
 ]
 Attention = Annotated[
-    Literal["auto", "varlen", "fa3", "sdpa"],
+    Literal["auto", "varlen", "fa4", "sdpa"],
     opt.option(None, "Attention kernel.", advanced=True),
 ]
 MlmHead = Annotated[

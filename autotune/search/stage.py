@@ -42,6 +42,7 @@ from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
 from trainer.config.compilers import missing_for_compile
+from trainer.config.packages import has_flash_attention_4
 from trainer.config.train_config import (
     TRIMMED_LAYOUTS,
     Checkpointing,
@@ -297,11 +298,9 @@ def _levels(
     if bench.site.device == "cpu":
         leave_out("attention", "varlen requires a GPU")
     elif (
-        attention_dropout(train) == 0
-        and capability[0] == 9
-        and find_spec("flash_attn_interface")
+        attention_dropout(train) == 0 and capability[0] == 9 and has_flash_attention_4()
     ):
-        levels["attention"] += ("fa3",)
+        levels["attention"] += ("fa4",)
     if gpu is None or train.parallel.strategy == "fsdp2" or model_type not in FAMILIES:
         levels |= {"float8": (), "fused_cross_entropy": ()}
     if capability < (8, 9) or not levels["compile"]:

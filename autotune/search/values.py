@@ -60,7 +60,7 @@ class Configuration(StrictTable):
         """
         words = [
             self.precision,
-            "fa3" if self.attention == "fa3" else "",
+            "fa4" if self.attention == "fa4" else "",
             f"{self.float8} float8",
         ]
         words += ["fused cross-entropy" if self.fused_cross_entropy else ""]
@@ -76,7 +76,7 @@ class Configuration(StrictTable):
     @property
     def possible(self) -> bool:
         """False for settings that the trainer rejects together."""
-        narrow = self.attention == "fa3" or self.float8 != "none"
+        narrow = self.attention == "fa4" or self.float8 != "none"
         # The compiler's options are searched one at a time.
         compiler_options = [
             self.compile_mode != "default",
@@ -84,14 +84,10 @@ class Configuration(StrictTable):
             not self.combo_kernels,
         ]
         compiling = self.float8 != "none" or any(compiler_options)
-        graphs_of_fa3 = (
-            self.attention == "fa3" and self.compile_mode == "reduce-overhead"
-        )
         return (
             (not narrow or self.precision == "bf16")
             and (not compiling or self.compile)
             and sum(compiler_options) <= 1
-            and not graphs_of_fa3
         )
 
     def but(self, **settings: object) -> "Configuration":
@@ -124,7 +120,7 @@ class Configuration(StrictTable):
         return ", ".join(
             word
             for word in words
-            if word not in ("auto", "fa3", "none checkpointing", "")
+            if word not in ("auto", "fa4", "none checkpointing", "")
         )
 
 

@@ -6,7 +6,7 @@ Measured kernels of one H100 gave the shares of the data sheet that kernels reac
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +38,14 @@ ATTENTION_SHARES = {
         "varlen": (0.35, 0.20),
         "flash": (0.35, 0.20),
         "efficient": (0.085, 0.078),
-        "FA3": (0.55, 0.38),
+        "FA4": (0.38, 0.30),
     },
     "other": {"varlen": (0.62, 0.50), "flash": (0.62, 0.50), "efficient": (0.29, 0.22)},
 }
 """Rates of attention kernels, forward and backward, as shares of the bf16 peak on long
-documents: measured on an H100; for other GPUs and FlashAttention 3 from the papers of
-FlashAttention 2 and 3 (Dao 2023, Shah et al. 2024)."""
+documents: measured on an H100; for other GPUs from the paper of FlashAttention 2 (Dao
+2023). Those of FlashAttention 4 reproduce its times in ``varlen_kernels``, forward with
+documents of 512 tokens and backward of 256."""
 ATTENTION_HALF_TOKENS = 200.0
 LAUNCH_S, COMPILED_LAUNCH_S, GRAPH_CALL_S = 20e-6, 25e-6, 0.8e-3
 """Host times, from steps of BERT on an H100's host; hosts differ much."""
@@ -160,7 +161,7 @@ def kernel_s(kernel: Kernel, rates: MachineRates) -> float:
     )
     moving_s = kernel.moved_bytes / float(rate)
     found = (
-        rates.attention.get(f"{kernel.name} {kernel.dtype}")
+        _attention_rates(kernel, rates.attention)
         if kernel.kind == "attention"
         else None
     )
@@ -168,6 +169,16 @@ def kernel_s(kernel: Kernel, rates: MachineRates) -> float:
         slower = 1 + found.half_tokens / max(1.0, kernel.document_tokens)
         moving_s = max(moving_s, kernel.flops / found.flops_per_s * slower)
     return moving_s + rates.kernel_s
+
+
+def _attention_rates(
+    kernel: Kernel, attention: Mapping[str, AttentionRates]
+) -> AttentionRates | None:
+    """Return the rates of an attention kernel; None if they are not known."""
+    name = f"{kernel.name} {kernel.dtype}"
+    # A machine that was measured without FlashAttention 4, or a data sheet of a GPU on
+    # which it was not measured, has only rates of FlashAttention 2.
+    return attention.get(name) or attention.get(name.replace("FA4", "varlen"))
 
 
 def attention_rates(
@@ -203,15 +214,6 @@ def predict_speed(
         if train.layout in TRIMMED_LAYOUTS
         else (non_padding_tokens or 0.0) / train.seq_length_tokens
     )
-    if train.attention == "fa3":
-        # Rates may have none of it: those of a measured machine without it, and of GPUs
-        # other than Hoppers.
-        of_fa3 = {
-            name.replace("FA3", "varlen"): one
-            for name, one in rates.attention.items()
-            if name.startswith("FA3")
-        }
-        rates = rates.model_copy(update={"attention": {**rates.attention, **of_fa3}})
     parts: dict[str, float] = {}
     host_s = 0.0
     compiled = any(kernel.kind == "graph call" for kernel, _ in work.kernels)

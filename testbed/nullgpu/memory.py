@@ -26,6 +26,7 @@ from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
 from testbed.corpora import real_lengths, synthetic_manifest, write_corpus
+from testbed.programs import FLASH_ATTENTION_4
 from trainer.config.presets import model_settings
 from trainer.config.train_config import (
     Attention,
@@ -40,7 +41,10 @@ from trainer.config.train_config import (
 )
 from trainer.data.sequence_statistics import SequenceStatistics
 
+ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 30_522
+HEAD_DIMENSIONS = 64
+"""Dimensions of a head of all models here."""
 TRAINED_STEPS, TRAINED_DOCUMENTS = 300, 60_000
 MAX_MICRO_BATCH_SIZE = 16_384
 ROBERTA = {
@@ -99,7 +103,16 @@ def on_pretended_gpus(case: Case) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(
-            environment=make(), folder=Path(folder), devices=case.ranks, name=case.gpu
+            environment=make(),
+            folder=Path(folder),
+            devices=case.ranks,
+            name=case.gpu,
+            variables={
+                "PYTHONPATH": f"{ROOT}:{FLASH_ATTENTION_4}",
+                "XDG_CACHE_HOME": folder,
+            }
+            if case.attention == "fa4"
+            else {},
         )
 
         def inside(*words: str) -> dict[str, Any]:
@@ -112,11 +125,25 @@ def on_pretended_gpus(case: Case) -> dict[str, Any]:
             )
             return answer or {"error": str(ended)[-2000:]}
 
+        if case.attention == "fa4":
+            passing = f"from {__name__} import pass_flash_attention_check as passing"
+            machine.run("-c", f"{passing}; passing({HEAD_DIMENSIONS})")
         result = inside()
         if case.trained and (largest := result.get("largest_micro_batch_size")):
             result["chosen_rows"] = with_headroom(largest, HEADROOM_SHARE)
             result["trained"] = inside(str(result["chosen_rows"]))
     return result
+
+
+def pass_flash_attention_check(head_dimensions: int) -> None:
+    """Note that this machine has passed the check, which compares values."""
+    import torch
+
+    from trainer.model.flash_attention_check import file_of_passed_check
+
+    passed = file_of_passed_check(torch.device("cuda"), head_dimensions)
+    passed.parent.mkdir(parents=True, exist_ok=True)
+    passed.touch()
 
 
 def probed(case: Case) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import tomlkit
 
 from testbed.corpora import real_lengths, write_corpus
 from testbed.nullgpu.counts import Counts
-from testbed.programs import TORCHAO
+from testbed.programs import FLASH_ATTENTION_4, TORCHAO
 from trainer.config.presets import model_settings
 from trainer.health.watchdog import Watchdog
 
@@ -113,9 +113,12 @@ def counted(
 
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        paths = (
-            {"PYTHONPATH": f"{ROOT}:{TORCHAO}"} if "float8" in str(assignments) else {}
-        )
+        libraries = [ROOT]
+        if "float8" in str(assignments):
+            libraries.append(TORCHAO)
+        if "fa4" in str(assignments):
+            libraries.append(FLASH_ATTENTION_4)
+        paths = {"PYTHONPATH": ":".join(map(str, libraries))}
         machine = Machine(
             environment=make(),
             folder=place,
@@ -210,6 +213,8 @@ def main(profile: str, data: str, *assignments: str) -> None:
     leaving_out = patch(*left_out) if left_out else contextlib.nullcontext()
     with (
         leaving_out,
+        # It compares values.
+        patch("trainer.build.check_flash_attention_4"),
         patch.object(
             meter,
             "to_host",

@@ -1,13 +1,13 @@
 """Attention under a mask, in place of the varlen kernels that a CPU lacks."""
 
 import dataclasses
-import functools
 from typing import Literal
 
 import pytest
 import torch
 from torch.nn import functional
 
+from tests.trainer.reference_kernels import use_reference_kernels
 from trainer.model.attention import choose_attention
 
 
@@ -22,7 +22,6 @@ def attend_within_edges(
     *,
     scale=None,
     window_size,
-    min_length=0,
 ):
     """Compute attention within documents under a mask, in place of a varlen kernel.
 
@@ -30,14 +29,11 @@ def attend_within_edges(
     numbers of documents. Like the kernels, it requires that the edges of documents
     cover all positions, and that no document exceeds the maximum lengths.
 
-    ``min_length`` is the least length of a document: 1 for kernels that hang on empty
-    documents.
-
     Shapes: T queries and U keys, H heads, E elements of a head.
     """
     if not torch.compiler.is_compiling():
-        _check_edges(query_edges, len(query_THE), min_length, max_query_length)
-        _check_edges(key_edges, len(key_THE), min_length, max_key_length)
+        _check_edges(query_edges, len(query_THE), max_query_length)
+        _check_edges(key_edges, len(key_THE), max_key_length)
     query_document_T = _document_of_position(query_edges, len(query_THE))
     key_document_U = _document_of_position(key_edges, len(key_THE))
     is_allowed_TU = query_document_T[:, None] == key_document_U
@@ -56,12 +52,11 @@ def attend_within_edges(
 
 
 def choose_varlen(
-    monkeypatch: pytest.MonkeyPatch, kind: Literal["varlen", "fa3"] = "varlen"
+    monkeypatch: pytest.MonkeyPatch, kind: Literal["varlen", "fa4"] = "varlen"
 ) -> None:
     """Let trainings use attention within documents, without its kernels."""
-    min_length = 1 if kind == "fa3" else 0  # FlashAttention 3 hangs on empty documents
-    attend = functools.partial(attend_within_edges, min_length=min_length)
-    monkeypatch.setattr("trainer.model.varlen.varlen_attn", attend)
+    monkeypatch.setattr("trainer.model.varlen.varlen_attn", attend_within_edges)
+    use_reference_kernels(monkeypatch)
 
     def choose(*arguments):
         return dataclasses.replace(choose_attention(*arguments), kind=kind)
@@ -69,11 +64,11 @@ def choose_varlen(
     monkeypatch.setattr("trainer.build.choose_attention", choose)
 
 
-def _check_edges(edges, positions: int, min_length: int, max_length: int) -> None:
+def _check_edges(edges, positions: int, max_length: int) -> None:
     """Assert that documents cover all positions, and that their lengths are valid."""
     assert (int(edges[0]), int(edges[-1])) == (0, positions)
     lengths = edges.diff()
-    assert min_length <= int(lengths.min()) <= int(lengths.max()) <= max_length
+    assert 0 <= int(lengths.min()) <= int(lengths.max()) <= max_length
 
 
 def _document_of_position(edges, positions: int) -> torch.Tensor:

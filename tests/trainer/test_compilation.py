@@ -100,7 +100,8 @@ def test_layers_compile_once_and_compute_the_same(
         ("bert", "varlen"),
         ("modernbert", "varlen"),
         ("eurobert", "varlen"),
-        ("bert", "fa3"),
+        ("bert", "fa4"),
+        ("modernbert", "fa4"),
     ],
 )
 def test_compiled_layers_take_all_numbers_of_documents(

@@ -24,7 +24,7 @@ TRIMMED_LAYOUTS: tuple[Layout, ...] = ("dynamic", "bucketed")
 """Layouts that pad each micro-batch only to its longest sample."""
 Strategy = Literal["ddp", "zero1", "fsdp2"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
-Attention = Literal["auto", "varlen", "fa3", "sdpa"]
+Attention = Literal["auto", "varlen", "fa4", "sdpa"]
 Head = Literal["sparse", "dense"]
 """Positions for which a layer computes its output."""
 Checkpointing = Literal["none", "selective", "full"]
@@ -250,9 +250,10 @@ class TrainConfig(StrictTable):
     random token, 10 % stay."""
     attention: Annotated[Attention, Tag.SPEED] = "auto"
     """Attention kernel. ``varlen`` computes each document separately (Ampere or newer
-    GPU, bf16, no attention dropout), ``fa3`` does so in FlashAttention 3 (Hopper GPU,
-    module ``flash_attn_interface``), ``sdpa`` computes whole sequences under a mask.
-    ``auto`` uses ``varlen`` if possible; the run prints the choice."""
+    GPU, bf16, no attention dropout), ``sdpa`` whole sequences under a mask. ``fa4``
+    computes as ``varlen``, forward and backward each in the faster of FlashAttention 2
+    and 4 for your documents (Hopper GPU, ``pip install '.[fa4]'``). ``auto`` uses
+    ``varlen`` if possible; the run prints the choice."""
     attention_dropout: Annotated[
         float | None, Field(ge=0, lt=1), Tag.SPEED, Tag.PROBED
     ] = None

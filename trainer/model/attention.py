@@ -3,7 +3,8 @@
 There is no cross-document attention in a packed sequence. The kinds of attention are:
 
 - ``varlen``: document by document in one kernel, on Ampere and newer GPUs.
-- ``fa3``: the same in the kernel of FlashAttention 3, on Hopper GPUs.
+- ``fa4``: the same, in the kernels of FlashAttention 2 or 4 that are fastest for the
+  mean length of documents, on Hopper GPUs.
 - ``sdpa``: whole sequences under a mask that separates documents, on any device.
 - ``row``: whole sequences under transformers' own padding mask, for architectures that
   cannot be packed: each sequence then holds one document.
@@ -14,19 +15,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch.nn.attention import (
-    activate_flash_attention_impl,
-    current_flash_attention_impl,
-    restore_flash_attention_impl,
-)
 from transformers import PretrainedConfig
 
+from trainer.config.packages import has_flash_attention_4
 from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig
 
-AttentionKind = Literal["varlen", "fa3", "sdpa", "row"]
+AttentionKind = Literal["varlen", "fa4", "sdpa", "row"]
 """Kind of attention; the module's docstring explains each."""
 
+_HOPPER = 9
+"""Major compute capability of the GPUs on which FlashAttention 4 was measured."""
 _MAX_HEAD_DIMENSIONS = 256
 """Limit of FlashAttention's kernels, which also require a multiple of 8."""
 
@@ -66,7 +65,7 @@ class ChosenAttention:
     @property
     def uses_document_edges(self) -> bool:
         """True if a kernel gets the edges of documents; False if it gets a mask."""
-        return self.kind in ("varlen", "fa3")
+        return self.kind in ("varlen", "fa4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def choose_attention(
     obstacle = next(obstacles, None)
     if obstacle is None:
         return ChosenAttention(
-            kind="fa3" if config.attention == "fa3" else "varlen",
+            kind="fa4" if config.attention == "fa4" else "varlen",
             reason="no cross-document attention",
             packing=packing,
         )
@@ -171,11 +170,26 @@ def _varlen_obstacles(
             ),
         )
     yield from _obstacles_of_model(model_config)
-    if config.attention == "fa3" and capability is not None and capability[0] != 9:
+    if config.attention == "fa4" and capability is not None:
+        yield from _obstacles_of_fa4(device, capability)
+
+
+def _obstacles_of_fa4(
+    device: torch.device, capability: tuple[int, int]
+) -> Iterator[_Obstacle]:
+    """Yield the obstacles to FlashAttention 4 on a GPU."""
+    if capability[0] != _HOPPER:
         name = torch.cuda.get_device_name(device)
         yield _Obstacle(
-            reason=f"fa3 requires a Hopper GPU, not {name}",
+            reason=f"fa4 requires a Hopper GPU, not {name}",
             next_step="Use --set train.attention=auto.",
+        )
+    if not has_flash_attention_4():
+        yield _Obstacle(
+            reason="flash-attn-4 is not installed",
+            next_step=(
+                "Install it: pip install '.[fa4]', or use --set train.attention=auto."
+            ),
         )
 
 
@@ -194,27 +208,23 @@ def _obstacles_of_model(model_config: PretrainedConfig) -> Iterator[_Obstacle]:
                 " train.attention=sdpa."
             ),
         )
-    head_dimensions = _head_dimensions(model_config)
-    if head_dimensions > _MAX_HEAD_DIMENSIONS or head_dimensions % 8:
+    dimensions = head_dimensions(model_config)
+    if dimensions > _MAX_HEAD_DIMENSIONS or dimensions % 8:
         yield _Obstacle(
-            reason=f"varlen does not support a head dimension of {head_dimensions}"
+            reason=f"varlen does not support a head dimension of {dimensions}"
         )
 
 
-def _head_dimensions(model_config: PretrainedConfig) -> int:
+def head_dimensions(model_config: PretrainedConfig) -> int:
     """Return the number of dimensions of an attention head."""
-    head_dimensions: int | None = getattr(model_config, "head_dim", None)
-    if head_dimensions:
-        return head_dimensions
+    dimensions: int | None = getattr(model_config, "head_dim", None)
+    if dimensions:
+        return dimensions
     return int(model_config.hidden_size // model_config.num_attention_heads)
 
 
-def pin_kernels(kind: AttentionKind) -> None:
-    """Restrict attention on GPUs to kernels that the memory model knows.
-
-    Raises:
-        BadConfig: If FlashAttention 3 cannot be loaded.
-    """
+def pin_kernels() -> None:
+    """Restrict attention on GPUs to kernels that the memory model knows."""
     cuda = torch.backends.cuda
     # cuDNN's attention keeps tensors and workspaces that the memory model does not
     # cover, rounds a dropout of 0.1 to 1/16 or 2/16 in torch 2.11, and gives NaN
@@ -224,22 +234,3 @@ def pin_kernels(kind: AttentionKind) -> None:
     cuda.enable_mem_efficient_sdp(True)
     # For heads that neither of the two kernels supports, torch falls back to matmuls.
     cuda.enable_math_sdp(True)
-    # An earlier training of this process may have left FlashAttention 3 active.
-    if current_flash_attention_impl() is not None:
-        restore_flash_attention_impl()
-    if kind == "fa3":
-        _activate_flash_attention_3()
-
-
-def _activate_flash_attention_3() -> None:
-    try:
-        activate_flash_attention_impl("FA3")
-    except (ImportError, OSError, RuntimeError) as error:
-        raise BadConfig(
-            "train.attention = 'fa3' requires FlashAttention 3, which cannot be"
-            f" loaded: {error}",
-            next_step=(
-                "Install flash_attn_interface (hopper/ in its source), or use --set"
-                " train.attention=auto."
-            ),
-        ) from error

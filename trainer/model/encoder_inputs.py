@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.attention import AttentionKind, Packing
+from trainer.model.varlen_kernels import VarlenKernels
 
 _ESM_MASKED_SHARE = 0.15 * 0.8
 """Share of tokens that ESM's own pre-training replaced by the mask token: 80 % of the
@@ -31,7 +32,7 @@ class EncoderInputs:
     """Document of each position, as ``document_positions`` returns it; only for
     sdpa."""
     edges: torch.Tensor | None = None
-    """Edges of documents and of padding, int32, ascending; only for varlen and fa3."""
+    """Edges of documents and of padding, int32, ascending; only for varlen and fa4."""
 
 
 def encoder_inputs(
@@ -43,6 +44,7 @@ def encoder_inputs(
     dtype: torch.dtype,
     window_tokens: int | None,
     segments: int = 0,
+    kernels: VarlenKernels | None = None,
 ) -> EncoderInputs:
     """Return the inputs of an encoder for a kind of attention.
 
@@ -54,8 +56,9 @@ def encoder_inputs(
         dtype: Type of additive masks.
         window_tokens: Reach of sliding-window layers to either side; None without such
             layers.
-        segments: Smallest number of segments for varlen, which adds empty ones up to
-            it; fa3 takes no empty segments.
+        segments: Smallest number of segments for varlen and fa4, which add empty ones
+            up to it.
+        kernels: Kernels of fa4; None for other kinds.
     """
     match kind:
         case "row":
@@ -69,12 +72,12 @@ def encoder_inputs(
             return _masked_inputs(
                 batch, packing, model, dtype=dtype, window_tokens=window_tokens
             )
-        case "varlen":
+        case "varlen" | "fa4":
             edges = document_edges(batch, segments)
-            return _segmented_inputs(batch, packing, model, edges)
-        case "fa3":
-            edges = _edges_without_empty_segments(batch)
-            return _segmented_inputs(batch, packing, model, edges)
+            inputs = _segmented_inputs(batch, packing, model, edges)
+            if kernels is not None:
+                inputs.arguments["varlen_kernels"] = kernels
+            return inputs
 
 
 def _masked_inputs(
@@ -234,20 +237,6 @@ def document_edges(batch: MicroBatch, segments: int) -> torch.Tensor:
     empty_segments = max(segments - documents - sequences, 0)
     ends = begin_B.new_full((empty_segments + 1,), positions)
     return torch.cat([batch.starts_N, padding_B, ends]).sort().values
-
-
-def _edges_without_empty_segments(batch: MicroBatch) -> torch.Tensor:
-    """Return the edges of documents and of padding that is not empty.
-
-    The backward pass of FlashAttention 3 hangs on empty segments: flash-attention
-    issue 1254.
-    """
-    segments = len(batch.starts_N) + batch.padded_sequences
-    edges = document_edges(batch, 0)[: segments + 1]
-    # The number of segments differs in each micro-batch, and layers are compiled once
-    # for all. ``torch.compiler`` has no function for this.
-    torch._dynamo.maybe_mark_dynamic(edges, 0)
-    return edges
 
 
 def additive_mask(is_allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

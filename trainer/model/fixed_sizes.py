@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.head_slots import SLOTS_MULTIPLE, head_slots, round_up
+from trainer.data.head_slots import head_slots, round_up
 from trainer.data.micro_batch import MicroBatch
 
 _SEGMENTS_MULTIPLE = 64
@@ -86,23 +86,20 @@ class FixedSizes:
             self.overflows += 1
         return round_up(needed, self.segments)
 
-    def slots_for(self, needed: int, *, segments: int = 0) -> int:
+    def slots_for(self, needed: int) -> int:
         """Return a sufficient number of slots of the head, and count an overflow.
 
         Args:
-            needed: Positions that must have a slot.
-            segments: Result of ``segments_for`` if each segment must have a slot; 0 if
-                only the tokens to predict must.
+            needed: Number of tokens to predict.
 
         Returns:
             The number, at least 1.
         """
         if self.slots is None:
             return max(1, needed)
-        fixed = self.slots + round_up(segments, SLOTS_MULTIPLE)
-        if needed > fixed:
+        if needed > self.slots:
             self.overflows += 1
-        return round_up(max(1, needed), fixed)
+        return round_up(max(1, needed), self.slots)
 
     def sequence_slots_for(self, needed: int) -> int:
         """Return a sufficient number of slots for each sequence.

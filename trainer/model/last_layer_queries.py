@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional
 
 from trainer.data.micro_batch import MicroBatch
-from trainer.model.attention import AttentionKind
 from trainer.model.encoder_inputs import EncoderInputs, additive_mask
 from trainer.model.varlen import attend_documents
+from trainer.model.varlen_kernels import VarlenKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class DocumentQueries:
     """Upper bound of the query positions in a document."""
     max_key_length: int
     """Upper bound of the tokens of a document."""
+    kernels: VarlenKernels | None
+    """Kernels of forward and backward; None for torch's varlen attention."""
 
     def attend(
         self,
@@ -55,6 +57,7 @@ class DocumentQueries:
             key_edges=self.key_edges,
             max_query_length=self.max_query_length,
             max_key_length=self.max_key_length,
+            kernels=self.kernels,
         )
 
 
@@ -110,7 +113,7 @@ def document_queries(
     inputs: EncoderInputs,
     batch: MicroBatch,
     position_K: torch.Tensor,
-    kind: AttentionKind,
+    kernels: VarlenKernels | None,
 ) -> DocumentQueries:
     """Return the queries of the sparse last layer by document.
 
@@ -118,14 +121,10 @@ def document_queries(
         inputs: Inputs of the encoder, with edges of documents.
         batch: The micro-batch.
         position_K: Positions of the head's slots, ascending.
-        kind: Kind of attention, ``varlen`` or ``fa3``.
+        kernels: Kernels of fa4; None for varlen.
     """
     assert inputs.edges is not None
     query_edges = torch.searchsorted(position_K, inputs.edges, out_int32=True)
-    if kind == "fa3":
-        # The number of segments differs in each micro-batch, and layers are compiled
-        # once for all. ``torch.compiler`` has no function for this.
-        torch._dynamo.maybe_mark_dynamic(query_edges, 0)
     slots = len(position_K)
     max_key_length = batch.ids_BS.shape[1]
     # Each position may be one to predict. Unused slots are spread evenly, so a position
@@ -137,6 +136,7 @@ def document_queries(
         key_edges=inputs.edges,
         max_query_length=min(slots, queries_per_position * max_key_length),
         max_key_length=max_key_length,
+        kernels=kernels,
     )
 
 

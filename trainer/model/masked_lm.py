@@ -1,7 +1,7 @@
 """Masked-LM loss of a micro-batch: encoder, MLM head and cross-entropy.
 
 Shapes: B sequences, S positions of a sequence, D hidden, P tokens to predict, K slots
-of the head, G segments of varlen attention, V ids.
+of the head, V ids.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ from trainer.model.last_layer_queries import (
 from trainer.model.layer_norms import keep_norms_in_bf16, set_residual_dtype
 from trainer.model.loss import cross_entropy, cross_entropy_in_place
 from trainer.model.sparse_last_layer import make_sparse_layer
+from trainer.model.varlen_kernels import VarlenKernels, fastest_kernels
 from trainer.model.verify_copies import verify_working_copies
 from trainer.model.working_copies import WorkingCopies, compute_weights
 
@@ -76,6 +77,8 @@ class MaskedLM(nn.Module):
         last layer, and labels; None if the loss is computed from logits."""
         self.fixed_sizes = FixedSizes.from_config(config)
         """Numbers of slots and segments that micro-batches hardly exceed."""
+        self.varlen_kernels: VarlenKernels | None = None
+        """Kernels of fa4, from the first micro-batch on; None for other kinds."""
         self.has_sparse_last_layer = False
         """True if the last layer is computed at the positions to predict only."""
         self.working_copies: WorkingCopies | None = None
@@ -261,48 +264,34 @@ class MaskedLM(nn.Module):
                 dtype=self._dtype,
                 window_tokens=self._window_tokens,
                 segments=segments,
+                kernels=self._kernels_for(batch),
             )
             if not self._has_sparse_head:
                 return self._model_logits(inputs), batch.labels_BS().flatten()
-            position_K, labels_K = self._fill_slots(batch, inputs, segments)
+            position_K, labels_K = self._fill_slots(batch)
             return self._logits_at(position_K, inputs, batch), labels_K
 
-    def _fill_slots(
-        self, batch: MicroBatch, inputs: EncoderInputs, segments: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose how many slots the head has, and return their positions and labels.
+    def _kernels_for(self, batch: MicroBatch) -> VarlenKernels | None:
+        """Return the kernels of fa4, which the first micro-batch fixes.
 
-        Args:
-            batch: The micro-batch.
-            inputs: Inputs of the encoder.
-            segments: Number of segments that ``inputs`` were made for.
+        Returns:
+            The fastest kernels for its documents; None for other kinds of attention.
+        """
+        if self.attention.kind == "fa4" and self.varlen_kernels is None:
+            documents = max(1, len(batch.starts_N))
+            self.varlen_kernels = fastest_kernels(batch.non_padding_tokens / documents)
+        return self.varlen_kernels
+
+    def _fill_slots(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose how many slots the head has, and return their positions and labels.
 
         Returns:
             The positions and the labels, shapes (K,).
         """
-        starts_G = self._segment_starts(inputs)
-        if starts_G is None:
-            slots = self.fixed_sizes.slots_for(batch.predicted_tokens)
-        else:
-            slots = self.fixed_sizes.slots_for(
-                batch.predicted_tokens + len(starts_G), segments=segments
-            )
+        slots = self.fixed_sizes.slots_for(batch.predicted_tokens)
         return _arrange_slots(
-            batch, slots, starts_G, ascending=self.attention.uses_document_edges
+            batch, slots, ascending=self.attention.uses_document_edges
         )
-
-    def _segment_starts(self, inputs: EncoderInputs) -> torch.Tensor | None:
-        """Return the starts of segments if each segment needs a slot of the head.
-
-        Returns:
-            Positions in the flattened sequences, int32, shape (G,); None if only tokens
-            to predict need slots.
-        """
-        if not self.has_sparse_last_layer or self.attention.kind != "fa3":
-            return None
-        # The backward pass of FlashAttention 3 hangs on segments without a query.
-        assert inputs.edges is not None
-        return inputs.edges[:-1]
 
     def _logits_at(
         self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
@@ -321,7 +310,7 @@ class MaskedLM(nn.Module):
     ) -> LastLayerQueries:
         """Return the queries of the head's slots, for the kind of attention."""
         if self.attention.uses_document_edges:
-            return document_queries(inputs, batch, position_K, self.attention.kind)
+            return document_queries(inputs, batch, position_K, self.varlen_kernels)
         sequence_slots = self.fixed_sizes.sequence_slots_for(
             batch.most_predicted_in_sequence
         )
@@ -400,7 +389,6 @@ def _expand_first_vector(embedding: nn.Module, ids: torch.Tensor) -> torch.Tenso
 def _arrange_slots(
     batch: MicroBatch,
     slots: int,
-    starts_G: torch.Tensor | None,
     *,
     ascending: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -408,8 +396,7 @@ def _arrange_slots(
 
     Args:
         batch: The micro-batch.
-        slots: Number of slots: enough for the tokens to predict and ``starts_G``.
-        starts_G: Starts of segments, if each needs a slot; these slots are unused.
+        slots: Number of slots: enough for the tokens to predict.
         ascending: True to sort slots by position. If False, the slots of tokens to
             predict come first, then the unused slots.
 
@@ -417,22 +404,15 @@ def _arrange_slots(
         The positions and the labels, int64, shapes (K,).
     """
     unused = slots - batch.predicted_tokens
-    positions = [batch.predicted_P.to(torch.int64)]
-    spread = unused
-    if starts_G is not None:
-        positions.append(starts_G.to(torch.int64))
-        spread -= len(starts_G)
-    # The other unused slots are spread evenly over the sequences.
-    positions.append(
-        torch.linspace(
-            0,
-            batch.ids_BS.numel() - 1,
-            spread,
-            dtype=torch.int64,
-            device=batch.predicted_P.device,
-        )
+    # Unused slots are spread evenly over the sequences.
+    spread = torch.linspace(
+        0,
+        batch.ids_BS.numel() - 1,
+        unused,
+        dtype=torch.int64,
+        device=batch.predicted_P.device,
     )
-    position_K = torch.cat(positions)
+    position_K = torch.cat([batch.predicted_P.to(torch.int64), spread])
     labels_K = functional.pad(
         batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL
     )

@@ -7,22 +7,19 @@ Shapes: T query tokens, U key tokens, N documents, H heads, E dimensions of a he
 and S are the batch of one sequence and its length, as transformers passes them.
 """
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import current_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
+
+from trainer.model.flash_attention import Segments, attend_joined
+from trainer.model.varlen_kernels import VarlenKernels
 
 VARLEN_NAME = "varlen_documents"
 """Name under which transformers knows our attention function."""
-_TAKES_NUM_SPLITS = "num_splits" in inspect.signature(varlen_attn).parameters
-_FA3_OPTIONS: dict[str, Any] = {"num_splits": 1} if _TAKES_NUM_SPLITS else {}
-"""Keeps FlashAttention 3 from splitting keys of long sequences, with fp32 results of
-each part; torch 2.11 has no such option."""
 
 
 def attend_documents(
@@ -36,6 +33,7 @@ def attend_documents(
     max_key_length: int,
     window_tokens: int | None = None,
     scale: float | None = None,
+    kernels: VarlenKernels | None = None,
 ) -> torch.Tensor:
     """Return attention within each document; shape (T, H, E).
 
@@ -51,14 +49,25 @@ def attend_documents(
         max_key_length: Upper bound of the keys of a document.
         window_tokens: Reach of attention to either side; None for the whole document.
         scale: Factor of the scores; None means E ** -0.5.
+        kernels: Kernels of forward and backward; None for torch's varlen attention.
     """
-    reach = window_tokens
-    if reach is None:
-        reach = _reach_beyond_documents(max_query_length, max_key_length)
     # transformers passes the kernels' own default, which they compute from None.
     if scale is not None and math.isclose(scale, query_THE.shape[-1] ** -0.5):
         scale = None
-    is_fa3 = current_flash_attention_impl() == "FA3"
+    if kernels is not None:
+        segments = Segments(
+            query_edges=query_edges,
+            key_edges=key_edges,
+            max_query_length=max_query_length,
+            max_key_length=max_key_length,
+            window_tokens=window_tokens,
+            scale=scale,
+        )
+        parts = [tensor.unsqueeze(1) for tensor in (query_THE, key_UHE, value_UHE)]
+        return attend_joined(parts, segments, kernels)
+    reach = window_tokens
+    if reach is None:
+        reach = _reach_beyond_documents(max_query_length, max_key_length)
     attended_THE = varlen_attn(
         query_THE,
         key_UHE,
@@ -69,7 +78,6 @@ def attend_documents(
         max_key_length,
         window_size=(reach, reach),
         scale=scale,
-        **(_FA3_OPTIONS if is_fa3 else {}),
     )
     assert isinstance(attended_THE, torch.Tensor)
     return attended_THE
@@ -83,8 +91,7 @@ def _reach_beyond_documents(max_query_length: int, max_key_length: int) -> int:
     packed sequences of BERT-large. Such a window has no effect in FlashAttention, but
     cuDNN does not support it.
     """
-    # FlashAttention 3 compares the reach with queries too, and else moves the window by
-    # the difference of queries and keys.
+    # The last layer has fewer queries than keys, whose difference moves the window.
     return max(max_query_length, max_key_length)
 
 
@@ -100,6 +107,7 @@ def attend_within_documents(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    varlen_kernels: VarlenKernels | None = None,
     attend: Callable[..., torch.Tensor] = attend_documents,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -132,5 +140,6 @@ def attend_within_documents(
         scale=scaling,
         # transformers counts the token itself.
         window_tokens=None if sliding_window is None else sliding_window - 1,
+        kernels=varlen_kernels,
     )
     return attended_THE.unsqueeze(0), None

@@ -4,6 +4,8 @@ Each rule takes the arguments of its operator. All of these kernels add up gradi
 queries in fp32, and keep numbers in fp32 for each query position and head.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from autotune.memory.decide.rounding import ceil_divide, round_up
@@ -16,11 +18,9 @@ _FLASH_POSITIONS = 128
 _FLASH_WIDTH = 32
 """FlashAttention 2 rounds heads up to a multiple of this many dimensions."""
 
-_FA3_WIDTHS = (64, 96, 128, 192, 256)
-"""Dimensions of a head for which FlashAttention 3 has kernels. Heads of another width
-are computed by the next wider one."""
-_FA3_TILE_POSITIONS = {64: 128, 96: 64, 128: 80, 192: 64, 256: 64}
-"""Query positions of a tile of FlashAttention 3, by the width of its kernel."""
+_FA4_TILES = ((64, 128, 32), (96, 64, 32), (128, 80, 32), (192, 64, 64), (256, 64, 64))
+"""Backward of FlashAttention 4 on Hopper GPUs: the widest head in dimensions, the query
+positions of a tile, and the multiple of dimensions to which heads are rounded up."""
 
 _EFFICIENT_WIDTH = 64
 """Widest head of the smaller kernel of memory-efficient attention; the larger one takes
@@ -58,22 +58,45 @@ def _flash_requests(padded_positions: int, heads: int, width: int) -> Requests:
     return (OUTPUTS, numbers, gradients, gradients, numbers)
 
 
-def fa3_backward(
-    _gradient: torch.Tensor, query: torch.Tensor, *others: object, **_: object
+def attend_backward(
+    _gradient: torch.Tensor, joined: Sequence[torch.Tensor], *others: object
 ) -> Requests:
-    """Return the requests of ``mha_bwd`` in FlashAttention 3's hopper/flash_api.cpp.
+    """Return the requests of backward of ``trainer::attend_documents``."""
+    documents = _count_documents(others)
+    query = joined[0][:, 0]
+    if others[-1] == "fa4":
+        return _fa4_requests(query, documents)
+    positions, heads, width = query.shape
+    padded_positions = positions + _FLASH_POSITIONS * documents
+    kernel = _flash_requests(padded_positions, heads, width)
+    if all(tensor.shape[1] == 1 for tensor in joined):
+        return kernel
+    # Gradients of parts are separate until they are joined.
+    parts = tuple(
+        Block(part.numel() * part.element_size())
+        for tensor in joined
+        for part in tensor.unbind(1)
+    )
+    return (*parts, *kernel[1:], OUTPUTS, *parts)
 
-    It keeps two numbers per position, instead of one. Python releases all blocks, in
-    the order in which they were allocated.
+
+def _fa4_requests(query: torch.Tensor, documents: int) -> Requests:
+    """Return the requests of ``_flash_attn_bwd`` in flash-attn-4 4.0.0b36.
+
+    Read from its ``flash_attn/cute/interface.py``, and recorded from it with kernels
+    that do nothing. It keeps two numbers per position, instead of one. Python releases
+    all blocks, in the order in which they were allocated.
     """
     positions, heads, width = query.shape
-    padded_width = next(size for size in _FA3_WIDTHS if width <= size)
-    tile = _FA3_TILE_POSITIONS[padded_width]
-    padded_positions = round_up(positions + tile * _count_documents(others), tile)
+    tile, multiple = next(
+        (tile, multiple) for widest, tile, multiple in _FA4_TILES if width <= widest
+    )
+    # Each document may begin a tile, and the end of the last one is counted too.
+    padded_positions = (positions + (documents + 1) * tile - 1) // tile * tile
     first_numbers = Block(_FP32_BYTES * heads * padded_positions)
     second_numbers = Block(_FP32_BYTES * heads * padded_positions)
-    gradients = Block(first_numbers.size_bytes * padded_width)
-    blocks = (first_numbers, second_numbers, gradients)
+    gradients = Block(first_numbers.size_bytes * round_up(width, multiple))
+    blocks = (gradients, first_numbers, second_numbers)
     return (OUTPUTS, *blocks, *blocks)
 
 

@@ -17,14 +17,14 @@ from autotune.memory.jobs.allocator_requests import (
     Requests,
 )
 from autotune.memory.jobs.attention_requests import (
+    attend_backward,
     efficient_backward,
-    fa3_backward,
     flash_backward,
     varlen_backward,
 )
 from autotune.memory.jobs.embedding_requests import embedding_backward
 from autotune.memory.jobs.reduction_requests import layer_norm_backward, sum_of_rows
-from trainer.config.train_config import Attention
+from trainer.model.flash_attention import ATTEND_BACKWARD
 
 aten = torch.ops.aten
 
@@ -41,18 +41,14 @@ _PROMOTING_OPERATORS = (
 """Operators that take tensors of two dtypes."""
 
 
-def request_rules(
-    kind: DeviceKind, attention: Attention = "auto"
-) -> dict[Any, RequestRule]:
+def request_rules(kind: DeviceKind) -> dict[Any, RequestRule]:
     """Return the rule of each operator that allocates more than its results.
 
     CUDA's requests are those of torch 2.11 to 2.14, recorded from the caching
-    allocator, and of FlashAttention 3, read from its source; requests of a few KiB are
-    left out.
+    allocator, and of FlashAttention 4; requests of a few KiB are left out.
 
     Args:
         kind: Device whose kernels are traced.
-        attention: Attention of the model, which selects the kernel of varlen attention.
     """
     if kind == "cpu":
         return dict.fromkeys(_PROMOTING_OPERATORS, _promotion)
@@ -64,11 +60,11 @@ def request_rules(
         aten.embedding_dense_backward.default: embedding_backward,
         aten.native_layer_norm_backward.default: layer_norm_backward,
         aten.sum.dim_IntList: sum_of_rows,
+        ATTEND_BACKWARD: attend_backward,
     }
     # ``torch.nn.attention.varlen`` registers it, in versions of torch that have it.
     if hasattr(torch.ops.torch_attn, "_varlen_attn_backward"):
-        varlen = fa3_backward if attention == "fa3" else varlen_backward
-        rules[torch.ops.torch_attn._varlen_attn_backward.default] = varlen
+        rules[torch.ops.torch_attn._varlen_attn_backward.default] = varlen_backward
     return rules
 
 

@@ -119,7 +119,7 @@ def trace_steps(
         config, vocab_size, special_ids, documents_per_sequence=documents_per_sequence
     )
     recorder = AllocationRecorder(
-        request_rules(config.device, config.attention), _document_tokens(fullest)
+        request_rules(config.device), _document_tokens(fullest)
     )
     rules = DeviceRules(
         config.device, bf16=config.precision == "bf16", recorder=recorder

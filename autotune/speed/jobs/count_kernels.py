@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autotune.speed.values import Kernel, KernelKind
+from trainer.model.flash_attention import ATTEND, ATTEND_BACKWARD
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 _DTYPES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "fp8")
@@ -34,6 +35,9 @@ _ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": "cpu",
     "_varlen_attn": "varlen",
 }
+_OWN_KERNELS = {"fa2": "varlen", "fa4": "FA4"}
+"""Names of the kernels that ``trainer::attend_documents`` calls; FlashAttention 2 has
+the rates of torch's varlen attention."""
 _BACKWARD_MATMULS = 2.5
 """FLOPs of an attention's backward, as a multiple of its forward's: five matmuls for
 two."""
@@ -154,6 +158,10 @@ class KernelCounter:
             flops = 2.0 * result.numel() * first.shape[-1]
             moved = moved_bytes((first, second, result))
             return Kernel("matmul", "", _DTYPES.get(first.dtype, "fp32"), flops, moved)
+        if function in (ATTEND, ATTEND_BACKWARD):
+            return _own_attention(
+                function is ATTEND_BACKWARD, args, result, self._document_tokens
+            )
         forward = name.removesuffix("_backward")
         if forward in _ATTENTION:
             return _attention(
@@ -214,12 +222,7 @@ def _attention(
             one for one in args if isinstance(one, list | tuple) and len(one) == 2
         ]
         window = next((one[0] for one in pairs_of_sides if one[0] is not None), -1)
-        # Tiles of queries and keys that a window touches are computed whole.
-        keys = (
-            document_tokens
-            if window < 0
-            else min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
-        )
+        keys = _keys_in_window(window, document_tokens)
         pairs = queries * heads * keys
     else:
         (batch, heads, queries, width), keys = query.shape, float(key.shape[-2])
@@ -230,6 +233,39 @@ def _attention(
     return Kernel(
         "attention", name, _DTYPES.get(query.dtype, "fp32"), flops, moved, keys
     )
+
+
+def _own_attention(
+    backward: bool, args: Any, result: Any, document_tokens: float
+) -> Kernel:
+    """Return the kernel of ``trainer::attend_documents`` or its backward."""
+    joined, window = args[backward], args[-4 + backward]
+    assert isinstance(window, int)
+    kernel = args[-1] if backward else args[-2]
+    queries, _parts, heads, width = joined[0].shape
+    keys = _keys_in_window(window, document_tokens)
+    flops = 4.0 * queries * heads * keys * width
+    return Kernel(
+        "attention",
+        f"{_OWN_KERNELS[kernel]} {'backward' if backward else 'forward'}",
+        _DTYPES.get(joined[0].dtype, "fp32"),
+        flops * (_BACKWARD_MATMULS if backward else 1.0),
+        moved_bytes(tensors_in((args, result))),
+        keys,
+    )
+
+
+def _keys_in_window(window: int, document_tokens: float) -> float:
+    """Return the keys of a query, on average.
+
+    Args:
+        window: Reach of attention to either side; negative for the whole document.
+        document_tokens: Mean length of a document.
+    """
+    if window < 0:
+        return document_tokens
+    # Tiles of queries and keys that a window touches are computed whole.
+    return min(document_tokens, _TILE * (2.0 * math.ceil(window / _TILE) + 1))
 
 
 @functools.cache

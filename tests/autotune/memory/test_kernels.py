@@ -1,39 +1,61 @@
 """Memory that kernels allocate internally."""
 
-import math
-
+import pytest
 import torch
-import torch.nn.attention.varlen  # registers the operator
 
+from autotune.memory.jobs.allocator_requests import OUTPUTS
 from autotune.memory.jobs.kernels import request_rules
-
-DOCUMENTS = 10
-DOCUMENT_TOKENS = 100
-HEADS = 12
-HEAD_DIMENSIONS = 72
-PADDED_HEAD_DIMENSIONS = 96
-"""Next wider head for which the kernel exists."""
-TILE_POSITIONS = 64
-"""Positions of a tile of the kernel for such heads."""
-FP32_BYTES = 4
+from trainer.model.flash_attention import ATTEND_BACKWARD
 
 
-def test_fa3_backward_pads_heads_and_documents():
-    backward = torch.ops.torch_attn._varlen_attn_backward.default
-    rule = request_rules("cuda", "fa3")[backward]
-    tokens = DOCUMENTS * DOCUMENT_TOKENS
-    # The gradient, the query and the key have the same shape.
-    tensor = torch.empty(tokens, HEADS, HEAD_DIMENSIONS, device="meta")
-    edges = torch.arange(0, tokens + 1, DOCUMENT_TOKENS, dtype=torch.int32)
-    # Each document may need one tile more than its positions fill.
-    tiles = math.ceil((tokens + DOCUMENTS * TILE_POSITIONS) / TILE_POSITIONS)
-    # The kernel keeps two such statistics: numbers in fp32 for each head and position.
-    statistic_bytes = FP32_BYTES * HEADS * tiles * TILE_POSITIONS
-    query_gradient_bytes = statistic_bytes * PADDED_HEAD_DIMENSIONS
-    _outputs, *blocks = rule(tensor, tensor, tensor, edges)
-    # Each block occurs twice: when it is allocated and when it is released.
-    assert [block.size_bytes for block in blocks] == 2 * [
-        statistic_bytes,
-        statistic_bytes,
-        query_gradient_bytes,
+def _requests(kernel, *, positions, documents, heads, dimensions, parts):
+    """Return the requests of backward in joined tensors with so many parts each."""
+    rule = request_rules("cuda")[ATTEND_BACKWARD]
+    joined = [
+        torch.empty(positions, number, heads, dimensions, device="meta").bfloat16()
+        for number in parts
     ]
+    result = torch.empty(positions, heads, dimensions, device="meta")
+    edges = torch.empty(documents + 1, dtype=torch.int32, device="meta")
+    numbers = (512, 512, -1, None)
+    arguments = (result, joined, result, result, edges, edges, *numbers, kernel)
+    return rule(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dimensions", "documents", "sizes"),
+    [
+        (12, 64, 300, (124_256_256, 1_941_504, 1_941_504)),
+        (12, 96, 20, (15_335_424, 159_744, 159_744)),
+        (8, 128, 20, (15_073_280, 117_760, 117_760)),
+    ],
+)
+def test_fa4_backward_allocates_what_was_recorded(heads, dimensions, documents, sizes):
+    # Recorded from the interface of flash-attn-4 4.0.0b36 with torch 2.14.1, by kernels
+    # that do nothing: allocated in this order, and released in the same.
+    outputs, *blocks = _requests(
+        "fa4",
+        positions=2048,
+        documents=documents,
+        heads=heads,
+        dimensions=dimensions,
+        parts=(3,),
+    )
+    assert outputs is OUTPUTS
+    assert [block.size_bytes for block in blocks] == [*sizes, *sizes]
+    assert blocks[:3] == blocks[3:]
+
+
+def test_fa2_backward_keeps_parts_until_they_are_joined():
+    shape = {"positions": 1024, "documents": 4, "heads": 2, "dimensions": 64}
+    separate = _requests("fa2", **shape, parts=(1, 1, 1))
+    joined = _requests("fa2", **shape, parts=(3,))
+    part_bytes = 2 * 1024 * 2 * 64
+    assert separate[0] is OUTPUTS
+    assert [block.size_bytes for block in joined[:3]] == [part_bytes] * 3
+    # Between, the kernel runs as it does without joining.
+    assert [block.size_bytes for block in joined[3:7]] == [
+        block.size_bytes for block in separate[1:]
+    ]
+    assert joined[7] is OUTPUTS
+    assert joined[8:] == joined[:3]

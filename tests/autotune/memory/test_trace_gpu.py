@@ -55,6 +55,34 @@ def kernel_flops(trace: Trace) -> float:
     return sum(kernel.flops * count for kernel, count in trace.work.kernels)
 
 
+@functools.cache
+def long_documents(attention: str, *, compiled: bool) -> Trace:
+    """Return the trace of a step whose sequences are nearly one document each."""
+    case = replace(BASE, rows=8, width=512, documents_per_sequence=1.0)
+    return traced(case, **GPU | {"attention": attention, "compile": compiled})
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flash_attention_4_is_traced_as_varlen(compiled):
+    varlen = long_documents("varlen", compiled=compiled)
+    fa4 = long_documents("fa4", compiled=compiled)
+    assert kernel_flops(fa4) == pytest.approx(kernel_flops(varlen), rel=1e-6)
+    attention = {
+        kernel.name for kernel, _ in fa4.work.kernels if kernel.kind == "attention"
+    }
+    assert attention == {"FA4 forward", "FA4 backward"}
+    # Both keep queries, keys, values, result and log-sum-exp for backward.
+    kept = [
+        sum(
+            size_bytes
+            for term, size_bytes in terms_at_peak(trace).items()
+            if term.startswith("activations")
+        )
+        for trace in (varlen, fa4)
+    ]
+    assert kept[1] == pytest.approx(kept[0], rel=0.01)
+
+
 def trace_large_head(*, fused: bool, micro_batch_size: int = 400) -> Trace:
     """Trace a model with a large head, as if liger-kernel is installed."""
     case = replace(BASE, vocab_size=8000)

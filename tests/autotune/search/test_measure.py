@@ -606,12 +606,12 @@ FLOAT8 = {"compile": (False, True), "float8": ("none", "rowwise")}
         ),
         (
             "attention",
-            {"attention": ("auto", "fa3")},
-            [("auto", False), ("fa3", False)],
+            {"attention": ("auto", "fa4")},
+            [("auto", False), ("fa4", False)],
             "",
         ),
     ],
-    ids=["float8", "FlashAttention-3"],
+    ids=["float8", "FlashAttention-4"],
 )
 @pytest.mark.parametrize("learns", [1.0, 0.5])
 def test_low_precision_requires_equal_loss(

@@ -246,7 +246,8 @@ NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
         (TINY, {}, "cpu", None, "attention", ("auto",), "varlen requires a GPU"),
         (TINY, {}, "H100", "gcc", "attention", ("auto", "sdpa"), None),
         (NO_DROPOUT, {}, "A100", "gcc", "attention", ("auto", "sdpa"), None),
-        (NO_DROPOUT, {}, "H100", "gcc", "attention", ("auto", "sdpa", "fa3"), None),
+        (NO_DROPOUT, {}, "H100", "gcc", "attention", ("auto", "sdpa", "fa4"), None),
+        (NO_DROPOUT, {}, "H100", "absent", "attention", ("auto", "sdpa"), None),
         (
             TINY,
             {},
@@ -291,8 +292,9 @@ NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
         "compiler",
         "no varlen on CPU",
         "dropout on H100",
-        "fa3 needs H100",
-        "fa3 on H100",
+        "fa4 needs H100",
+        "fa4 on H100",
+        "fa4 without package",
         "compile modes",
         "compile modes without compiler",
         "compile modes on CPU",
@@ -315,6 +317,7 @@ def test_unavailable_choices_are_left_out(
     monkeypatch.setattr(
         stage, "find_spec", lambda name: compiler if compiler != "absent" else None
     )
+    monkeypatch.setattr(stage, "has_flash_attention_4", lambda: compiler != "absent")
     gpus = (
         ()
         if device == "cpu"

@@ -39,10 +39,10 @@ def _change_document(batch: MicroBatch, number: int) -> MicroBatch:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["sdpa", "varlen"])
+@pytest.mark.parametrize("kind", ["sdpa", "varlen", "fa4"])
 def test_document_influences_itself_only(family, kind, dataset, monkeypatch):
-    if kind == "varlen":
-        choose_varlen(monkeypatch)
+    if kind != "sdpa":
+        choose_varlen(monkeypatch, kind)
     # A dense head gives the logits of all positions.
     config = config_of(
         family, mlm_head="dense", micro_batch_size=2, global_batch_size=2
@@ -69,12 +69,13 @@ def test_document_influences_itself_only(family, kind, dataset, monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", ["packed", "padded", "bucketed"])
 @pytest.mark.parametrize("last_layer", ["sparse", "dense"])
+@pytest.mark.parametrize("kind", ["varlen", "fa4"])
 def test_varlen_learns_as_masked_sequences_do(
-    family, layout, last_layer, dataset, monkeypatch
+    family, layout, last_layer, kind, dataset, monkeypatch
 ):
     config = config_of(family, layout=layout, last_layer=last_layer)
     expected = loss_and_gradients_of_first_step(config, dataset)
-    choose_varlen(monkeypatch)
+    choose_varlen(monkeypatch, kind)
     assert_gradients_agree(
         loss_and_gradients_of_first_step(config, dataset),
         expected,
@@ -133,26 +134,39 @@ def _add_empty_sequences(batch: MicroBatch, sequences: int) -> MicroBatch:
     ("family", "layout"),
     [("bert", "packed"), ("bert", "padded"), ("modernbert", "packed")],
 )
-@pytest.mark.parametrize(
-    "fixed_slots",
-    [pytest.param(None, id="as on a CPU"), pytest.param(64, id="as on a GPU")],
-)
-def test_flash_attention_3_gets_no_empty_segment(
-    family, layout, fixed_slots, dataset, monkeypatch
+@pytest.mark.parametrize("kind", ["varlen", "fa4"])
+def test_sequences_and_documents_without_tokens_add_nothing(
+    family, layout, kind, dataset, monkeypatch
 ):
-    # So few tokens are masked that most documents have none to predict.
+    # So few tokens are masked that most documents have no query in the last layer.
     config = config_of(family, layout=layout, masking_probability=0.02)
     with_mask = training_of(config, dataset)
-    # The computation in place of the kernel fails on an empty segment.
-    choose_varlen(monkeypatch, "fa3")
-    with_fa3 = training_of(config, dataset)
-    # Only a compiled module, or one on a GPU, fixes its slots itself.
-    with_fa3.module.fixed_sizes.slots = fixed_slots
+    choose_varlen(monkeypatch, kind)
+    by_document = training_of(config, dataset)
     batches = micro_batches(dataset, config, steps=3)
     for empty_sequences, batch in enumerate(batches):
         batch_with_empty_sequences = _add_empty_sequences(batch, empty_sequences)
         assert_gradients_agree(
-            loss_and_gradients(with_fa3, [batch_with_empty_sequences]),
+            loss_and_gradients(by_document, [batch_with_empty_sequences]),
             loss_and_gradients(with_mask, [batch_with_empty_sequences]),
             gradient=MASKED_TOLERANCE,
         )
+
+
+@pytest.mark.parametrize(
+    ("document_tokens", "kernels"),
+    [(20, ("fa2", "fa2")), (200, ("fa2", "fa4")), (500, ("fa4", "fa4"))],
+)
+def test_first_micro_batch_fixes_kernels(
+    document_tokens, kernels, dataset, monkeypatch
+):
+    config = config_of()
+    choose_varlen(monkeypatch, "fa4")
+    module = training_of(config, dataset).module
+    (batch, *_) = micro_batches(dataset, config)
+    # The mean of documents follows from the tokens of all.
+    tokens = document_tokens * len(batch.starts_N)
+    for tokens_of_batch in (tokens, 1):
+        module._predict(dataclasses.replace(batch, non_padding_tokens=tokens_of_batch))
+        chosen = module.varlen_kernels
+        assert (chosen.forward, chosen.backward) == kernels

@@ -1,12 +1,10 @@
 """Choice of the attention, and of the kernels that compute it."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from torch.nn.attention import _registry, current_flash_attention_impl
 
 from tests.trainer.tiny_models import SHAPES, config_of, training_of
+from trainer.config import packages
 from trainer.config.train_config import ModelSettings
 from trainer.data.manifest import SpecialIds
 from trainer.errors import BadConfig
@@ -14,7 +12,6 @@ from trainer.model.attention import (
     CannotBePacked,
     Packing,
     choose_attention,
-    pin_kernels,
 )
 from trainer.model.encoder_config import build_config
 
@@ -53,7 +50,7 @@ def _training_and_model_config(dropout: float = 0.0, **changes):
     ],
 )
 class TestVarlenThatCannotBeUsed:
-    @pytest.mark.parametrize("kind", ["varlen", "fa3"])
+    @pytest.mark.parametrize("kind", ["varlen", "fa4"])
     def test_is_rejected_if_configured(self, device, changes, reason, kind):
         config, model_config = _training_and_model_config(attention=kind, **changes)
         with pytest.raises(BadConfig, match=reason):
@@ -66,36 +63,41 @@ class TestVarlenThatCannotBeUsed:
         assert reason in chosen.reason
 
 
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Return a function that chooses fa4 on a GPU of a compute capability."""
+
+    def choose(capability, version):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "another GPU")
+        monkeypatch.setattr(packages, "flash_attention_4_version", lambda: version)
+        config, model_config = _training_and_model_config(
+            precision="bf16", device="cuda", attention="fa4"
+        )
+        return choose_attention(
+            config, model_config, torch.device("cuda"), Packing()
+        ).kind
+
+    return choose
+
+
 @pytest.mark.parametrize(
     "capability",
     [pytest.param((8, 0), id="Ampere"), pytest.param((10, 0), id="Blackwell")],
 )
-def test_rejects_flash_attention_3_without_hopper(capability, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "another GPU")
-    config, model_config = _training_and_model_config(
-        precision="bf16", device="cuda", attention="fa3"
-    )
+def test_rejects_flash_attention_4_without_hopper(capability, on_gpu):
     with pytest.raises(BadConfig, match="requires a Hopper GPU, not another GPU"):
-        choose_attention(config, model_config, torch.device("cuda"), Packing())
+        on_gpu(capability, "4.0.0b36")
 
 
-def test_activates_flash_attention_3_only_if_chosen(monkeypatch):
-    def register_nothing():
-        return SimpleNamespace(remove=lambda: None)
-
-    # The registry of torch has no public function to replace an implementation.
-    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA3", register_nothing)
-    for other_kind in ("varlen", "sdpa"):
-        pin_kernels("fa3")
-        assert current_flash_attention_impl() == "FA3"
-        pin_kernels(other_kind)
-        assert current_flash_attention_impl() is None
+def test_rejects_flash_attention_4_that_is_not_installed(on_gpu):
+    with pytest.raises(BadConfig, match="not installed") as raised:
+        on_gpu((9, 0), None)
+    assert "pip install '.[fa4]'" in raised.value.next_step
 
 
-def test_rejects_flash_attention_3_that_is_not_installed():
-    with pytest.raises(BadConfig, match="No module named 'flash_attn_interface'"):
-        pin_kernels("fa3")
+def test_takes_flash_attention_4_on_hopper(on_gpu):
+    assert on_gpu((9, 0), "4.0.0b36") == "fa4"
 
 
 def test_rejects_packing_of_encoder_that_cannot():

@@ -45,13 +45,6 @@ def test_slots_are_a_multiple_of_fixed_ones(needed, slots, overflows):
     assert sizes.overflows == overflows
 
 
-def test_slots_of_segments_extend_fixed_ones():
-    sizes = _fixed_sizes(slots=64)
-    # 70 segments have 128 slots, as 64 of them are a tile.
-    assert sizes.slots_for(130, segments=70) == 64 + 128
-    assert sizes.overflows == 0
-
-
 def test_sequence_slots_are_not_counted_as_overflows():
     sizes = _fixed_sizes(sequence_slots=64)
     assert sizes.sequence_slots_for(65) == 128

@@ -144,7 +144,7 @@ def _mlm_head_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
 def _has_varlen_attention(train: TrainConfig) -> bool:
     """Return whether attention skips padding in this project's trainer."""
     if train.attention != "auto":
-        return train.attention in {"varlen", "fa3"}
+        return train.attention in {"varlen", "fa4"}
     return (
         train.device == "cuda"
         and train.precision == "bf16"

@@ -1,0 +1,1 @@
+"""Stand-in for FlashAttention 4."""
