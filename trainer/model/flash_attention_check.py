@@ -2,8 +2,8 @@
 
 Micro-batches have empty documents at their end, and in the sparse last layer documents
 without queries. The backward pass of FlashAttention 3 hung on those (flash-attention
-issue 1254), and a kernel that hangs cannot be interrupted. So a process of its own
-computes small examples first.
+issue 1254), and a kernel that hangs cannot be interrupted. So another process computes
+small examples first.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.encoder_inputs import EncoderInputs, additive_mask
-from trainer.model.varlen import attend_documents
+from trainer.model.varlen import attend_documents, unjoin_heads
 from trainer.model.varlen_kernels import VarlenKernels
 
 
@@ -46,13 +46,26 @@ class DocumentQueries:
         value_BSHE: torch.Tensor,
         *,
         dropout: float,
+        key_value_BSD: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return attention of the query positions over their documents; (K, H, E)."""
+        """Return attention of the query positions over their documents; (K, H, E).
+
+        Args:
+            query_KHE: Queries.
+            key_BSHE: Keys of all positions.
+            value_BSHE: Values of all positions.
+            dropout: Dropout of attention weights, which must be 0.
+            key_value_BSD: Keys and values as one matmul made them, if it did.
+        """
         assert not dropout, "varlen does not support dropout"
+        joined = [query_KHE.unsqueeze(1)]
+        if key_value_BSD is not None:
+            joined.append(unjoin_heads(key_value_BSD, query_KHE))
+        else:
+            separate = (key_BSHE, value_BSHE)
+            joined += [tensor.flatten(0, 1).unsqueeze(1) for tensor in separate]
         return attend_documents(
-            query_KHE,
-            key_BSHE.flatten(0, 1),
-            value_BSHE.flatten(0, 1),
+            joined,
             query_edges=self.query_edges,
             key_edges=self.key_edges,
             max_query_length=self.max_query_length,
@@ -84,8 +97,17 @@ class SequenceQueries:
         value_BSHE: torch.Tensor,
         *,
         dropout: float,
+        key_value_BSD: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return attention of the query positions over their documents; (K, H, E)."""
+        """Return attention of the query positions over their documents; (K, H, E).
+
+        Args:
+            query_KHE: Queries.
+            key_BSHE: Keys of all positions.
+            value_BSHE: Values of all positions.
+            dropout: Dropout of attention weights.
+            key_value_BSD: Ignored.
+        """
         sequences, _, slots, _ = self.mask_BRS.shape
         # One more slot takes the queries of unused slots of the head.
         empty = query_KHE.new_zeros((sequences * slots + 1, *query_KHE.shape[1:]))

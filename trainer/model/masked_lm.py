@@ -36,7 +36,11 @@ from trainer.model.loss import cross_entropy, cross_entropy_in_place
 from trainer.model.sparse_last_layer import make_sparse_layer
 from trainer.model.varlen_kernels import VarlenKernels, fastest_kernels
 from trainer.model.verify_copies import verify_working_copies
-from trainer.model.working_copies import WorkingCopies, compute_weights
+from trainer.model.working_copies import (
+    WorkingCopies,
+    compute_weights,
+    keep_joined,
+)
 
 EVALUATION_CHUNK_POSITIONS = 4096
 """Positions whose logits evaluation holds at once if training holds no logits."""
@@ -158,6 +162,12 @@ class MaskedLM(nn.Module):
             # The last layer's queries have another input than its keys.
             ungrouped = [self.layers[-1].get_submodule("attention.self.query")]
         self.working_copies = WorkingCopies(self.model, ungrouped)
+        if layer_layout == "bert" and self.attention.kind == "fa4":
+            # Layers of this layout pass queries, keys and values on as they are.
+            for layer in self.layers:
+                attention = layer.get_submodule("attention.self")
+                keep_joined(attention.get_submodule("query"))
+                keep_joined(attention.get_submodule("key"))
 
     def _skip_token_type_lookups(self) -> None:
         """Replace look-ups of token types, which are all 0."""

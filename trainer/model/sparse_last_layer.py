@@ -15,7 +15,7 @@ from torch import nn
 
 from trainer.model.families import LayerLayout
 from trainer.model.last_layer_queries import LastLayerQueries
-from trainer.model.working_copies import project
+from trainer.model.working_copies import project, take_joined
 
 
 def make_sparse_layer(layer: nn.Module, layout: LayerLayout) -> None:
@@ -82,6 +82,7 @@ def _compute_bert_layer(
         attention.key(hidden_BSD).unflatten(-1, head_shape),
         attention.value(hidden_BSD).unflatten(-1, head_shape),
         dropout=attention.dropout.p if layer.training else 0.0,
+        key_value_BSD=take_joined(attention.key),
     )
     attention_KD = layer.attention.output(attended_KHE.flatten(1, 2), hidden_KD)
     result_KD: torch.Tensor = layer.feed_forward_chunk(attention_KD)

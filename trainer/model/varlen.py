@@ -3,29 +3,29 @@
 All sequences of a micro-batch are one long sequence here, whose documents are given by
 their edges.
 
-Shapes: T query tokens, U key tokens, N documents, H heads, E dimensions of a head; B
-and S are the batch of one sequence and its length, as transformers passes them.
+Shapes: T query tokens, U key tokens, N documents, P parts, H heads, E dimensions of a
+head, D features; B and S are the batch of one sequence and its length, as transformers
+passes them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 
-from trainer.model.flash_attention import Segments, attend_joined
+from trainer.model.flash_attention import Segments, attend_joined, parts_of
 from trainer.model.varlen_kernels import VarlenKernels
+from trainer.model.working_copies import take_joined
 
 VARLEN_NAME = "varlen_documents"
 """Name under which transformers knows our attention function."""
 
 
 def attend_documents(
-    query_THE: torch.Tensor,
-    key_UHE: torch.Tensor,
-    value_UHE: torch.Tensor,
+    joined: Sequence[torch.Tensor],
     *,
     query_edges: torch.Tensor,
     key_edges: torch.Tensor,
@@ -38,9 +38,8 @@ def attend_documents(
     """Return attention within each document; shape (T, H, E).
 
     Args:
-        query_THE: Queries of all documents.
-        key_UHE: Keys of all documents.
-        value_UHE: Values of all documents.
+        joined: Queries, keys and values of all documents, as ``attend_joined`` takes
+            them.
         query_edges: Start of each document's queries, and the end of the last one's,
             shape (N + 1,), int32.
         key_edges: Start of each document's keys and values, and the end of the last
@@ -52,7 +51,7 @@ def attend_documents(
         kernels: Kernels of forward and backward; None for torch's varlen attention.
     """
     # transformers passes the kernels' own default, which they compute from None.
-    if scale is not None and math.isclose(scale, query_THE.shape[-1] ** -0.5):
+    if scale is not None and math.isclose(scale, joined[0].shape[-1] ** -0.5):
         scale = None
     if kernels is not None:
         segments = Segments(
@@ -63,11 +62,11 @@ def attend_documents(
             window_tokens=window_tokens,
             scale=scale,
         )
-        parts = [tensor.unsqueeze(1) for tensor in (query_THE, key_UHE, value_UHE)]
-        return attend_joined(parts, segments, kernels)
+        return attend_joined(joined, segments, kernels)
     reach = window_tokens
     if reach is None:
         reach = _reach_beyond_documents(max_query_length, max_key_length)
+    query_THE, key_UHE, value_UHE = parts_of(joined)
     attended_THE = varlen_attn(
         query_THE,
         key_UHE,
@@ -125,14 +124,8 @@ def attend_within_documents(
     if heads_per_key > 1:
         key_BHSE = key_BHSE.repeat_interleave(heads_per_key, 1)
         value_BHSE = value_BHSE.repeat_interleave(heads_per_key, 1)
-    query_THE, key_THE, value_THE = (
-        tensor.squeeze(0).transpose(0, 1)
-        for tensor in (query_BHSE, key_BHSE, value_BHSE)
-    )
     attended_THE = attend(
-        query_THE,
-        key_THE,
-        value_THE,
+        _join(module, query_BHSE, key_BHSE, value_BHSE),
         query_edges=cu_seq_lens_q,
         key_edges=cu_seq_lens_q,
         max_query_length=max_length_q,
@@ -143,3 +136,36 @@ def attend_within_documents(
         kernels=varlen_kernels,
     )
     return attended_THE.unsqueeze(0), None
+
+
+def _join(module: nn.Module, *separate_BHSE: torch.Tensor) -> list[torch.Tensor]:
+    """Return query, key and value of one long sequence, joined as far as they are.
+
+    Args:
+        module: The attention. Its layers keep joined results only if it passes these
+            on as they are (``keep_joined``).
+        *separate_BHSE: Query, key and value.
+    """
+    separate = [
+        tensor.squeeze(0).transpose(0, 1).unsqueeze(1) for tensor in separate_BHSE
+    ]
+    for first, name in enumerate(("query", "key")):
+        joined_BSD = take_joined(getattr(module, name, None))
+        if joined_BSD is not None:
+            return [*separate[:first], unjoin_heads(joined_BSD, separate[0])]
+    return separate
+
+
+def unjoin_heads(joined_BSD: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the joined results of linear layers by part and head.
+
+    Args:
+        joined_BSD: Results, whose last dimension has the features of all parts.
+        like: Tensor whose last two dimensions are H and E.
+
+    Returns:
+        A view, shape (B * S, P, H, E).
+    """
+    shape = (-1, *like.shape[-2:])
+    by_part: torch.Tensor = joined_BSD.flatten(0, 1).unflatten(-1, shape)
+    return by_part

@@ -7,7 +7,7 @@ given to the head.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,7 @@ from trainer.model.attention import AttentionKind, CannotBePacked, Packing
 from trainer.model.encoder import head_inputs
 from trainer.model.encoder_config import window_tokens
 from trainer.model.encoder_inputs import encoder_inputs
+from trainer.model.flash_attention import parts_of
 from trainer.model.probe import (
     MODEL_ERRORS,
     Ids,
@@ -159,9 +160,7 @@ def _packed_logits(
 
 
 def _attend_plainly(
-    query_THE: torch.Tensor,
-    key_THE: torch.Tensor,
-    value_THE: torch.Tensor,
+    joined: Sequence[torch.Tensor],
     *,
     query_edges: torch.Tensor,
     window_tokens: int | None,
@@ -169,6 +168,7 @@ def _attend_plainly(
     **_: object,
 ) -> torch.Tensor:
     """Replace ``attend_documents`` on a CPU, by attention under a mask."""
+    query_THE, key_THE, value_THE = parts_of(joined)
     position_T = torch.arange(len(query_THE))
     document_T = torch.searchsorted(query_edges.long(), position_T, right=True)
     reach = len(query_THE) if window_tokens is None else window_tokens

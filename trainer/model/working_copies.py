@@ -97,6 +97,28 @@ def project(
     return result if bias is None else result + bias
 
 
+def keep_joined(linear: nn.Module) -> None:
+    """Let a layer keep the results of its group, if it is the first of a group.
+
+    After each call, they must be taken with ``take_joined``.
+    """
+    linear.keeps_joined = True  # type: ignore[assignment]
+
+
+def take_joined(linear: nn.Module | None) -> torch.Tensor | None:
+    """Return the results of a group, joined as their matmul made them.
+
+    Args:
+        linear: First layer of the group, if there is one.
+
+    Returns:
+        The tensor that contains the results of all layers of the group, shape
+        (…, features of all); None if the layer keeps none.
+    """
+    joined: list[torch.Tensor] = getattr(linear, "joined", [])
+    return joined.pop() if joined else None
+
+
 class Linear(nn.Linear):
     """Linear layer that computes with a working copy.
 
@@ -118,6 +140,11 @@ class Linear(nn.Linear):
     layers of a group share this table."""
     group_features: list[int]
     """Output features of each layer of the group."""
+    keeps_joined: bool
+    """True if the first layer also keeps the results of all, joined, for
+    ``take_joined``."""
+    joined: list[torch.Tensor]
+    """Results of all layers, joined, until they are taken; at most one tensor."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the layer's result, in bf16 under autocast."""
@@ -126,6 +153,8 @@ class Linear(nn.Linear):
         result = project(self, input)
         if len(self.group_features) == 1:
             return result
+        if self.keeps_joined:
+            self.joined.append(result)
         parts: tuple[torch.Tensor, ...] = result.split(self.group_features, dim=-1)
         self.results.update(enumerate(parts[1:], 1))
         return parts[0]
@@ -288,6 +317,8 @@ def _compute_with_first(linears: Sequence[nn.Linear]) -> None:
         linear.index_in_group = index  # type: ignore[assignment]
         linear.results = results  # type: ignore[assignment]
         linear.group_features = list(group_features)  # type: ignore[assignment]
+        linear.keeps_joined = False  # type: ignore[assignment]
+        linear.joined = []  # type: ignore[assignment]
 
 
 class _CopiesOfParameters(torch.autograd.Function):

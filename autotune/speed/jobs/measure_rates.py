@@ -187,9 +187,7 @@ class _Bench:
             )
             attend = functools.partial(
                 attend_documents,
-                query,
-                key,
-                value,
+                [tensor.unsqueeze(1) for tensor in (query, key, value)],
                 query_edges=edges,
                 key_edges=edges,
                 max_query_length=length,
