@@ -161,11 +161,13 @@ def _empty_part(part: torch.Tensor, kernel: object) -> torch.Tensor:
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     joined, query_edges, key_edges, *numbers, _forward_kernel, ctx.kernel = inputs
     ctx.numbers = numbers
+    # The log-sum-exp has no gradient; without this, it gets a tensor of zeros.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*joined, *output, query_edges, key_edges)
 
 
 def _backward(
-    ctx: Any, gradient: torch.Tensor, _log_sum_exp_gradient: torch.Tensor
+    ctx: Any, gradient: torch.Tensor, _log_sum_exp_gradient: None
 ) -> tuple[Any, ...]:
     *joined, attended, log_sum_exp, query_edges, key_edges = ctx.saved_tensors
     gradients = _attend_backward(
