@@ -197,7 +197,9 @@ def parts_of(joined: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return query, key and value, which are views of the joined tensors."""
     parts: list[torch.Tensor] = []
     for tensor in joined:
-        parts += tensor.unbind(1)
+        # Backward of ``unbind`` copies, even a single part.
+        is_alone = tensor.shape[1] == 1
+        parts += [tensor.squeeze(1)] if is_alone else tensor.unbind(1)
     return parts
 
 

@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.reference_kernels import (
     KERNELS,
@@ -125,6 +126,29 @@ def test_compiled_gradients_are_those_of_eager(monkeypatch):
     compiled = torch.compile(squares, backend="aot_eager", fullgraph=True)
     (actual,) = torch.autograd.grad(compiled(joined), joined)
     assert torch.equal(actual, expected)
+
+
+def test_separate_parts_are_not_copied():
+    tensors = [torch.randn(12, 2, 8, requires_grad=True) for _ in range(3)]
+    parts = parts_of([tensor.unsqueeze(1) for tensor in tensors])
+    assert all(
+        part.data_ptr() == tensor.data_ptr()
+        for part, tensor in zip(parts, tensors, strict=True)
+    )
+    gradients = [torch.ones(12, 2, 8)] * 3
+    with _CalledOperators() as called:
+        torch.autograd.grad(parts, tensors, gradients)
+    assert called.names <= {"aten::squeeze", "aten::unsqueeze", "aten::detach"}
+
+
+class _CalledOperators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name().split(".")[0])
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
