@@ -9,6 +9,7 @@ Loops that scale by the largest of all values, as casts to float8 do, follow the
 that finds it.
 """
 
+import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +77,8 @@ def kernels_of(
             ) is not None:
                 yield kernel
         elif node in stored:
-            _add(_loop_of(node, stored, calls, needs[node]), loops)
+            loop = _loop_of(node, stored, calls, needs[node], library_call)
+            _add(loop, loops)
     for loop in loops:
         # What only the loop itself reads stays in registers.
         inside = {one for one in loop.writes if not _leaves(one, loop, stored)}
@@ -105,7 +107,11 @@ def _leaves(value: fx.Node, loop: _Loop, stored: Collection[fx.Node]) -> bool:
 
 
 def _loop_of(
-    node: fx.Node, stored: Collection[fx.Node], between: int, earliest: int
+    node: fx.Node,
+    stored: Collection[fx.Node],
+    between: int,
+    earliest: int,
+    library_call: Callable[[fx.Node], tuple[Any, Any] | None],
 ) -> _Loop:
     """Return the loop that computes a value, back to what is in memory."""
     loop = _Loop(elements=0, between=between, earliest=earliest, writes={node})
@@ -115,7 +121,12 @@ def _loop_of(
         if one in seen:
             continue
         seen.add(one)
-        if one is not node and (one in stored or one.op != "call_function"):
+        # Of several results of a library call, a loop reads only its own.
+        is_result = one.target is operator.getitem and library_call(
+            one.all_input_nodes[0]
+        )
+        is_in_memory = one in stored or one.op != "call_function" or is_result
+        if one is not node and is_in_memory:
             loop.reads.add(one)
             continue
         loop.sums_columns |= _sums_columns(one)
