@@ -51,8 +51,20 @@ def missing_for_compile(device: str) -> str | None:
     Returns:
         None if nothing is missing.
     """
-    if device == "cuda" and importlib.util.find_spec("triton") is None:
+    if device == "cuda":
+        return missing_for_triton()
+    return _missing_compiler(device)
+
+
+def missing_for_triton() -> str | None:
+    """Return what Triton's kernels lack on this machine, as text; None if nothing."""
+    if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
+    return _missing_compiler("cuda")
+
+
+def _missing_compiler(device: str) -> str | None:
+    """Return the compiler that a device needs, as text; None if there is one."""
     compiler = _COMPILERS[device]
     if os.environ.get(compiler.variable):
         return None

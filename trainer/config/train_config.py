@@ -288,6 +288,11 @@ class TrainConfig(StrictTable):
     combo_kernels: Annotated[bool, Tag.SPEED] = True
     """Let ``torch.compile`` compute sums that do not depend on each other in one kernel
     on a GPU; never with ``float8``, whose casts it makes slower."""
+    fused_norms: Annotated[bool, Tag.SPEED, Tag.PROBED] = False
+    """Compute dropout, residual sum and layer norm of BERT's and RoBERTa's layers in
+    one Triton kernel, and their gradients in another, instead of those that
+    ``torch.compile`` generates. Requires a GPU, Triton and bf16; cannot be used with
+    ``fsdp2``. Its speed is not measured."""
     precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"
     """Compute precision; ``bf16`` is autocast. Weights and optimizer state stay in
     fp32."""

@@ -26,6 +26,7 @@ from trainer.model.families import FAMILIES, LayerLayout
 from trainer.model.fixed_sizes import FixedSizes
 from trainer.model.float8 import check_float8, use_float8
 from trainer.model.fused_loss import check_fused_loss, liger_cross_entropy
+from trainer.model.fused_norms import check_fused_norms, fuse_norms
 from trainer.model.last_layer_queries import (
     LastLayerQueries,
     document_queries,
@@ -115,6 +116,14 @@ class MaskedLM(nn.Module):
                 config, model.device, has_copies=self.working_copies is not None
             )
             use_float8(self.layers, config.float8)
+        if config.fused_norms:
+            check_fused_norms(
+                config,
+                layer_layout,
+                hidden_size=model.config.hidden_size,
+                device=model.device,
+            )
+            fuse_norms(self.layers)
         if layer_layout is not None:
             self._skip_token_type_lookups()
 

@@ -20,7 +20,12 @@ class Condition:
 
 
 def require(
-    key: str, conditions: Iterable[Condition], *, off: str, library: str, extra: str
+    key: str,
+    conditions: Iterable[Condition],
+    *,
+    off: str,
+    library: str | None = None,
+    extra: str = "",
 ) -> None:
     """Check that a setting can be used.
 
@@ -28,7 +33,7 @@ def require(
         key: Key of the setting in ``train``.
         conditions: Conditions that must be fulfilled.
         off: Value that turns the setting off.
-        library: Package that the setting requires.
+        library: Package that the setting requires, if any.
         extra: Extra of this project that installs the package.
 
     Raises:
@@ -40,7 +45,7 @@ def require(
                 f"train.{key} {condition.reason}",
                 next_step=_next_step(condition, f"{key}={off}"),
             )
-    if find_spec(library) is None:
+    if library is not None and find_spec(library) is None:
         raise BadConfig(
             f"train.{key} requires {library}",
             next_step=f"Install it: pip install '.[{extra}]'",

@@ -80,13 +80,19 @@ def compute_weights(linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | Non
 
 
 def project(
-    linear: nn.Linear, input: torch.Tensor, features: slice | None = None
+    linear: nn.Linear,
+    input: torch.Tensor,
+    features: slice | None = None,
+    *,
+    adds_bias: bool = True,
 ) -> torch.Tensor:
     """Return the result of a linear layer, or only some of its output features.
 
     The first layer of a group with working copies computes the features of all.
     """
     weight, bias = compute_weights(linear)
+    if not adds_bias:
+        bias = None
     if features is not None:
         weight = weight[features]
         bias = None if bias is None else bias[features]
