@@ -41,7 +41,7 @@ from autotune.speed.measure import known_rates
 from autotune.trials.session import Session
 from autotune.workers.measure import training_windows
 from autotune.workers.values import SweepRequest
-from trainer.config.compilers import missing_for_compile
+from trainer.config.compilers import missing_for_compile, missing_for_triton
 from trainer.config.packages import has_flash_attention_4
 from trainer.config.train_config import (
     TRIMMED_LAYOUTS,
@@ -267,6 +267,7 @@ def _levels(
         "compile_mode": get_args(CompileMode),
         "mix_order_reduction": (False, True),
         "combo_kernels": (True, False),
+        "fused_norms": (False, True),
         "float8": get_args(Float8),
         "fused_cross_entropy": (False, True),
         "layout": ("packed", "bucketed", "padded"),
@@ -283,6 +284,7 @@ def _levels(
         "compile_mode",
         "mix_order_reduction",
         "combo_kernels",
+        "fused_norms",
         "float8",
         "fused_cross_entropy",
     ):
@@ -307,6 +309,13 @@ def _levels(
         levels["float8"] = ()
     if gpu is None or not levels["compile"]:
         levels |= dict.fromkeys(COMPILER_OPTIONS, ())
+    if (
+        gpu is None
+        or train.parallel.strategy == "fsdp2"
+        or FAMILIES.get(model_type) != "bert"
+        or missing_for_triton() is not None
+    ):
+        levels["fused_norms"] = ()
     if levels["float8"] and find_spec("torchao") is None:
         leave_out("float8", "torchao is not installed (pip install '.[fp8]')")
     if train.mlm_head != "sparse" or find_spec("liger_kernel") is None:

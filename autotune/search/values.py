@@ -35,6 +35,7 @@ class Configuration(StrictTable):
     compile_mode: CompileMode = "default"
     mix_order_reduction: bool = False
     combo_kernels: bool = True
+    fused_norms: bool = False
     float8: Float8 = "none"
     fused_cross_entropy: bool = False
     layout: Layout
@@ -64,6 +65,7 @@ class Configuration(StrictTable):
             f"{self.float8} float8",
         ]
         words += ["fused cross-entropy" if self.fused_cross_entropy else ""]
+        words += ["fused norms" if self.fused_norms else ""]
         words += [
             (
                 "autotuned matmuls"
@@ -76,8 +78,9 @@ class Configuration(StrictTable):
     @property
     def possible(self) -> bool:
         """False for settings that the trainer rejects together."""
-        narrow = self.attention == "fa4" or self.float8 != "none"
-        # The compiler's options are searched one at a time.
+        narrow = self.attention == "fa4" or self.float8 != "none" or self.fused_norms
+        # The compiler's options, and kernels that replace its own, are searched one at
+        # a time.
         compiler_options = [
             self.compile_mode != "default",
             self.mix_order_reduction,
@@ -87,7 +90,7 @@ class Configuration(StrictTable):
         return (
             (not narrow or self.precision == "bf16")
             and (not compiling or self.compile)
-            and sum(compiler_options) <= 1
+            and sum([*compiler_options, self.fused_norms]) <= 1
         )
 
     def but(self, **settings: object) -> "Configuration":

@@ -49,6 +49,7 @@ _PLAIN_STEP = {
     "tf32": False,
     "mlm_head": "dense",
     "fused_cross_entropy": False,
+    "fused_norms": False,
     "last_layer": "dense",
     "attention": "auto",
     "attention_dropout": None,

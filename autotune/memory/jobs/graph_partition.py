@@ -35,6 +35,9 @@ def partition(
         is_redrawn = node.target is aten.rand.default and (
             checkpointed or COMPILER_SAVES_COMPACT
         )
+        if node.target is aten.randint.low and checkpointed:
+            # The seed of a kernel's dropout, which recomputation draws again.
+            is_redrawn = True
         is_forward = (
             node.op == "call_function"
             and node.meta.get("partitioner_tag") != "is_backward"
@@ -48,7 +51,7 @@ def partition(
             # A kernel draws the numbers from a seed and keeps none, so a constant
             # stands for them.
             node.target = aten.full.default
-            node.args = (*node.args, 0.0)
+            node.args = (node.args[-1], 0.0)
             node.meta[SEEDED] = True
     return min_cut_rematerialization_partition(
         joint, inputs, compiler="inductor", **options

@@ -5,6 +5,7 @@ any size, so that traces of two sizes can be compared: a block that a kernel doe
 need at some size has 0 bytes there.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -25,8 +26,10 @@ from autotune.memory.jobs.attention_requests import (
 from autotune.memory.jobs.embedding_requests import embedding_backward
 from autotune.memory.jobs.reduction_requests import layer_norm_backward, sum_of_rows
 from trainer.model.flash_attention import ATTEND_BACKWARD
+from trainer.model.kernels.residual_norm import partial_sums_shape
 
 aten = torch.ops.aten
+_FP32_BYTES = 4
 
 _PROMOTING_OPERATORS = (
     aten.add.Tensor,
@@ -61,11 +64,20 @@ def request_rules(kind: DeviceKind) -> dict[Any, RequestRule]:
         aten.native_layer_norm_backward.default: layer_norm_backward,
         aten.sum.dim_IntList: sum_of_rows,
         ATTEND_BACKWARD: attend_backward,
+        torch.ops.trainer.residual_norm_backward.default: _residual_norm_backward,
     }
     # ``torch.nn.attention.varlen`` registers it, in versions of torch that have it.
     if hasattr(torch.ops.torch_attn, "_varlen_attn_backward"):
         rules[torch.ops.torch_attn._varlen_attn_backward.default] = varlen_backward
     return rules
+
+
+def _residual_norm_backward(
+    _gradient: object, _narrow_gradient: object, normal: torch.Tensor, *_: object
+) -> Requests:
+    """Return the partial sums of the gradients of weight and biases."""
+    sums = Block(_FP32_BYTES * math.prod(partial_sums_shape(normal)))
+    return (OUTPUTS, sums, sums)
 
 
 def _promotion(

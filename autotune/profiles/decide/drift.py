@@ -40,6 +40,7 @@ _MEMORY_SETTINGS = (
     "attention_dropout",
     "float8",
     "fused_cross_entropy",
+    "fused_norms",
 )
 """Settings that a step's memory depends on, besides the micro-batch size."""
 Quantity = Literal["non-padding tokens/s", "MFU", "peak memory"]

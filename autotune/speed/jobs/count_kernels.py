@@ -67,7 +67,15 @@ _KINDS: dict[str, KernelKind] = {
         "math",
     ),
     **dict.fromkeys(
-        ("native_layer_norm", "native_layer_norm_backward", "sum", "mean", "var_mean"),
+        (
+            "native_layer_norm",
+            "native_layer_norm_backward",
+            "residual_norm",
+            "residual_norm_backward",
+            "sum",
+            "mean",
+            "var_mean",
+        ),
         "norm",
     ),
     **dict.fromkeys(

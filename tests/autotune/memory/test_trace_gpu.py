@@ -130,3 +130,56 @@ def test_compiled_blocks_end_with_the_step(dropout):
         settings["attention"] = "sdpa"
     trace = traced(replace(DEEP, dropout=dropout), **settings, compile=True)
     assert left_by_last_step(trace).total() <= NUMBERS_LEFT_BYTES
+
+
+@functools.cache
+def trace_norms(*, fused: bool, compiled: bool, micro_batch_size: int = 64) -> Trace:
+    settings = GPU | {
+        "attention": "sdpa",  # varlen attention has no dropout
+        "fused_norms": fused,
+        "micro_batch_size": micro_batch_size,
+        "global_batch_size": micro_batch_size,
+    }
+    return traced(replace(DEEP, dropout=0.1), **settings, compile=compiled)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+class TestFusedNorms:
+    def test_have_equal_events_at_any_size(self, compiled):
+        traces = [
+            trace_norms(fused=True, compiled=compiled, micro_batch_size=size)
+            for size in (64, 128)
+        ]
+        assert fit_memory_model(traces) is not None
+
+    def test_move_fewer_bytes(self, compiled):
+        fused, plain = (
+            trace_norms(fused=fused, compiled=compiled).work for fused in (True, False)
+        )
+        moving = ("copy", "norm", "random")
+        assert fused.bytes_of(*moving) < plain.bytes_of(*moving)
+
+    def test_multiply_the_same_matrices(self, compiled):
+        fused, plain = (
+            trace_norms(fused=fused, compiled=compiled) for fused in (True, False)
+        )
+        assert kernel_flops(fused) == pytest.approx(kernel_flops(plain))
+
+
+def test_fused_norms_keep_fewer_activations():
+    # Eager layers keep the projection's sum and the result in fp32, and a mask.
+    assert peak_of(trace_norms(fused=True, compiled=False)) < peak_of(
+        trace_norms(fused=False, compiled=False)
+    )
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_fused_norms_are_recomputed(checkpointing):
+    settings = GPU | {"attention": "sdpa", "activation_checkpointing": checkpointing}
+    case = replace(DEEP, dropout=0.1)
+    for compiled in (False, True):
+        fused, plain = (
+            peak_of(traced(case, **settings, compile=compiled, fused_norms=fused))
+            for fused in (True, False)
+        )
+        assert fused < 1.05 * plain

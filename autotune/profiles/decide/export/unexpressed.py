@@ -71,6 +71,11 @@ def _model_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             " torch._inductor.config.combo_kernels = True",
             is_used=is_compiled_on_gpu and train.combo_kernels,
         ),
+        _lost_if_used(
+            "fused_norms",
+            "computes layer norms with torch's kernels",
+            is_used=train.fused_norms,
+        ),
         row(
             "masking_probability",
             near="set in the collator; masks depend on the order of the batches",
