@@ -13,6 +13,7 @@ WORKERS := 4
 BY_FILE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 CUDA_TESTS := $(BY_FILE) tests/cuda
 CLUSTER := tests/system/slurm
+KERNEL_TESTS := tests/trainer/model/kernels
 # Every process that runs tests imports their files: all of them would take 20 seconds.
 SLOW_FILES = $(sort $(shell grep -rl --include='test_*.py' mark.slow tests --exclude-dir slurm))
 
@@ -29,7 +30,7 @@ GPU_TIME := 10min
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-cluster test-cuda soak check docs gpu-check bench figures clean
+.PHONY: help install demo test test-slow test-kernels test-cluster test-cuda soak check docs gpu-check bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -43,6 +44,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(addprefix --extra-index-url ,$(TORCH_INDEX)) --editable '.[elf,parquet,slurm,tensorboard,wandb,bench,docs,dev]'
 	@# Beside the environment: transformers imports it wherever it is installed, which takes half a second.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/fp8 torchao
+	@# Beside it too: torch.compile would import it in every process of a CPU.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/triton triton
 	@touch $(STAMP)
 
 demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, tuning, training, advice, report
@@ -50,10 +53,14 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, tunin
 		STEPS=$(DEMO_STEPS) sh docs/demo.sh
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
-	$(BIN)/python -m pytest $(BY_FILE) -m 'not slow and not soak and not cuda' tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(BY_FILE) -m 'not slow and not soak and not cuda and not interpreted' tests $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, a slow link
 	$(BIN)/python -m pytest $(BY_FILE) -m slow $(SLOW_FILES) $(PYTEST_ARGS)
+
+# A process interprets Triton's kernels only if it starts with this variable.
+test-kernels: $(STAMP) ## run Triton's kernels on the CPU, in its interpreter
+	TRITON_INTERPRET=1 PYTHONPATH=$(VENV)/triton $(BIN)/python -m pytest $(BY_FILE) -m interpreted $(KERNEL_TESTS) $(PYTEST_ARGS)
 
 # Not beside other tests: jobs that measure are given minutes, and would need more of them.
 test-cluster: $(STAMP) ## run jobs on a real SLURM cluster on this machine
@@ -74,7 +81,7 @@ soak: $(STAMP) $(CUDA) $(CUDA_LOWEST) ## run every fault loop in full, propertie
 	$(BIN)/python -m pytest -m 'soak and not cuda' tests $(PYTEST_ARGS)
 	NULLGPU_REQUIRED=1 $(BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
 	NULLGPU_REQUIRED=1 NULLGPU_TORCH=lowest $(BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest $(BY_FILE) --hypothesis-profile thorough -m 'not slow and not soak and not system' \
+	$(BIN)/python -m pytest $(BY_FILE) --hypothesis-profile thorough -m 'not slow and not soak and not system and not interpreted' \
 		tests/autotune tests/trainer $(PYTEST_ARGS)
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
 	$(BIN)/python -m benchmarks.document

@@ -5,10 +5,12 @@ import torch
 
 from tests.trainer.tiny_models import config_of
 from trainer.build import build_training
+from trainer.config import compilers
 from trainer.config.train_config import ParallelSettings
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 from trainer.model import requirements
+from trainer.model.fused_norms import check_fused_norms
 
 
 @pytest.fixture
@@ -52,6 +54,38 @@ def build(monkeypatch, dataset):
 def test_rejects_float8_that_cannot_be_used(build, changes, message):
     with pytest.raises(BadConfig, match=message):
         build(float8="rowwise", **changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        pytest.param("bert", {"device": "cpu"}, "requires a GPU", id="CPU"),
+        pytest.param("bert", {"precision": "fp32"}, "requires bf16", id="fp32"),
+        pytest.param(
+            "bert",
+            {"parallel": ParallelSettings(strategy="fsdp2")},
+            "cannot be used with fsdp2",
+            id="fsdp2",
+        ),
+        pytest.param(
+            "modernbert", {}, "cannot be used with 'modernbert'", id="modernbert"
+        ),
+        pytest.param(
+            "esm", {"layout": "padded"}, "cannot be used with 'esm'", id="esm"
+        ),
+    ],
+)
+def test_rejects_fused_norms_that_cannot_be_used(build, family, changes, message):
+    with pytest.raises(BadConfig, match=message) as error:
+        build(family, fused_norms=True, **changes)
+    assert "train.fused_norms=false" in error.value.next_step
+
+
+def test_rejects_fused_norms_without_triton(monkeypatch):
+    monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
+    config = config_of(device="cuda", precision="bf16", fused_norms=True)
+    with pytest.raises(BadConfig, match="Triton is not installed"):
+        check_fused_norms(config, "bert", hidden_size=32, device=torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
