@@ -92,6 +92,7 @@ FA4, NARROW, FLOAT8 = (
     "train.residual_dtype=bf16",
     "train.float8=tensorwise",
 )
+FUSED_NORMS = "train.fused_norms=true"
 GRAPHS = "train.compile_mode=reduce-overhead"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "as tuned by default": (),
@@ -101,6 +102,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     **{f"without {name}": () for name in WITHOUT},
     "with CUDA graphs": (GRAPHS,),
     "with a residual stream in bf16": (NARROW,),
+    "with fused norms": (FUSED_NORMS,),
+    "with fused norms, without compiled layers": (FUSED_NORMS, "train.compile=false"),
+    "with fused norms, a residual stream in bf16": (FUSED_NORMS, NARROW),
     "with FlashAttention 4": (FA4,),
     "with float8": (FLOAT8,),
     "with FlashAttention 4, a residual stream in bf16": (FA4, NARROW),
@@ -110,7 +114,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Ablation of bert-120m: settings, or what is left out."""
 SHOWN_NAMES = 15
 FAMILIES = {
-    "triton": "triton_",
+    "triton": "triton_|residual_norm|add_partial_sums",
     "attention": "flash|fmha|cudnnBackendExecute",
     "cub": r"\bcub::",
     "other": "",

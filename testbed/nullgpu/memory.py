@@ -69,6 +69,7 @@ class Case:
     dropout: float = 0.0
     activation_checkpointing: Checkpointing = "none"
     compiled: bool = False
+    fused_norms: bool = False
     layout: Layout = "packed"
     mlm_head: Head = "sparse"
     width: int = 512
@@ -225,6 +226,7 @@ def _request(case: Case) -> tuple[Probe, OverheadsRange]:
         attention=case.attention,
         mlm_head=case.mlm_head,
         compile=case.compiled,
+        fused_norms=case.fused_norms,
         parallel=ParallelSettings(strategy=case.strategy),
     )
     request = ProbeRequest(

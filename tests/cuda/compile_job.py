@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,7 +40,8 @@ def main() -> None:
 def run(dataset, ranks, case) -> dict[str, object]:
     model, *settings = case.split(",")
     family, layers = model.split("=")
-    changes = dict(setting.split("=") for setting in settings)
+    changes: dict[str, Any] = dict(setting.split("=") for setting in settings)
+    changes |= {key: True for key, value in changes.items() if value == "true"}
     strategy = changes.pop("strategy", "ddp")
     shape = SHAPES[family] | {"num_hidden_layers": int(layers)}
     config = config_of(

@@ -24,9 +24,11 @@ MORE = (
     "roberta=4,activation_checkpointing=full",
     "bert=4,attention=sdpa,layout=padded",
 )
+FUSED = ("bert=4,fused_norms=true",)
 FLOAT8 = ("bert=4,float8=tensorwise",)
 SHARED = (
     "bert=4,strategy=ddp",
+    "bert=4,strategy=ddp,fused_norms=true",
     "bert=4,strategy=zero1",
     "bert=4,strategy=fsdp2",
     "modernbert=6,strategy=fsdp2",
@@ -37,6 +39,7 @@ SHARED = (
     ("cases", "devices"),
     [
         (QUICK, 1),
+        (FUSED, 1),
         pytest.param(FLOAT8, 1, marks=pytest.mark.soak),
         pytest.param(MORE, 1, marks=pytest.mark.soak),
         pytest.param(SHARED, 2, marks=pytest.mark.soak),
