@@ -76,6 +76,8 @@ def _costly_operations() -> frozenset[Any]:
             "_scaled_dot_product_flash_attention_for_cpu",
         )
     ]
+    # Our own matmul, which models with ``gelu_epilogues`` have registered.
+    operations.append(getattr(torch.ops.trainer, "linear_gelu", None))
     # The operation in ``torch.nn.attention.varlen``, which has no public name.
     operations.append(getattr(torch.ops.torch_attn, "_varlen_attn", None))
     overloads = [operation.default for operation in operations if operation is not None]

@@ -293,6 +293,11 @@ class TrainConfig(StrictTable):
     one Triton kernel, and their gradients in another, instead of those that
     ``torch.compile`` generates. Requires a GPU, Triton and bf16; cannot be used with
     ``fsdp2``. Its speed is not measured."""
+    gelu_epilogues: Annotated[bool, Tag.SPEED, Tag.PROBED] = False
+    """Compute GELU and its gradient in Triton matmuls of BERT's and RoBERTa's MLP,
+    before they store their results; GELU is computed again in the backward pass instead
+    of being kept. Requires a GPU, Triton and bf16; cannot be used with ``float8`` or
+    ``fsdp2``. Its speed is not measured."""
     precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"
     """Compute precision; ``bf16`` is autocast. Weights and optimizer state stay in
     fp32."""

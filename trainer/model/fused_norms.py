@@ -4,6 +4,7 @@ Only how transformers' modules compute is changed: their parameters, names and p
 the model stay.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,37 +77,33 @@ def fuse_norms(layers: Sequence[nn.Module]) -> None:
     """Let Triton kernels compute the residual sums and layer norms of BERT's layers.
 
     Args:
-        layers: Layers of the encoder, all of the same class.
+        layers: Layers of the encoder.
     """
-    computed_by = {
+    computed_by: dict[str, Any] = {
         "attention.output": _FusedOutput,
         "output": _FusedOutput,
         "intermediate": _FusedInput,
-    }
-    # Layers share classes, and so compiled graphs.
-    classes = {
-        name: _subclass(fused, type(layers[0].get_submodule(name)))
-        for name, fused in computed_by.items()
     }
     for layer in layers:
         # Layers that compute their MLP in chunks have another input of each chunk.
         in_chunks = getattr(layer, "chunk_size_feed_forward", 0) > 0
         matmul_inputs: dict[str, torch.Tensor] | None = None if in_chunks else {}
-        for name, fused_class in classes.items():
+        for name, fused in computed_by.items():
             part: Any = layer.get_submodule(name)
             if name == "intermediate" and in_chunks:
                 continue
             # The class is changed in place: the module keeps its parameters, hooks and
             # name in the model.
-            part.__class__ = fused_class
+            part.__class__ = subclass(fused, part.__class__)
             part.matmul_inputs = None if name == "output" else matmul_inputs
 
 
-def _subclass(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
+@functools.cache
+def subclass(fused: Any, original: Any) -> Any:
     """Return a subclass of transformers' class that computes as ``fused`` does.
 
     It has the original's name, as memory breakdowns name activations by the class of
-    their module.
+    their module. Layers share it, and so compiled graphs.
     """
     return type(original.__name__, (fused, original), {})
 

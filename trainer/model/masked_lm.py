@@ -27,6 +27,7 @@ from trainer.model.fixed_sizes import FixedSizes
 from trainer.model.float8 import check_float8, use_float8
 from trainer.model.fused_loss import check_fused_loss, liger_cross_entropy
 from trainer.model.fused_norms import check_fused_norms, fuse_norms
+from trainer.model.gelu_epilogues import check_gelu_epilogues, use_gelu_epilogues
 from trainer.model.last_layer_queries import (
     LastLayerQueries,
     document_queries,
@@ -116,6 +117,14 @@ class MaskedLM(nn.Module):
                 config, model.device, has_copies=self.working_copies is not None
             )
             use_float8(self.layers, config.float8)
+        if config.gelu_epilogues:
+            check_gelu_epilogues(
+                config,
+                model.config,
+                device=model.device,
+                has_copies=self.working_copies is not None,
+            )
+            use_gelu_epilogues(self.layers)
         if config.fused_norms:
             check_fused_norms(
                 config,

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from trainer.model.kernels.gelu_matmul import gelu_mlp
+
 _SIBLINGS = (
     ("query", "key", "value"),
     ("q_proj", "k_proj", "v_proj"),
@@ -91,15 +93,26 @@ def project(
     The first layer of a group with working copies computes the features of all.
     """
     weight, bias = compute_weights(linear)
+    result: torch.Tensor
     if not adds_bias:
         bias = None
     if features is not None:
         weight = weight[features]
         bias = None if bias is None else bias[features]
+    first_weights = getattr(linear, "first_weights", None)
+    if first_weights is not None:
+        # The linear layer after GELU computes the whole MLP.
+        result = gelu_mlp(
+            input.to(weight.dtype),
+            first_weights.pop("weight"),
+            first_weights.pop("bias"),
+            weight,
+        )
+        return result if bias is None else result + bias
     matmul = getattr(linear, "float8_matmul", None)
     if matmul is None:
         return functional.linear(input, weight, bias)
-    result: torch.Tensor = matmul(input.to(weight.dtype), weight)
+    result = matmul(input.to(weight.dtype), weight)
     return result if bias is None else result + bias
 
 
