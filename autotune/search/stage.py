@@ -268,6 +268,7 @@ def _levels(
         "mix_order_reduction": (False, True),
         "combo_kernels": (True, False),
         "fused_norms": (False, True),
+        "gelu_epilogues": (False, True),
         "float8": get_args(Float8),
         "fused_cross_entropy": (False, True),
         "layout": ("packed", "bucketed", "padded"),
@@ -285,6 +286,7 @@ def _levels(
         "mix_order_reduction",
         "combo_kernels",
         "fused_norms",
+        "gelu_epilogues",
         "float8",
         "fused_cross_entropy",
     ):
@@ -309,13 +311,7 @@ def _levels(
         levels["float8"] = ()
     if gpu is None or not levels["compile"]:
         levels |= dict.fromkeys(COMPILER_OPTIONS, ())
-    if (
-        gpu is None
-        or train.parallel.strategy == "fsdp2"
-        or FAMILIES.get(model_type) != "bert"
-        or missing_for_triton() is not None
-    ):
-        levels["fused_norms"] = ()
+    levels |= dict.fromkeys(_unusable_kernels(train, on_gpu=gpu is not None), ())
     if levels["float8"] and find_spec("torchao") is None:
         leave_out("float8", "torchao is not installed (pip install '.[fp8]')")
     if train.mlm_head != "sparse" or find_spec("liger_kernel") is None:
@@ -328,3 +324,16 @@ def _levels(
         name: tuple(dict.fromkeys((first[name], *values)))
         for name, values in levels.items()
     }, left_out
+
+
+def _unusable_kernels(train: TrainConfig, *, on_gpu: bool) -> tuple[str, ...]:
+    """Return the settings whose Triton kernels cannot compute this model here."""
+    model = train.model.config
+    if (
+        not on_gpu
+        or train.parallel.strategy == "fsdp2"
+        or FAMILIES.get(model["model_type"]) != "bert"
+        or missing_for_triton() is not None
+    ):
+        return ("fused_norms", "gelu_epilogues")
+    return () if model.get("hidden_act", "gelu") == "gelu" else ("gelu_epilogues",)

@@ -36,6 +36,7 @@ class Configuration(StrictTable):
     mix_order_reduction: bool = False
     combo_kernels: bool = True
     fused_norms: bool = False
+    gelu_epilogues: bool = False
     float8: Float8 = "none"
     fused_cross_entropy: bool = False
     layout: Layout
@@ -66,6 +67,7 @@ class Configuration(StrictTable):
         ]
         words += ["fused cross-entropy" if self.fused_cross_entropy else ""]
         words += ["fused norms" if self.fused_norms else ""]
+        words += ["GELU epilogues" if self.gelu_epilogues else ""]
         words += [
             (
                 "autotuned matmuls"
@@ -78,7 +80,8 @@ class Configuration(StrictTable):
     @property
     def possible(self) -> bool:
         """False for settings that the trainer rejects together."""
-        narrow = self.attention == "fa4" or self.float8 != "none" or self.fused_norms
+        own_kernels = [self.fused_norms, self.gelu_epilogues]
+        narrow = self.attention == "fa4" or self.float8 != "none" or any(own_kernels)
         # The compiler's options, and kernels that replace its own, are searched one at
         # a time.
         compiler_options = [
@@ -90,7 +93,8 @@ class Configuration(StrictTable):
         return (
             (not narrow or self.precision == "bf16")
             and (not compiling or self.compile)
-            and sum([*compiler_options, self.fused_norms]) <= 1
+            and sum([*compiler_options, *own_kernels]) <= 1
+            and not (self.gelu_epilogues and self.float8 != "none")
         )
 
     def but(self, **settings: object) -> "Configuration":

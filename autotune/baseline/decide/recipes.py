@@ -50,6 +50,7 @@ _PLAIN_STEP = {
     "mlm_head": "dense",
     "fused_cross_entropy": False,
     "fused_norms": False,
+    "gelu_epilogues": False,
     "last_layer": "dense",
     "attention": "auto",
     "attention_dropout": None,

@@ -26,6 +26,7 @@ from autotune.memory.jobs.attention_requests import (
 from autotune.memory.jobs.embedding_requests import embedding_backward
 from autotune.memory.jobs.reduction_requests import layer_norm_backward, sum_of_rows
 from trainer.model.flash_attention import ATTEND_BACKWARD
+from trainer.model.kernels.gelu_matmul import row_sums_shape
 from trainer.model.kernels.residual_norm import partial_sums_shape
 
 aten = torch.ops.aten
@@ -65,6 +66,7 @@ def request_rules(kind: DeviceKind) -> dict[Any, RequestRule]:
         aten.sum.dim_IntList: sum_of_rows,
         ATTEND_BACKWARD: attend_backward,
         torch.ops.trainer.residual_norm_backward.default: _residual_norm_backward,
+        torch.ops.trainer.gelu_linear_backward.default: _gelu_linear_backward,
     }
     # ``torch.nn.attention.varlen`` registers it, in versions of torch that have it.
     if hasattr(torch.ops.torch_attn, "_varlen_attn_backward"):
@@ -77,6 +79,14 @@ def _residual_norm_backward(
 ) -> Requests:
     """Return the partial sums of the gradients of weight and biases."""
     sums = Block(_FP32_BYTES * math.prod(partial_sums_shape(normal)))
+    return (OUTPUTS, sums, sums)
+
+
+def _gelu_linear_backward(
+    _gradient: object, _weight: object, before_gelu: torch.Tensor
+) -> Requests:
+    """Return the partial sums of the bias gradient."""
+    sums = Block(_FP32_BYTES * math.prod(row_sums_shape(before_gelu)))
     return (OUTPUTS, sums, sums)
 
 

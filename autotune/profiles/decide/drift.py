@@ -41,6 +41,7 @@ _MEMORY_SETTINGS = (
     "float8",
     "fused_cross_entropy",
     "fused_norms",
+    "gelu_epilogues",
 )
 """Settings that a step's memory depends on, besides the micro-batch size."""
 Quantity = Literal["non-padding tokens/s", "MFU", "peak memory"]

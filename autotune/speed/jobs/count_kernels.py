@@ -27,6 +27,8 @@ _MATMULS = {
     "addmm": 1,
     "baddbmm": 1,
     "_addmm_activation": 1,
+    "linear_gelu": 0,
+    "gelu_linear_backward": 0,
 }
 """Operators by the position of their first factor."""
 _ATTENTION = {
@@ -163,8 +165,11 @@ class KernelCounter:
             return None
         if name in _MATMULS:
             first, second = args[_MATMULS[name] : _MATMULS[name] + 2]
-            flops = 2.0 * result.numel() * first.shape[-1]
-            moved = moved_bytes((first, second, result))
+            results = tensors_in(result)
+            flops = 2.0 * results[0].numel() * first.shape[-1]
+            moved = moved_bytes((first, second, *results))
+            # The backward of GELU also reads the values before it.
+            moved += moved_bytes(tensors_in(args[2:])) if len(results) > 1 else 0
             return Kernel("matmul", "", _DTYPES.get(first.dtype, "fp32"), flops, moved)
         if function in (ATTEND, ATTEND_BACKWARD):
             return _own_attention(

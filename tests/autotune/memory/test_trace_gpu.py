@@ -183,3 +183,45 @@ def test_fused_norms_are_recomputed(checkpointing):
             for fused in (True, False)
         )
         assert fused < 1.05 * plain
+
+
+@functools.cache
+def trace_mlp(*, epilogues: bool, compiled: bool, micro_batch_size: int = 64) -> Trace:
+    settings = GPU | {
+        "gelu_epilogues": epilogues,
+        "micro_batch_size": micro_batch_size,
+        "global_batch_size": micro_batch_size,
+    }
+    return traced(DEEP, **settings, compile=compiled)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+class TestGeluEpilogues:
+    def test_have_equal_events_at_any_size(self, compiled):
+        traces = [
+            trace_mlp(epilogues=True, compiled=compiled, micro_batch_size=size)
+            for size in (64, 128)
+        ]
+        assert fit_memory_model(traces) is not None
+
+    def test_multiply_the_same_matrices(self, compiled):
+        fused, plain = (
+            trace_mlp(epilogues=epilogues, compiled=compiled)
+            for epilogues in (True, False)
+        )
+        assert kernel_flops(fused) == pytest.approx(kernel_flops(plain))
+
+    def test_compute_gelu_in_matmuls(self, compiled):
+        fused, plain = (
+            trace_mlp(epilogues=epilogues, compiled=compiled).work
+            for epilogues in (True, False)
+        )
+        # The head has the only other GELU.
+        assert fused.bytes_of("math") < 0.5 * plain.bytes_of("math")
+
+    def test_keep_fewer_activations(self, compiled):
+        fused, plain = (
+            peak_of(trace_mlp(epilogues=epilogues, compiled=compiled))
+            for epilogues in (True, False)
+        )
+        assert fused < plain

@@ -274,6 +274,8 @@ NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
         (TINY, {}, "cpu", "g++", "float8", ("none",), None),
         (TINY, {}, "H100", "gcc", "fused_norms", (False, True), None),
         (TINY, {}, "H100", None, "fused_norms", (False,), None),
+        (TINY, {}, "H100", "gcc", "gelu_epilogues", (False, True), None),
+        (TINY, {}, "cpu", "g++", "gelu_epilogues", (False,), None),
         (TINY, {}, "cpu", "g++", "fused_norms", (False,), None),
         (
             TINY,
@@ -317,6 +319,8 @@ NO_DROPOUT = TINY.model_copy(update={"attention_dropout": 0.0})
         "float8 on CPU",
         "fused norms",
         "fused norms without compiler",
+        "GELU epilogues",
+        "GELU epilogues on CPU",
         "fused norms on CPU",
         "fused norms set by user",
         "fused loss",

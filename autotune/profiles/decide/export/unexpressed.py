@@ -76,6 +76,11 @@ def _model_rows(train: TrainConfig) -> tuple[Equivalent, ...]:
             "computes layer norms with torch's kernels",
             is_used=train.fused_norms,
         ),
+        _lost_if_used(
+            "gelu_epilogues",
+            "computes GELU after its matmul, and keeps it for the backward pass",
+            is_used=train.gelu_epilogues,
+        ),
         row(
             "masking_probability",
             near="set in the collator; masks depend on the order of the batches",
