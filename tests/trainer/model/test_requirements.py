@@ -3,14 +3,19 @@
 import pytest
 import torch
 
-from tests.trainer.tiny_models import config_of
+from tests.trainer.model.small_models import small_config
+from tests.trainer.tiny_models import SHAPES, config_of
 from trainer.build import build_training
 from trainer.config import compilers
-from trainer.config.train_config import ParallelSettings
+from trainer.config.train_config import ModelSettings, ParallelSettings
 from trainer.distributed.ranks import Ranks
 from trainer.errors import BadConfig
 from trainer.model import requirements
 from trainer.model.fused_norms import check_fused_norms
+from trainer.model.gelu_epilogues import check_gelu_epilogues
+
+TANH = ModelSettings(name="m", config=SHAPES["bert"] | {"hidden_act": "gelu_new"})
+"""A model whose GELU is the approximation by tanh."""
 
 
 @pytest.fixture
@@ -81,9 +86,50 @@ def test_rejects_fused_norms_that_cannot_be_used(build, family, changes, message
     assert "train.fused_norms=false" in error.value.next_step
 
 
-def test_rejects_fused_norms_without_triton(monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        pytest.param("bert", {"device": "cpu"}, "requires a GPU", id="CPU"),
+        pytest.param("bert", {"precision": "fp32"}, "requires bf16", id="fp32"),
+        pytest.param(
+            "bert",
+            {"parallel": ParallelSettings(strategy="fsdp2")},
+            "cannot be used with fsdp2",
+            id="fsdp2",
+        ),
+        pytest.param(
+            "modernbert", {}, "cannot be used with 'modernbert'", id="modernbert"
+        ),
+        pytest.param("bert", {"model": TANH}, "requires hidden_act", id="tanh"),
+    ],
+)
+def test_rejects_gelu_epilogues_that_cannot_be_used(build, family, changes, message):
+    with pytest.raises(BadConfig, match=message) as error:
+        build(family, gelu_epilogues=True, **changes)
+    assert "train.gelu_epilogues=false" in error.value.next_step
+
+
+def test_rejects_gelu_epilogues_with_float8():
+    config = config_of(device="cuda", precision="bf16", float8="rowwise")
+    with pytest.raises(BadConfig, match="cannot be used with float8"):
+        check_gelu_epilogues(
+            config,
+            small_config("bert"),
+            device=torch.device("meta"),
+            has_copies=True,
+        )
+
+
+def test_rejects_kernels_without_triton(monkeypatch):
     monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
-    config = config_of(device="cuda", precision="bf16", fused_norms=True)
+    config = config_of(device="cuda", precision="bf16")
+    with pytest.raises(BadConfig, match="Triton is not installed"):
+        check_gelu_epilogues(
+            config,
+            small_config("bert"),
+            device=torch.device("cuda"),
+            has_copies=True,
+        )
     with pytest.raises(BadConfig, match="Triton is not installed"):
         check_fused_norms(config, "bert", hidden_size=32, device=torch.device("cuda"))
 

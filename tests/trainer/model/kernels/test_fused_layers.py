@@ -23,7 +23,10 @@ roundings to bf16, which are 2**-8 each."""
 @pytest.fixture(autouse=True)
 def allow_cpu(monkeypatch):
     """Let the kernels compute on a CPU, which the setting rejects."""
-    monkeypatch.setattr(masked_lm, "check_fused_norms", lambda *_, **__: None)
+    # Each test compiles another model by the same code.
+    torch._dynamo.reset()
+    for check in ("check_fused_norms", "check_gelu_epilogues"):
+        monkeypatch.setattr(masked_lm, check, lambda *_, **__: None)
 
 
 def small_config(family: str, *, dropout: float = 0.0, **changes) -> TrainConfig:
@@ -38,13 +41,17 @@ def small_config(family: str, *, dropout: float = 0.0, **changes) -> TrainConfig
     )
 
 
-def training_with(config: TrainConfig, dataset, *, fused: bool = True) -> Training:
+NORMS = ("fused_norms",)
+ALL = ("fused_norms", "gelu_epilogues")
+
+
+def training_with(config: TrainConfig, dataset, kernels=NORMS) -> Training:
     torch.manual_seed(0)
-    return training_of(config.model_copy(update={"fused_norms": fused}), dataset)
+    return training_of(config.model_copy(update=dict.fromkeys(kernels, True)), dataset)
 
 
-def step_of(config: TrainConfig, dataset, *, fused: bool = True) -> LossAndGradients:
-    training = training_with(config, dataset, fused=fused)
+def step_of(config: TrainConfig, dataset, kernels=NORMS) -> LossAndGradients:
+    training = training_with(config, dataset, kernels)
     return loss_and_gradients(training, micro_batches(dataset, config))
 
 
@@ -64,10 +71,33 @@ def step_of(config: TrainConfig, dataset, *, fused: bool = True) -> LossAndGradi
         pytest.param("xlm-roberta", {}, id="xlm-roberta"),
     ],
 )
-def test_learns_as_torch_modules_do(family, changes, dataset):
+def test_norms_learn_as_torch_modules_do(family, changes, dataset):
     config = small_config(family, **changes)
-    expected = step_of(config, dataset, fused=False)
+    expected = step_of(config, dataset, kernels=())
     actual = step_of(config, dataset)
+    assert actual.loss == pytest.approx(expected.loss, rel=1e-3)
+    distance = relative_distance(expected.gradients, actual.gradients)
+    assert 0 < distance < BF16_GRADIENT
+
+
+@pytest.mark.parametrize("kernels", [("gelu_epilogues",), ALL], ids=["GELU", "both"])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        pytest.param("bert", {}, id="bert"),
+        pytest.param("bert", {"compile": True}, id="compiled"),
+        pytest.param(
+            "bert",
+            {"activation_checkpointing": "selective"},
+            id="selective checkpointing",
+        ),
+        pytest.param("roberta", {"residual_dtype": "bf16"}, id="roberta"),
+    ],
+)
+def test_gelu_learns_as_torch_modules_do(family, changes, kernels, dataset):
+    config = small_config(family, **changes)
+    expected = step_of(config, dataset, kernels=())
+    actual = step_of(config, dataset, kernels)
     assert actual.loss == pytest.approx(expected.loss, rel=1e-3)
     distance = relative_distance(expected.gradients, actual.gradients)
     assert 0 < distance < BF16_GRADIENT
@@ -102,7 +132,7 @@ def test_evaluation_has_no_dropout(dataset):
         losses = [training.module.evaluate(batch)[0] for _ in range(2)]
     training.module.train()
     assert losses[0] == losses[1]
-    expected = training_with(config, dataset, fused=False).module.eval()
+    expected = training_with(config, dataset, kernels=()).module.eval()
     with torch.no_grad():
         assert float(losses[0]) == pytest.approx(
             float(expected.evaluate(batch)[0]), rel=1e-3
@@ -111,8 +141,8 @@ def test_evaluation_has_no_dropout(dataset):
 
 def test_parameters_keep_their_names(dataset):
     config = small_config("bert")
-    expected = training_with(config, dataset, fused=False).module
-    fused = training_with(config, dataset).module
+    expected = training_with(config, dataset, kernels=()).module
+    fused = training_with(config, dataset, ALL).module
     assert list(fused.state_dict()) == list(expected.state_dict())
     assert [type(part).__name__ for part in fused.modules()] == [
         type(part).__name__ for part in expected.modules()
