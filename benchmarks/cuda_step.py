@@ -93,6 +93,7 @@ FA4, NARROW, FLOAT8 = (
     "train.float8=tensorwise",
 )
 FUSED_NORMS = "train.fused_norms=true"
+GELU = "train.gelu_epilogues=true"
 GRAPHS = "train.compile_mode=reduce-overhead"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "as tuned by default": (),
@@ -105,6 +106,19 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "with fused norms": (FUSED_NORMS,),
     "with fused norms, without compiled layers": (FUSED_NORMS, "train.compile=false"),
     "with fused norms, a residual stream in bf16": (FUSED_NORMS, NARROW),
+    "with GELU epilogues": (GELU,),
+    "with fused norms, GELU epilogues, a residual stream in bf16": (
+        FUSED_NORMS,
+        GELU,
+        NARROW,
+    ),
+    "with FlashAttention 4, fused norms, GELU epilogues": (FA4, FUSED_NORMS, GELU),
+    "with FlashAttention 4, fused norms, GELU epilogues, a residual stream in bf16": (
+        FA4,
+        FUSED_NORMS,
+        GELU,
+        NARROW,
+    ),
     "with FlashAttention 4": (FA4,),
     "with float8": (FLOAT8,),
     "with FlashAttention 4, a residual stream in bf16": (FA4, NARROW),
@@ -114,7 +128,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Ablation of bert-120m: settings, or what is left out."""
 SHOWN_NAMES = 15
 FAMILIES = {
-    "triton": "triton_|residual_norm|add_partial_sums",
+    "triton": "triton_|residual_norm|add_partial_sums|gelu_linear|linear_gelu|sum_rows",
     "attention": "flash|fmha|cudnnBackendExecute",
     "cub": r"\bcub::",
     "other": "",

@@ -70,6 +70,7 @@ class Case:
     activation_checkpointing: Checkpointing = "none"
     compiled: bool = False
     fused_norms: bool = False
+    gelu_epilogues: bool = False
     layout: Layout = "packed"
     mlm_head: Head = "sparse"
     width: int = 512
@@ -227,6 +228,7 @@ def _request(case: Case) -> tuple[Probe, OverheadsRange]:
         mlm_head=case.mlm_head,
         compile=case.compiled,
         fused_norms=case.fused_norms,
+        gelu_epilogues=case.gelu_epilogues,
         parallel=ParallelSettings(strategy=case.strategy),
     )
     request = ProbeRequest(

@@ -24,7 +24,10 @@ MORE = (
     "roberta=4,activation_checkpointing=full",
     "bert=4,attention=sdpa,layout=padded",
 )
-FUSED = ("bert=4,fused_norms=true",)
+FUSED = (
+    "bert=4,fused_norms=true",
+    "bert=4,fused_norms=true,gelu_epilogues=true",
+)
 FLOAT8 = ("bert=4,float8=tensorwise",)
 SHARED = (
     "bert=4,strategy=ddp",
