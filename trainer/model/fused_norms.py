@@ -115,7 +115,7 @@ class _FusedOutput(nn.Module):
     dropout: nn.Dropout
     LayerNorm: nn.LayerNorm
     matmul_inputs: dict[str, torch.Tensor] | None
-    """Input for the matmuls of the next module, by name; None if it needs none."""
+    """Table with the input of the next module for matmuls; None if it needs none."""
 
     def forward(
         self, hidden_states: torch.Tensor, input_tensor: torch.Tensor

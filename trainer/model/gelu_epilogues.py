@@ -107,7 +107,7 @@ class _PassedInput(nn.Module):
 
     dense: nn.Linear
     first_weights: dict[str, torch.Tensor | None]
-    """Where the second linear layer finds the weight and the bias of the first."""
+    """Table in which the second layer finds weight and bias of the first."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the input of the MLP."""

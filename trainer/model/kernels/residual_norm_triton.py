@@ -153,8 +153,8 @@ def _draw_kept(
     """Return whether dropout keeps each element of some rows, shape (R, C).
 
     The random number of an element depends only on the seed, its row and its column, so
-    that backward draws the mask of forward. Rows and columns are separate counters, and
-    do not overflow.
+    that backward draws the mask of forward. Rows and columns are separate counters, and do
+    not overflow.
     """
     counter = tl.arange(0, TILE_COLUMNS // _WORDS)[None, :]
     row, counter = tl.broadcast(row_R.to(tl.uint32)[:, None], counter.to(tl.uint32))
@@ -247,7 +247,7 @@ def residual_norm_backward_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ) -> None:
-    """Compute the gradients of each n-th tile of n programs, with sums over rows."""
+    """Compute the gradients of some tiles, and their sums over rows."""
     column_C = tl.arange(0, TILE_COLUMNS)
     in_row_C = column_C < COLUMNS
     weight_C = tl.load(weight_pointer + column_C, in_row_C, other=0.0).to(tl.float32)
