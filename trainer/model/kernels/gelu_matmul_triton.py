@@ -152,7 +152,7 @@ def _multiply(
     """Return a tile of the product of two matrices, in fp32, shape (R, C).
 
     Rows and columns beyond the matrices are those of other tiles, as loads without a
-    condition are faster; whoever stores the tile leaves them out.
+    condition are faster; they must not be stored.
     """
     inner_K = tl.arange(0, TILE_INNER)
     row_start_R = (row_R % rows).to(tl.int64) * INNER

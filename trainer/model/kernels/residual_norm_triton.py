@@ -153,8 +153,8 @@ def _draw_kept(
     """Return whether dropout keeps each element of some rows, shape (R, C).
 
     The random number of an element depends only on the seed, its row and its column, so
-    that backward draws the mask of forward. Rows and columns are separate counters, and do
-    not overflow.
+    that backward draws the mask of forward. Rows and columns are separate counters,
+    which do not overflow.
     """
     counter = tl.arange(0, TILE_COLUMNS // _WORDS)[None, :]
     row, counter = tl.broadcast(row_R.to(tl.uint32)[:, None], counter.to(tl.uint32))
