@@ -93,7 +93,6 @@ def project(
     The first layer of a group with working copies computes the features of all.
     """
     weight, bias = compute_weights(linear)
-    result: torch.Tensor
     if not adds_bias:
         bias = None
     if features is not None:
@@ -102,17 +101,17 @@ def project(
     first_weights = getattr(linear, "first_weights", None)
     if first_weights is not None:
         # The linear layer after GELU computes the whole MLP.
-        result = gelu_mlp(
+        return gelu_mlp(
             input.to(weight.dtype),
             first_weights.pop("weight"),
             first_weights.pop("bias"),
             weight,
+            bias,
         )
-        return result if bias is None else result + bias
     matmul = getattr(linear, "float8_matmul", None)
     if matmul is None:
         return functional.linear(input, weight, bias)
-    result = matmul(input.to(weight.dtype), weight)
+    result: torch.Tensor = matmul(input.to(weight.dtype), weight)
     return result if bias is None else result + bias
 
 

@@ -10,6 +10,7 @@ dimensions are rows.
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 TILE_ROWS = 128
 """Rows of a tile, which has one row of partial sums."""
@@ -20,23 +21,26 @@ def gelu_mlp(
     first_weight_ID: torch.Tensor,
     first_bias_I: torch.Tensor,
     second_weight_DI: torch.Tensor,
+    second_bias_D: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return ``gelu(input @ first_weight.T + first_bias) @ second_weight.T``.
+    """Return the result of a linear layer, GELU and another linear layer.
 
     Args:
         input: Input of the MLP, in the dtype of its weights, shape (…, D).
         first_weight_ID: Weight of the linear layer before GELU.
         first_bias_I: Bias of that layer.
         second_weight_DI: Weight of the linear layer after GELU.
+        second_bias_D: Bias of that layer; None to leave it out.
 
     Returns:
-        Result of the second layer without its bias, shape (…, D).
+        Result of the second layer, shape (…, D).
     """
     result: torch.Tensor = _GeluMlp.apply(
         input,
         first_weight_ID,
         first_bias_I,
         second_weight_DI,
+        second_bias_D,
         torch.is_grad_enabled(),
     )  # type: ignore[no-untyped-call]
     return result
@@ -52,6 +56,7 @@ class _GeluMlp(torch.autograd.Function):
         first_weight_ID: torch.Tensor,
         first_bias_I: torch.Tensor,
         second_weight_DI: torch.Tensor,
+        second_bias_D: torch.Tensor | None,
         keeps_input: bool,
     ) -> torch.Tensor:
         rows_RD = input.reshape(-1, input.shape[-1])
@@ -62,7 +67,8 @@ class _GeluMlp(torch.autograd.Function):
             ctx.save_for_backward(
                 rows_RD, before_gelu_RI, first_weight_ID, second_weight_DI
             )
-        result_RD = torch.mm(activation_RI, second_weight_DI.t())
+            ctx.has_second_bias = second_bias_D is not None
+        result_RD = functional.linear(activation_RI, second_weight_DI, second_bias_D)
         return result_RD.reshape(input.shape)
 
     @staticmethod
@@ -78,6 +84,7 @@ class _GeluMlp(torch.autograd.Function):
             torch.mm(before_gradient_RI.t(), rows_RD),
             bias_gradient_I,
             torch.mm(gradient_RD.t(), activation_RI),
+            gradient_RD.sum(0) if ctx.has_second_bias else None,
             None,
         )
 

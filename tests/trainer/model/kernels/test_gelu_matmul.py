@@ -34,12 +34,13 @@ def make_inputs(shape, dtype):
         draw(intermediate, hidden, deviation=hidden**-0.5),
         draw(intermediate),
         draw(hidden, intermediate, deviation=intermediate**-0.5),
+        draw(hidden),
     ]
 
 
-def expected_mlp(input, first_weight, first_bias, second_weight):
+def expected_mlp(input, first_weight, first_bias, second_weight, second_bias=None):
     hidden = functional.linear(input, first_weight, first_bias)
-    return functional.linear(functional.gelu(hidden), second_weight)
+    return functional.linear(functional.gelu(hidden), second_weight, second_bias)
 
 
 def relative_error(actual, expected):
@@ -49,8 +50,9 @@ def relative_error(actual, expected):
 
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_mlp_and_gradients(shape, dtype):
-    inputs = make_inputs(shape, dtype)
+@pytest.mark.parametrize("has_second_bias", [True, False])
+def test_mlp_and_gradients(shape, dtype, has_second_bias):
+    inputs = make_inputs(shape, dtype)[: 5 if has_second_bias else 4]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     result, expected = gelu_mlp(*inputs), expected_mlp(*exact)
     gradient = torch.randn(result.shape, generator=torch.Generator().manual_seed(0))
@@ -83,7 +85,7 @@ def test_evaluation_has_the_same_bits():
 
 
 def test_operators_have_the_shapes_of_their_traces():
-    input, first_weight, first_bias, second_weight = (
+    input, first_weight, first_bias, second_weight, _ = (
         tensor.detach() for tensor in make_inputs((40, 16, 24), torch.float32)
     )
     checks = ("test_schema", "test_faketensor")
