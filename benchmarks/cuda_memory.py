@@ -98,7 +98,8 @@ CASES = (
     Case(model="bert-120m", compiled=True, attention="fa4", documents=1.0),
     Case(model="bert-120m", fused_norms=True, trained=True),
     Case(model="bert-120m", compiled=True, fused_norms=True, trained=True),
-    Case(model="bert-120m", gelu_epilogues=True, trained=True),
+    Case(model="bert-120m", gelu_epilogues=True),
+    Case(model="bert-120m", fused_norms=True, gelu_epilogues=True, trained=True),
     Case(
         model="bert-120m",
         compiled=True,
