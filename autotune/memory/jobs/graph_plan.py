@@ -6,6 +6,7 @@ values that are read several times and cost many reads. A kernel writes over val
 were read for the last time just before.
 """
 
+import operator
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -41,7 +42,9 @@ class GraphPlan:
         self._nodes = list(graph.graph.nodes)
         placement = _place_values(self._nodes)
         self._stored = placement.stored
-        self._last_read = _last_read_by_node(self._nodes, self._stored)
+        self._last_read = _last_read_by_node(
+            self._nodes, self._stored, separates_results=True
+        )
         self._overwritten = self._plan_overwriting(placement)
         """Earlier value that a later one is written over, by the later one."""
         self._kernels = Counter(
@@ -53,10 +56,13 @@ class GraphPlan:
         results = {base_of(node) for node in self._nodes[-1].all_input_nodes}
         reusable = placement.stored - results
         overwriting = _Overwriting(placement)
+        last_read = _last_read_by_node(
+            self._nodes, self._stored, separates_results=False
+        )
         for node in self._nodes:
             dying = [
                 value
-                for value in self._last_read.get(node, ())
+                for value in last_read.get(node, ())
                 if value in reusable and size_and_type(value)
             ]
             overwriting.choose_memory(node, dying)
@@ -173,17 +179,29 @@ def _needed_in_memory(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _last_read_by_node(
-    nodes: Sequence[fx.Node], stored: Set[fx.Node]
+    nodes: Sequence[fx.Node], stored: Set[fx.Node], *, separates_results: bool
 ) -> dict[fx.Node, list[fx.Node]]:
-    """Return the values that nothing reads after a node, by that node."""
+    """Return the values that nothing reads after a node, by that node.
+
+    Args:
+        nodes: Nodes of the graph.
+        stored: Values in memory.
+        separates_results: True to release each of several results of a library call
+            after its own last reader, False to keep all until the last one is read.
+    """
     position = {node: number for number, node in enumerate(nodes)}
     last_reader: dict[fx.Node, fx.Node] = {}
     for node in reversed(nodes):
         # A fused operation reads its inputs only when its kernel runs.
-        readers = [
-            user if user in stored or user.op == "output" else last_reader[user]
-            for user in node.users
-        ]
+        readers = []
+        for user in node.users:
+            takes_result = (
+                separates_results
+                and user.target is operator.getitem
+                and is_library_call(node)
+            )
+            reads_itself = user in stored or user.op == "output" or takes_result
+            readers.append(user if reads_itself else last_reader[user])
         last_reader[node] = max((node, *readers), key=position.__getitem__)
     last_read: dict[fx.Node, list[fx.Node]] = {}
     for node, reader in last_reader.items():
