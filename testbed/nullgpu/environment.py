@@ -51,6 +51,9 @@ def make(which: str = "newest") -> Environment:
         return environment
     versions = _versions()
     folder = ROOT / versions[which]["folder"]
+    if folder.is_symlink():
+        # To clear it would empty the environment of another checkout.
+        raise SystemExit(f"error: {folder} is a link; next: remove it")
     _call(sys.executable, "-m", "venv", "--without-pip", "--clear", folder)
     # No dependencies: torch looks for NVIDIA's libraries beside itself before
     # LD_LIBRARY_PATH.
