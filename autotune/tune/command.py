@@ -127,15 +127,13 @@ def tune(
         raise
     if number is not None:
         from autotune.base.files import write_atomically
+        from autotune.tune.values import REPEATED_PHASES
 
-        with_baseline = any(
-            stage.name == "baseline" and stage.status == "done"
-            for stage in result.stages
-        )
+        done = {stage.name for stage in result.stages if stage.status == "done"}
         found = {
             "profiles": result.profiles,
             "report": result.report,
-            "with_baseline": with_baseline,
+            "repeated": [name for name in REPEATED_PHASES if name in done],
         }
         write_atomically(
             _found_by(number, job.reports), json.dumps(found, indent=1) + "\n"

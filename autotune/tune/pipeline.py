@@ -60,8 +60,8 @@ OF_ONE_MODEL = (ExceedsMemory, Undecided, NotCheckable)
 REPORT = "report.html"
 OVERRUN_SHARE = 0.2
 """Longest overrun of a phase that has begun, as a share of the time budget."""
-BASELINE_MINUTES = 2.0
-"""Longest baseline after the network between nodes was measured, in minutes."""
+REPEATED_MINUTES = 2.0
+"""Longest repeated phase after the network between nodes was measured, in minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,7 +415,8 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
 def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult:
     """Measure the network of each profile in ``found_by``, and report.
 
-    It takes the requested time. The baseline is measured again.
+    It takes the requested time. Phases that measure the tuned settings are repeated if
+    the network changed these.
     """
     clock, waited_s = SystemClock(), 0.0
     began_s = clock.monotonic_s()
@@ -423,16 +424,20 @@ def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult
     paths = [Path(one) for one in found["profiles"]]
     for path in paths:
         waited_s += tune_network(read_profile(path), request, nodes_here())[1]
-        if not found["with_baseline"]:
-            continue
-        # Other gradient synchronisation settings removed the old baseline.
         stored = read_profile(path)
+        evidence = stored.profile.evidence
+        dropped = [
+            name for name in found["repeated"] if getattr(evidence, name) is None
+        ]
+        if not dropped:
+            continue
+        short = replace(request, budget_s=min(60 * REPEATED_MINUTES, request.budget_s))
         with open_session(stored.profile.train.device, request.data) as bench:
-            compare_recipes(
-                bench,
-                stored,
-                replace(request, budget_s=min(60 * BASELINE_MINUTES, request.budget_s)),
-            )
+            if "confirm" in dropped:
+                confirm_profile(bench, stored, short, training_s(short.budget_s, 1))
+                stored = read_profile(path)
+            if "baseline" in dropped:
+                compare_recipes(bench, stored, short)
         waited_s += bench.server.waited_s
     if found["report"] is not None:
         build_report(paths, request.reports, Path(found["report"]), data=request.data)

@@ -15,6 +15,9 @@ StageName = Literal[
 ]
 Status = Literal["waiting", "running", "done", "skipped", "failed", "interrupted"]
 
+REPEATED_PHASES: tuple[StageName, ...] = ("confirm", "baseline")
+"""Phases that measure the tuned settings, in their order. They are repeated after a
+phase of another job changed these."""
 BUDGET_WEIGHTS: dict[StageName, float] = {
     "explore": 4.0,
     "workers": 3.0,

@@ -271,7 +271,7 @@ def test_job_leaves_its_result_to_the_next(tuning, monkeypatch, tmp_path, call, 
     assert written == {
         "profiles": ["p/tiny-cpu.toml"],
         "report": "r/report.html",
-        "with_baseline": True,
+        "repeated": ["baseline"],
     }
     requests = []
 

@@ -16,7 +16,7 @@ from autotune.trials.session import Session
 from autotune.tune import pipeline
 from autotune.tune.decide import ASSUMED_TRIAL_S, USUAL_S, least_s
 from autotune.tune.pipeline import (
-    BASELINE_MINUTES,
+    REPEATED_MINUTES,
     TuneRequest,
     Tuning,
     measure_between_nodes,
@@ -472,11 +472,33 @@ def test_next_steps_depend_on_nodes(tmp_path):
 @pytest.mark.parametrize(
     ("minutes", "changes", "calls"),
     [
-        (10.0, {}, ["network a", "baseline a", "network b", "baseline b", "report "]),
-        (1.0, {"with_baseline": False, "report": None}, ["network a", "network b"]),
-        (1.0, {"report": None}, ["network a", "baseline a", "network b", "baseline b"]),
+        (
+            10.0,
+            {},
+            [
+                "network a",
+                "confirm a",
+                "baseline a",
+                "network b",
+                "confirm b",
+                "baseline b",
+                "report ",
+            ],
+        ),
+        (1.0, {"repeated": [], "report": None}, ["network a", "network b"]),
+        (
+            1.0,
+            {"repeated": ["baseline"], "report": None},
+            ["network a", "baseline a", "network b", "baseline b"],
+        ),
+        # The example has evidence of its workers: nothing removed it.
+        (
+            1.0,
+            {"repeated": ["workers"], "report": None},
+            ["network a", "network b"],
+        ),
     ],
-    ids=["all", "network only", "with baseline"],
+    ids=["all", "network only", "with baseline", "settings stay"],
 )
 def test_job_between_nodes_measures_the_network(
     stages, monkeypatch, tmp_path, minutes, changes, calls
@@ -492,7 +514,7 @@ def test_job_between_nodes_measures_the_network(
     written = {
         "profiles": list(map(str, paths)),
         "report": "r/report.html",
-        "with_baseline": True,
+        "repeated": ["confirm", "baseline"],
     } | changes
     (tmp_path / "tune-7.json").write_text(json.dumps(written))
     request = SweepRequest(
@@ -503,7 +525,7 @@ def test_job_between_nodes_measures_the_network(
     assert (stages.nodes, stages.minutes["network", "a"]) == (2, minutes)
     assert stages.minutes.get(("baseline", "a")) in (
         None,
-        min(BASELINE_MINUTES, minutes),
+        min(REPEATED_MINUTES, minutes),
     )
     assert (result.profiles, result.report) == (
         tuple(map(str, paths)),
@@ -511,6 +533,8 @@ def test_job_between_nodes_measures_the_network(
     )
     took_s = {
         "network": (20.0, RANKS_S),
+        # One session, with its server, runs both repeated phases.
+        "confirm": (8.0, 0.0),
         "baseline": (10.0, SERVER_S),
         "report": (0.0, 0.0),
     }

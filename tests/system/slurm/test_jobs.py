@@ -206,12 +206,9 @@ def test_tuning_submits_the_network_as_second_job(tuned, work):
     profile = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
     assert profile["evidence"]["probe"]["feasible_max"] == 8
     assert "chosen" in profile["evidence"]["workers"]
-    assert profile["provenance"]["commands"] == [
-        "probe",
-        "workers",
-        "network",
-        "baseline",
-    ]
+    # The time may not suffice for a confirmation.
+    commands = set(profile["provenance"]["commands"]) - {"confirm"}
+    assert commands == {"probe", "workers", "network", "baseline"}
     report = (work / "tuned" / "reports" / "tiny-cpu" / "report.md").read_text()
     assert "# Tuning report" in report
     assert "2 nodes" in report
