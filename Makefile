@@ -46,6 +46,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/fp8 torchao
 	@# Beside it too: torch.compile would import it in every process of a CPU.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/triton triton
+	@# Only its source is read: a test compares its functions with the calls of them.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/fa4 flash-attn-4
 	@touch $(STAMP)
 
 demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, tuning, training, advice, report

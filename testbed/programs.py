@@ -12,6 +12,8 @@ TORCHAO = Path(sys.prefix) / "fp8"
 """Folder of torchao, which is not installed otherwise: transformers would import it in
 every process."""
 
+FLASH_ATTENTION_4_SOURCE = Path(sys.prefix) / "fa4/flash_attn/cute/interface.py"
+"""Source of FlashAttention 4, without the libraries that it needs."""
 FLASH_ATTENTION_4 = Path(__file__).parent / "nullgpu/flash_attention_4"
 """Folder of a stand-in for FlashAttention 4 on pretended GPUs."""
 
