@@ -88,7 +88,7 @@ PAPER = "paper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What all trainers have in common."""
+    """Options of every trainer."""
 
     model: str
     data: Path

@@ -1,4 +1,4 @@
-"""What is next in the queue, what is left out, and why."""
+"""Order of the queue, and reasons for leaving stages out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -45,7 +45,7 @@ EXAMPLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much of everything."""
+    """Sizes and durations of all stages."""
 
     models: tuple[str, ...] = ("bert-120m", "bert-350m")
     """Models that are tuned, the first of them also compared with other trainers."""

@@ -1,4 +1,4 @@
-"""What the GPU check runs next, what it leaves out, and why."""
+"""The order of the GPU check's stages, and reasons for leaving some out."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What pages quote of GPUs: kept figures, else those measured by hand."""
+"""Figures of GPUs on pages: kept ones, else those measured by hand."""
 
 import json
 import shutil

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass, replace
 
 from trainer.config.resolve import ResolvedConfig
+from trainer.errors import BadConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,23 @@ def missing_for_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     return _missing_compiler("cuda")
+
+
+def require_triton(setting: str) -> None:
+    """Check that this machine can compile the Triton kernels of a setting.
+
+    Args:
+        setting: Key of the setting in ``train``, which is true or false.
+
+    Raises:
+        BadConfig: If Triton or its compiler is missing.
+    """
+    missing = missing_for_triton()
+    if missing is not None:
+        raise BadConfig(
+            f"train.{setting} requires Triton kernels: {missing}",
+            next_step=f"Use --set train.{setting}=false",
+        )
 
 
 def _missing_compiler(device: str) -> str | None:

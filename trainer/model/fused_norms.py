@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.config.compilers import missing_for_triton
+from trainer.config.compilers import require_triton
 from trainer.config.train_config import TrainConfig
-from trainer.errors import BadConfig
 from trainer.model.families import LayerLayout
 from trainer.model.kernels.residual_norm import MAX_COLUMNS, residual_norm
 from trainer.model.requirements import Condition, require
@@ -65,12 +64,7 @@ def check_fused_norms(
     )
     require("fused_norms", conditions, off="false")
     if device.type == "cuda":
-        missing = missing_for_triton()
-        if missing is not None:
-            raise BadConfig(
-                f"train.fused_norms requires Triton kernels: {missing}",
-                next_step="Use --set train.fused_norms=false",
-            )
+        require_triton("fused_norms")
 
 
 def fuse_norms(layers: Sequence[nn.Module]) -> None:

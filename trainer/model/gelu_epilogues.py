@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from trainer.config.compilers import missing_for_triton
+from trainer.config.compilers import require_triton
 from trainer.config.train_config import TrainConfig
-from trainer.errors import BadConfig
 from trainer.model.families import FAMILIES
 from trainer.model.fused_norms import subclass
 from trainer.model.requirements import Condition, require
@@ -75,12 +74,7 @@ def check_gelu_epilogues(
     )
     require("gelu_epilogues", conditions, off="false")
     if device.type == "cuda":
-        missing = missing_for_triton()
-        if missing is not None:
-            raise BadConfig(
-                f"train.gelu_epilogues requires Triton kernels: {missing}",
-                next_step="Use --set train.gelu_epilogues=false",
-            )
+        require_triton("gelu_epilogues")
 
 
 def use_gelu_epilogues(layers: Sequence[nn.Module]) -> None:

@@ -201,7 +201,7 @@ def _gpu_launches(events: Sequence[Mapping[str, Any]]) -> list[_Launches]:
             continue
         external_id = event.get("args", {}).get("External id")
         operator = operators.get(external_id)
-        # A kernel without an operator is a launch of its own kind.
+        # A kernel without an operator is a separate launch.
         key = ("event", number) if operator is None else ("operator", external_id)
         launch = by_operator.setdefault(key, _Launches(operator))
         launch.kernels.append((str(event["name"]), _seconds(event)))

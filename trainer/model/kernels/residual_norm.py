@@ -108,7 +108,7 @@ class _ResidualNorm(torch.autograd.Function):
         if not feeds_matmul:
             return (result,)
         if residual.dtype == projection.dtype:
-            # The same memory, but an output of its own, with a gradient of its own.
+            # The same memory, but a separate output with a separate gradient.
             narrow_result = result.view_as(result)
         return result, narrow_result
 
