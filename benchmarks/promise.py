@@ -7,6 +7,9 @@ promises an interval for one further process, and then trains by ``python -m tra
 Counted is how often that training's rate lies in the interval. An interval of 95 %
 holds 9.5 of 10 on average, if it covers what differs between processes; a wide one
 would hold them all, so its width has a bar too.
+
+No promise can be narrower than the machine is steady. So a matmul is repeated in one
+process first: the interval for its rate in the next ten seconds is that of the machine.
 """
 
 import json
@@ -18,8 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.base.interval import Interval
 from autotune.base.tables import text_table
 from autotune.base.units import format_count, format_share
+from autotune.base.window_statistics import predict_window
+from autotune.confirm.decide import LONGEST_WINDOW_S
 from autotune.confirm.values import ConfirmEvidence
 from autotune.profiles.store import read_profile
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
@@ -30,6 +36,10 @@ BARS: dict[str, tuple[str, Direction, float]] = {
     "promise_kept_share": ("share", ">=", 0.9),
     "promise_half_width_median_share": ("share", "<=", 0.03),
 }
+MACHINE_WINDOWS = 8
+"""Windows of the matmul, each as long as one of a tuning."""
+MATMUL_SIZE = 512
+"""Rows and columns of its matrices."""
 MINUTES = 4.0
 """Time limit of each tuning, of which the training at its end takes a tenth."""
 SAMPLES = 3000
@@ -130,6 +140,8 @@ def main(arguments: Sequence[str] | None) -> int:
     options_of.add_argument("--only", default="", help="configuration to tune")
     options = options_of.parse_args(arguments)
     cases = [case for case in CASES if options.only in case.name]
+    sys.stderr.write("the machine: repeating a matmul\n")
+    machine_half_width_share = _machine_half_width_share()
     promises = []
     with tempfile.TemporaryDirectory(prefix="promise-") as directory:
         data = write_corpus(Path(directory) / "data", real_lengths(SAMPLES, seed=0))
@@ -139,11 +151,41 @@ def main(arguments: Sequence[str] | None) -> int:
             promises.append(_tune(case, data, place, options.minutes))
             sys.stderr.write(f"{number + 1}/{len(cases)}: {_words(promises[-1])}\n")
     print(_table(promises))
+    print(f"\n{_machine_words(machine_half_width_share)}")
     content: dict[str, Any] = {
         "minutes": options.minutes,
+        "machine_half_width_share": machine_half_width_share,
         "promises": [asdict(promise) for promise in promises],
     }
     return finish(options.json, _bars(promises), content)
+
+
+def _machine_half_width_share() -> float | None:
+    """Return how much the machine's own speed varies between windows.
+
+    It is half of the 95 % interval for one further window of a matmul in this process,
+    relative to its rate; None if that is too wide to use.
+    """
+    import torch
+
+    matrix = torch.randn(MATMUL_SIZE, MATMUL_SIZE)
+    rates = []
+    for _ in range(MACHINE_WINDOWS):
+        began_s = time.monotonic()
+        count = 0
+        while (seconds := time.monotonic() - began_s) < LONGEST_WINDOW_S:
+            torch.mm(matrix, matrix)
+            count += 1
+        rates.append(count / seconds)
+    interval = predict_window(rates).interval()
+    return _half_width_share(interval)
+
+
+def _half_width_share(interval: Interval) -> float | None:
+    """Return half of an interval, relative to its figure; None without bounds."""
+    if interval.low is None or interval.high is None:
+        return None
+    return (interval.high - interval.low) / 2 / interval.value
 
 
 def _tune(case: Case, data: Path, place: Path, minutes: float) -> Promise:
@@ -153,7 +195,7 @@ def _tune(case: Case, data: Path, place: Path, minutes: float) -> Promise:
         *(sys.executable, "-m", "autotune", "tune", "--model", "model.json"),
         *("--data", str(data), "--device", "cpu", "--memory", "400MiB"),
         *("--max-micro-batch-size", "32"),
-        *("--time-limit", f"{minutes:g}min", "--window", "1s"),
+        *("--time-limit", f"{minutes:g}min"),
         *("--skip", "network", "--skip", "baseline", "--here", "--json"),
         *("--global-batch-tokens", str(case.global_batch_tokens)),
         *case.options.split(),
@@ -172,14 +214,11 @@ def _tune(case: Case, data: Path, place: Path, minutes: float) -> Promise:
 def _promise_of(name: str, confirm: ConfirmEvidence, seconds: float) -> Promise:
     """Return a promise from the evidence of a profile."""
     promised = confirm.promised
-    half_width_share = None
-    if promised.low is not None and promised.high is not None:
-        half_width_share = (promised.high - promised.low) / 2 / promised.value
     delivered = confirm.delivered
     return Promise(
         name=name,
         promised_tokens_per_s=promised.value,
-        half_width_share=half_width_share,
+        half_width_share=_half_width_share(promised),
         delivered_tokens_per_s=None if delivered is None else delivered.tokens_per_s,
         not_delivered=confirm.not_delivered,
         kept=confirm.is_kept,
@@ -208,6 +247,14 @@ def _words(promise: Promise) -> str:
     """Return a promise and what became of it, in a line."""
     kept = {True: "kept", False: "not kept", None: "not known"}[promise.kept]
     return f"{promise.name}: {kept}"
+
+
+def _machine_words(half_width_share: float | None) -> str:
+    """Return how steady the machine is, in words."""
+    words = f"The machine's own speed in the next {LONGEST_WINDOW_S:g} s is known"
+    if half_width_share is None:
+        return f"{words} too vaguely for an interval."
+    return f"{words} to ±{format_share(half_width_share)} at 95 % confidence."
 
 
 def _table(promises: Sequence[Promise]) -> str:

@@ -15,6 +15,10 @@ from autotune.confirm.values import ConfirmEvidence
 from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.micro_batch import KNEE_SHARE, PredictedStep
 
+WINDOW_FACTOR = 5.0
+"""Duration of a window, as a multiple of the windows of other phases."""
+LONGEST_WINDOW_S = 10.0
+"""Duration up to which windows are longer than those of other phases, in seconds."""
 MAX_RIVALS = 2
 """Most splits that are measured beside the chosen one."""
 RIVAL_SHARE = 0.95
@@ -29,6 +33,18 @@ in seconds."""
 PRECISE_HALF_WIDTH = 0.025
 """Half-width of the promised interval, relative to the rate, at which no more windows
 are measured."""
+
+
+def confirm_window_s(window_s: float) -> float:
+    """Return the duration of a window, in seconds.
+
+    It is longer than in other phases, which compare windows of one round: its rate
+    stands for that of a training, and the speed of a machine varies by the second.
+
+    Args:
+        window_s: Duration of a window of other phases, in seconds.
+    """
+    return max(window_s, min(LONGEST_WINDOW_S, WINDOW_FACTOR * window_s))
 
 
 def rivals(steps: Sequence[PredictedStep], chosen_size: int) -> list[int]:

@@ -1,8 +1,10 @@
 """The confirm phase of a tuning: windows, the choice made again, a short training."""
 
+from dataclasses import replace
+
 from autotune.base.files import write_atomically
 from autotune.base.units import format_seconds
-from autotune.confirm.decide import rivals
+from autotune.confirm.decide import confirm_window_s, rivals
 from autotune.confirm.measure import MAX_ROUNDS, SplitRunner
 from autotune.confirm.profile_kernels import profile_kernels
 from autotune.confirm.short_training import END_TIMEOUT_S, ShortTraining
@@ -43,7 +45,8 @@ def confirm_profile(
     Args:
         bench: Session on the machine and the dataset.
         stored: Profile that was probed here.
-        request: Windows to measure, with their time budget.
+        request: Windows to measure, with their time budget. Their duration is that of
+            other phases.
         training_s: Time of a training at the end, its start included.
 
     Raises:
@@ -51,6 +54,7 @@ def confirm_profile(
         OutOfTime: If the deadline leaves no time for three rounds.
         Undecided: If a window of the chosen split failed.
     """
+    request = replace(request, window_s=confirm_window_s(request.window_s))
     train = stored.profile.train
     probe = require_local_probe(stored, bench.fingerprint(train.model))
     ranks = local_ranks(bench.site, request.local_ranks or probe.local_ranks)

@@ -6,6 +6,7 @@ import pytest
 
 from autotune.base.window_statistics import predict_window
 from autotune.confirm.decide import (
+    confirm_window_s,
     fastest_split,
     is_precise,
     micro_batches_of_window,
@@ -111,3 +112,10 @@ def test_three_steady_windows_are_precise():
 @pytest.mark.parametrize("rates", [[1000.0, 1001.0], [900.0, 1000.0, 1100.0]])
 def test_few_or_noisy_windows_are_not_precise(rates):
     assert not is_precise(predict_window(rates))
+
+
+@pytest.mark.parametrize(
+    ("window_s", "confirmed_s"), [(0.5, 2.5), (2.0, 10.0), (4.0, 10.0), (30.0, 30.0)]
+)
+def test_windows_are_longer_up_to_ten_seconds(window_s, confirmed_s):
+    assert confirm_window_s(window_s) == confirmed_s
