@@ -106,7 +106,7 @@ gpu-check: ## validate the claims on your GPU in ten minutes, in the environment
 	$(PYTHON) -m benchmarks.gpu --out build/gpu-check --next $(GPU_TIME) --keep || [ $$? = 1 ]
 
 bench: $(STAMP) ## run the benchmarks that have targets, and keep their figures
-	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice paper_case tune own_code; do \
+	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice paper_case tune promise own_code; do \
 		$(BIN)/python -m benchmarks.$$name --json reports/benchmarks/$$name.json || short=1; \
 	done; \
 	$(BIN)/python -m benchmarks.document; exit $$short

@@ -93,6 +93,7 @@ def names_of(root: Path) -> dict[str, Any]:
             f"{estimate['micro_batch_size']:,} ({estimate['micro_batch_size_low']:,} to"
             f" {estimate['micro_batch_size_high']:,})"
         ),
+        "kept_words": {True: "yes", False: "**no**", None: "not known"},
         "mean": statistics.fmean,
         "median": statistics.median,
         "named": _named,

@@ -63,8 +63,8 @@ def main() -> int:
     end_s = time.monotonic() + (0.0 if options.tiny else options.seconds)
     windows = 0
     while windows < LEAST_WINDOWS or time.monotonic() < end_s:
-        for one in steps.values():
-            one.times_s.append(one.window(WINDOW_STEPS))
+        for step in steps.values():
+            step.times_s.append(step.window(WINDOW_STEPS))
         windows += 1
     answer = {
         "setting": row.name,
@@ -72,8 +72,8 @@ def main() -> int:
         "size": options.size,
         "torch": torch.__version__,
         "steps": [
-            {"name": name, "settings": settings[name], **one.figures()}
-            for name, one in steps.items()
+            {"name": name, "settings": settings[name], **step.figures()}
+            for name, step in steps.items()
         ],
     }
     print(json.dumps(answer))

@@ -136,9 +136,6 @@ def _with_training(
     )
     trial = request.trial(timeout_s=training_s + 2 * END_TIMEOUT_S)
 
-    def without(reason: str) -> ConfirmEvidence:
-        return evidence.model_copy(update={"not_delivered": reason})
-
     try:
         outcome = runner.run(
             trial,
@@ -146,14 +143,17 @@ def _with_training(
             measure_by=training.run_trial,
         )
     except OutOfTime:
-        return without("no time was left")
+        return _not_delivered(evidence, "no time was left")
+    seconds = evidence.seconds + runner.finished[-1].seconds
+    evidence = evidence.model_copy(update={"seconds": round(seconds, 3)})
     if not isinstance(outcome, Measured):
-        return without(outcome.detail)
+        return _not_delivered(evidence, outcome.detail)
     figures = ShortTrainingFigures.of(outcome)
     if figures.tokens_per_s is None:
-        return without(
+        return _not_delivered(
+            evidence,
             f"{format_seconds(training_s)} are too short for a start and steps of"
-            f" about {format_seconds(step_s)}"
+            f" about {format_seconds(step_s)}",
         )
     delivered = DeliveredTraining(
         tokens_per_s=figures.tokens_per_s,
@@ -162,3 +162,8 @@ def _with_training(
         mfu=figures.mfu,
     )
     return evidence.model_copy(update={"delivered": delivered, "not_delivered": None})
+
+
+def _not_delivered(evidence: ConfirmEvidence, reason: str) -> ConfirmEvidence:
+    """Return the evidence with the reason why there is no rate of a training."""
+    return evidence.model_copy(update={"not_delivered": reason})

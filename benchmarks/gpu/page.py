@@ -58,7 +58,7 @@ def results(checks: Sequence[Check]) -> str:
     Of repeated figures, the newest is shown. Without a check, the stages that would
     measure the claims are named.
     """
-    checks = sorted(checks, key=lambda one: str(one["started_utc"]), reverse=True)
+    checks = sorted(checks, key=lambda check: str(check["started_utc"]), reverse=True)
     blocks = [] if checks else [_claims({})]
     for name in dict.fromkeys(check["name"] for check in checks):
         of_gpu = [check for check in checks if check["name"] == name]

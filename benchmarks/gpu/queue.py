@@ -89,7 +89,9 @@ class Queue:
         """Return the stage that writes what a stage reads, or None."""
         if stage.reads is None:
             return None
-        return next((one for one in self.stages if one.writes == stage.reads), None)
+        return next(
+            (writer for writer in self.stages if writer.writes == stage.reads), None
+        )
 
     def status(self, stage: Stage, memory_bytes: int | None = None) -> str:
         """Return the status of a stage, for the list.
@@ -156,7 +158,7 @@ class Queue:
                 ended[part.name] = run(part)
                 if not ended[part.name]:
                     break
-        return [one for one in left_out if one.stage.name not in ended]
+        return [left for left in left_out if left.stage.name not in ended]
 
     def _reason_now(
         self,
@@ -261,7 +263,7 @@ def left_out_text(left_out: Sequence[LeftOut]) -> str:
     """Return the stages that are left out, with the reasons."""
     if not left_out:
         return ""
-    rows = [[one.stage.name, one.reason] for one in left_out]
+    rows = [[left.stage.name, left.reason] for left in left_out]
     return "\n".join(["Left out:", text_table(["", "reason"], rows)])
 
 

@@ -104,14 +104,14 @@ class GpuQuotes:
 
         Each has ``name``, ``where`` and the columns of the table.
         """
-        found = []
+        rows = []
         for gpu, figures in self._figures.items():
             for row in figures.get(table, ()):
                 texts = {key: number(key, value) for key, value in row.items()}
                 name = next(iter(texts.values()))
                 where = f"{gpu}, {row['date']}"
-                found.append({**texts, "name": name, "where": where})
-        return found or [_NotMeasured(name="not measured", where="n/a")]
+                rows.append({**texts, "name": name, "where": where})
+        return rows or [_NotMeasured(name="not measured", where="n/a")]
 
 
 class _NotMeasured(dict[str, str]):

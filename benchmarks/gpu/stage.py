@@ -72,10 +72,10 @@ class Stage:
         """Return a module that is not installed, or None."""
         for module in self.modules:
             try:
-                found = importlib.util.find_spec(module)
+                spec = importlib.util.find_spec(module)
             except ModuleNotFoundError:  # of its parent
-                found = None
-            if found is None:
+                spec = None
+            if spec is None:
                 return module
         return None
 

@@ -11,7 +11,13 @@ import torch
 from torch import nn
 
 from trainer.config.train_config import TrainConfig
-from trainer.model.requirements import Condition, require
+from trainer.model.requirements import (
+    Condition,
+    in_bf16,
+    require,
+    with_working_copies,
+    without_fsdp2,
+)
 from trainer.model.working_copies import Linear
 
 _FLOAT8_MULTIPLE = 16
@@ -38,29 +44,14 @@ def check_float8(
             is_fulfilled=_has_float8_tensor_cores(config, device),
             reason="requires float8 Tensor Cores: an Ada, Hopper or newer GPU",
         ),
-        Condition(
-            is_fulfilled=config.precision == "bf16",
-            reason="requires bf16",
-            setting="precision=bf16",
-        ),
+        in_bf16(config),
         Condition(
             is_fulfilled=config.compiled,
             reason="requires compiled layers, which fuse its casts",
             setting="compile=true",
         ),
-        # fsdp2 gathers weights in bf16 itself, without working copies.
-        Condition(
-            is_fulfilled=config.parallel.strategy != "fsdp2",
-            reason="cannot be used with fsdp2",
-            setting="parallel.strategy=zero1",
-        ),
-        Condition(
-            is_fulfilled=has_copies,
-            reason=(
-                f"cannot be used with {config.model.config['model_type']!r}, which has"
-                " no working copies"
-            ),
-        ),
+        without_fsdp2(config),
+        with_working_copies(config, has_copies=has_copies),
     )
     require("float8", conditions, off="none", library="torchao", extra="fp8")
 

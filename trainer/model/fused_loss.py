@@ -12,7 +12,12 @@ from transformers import PreTrainedModel
 from trainer.config.train_config import TrainConfig
 from trainer.data.masking import IGNORED_LABEL
 from trainer.model.encoder import model_head
-from trainer.model.requirements import Condition, require
+from trainer.model.requirements import (
+    Condition,
+    on_gpu,
+    require,
+    without_fsdp2,
+)
 
 
 def check_fused_loss(config: TrainConfig, model: PreTrainedModel) -> None:
@@ -22,17 +27,13 @@ def check_fused_loss(config: TrainConfig, model: PreTrainedModel) -> None:
         BadConfig: If this model's cannot, or Liger Kernel is not installed.
     """
     conditions = (
-        Condition(is_fulfilled=config.device == "cuda", reason="requires a GPU"),
+        on_gpu(config),
         Condition(
             is_fulfilled=config.mlm_head == "sparse",
             reason="requires a sparse MLM head",
             setting="mlm_head=sparse",
         ),
-        Condition(
-            is_fulfilled=config.parallel.strategy != "fsdp2",
-            reason="cannot be used with fsdp2",
-            setting="parallel.strategy=zero1",
-        ),
+        without_fsdp2(config),
         Condition(
             is_fulfilled=_ends_in_linear_layer(model),
             reason=(

@@ -14,8 +14,18 @@ from torch import nn
 from trainer.config.compilers import require_triton
 from trainer.config.train_config import TrainConfig
 from trainer.model.families import LayerLayout
-from trainer.model.kernels.residual_norm import MAX_COLUMNS, residual_norm
-from trainer.model.requirements import Condition, require
+from trainer.model.kernels.residual_norm import (
+    MAX_COLUMNS,
+    draw_seeds,
+    residual_norm,
+)
+from trainer.model.requirements import (
+    Condition,
+    in_bf16,
+    on_gpu,
+    require,
+    without_fsdp2,
+)
 from trainer.model.working_copies import compute_weights, project
 
 
@@ -38,12 +48,8 @@ def check_fused_norms(
         BadConfig: If the kernels cannot compute the layers, or Triton is missing.
     """
     conditions = (
-        Condition(is_fulfilled=config.device == "cuda", reason="requires a GPU"),
-        Condition(
-            is_fulfilled=config.precision == "bf16",
-            reason="requires bf16",
-            setting="precision=bf16",
-        ),
+        on_gpu(config),
+        in_bf16(config),
         Condition(
             is_fulfilled=layer_layout == "bert",
             reason=(
@@ -51,12 +57,7 @@ def check_fused_norms(
                 " layers do not add and normalise as BERT's do"
             ),
         ),
-        # fsdp2 gathers weights in bf16 itself, without working copies.
-        Condition(
-            is_fulfilled=config.parallel.strategy != "fsdp2",
-            reason="cannot be used with fsdp2",
-            setting="parallel.strategy=zero1",
-        ),
+        without_fsdp2(config),
         Condition(
             is_fulfilled=hidden_size <= MAX_COLUMNS,
             reason=f"requires a hidden size of at most {MAX_COLUMNS}",
@@ -67,12 +68,36 @@ def check_fused_norms(
         require_triton("fused_norms")
 
 
-def fuse_norms(layers: Sequence[nn.Module]) -> None:
+class DropoutSeeds:
+    """Seeds of dropout of all layers, which are drawn together.
+
+    Args:
+        outputs: Modules with dropout that kernels compute.
+    """
+
+    def __init__(self, outputs: Sequence["_FusedOutput"]) -> None:
+        self._outputs = outputs
+
+    def draw(self, device: torch.device) -> None:
+        """Draw new seeds; call this before each training forward.
+
+        Not a hook of a layer, which would run again when activations are recomputed.
+        """
+        seeds = draw_seeds(len(self._outputs), device)
+        for output, seed in zip(self._outputs, seeds, strict=True):
+            output.dropout_seed = seed
+
+
+def fuse_norms(layers: Sequence[nn.Module]) -> DropoutSeeds:
     """Let Triton kernels compute the residual sums and layer norms of BERT's layers.
 
     Args:
         layers: Layers of the encoder.
+
+    Returns:
+        The seeds of their dropout.
     """
+    outputs = []
     computed_by: dict[str, Any] = {
         "attention.output": _FusedOutput,
         "output": _FusedOutput,
@@ -90,6 +115,10 @@ def fuse_norms(layers: Sequence[nn.Module]) -> None:
             # name in the model.
             part.__class__ = subclass(fused, part.__class__)
             part.matmul_inputs = None if name == "output" else matmul_inputs
+            if fused is _FusedOutput:
+                part.dropout_seed = None
+                outputs.append(part)
+    return DropoutSeeds(outputs)
 
 
 @functools.cache
@@ -110,6 +139,8 @@ class _FusedOutput(nn.Module):
     LayerNorm: nn.LayerNorm
     matmul_inputs: dict[str, torch.Tensor] | None
     """Table with the input of the next module for matmuls; None if it needs none."""
+    dropout_seed: torch.Tensor | None
+    """Seed of dropout in this micro-batch; None to draw one."""
 
     def forward(
         self, hidden_states: torch.Tensor, input_tensor: torch.Tensor
@@ -131,6 +162,7 @@ class _FusedOutput(nn.Module):
             norm.bias,
             eps=norm.eps,
             dropout=self.dropout.p if self.training else 0.0,
+            seed=self.dropout_seed,
             feeds_matmul=self.matmul_inputs is not None,
         )
         if self.matmul_inputs is not None:

@@ -15,7 +15,14 @@ from trainer.config.compilers import require_triton
 from trainer.config.train_config import TrainConfig
 from trainer.model.families import FAMILIES
 from trainer.model.fused_norms import subclass
-from trainer.model.requirements import Condition, require
+from trainer.model.requirements import (
+    Condition,
+    in_bf16,
+    on_gpu,
+    require,
+    with_working_copies,
+    without_fsdp2,
+)
 from trainer.model.working_copies import compute_weights
 
 
@@ -39,12 +46,8 @@ def check_gelu_epilogues(
     """
     model_type = model_config.model_type
     conditions = (
-        Condition(is_fulfilled=config.device == "cuda", reason="requires a GPU"),
-        Condition(
-            is_fulfilled=config.precision == "bf16",
-            reason="requires bf16",
-            setting="precision=bf16",
-        ),
+        on_gpu(config),
+        in_bf16(config),
         Condition(
             is_fulfilled=FAMILIES.get(model_type) == "bert",
             reason=(
@@ -61,16 +64,8 @@ def check_gelu_epilogues(
             reason="cannot be used with float8",
             setting="float8=none",
         ),
-        # fsdp2 gathers weights in bf16 itself, without working copies.
-        Condition(
-            is_fulfilled=config.parallel.strategy != "fsdp2",
-            reason="cannot be used with fsdp2",
-            setting="parallel.strategy=zero1",
-        ),
-        Condition(
-            is_fulfilled=has_copies,
-            reason=f"cannot be used with {model_type!r}, which has no working copies",
-        ),
+        without_fsdp2(config),
+        with_working_copies(config, has_copies=has_copies),
     )
     require("gelu_epilogues", conditions, off="false")
     if device.type == "cuda":

@@ -26,7 +26,7 @@ from trainer.model.families import FAMILIES, LayerLayout
 from trainer.model.fixed_sizes import FixedSizes
 from trainer.model.float8 import check_float8, use_float8
 from trainer.model.fused_loss import check_fused_loss, liger_cross_entropy
-from trainer.model.fused_norms import check_fused_norms, fuse_norms
+from trainer.model.fused_norms import DropoutSeeds, check_fused_norms, fuse_norms
 from trainer.model.gelu_epilogues import check_gelu_epilogues, use_gelu_epilogues
 from trainer.model.last_layer_queries import (
     LastLayerQueries,
@@ -91,6 +91,8 @@ class MaskedLM(nn.Module):
         """Weights in bf16; None in fp32, or if autocast or fsdp2 casts them."""
         self.no_copies_reason: str | None = None
         """Reason why autocast casts weights in every micro-batch; None otherwise."""
+        self.dropout_seeds: DropoutSeeds | None = None
+        """Seeds of the dropout that fused norms compute; None without these."""
         self._is_bf16 = config.precision == "bf16"
         self._dtype = torch.bfloat16 if self._is_bf16 else model.dtype
         """Type in which matmuls are computed."""
@@ -117,22 +119,7 @@ class MaskedLM(nn.Module):
                 config, model.device, has_copies=self.working_copies is not None
             )
             use_float8(self.layers, config.float8)
-        if config.gelu_epilogues:
-            check_gelu_epilogues(
-                config,
-                model.config,
-                device=model.device,
-                has_copies=self.working_copies is not None,
-            )
-            use_gelu_epilogues(self.layers)
-        if config.fused_norms:
-            check_fused_norms(
-                config,
-                layer_layout,
-                hidden_size=model.config.hidden_size,
-                device=model.device,
-            )
-            fuse_norms(self.layers)
+        self._use_own_kernels(config, layer_layout)
         if layer_layout is not None:
             self._skip_token_type_lookups()
 
@@ -186,6 +173,27 @@ class MaskedLM(nn.Module):
                 attention = layer.get_submodule("attention.self")
                 keep_joined(attention.get_submodule("query"))
                 keep_joined(attention.get_submodule("key"))
+
+    def _use_own_kernels(
+        self, config: TrainConfig, layer_layout: LayerLayout | None
+    ) -> None:
+        """Let Triton kernels of this package compute parts of the layers, if asked."""
+        if config.gelu_epilogues:
+            check_gelu_epilogues(
+                config,
+                self.model.config,
+                device=self.model.device,
+                has_copies=self.working_copies is not None,
+            )
+            use_gelu_epilogues(self.layers)
+        if config.fused_norms:
+            check_fused_norms(
+                config,
+                layer_layout,
+                hidden_size=self.model.config.hidden_size,
+                device=self.model.device,
+            )
+            self.dropout_seeds = fuse_norms(self.layers)
 
     def _skip_token_type_lookups(self) -> None:
         """Replace look-ups of token types, which are all 0."""
@@ -280,6 +288,8 @@ class MaskedLM(nn.Module):
 
         With a dense head, all positions are slots.
         """
+        if self.dropout_seeds is not None and self.training:
+            self.dropout_seeds.draw(batch.ids_BS.device)
         segments = 0
         if self.attention.uses_document_edges:
             segments = self.fixed_sizes.segments_for(batch)

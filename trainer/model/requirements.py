@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from trainer.config.train_config import TrainConfig
 from trainer.errors import BadConfig
 
 
@@ -17,6 +18,41 @@ class Condition:
     GPU``; messages put it after the key of the setting."""
     setting: str | None = None
     """Setting in ``train`` that fulfils the condition, as ``key=value``, if any."""
+
+
+def on_gpu(config: TrainConfig) -> Condition:
+    """Return the condition that the model is on a GPU."""
+    return Condition(is_fulfilled=config.device == "cuda", reason="requires a GPU")
+
+
+def in_bf16(config: TrainConfig) -> Condition:
+    """Return the condition that matmuls are computed in bf16."""
+    return Condition(
+        is_fulfilled=config.precision == "bf16",
+        reason="requires bf16",
+        setting="precision=bf16",
+    )
+
+
+def without_fsdp2(config: TrainConfig) -> Condition:
+    """Return the condition that the weights are not sharded by fsdp2.
+
+    It shards and gathers them itself, in bf16 and without working copies.
+    """
+    return Condition(
+        is_fulfilled=config.parallel.strategy != "fsdp2",
+        reason="cannot be used with fsdp2",
+        setting="parallel.strategy=zero1",
+    )
+
+
+def with_working_copies(config: TrainConfig, *, has_copies: bool) -> Condition:
+    """Return the condition that linear layers have working copies."""
+    model_type = config.model.config["model_type"]
+    return Condition(
+        is_fulfilled=has_copies,
+        reason=f"cannot be used with {model_type!r}, which has no working copies",
+    )
 
 
 def require(

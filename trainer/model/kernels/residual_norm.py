@@ -33,6 +33,7 @@ def residual_norm(
     *,
     eps: float,
     dropout: float = 0.0,
+    seed: torch.Tensor | None = None,
     feeds_matmul: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the layer norm of a residual sum, and the same as input of a matmul.
@@ -45,6 +46,7 @@ def residual_norm(
         bias_D: Bias of the norm.
         eps: Term that is added to the variance.
         dropout: Probability with which an element of the projection becomes 0.
+        seed: Seed of dropout, as ``draw_seeds`` returns it; None draws one.
         feeds_matmul: True if the result is also the input of a matmul.
 
     Returns:
@@ -52,10 +54,10 @@ def residual_norm(
         if ``feeds_matmul``, else None; shapes (…, D). With a result for each use,
         backward gets their gradients without adding them up before.
     """
-    seed = None
-    if dropout > 0:
-        # On the device, which the host must not wait for.
-        seed = torch.randint(_SEEDS, (1,), dtype=torch.int64, device=projection.device)
+    if dropout == 0:
+        seed = None
+    elif seed is None:
+        (seed,) = draw_seeds(1, projection.device)
     results: tuple[torch.Tensor, ...] = _ResidualNorm.apply(
         projection,
         projection_bias_D,
@@ -69,6 +71,22 @@ def residual_norm(
         torch.is_grad_enabled(),
     )  # type: ignore[no-untyped-call]
     return results[0], results[1] if feeds_matmul else None
+
+
+def draw_seeds(count: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Return seeds for dropout on a device, which the host does not wait for.
+
+    Args:
+        count: Number of seeds.
+        device: Device to draw them on.
+
+    Returns:
+        The seeds, each int64 of shape (1,).
+    """
+    # Only the first column is used: it keeps each seed at a multiple of 16 bytes, and
+    # torch.compile copies inputs at any other address.
+    seeds = torch.randint(_SEEDS, (count, 2), dtype=torch.int64, device=device)
+    return tuple(row[:1] for row in seeds)
 
 
 class _ResidualNorm(torch.autograd.Function):

@@ -123,6 +123,24 @@ def test_masks_differ_between_layers_and_steps(dataset):
     assert losses[0] != losses[1]
 
 
+def test_every_norm_of_every_forward_has_a_seed(dataset):
+    config = small_config("bert", dropout=0.3)
+    training = training_with(config, dataset)
+    batch = micro_batches(dataset, config)[0]
+    outputs = [
+        part for part in training.module.modules() if hasattr(part, "dropout_seed")
+    ]
+    drawn = []
+    for _ in range(2):
+        training.module(batch)
+        seeds = [output.dropout_seed for output in outputs]
+        # torch.compile copies inputs at other addresses.
+        assert all(seed.data_ptr() % 16 == 0 for seed in seeds)
+        drawn += [int(seed) for seed in seeds]
+    assert len(outputs) == 2 * len(training.module.layers)
+    assert len(set(drawn)) == 2 * len(outputs)
+
+
 def test_evaluation_has_no_dropout(dataset):
     config = small_config("bert", dropout=0.3)
     training = training_with(config, dataset)

@@ -1,7 +1,7 @@
 """Stand-in for FlashAttention 4 on pretended GPUs: its allocations and launches.
 
 Both were read from version 4.0.0b36, for heads of up to 64 dimensions on a Hopper GPU.
-The real package also has a compiler of its own, which the stubs of CUDA do not serve.
+The real package compiles its kernels itself, which the stubs of CUDA do not allow.
 """
 
 import torch
