@@ -8,7 +8,6 @@ the generated kernels are assumed: see ``graph_plan``.
 
 import functools
 import importlib
-import itertools
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -31,7 +30,7 @@ class CompiledFunction:
 
     Args:
         function: Function to compile.
-        module: Module whose parameters and buffers the function uses; None for a
+        module: Module whose tensors the function uses; None for a
             function of its arguments alone.
         recorder: Recorder of the allocations.
         graphs: Graphs so far, which equivalent functions share. Calls add to it.
@@ -61,8 +60,7 @@ class CompiledFunction:
             changed_args = before(module, args)
             if changed_args is not None:
                 args = changed_args
-        state = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
-        result = self._run(state, args, kwargs)
+        result = self._run(_tensors_of(module), args, kwargs)
         for after in module._forward_hooks.values():
             after(module, args, result)
         return result
@@ -76,7 +74,7 @@ class CompiledFunction:
         """Run the graph of a call, which the first call of its kind makes.
 
         Args:
-            state: Parameters and buffers of the module, by name.
+            state: Tensors of the module, by name.
             args: Positional arguments of the call.
             kwargs: Keyword arguments of the call.
         """
@@ -155,6 +153,20 @@ class CompiledFunction:
             mock.patch("trainer.compilation.checkpoint", _call_without_checkpointing),
         ):
             return torch.func.functional_call(self._module, state, args, kwargs)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters, buffers and other tensors of a module, by name.
+
+    Other tensors change with every micro-batch, such as the seeds of dropout.
+    """
+    others = {
+        f"{name}.{key}" if name else key: value
+        for name, part in module.named_modules()
+        for key, value in vars(part).items()
+        if isinstance(value, torch.Tensor)
+    }
+    return dict(module.named_parameters()) | dict(module.named_buffers()) | others
 
 
 def _checkpoints_in_forward(module: nn.Module | None) -> bool:
