@@ -21,7 +21,7 @@ DEMO := demo
 DEMO_MODELS := bert-mini docs/assets/modernbert-tiny/config.json
 DEMO_FUNCTIONS := 3000
 DEMO_MEMORY := 256MiB
-DEMO_MINUTES := 4
+DEMO_MINUTES := 7
 DEMO_STEPS := 30
 
 GPU_TIME := 10min

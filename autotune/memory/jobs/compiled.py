@@ -30,8 +30,8 @@ class CompiledFunction:
 
     Args:
         function: Function to compile.
-        module: Module whose tensors the function uses; None for a
-            function of its arguments alone.
+        module: Module whose tensors the function uses; None for a function of its
+            arguments alone.
         recorder: Recorder of the allocations.
         graphs: Graphs so far, which equivalent functions share. Calls add to it.
     """
