@@ -117,7 +117,8 @@ def fuse_norms(layers: Sequence[nn.Module]) -> DropoutSeeds:
             part.matmul_inputs = None if name == "output" else matmul_inputs
             if fused is _FusedOutput:
                 part.dropout_seed = None
-                outputs.append(part)
+                if part.dropout.p > 0:
+                    outputs.append(part)
     return DropoutSeeds(outputs)
 
 
