@@ -41,6 +41,7 @@ _LOSS_SHARE = 0.5
 """Share of the steps that both runs took, the later part, in which their losses are
 compared."""
 _READ_FROM = {
+    "confirmed": "windows as training runs",
     "training": "windows with the tuned settings",
     "windows": "windows of the worker sweep",
     "steps": "steps of the probe",
@@ -149,7 +150,10 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
             Measurement(
                 metric=decide.TRAINING_RATE,
                 of=_READ_FROM[rate.read_from]
-                + (f", {_many(rate.ranks, 'rank')}" * (rate.read_from == "training")),
+                + (
+                    f", {_many(rate.ranks, 'rank')}"
+                    * (rate.read_from in ("confirmed", "training"))
+                ),
                 estimate=rate.estimate,
             )
             for rate in training_rates(profile)

@@ -11,6 +11,7 @@ from autotune.profiles.decide.explain import meaning_of
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.trial_log import TrialLog
 from testbed.examples.checkpoints import exit_of, header_of, release_run
+from testbed.examples.kernels import near_bounds, with_kernels
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.run_rows import row_of
 from testbed.examples.trials import TRAINING_FIGURES, record
@@ -241,6 +242,27 @@ def test_compares_profiles_by_sweep_windows(workdir, compared):
     )
     assert (comparison["headline"]["of"], comparison["headline"]["verdict"]) == (
         "windows of the worker sweep",
+        "faster",
+    )
+    assert comparison["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
+
+
+def test_compares_profiles_by_what_they_promise(workdir, compared):
+    evidence = with_kernels(example_profile(), near_bounds()).evidence
+    slower = evidence.confirm
+    faster = slower.model_copy(
+        update={
+            "promised_tokens_per_s": 120.0,
+            "promised_low": 117.0,
+            "promised_high": 123.0,
+        }
+    )
+    comparison = compared(
+        _write_profile("a.toml", evidence={"confirm": slower}),
+        _write_profile("b.toml", evidence={"confirm": faster}),
+    )
+    assert (comparison["headline"]["of"], comparison["headline"]["verdict"]) == (
+        "windows as training runs, 1 rank",
         "faster",
     )
     assert comparison["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)

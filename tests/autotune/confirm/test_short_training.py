@@ -86,9 +86,13 @@ def short_training(tmp_path):
 
 @pytest.mark.system
 def test_trains_with_the_trainers_own_loop(short_training):
-    outcome = short_training(30.0)
-    assert isinstance(outcome, Measured), outcome
-    delivered = ShortTrainingFigures.of(outcome)
+    # A start takes long on a busy machine.
+    for seconds in (20.0, 60.0, 180.0):
+        outcome = short_training(seconds)
+        assert isinstance(outcome, Measured), outcome
+        delivered = ShortTrainingFigures.of(outcome)
+        if delivered.tokens_per_s is not None:
+            break
     assert delivered.steps >= 2
     assert delivered.tokens_per_s > 0
 
