@@ -140,6 +140,9 @@ def main(arguments: Sequence[str] | None) -> int:
     options_of.add_argument("--only", default="", help="configuration to tune")
     options = options_of.parse_args(arguments)
     cases = [case for case in CASES if options.only in case.name]
+    if not cases:
+        names = ", ".join(case.name for case in CASES)
+        options_of.error(f"no configuration has {options.only!r} in its name: {names}")
     sys.stderr.write("the machine: repeating a matmul\n")
     machine_half_width_share = _machine_half_width_share()
     promises = []

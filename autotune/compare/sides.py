@@ -23,7 +23,7 @@ from autotune.compare.decide import (
 )
 from autotune.errors import BadInput, UsageError
 from autotune.machine.values import is_pretended
-from autotune.profiles.decide.rates import positive_figures, training_rates
+from autotune.profiles.decide.rates import Rate, positive_figures, training_rates
 from autotune.profiles.decide.run_rates import settled_steps
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.values import Profile
@@ -149,11 +149,7 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
         headlines=tuple(
             Measurement(
                 metric=decide.TRAINING_RATE,
-                of=_READ_FROM[rate.read_from]
-                + (
-                    f", {_many(rate.ranks, 'rank')}"
-                    * (rate.read_from in ("confirmed", "training"))
-                ),
+                of=_origin_of(rate),
                 estimate=rate.estimate,
             )
             for rate in training_rates(profile)
@@ -163,6 +159,14 @@ def _profile_side(stored: StoredProfile, name: str) -> Side:
             *((_NOTHING_TIMED,) if is_pretended(made_on.driver) else ()),
         ),
     )
+
+
+def _origin_of(rate: Rate) -> str:
+    """Return what a rate was read from, with the ranks if they trained together."""
+    origin = _READ_FROM[rate.read_from]
+    if rate.read_from in ("confirmed", "training"):
+        return f"{origin}, {_many(rate.ranks, 'rank')}"
+    return origin
 
 
 def _profile_figures(profile: Profile) -> Iterable[Measurement]:
