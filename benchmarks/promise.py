@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.base.defaults import CONFIRM_WINDOW_S
 from autotune.base.interval import Interval
 from autotune.base.tables import text_table
 from autotune.base.units import format_count, format_share
 from autotune.base.window_statistics import predict_window
-from autotune.confirm.decide import LONGEST_WINDOW_S
 from autotune.confirm.values import ConfirmEvidence
 from autotune.profiles.store import read_profile
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
@@ -176,7 +176,7 @@ def _machine_half_width_share() -> float | None:
     for _ in range(MACHINE_WINDOWS):
         began_s = time.monotonic()
         count = 0
-        while (seconds := time.monotonic() - began_s) < LONGEST_WINDOW_S:
+        while (seconds := time.monotonic() - began_s) < CONFIRM_WINDOW_S:
             torch.mm(matrix, matrix)
             count += 1
         rates.append(count / seconds)
@@ -254,7 +254,7 @@ def _words(promise: Promise) -> str:
 
 def _machine_words(half_width_share: float | None) -> str:
     """Return how steady the machine is, in words."""
-    words = f"The machine's own speed in the next {LONGEST_WINDOW_S:g} s is known"
+    words = f"The machine's own speed in the next {CONFIRM_WINDOW_S:g} s is known"
     if half_width_share is None:
         return f"{words} too vaguely for an interval."
     return f"{words} to ±{format_share(half_width_share)} at 95 % confidence."

@@ -13,6 +13,10 @@ TRIAL_TIMEOUT_S = 600.0
 """Timeout of one trial, in seconds."""
 WINDOW_S = 2.0
 """Duration of one timed window, in seconds."""
+CONFIRM_WINDOW_S = 10.0
+"""Duration of a window that promises the throughput of training, in seconds."""
+CONFIRM_ROUNDS = 8
+"""Maximum number of such windows per split of the global batch."""
 BASELINE_ROUNDS = 10
 """Maximum number of timed windows per recipe."""
 VOCAB_SIZE = 30_522

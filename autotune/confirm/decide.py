@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from autotune.base.defaults import CONFIRM_WINDOW_S, WINDOW_S
 from autotune.base.estimates import TOO_NOISY, Estimate
 from autotune.base.window_statistics import (
     estimate_windows,
@@ -15,10 +16,9 @@ from autotune.confirm.values import ConfirmEvidence
 from autotune.memory.values import CurvePoint
 from autotune.profiles.decide.micro_batch import KNEE_SHARE, PredictedStep
 
-WINDOW_FACTOR = 5.0
-"""Duration of a window, as a multiple of the windows of other phases."""
-LONGEST_WINDOW_S = 10.0
-"""Duration up to which windows are longer than those of other phases, in seconds."""
+WINDOW_FACTOR = CONFIRM_WINDOW_S / WINDOW_S
+"""Duration of a window, as a multiple of the windows of other phases. Windows of 10
+seconds or more are not longer."""
 MAX_RIVALS = 2
 """Most splits that are measured beside the chosen one."""
 RIVAL_SHARE = 0.95
@@ -44,7 +44,7 @@ def confirm_window_s(window_s: float) -> float:
     Args:
         window_s: Duration of a window of other phases, in seconds.
     """
-    return max(window_s, min(LONGEST_WINDOW_S, WINDOW_FACTOR * window_s))
+    return max(window_s, min(CONFIRM_WINDOW_S, WINDOW_FACTOR * window_s))
 
 
 def rivals(steps: Sequence[PredictedStep], chosen_size: int) -> list[int]:

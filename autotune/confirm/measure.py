@@ -24,8 +24,6 @@ from autotune.trials.outcomes import Measured, Outcome, describe
 from autotune.trials.rounds import Rounds
 from autotune.workers.measure import TrainingWindows, training_trial
 
-MAX_ROUNDS = 8
-"""Most rounds of windows."""
 MIN_STEPS = 2
 """Fewest optimizer steps of a window."""
 
@@ -42,6 +40,8 @@ class SplitRunner:
     """Micro-batch sizes to measure, the chosen one first."""
     windows: Rounds
     """Measurement of the windows, with their time."""
+    max_rounds: int
+    """Most rounds of windows."""
     rates_by_size: dict[int, list[float]] = field(default_factory=dict)
     """Non-padding tokens/s of every round, by micro-batch size."""
     failures: dict[int, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class SplitRunner:
         """Return True until the promise is precise, or rounds or time are used up."""
         if rounds < MIN_WINDOWS:
             return True
-        if rounds >= MAX_ROUNDS:
+        if rounds >= self.max_rounds:
             return False
         has_time = self.windows.runner.seconds < self.training.request.budget_s
         return has_time and not is_precise(self.promised(self._fastest_size()))

@@ -2,14 +2,41 @@
 
 from autotune.base import document as doc
 from autotune.base.document import table_of
+from autotune.base.render_console import console_text
 from autotune.base.units import format_seconds, format_share
 from autotune.base.window_statistics import trimmed_mean
 from autotune.base.wording import format_number, plural
 from autotune.confirm.decide import confirmed_words
 from autotune.confirm.values import ConfirmEvidence, SplitRates
 from autotune.kernels.sections import kernels_blocks
-from autotune.profiles.decide.follow_up import tune_command
+from autotune.profiles.decide.follow_up import command, missing_probe_commands
+from autotune.profiles.store import StoredProfile
 from autotune.report.values import ReportedProfile
+
+
+def confirm_text(confirm: ConfirmEvidence, stored: StoredProfile) -> str:
+    """Return the promised and delivered rate and the next command, for the console.
+
+    Args:
+        confirm: Evidence of the confirmation.
+        stored: Profile as it was before.
+    """
+    pairs = [("profile", str(stored.path))]
+    next_command = command("report", stored.path)
+    earlier_size = stored.profile.train.micro_batch_size
+    size = confirm.rows[0].micro_batch_size
+    if size != earlier_size:
+        change = f"micro-batch {earlier_size} → {size}, which is faster"
+        if stored.profile.evidence.baseline is not None:
+            change += "; the speedup over untuned settings was that of the earlier one"
+            next_command = command("baseline", stored.path)
+        pairs.append(("changed", change))
+    pairs.append(("next", next_command))
+    blocks = (
+        *_confirmation(confirm),
+        doc.Pairs(pairs=tuple((name, (words,)) for name, words in pairs)),
+    )
+    return console_text(blocks)
 
 
 def confirm_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
@@ -17,6 +44,22 @@ def confirm_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     confirm = reported.profile.evidence.confirm
     if confirm is None:
         return (_missing("Throughput as training will run", reported),)
+    return _confirmation(confirm)
+
+
+def kernels_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
+    """Return the section on the slowest kernels of a step, and their bounds."""
+    confirm = reported.profile.evidence.confirm
+    if confirm is None:
+        return (_missing("Kernels of a step", reported),)
+    if confirm.kernels is None:
+        reason = confirm.not_profiled or "not profiled"
+        return (doc.Missing(subject="Kernels of a step", state=reason, commands=()),)
+    return kernels_blocks(confirm.kernels)
+
+
+def _confirmation(confirm: ConfirmEvidence) -> tuple[doc.Block, ...]:
+    """Return what was promised and delivered, and the splits that were measured."""
     facts: list[tuple[str, doc.Words]] = [
         ("Promised and delivered", (confirmed_words(confirm),))
     ]
@@ -34,21 +77,13 @@ def confirm_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
     return (doc.Pairs(pairs=tuple(facts)), _splits_table(confirm))
 
 
-def kernels_section(reported: ReportedProfile) -> tuple[doc.Block, ...]:
-    """Return the section on the slowest kernels of a step, and their bounds."""
-    confirm = reported.profile.evidence.confirm
-    if confirm is None:
-        return (_missing("Kernels of a step", reported),)
-    if confirm.kernels is None:
-        reason = confirm.not_profiled or "not profiled"
-        return (doc.Missing(subject="Kernels of a step", state=reason, commands=()),)
-    return kernels_blocks(confirm.kernels)
-
-
 def _missing(subject: str, reported: ReportedProfile) -> doc.Missing:
     """Return that a part was not measured, with the command that measures it."""
-    command = tune_command(reported.profile.train.model, "DIR")
-    return doc.Missing(subject=subject, commands=(command,))
+    commands = (
+        *missing_probe_commands(reported.profile, reported.path),
+        f"autotune confirm {reported.quoted}",
+    )
+    return doc.Missing(subject=subject, commands=commands)
 
 
 def _splits_table(confirm: ConfirmEvidence) -> doc.Table:

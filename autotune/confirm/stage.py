@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from autotune.base.defaults import CONFIRM_ROUNDS
 from autotune.base.files import write_atomically
 from autotune.base.units import format_seconds
-from autotune.confirm.decide import confirm_window_s, rivals
-from autotune.confirm.measure import MAX_ROUNDS, SplitRunner
+from autotune.confirm.decide import rivals
+from autotune.confirm.measure import SplitRunner
 from autotune.confirm.profile_kernels import profile_kernels
 from autotune.confirm.short_training import END_TIMEOUT_S, ShortTraining
 from autotune.confirm.values import (
@@ -35,7 +36,9 @@ def confirm_profile(
     bench: Session,
     stored: StoredProfile,
     request: SweepRequest,
+    *,
     training_s: float,
+    max_rounds: int = CONFIRM_ROUNDS,
 ) -> ConfirmEvidence:
     """Measure the profile's settings as training will run, and write the result.
 
@@ -45,16 +48,16 @@ def confirm_profile(
     Args:
         bench: Session on the machine and the dataset.
         stored: Profile that was probed here.
-        request: Windows to measure, with their time budget. Their duration is that of
-            other phases.
+        request: Windows to measure. Their time budget includes the training.
         training_s: Time of a training at the end, its start included.
+        max_rounds: Most rounds of windows.
 
     Raises:
         ProfileRejected: If the profile is of another machine, model or dataset.
         OutOfTime: If the deadline leaves no time for three rounds.
         Undecided: If a window of the chosen split failed.
     """
-    request = replace(request, window_s=confirm_window_s(request.window_s))
+    request = replace(request, budget_s=max(0.0, request.budget_s - training_s))
     train = stored.profile.train
     probe = require_local_probe(stored, bench.fingerprint(train.model))
     ranks = local_ranks(bench.site, request.local_ranks or probe.local_ranks)
@@ -63,7 +66,7 @@ def confirm_profile(
     )
     sizes = [train.micro_batch_size, *rivals(steps, train.micro_batch_size)]
     with bench.phase(
-        "confirm", stored.path, train.model, request, MAX_ROUNDS * len(sizes)
+        "confirm", stored.path, train.model, request, max_rounds * len(sizes)
     ) as trial_runner:
         windows = Rounds(runner=trial_runner)
         splits = SplitRunner(
@@ -71,6 +74,7 @@ def confirm_profile(
             probe=probe,
             sizes=sizes,
             windows=windows,
+            max_rounds=max_rounds,
         )
         size = splits.run()
         rows = splits.rows(size)

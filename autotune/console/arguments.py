@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-_TAKE_PROFILE = ("workers", "network", "baseline", "train")
+_TAKE_PROFILE = ("workers", "network", "confirm", "baseline", "train")
 
 
 def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:

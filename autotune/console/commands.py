@@ -30,6 +30,7 @@ COMMANDS = (
     _command("probe", "memory", "Find the largest micro-batch that fits."),
     _command("workers", "workers", "Find the fewest DataLoader workers that suffice."),
     _command("network", "network", "Find the fastest gradient synchronisation."),
+    _command("confirm", "confirm", "Measure what training from a profile delivers."),
     _command("baseline", "baseline", "Measure the speedup over untuned settings."),
     _command("report", "report", "Write a report as HTML, Markdown and JSON."),
     _command("compare", "compare", "Show which differences exceed noise."),

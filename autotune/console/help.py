@@ -19,7 +19,7 @@ from trainer.documentation import documentation_path
 
 SECTIONS: Mapping[str, str] = {
     "Start here": "doctor estimate data",
-    "Tune": "tune probe workers network baseline",
+    "Tune": "tune probe workers network confirm baseline",
     "Review": "report compare profile advise",
     "Run": "plan train status",
 }
@@ -57,6 +57,7 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
         _PROFILE,
         "--loader my_module:build_loader --step-time 120ms",
     ),
+    "confirm": ("tune.md#promised-and-delivered", _PROFILE, f"{_PROFILE} --window 30s"),
     "baseline": ("tune.md#run-one-phase-at-a-time", _PROFILE),
     "network": (
         "slurm.md#how-many-nodes-pay-off",

@@ -76,6 +76,7 @@ def tuning_commands(reported: ReportedProfile) -> list[str]:
         ),
         "workers": f"autotune workers {reported.quoted} {data_and_ranks}",
         "network": f"autotune network {reported.quoted} {data_option}",
+        "confirm": f"autotune confirm {reported.quoted} {data_and_ranks}",
         "baseline": f"autotune baseline {reported.quoted} {data_and_ranks}",
         "advise": f"autotune advise {reported.quoted} --apply",
     }

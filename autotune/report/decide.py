@@ -1,17 +1,20 @@
 """The bottleneck that a report names, and the quality of its measurements. Pure."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from autotune.advice.values import Bottleneck
-from autotune.base.defaults import WINDOW_S
+from autotune.base.defaults import CONFIRM_WINDOW_S, WINDOW_S
+from autotune.base.estimates import TOO_NOISY
 from autotune.base.interval import Interval
 from autotune.base.units import format_seconds, format_share
 from autotune.base.window_statistics import MIN_WINDOWS
 from autotune.base.wording import plural
-from autotune.baseline.values import RecipeName, RecipeRow, row_of
+from autotune.baseline.values import BaselineEvidence, RecipeName, row_of
 from autotune.confirm.decide import confirmed_words
+from autotune.confirm.values import ConfirmEvidence
 from autotune.machine.decide import is_busy
 from autotune.memory.decide.throughput_dip import dip_words
 from autotune.profiles.decide.follow_up import probe_command
@@ -19,6 +22,7 @@ from autotune.profiles.decide.rates import tuned_rate
 from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.trials.outcomes import Contaminated
 from autotune.trials.values import FinishedTrial
+from autotune.workers.values import WorkersEvidence
 
 BASELINES: dict[RecipeName, str] = {
     "hf-trainer": "defaults",
@@ -31,6 +35,22 @@ WIDE_SHARE, VERY_WIDE_SHARE = 0.05, 0.15
 doubtful, and from which poor."""
 ENOUGH_STEPS = 30
 """Fewest steps of a run that show a bottleneck better than the windows of a tuning."""
+USUAL_BUDGET_S = 600.0
+"""Least time limit of a command that measures again, in seconds."""
+
+RepeatablePhase = Literal["probe", "workers", "confirm", "baseline"]
+"""Phases that a command repeats, in the order of a tuning; later ones rest on earlier
+ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A reason to doubt the measurements of a tuning."""
+
+    reason: str
+    phase: RepeatablePhase | None = None
+    """Phase to repeat; None if repeating is no help."""
+    is_serious: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,89 +92,149 @@ def quality_of(one: ReportedProfile) -> Quality:
     It is ``low`` for one serious doubt or three others, ``medium`` for fewer, else
     ``high``.
     """
-    doubts, evidence = list(_doubts(one)), one.profile.evidence
-    low = len(doubts) > 2 or any(serious for serious, _, _ in doubts)
-    grade: Literal["high", "medium", "low"] = (
-        "low" if low else "medium" if doubts else "high"
-    )
-    # The first one, on which others rest.
-    stage = next((stage for _, _, stage in doubts if stage), None)
-    command = probe_command(one.profile, one.path) if stage == "probe" else None
-    if stage in ("workers", "baseline"):
-        window_s = max(
-            [
-                WINDOW_S,
-                *(
-                    2 * found.window_s
-                    for found in (evidence.workers, evidence.baseline)
-                    if found
-                ),
-            ]
-        )
-        command = (
-            f"autotune {stage} {one.quoted} --window {window_s:g}s --time-limit 10min"
-        )
+    doubts = list(_doubts(one))
+    grade: Literal["high", "medium", "low"] = "high"
+    if len(doubts) > 2 or any(doubt.is_serious for doubt in doubts):
+        grade = "low"
+    elif doubts:
+        grade = "medium"
+    doubtful = {doubt.phase for doubt in doubts}
+    phases: tuple[RepeatablePhase, ...] = get_args(RepeatablePhase)
+    commands = [_command_to_repeat(one, phase) for phase in phases if phase in doubtful]
     return Quality(
-        grade=grade, reasons=tuple(reason for _, reason, _ in doubts), command=command
+        grade=grade,
+        reasons=tuple(doubt.reason for doubt in doubts),
+        command=commands[0] if commands else None,
     )
 
 
-def _doubts(one: ReportedProfile) -> Iterator[tuple[bool, str, str | None]]:
-    """Yield each doubt: whether it is serious, its reason, and the phase to repeat.
+def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
+    """Return the command that measures a phase again, in windows twice as long.
 
-    The phase is None if repeating is no help.
+    Windows as long as before would be reused from the trial log.
     """
-    evidence, rate = one.profile.evidence, tuned_rate(one.profile)
-    if evidence.probe is None:
-        yield True, "the micro-batch was not probed", "probe"
-        return
-    if evidence.workers is None:
-        yield False, "DataLoader workers were not measured", "workers"
-    elif evidence.workers.undecided_between:
-        yield (
-            False,
-            (
-                f"{' or '.join(map(str, evidence.workers.undecided_between))} workers:"
-                " undecided"
-            ),
-            "workers",
-        )
-    tuned = row_of(evidence.baseline, "tuned")
-    if evidence.baseline is None or tuned is None:
-        yield False, "not compared with defaults", "baseline"
-    else:
-        if (windows := len(tuned.tokens_per_s)) < FEW_WINDOWS:
-            yield (
-                windows < MIN_WINDOWS,
-                f"only {plural(windows, 'window')} per recipe",
-                "baseline",
-            )
-        if evidence.baseline.window_s < SHORT_WINDOW_S:
-            yield (
-                False,
-                f"windows of only {format_seconds(evidence.baseline.window_s)}",
-                "baseline",
-            )
-    yield from _wide_intervals(
-        evidence.baseline.rows if evidence.baseline else (),
-        rate.interval if rate else None,
+    evidence = one.profile.evidence
+    if phase == "probe":
+        return probe_command(one.profile, one.path)
+    shortest_s, budget_s = WINDOW_S, USUAL_BUDGET_S
+    measured: Sequence[WorkersEvidence | BaselineEvidence | ConfirmEvidence | None]
+    measured = (evidence.workers, evidence.baseline)
+    if phase == "confirm":
+        shortest_s, measured = CONFIRM_WINDOW_S, (evidence.confirm,)
+        if evidence.confirm is not None:
+            budget_s = max(budget_s, 2 * evidence.confirm.seconds)
+    earlier_s = [found.window_s for found in measured if found is not None]
+    window_s = max([shortest_s, *(2 * earlier for earlier in earlier_s)])
+    return (
+        f"autotune {phase} {one.quoted} --window {window_s:g}s"
+        f" --time-limit {math.ceil(budget_s / 60)}min"
     )
-    yield from _busy_hosts(one.trials)
-    if disturbed := sum(isinstance(done.outcome, Contaminated) for done in one.trials):
-        yield (
-            False,
-            f"{plural(disturbed, 'trial')} disturbed by other load or throttling",
-            "baseline",
+
+
+def _doubts(one: ReportedProfile) -> Iterator[Doubt]:
+    """Yield the doubts about a tuning's measurements."""
+    evidence = one.profile.evidence
+    if evidence.probe is None:
+        yield Doubt("the micro-batch was not probed", "probe", is_serious=True)
+        return
+    yield from _doubts_on_workers(evidence.workers)
+    yield from _doubts_on_baseline(evidence.baseline)
+    rate = tuned_rate(one.profile)
+    if rate is not None:
+        # The rate of a confirmation is that of its own windows.
+        is_confirmed = rate.read_from == "confirmed"
+        phase: RepeatablePhase = "confirm" if is_confirmed else "baseline"
+        yield from _wide_interval(
+            "throughput", rate.interval, phase, measurements=rate.estimate.n
         )
+    yield from _wide_speedups(evidence.baseline)
+    yield from _busy_hosts(one.trials)
+    disturbed = sum(isinstance(done.outcome, Contaminated) for done in one.trials)
+    if disturbed:
+        trials = plural(disturbed, "trial")
+        yield Doubt(f"{trials} disturbed by other load or throttling", "baseline")
     dip = evidence.probe.dip
     if dip is not None and not dip.kernels:
-        yield False, dip_words(dip), None
+        yield Doubt(dip_words(dip))
     confirm = evidence.confirm
     if confirm is not None and confirm.is_kept is False:
-        yield False, f"outside the promised interval: {confirmed_words(confirm)}", None
+        words = confirmed_words(confirm)
+        yield Doubt(f"outside the promised interval: {words}", "confirm")
 
 
-def _busy_hosts(trials: Sequence[FinishedTrial]) -> Iterator[tuple[bool, str, str]]:
+def _doubts_on_workers(workers: WorkersEvidence | None) -> Iterator[Doubt]:
+    """Yield a doubt if the number of DataLoader workers is not known."""
+    if workers is None:
+        yield Doubt("DataLoader workers were not measured", "workers")
+    elif workers.undecided_between:
+        counts = " or ".join(map(str, workers.undecided_between))
+        yield Doubt(f"{counts} workers: undecided", "workers")
+
+
+def _doubts_on_baseline(baseline: BaselineEvidence | None) -> Iterator[Doubt]:
+    """Yield the doubts about a comparison with few or short windows, or without one."""
+    tuned = row_of(baseline, "tuned")
+    if baseline is None or tuned is None:
+        yield Doubt("not compared with defaults", "baseline")
+        return
+    windows = len(tuned.tokens_per_s)
+    if windows < FEW_WINDOWS:
+        yield Doubt(
+            f"only {plural(windows, 'window')} per recipe",
+            "baseline",
+            is_serious=windows < MIN_WINDOWS,
+        )
+    if baseline.window_s < SHORT_WINDOW_S:
+        duration = format_seconds(baseline.window_s)
+        yield Doubt(f"windows of only {duration}", "baseline")
+
+
+def _wide_speedups(baseline: BaselineEvidence | None) -> Iterator[Doubt]:
+    """Yield a doubt for each speedup that may be none, or is known only roughly."""
+    for row in baseline.rows if baseline else ():
+        speedup = row.bounded_speedup
+        if row.name not in BASELINES or speedup is None:
+            continue
+        name = f"speedup over {BASELINES[row.name]}"
+        low, high = speedup.low, speedup.high
+        if low is not None and high is not None and low <= 1 <= high:
+            yield Doubt(
+                f"the {name} may be none: its interval includes 1",
+                "baseline",
+                is_serious=True,
+            )
+        else:
+            yield from _wide_interval(
+                name, speedup, "baseline", measurements=len(row.tokens_per_s)
+            )
+
+
+def _wide_interval(
+    name: str, interval: Interval, phase: RepeatablePhase, *, measurements: int
+) -> Iterator[Doubt]:
+    """Yield a doubt if a value is known only roughly.
+
+    Args:
+        name: Name of the value, in words.
+        interval: The value, without bounds if they would be too wide to use.
+        phase: Phase that measured it.
+        measurements: Number of measurements. Less than three never have bounds; other
+            doubts say so.
+    """
+    if interval.low is None or interval.high is None:
+        if measurements >= MIN_WINDOWS:
+            yield Doubt(f"{name} {TOO_NOISY}", phase, is_serious=True)
+        return
+    half_width = (interval.high - interval.low) / 2 / interval.value
+    if half_width > WIDE_SHARE:
+        yield Doubt(
+            f"{name} known only within ±{format_share(half_width)}",
+            phase,
+            is_serious=half_width > VERY_WIDE_SHARE,
+        )
+
+
+def _busy_hosts(trials: Sequence[FinishedTrial]) -> Iterator[Doubt]:
     """Yield a doubt if trials ran beside other programs: the highest load."""
     sites = [
         trial.made_on
@@ -166,38 +246,5 @@ def _busy_hosts(trials: Sequence[FinishedTrial]) -> Iterator[tuple[bool, str, st
         return
     load, cpus = busiest.load_average_1min, busiest.allotted_cpus
     if is_busy(load, cpus):
-        yield (
-            False,
-            f"the machine was busy when a command began: load average {load:.2f} with"
-            f" {cpus} CPU cores",
-            "baseline",
-        )
-
-
-def _wide_intervals(
-    rows: Sequence[RecipeRow], rate: Interval | None
-) -> Iterator[tuple[bool, str, str]]:
-    known = {
-        f"speedup over {BASELINES[row.name]}": row.bounded_speedup
-        for row in rows
-        if row.name in BASELINES
-    }
-    for name, interval in {"throughput": rate, **known}.items():
-        if (
-            interval is not None
-            and interval.low is not None
-            and interval.high is not None
-        ):
-            half = (interval.high - interval.low) / 2 / interval.value
-            if name in known and interval.low <= 1 <= interval.high:
-                yield (
-                    True,
-                    f"the {name} may be none: its interval includes 1",
-                    "baseline",
-                )
-            elif half > WIDE_SHARE:
-                yield (
-                    half > VERY_WIDE_SHARE,
-                    f"{name} known only within ±{format_share(half)}",
-                    "baseline",
-                )
+        words = f"load average {load:.2f} with {cpus} CPU cores"
+        yield Doubt(f"the machine was busy when a command began: {words}", "baseline")

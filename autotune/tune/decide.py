@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from autotune.base.units import format_seconds
-from autotune.confirm.decide import confirm_window_s
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName
 
 LEAST_WINDOWS: dict[StageName, int] = {
@@ -35,12 +34,10 @@ run."""
 def least_s(name: StageName, trial_s: float, window_s: float) -> float:
     """Return the approximate minimum seconds of a phase.
 
-    ``trial_s`` is a trial's overhead, ``window_s`` the time of a window.
+    ``trial_s`` is a trial's overhead, ``window_s`` the time of a window of the phase.
     """
     if name == "probe":
         return LEAST_PROBES * trial_s
-    if name == "confirm":
-        window_s = confirm_window_s(window_s)
     return (
         LEAST_WINDOWS[name] * (trial_s + window_s)
         if name in LEAST_WINDOWS

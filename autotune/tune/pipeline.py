@@ -17,7 +17,7 @@ from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
 from autotune.baseline.stage import compare_recipes
-from autotune.confirm.decide import confirmed_words
+from autotune.confirm.decide import confirm_window_s, confirmed_words
 from autotune.confirm.stage import confirm_profile
 from autotune.errors import (
     AutotuneError,
@@ -194,9 +194,7 @@ class Tuning:
         """
         parts: dict[StageName, float] = {stage.name: 0.0 for stage in self.view.planned}
         for stage in self.view.planned:
-            parts[stage.name] += least_s(
-                stage.name, self._trial_s, self.request.window_s
-            )
+            parts[stage.name] += self._least_s(stage)
         sys.stderr.write(
             least_time_text(
                 "tune",
@@ -206,15 +204,19 @@ class Tuning:
             )
         )
 
+    def _least_s(self, stage: Stage) -> float:
+        """Return the approximate minimum seconds of a phase."""
+        window_s = self.request.window_s
+        if stage.name == "confirm":
+            window_s = confirm_window_s(window_s)
+        return least_s(stage.name, self._trial_s, window_s)
+
     def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
         """Run a phase, or record why it is skipped."""
         if stage.over:
             return
         left_s = self.view.budget_s - self.view.elapsed_s
-        least, why = (
-            least_s(stage.name, self._trial_s, self.request.window_s),
-            self._why_not(stage),
-        )
+        least, why = self._least_s(stage), self._why_not(stage)
         if not why and stage.name in BUDGET_WEIGHTS and left_s < least:
             why = (
                 f"requires at least {format_seconds(least)}, and"
@@ -314,10 +316,11 @@ class Tuning:
         self, bench: Session, stored: StoredProfile, request: SweepRequest
     ) -> str:
         """Measure the tuned settings as training will run, and train for a moment."""
-        train_s = training_s(self.view.budget_s, len(self.request.probes))
-        windows_s = max(0.0, request.budget_s - train_s)
         confirmed = confirm_profile(
-            bench, stored, replace(request, budget_s=windows_s), train_s
+            bench,
+            stored,
+            replace(request, window_s=confirm_window_s(request.window_s)),
+            training_s=training_s(self.view.budget_s, len(self.request.probes)),
         )
         return confirmed_words(confirmed)
 
@@ -434,7 +437,12 @@ def measure_between_nodes(found_by: Path, request: SweepRequest) -> TuningResult
         short = replace(request, budget_s=min(60 * REPEATED_MINUTES, request.budget_s))
         with open_session(stored.profile.train.device, request.data) as bench:
             if "confirm" in dropped:
-                confirm_profile(bench, stored, short, training_s(short.budget_s, 1))
+                confirm_profile(
+                    bench,
+                    stored,
+                    replace(short, window_s=confirm_window_s(short.window_s)),
+                    training_s=training_s(short.budget_s, models=1),
+                )
                 stored = read_profile(path)
             if "baseline" in dropped:
                 compare_recipes(bench, stored, short)

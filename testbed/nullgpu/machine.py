@@ -21,7 +21,7 @@ CUDA_OUT_OF_MEMORY, CUDA_LAUNCH_FAILURE = 2, 719
 NCCL_CUDA_ERROR, NCCL_SYSTEM_ERROR, NCCL_REMOTE_ERROR = 1, 2, 6
 NVML_NOT_SUPPORTED, NVML_NO_PERMISSION, NVML_DRIVER_NOT_LOADED = 3, 4, 9
 
-MEASURING = frozenset({"probe", "workers", "network", "baseline", "tune"})
+MEASURING = frozenset({"probe", "workers", "network", "confirm", "baseline", "tune"})
 """Commands that are rejected on login nodes, which a machine with ``sbatch`` is taken
 for."""
 

@@ -42,6 +42,7 @@ COMMANDS = (
     f"probe --model bert-mini {QUICK_TUNING} --out p.toml",
     "workers p.toml --here --data data --time-limit 20s --window 0.2s",
     "network p.toml --here --data data --ranks 2 --time-limit 20s",
+    "confirm p.toml --here --data data --time-limit 20s --window 0.2s",
     "baseline p.toml --here --data data --time-limit 20s --window 0.2s",
     "advise p.toml --data data",
     "plan p.toml --data data --steps 100",

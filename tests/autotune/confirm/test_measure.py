@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.confirm.measure import MAX_ROUNDS, SplitRunner
+from autotune.base.defaults import CONFIRM_ROUNDS
+from autotune.confirm.measure import SplitRunner
 from autotune.errors import OutOfTime, Undecided
 from autotune.memory.values import CurvePoint
 from autotune.trials.outcomes import Crashed, Measured, Outcome
@@ -101,6 +102,7 @@ def runner_of(simulation: Simulation, directory: Path, budget_s=600.0) -> SplitR
         windows=Rounds(
             runner=runner_on(simulation.machine, directory, simulation.clock)
         ),
+        max_rounds=CONFIRM_ROUNDS,
     )
 
 
@@ -162,7 +164,7 @@ def test_failure_of_the_choice_ends_the_phase(tmp_path):
 def test_noise_takes_all_rounds(tmp_path):
     simulation = Simulation(padded_tokens_per_s={CHOSEN_SIZE: 1e5}, noise=noisy)
     runner_of(simulation, tmp_path).run()
-    assert len(simulation.windows) == MAX_ROUNDS
+    assert len(simulation.windows) == CONFIRM_ROUNDS
 
 
 def test_budget_ends_noisy_rounds(tmp_path):

@@ -54,6 +54,7 @@ _BRIEFLY = "tiny.toml --data data --window 0.2s --time-limit 3min"
 MEASURED = [
     f"probe {_SHAPE} --out tiny.toml",
     f"workers {_BRIEFLY}",
+    f"confirm {_BRIEFLY}",
     f"baseline {_BRIEFLY}",
     (
         f"tune {_SHAPE} --window 0.2s --time-limit 0.2min --skip network --skip"

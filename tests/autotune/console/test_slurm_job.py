@@ -198,7 +198,9 @@ def test_network_job_has_two_nodes(workdir, says):
     assert "--dry-run" not in script
 
 
-@pytest.mark.parametrize("command", ["workers", "baseline", "network", "probe", "tune"])
+@pytest.mark.parametrize(
+    "command", ["workers", "confirm", "baseline", "network", "probe", "tune"]
+)
 def test_login_node_suggests_a_job(says, sbatch, patterned_dataset, command):
     subject = ["--model", "bert-mini"] if command in ("probe", "tune") else ["p.toml"]
     typed = [

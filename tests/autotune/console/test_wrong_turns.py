@@ -14,6 +14,7 @@ PLAN = ["plan", "planned.toml"]
 PREDICT = ["network", "--predict", "scaled.toml"]
 NETWORK = ["network", "--data", "corpus"]
 WORKERS = ["workers", "p.toml"]
+CONFIRM = ["confirm", "p.toml"]
 BASELINE = ["baseline", "p.toml"]
 
 
@@ -118,6 +119,8 @@ WRONG_TURNS = [
     (WORKERS, ["--max-workers", "-1"], 2, "--max-workers"),
     (WORKERS, ["--step-time", "0ms"], 2, "--step-time"),
     (WORKERS, ["--step-time", "60"], 2, "Write --step-time 60ms"),
+    (CONFIRM, ["--rounds", "2"], 2, "--rounds"),
+    (CONFIRM, ["--window", "30"], 2, "Write --window 30s"),
     (BASELINE, ["--rounds", "0"], 2, "--rounds"),
     (BASELINE, ["--ranks", "0"], 2, "--ranks"),
 ]
@@ -135,7 +138,7 @@ def test_wrong_turns_name_the_next_step(says, profiles, command, options, code, 
         assert sorted(profiles.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", ["workers", "baseline"])
+@pytest.mark.parametrize("command", ["workers", "confirm", "baseline"])
 def test_profile_without_probe_submits_nothing(says, profiles, sbatch, command):
     text = (profiles / "p.toml").read_text()
     (profiles / "p.toml").write_text(

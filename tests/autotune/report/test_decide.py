@@ -53,7 +53,7 @@ def dip(*kernels):
     return {"probe": FULL.probe.model_copy(update={"dip": found})}
 
 
-def promise(delivered_tokens_per_s):
+def promise(delivered_tokens_per_s, **changes):
     """Return evidence that training was promised 97.5 to 102.5 tokens/s."""
     profile = with_kernels(example_profile("d"), near_bounds())
     delivered = DeliveredTraining(
@@ -61,7 +61,7 @@ def promise(delivered_tokens_per_s):
     )
     return {
         "confirm": profile.evidence.confirm.model_copy(
-            update={"delivered": delivered, "not_delivered": None}
+            update={"delivered": delivered, "not_delivered": None} | changes
         )
     }
 
@@ -90,8 +90,32 @@ GROWN = GrownKernel(name=LAYER_NORM_BACKWARD, ratio=4.5, added_s_per_token=3.5e-
         ),
         (dip(), "medium", "no kernel explains it", None),
         (dip(GROWN), "high", "", None),
-        (promise(92.0), "medium", "outside the promised interval", None),
+        (promise(92.0), "medium", "outside the promised interval", "confirm"),
         (promise(100.0), "high", "", None),
+        (
+            promise(100.0, promised_low=94.0, promised_high=106.0),
+            "medium",
+            "throughput known only within ±6.0 %",
+            "confirm",
+        ),
+        (
+            promise(100.0, promised_low=None, promised_high=None),
+            "low",
+            "throughput too noisy for so few measurements",
+            "confirm",
+        ),
+        (
+            baseline(speedup=2.0, speedup_low=None, speedup_high=None),
+            "low",
+            "speedup over defaults too noisy for so few measurements",
+            "baseline",
+        ),
+        (
+            baseline(windows=2) | promise(92.0),
+            "low",
+            "only 2 windows per recipe; outside the promised interval",
+            "confirm",
+        ),
         (
             {"trials": (DISTURBED,)},
             "medium",
@@ -124,6 +148,10 @@ GROWN = GrownKernel(name=LAYER_NORM_BACKWARD, ratio=4.5, added_s_per_token=3.5e-
         "dip with a reason",
         "promise not kept",
         "promise kept",
+        "wide promise",
+        "promise without bounds",
+        "speedup without bounds",
+        "promise not kept after few windows",
         "disturbed trial",
         "quiet machine",
         "busy machine",
@@ -152,6 +180,21 @@ def test_doubts_lower_the_grade(evidence, grade, reason, stage):
     assert (quality.command or "none").startswith(
         f"autotune {stage} " if stage else "none"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"window_s": 2.0}, "--window 10s --time-limit 10min"),
+        ({"window_s": 10.0, "seconds": 100.0}, "--window 20s --time-limit 10min"),
+        ({"window_s": 20.0, "seconds": 500.0}, "--window 40s --time-limit 17min"),
+    ],
+)
+def test_promise_is_measured_again_in_longer_windows(changes, options):
+    evidence = promise(92.0, **changes)
+    profile = but(example_profile("d"), evidence=baseline() | evidence)
+    quality = quality_of(reported(profile=profile))
+    assert quality.command == f"autotune confirm profiles/m.toml {options}"
 
 
 def test_long_run_decides_the_bottleneck():

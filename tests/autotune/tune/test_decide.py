@@ -100,9 +100,3 @@ def test_estimate_follows_finished_trials(name, progress, expected_s):
         "report": USUAL_S["report"],
     }
     assert {name: least_s(name, 3.0, 2.0) for name in expected} == expected
-
-
-def test_windows_of_confirm_are_longer():
-    rounds = LEAST_WINDOWS["confirm"]
-    assert least_s("confirm", 2.0, 1.0) == rounds * (2.0 + 5.0)
-    assert least_s("workers", 2.0, 1.0) == LEAST_WINDOWS["workers"] * (2.0 + 1.0)

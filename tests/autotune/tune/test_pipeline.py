@@ -75,6 +75,7 @@ class Stages:
         self.clock = FakeClock()
         self.calls = []
         self.minutes = {}
+        self.window_s = {}
         self.errors = {}
         self.local_ranks = 1
         self.traced = []
@@ -107,6 +108,7 @@ class Stages:
         self.calls.append((stage, model))
         if request is not None:
             self.minutes[stage, model] = request.budget_s / 60
+            self.window_s[stage, model] = request.window_s
             self.ends_s = request.budget_ends_s
         self.clock.sleep(TOOK_S.get(stage, 0.0))
         if error := self.errors.get((stage, model)):
@@ -155,7 +157,7 @@ class Stages:
         stored.path.write_text(profile_to_toml(chosen))
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
-    def confirm_profile(self, bench, stored, request, training_s):
+    def confirm_profile(self, bench, stored, request, *, training_s):
         self.does("confirm", stored.profile.train.model.name, request)
         self.training_s = training_s
         return CONFIRMED
@@ -410,11 +412,15 @@ def test_phases_share_the_remaining_time(stages):
     for model in ("a", "b"):
         for name, weight in weights.items():
             share_s = remaining_s * weight / total
-            if name == "confirm":
-                share_s -= stages.training_s
             assert shares_s[name, model] == pytest.approx(share_s)
             remaining_s -= TOOK_S[name]
             total -= weight
+
+
+def test_windows_of_confirm_are_longer(stages):
+    stages.run(window_s=1.0)
+    assert stages.window_s["workers", "a"] == 1.0
+    assert stages.window_s["confirm", "a"] == 5.0
 
 
 def test_training_takes_a_tenth_of_the_time_at_most(stages):

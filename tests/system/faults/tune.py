@@ -41,7 +41,7 @@ TINY = {
     "intermediate_size": 128,
     "max_position_embeddings": 64,
 }
-STAGES = ("probe", "explore", "workers", "baseline", "report")
+STAGES = ("probe", "explore", "workers", "confirm", "baseline", "report")
 LONGEST_PAUSE_S = 3.0
 """Longest time from the start of a stage to the kill."""
 ROOT = Path(__file__).parents[3]
@@ -57,10 +57,11 @@ tune.least_s = lambda *_: 0.0
 def share_s(stages, stage, left_s):
     return 6.0 if stage.name in BUDGET_WEIGHTS else None
 tune.share_s = share_s
+tune.training_s = lambda *_, **__: 15.0
 sys.exit(cli.run(sys.argv[1:]))
 """
-"""Each stage has six seconds, however long others took, so that replays decide
-alike."""
+"""Each stage has six seconds, however long others took, so that replays decide alike.
+The training at the end of ``confirm`` has 15 more, enough for its start."""
 STAGE_BEFORE = dict(zip(STAGES, ("estimate", *STAGES), strict=False))
 
 

@@ -1,0 +1,87 @@
+"""``autotune confirm``: the throughput that a profile promises, and training delivers.
+
+Windows of training and a short training are measured, and written into the profile.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from autotune.base.defaults import CONFIRM_ROUNDS, CONFIRM_WINDOW_S
+from autotune.console.options import (
+    SweepOptions,
+    duration,
+    grouped,
+    option,
+    time_limit,
+)
+from autotune.console.slurm_job import JobOptions, profile_job
+
+
+@grouped
+def confirm(
+    context: typer.Context,
+    *,
+    sweep: SweepOptions,
+    window_s: Annotated[
+        float,
+        duration(
+            "--window",
+            "30s",
+            "Duration of one timed window. Longer windows narrow the interval.",
+            CONFIRM_WINDOW_S,
+            least_s=0.1,
+        ),
+    ] = CONFIRM_WINDOW_S,
+    rounds: Annotated[
+        int,
+        option(
+            "N",
+            "Maximum rounds of windows; fewer once the interval is within 2.5 %.",
+            min=3,
+            max=100,
+        ),
+    ] = CONFIRM_ROUNDS,
+    time_limit_s: Annotated[float, time_limit("10min")] = 600.0,
+    job: JobOptions,
+) -> None:
+    """Measure what training from a profile delivers.
+
+    Promises tokens/s from windows of training, each a separate process, then trains for
+    a tenth of the time limit, at most a minute. If another split of the global batch is
+    surely faster, the profile gets it.
+    """
+    from autotune.base.answer_json import answer_json
+    from autotune.confirm.sections import confirm_text
+    from autotune.confirm.stage import confirm_profile
+    from autotune.profiles.local_probe import require_local_probe
+    from autotune.profiles.store import read_profile
+    from autotune.trials.session import open_session
+    from autotune.tune.decide import sweep_time_text, training_s
+
+    stored = read_profile(sweep.profile)
+    require_local_probe(stored)
+    train = stored.profile.train
+    request = sweep.request(stored, job.reports, time_limit_s, window_s=window_s)
+    purpose = (
+        f"Measures the throughput of training {train.model.name}, and writes it into"
+        f" {stored.path}."
+    )
+    if job.submitted_or_rejected(
+        context, profile_job("confirm", purpose, stored, request)
+    ):
+        return
+    sys.stderr.write(sweep_time_text("confirm", train.device, window_s, time_limit_s))
+    with open_session(train.device, request.data) as bench:
+        confirmed = confirm_profile(
+            bench,
+            stored,
+            request,
+            training_s=training_s(time_limit_s, models=1),
+            max_rounds=rounds,
+        )
+    if job.as_json:
+        print(answer_json(confirmed))
+    else:
+        print(confirm_text(confirmed, stored))
