@@ -65,8 +65,10 @@ def confirm_profile(
         probe.curve, global_batch_size=train.global_batch_size, ranks=ranks
     )
     sizes = [train.micro_batch_size, *rivals(steps, train.micro_batch_size)]
+    # Besides windows, kernels are profiled and a training runs.
+    expected_trials = max_rounds * len(sizes) + 2
     with bench.phase(
-        "confirm", stored.path, train.model, request, max_rounds * len(sizes)
+        "confirm", stored.path, train.model, request, expected_trials
     ) as trial_runner:
         windows = Rounds(runner=trial_runner)
         splits = SplitRunner(

@@ -23,6 +23,12 @@ roundings to bf16, which are 2**-8 each."""
 @pytest.fixture(autouse=True)
 def allow_cpu(monkeypatch):
     """Let the kernels compute on a CPU, which the setting rejects."""
+    from trainer.model.kernels import residual_norm, residual_norm_triton
+
+    # Triton's interpreter takes as long for a large tile as for a small one. Tests of
+    # the kernels alone have the tiles of a GPU.
+    monkeypatch.setattr(residual_norm_triton, "_TILE_ROWS", 64)
+    monkeypatch.setattr(residual_norm, "_MIN_ROWS_PER_PROGRAM", 64)
     # Each test compiles another model by the same code.
     torch._dynamo.reset()
     for check in ("check_fused_norms", "check_gelu_epilogues"):
