@@ -14,6 +14,7 @@ from autotune.machine.decide import is_busy
 from autotune.machine.host import SystemHost
 from autotune.memory.decide.memory_model import (
     MemoryModel,
+    SlotsOf,
     fit_memory_model,
     largest_micro_batch_size,
 )
@@ -24,6 +25,7 @@ from autotune.trials.outcomes import Measured, TimedOut
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import TrialRequest
 from trainer.config.train_config import TrainConfig
+from trainer.data.head_slots import head_slots
 
 FIRST_SIZES = (8, 64)
 """Micro-batch sizes that are traced first: far enough apart to show the growth of each
@@ -226,13 +228,25 @@ def _trace_more(
         figures = _run_trace(request, machine, new_sizes)
         all_traces += figures.traces
         alike = _like_the_largest(all_traces)
-        memory_model = fit_memory_model(alike)
+        memory_model = fit_memory_model(alike, _slots_of(request))
         if memory_model is not None and len(alike) > 1:
             return _TracedSizes(
                 memory_model=memory_model, traces=tuple(alike), figures=figures
             )
     raise _cannot_trace(
         request, "its allocations change order with the micro-batch size"
+    )
+
+
+def _slots_of(request: AnyTraceRequest) -> SlotsOf | None:
+    """Return the function of the slots of a sparse MLM head; None without one."""
+    if not isinstance(request, TraceRequest):
+        return None
+    config = request.config
+    if config.mlm_head != "sparse":
+        return None
+    return lambda size: head_slots(
+        size * config.seq_length_tokens, config.masking_probability
     )
 
 

@@ -4,11 +4,12 @@ It gives the peak, the terms of the peak, and the largest micro-batch that fits.
 
 Traces of different sizes have the same allocations in the same order, with other sizes
 in bytes. Between two traced sizes each allocation is interpolated separately; the
-sequence is then replayed through the device's allocator.
+sequence is then replayed through the device's allocator. A difference of a few bytes
+may decide whether a block is reused, and so change the peak by a per cent.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,9 @@ from autotune.memory.decide.overheads import (
 from autotune.memory.values import MemoryBreakdown, Term, Trace
 
 Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+SlotsOf = Callable[[int], int]
+"""Function that returns the slots of the MLM head for a micro-batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +49,16 @@ class MemoryModel:
     """CUDA stream on which each allocation is used; shape (A,)."""
     events: Int64
     """``i``: allocation i is made; ``-1 - i``: it is released."""
+    slots_of: SlotsOf | None
+    """Slots of the head, which are rounded up; None if no allocation follows them."""
+    follows_slots: Bool
+    """True for allocations that are proportional to the slots; shape (A,)."""
 
     def sizes_bytes(self, micro_batch_size: int) -> Int64:
         """Return the size of each allocation for a micro-batch, shape (A,).
 
         Sizes are interpolated between two traces, and extrapolated outside of them.
+        Those that follow the slots of the head are exact.
         """
         traced_sizes = self.micro_batch_sizes
         position = np.searchsorted(traced_sizes, micro_batch_size)
@@ -62,6 +71,11 @@ class MemoryModel:
         # Floor division of the negated growth rounds the growth up.
         negated_growth = lower_bytes - self.traced_bytes[upper]
         interpolated: Int64 = lower_bytes - negated_growth * distance // traced_distance
+        if self.slots_of is not None:
+            follows = self.follows_slots
+            slots = self.slots_of(micro_batch_size)
+            traced_slots = self.slots_of(int(traced_sizes[lower]))
+            interpolated[follows] = lower_bytes[follows] * slots // traced_slots
         return np.maximum(interpolated, 0)
 
     def running_bytes(self, micro_batch_size: int) -> Int64:
@@ -80,8 +94,15 @@ class MemoryModel:
         return int(parameters_bytes.max(initial=0))
 
 
-def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
+def fit_memory_model(
+    traces: Sequence[Trace], slots_of: SlotsOf | None = None
+) -> MemoryModel | None:
     """Return the memory model of traces; only that of two or more predicts sizes.
+
+    Args:
+        traces: Traces of different micro-batch sizes.
+        slots_of: Slots of a sparse MLM head. They are ignored unless the traces have
+            these numbers of them.
 
     Returns:
         None if the terms or the order of the traces' allocations differ.
@@ -97,16 +118,41 @@ def fit_memory_model(traces: Sequence[Trace]) -> MemoryModel | None:
         [allocation.size_bytes for allocation in trace.allocations] for trace in ordered
     ]
     streams = [allocation.stream for allocation in first.allocations]
+    sizes = [trace.micro_batch_size for trace in ordered]
+    slots = [trace.predicted_tokens for trace in ordered]
+    follows_slots = np.zeros(len(terms), dtype=np.bool_)
+    if slots_of is not None and slots == [slots_of(size) for size in sizes]:
+        follows_slots = _is_proportional(traced_bytes, slots)
+        # Others may also seem to, if the slots of these sizes are not rounded.
+        follows_slots &= ~_is_proportional(traced_bytes, sizes)
     return MemoryModel(
-        micro_batch_sizes=np.array(
-            [trace.micro_batch_size for trace in ordered], dtype=np.int64
-        ),
+        micro_batch_sizes=np.array(sizes, dtype=np.int64),
         traced_bytes=np.array(traced_bytes, dtype=np.int64),
         term_of=np.array([index_of[term] for term in terms], dtype=np.int64),
         terms=tuple(index_of),
         streams=np.array(streams, dtype=np.int64),
         events=np.array(first.events, dtype=np.int64),
+        slots_of=slots_of if follows_slots.any() else None,
+        follows_slots=follows_slots,
     )
+
+
+def _is_proportional(
+    traced_bytes: Sequence[Sequence[int]], numbers: Sequence[int]
+) -> Bool:
+    """Return which allocations are proportional to a number that differs, shape (A,).
+
+    Args:
+        traced_bytes: Size of each allocation in each trace; shape (R, A).
+        numbers: The number in each trace.
+    """
+    bytes_RA = np.array(traced_bytes, dtype=np.int64)
+    number_R1 = np.array(numbers, dtype=np.int64)[:, np.newaxis]
+    if len(set(numbers)) == 1:
+        return np.zeros(bytes_RA.shape[1], dtype=np.bool_)
+    is_equal_RA = bytes_RA * number_R1[0] == bytes_RA[0] * number_R1
+    is_proportional: Bool = is_equal_RA.all(axis=0)
+    return is_proportional
 
 
 def _terms_of(trace: Trace) -> list[str]:

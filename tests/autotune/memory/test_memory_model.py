@@ -125,6 +125,55 @@ def test_evenly_growing_sizes_are_exact(size):
     assert sizes_bytes == [block.size_bytes(size) for block in EVEN_BLOCKS]
 
 
+def slots_of(size: int) -> int:
+    """Return 10 slots for each sequence, rounded up to a multiple of 64."""
+    return 64 * math.ceil(10 * size / 64)
+
+
+def model_of_a_head(traced_sizes: Sequence[int], slots_of_traces=slots_of):
+    """Return the model of parameters, activations and 8 bytes for each slot."""
+    traces = []
+    for size in traced_sizes:
+        sizes_bytes = {
+            Term.PARAMETERS: 5000,
+            "activations": 4096 * size,
+            Term.HEAD: 8 * slots_of(size),
+        }
+        blocks = [
+            Allocation(size_bytes=size_bytes, term=term)
+            for term, size_bytes in sizes_bytes.items()
+        ]
+        slots = slots_of_traces(size)
+        traces.append(trace_of(size, blocks, [0, 1, 2], predicted_tokens=slots))
+    model = fit_memory_model(traces, slots_of)
+    assert model is not None
+    return model
+
+
+@pytest.mark.parametrize("traced_sizes", [(8, 100), (7, 40, 99)])
+@given(size=st.integers(1, 1000))
+def test_slots_of_the_head_are_exact(traced_sizes, size):
+    sizes_bytes = model_of_a_head(traced_sizes).sizes_bytes(size).tolist()
+    assert sizes_bytes == [5000, 4096 * size, 8 * slots_of(size)]
+
+
+def test_other_numbers_of_slots_are_ignored():
+    def other_slots_of(size: int) -> int:
+        return slots_of(size) + 64
+
+    model = model_of_a_head((8, 100), other_slots_of)
+    between_bytes = model.sizes_bytes(50)[2]
+    growth_bytes = 8 * (slots_of(100) - slots_of(8))
+    assert between_bytes == 8 * slots_of(8) + math.ceil(growth_bytes * 42 / 92)
+    assert between_bytes != 8 * slots_of(50)
+
+
+def test_traces_with_equal_slots_show_no_growth():
+    model = model_of_a_head((1, 6))
+    assert slots_of(1) == slots_of(6)
+    assert model.sizes_bytes(50).tolist() == [5000, 4096 * 50, 8 * 64]
+
+
 @given(size=st.integers(TRACED_SIZES[0], TRACED_SIZES[-1]))
 def test_other_sizes_lie_between_their_neighbours(size):
     (size_bytes,) = model_of_an_uneven_block(TRACED_SIZES).sizes_bytes(size)
