@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from autotune.base.units import MIB
 from autotune.memory.decide.caching_allocator import LARGE_PAGE_BYTES
-from autotune.memory.decide.largest_within import largest_within
+from autotune.memory.decide.largest_within import largest_below_gaps
 
 GROWTH = 4
 """Factor by which sizes grow, without a prediction, until two of them show a slope."""
@@ -239,10 +239,13 @@ def _predicted_size(search: _Search, corrected_bytes: BytesBySize) -> int:
 def _largest_predicted(
     search: _Search, predicted_bytes: BytesBySize, limit_bytes: int
 ) -> int:
-    """Return the largest size that is predicted to stay within a limit."""
-    return largest_within(
-        predicted_bytes, limit_bytes, low=search.fits, top=search.max_size
-    )
+    """Return the largest size that is predicted to stay within a limit.
+
+    It is below sizes that are predicted to exceed it, as smaller sizes than the answer
+    must fit, and at least the largest that fits.
+    """
+    largest = largest_below_gaps(predicted_bytes, limit_bytes, top=search.max_size)
+    return max(search.fits, largest)
 
 
 def _error_share(*, trials_out_of_memory: int) -> float:
