@@ -14,10 +14,9 @@ from autotune.base.window_statistics import MIN_WINDOWS
 from autotune.base.wording import plural
 from autotune.baseline.values import BaselineEvidence, RecipeName, row_of
 from autotune.confirm.decide import confirmed_words
-from autotune.confirm.values import ConfirmEvidence
 from autotune.machine.decide import is_busy
 from autotune.memory.decide.throughput_dip import dip_words
-from autotune.profiles.decide.follow_up import probe_command
+from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.trials.outcomes import Contaminated
@@ -113,21 +112,26 @@ def _command_to_repeat(one: ReportedProfile, phase: RepeatablePhase) -> str:
 
     Windows as long as before would be reused from the trial log.
     """
-    evidence = one.profile.evidence
     if phase == "probe":
         return probe_command(one.profile, one.path)
-    shortest_s, budget_s = WINDOW_S, USUAL_BUDGET_S
-    measured: Sequence[WorkersEvidence | BaselineEvidence | ConfirmEvidence | None]
-    measured = (evidence.workers, evidence.baseline)
+    evidence = one.profile.evidence
+    budget_s = USUAL_BUDGET_S
     if phase == "confirm":
-        shortest_s, measured = CONFIRM_WINDOW_S, (evidence.confirm,)
+        windows_s = [CONFIRM_WINDOW_S]
         if evidence.confirm is not None:
+            windows_s.append(2 * evidence.confirm.window_s)
             budget_s = max(budget_s, 2 * evidence.confirm.seconds)
-    earlier_s = [found.window_s for found in measured if found is not None]
-    window_s = max([shortest_s, *(2 * earlier for earlier in earlier_s)])
-    return (
-        f"autotune {phase} {one.quoted} --window {window_s:g}s"
-        f" --time-limit {math.ceil(budget_s / 60)}min"
+    else:
+        windows_s = [WINDOW_S]
+        if evidence.workers is not None:
+            windows_s.append(2 * evidence.workers.window_s)
+        if evidence.baseline is not None:
+            windows_s.append(2 * evidence.baseline.window_s)
+    return command(
+        phase,
+        one.path,
+        window=f"{max(windows_s):g}s",
+        time_limit=f"{math.ceil(budget_s / 60)}min",
     )
 
 
@@ -141,7 +145,7 @@ def _doubts(one: ReportedProfile) -> Iterator[Doubt]:
     yield from _doubts_on_baseline(evidence.baseline)
     rate = tuned_rate(one.profile)
     if rate is not None:
-        # The rate of a confirmation is that of its own windows.
+        # Only another confirmation changes a rate that a confirmation measured.
         is_confirmed = rate.read_from == "confirmed"
         phase: RepeatablePhase = "confirm" if is_confirmed else "baseline"
         yield from _wide_interval(
