@@ -37,8 +37,9 @@ def aot_eager(monkeypatch):
 def _check_compiled(config: TrainConfig, dataset: TokenDataset) -> None:
     """Assert that compiled layers learn the same, and are compiled once."""
     torch.compiler.reset()  # other tests have compiled layers of the same code
-    compiled = training_of(config.model_copy(update={"compile": True}), dataset)
-    batches = micro_batches(dataset, config, steps=8)
+    compiled_config = config.model_copy(update={"compile": True})
+    compiled = training_of(compiled_config, dataset)
+    batches = micro_batches(dataset, compiled_config, steps=8)
     # This also compares the names of parameters, as layers are compiled in place. The
     # compiler adds up numbers in another order in every layer.
     assert_gradients_agree(

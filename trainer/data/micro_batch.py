@@ -1,35 +1,31 @@
 """Micro-batch: the tensors with which one forward and backward pass is computed.
 
-Ids and positions are copied to the device in their small stored types, and widened
-there.
+Ids are copied to the device in their small stored type, and widened there.
 
 Shapes: B sequences of a micro-batch, S positions of a sequence, N samples in the
-micro-batch, P tokens to predict.
+micro-batch, M segments, P tokens to predict, K slots of the MLM head.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
+from trainer.data.array_types import Ids, Int64
+from trainer.data.head_slots import sufficient_slots
+from trainer.data.joined_tensors import JoinedTensors
 from trainer.data.masking import IGNORED_LABEL
 from trainer.data.position import Position
+from trainer.data.segment_indices import segment_indices, slot_indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """One micro-batch on the host, or, after ``to``, on a device."""
 
-    ids_BS: torch.Tensor
-    """Ids, uint16 or uint32 as stored, with special tokens, masks and padding."""
-    starts_N: torch.Tensor
-    """Start of each sample in the flattened sequences, int32, ascending."""
-    tokens_N: torch.Tensor
-    """Tokens of each sample, int32, special tokens included."""
-    predicted_P: torch.Tensor
-    """Positions of the tokens to predict in the flattened sequences, int32."""
-    targets_P: torch.Tensor
-    """Original ids of the tokens to predict, in the type of ``ids_BS``."""
+    tensors: JoinedTensors
+    """The tensors, which are also attributes of this object."""
     non_padding_tokens: int
     """Tokens of all samples, special tokens included."""
     predicted_tokens: int
@@ -42,24 +38,134 @@ class MicroBatch:
     """Position of the job after this optimizer step; only with the last micro-batch of
     a step."""
 
+    @classmethod
+    def from_samples(
+        cls,
+        ids_BS: Ids,
+        *,
+        starts_N: Int64,
+        tokens_N: Int64,
+        predicted_P: Int64,
+        targets_P: Ids,
+        fixed_slots: int | None,
+        after: Position | None = None,
+    ) -> "MicroBatch":
+        """Make a micro-batch of samples that lie in its sequences.
+
+        The samples of a sequence follow one another from its first position on.
+
+        Args:
+            ids_BS: Ids with special tokens, masks and padding.
+            starts_N: Start of each sample in the flattened sequences, ascending.
+            tokens_N: Tokens of each sample, special tokens included.
+            predicted_P: Positions of the tokens to predict in the flattened sequences,
+                ascending.
+            targets_P: Original ids of the tokens to predict.
+            fixed_slots: Slots that the head has for a micro-batch, as
+                ``head_slots.fixed_slots`` returns them.
+            after: Position of the job after this optimizer step, with the last
+                micro-batch of a step.
+        """
+        sequences, width = ids_BS.shape
+        segments = segment_indices(
+            starts_N, starts_N + tokens_N, sequences=sequences, width=width
+        )
+        slots = slot_indices(
+            predicted_P,
+            targets_P,
+            slots=sufficient_slots(len(predicted_P), fixed_slots),
+            segment_edges=segments.edges,
+        )
+        arrays = {
+            "ids_BS": ids_BS,
+            "starts_N": starts_N.astype(np.int32),
+            "tokens_N": tokens_N.astype(np.int32),
+            "predicted_P": predicted_P.astype(np.int32),
+            "targets_P": targets_P,
+            "segment_edges": segments.edges,
+            "segment_BS": segments.segment_T.reshape(sequences, width),
+            "index_BS": segments.index_T.reshape(sequences, width),
+            "slot_position_K": slots.position_K,
+            "slot_label_K": slots.label_K,
+            "slot_edges": slots.edges,
+        }
+        sequence_edges = np.arange(0, ids_BS.size + 1, width)
+        return cls(
+            tensors=JoinedTensors.join(arrays),
+            non_padding_tokens=int(tokens_N.sum()),
+            predicted_tokens=len(predicted_P),
+            most_predicted_in_sequence=_most_per_sequence(predicted_P, sequence_edges),
+            # Every other segment is the padding of a sequence.
+            padded_sequences=len(segments.edges) - 1 - len(starts_N),
+            after=after,
+        )
+
+    @property
+    def ids_BS(self) -> torch.Tensor:
+        """Ids, uint16 or uint32 as stored, with special tokens, masks and padding."""
+        return self.tensors["ids_BS"]
+
+    @property
+    def starts_N(self) -> torch.Tensor:
+        """Start of each sample in the flattened sequences, int32, ascending."""
+        return self.tensors["starts_N"]
+
+    @property
+    def tokens_N(self) -> torch.Tensor:
+        """Tokens of each sample, int32, special tokens included."""
+        return self.tensors["tokens_N"]
+
+    @property
+    def predicted_P(self) -> torch.Tensor:
+        """Positions of the tokens to predict in the flattened sequences, int32."""
+        return self.tensors["predicted_P"]
+
+    @property
+    def targets_P(self) -> torch.Tensor:
+        """Original ids of the tokens to predict, in the type of ``ids_BS``."""
+        return self.tensors["targets_P"]
+
+    @property
+    def segment_edges(self) -> torch.Tensor:
+        """Edges of segments, int32, shape (M + 1,), as ``SegmentIndices.edges``."""
+        return self.tensors["segment_edges"]
+
+    @property
+    def segment_BS(self) -> torch.Tensor:
+        """Number of the segment that each position is in, int32, counted from 0."""
+        return self.tensors["segment_BS"]
+
+    @property
+    def index_BS(self) -> torch.Tensor:
+        """Index of each position in its segment, int32."""
+        return self.tensors["index_BS"]
+
+    @property
+    def slot_position_K(self) -> torch.Tensor:
+        """Position of each slot of the head, int64, ascending."""
+        return self.tensors["slot_position_K"]
+
+    @property
+    def slot_label_K(self) -> torch.Tensor:
+        """Label of each slot of the head, int64; ``IGNORED_LABEL`` for unused ones."""
+        return self.tensors["slot_label_K"]
+
+    @property
+    def slot_edges(self) -> torch.Tensor:
+        """Number of slots before each of ``segment_edges``, int32, shape (M + 1,)."""
+        return self.tensors["slot_edges"]
+
     def to(self, device: torch.device) -> "MicroBatch":
         """Copy to a device, asynchronously if the memory is pinned."""
-        return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._moved(lambda buffer: buffer.to(device, non_blocking=True))
 
     def pin_memory(self) -> "MicroBatch":
         """Copy to page-locked memory; called by the DataLoader."""
         return self._moved(torch.Tensor.pin_memory)
 
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
-        """Return a micro-batch whose tensors are those that ``move`` returns."""
-        return replace(
-            self,
-            ids_BS=move(self.ids_BS),
-            starts_N=move(self.starts_N),
-            tokens_N=move(self.tokens_N),
-            predicted_P=move(self.predicted_P),
-            targets_P=move(self.targets_P),
-        )
+        """Return a micro-batch whose buffer is the one that ``move`` returns."""
+        return replace(self, tensors=self.tensors.moved(move))
 
     def wide_ids_BS(self) -> torch.Tensor:
         """Return the ids as int64, which embeddings require."""
@@ -93,3 +199,13 @@ class MicroBatch:
         predicted_P = self.predicted_P.to(torch.int64)
         labels_BS.view(-1)[predicted_P] = self.targets_P.to(torch.int64)
         return labels_BS
+
+
+def _most_per_sequence(predicted_P: Int64, sequence_edges: Int64) -> int:
+    """Return the number of positions to predict in the sequence that has most.
+
+    ``predicted_P`` is ascending, so bisection finds the number of positions before each
+    edge; the differences are those inside each sequence.
+    """
+    predicted_before_edge = np.searchsorted(predicted_P, sequence_edges)
+    return int(np.diff(predicted_before_edge).max())

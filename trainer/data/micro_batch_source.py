@@ -4,13 +4,13 @@ import contextlib
 import math
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.array_types import Ids, Int64
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
 from trainer.data.dataset import TokenDataset
+from trainer.data.head_slots import fixed_slots
 from trainer.data.masking import Masker
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.sampler import MicroBatchPlan
@@ -34,6 +34,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
     ) -> None:
         self._dataset = dataset
         self._plan = plan
+        self._fixed_slots = fixed_slots(config)
         self._special_ids = dataset.manifest.special_ids
         self._masker = Masker(
             vocab_size=dataset.manifest.used_vocab_size,
@@ -55,19 +56,14 @@ class MicroBatchSource(Dataset[MicroBatch]):
         starts = segments.sequences * width + segments.positions
         ids = self._read_samples(segments, starts, width)
         predicted, targets = self._mask(ids, starts + 1, segments)
-        lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
-        sequence_edges = np.arange(0, len(ids) + 1, width)
-        return MicroBatch(
-            ids_BS=torch.from_numpy(ids.reshape(-1, width)),
-            starts_N=torch.from_numpy(starts.astype(np.int32)),
-            tokens_N=torch.from_numpy(lengths.astype(np.int32)),
-            predicted_P=torch.from_numpy(predicted.astype(np.int32)),
-            targets_P=torch.from_numpy(targets),
-            non_padding_tokens=int(lengths.sum()),
-            predicted_tokens=len(predicted),
-            padded_sequences=_count_padded(starts + lengths, sequence_edges),
+        return MicroBatch.from_samples(
+            ids.reshape(-1, width),
+            starts_N=starts,
+            tokens_N=segments.tokens + SPECIAL_TOKENS_PER_SAMPLE,
+            predicted_P=predicted,
+            targets_P=targets,
+            fixed_slots=self._fixed_slots,
             after=plan.after,
-            most_predicted_in_sequence=_most_per_sequence(predicted, sequence_edges),
         )
 
     def _read_samples(self, segments: Segments, starts: Int64, width: int) -> Ids:
@@ -125,22 +121,3 @@ class MicroBatchSource(Dataset[MicroBatch]):
                 f" {directory}"
             ),
         )
-
-
-def _count_padded(sample_ends: Int64, sequence_edges: Int64) -> int:
-    """Return the number of sequences that end in padding.
-
-    A sequence is full if one of its samples ends at its right edge.
-    """
-    is_full = np.isin(sequence_edges[1:], sample_ends)
-    return len(is_full) - int(is_full.sum())
-
-
-def _most_per_sequence(predicted: Int64, sequence_edges: Int64) -> int:
-    """Return the number of positions to predict in the sequence that has most.
-
-    ``predicted`` is ascending, so bisection finds the number of positions before each
-    edge; the differences are those inside each sequence.
-    """
-    predicted_before_edge = np.searchsorted(predicted, sequence_edges)
-    return int(np.diff(predicted_before_edge).max())

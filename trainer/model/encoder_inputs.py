@@ -3,14 +3,15 @@
 The encoder builds a mask itself only for ``row``: its own mask knows the padding, but
 not the documents of a sequence.
 
-Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents,
-D hidden.
+Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, M segments,
+which are documents or padding, D hidden.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from trainer.data.micro_batch import MicroBatch
@@ -28,9 +29,6 @@ class EncoderInputs:
 
     arguments: dict[str, Any]
     """Keyword arguments of the encoder's forward."""
-    document_BS: torch.Tensor | None = None
-    """Document of each position, as ``document_positions`` returns it; only for
-    sdpa."""
     edges: torch.Tensor | None = None
     """Edges of documents and of padding, int32, ascending; only for varlen and fa4."""
 
@@ -73,7 +71,9 @@ def encoder_inputs(
                 batch, packing, model, dtype=dtype, window_tokens=window_tokens
             )
         case "varlen" | "fa4":
-            edges = document_edges(batch, segments)
+            edges = edges_with_empty_segments(
+                batch.segment_edges, segments, end=batch.ids_BS.numel()
+            )
             inputs = _segmented_inputs(batch, packing, model, edges)
             if kernels is not None:
                 inputs.arguments["varlen_kernels"] = kernels
@@ -90,15 +90,13 @@ def _masked_inputs(
 ) -> EncoderInputs:
     """Return whole sequences with masks."""
     ids_BS = batch.wide_ids_BS()
-    document_BS, index_BS = document_positions(batch)
-    position_BS = index_BS + packing.first_position
+    segment_BS = batch.segment_BS
+    position_BS = _position_ids(batch, packing)
     arguments: dict[str, Any] = {"input_ids": ids_BS, "position_ids": position_BS}
     if packing.needs_embeddings:
         arguments["input_ids"] = None
-        arguments["inputs_embeds"] = _embed(
-            model, ids_BS, position_BS, document_BS, documents=len(batch.starts_N)
-        )
-    is_allowed_BSS = document_BS[:, :, None] == document_BS[:, None, :]
+        arguments["inputs_embeds"] = _embed(model, batch, ids_BS, position_BS)
+    is_allowed_BSS = segment_BS[:, :, None] == segment_BS[:, None, :]
     mask: Any = additive_mask(is_allowed_BSS, dtype)
     if window_tokens is not None:
         position_S = torch.arange(batch.ids_BS.shape[1], device=batch.ids_BS.device)
@@ -110,7 +108,7 @@ def _masked_inputs(
             "sliding_attention": additive_mask(is_allowed_BSS & is_near_SS, dtype),
         }
     arguments["attention_mask"] = mask
-    return EncoderInputs(arguments=arguments, document_BS=document_BS)
+    return EncoderInputs(arguments=arguments)
 
 
 def _segmented_inputs(
@@ -118,43 +116,42 @@ def _segmented_inputs(
 ) -> EncoderInputs:
     """Return one long sequence with the edges of its segments."""
     ids_BS = batch.wide_ids_BS()
-    index_T = torch.arange(ids_BS.numel(), dtype=torch.int32, device=edges.device)
-    segment_T = torch.searchsorted(edges, index_T, right=True, out_int32=True) - 1
-    begin_T = edges.index_select(0, segment_T)
-    # Padding has positions too, in segments of its own that no document attends to.
-    position_T = (index_T - begin_T + packing.first_position).to(torch.int64)
     ids_1T = ids_BS.reshape(1, -1)
-    position_1T = position_T.unsqueeze(0)
+    position_1T = _position_ids(batch, packing).reshape(1, -1)
     arguments: dict[str, Any] = {"input_ids": ids_1T, "position_ids": position_1T}
     if packing.needs_embeddings:
-        document_BS, _ = document_positions(batch)
         arguments["input_ids"] = None
-        arguments["inputs_embeds"] = _embed(
-            model,
-            ids_1T,
-            position_1T,
-            document_BS.reshape(1, -1),
-            documents=len(batch.starts_N),
-        )
+        arguments["inputs_embeds"] = _embed(model, batch, ids_1T, position_1T)
     arguments["cu_seq_lens_q"] = edges
     arguments["max_length_q"] = ids_BS.shape[1]
     return EncoderInputs(arguments=arguments, edges=edges)
 
 
+def _position_ids(batch: MicroBatch, packing: Packing) -> torch.Tensor:
+    """Return the position of each token in its document, int32, shape (B, S).
+
+    Padding has positions too; no document attends to it.
+    """
+    if packing.first_position == 0:
+        return batch.index_BS
+    return batch.index_BS + packing.first_position
+
+
 def _embed(
     model: PreTrainedModel,
+    batch: MicroBatch,
     ids_BS: torch.Tensor,
     position_BS: torch.Tensor,
-    document_BS: torch.Tensor,
-    *,
-    documents: int,
 ) -> torch.Tensor:
-    """Return the result of the encoder's embedding layer, without a padding mask."""
+    """Return the result of the encoder's embedding layer, without a padding mask.
+
+    Ids and positions have the shape that the encoder takes: (B, S) or (1, T).
+    """
     encoder: Any = model.base_model
     embeds_BSD = encoder.get_input_embeddings()(ids_BS)
     if getattr(model.config, "token_dropout", False):
         is_mask_BS = ids_BS == model.config.mask_token_id
-        scale_BS = _token_dropout_scale(is_mask_BS, document_BS, documents)
+        scale_BS = _token_dropout_scale(is_mask_BS, batch)
         embeds_BSD = (embeds_BSD * scale_BS.unsqueeze(-1)).to(embeds_BSD.dtype)
     embedded_BSD: torch.Tensor = encoder.embeddings(
         inputs_embeds=embeds_BSD, position_ids=position_BS
@@ -162,81 +159,42 @@ def _embed(
     return embedded_BSD
 
 
-def _token_dropout_scale(
-    is_mask_BS: torch.Tensor, document_BS: torch.Tensor, documents: int
-) -> torch.Tensor:
-    """Return ESM's token dropout as a factor for each embedding, fp32, shape (B, S).
+def _token_dropout_scale(is_mask_BS: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    """Return ESM's token dropout as a factor for each embedding, fp32.
 
     ESM zeroes the embeddings of mask tokens and scales the others by
     (1 - _ESM_MASKED_SHARE) / (1 - share of mask tokens), as in ``EsmEmbeddings``. There
     the share is that of the whole sequence, here that of each document.
     """
-    # Mask tokens and all tokens of each document; document 0 is the padding.
-    counts_N2 = is_mask_BS.new_zeros((documents + 1, 2), dtype=torch.float32)
+    segments = len(batch.segment_edges) - 1
+    segment_BS = batch.segment_BS.reshape(is_mask_BS.shape)
+    # Mask tokens and all tokens of each document or padding.
+    counts_M2 = is_mask_BS.new_zeros((segments, 2), dtype=torch.float32)
     ones_BS = torch.ones_like(is_mask_BS)
-    counts_N2.index_add_(
+    counts_M2.index_add_(
         0,
-        document_BS.flatten(),
+        segment_BS.flatten(),
         torch.stack([is_mask_BS, ones_BS], -1).flatten(0, 1).float(),
     )
-    share_BS = (counts_N2[:, 0] / counts_N2[:, 1])[document_BS]
+    share_BS = (counts_M2[:, 0] / counts_M2[:, 1])[segment_BS]
     return torch.where(is_mask_BS, 0.0, (1 - _ESM_MASKED_SHARE) / (1 - share_BS))
 
 
-def document_positions(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the document of each position, and the position's index in it.
-
-    Documents are int32 and counted from 1, indices int64. Both have shape (B, S) and
-    are 0 on padding.
-    """
-    shape = batch.ids_BS.shape
-    device = batch.ids_BS.device
-    starts_N = batch.starts_N.to(torch.int64)
-    begins_T = torch.zeros(batch.ids_BS.numel(), dtype=torch.int32, device=device)
-    begins_T.index_fill_(0, starts_N, 1)
-    document_T = begins_T.cumsum(0, dtype=torch.int32)
-    # Positions before the first document belong to a document 0 without tokens.
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    start_T = torch.cat([zero, starts_N]).index_select(0, document_T)
-    tokens_N = batch.tokens_N.to(torch.int64)
-    tokens_T = torch.cat([zero, tokens_N]).index_select(0, document_T)
-    index_T = torch.arange(len(document_T), device=device) - start_T
-    is_token_T = index_T < tokens_T
-    document_BS = torch.where(is_token_T, document_T, 0).reshape(shape)
-    index_BS = torch.where(is_token_T, index_T, 0).reshape(shape)
-    return document_BS, index_BS
-
-
-def document_edges(batch: MicroBatch, segments: int) -> torch.Tensor:
-    """Return the edges of documents and of padding, ascending from 0 to T.
-
-    Padding behind a sequence's documents attends to itself, as kernels leave positions
-    outside all edges undefined, and assume that no segment is longer than a sequence.
-    Segments are empty only at the end.
+def edges_with_empty_segments(
+    edges: torch.Tensor, segments: int, *, end: int
+) -> torch.Tensor:
+    """Return edges of a fixed number of segments, of which the last ones are empty.
 
     Args:
-        batch: The micro-batch.
-        segments: Smallest number of segments; empty ones are added up to it.
+        edges: Edges of the segments, int32, shape (M + 1,).
+        segments: Smallest number of segments.
+        end: The last edge.
 
     Returns:
-        The edges, int32, shape (max(segments, N + B) + 1,).
+        The edges, int32, shape (max(segments, M) + 1,).
     """
-    sequences, width = batch.ids_BS.shape
-    positions = sequences * width
-    documents = len(batch.starts_N)
-    begin_B = width * torch.arange(
-        sequences, dtype=torch.int32, device=batch.ids_BS.device
-    )
-    # Padding begins where the last document of its sequence ends.
-    sequence_N = (batch.starts_N // width).to(torch.int64)
-    padding_B = begin_B.scatter_reduce(
-        0, sequence_N, batch.starts_N + batch.tokens_N, "amax"
-    )
-    # A full sequence has none: its edge moves to the end.
-    padding_B.masked_fill_(padding_B >= begin_B + width, positions)
-    empty_segments = max(segments - documents - sequences, 0)
-    ends = begin_B.new_full((empty_segments + 1,), positions)
-    return torch.cat([batch.starts_N, padding_B, ends]).sort().values
+    missing = max(0, segments + 1 - len(edges))
+    return functional.pad(edges, (0, missing), value=end)
 
 
 def additive_mask(is_allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

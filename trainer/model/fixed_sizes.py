@@ -10,7 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.head_slots import head_slots, round_up
+from trainer.data.head_slots import (
+    fixed_slots,
+    head_slots,
+    round_up,
+    sufficient_slots,
+)
 from trainer.data.micro_batch import MicroBatch
 
 _SEGMENTS_MULTIPLE = 64
@@ -45,11 +50,9 @@ class FixedSizes:
     @classmethod
     def from_config(cls, config: TrainConfig) -> "FixedSizes":
         """Return the sizes of a training, before its first micro-batch."""
-        slots: int | None = None
+        slots = fixed_slots(config)
         sequence_slots: int | None = None
-        if config.compiled or config.device == "cuda":
-            positions = config.micro_batch_size * config.seq_length_tokens
-            slots = head_slots(positions, config.masking_probability)
+        if slots is not None:
             sequence_slots = head_slots(
                 config.seq_length_tokens, config.masking_probability
             )
@@ -81,25 +84,15 @@ class FixedSizes:
         if self.segments is None:
             # Its deviation is not computed, as that would wait for the device.
             self.segments = self._max_segments(batch, deviation=0.0)
-        needed = len(batch.starts_N) + batch.ids_BS.shape[0]
+        needed = len(batch.segment_edges) - 1
         if needed > self.segments:
             self.overflows += 1
         return round_up(needed, self.segments)
 
-    def slots_for(self, needed: int) -> int:
-        """Return a sufficient number of slots of the head, and count an overflow.
-
-        Args:
-            needed: Number of tokens to predict.
-
-        Returns:
-            The number, at least 1.
-        """
-        if self.slots is None:
-            return max(1, needed)
-        if needed > self.slots:
+    def count_slots(self, batch: MicroBatch) -> None:
+        """Count an overflow if a micro-batch has more tokens to predict than slots."""
+        if self.slots is not None and batch.predicted_tokens > self.slots:
             self.overflows += 1
-        return round_up(max(1, needed), self.slots)
 
     def sequence_slots_for(self, needed: int) -> int:
         """Return a sufficient number of slots for each sequence.
@@ -110,9 +103,7 @@ class FixedSizes:
         Returns:
             The number, at least 1.
         """
-        if self.sequence_slots is None:
-            return max(1, needed)
-        return round_up(max(1, needed), self.sequence_slots)
+        return sufficient_slots(needed, self.sequence_slots)
 
     def _max_segments(self, batch: MicroBatch, deviation: float) -> int:
         """Return a number of segments that micro-batches hardly exceed.

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch
-from trainer.model.encoder_inputs import EncoderInputs, additive_mask
+from trainer.model.encoder_inputs import (
+    EncoderInputs,
+    additive_mask,
+    edges_with_empty_segments,
+)
 from trainer.model.varlen import attend_documents, unjoin_heads
 from trainer.model.varlen_kernels import VarlenKernels
 
@@ -83,7 +88,7 @@ class SequenceQueries:
     """
 
     position_K: torch.Tensor
-    """Positions in the flattened sequences, int64; any position in unused slots."""
+    """Positions in the flattened sequences, int64, ascending."""
     slot_K: torch.Tensor
     """Index of each position among B * R slots, int64; unused ones go to one more slot
     behind these."""
@@ -132,22 +137,21 @@ LastLayerQueries = SequenceQueries | DocumentQueries
 
 
 def document_queries(
-    inputs: EncoderInputs,
-    batch: MicroBatch,
-    position_K: torch.Tensor,
-    kernels: VarlenKernels | None,
+    inputs: EncoderInputs, batch: MicroBatch, kernels: VarlenKernels | None
 ) -> DocumentQueries:
     """Return the queries of the sparse last layer by document.
 
     Args:
         inputs: Inputs of the encoder, with edges of documents.
         batch: The micro-batch.
-        position_K: Positions of the head's slots, ascending.
         kernels: Kernels of fa4; None for varlen.
     """
     assert inputs.edges is not None
-    query_edges = torch.searchsorted(position_K, inputs.edges, out_int32=True)
+    position_K = batch.slot_position_K
     slots = len(position_K)
+    query_edges = edges_with_empty_segments(
+        batch.slot_edges, len(inputs.edges) - 1, end=slots
+    )
     max_key_length = batch.ids_BS.shape[1]
     # Each position may be one to predict. Unused slots are spread evenly, so a position
     # has at most slots / positions of them, rounded up.
@@ -163,49 +167,37 @@ def document_queries(
 
 
 def sequence_queries(
-    inputs: EncoderInputs,
-    batch: MicroBatch,
-    position_K: torch.Tensor,
-    *,
-    sequence_slots: int,
-    dtype: torch.dtype,
+    batch: MicroBatch, *, sequence_slots: int, dtype: torch.dtype
 ) -> SequenceQueries:
     """Return the queries of the sparse last layer for whole sequences under a mask.
 
     Args:
-        inputs: Inputs of the encoder, with the document of each position.
         batch: The micro-batch.
-        position_K: Positions to predict, ascending, then those of unused slots.
         sequence_slots: Slots of each sequence: enough for the tokens to predict of any.
         dtype: Type of the mask.
     """
-    document_BS = inputs.document_BS
-    assert document_BS is not None
-    slot_K = _slots_in_sequences(batch, position_K, sequence_slots)
-    document_BR = _documents_of_slots(document_BS, position_K, slot_K, sequence_slots)
-    is_allowed_BRS = document_BR[:, :, None] == document_BS[:, None, :]
+    slot_K = _slots_in_sequences(batch, sequence_slots)
+    segment_BR = _segments_of_slots(batch, slot_K, sequence_slots)
+    is_allowed_BRS = segment_BR[:, :, None] == batch.segment_BS[:, None, :]
     return SequenceQueries(
-        position_K=position_K,
+        position_K=batch.slot_position_K,
         slot_K=slot_K,
         mask_BRS=additive_mask(is_allowed_BRS, dtype),
     )
 
 
-def _slots_in_sequences(
-    batch: MicroBatch, position_K: torch.Tensor, sequence_slots: int
-) -> torch.Tensor:
-    """Return the index of each position among B * R slots, int64, shape (K,).
+def _slots_in_sequences(batch: MicroBatch, sequence_slots: int) -> torch.Tensor:
+    """Return the index of each slot of the head among B * R slots, int64, shape (K,).
 
     The positions to predict of a sequence fill its first slots.
     """
     sequences, width = batch.ids_BS.shape
-    number_K = torch.arange(len(position_K), device=position_K.device)
-    is_used_K = number_K < batch.predicted_tokens
-    sequence_K = position_K // width
-    # Number of the first position to predict in the same sequence; unused slots are
-    # behind all sequences here, to keep the order ascending.
+    is_used_K = batch.slot_label_K != IGNORED_LABEL
+    number_K = is_used_K.cumsum(0) - 1
+    sequence_K = batch.slot_position_K // width
+    # Number of the first position to predict in the same sequence.
     first_number_K = torch.searchsorted(
-        torch.where(is_used_K, position_K, sequences * width), sequence_K * width
+        batch.predicted_P.to(torch.int64), sequence_K * width
     )
     return torch.where(
         is_used_K,
@@ -214,18 +206,18 @@ def _slots_in_sequences(
     )
 
 
-def _documents_of_slots(
-    document_BS: torch.Tensor,
-    position_K: torch.Tensor,
-    slot_K: torch.Tensor,
-    sequence_slots: int,
+def _segments_of_slots(
+    batch: MicroBatch, slot_K: torch.Tensor, sequence_slots: int
 ) -> torch.Tensor:
-    """Return the document that each slot attends to, shape (B, R)."""
-    sequences = document_BS.shape[0]
+    """Return the segment that each slot attends to, shape (B, R)."""
+    segment_BS = batch.segment_BS
+    sequences = segment_BS.shape[0]
     # An unused slot attends as its sequence's first position does, as a softmax over
     # nothing would be NaN.
-    first_documents = document_BS[:, :1].expand(sequences, sequence_slots).flatten()
-    documents = torch.cat([first_documents, document_BS.new_zeros(1)])
-    documents = documents.index_copy(0, slot_K, document_BS.flatten()[position_K])
-    document_BR: torch.Tensor = documents[:-1].unflatten(0, (sequences, sequence_slots))
-    return document_BR
+    first_segments = segment_BS[:, :1].expand(sequences, sequence_slots).flatten()
+    segments = torch.cat([first_segments, segment_BS.new_zeros(1)])
+    segments = segments.index_copy(
+        0, slot_K, segment_BS.flatten()[batch.slot_position_K]
+    )
+    segment_BR: torch.Tensor = segments[:-1].unflatten(0, (sequences, sequence_slots))
+    return segment_BR

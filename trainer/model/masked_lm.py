@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.attention import ChosenAttention
 from trainer.model.encoder import head_inputs, model_layers
@@ -306,8 +304,8 @@ class MaskedLM(nn.Module):
             )
             if not self._has_sparse_head:
                 return self._model_logits(inputs), batch.labels_BS().flatten()
-            position_K, labels_K = self._fill_slots(batch)
-            return self._logits_at(position_K, inputs, batch), labels_K
+            self.fixed_sizes.count_slots(batch)
+            return self._logits_of_slots(inputs, batch), batch.slot_label_K
 
     def _kernels_for(self, batch: MicroBatch) -> VarlenKernels | None:
         """Return the kernels of fa4, which the first micro-batch fixes.
@@ -320,45 +318,28 @@ class MaskedLM(nn.Module):
             self.varlen_kernels = fastest_kernels(batch.non_padding_tokens / documents)
         return self.varlen_kernels
 
-    def _fill_slots(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose how many slots the head has, and return their positions and labels.
-
-        Returns:
-            The positions and the labels, shapes (K,).
-        """
-        slots = self.fixed_sizes.slots_for(batch.predicted_tokens)
-        return _arrange_slots(
-            batch, slots, ascending=self.attention.uses_document_edges
-        )
-
-    def _logits_at(
-        self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
+    def _logits_of_slots(
+        self, inputs: EncoderInputs, batch: MicroBatch
     ) -> torch.Tensor:
         """Return the logits of the head's slots, shape (K, V)."""
         if self.attention.kind == "row":
-            return self._model_logits(inputs).index_select(0, position_K)
+            return self._model_logits(inputs).index_select(0, batch.slot_position_K)
         if not self.has_sparse_last_layer:
-            with head_inputs(self.model, position_K):
+            with head_inputs(self.model, batch.slot_position_K):
                 return self._model_logits(inputs)
-        queries = self._last_layer_queries(position_K, inputs, batch)
+        queries = self._last_layer_queries(inputs, batch)
         return self._model_logits(inputs, queries)
 
     def _last_layer_queries(
-        self, position_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch
+        self, inputs: EncoderInputs, batch: MicroBatch
     ) -> LastLayerQueries:
         """Return the queries of the head's slots, for the kind of attention."""
         if self.attention.uses_document_edges:
-            return document_queries(inputs, batch, position_K, self.varlen_kernels)
+            return document_queries(inputs, batch, self.varlen_kernels)
         sequence_slots = self.fixed_sizes.sequence_slots_for(
             batch.most_predicted_in_sequence
         )
-        return sequence_queries(
-            inputs,
-            batch,
-            position_K,
-            sequence_slots=sequence_slots,
-            dtype=self._dtype,
-        )
+        return sequence_queries(batch, sequence_slots=sequence_slots, dtype=self._dtype)
 
     def _model_logits(
         self, inputs: EncoderInputs, queries: LastLayerQueries | None = None
@@ -422,39 +403,3 @@ def _expand_first_vector(embedding: nn.Module, ids: torch.Tensor) -> torch.Tenso
     """
     vector_D: torch.Tensor = embedding.weight[0]  # type: ignore[index]
     return vector_D.expand(*ids.shape, -1)
-
-
-def _arrange_slots(
-    batch: MicroBatch,
-    slots: int,
-    *,
-    ascending: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give each slot of the head a position and a label.
-
-    Args:
-        batch: The micro-batch.
-        slots: Number of slots: enough for the tokens to predict.
-        ascending: True to sort slots by position. If False, the slots of tokens to
-            predict come first, then the unused slots.
-
-    Returns:
-        The positions and the labels, int64, shapes (K,).
-    """
-    unused = slots - batch.predicted_tokens
-    # Unused slots are spread evenly over the sequences.
-    spread = torch.linspace(
-        0,
-        batch.ids_BS.numel() - 1,
-        unused,
-        dtype=torch.int64,
-        device=batch.predicted_P.device,
-    )
-    position_K = torch.cat([batch.predicted_P.to(torch.int64), spread])
-    labels_K = functional.pad(
-        batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL
-    )
-    if not ascending:
-        return position_K, labels_K
-    order_K = position_K.argsort(stable=True)
-    return position_K[order_K], labels_K[order_K]

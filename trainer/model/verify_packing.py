@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
@@ -134,17 +135,14 @@ def _packed_logits(
     """Return the logits of two packed documents, through a sparse head."""
     tokens = len(first) + len(second)
     padding = [model.config.pad_token_id] * 2
-    positions = torch.arange(tokens, dtype=torch.int32)
-    batch = MicroBatch(
-        ids_BS=torch.tensor([[*first, *second, *padding]]),
-        starts_N=positions[[0, len(first)]],
-        tokens_N=torch.tensor([len(first), len(second)]).int(),
-        predicted_P=positions,
-        targets_P=positions,
-        non_padding_tokens=tokens,
-        predicted_tokens=tokens,
-        most_predicted_in_sequence=tokens,
-        padded_sequences=1,
+    ids_BS = np.array([[*first, *second, *padding]])
+    batch = MicroBatch.from_samples(
+        ids_BS,
+        starts_N=np.array([0, len(first)]),
+        tokens_N=np.array([len(first), len(second)]),
+        predicted_P=np.arange(tokens),
+        targets_P=ids_BS[0, :tokens],
+        fixed_slots=None,
     )
     inputs = encoder_inputs(
         batch,
@@ -154,7 +152,7 @@ def _packed_logits(
         dtype=torch.float32,
         window_tokens=window_tokens(model.config),
     )
-    with head_inputs(model, positions.long()):
+    with head_inputs(model, batch.slot_position_K):
         logits: torch.Tensor = model(**inputs.arguments).logits
     return logits[0]
 

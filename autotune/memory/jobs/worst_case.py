@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from trainer.config.train_config import TrainConfig
-from trainer.data.head_slots import head_slots
+from trainer.data.head_slots import fixed_slots, head_slots
 from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
 
@@ -42,23 +42,20 @@ def fullest_batch(
     ids[predicted] = special_ids.mask
     edges = _document_edges(width, documents_per_sequence)
     first_positions = torch.arange(sequences)[:, None] * width
-    starts_N = (first_positions + edges[:-1]).flatten().to(torch.int32)
-    tokens_N = edges.diff().repeat(sequences).to(torch.int32)
+    starts_N = (first_positions + edges[:-1]).flatten()
+    tokens_N = edges.diff().repeat(sequences)
     # One position is padding, as a batch without any takes a shorter way through
     # attention, without a mask in memory.
     tokens_N[-1] -= 1
     # The loader delivers ids in this type.
     id_dtype = torch.uint16 if vocab_size <= 2**16 else torch.uint32
-    return MicroBatch(
-        ids_BS=ids.to(id_dtype).reshape(sequences, width),
-        starts_N=starts_N,
-        tokens_N=tokens_N,
-        predicted_P=predicted.to(torch.int32),
-        targets_P=targets.to(id_dtype),
-        non_padding_tokens=int(tokens_N.sum()),
-        predicted_tokens=len(predicted),
-        most_predicted_in_sequence=max(counts),
-        padded_sequences=1,
+    return MicroBatch.from_samples(
+        ids.to(id_dtype).reshape(sequences, width).numpy(),
+        starts_N=starts_N.numpy(),
+        tokens_N=tokens_N.numpy(),
+        predicted_P=predicted.numpy(),
+        targets_P=targets.to(id_dtype).numpy(),
+        fixed_slots=fixed_slots(config),
     )
 
 

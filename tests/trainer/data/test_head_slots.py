@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trainer.data.head_slots import head_slots
+from trainer.data.head_slots import head_slots, sufficient_slots
 
 TILE = 64
 """Positions in a tile of Tensor Cores."""
@@ -28,3 +28,17 @@ def test_slots_are_six_sigmas_above_the_mean(positions, probability):
     assert slots >= min(positions, likely_max)
     # Rounding up adds less than a tile.
     assert slots <= max(TILE, min(positions, likely_max + TILE))
+
+
+@pytest.mark.parametrize(
+    ("needed", "fixed", "slots"),
+    [
+        pytest.param(0, 64, 64, id="none needed"),
+        pytest.param(64, 64, 64, id="as many as fixed"),
+        pytest.param(65, 64, 128, id="one more than fixed"),
+        pytest.param(0, None, 1, id="changing shapes, none needed"),
+        pytest.param(65, None, 65, id="changing shapes"),
+    ],
+)
+def test_sufficient_slots_are_a_multiple_of_fixed_ones(needed, fixed, slots):
+    assert sufficient_slots(needed, fixed) == slots

@@ -45,14 +45,7 @@ def loader_of(dataset, make_dataset):
 
 def content_of(batch: MicroBatch) -> tuple[bytes, ...]:
     """Return all tensors of a micro-batch, in a form that can be compared."""
-    tensors = (
-        batch.ids_BS,
-        batch.starts_N,
-        batch.tokens_N,
-        batch.predicted_P,
-        batch.targets_P,
-    )
-    return tuple(tensor.numpy().tobytes() for tensor in tensors)
+    return tuple(batch.tensors[name].numpy().tobytes() for name in batch.tensors.places)
 
 
 @dataclass(frozen=True)

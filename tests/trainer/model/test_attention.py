@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,11 +32,13 @@ def _change_document(batch: MicroBatch, number: int) -> MicroBatch:
     """Return the micro-batch with other ids for all tokens of one document."""
     start = int(batch.starts_N[number])
     end = start + int(batch.tokens_N[number])
-    ids_T = batch.ids_BS.long().flatten()
+    changed = dataclasses.replace(
+        batch, tensors=batch.tensors.moved(torch.Tensor.clone)
+    )
     # Each id's successor, which is one of the 128 ids too.
-    ids_T[start:end] = (ids_T[start:end] + 1) % 128
-    ids_BS = ids_T.view_as(batch.ids_BS).to(torch.uint16)
-    return dataclasses.replace(batch, ids_BS=ids_BS)
+    ids_T = changed.ids_BS.flatten()
+    ids_T[start:end] = ((ids_T[start:end].long() + 1) % 128).to(torch.uint16)
+    return changed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -121,12 +124,13 @@ def test_varlen_rejects_dropout():
 
 def _add_empty_sequences(batch: MicroBatch, sequences: int) -> MicroBatch:
     """Return the micro-batch with more sequences, which are padding only."""
-    width = batch.ids_BS.shape[1]
-    padding_BS = torch.zeros(sequences, width, dtype=batch.ids_BS.dtype)
-    return dataclasses.replace(
-        batch,
-        ids_BS=torch.cat([batch.ids_BS, padding_BS]),
-        padded_sequences=batch.padded_sequences + sequences,
+    return MicroBatch.from_samples(
+        np.pad(batch.ids_BS.numpy(), ((0, sequences), (0, 0))),
+        starts_N=batch.starts_N.long().numpy(),
+        tokens_N=batch.tokens_N.long().numpy(),
+        predicted_P=batch.predicted_P.long().numpy(),
+        targets_P=batch.targets_P.numpy(),
+        fixed_slots=None,
     )
 
 

@@ -26,22 +26,26 @@ def _micro_batch(documents_B: list[int]) -> SimpleNamespace:
     starts_N = []
     for sequence, documents in enumerate(documents_B):
         starts_N += range(WIDTH * sequence, WIDTH * sequence + documents)
+    # Each document is one token, and each sequence ends in padding.
     return SimpleNamespace(
-        ids_BS=torch.empty(len(documents_B), WIDTH), starts_N=torch.tensor(starts_N)
+        ids_BS=torch.empty(len(documents_B), WIDTH),
+        starts_N=torch.tensor(starts_N),
+        segment_edges=torch.empty(len(starts_N) + len(documents_B) + 1),
     )
 
 
 @pytest.mark.parametrize(
-    ("needed", "slots", "overflows"),
+    ("predicted_tokens", "overflows"),
     [
-        pytest.param(0, 64, 0, id="none needed"),
-        pytest.param(64, 64, 0, id="as many as fixed"),
-        pytest.param(65, 128, 1, id="one more than fixed"),
+        pytest.param(64, 0, id="as many as slots"),
+        pytest.param(65, 1, id="one more than slots"),
     ],
 )
-def test_slots_are_a_multiple_of_fixed_ones(needed, slots, overflows):
+def test_counts_micro_batch_with_more_predicted_tokens_than_slots(
+    predicted_tokens, overflows
+):
     sizes = _fixed_sizes(slots=64)
-    assert sizes.slots_for(needed) == slots
+    sizes.count_slots(SimpleNamespace(predicted_tokens=predicted_tokens))
     assert sizes.overflows == overflows
 
 
@@ -53,9 +57,7 @@ def test_sequence_slots_are_not_counted_as_overflows():
 
 @pytest.mark.parametrize("needed", [pytest.param(0, id="none needed"), 1])
 def test_changing_shapes_have_at_least_one_slot(needed):
-    sizes = _fixed_sizes()
-    assert sizes.slots_for(needed) == 1
-    assert sizes.sequence_slots_for(needed) == 1
+    assert _fixed_sizes().sequence_slots_for(needed) == 1
 
 
 def test_counts_micro_batch_with_more_segments():

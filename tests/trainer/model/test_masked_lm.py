@@ -10,6 +10,7 @@ from tests.trainer.gradients import (
     loss_and_gradients_of_first_step,
 )
 from tests.trainer.tiny_models import FAMILIES, config_of, micro_batches, training_of
+from trainer.data import micro_batch_source
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import micro_batch_plans
@@ -41,8 +42,7 @@ def _losses_by_token(
         with torch.no_grad():
             logits_KV, labels_K = module._predict(batch)
         losses_K = functional.cross_entropy(logits_KV, labels_K, reduction="none")
-        # Unused slots are behind those of the tokens to predict.
-        losses_P = losses_K[: batch.predicted_tokens]
+        losses_P = losses_K[labels_K != IGNORED_LABEL]
         # A token is in the last document that starts at its position or before.
         starts_until_P = torch.searchsorted(
             batch.starts_N, batch.predicted_P, right=True
@@ -95,7 +95,7 @@ def test_sparse_head_has_gradient_of_dense_head(family, layout, last_layer, data
     ],
 )
 def test_head_with_fixed_slots_drops_no_token(
-    slots, sequence_slots, is_enough, dataset
+    slots, sequence_slots, is_enough, dataset, monkeypatch
 ):
     config = config_of()
     training = training_of(config, dataset)
@@ -103,7 +103,9 @@ def test_head_with_fixed_slots_drops_no_token(
     sizes = training.module.fixed_sizes
     sizes.slots = slots
     sizes.sequence_slots = sequence_slots
+    monkeypatch.setattr(micro_batch_source, "fixed_slots", lambda _: slots)
     (batch,) = micro_batches(dataset, config)
+    assert len(batch.slot_position_K) % slots == 0
     assert (batch.predicted_tokens <= slots) == is_enough
     assert (batch.most_predicted_in_sequence <= sequence_slots) == is_enough
     assert_gradients_agree(

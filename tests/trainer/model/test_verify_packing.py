@@ -1,7 +1,6 @@
 """Which encoders compute packed documents as if each were alone."""
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -16,7 +15,6 @@ from tests.trainer.model.small_models import small_config
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
-from trainer.model import encoder_inputs
 from trainer.model import verify_packing as verify_packing_module
 from trainer.model.attention import (
     CannotBePacked,
@@ -24,7 +22,6 @@ from trainer.model.attention import (
     Packing,
     choose_attention,
 )
-from trainer.model.encoder_inputs import document_positions
 from trainer.model.families import FAMILIES
 from trainer.model.verify_packing import verify_packing
 
@@ -102,21 +99,18 @@ class TestBrokenPacking:
     """Each test breaks one part of what the check relies on."""
 
     def test_is_found_in_documents(self, monkeypatch):
-        def one_document(batch):
-            document_BS, index_BS = document_positions(batch)
-            return torch.ones_like(document_BS), index_BS
+        def one_segment(batch):
+            return torch.zeros_like(batch.tensors["segment_BS"])
 
-        monkeypatch.setattr(encoder_inputs, "document_positions", one_document)
+        monkeypatch.setattr(MicroBatch, "segment_BS", property(one_segment))
         assert "influence each other" in verify_packing(small_config("bert")).reason
 
     def test_is_found_in_positions(self, monkeypatch):
-        def positions_of_whole_sequence(batch):
-            document_BS, index_BS = document_positions(batch)
-            return document_BS, torch.arange(index_BS.numel()).view_as(index_BS)
+        def indices_in_whole_sequence(batch):
+            index_BS = batch.tensors["index_BS"]
+            return torch.arange(index_BS.numel()).view_as(index_BS)
 
-        monkeypatch.setattr(
-            encoder_inputs, "document_positions", positions_of_whole_sequence
-        )
+        monkeypatch.setattr(MicroBatch, "index_BS", property(indices_in_whole_sequence))
         assert "other logits" in verify_packing(small_config("bert")).reason
 
     def test_is_found_in_head(self, monkeypatch):
@@ -165,11 +159,13 @@ def _unpacked(batch: MicroBatch) -> MicroBatch:
     predicted_P = batch.predicted_P.long()
     document_P = torch.searchsorted(starts_N, predicted_P, right=True) - 1
     index_P = predicted_P - starts_N[document_P]
-    return dataclasses.replace(
-        batch,
-        ids_BS=ids_NS,
-        starts_N=(torch.arange(len(starts_N)) * width).int(),
-        predicted_P=(document_P * width + index_P).int(),
+    return MicroBatch.from_samples(
+        ids_NS.numpy(),
+        starts_N=(torch.arange(len(starts_N)) * width).numpy(),
+        tokens_N=batch.tokens_N.long().numpy(),
+        predicted_P=(document_P * width + index_P).numpy(),
+        targets_P=batch.targets_P.numpy(),
+        fixed_slots=None,
     )
 
 

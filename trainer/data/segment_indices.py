@@ -1,0 +1,99 @@
+"""Indices that attention and the MLM head need, computed from the documents.
+
+They are computed with the micro-batch, in DataLoader workers: on a GPU they would take
+some forty kernels, each of which launches for longer than it runs.
+
+A segment is a document or the padding between documents and ends of sequences.
+
+Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N documents,
+M segments, P tokens to predict, K slots of the head.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.array_types import Ids, Int64
+from trainer.data.masking import IGNORED_LABEL
+
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentIndices:
+    """Segments of a micro-batch."""
+
+    edges: Int32
+    """Edges of segments, ascending from 0 to T, shape (M + 1,). No segment is empty, or
+    crosses the end of a sequence."""
+    segment_T: Int32
+    """Number of the segment that each position is in, counted from 0."""
+    index_T: Int32
+    """Index of each position in its segment."""
+
+
+def segment_indices(
+    starts_N: Int64, ends_N: Int64, *, sequences: int, width: int
+) -> SegmentIndices:
+    """Return the segments of a micro-batch.
+
+    Padding has segments too, as kernels leave positions outside all segments undefined.
+    No document attends to them.
+
+    Args:
+        starts_N: Start of each document in the flattened sequences.
+        ends_N: Position behind each document.
+        sequences: Number of sequences, B.
+        width: Positions of each sequence, S.
+    """
+    sequence_edges = np.arange(0, sequences * width + 1, width)
+    edges = np.unique(np.concatenate([sequence_edges, starts_N, ends_N]))
+    edges = edges.astype(np.int32)
+    lengths_M = np.diff(edges)
+    begin_T = np.repeat(edges[:-1], lengths_M)
+    return SegmentIndices(
+        edges=edges,
+        segment_T=np.repeat(np.arange(len(lengths_M), dtype=np.int32), lengths_M),
+        index_T=np.arange(sequences * width, dtype=np.int32) - begin_T,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotIndices:
+    """Slots of the MLM head, which are positions for which it computes logits."""
+
+    position_K: Int64
+    """Position of each slot in the flattened sequences, ascending."""
+    label_K: Int64
+    """Label of each slot; ``IGNORED_LABEL`` for unused ones."""
+    edges: Int32
+    """Number of slots before each edge of a segment, shape (M + 1,)."""
+
+
+def slot_indices(
+    predicted_P: Int64, targets_P: Ids, *, slots: int, segment_edges: Int32
+) -> SlotIndices:
+    """Give each slot of the head a position and a label.
+
+    Unused slots are spread evenly over all positions.
+
+    Args:
+        predicted_P: Positions of the tokens to predict, ascending.
+        targets_P: Ids of the tokens to predict.
+        slots: Number of slots, K: enough for the tokens to predict.
+        segment_edges: Edges of segments, as ``SegmentIndices.edges``.
+    """
+    unused = slots - len(predicted_P)
+    last_position = int(segment_edges[-1]) - 1
+    spread = np.linspace(0, last_position, unused).astype(np.int64)
+    position_K = np.concatenate([predicted_P, spread])
+    label_K = np.full(slots, IGNORED_LABEL, dtype=np.int64)
+    label_K[: len(predicted_P)] = targets_P
+    order_K = np.argsort(position_K, kind="stable")
+    position_K = position_K[order_K]
+    return SlotIndices(
+        position_K=position_K,
+        label_K=label_K[order_K],
+        edges=np.searchsorted(position_K, segment_edges).astype(np.int32),
+    )
