@@ -1,7 +1,7 @@
 """Indices that attention and the MLM head need, computed from the documents.
 
-They are computed with the micro-batch, in DataLoader workers: on a GPU they would take
-some forty kernels, each of which launches for longer than it runs.
+They are computed with the micro-batch, in DataLoader workers: on a GPU they would be
+some thirty kernels more per micro-batch, which take longer to launch than to run.
 
 A segment is a document or the padding between documents and ends of sequences.
 
