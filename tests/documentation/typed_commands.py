@@ -49,7 +49,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
             r"^(autotune tune --model tiny/config.json --data data)$",
             (
                 r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens"
-                r" 512 --time-limit 2min"
+                r" 512 --time-limit 1min"
             ),
             _NO_GPU,
         ),
@@ -58,7 +58,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "docs/quickstart.md": (
         (INSTALLING.pattern, "", "it is installed"),
         (r"--max-samples \d+", "--max-samples 300", _QUICK),
-        (r"--time-limit \w+", "--time-limit 4min --window 0.2s", _QUICK),
+        (r"--time-limit \w+", "--time-limit 150s --window 0.2s", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
     ),
     "docs/data.md": (
@@ -69,7 +69,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (r"--field text --out /shared", "--field doc.body --out /shared", "the same"),
         (r"/shared/data --to /local", "data/both --to local", "no such disks here"),
         (r"/shared/data", "data/again", "no such disks here"),
-        (r"--time-limit \w+", "--time-limit 3min", _QUICK),
+        (r"--time-limit \w+", "--time-limit 90s", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=3", _QUICK),
     ),
 }

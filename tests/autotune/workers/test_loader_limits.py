@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from autotune.workers.decide.loader_limits import (
     micro_batch_bytes,
 )
 from testbed.fakes import FakeHost
+from trainer.data.head_slots import head_slots
+from trainer.data.micro_batch import MicroBatch
 
 MIB = 2**20
 HOST = replace(
@@ -181,36 +184,44 @@ def test_largest_limit_fits(
     assert workers == limits.cpus_per_rank or limits.shortage(workers + 1) is not None
 
 
-PLAIN_BATCH = {
-    "micro_batch_size": 16,
-    "seq_length_tokens": 128,
-    "id_bytes": 2,
-    "masking_probability": 0.0,
-    "samples_per_sequence": 1.0,
-}
-"""A micro-batch of 16 sequences of one sample each, without masked tokens."""
-IDS_BYTES = 16 * 128 * 2
-BOUNDARIES_BYTES = 16 * 8
-
-
-def test_batch_has_ids_with_boundaries():
-    assert micro_batch_bytes(**PLAIN_BATCH) == IDS_BYTES + BOUNDARIES_BYTES
-
-
-def test_batch_has_masked_tokens_with_positions():
-    half_masked = PLAIN_BATCH | {"masking_probability": 0.5}
-    # The id and the position of a masked token take 2 and 4 bytes.
-    masked_bytes = 16 * 64 * (2 + 4)
-    assert micro_batch_bytes(**half_masked) == (
-        IDS_BYTES + masked_bytes + BOUNDARIES_BYTES
+def _real_batch_bytes(
+    *,
+    micro_batch_size: int,
+    seq_length_tokens: int,
+    id_type: type,
+    masking_probability: float,
+    samples_per_sequence: int,
+) -> int:
+    """Return the size of a real micro-batch, whose sequences all end in padding."""
+    tokens = seq_length_tokens // samples_per_sequence - 1
+    first_positions = np.arange(micro_batch_size)[:, None] * seq_length_tokens
+    positions = micro_batch_size * seq_length_tokens
+    predicted = np.arange(round(masking_probability * positions))
+    batch = MicroBatch.from_samples(
+        np.zeros((micro_batch_size, seq_length_tokens), dtype=id_type),
+        starts_N=(first_positions + tokens * np.arange(samples_per_sequence)).ravel(),
+        tokens_N=np.full(micro_batch_size * samples_per_sequence, tokens),
+        predicted_P=predicted,
+        targets_P=np.zeros(len(predicted), dtype=id_type),
+        fixed_slots=head_slots(positions, masking_probability),
     )
+    return batch.tensors.buffer.nbytes
 
 
-def test_batch_of_packed_samples_has_their_boundaries():
-    packed = PLAIN_BATCH | {"samples_per_sequence": 10.0}
-    assert micro_batch_bytes(**packed) == IDS_BYTES + 10 * BOUNDARIES_BYTES
-
-
-def test_batch_of_larger_ids_takes_more():
-    with_large_ids = PLAIN_BATCH | {"id_bytes": 4}
-    assert micro_batch_bytes(**with_large_ids) == 2 * IDS_BYTES + BOUNDARIES_BYTES
+@pytest.mark.parametrize("id_type", [np.uint16, np.uint32])
+@pytest.mark.parametrize("masking_probability", [0.01, 0.15, 0.5])
+@pytest.mark.parametrize("samples_per_sequence", [1, 10])
+@pytest.mark.parametrize("micro_batch_size", [1, 64])
+def test_predicts_size_of_micro_batch(
+    id_type, masking_probability, samples_per_sequence, micro_batch_size
+):
+    shape = {
+        "micro_batch_size": micro_batch_size,
+        "seq_length_tokens": 128,
+        "masking_probability": masking_probability,
+        "samples_per_sequence": samples_per_sequence,
+    }
+    real_bytes = _real_batch_bytes(**shape, id_type=id_type)
+    predicted_bytes = micro_batch_bytes(**shape, id_bytes=id_type().itemsize)
+    # Each of eleven tensors begins at a multiple of 16 bytes.
+    assert abs(predicted_bytes - real_bytes) <= 11 * 16
