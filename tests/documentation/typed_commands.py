@@ -58,7 +58,7 @@ SUBSTITUTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "docs/quickstart.md": (
         (INSTALLING.pattern, "", "it is installed"),
         (r"--max-samples \d+", "--max-samples 300", _QUICK),
-        (r"--time-limit \w+", "--time-limit 150s --window 0.2s", _QUICK),
+        (r"--time-limit \w+", "--time-limit 4min --window 0.2s", _QUICK),
         (r"train\.max_steps=\d+", "train.max_steps=4", _QUICK),
     ),
     "docs/data.md": (
