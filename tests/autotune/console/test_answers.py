@@ -50,7 +50,7 @@ _SHAPE = (
     "--model tiny.json --data data --device cpu --memory 256MiB --seq-length 32"
     " --max-micro-batch-size 4"
 )
-_BRIEFLY = "tiny.toml --data data --window 0.2s --time-limit 40s"
+_BRIEFLY = "tiny.toml --data data --window 0.2s --time-limit 3min"
 MEASURED = [
     f"probe {_SHAPE} --out tiny.toml",
     f"workers {_BRIEFLY}",
