@@ -4,21 +4,22 @@ Whatever its size, each tensor from a DataLoader worker costs the receiving proc
 about 0.3 ms, and each copy to a GPU a launch.
 """
 
-import math
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainer.data.head_slots import round_up
+
 _ALIGNMENT_BYTES = 16
 """Multiple at which tensors begin: that of the widest loads of a GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """Place of one tensor in the buffer."""
 
     begin_byte: int
@@ -46,12 +47,12 @@ class JoinedTensors:
         places: dict[str, _Place] = {}
         end_byte = 0
         for name, array in arrays.items():
-            begin_byte = math.ceil(end_byte / _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            begin_byte = round_up(end_byte, _ALIGNMENT_BYTES)
             end_byte = begin_byte + array.nbytes
             places[name] = _Place(
                 begin_byte=begin_byte,
                 size_bytes=array.nbytes,
-                dtype=torch.from_numpy(array).dtype,
+                dtype=_torch_type(array.dtype),
                 shape=array.shape,
             )
         # numpy copies many small arrays in a quarter of torch's time.
@@ -71,3 +72,9 @@ class JoinedTensors:
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "JoinedTensors":
         """Return the same tensors as views of the buffer that ``move`` returns."""
         return JoinedTensors(move(self.buffer), self.places)
+
+
+@functools.cache
+def _torch_type(array_type: np.dtype[Any]) -> torch.dtype:
+    """Return the type of tensors whose values are those of arrays of a type."""
+    return torch.from_numpy(np.empty(0, dtype=array_type)).dtype

@@ -83,7 +83,6 @@ class MicroBatch:
             "predicted_P": predicted_P.astype(np.int32),
             "targets_P": targets_P,
             "segment_edges": segments.edges,
-            "segment_BS": segments.segment_T.reshape(sequences, width),
             "index_BS": segments.index_T.reshape(sequences, width),
             "slot_position_K": slots.position_K,
             "slot_label_K": slots.label_K,
@@ -131,11 +130,6 @@ class MicroBatch:
         return self.tensors["segment_edges"]
 
     @property
-    def segment_BS(self) -> torch.Tensor:
-        """Number of the segment that each position is in, int32, counted from 0."""
-        return self.tensors["segment_BS"]
-
-    @property
     def index_BS(self) -> torch.Tensor:
         """Index of each position in its segment, int32."""
         return self.tensors["index_BS"]
@@ -166,6 +160,17 @@ class MicroBatch:
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
         """Return a micro-batch whose buffer is the one that ``move`` returns."""
         return replace(self, tensors=self.tensors.moved(move))
+
+    def begin_BS(self) -> torch.Tensor:
+        """Return the position in its sequence at which each position's segment begins.
+
+        It is int32, and tells the segments of a sequence apart.
+        """
+        index_BS = self.index_BS
+        position_S = torch.arange(
+            index_BS.shape[1], dtype=index_BS.dtype, device=index_BS.device
+        )
+        return position_S - index_BS
 
     def wide_ids_BS(self) -> torch.Tensor:
         """Return the ids as int64, which embeddings require."""
@@ -208,4 +213,4 @@ def _most_per_sequence(predicted_P: Int64, sequence_edges: Int64) -> int:
     edge; the differences are those inside each sequence.
     """
     predicted_before_edge = np.searchsorted(predicted_P, sequence_edges)
-    return int(np.diff(predicted_before_edge).max())
+    return int((predicted_before_edge[1:] - predicted_before_edge[:-1]).max())

@@ -9,6 +9,7 @@ Shapes: B sequences of a micro-batch, S positions of a sequence, T = B * S, N do
 M segments, P tokens to predict, K slots of the head.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +28,6 @@ class SegmentIndices:
     edges: Int32
     """Edges of segments, ascending from 0 to T, shape (M + 1,). No segment is empty, or
     crosses the end of a sequence."""
-    segment_T: Int32
-    """Number of the segment that each position is in, counted from 0."""
     index_T: Int32
     """Index of each position in its segment."""
 
@@ -47,16 +46,19 @@ def segment_indices(
         sequences: Number of sequences, B.
         width: Positions of each sequence, S.
     """
-    sequence_edges = np.arange(0, sequences * width + 1, width)
-    edges = np.unique(np.concatenate([sequence_edges, starts_N, ends_N]))
-    edges = edges.astype(np.int32)
-    lengths_M = np.diff(edges)
-    begin_T = np.repeat(edges[:-1], lengths_M)
-    return SegmentIndices(
-        edges=edges,
-        segment_T=np.repeat(np.arange(len(lengths_M), dtype=np.int32), lengths_M),
-        index_T=np.arange(sequences * width, dtype=np.int32) - begin_T,
-    )
+    is_edge = np.zeros(sequences * width + 1, dtype=np.bool_)
+    is_edge[::width] = True
+    is_edge[starts_N] = True
+    is_edge[ends_N] = True
+    edges = np.flatnonzero(is_edge).astype(np.int32)
+    begin_T = np.repeat(edges[:-1], np.diff(edges))
+    return SegmentIndices(edges=edges, index_T=_positions(len(begin_T)) - begin_T)
+
+
+@functools.lru_cache(maxsize=8)
+def _positions(count: int) -> Int32:
+    """Return all positions, in ascending order; callers must not change them."""
+    return np.arange(count, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +88,18 @@ def slot_indices(
     """
     unused = slots - len(predicted_P)
     last_position = int(segment_edges[-1]) - 1
-    spread = np.linspace(0, last_position, unused).astype(np.int64)
-    position_K = np.concatenate([predicted_P, spread])
+    spread = np.arange(unused) * last_position // max(1, unused - 1)
+    # Both are ascending, so that nothing needs to be sorted.
+    unused_slots = np.searchsorted(predicted_P, spread) + np.arange(unused)
+    is_used_K = np.ones(slots, dtype=np.bool_)
+    is_used_K[unused_slots] = False
+    position_K = np.empty(slots, dtype=np.int64)
+    position_K[is_used_K] = predicted_P
+    position_K[unused_slots] = spread
     label_K = np.full(slots, IGNORED_LABEL, dtype=np.int64)
-    label_K[: len(predicted_P)] = targets_P
-    order_K = np.argsort(position_K, kind="stable")
-    position_K = position_K[order_K]
+    label_K[is_used_K] = targets_P
     return SlotIndices(
         position_K=position_K,
-        label_K=label_K[order_K],
+        label_K=label_K,
         edges=np.searchsorted(position_K, segment_edges).astype(np.int32),
     )

@@ -90,13 +90,13 @@ def _masked_inputs(
 ) -> EncoderInputs:
     """Return whole sequences with masks."""
     ids_BS = batch.wide_ids_BS()
-    segment_BS = batch.segment_BS
+    begin_BS = batch.begin_BS()
     position_BS = _position_ids(batch, packing)
     arguments: dict[str, Any] = {"input_ids": ids_BS, "position_ids": position_BS}
     if packing.needs_embeddings:
         arguments["input_ids"] = None
         arguments["inputs_embeds"] = _embed(model, batch, ids_BS, position_BS)
-    is_allowed_BSS = segment_BS[:, :, None] == segment_BS[:, None, :]
+    is_allowed_BSS = begin_BS[:, :, None] == begin_BS[:, None, :]
     mask: Any = additive_mask(is_allowed_BSS, dtype)
     if window_tokens is not None:
         position_S = torch.arange(batch.ids_BS.shape[1], device=batch.ids_BS.device)
@@ -166,17 +166,14 @@ def _token_dropout_scale(is_mask_BS: torch.Tensor, batch: MicroBatch) -> torch.T
     (1 - _ESM_MASKED_SHARE) / (1 - share of mask tokens), as in ``EsmEmbeddings``. There
     the share is that of the whole sequence, here that of each document.
     """
-    segments = len(batch.segment_edges) - 1
-    segment_BS = batch.segment_BS.reshape(is_mask_BS.shape)
-    # Mask tokens and all tokens of each document or padding.
-    counts_M2 = is_mask_BS.new_zeros((segments, 2), dtype=torch.float32)
-    ones_BS = torch.ones_like(is_mask_BS)
-    counts_M2.index_add_(
-        0,
-        segment_BS.flatten(),
-        torch.stack([is_mask_BS, ones_BS], -1).flatten(0, 1).float(),
-    )
-    share_BS = (counts_M2[:, 0] / counts_M2[:, 1])[segment_BS]
+    begin_BS = batch.begin_BS().to(torch.int64)
+    masks_BS = is_mask_BS.reshape(begin_BS.shape).to(torch.float32)
+    # A segment, which is a document or padding, is counted where it begins.
+    zeros_BS = torch.zeros_like(masks_BS)
+    mask_count_BS = zeros_BS.scatter_add(1, begin_BS, masks_BS)
+    token_count_BS = zeros_BS.scatter_add(1, begin_BS, torch.ones_like(masks_BS))
+    share_BS = (mask_count_BS / token_count_BS).gather(1, begin_BS)
+    share_BS = share_BS.reshape(is_mask_BS.shape)
     return torch.where(is_mask_BS, 0.0, (1 - _ESM_MASKED_SHARE) / (1 - share_BS))
 
 

@@ -177,8 +177,9 @@ def sequence_queries(
         dtype: Type of the mask.
     """
     slot_K = _slots_in_sequences(batch, sequence_slots)
-    segment_BR = _segments_of_slots(batch, slot_K, sequence_slots)
-    is_allowed_BRS = segment_BR[:, :, None] == batch.segment_BS[:, None, :]
+    begin_BS = batch.begin_BS()
+    begin_BR = _begins_of_slots(begin_BS, batch, slot_K, sequence_slots)
+    is_allowed_BRS = begin_BR[:, :, None] == begin_BS[:, None, :]
     return SequenceQueries(
         position_K=batch.slot_position_K,
         slot_K=slot_K,
@@ -206,18 +207,18 @@ def _slots_in_sequences(batch: MicroBatch, sequence_slots: int) -> torch.Tensor:
     )
 
 
-def _segments_of_slots(
-    batch: MicroBatch, slot_K: torch.Tensor, sequence_slots: int
+def _begins_of_slots(
+    begin_BS: torch.Tensor,
+    batch: MicroBatch,
+    slot_K: torch.Tensor,
+    sequence_slots: int,
 ) -> torch.Tensor:
-    """Return the segment that each slot attends to, shape (B, R)."""
-    segment_BS = batch.segment_BS
-    sequences = segment_BS.shape[0]
+    """Return where the segment begins that each slot attends to, shape (B, R)."""
+    sequences = begin_BS.shape[0]
     # An unused slot attends as its sequence's first position does, as a softmax over
     # nothing would be NaN.
-    first_segments = segment_BS[:, :1].expand(sequences, sequence_slots).flatten()
-    segments = torch.cat([first_segments, segment_BS.new_zeros(1)])
-    segments = segments.index_copy(
-        0, slot_K, segment_BS.flatten()[batch.slot_position_K]
-    )
-    segment_BR: torch.Tensor = segments[:-1].unflatten(0, (sequences, sequence_slots))
-    return segment_BR
+    first_begins = begin_BS[:, :1].expand(sequences, sequence_slots).flatten()
+    begins = torch.cat([first_begins, begin_BS.new_zeros(1)])
+    begins = begins.index_copy(0, slot_K, begin_BS.flatten()[batch.slot_position_K])
+    begin_BR: torch.Tensor = begins[:-1].unflatten(0, (sequences, sequence_slots))
+    return begin_BR

@@ -182,11 +182,11 @@ def micro_batch_bytes(
     # A segment is a sample or the padding of a sequence.
     segments = samples + micro_batch_size
     slots = head_slots(tokens, masking_probability)
-    # Of a token: its id, its segment, and its index there. Of a masked token: its id
-    # and position. Of a sample: its start and length. Of a segment: where it and its
-    # slots begin.
+    # Of a token: its id, and its index in its segment. Of a masked token: its id and
+    # position. Of a sample: its start and length. Of a segment: where it and its slots
+    # begin.
     return round(
-        tokens * (id_bytes + 2 * _INDEX_BYTES)
+        tokens * (id_bytes + _INDEX_BYTES)
         + masking_probability * tokens * (id_bytes + _INDEX_BYTES)
         + slots * _SLOT_BYTES
         + samples * 2 * _INDEX_BYTES

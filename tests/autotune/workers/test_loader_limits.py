@@ -223,5 +223,5 @@ def test_predicts_size_of_micro_batch(
     }
     real_bytes = _real_batch_bytes(**shape, id_type=id_type)
     predicted_bytes = micro_batch_bytes(**shape, id_bytes=id_type().itemsize)
-    # Each of eleven tensors begins at a multiple of 16 bytes.
-    assert abs(predicted_bytes - real_bytes) <= 11 * 16
+    # Each of ten tensors begins at a multiple of 16 bytes.
+    assert abs(predicted_bytes - real_bytes) <= 10 * 16

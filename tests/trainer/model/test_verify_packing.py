@@ -15,6 +15,7 @@ from tests.trainer.model.small_models import small_config
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.micro_batch import MicroBatch
 from trainer.errors import BadConfig
+from trainer.model import encoder_inputs
 from trainer.model import verify_packing as verify_packing_module
 from trainer.model.attention import (
     CannotBePacked,
@@ -99,18 +100,19 @@ class TestBrokenPacking:
     """Each test breaks one part of what the check relies on."""
 
     def test_is_found_in_documents(self, monkeypatch):
-        def one_segment(batch):
-            return torch.zeros_like(batch.tensors["segment_BS"])
-
-        monkeypatch.setattr(MicroBatch, "segment_BS", property(one_segment))
+        monkeypatch.setattr(
+            MicroBatch, "begin_BS", lambda batch: torch.zeros_like(batch.index_BS)
+        )
         assert "influence each other" in verify_packing(small_config("bert")).reason
 
     def test_is_found_in_positions(self, monkeypatch):
-        def indices_in_whole_sequence(batch):
-            index_BS = batch.tensors["index_BS"]
+        def positions_in_whole_sequence(batch, packing):
+            index_BS = batch.index_BS
             return torch.arange(index_BS.numel()).view_as(index_BS)
 
-        monkeypatch.setattr(MicroBatch, "index_BS", property(indices_in_whole_sequence))
+        monkeypatch.setattr(
+            encoder_inputs, "_position_ids", positions_in_whole_sequence
+        )
         assert "other logits" in verify_packing(small_config("bert")).reason
 
     def test_is_found_in_head(self, monkeypatch):
