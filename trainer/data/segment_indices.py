@@ -57,8 +57,10 @@ def segment_indices(
 
 @functools.lru_cache(maxsize=8)
 def _positions(count: int) -> Int32:
-    """Return all positions, in ascending order; callers must not change them."""
-    return np.arange(count, dtype=np.int32)
+    """Return all positions, in ascending order, read-only as they are kept."""
+    position_T = np.arange(count, dtype=np.int32)
+    position_T.setflags(write=False)
+    return position_T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
