@@ -14,7 +14,7 @@ from autotune.console.arguments import plain_arguments
 from autotune.console.commands import COMMANDS, CommandEntry
 from autotune.console.help import Command, Group, usage_error
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
-from trainer.errors import TrainerError, error_text, permission_denied
+from trainer.formats.errors import TrainerError, error_text, permission_denied
 
 COMPLETION_VARIABLE = "_AUTOTUNE_COMPLETE"
 """Environment variable by which the shell asks for completions."""

@@ -14,10 +14,10 @@
     ├── StartAgain         75
     └── StoppedWaiting    130
 
-Errors of the trainer (``trainer.errors``) use the same numbers.
+Errors of the trainer (``trainer.formats.errors``) use the same numbers.
 """
 
-from trainer.errors import printable
+from trainer.formats.errors import printable
 
 
 class AutotuneError(Exception):

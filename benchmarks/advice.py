@@ -37,7 +37,7 @@ from testbed.simulators.trainings import (
     train,
     train_over_network,
 )
-from trainer.record.run_record import Run
+from trainer.formats.run_record import Run
 
 PARTS = ("simulated", "limits", "followed", "sizes")
 SIMULATED_RUNS, WORLDS = 400, 8

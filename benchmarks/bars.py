@@ -17,7 +17,7 @@ from autotune.base.files import write_atomically
 from autotune.base.readable_json import readable_json
 from autotune.errors import AutotuneError
 from testbed.programs import CannotMeasure
-from trainer.errors import TrainerError
+from trainer.formats.errors import TrainerError
 
 EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED = 0, 1, 2
 

@@ -28,7 +28,7 @@ from autotune.base.units import format_bytes
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.programs import run_program
 from trainer.checkpoint.stored_checkpoints import list_checkpoints
-from trainer.environment import CPU_ENVIRONMENT
+from trainer.formats.cpu_environment import CPU_ENVIRONMENT
 
 MODEL = "bert-120m"
 STEPS, REPEATS = 6, 11

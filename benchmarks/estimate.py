@@ -45,7 +45,7 @@ from testbed.programs import CannotMeasure, run_program
 from testbed.simulators.memory import MACHINES, SimulatedMachine, search
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import SpecialIds
+from trainer.formats.manifest import SpecialIds
 
 BARS: dict[str, tuple[str, Direction, float]] = {
     "estimate_law_against_memtracker_ratio": ("ratio", ">=", 10),

@@ -142,10 +142,10 @@ class _Bench:
     def __init__(self, case: Case) -> None:
         from autotune.trials.jobs.budget import enforce
         from autotune.trials.jobs.cpu_allocators import keep_one_arena
-        from trainer.config.tables import parse_table
         from trainer.config.train_config import TrainConfig
-        from trainer.data.manifest import SpecialIds
         from trainer.distributed.ranks import join_ranks
+        from trainer.formats.manifest import SpecialIds
+        from trainer.formats.tables import parse_table
 
         self._case = case
         self.config = parse_table(

@@ -40,7 +40,7 @@ from autotune.workers.values import SweepRequest
 from testbed.corpora import real_lengths, write_corpus
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings
-from trainer.record.progress import progress
+from trainer.formats.progress import progress
 
 GRID = (
     Path(__file__).parent.parent / "reports" / "benchmarks" / "recorded" / "grid.json"

@@ -39,10 +39,10 @@ from benchmarks.bars import (
 from testbed.programs import run_program
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import read_manifest
 from trainer.distributed.ranks import join_ranks
+from trainer.formats.manifest import read_manifest
+from trainer.formats.run_record import read_run
 from trainer.loop import train
-from trainer.record.run_record import read_run
 from trainer.record.writer import RunWriter
 
 STEPS, LAST_STEPS, SEEDS, HIDDEN, SEQ_LENGTH_TOKENS = 3000, 200, 3, 64, 64

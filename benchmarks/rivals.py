@@ -28,9 +28,9 @@ from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks
+from trainer.formats.run_record import StepRow
 from trainer.loop import train
 from trainer.model.encoder_config import build_config
-from trainer.record.run_record import StepRow
 from trainer.record.writer import RunWriter
 
 _START_TIMEOUT_S = 900.0

@@ -9,7 +9,7 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFas
 
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.data.dataset import TokenDataset
-from trainer.data.manifest import TOKENIZER_NAME
+from trainer.formats.manifest import TOKENIZER_NAME
 
 
 class Samples(torch.utils.data.Dataset[dict[str, Any]]):

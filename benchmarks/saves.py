@@ -26,7 +26,6 @@ from trainer.checkpoint.format import (
 from trainer.checkpoint.manager import CheckpointManager, state_bytes
 from trainer.config.presets import model_settings
 from trainer.config.resolve import resolve
-from trainer.config.tables import read_json
 from trainer.config.train_config import CheckpointSettings, ModelSettings, TrainConfig
 from trainer.data.batch_plan import make_plan
 from trainer.data.dataset import TokenDataset
@@ -34,7 +33,8 @@ from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.position import Position
 from trainer.distributed.ranks import join_ranks
-from trainer.health.events import EventRow
+from trainer.formats.events import EventRow
+from trainer.formats.tables import read_json
 
 _PROFILE = """\
 schema_version = 2

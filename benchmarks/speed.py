@@ -37,7 +37,7 @@ from benchmarks.bars import Direction, bars_of, finish, measuring, parser, run
 from testbed.programs import TORCHAO, CannotMeasure
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings, TrainConfig
-from trainer.health.events import utc_now
+from trainer.formats.events import utc_now
 
 BARS: dict[str, tuple[str, Direction, float]] = {
     "published_figures": ("figures", ">=", 8),

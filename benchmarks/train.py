@@ -342,7 +342,7 @@ def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]:
     from trainer.build import build_training
     from trainer.data.dataset import TokenDataset
     from trainer.evaluate import evaluate
-    from trainer.record.run_record import read_run
+    from trainer.formats.run_record import read_run
 
     ours.finish(abandon=False)
     validation = TokenDataset.open(match.data_dir, "validation")

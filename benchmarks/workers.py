@@ -44,7 +44,7 @@ from testbed.corpora import real_lengths, write_corpus
 from testbed.simulators.loader import SimulatedFeed
 from trainer.config.presets import model_settings
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 TRAININGS = 1000
 MOST_WINDOWS = 2000

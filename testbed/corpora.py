@@ -11,8 +11,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from trainer.config.canonical_json import canonical_json
-from trainer.data.manifest import (
+from trainer.formats.canonical_json import canonical_json
+from trainer.formats.manifest import (
     MANIFEST_NAME,
     TOKENIZER_NAME,
     LengthHistogram,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 PROFILE = Path(__file__).parents[1] / "profiles/bert-mini-cpu.toml"
 

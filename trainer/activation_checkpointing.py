@@ -11,7 +11,7 @@ from torch.utils.checkpoint import (
 from transformers import PreTrainedModel
 
 from trainer.config.train_config import TrainConfig
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.model.flash_attention import ATTEND
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainer.checkpoint.resume import AUTO, NEVER
-from trainer.documentation import documentation_path
-from trainer.errors import error_text
+from trainer.formats.documentation import documentation_path
+from trainer.formats.errors import error_text
 
 _EXAMPLES = """\
 Examples:

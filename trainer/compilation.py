@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.config.compilers import missing_for_compile
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.model.layer_norms import COMPILER_SAVES_COMPACT
 
 

@@ -16,8 +16,8 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.distributed.parallel import reshard_weights
 from trainer.distributed.ranks import Ranks
+from trainer.formats.run_record import EvaluationRow
 from trainer.model.masked_lm import MaskedLM
-from trainer.record.run_record import EvaluationRow
 
 _MAX_LOG_PERPLEXITY = 700.0
 """Loss above which the perplexity is that of this loss, as ``exp(710)`` is no finite

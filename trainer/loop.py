@@ -23,16 +23,16 @@ from trainer.data.permutation import hash_words
 from trainer.data.position import Position
 from trainer.distributed.optimizer import learning_rate
 from trainer.distributed.ranks import Ranks
-from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
+from trainer.formats.errors import BadConfig, TrainingFailed
+from trainer.formats.events import EventRow, new_event
+from trainer.formats.run_record import MODEL_DIRECTORY, RunExit
 from trainer.graph_counter import GraphCounter
 from trainer.health.controller import HealthDecision
-from trainer.health.events import EventRow, new_event
 from trainer.health.findings import Action, Finding
 from trainer.health.requests import RequestSums, encode_requests
 from trainer.health.watchdog import REQUEUE, Watchdog
 from trainer.preparation import PreparedRun, prepare_run
-from trainer.record.run_record import MODEL_DIRECTORY, RunExit
 from trainer.record.start_clock import Phase, StartClock
 from trainer.record.writer import RunWriter, Show
 

@@ -18,9 +18,10 @@ from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
 from trainer.data.loader import MicroBatchLoader
 from trainer.distributed.ranks import Ranks, warm_up_libraries
+from trainer.formats.events import EventRow, new_event
+from trainer.formats.run_record import RunHeader
+from trainer.formats.slurm_time import slurm_left_s
 from trainer.health.controller import HealthController
-from trainer.health.events import EventRow, new_event
-from trainer.health.slurm_time import slurm_left_s
 from trainer.health.time_budget import TimeBudget
 from trainer.health.watchdog import Watchdog
 from trainer.preflight.dataset_checks import check_data, open_dataset
@@ -29,7 +30,6 @@ from trainer.preflight.rank_checks import check_ranks, gather_facts
 from trainer.preflight.start_warning import start_warning
 from trainer.record.boards import open_boards
 from trainer.record.meter import Meter
-from trainer.record.run_record import RunHeader
 from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter, Show
 from trainer.run_header import describe_run

@@ -18,13 +18,18 @@ from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import Start
 from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.resolve import ResolvedConfig
-from trainer.errors import DeviceOutOfMemory, RanksLost, TrainerError, error_text
 from trainer.failure_notes import FailureNote, publish_failure, read_failure
+from trainer.formats.errors import (
+    DeviceOutOfMemory,
+    RanksLost,
+    TrainerError,
+    error_text,
+)
+from trainer.formats.progress import progress
+from trainer.formats.run_record import RunExit, read_exit
 from trainer.garbage_collection import collection_paused
 from trainer.health.signals import end_with_parent
 from trainer.health.watchdog import REQUEUE, Watchdog
-from trainer.record.progress import progress
-from trainer.record.run_record import RunExit, read_exit
 from trainer.record.show_row import show_row
 from trainer.record.start_clock import StartClock
 from trainer.record.writer import RunWriter

@@ -66,8 +66,8 @@ def advise(
     from autotune.advice.read_context import context_of, with_predicted_gains
     from autotune.advice.sections import advice_text, rules_text
     from autotune.base.answer_json import answer_json
-    from trainer.record.progress import progress
-    from trainer.record.run_record import RUN_FILE
+    from trainer.formats.progress import progress
+    from trainer.formats.run_record import RUN_FILE
 
     if rules:
         said = [
@@ -119,7 +119,7 @@ def advise(
 
 def _default_place() -> Path:
     """Return the newest run or, without any run, the only profile."""
-    from trainer.record.run_record import RUN_FILE
+    from trainer.formats.run_record import RUN_FILE
 
     runs = sorted(
         (path.parent for path in _RUNS.glob(f"*/{RUN_FILE}")),
@@ -172,7 +172,7 @@ def _apply(
     from autotune.advice.sections import change_text
     from autotune.profiles.profile_paths import rebase_data_path
     from autotune.profiles.store import write_profile
-    from trainer.health.events import utc_now
+    from trainer.formats.events import utc_now
 
     if now.profile is None:
         next_step = (

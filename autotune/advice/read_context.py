@@ -30,11 +30,11 @@ from autotune.trials.decide.run_rates import check_run
 from autotune.trials.values import FinishedTrial
 from trainer.config.resolve import profile_sha256, read_profile_tables
 from trainer.config.train_config import Tag, TrainConfig, tagged
-from trainer.data.manifest import MANIFEST_NAME, read_manifest
-from trainer.errors import TrainerError
-from trainer.record.progress import Update
+from trainer.formats.errors import TrainerError
+from trainer.formats.manifest import MANIFEST_NAME, read_manifest
+from trainer.formats.progress import Update
+from trainer.formats.run_record import RUN_FILE, Run, read_run
 from trainer.record.recorded_settings import settings_of
-from trainer.record.run_record import RUN_FILE, Run, read_run
 
 
 def context_of(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import BadInput
-from trainer import files
+from trainer.formats import files
 
 
 def write_atomically(path: Path, text: str) -> None:

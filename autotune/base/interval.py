@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import PositiveFloat
 
-from trainer.config.tables import StrictTable
+from trainer.formats.tables import StrictTable
 
 CONFIDENCE = 0.98
 """Confidence of bounds by which the program decides. It is high, as a decision that is

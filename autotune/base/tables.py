@@ -11,7 +11,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 
-from trainer.errors import printable
+from trainer.formats.errors import printable
 
 Row = Sequence[str | None]
 """Cells of a row, one per column; a missing one shows as n/a."""

@@ -33,7 +33,7 @@ from autotune.trials.rounds import Rounds
 from autotune.trials.values import Trial
 from autotune.workers.measure import TrainingWindows, training_trial
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import Manifest
+from trainer.formats.manifest import Manifest
 
 RoundFigures = dict[RecipeName, TrainingFigures]
 """Figures of one round's windows, without those of recipes that failed."""

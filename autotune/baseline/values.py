@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.trials.job_figures import Share
-from trainer.config.tables import StrictTable
+from trainer.formats.tables import StrictTable
 
 SettingValue = str | int | float | bool | None
 """Value of a setting of the trainer; None if it is not set."""

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from trainer.config.tables import StrictTable, parse_table, read_toml
 from trainer.distributed.cpu_binding import NUMA_VARIABLE
-from trainer.health.slurm_time import parse_slurm_time_s
+from trainer.formats.slurm_time import parse_slurm_time_s
+from trainer.formats.tables import StrictTable, parse_table, read_toml
 
 SITE_VARIABLE, SITE_FILE = "AUTOTUNE_SITE", "site.toml"
 DEFAULT_SITE = ""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autotune.base.process import start_child
 from autotune.errors import MachineLacks
-from trainer.files import write_atomically
+from trainer.formats.files import write_atomically
 
 Start = Callable[[Sequence[str]], list[str]]
 """Function from the arguments that ranks run, such as ``-m module …``, to the command

@@ -32,10 +32,10 @@ from autotune.trials.job_figures import StepFigures, TrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
 from autotune.trials.values import TrialRecord
-from trainer.config.canonical_json import canonical_sha256
-from trainer.config.nested_tables import flatten_table
-from trainer.data.manifest import MANIFEST_NAME, Manifest, read_manifest
-from trainer.record.run_record import RUN_FILE, Run
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.manifest import MANIFEST_NAME, Manifest, read_manifest
+from trainer.formats.nested_tables import flatten_table
+from trainer.formats.run_record import RUN_FILE, Run
 
 _LOSS_SHARE = 0.5
 """Share of the steps that both runs took, the later part, in which their losses are

@@ -13,7 +13,7 @@ from autotune.trials.outcomes import Measured, describe
 from autotune.trials.runner import TrialRunner
 from autotune.workers.values import SweepRequest
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import Manifest
+from trainer.formats.manifest import Manifest
 
 MOST_MICRO_BATCHES = 4
 """Most micro-batches of a profiled step. All of them have the same kernels."""

@@ -19,8 +19,8 @@ from autotune.confirm.values import ShortTrainingRequest
 from autotune.trials.job_figures import ShortTrainingFigures
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.values import Trial
-from trainer.errors import TrainerError
-from trainer.record.run_record import StepRow, read_run
+from trainer.formats.errors import TrainerError
+from trainer.formats.run_record import StepRow, read_run
 
 LOGGED_ROWS = 8
 """Logged rows that fit into the time, if the training logged nothing but steps. Its

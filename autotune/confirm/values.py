@@ -7,8 +7,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.kernels.values import StepKernels
 from autotune.trials.values import JobName, TrialRequest
-from trainer.config.tables import StrictTable
 from trainer.config.train_config import TrainConfig
+from trainer.formats.tables import StrictTable
 
 
 class SplitRates(StrictTable):

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from autotune.errors import UsageError
-from trainer.documentation import documentation_path
+from trainer.formats.documentation import documentation_path
 
 SECTIONS: Mapping[str, str] = {
     "Start here": "doctor estimate data",

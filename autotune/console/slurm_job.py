@@ -276,7 +276,7 @@ def _submit(
     request: JobRequest, script: str, limit: str, after: str | None = None
 ) -> dict[str, Any]:
     from autotune.base.files import write_atomically
-    from trainer.health.events import utc_now
+    from trainer.formats.events import utc_now
 
     place = request.reports / "jobs"
     path = (

@@ -33,7 +33,7 @@ from autotune.corpus.sections import (
 )
 from autotune.corpus.values import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, BadInput, UsageError
-from trainer.record.progress import progress
+from trainer.formats.progress import progress
 
 if TYPE_CHECKING:
     from trainer.staging.stage import Staged

@@ -20,7 +20,7 @@ from autotune.corpus.tokenizer import load_tokenizer
 from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import InternalError
-from trainer.data.manifest import TOKENIZER_NAME, Shard
+from trainer.formats.manifest import TOKENIZER_NAME, Shard
 
 ENCODE = "encode"
 SPLITS = ("train", "validation")

@@ -28,7 +28,7 @@ from autotune.base.process import end_with_parent
 from autotune.cluster.site_file import SiteFile, read_site
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import AutotuneError, BadInput, InternalError, MachineLacks
-from trainer.errors import TrainerError
+from trainer.formats.errors import TrainerError
 
 WORKER_MEMORY_BYTES = 2**30
 AHEAD = 3

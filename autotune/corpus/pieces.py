@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.corpus.workplace import Receipt, Workplace
-from trainer.files import write_atomically
+from trainer.formats.files import write_atomically
 
 EXTRACT, DISTINCT = "extract-samples", "find-duplicates"
 PIECE_TEXT_BYTES = 32 * 2**20

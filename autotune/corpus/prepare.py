@@ -46,9 +46,9 @@ from autotune.corpus.sources.base import Reject, SourceOptions
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.values import HISTOGRAM_EDGES
 from autotune.errors import BadInput
-from trainer.config.canonical_json import canonical_json
-from trainer.config.tables import read_json
-from trainer.data.manifest import (
+from trainer.formats.canonical_json import canonical_json
+from trainer.formats.files import sync, write_atomically
+from trainer.formats.manifest import (
     MANIFEST_NAME,
     PREPARED_NAME,
     REJECTS_NAME,
@@ -60,8 +60,8 @@ from trainer.data.manifest import (
     Split,
     read_manifest,
 )
-from trainer.files import sync, write_atomically
-from trainer.record.progress import Update
+from trainer.formats.progress import Update
+from trainer.formats.tables import read_json
 
 Stages = Callable[[str], AbstractContextManager[Update]]
 """Function that opens the progress display of a stage, by its title."""

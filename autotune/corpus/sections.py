@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
     from pathlib import Path
 
     from autotune.report.values import ReportedProfile, ReportedRun
-    from trainer.data.manifest import Manifest, SourceStatistics
+    from trainer.formats.manifest import Manifest, SourceStatistics
 
 BAR_WIDTH = 40
 _PERCENTILES = (10, 50, 75, 90, 99)
@@ -64,7 +64,7 @@ def preparation_warnings(manifest: "Manifest", validation_share: float) -> list[
         validation_share: Share of samples that was to be held out.
     """
     from trainer.config.train_config import TrainConfig
-    from trainer.data.manifest import MAX_CUT_TOKENS_SHARE
+    from trainer.formats.manifest import MAX_CUT_TOKENS_SHARE
 
     warnings = []
     samples = manifest.train.samples

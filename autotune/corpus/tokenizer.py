@@ -25,9 +25,9 @@ from tokenizers.trainers import BpeTrainer
 from autotune.corpus.pieces import Selection, drawn, power_of_two
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import BadInput
-from trainer.config.tables import read_json
-from trainer.data.manifest import TOKENIZER_NAME, SpecialIds
 from trainer.data.permutation import permute
+from trainer.formats.manifest import TOKENIZER_NAME, SpecialIds
+from trainer.formats.tables import read_json
 
 # Ids 0 to 4, in this order, in every tokenizer that is learned here.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.data.manifest import Manifest, SpecialIds
+    from trainer.formats.manifest import Manifest, SpecialIds
 
 # Sequences of pretraining encoders end at a few thousand tokens: fine below, coarse
 # beyond.

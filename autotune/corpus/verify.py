@@ -18,7 +18,10 @@ from autotune.corpus.values import SPECIAL_TOKENS_PER_SAMPLE, Inspected, SeqLeng
 from autotune.corpus.workplace import StageMeter
 from trainer.data.batch_plan import MIN_BLOCK_SAMPLES
 from trainer.data.dataset import TokenDataset
-from trainer.data.manifest import (
+from trainer.data.packing import pack_sequences
+from trainer.data.permutation import permute
+from trainer.formats.errors import BadConfig, UnreadableFile, unreadable
+from trainer.formats.manifest import (
     DATASET_FILES,
     MANIFEST_NAME,
     TOKENIZER_NAME,
@@ -28,10 +31,7 @@ from trainer.data.manifest import (
     Split,
     read_manifest,
 )
-from trainer.data.npy_file import open_npy
-from trainer.data.packing import pack_sequences
-from trainer.data.permutation import permute
-from trainer.errors import BadConfig, UnreadableFile, unreadable
+from trainer.formats.npy_file import open_npy
 from trainer.staging.threads import run_in_threads
 
 # A multiple of every item size, so that no number is split.

@@ -30,10 +30,10 @@ from typing import Any
 from autotune.base.units import format_bytes, format_count
 from autotune.corpus.bounded import DISK_FULL
 from autotune.errors import BadInput
-from trainer.data.manifest import DATASET_FILES, MANIFEST_NAME
-from trainer.file_locks import LockHeld, locked
-from trainer.files import sync
-from trainer.record.progress import Update
+from trainer.formats.file_locks import LockHeld, locked
+from trainer.formats.files import sync
+from trainer.formats.manifest import DATASET_FILES, MANIFEST_NAME
+from trainer.formats.progress import Update
 
 Receipt = dict[str, Any]
 """Result of a finished task: small JSON values, as a whole stage's are held in

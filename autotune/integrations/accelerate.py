@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.integrations.samples import Longest
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 if TYPE_CHECKING:
     import torch

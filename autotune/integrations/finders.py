@@ -37,7 +37,7 @@ from autotune.machine.measured_device import DeviceChoice
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.profile_paths import profile_paths
 from autotune.trials.session import open_bench
-from trainer.errors import TrainerError
+from trainer.formats.errors import TrainerError
 
 STARTING_BATCH_SIZE = 128
 """Largest size that the decorator tries, as that of accelerate."""

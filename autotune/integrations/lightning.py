@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.integrations.values import LOOP
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 _EPOCHS = 1000
 """Epochs, from which schedules may compute their length."""

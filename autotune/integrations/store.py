@@ -22,8 +22,8 @@ from autotune.profiles.toml_file import parse_profile, tables_to_toml
 from autotune.profiles.values import Provenance
 from autotune.trials.runner import TrialRunner
 from trainer.config.resolve import read_profile_tables
-from trainer.errors import TrainerError
-from trainer.health.events import utc_now
+from trainer.formats.errors import TrainerError
+from trainer.formats.events import utc_now
 
 SUBJECT_KEY = "subject"
 """Table that only profiles of your own training code have."""

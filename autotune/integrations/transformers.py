@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.integrations.samples import Longest
 from autotune.integrations.values import LOOP
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 if TYPE_CHECKING:
     from transformers import Trainer

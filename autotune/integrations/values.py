@@ -16,9 +16,9 @@ from autotune.profiles.values import Fingerprint, Provenance
 from autotune.trials.job_figures import JobFigures, LoadedWindow
 from autotune.trials.values import FinishedTrial, JobName, TrialRequest
 from autotune.workers.values import CountEvidence, CountRow
-from trainer.config.canonical_json import canonical_sha256
-from trainer.config.tables import StrictTable
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.tables import StrictTable
 
 Argument = bool | int | float | str
 SIZE = "micro_batch_size"

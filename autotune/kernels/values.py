@@ -3,7 +3,7 @@
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from autotune.trials.job_figures import KernelTime, Roofline
-from trainer.config.tables import StrictTable
+from trainer.formats.tables import StrictTable
 
 
 class StepKernels(StrictTable):

@@ -56,7 +56,7 @@ class TrainOptions:
         from autotune.profiles.store import read_profile
         from trainer.code_hash import code_sha256
         from trainer.config.resolve import resolve
-        from trainer.data.manifest import read_manifest
+        from trainer.formats.manifest import read_manifest
         from trainer.record.writer import default_run_directory
 
         must_be_approved = self.require_approved or site_requires_approval

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.cluster.slurm import Ended
-from trainer.errors import TrainerError, TrainingFailed
+from trainer.formats.errors import TrainerError, TrainingFailed
+from trainer.formats.run_record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
 from trainer.health.watchdog import REQUEUE
-from trainer.record.run_record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
 
 PATIENCE_S = 70.0
 """Longest wait for another node's write, in seconds, as NFS caches directory entries

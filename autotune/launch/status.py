@@ -16,9 +16,9 @@ from autotune.trials.decide.run_rates import check_run
 from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, read_trial_records
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.stored_checkpoints import list_checkpoints
-from trainer.errors import TrainerError, TrainingFailed
+from trainer.formats.errors import TrainerError, TrainingFailed
+from trainer.formats.run_record import RUN_FILE, STEPS_FILE, Run, read_run
 from trainer.health.watchdog import REQUEUE
-from trainer.record.run_record import RUN_FILE, STEPS_FILE, Run, read_run
 
 Jobs = Mapping[str, tuple[str, str]]
 """Id and state of SLURM jobs, by job name."""

@@ -52,7 +52,7 @@ def doctor(
 def _measured(machine: MachineFacts) -> MachineRates:
     from autotune.speed.measure import measure_rates, write_rates
     from autotune.trials.fork_server import ForkServerMachine
-    from trainer.record.progress import progress
+    from trainer.formats.progress import progress
 
     gpu = machine.gpus[0].facts.name if machine.gpus else None
     device: Literal["cpu", "cuda"] = "cpu" if gpu is None else "cuda"

@@ -28,8 +28,8 @@ from autotune.machine.values import (
 from autotune.profiles.values import Fingerprint, model_sha256
 from trainer.code_hash import code_sha256
 from trainer.config.train_config import ModelSettings
-from trainer.data.manifest import Manifest, read_manifest
-from trainer.errors import TrainerError
+from trainer.formats.errors import TrainerError
+from trainer.formats.manifest import Manifest, read_manifest
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 

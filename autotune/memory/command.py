@@ -288,7 +288,7 @@ def estimate(
     from autotune.memory.sections import estimate_text
     from autotune.memory.target import PredictionRequest, find_target
     from trainer.config.presets import model_settings
-    from trainer.record.progress import progress
+    from trainer.formats.progress import progress
 
     # The other options reach ``PredictionRequest`` and ``_probe_command`` by name, as
     # parameters of the context.

@@ -10,10 +10,11 @@ from pathlib import Path
 from autotune.corpus.values import SequenceContents, SequenceMeans
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.values import Profile
-from trainer.config.train_config import Layout, ModelSettings, TrainConfig
+from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
-from trainer.data.manifest import Manifest, SpecialIds
 from trainer.data.sequence_statistics import SequenceStatistics, sequence_statistics
+from trainer.formats.batch_split import Layout
+from trainer.formats.manifest import Manifest, SpecialIds
 
 DOCUMENTS_PER_PACKED_SEQUENCE = 4.0
 """Documents per packed sequence that are assumed without a dataset. Program functions

@@ -11,7 +11,7 @@ from autotune.speed.values import MachineRates
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.trial_machine import Machine
 from trainer.config.train_config import TrainConfig
-from trainer.record.progress import Update
+from trainer.formats.progress import Update
 
 
 def predicted_gains(

@@ -30,7 +30,7 @@ from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.values import Profile
 from autotune.trials.fork_server import ForkServerMachine
 from trainer.config.train_config import TrainConfig
-from trainer.record.progress import Update
+from trainer.formats.progress import Update
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:

@@ -12,7 +12,7 @@ from autotune.memory.values import Alternative, Answer, PredictedModel
 from autotune.profiles.decide.default_settings import default_layout, default_precision
 from autotune.trials.fork_server import ForkServerMachine
 from trainer.config.train_config import ModelSettings, TrainConfig
-from trainer.record.progress import Update
+from trainer.formats.progress import Update
 
 
 def settings_of_step(

@@ -12,8 +12,8 @@ from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.trials.trial_machine import Machine
 from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import Manifest
 from trainer.data.sequence_statistics import SequenceStatistics
+from trainer.formats.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,9 +43,9 @@ from autotune.workers.values import SweepRequest
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences
-from trainer.data.manifest import read_manifest
-from trainer.health.events import utc_now
-from trainer.record.progress import progress
+from trainer.formats.events import utc_now
+from trainer.formats.manifest import read_manifest
+from trainer.formats.progress import progress
 
 
 def nodes_here() -> int:

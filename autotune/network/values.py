@@ -11,8 +11,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from autotune.base.interval import Interval, RatioBounds
 from autotune.trials.job_figures import Share
 from autotune.trials.values import JobName, TrialRequest
-from trainer.config.tables import StrictTable
 from trainer.config.train_config import GradientDtype, Strategy, TrainConfig
+from trainer.formats.tables import StrictTable
 
 ELEMENT_BYTES: dict[GradientDtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 MIB = 2**20

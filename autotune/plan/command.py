@@ -93,7 +93,7 @@ def plan(
     from autotune.network.scaling import Assumed
     from autotune.plan.inputs import PlanRequest, plan
     from autotune.plan.sections import plan_text
-    from trainer.record.progress import progress
+    from trainer.formats.progress import progress
 
     asked = opt.make_request(
         PlanRequest,

@@ -49,8 +49,8 @@ from autotune.profiles.values import Evidence, Profile
 from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates
 from trainer.config.train_config import Strategy, TrainConfig
-from trainer.data.manifest import read_manifest
-from trainer.record.progress import Update
+from trainer.formats.manifest import read_manifest
+from trainer.formats.progress import Update
 
 LINE_BITS_PER_S = 100e9
 """Assumed line rate of a node's NIC."""

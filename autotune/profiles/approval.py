@@ -25,16 +25,16 @@ from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.toml_file import present_sha256
 from autotune.profiles.values import is_sha256
 from autotune.trials.trial_log import report_directory
-from trainer.config.nested_tables import flatten_table
 from trainer.config.resolve import (
     PROFILE_HASH_KEY,
     profile_sha256,
     read_profile_tables,
 )
-from trainer.config.tables import parse_table, read_json
 from trainer.config.train_config import TrainConfig
-from trainer.errors import BadConfig, UnreadableFile
-from trainer.health.events import utc_now
+from trainer.formats.errors import BadConfig, UnreadableFile
+from trainer.formats.events import utc_now
+from trainer.formats.nested_tables import flatten_table
+from trainer.formats.tables import parse_table, read_json
 
 _MOST_REVIEW_BYTES = 2**20
 """Limit of a review's file, far above the few thousand characters that a review may

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.profiles.values import SHA256_PATTERN
-from trainer.config.tables import StrictTable
+from trainer.formats.tables import StrictTable
 
 Decision = Literal["approved", "rejected"]
 """Decision of a reviewer."""

@@ -17,7 +17,7 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.values import FinishedTrial
 from autotune.workers.values import WorkersEvidence
 from trainer.config.train_config import TrainConfig
-from trainer.health.events import utc_now
+from trainer.formats.events import utc_now
 
 if TYPE_CHECKING:
     from autotune.integrations.values import OwnProfile

@@ -12,8 +12,8 @@ from autotune.profiles.values import Profile, update_profile
 from autotune.trials.decide.profile_rates import check_profile
 from trainer.config.resolve import find_data, read_profile_tables
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged
-from trainer.data.manifest import MANIFEST_NAME
-from trainer.errors import TrainerError
+from trainer.formats.errors import TrainerError
+from trainer.formats.manifest import MANIFEST_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

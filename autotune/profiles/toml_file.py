@@ -8,10 +8,10 @@ from typing import Any
 
 from autotune.errors import BadInput
 from autotune.profiles.values import Profile
-from trainer.config.canonical_json import canonical_sha256
 from trainer.config.resolve import PROFILE_HASH_KEY
-from trainer.config.tables import TableT, parse_table
-from trainer.errors import BadConfig
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.errors import BadConfig
+from trainer.formats.tables import TableT, parse_table
 
 _HEADER_LINES = (
     (

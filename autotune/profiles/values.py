@@ -17,13 +17,13 @@ from autotune.memory.values import ProbeEvidence
 from autotune.network.values import NetworkEvidence
 from autotune.search.values import ExploreEvidence
 from autotune.workers.values import WorkersEvidence
-from trainer.config.canonical_json import canonical_sha256
-from trainer.config.tables import StrictTable
 from trainer.config.train_config import (
     PROFILE_SCHEMA_VERSION,
     ModelSettings,
     TrainConfig,
 )
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.tables import StrictTable
 
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 """Pattern of a SHA-256 in hexadecimal, as this project writes it."""

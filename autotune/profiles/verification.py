@@ -11,8 +11,8 @@ from autotune.profiles.checks import Check, Verification
 from autotune.profiles.decide.fingerprint_check import check_fields
 from autotune.profiles.values import Fingerprint
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import Manifest, read_manifest
-from trainer.errors import TrainerError
+from trainer.formats.errors import TrainerError
+from trainer.formats.manifest import Manifest, read_manifest
 
 _MACHINE_INDEPENDENT_FIELDS = (
     "model_sha256",

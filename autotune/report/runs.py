@@ -14,8 +14,8 @@ from autotune.profiles.decide.drift import Drift, drifts
 from autotune.profiles.decide.run_rates import run_rate
 from autotune.report.sections import bottleneck_words, bounded, step_chart
 from autotune.report.values import ReportedProfile, ReportedRun
-from trainer.health.events import EventRow
-from trainer.record.run_record import Run
+from trainer.formats.events import EventRow
+from trainer.formats.run_record import Run
 
 MOST_EVENTS = 20
 """Number of the latest events of a run that are shown; its record has all."""

@@ -22,9 +22,9 @@ from autotune.profiles.approval import read_with_approval
 from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.store import StoredProfile
 from autotune.report.values import ReportedProfile, ReportedRun
-from trainer.config.nested_tables import reject_infinite
-from trainer.data.manifest import read_manifest
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.manifest import read_manifest
+from trainer.formats.nested_tables import reject_infinite
 
 MOST_PROFILES, MOST_RUNS = 12, 24
 

@@ -10,8 +10,8 @@ from autotune.profiles.approval_record import Approval
 from autotune.profiles.checks import TrialLogCheck
 from autotune.profiles.values import Profile
 from autotune.trials.values import FinishedTrial
-from trainer.data.manifest import Manifest
-from trainer.record.run_record import Run
+from trainer.formats.manifest import Manifest
+from trainer.formats.run_record import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

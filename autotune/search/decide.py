@@ -24,7 +24,7 @@ import numpy.typing as npt
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.search.values import KNOBS, Configuration
 from autotune.workers.decide.worker_count import ladder
-from trainer.config.train_config import Layout
+from trainer.formats.batch_split import Layout
 
 ROW_DOUBLINGS = 5
 """Halvings of the largest useful micro-batch down to the smallest to try: far below the

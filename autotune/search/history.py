@@ -16,7 +16,8 @@ from autotune.search.values import Configuration
 from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Contaminated, Outcome, OutOfMemory, describe
 from autotune.workers.measure import TrainingWindows
-from trainer.config.train_config import Layout, TrainConfig
+from trainer.config.train_config import TrainConfig
+from trainer.formats.batch_split import Layout
 
 CRASHES = 2
 """Number of crashes after which a value that never ran is excluded from the search."""

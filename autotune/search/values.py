@@ -10,16 +10,16 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from autotune.base.interval import Interval, RatioBounds
 from autotune.base.wording import plural
-from trainer.config.tables import StrictTable
 from trainer.config.train_config import (
     Attention,
     Checkpointing,
     CompileMode,
     Float8,
-    Layout,
     Precision,
     TrainConfig,
 )
+from trainer.formats.batch_split import Layout
+from trainer.formats.tables import StrictTable
 
 
 class Configuration(StrictTable):

@@ -22,7 +22,7 @@ from autotune.speed.values import (
     StepWork,
 )
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.model.gpu_peaks import find_peak, matmul_format, peak_flops_per_s
+from trainer.formats.gpu_peaks import find_peak, matmul_format, peak_flops_per_s
 
 Float64 = npt.NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from autotune.speed.decide import data_sheet_rates
 from autotune.speed.values import MachineRates, RatesRequest
 from autotune.trials.outcomes import Measured, describe
 from autotune.trials.trial_machine import Machine
-from trainer.config.tables import parse_table, read_json
+from trainer.formats.tables import parse_table, read_json
 
 DIRECTORY = Path("reports/machines")
 TIMEOUT_S = 300.0

@@ -8,7 +8,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from autotune.base.interval import Interval
 from autotune.trials.values import JobName, TrialRequest
-from trainer.config.tables import StrictTable
+from trainer.formats.tables import StrictTable
 
 KernelKind = Literal[
     "matmul",

@@ -32,7 +32,7 @@ from autotune.trials.outcomes import Outcome, TimedOut
 from autotune.trials.rank_outcomes import classify
 from autotune.trials.trial_machine import START_TIMEOUT_S, StartedMachine
 from autotune.trials.values import Trial
-from trainer.environment import CPU_ENVIRONMENT
+from trainer.formats.cpu_environment import CPU_ENVIRONMENT
 
 END_TIMEOUT_S = 10.0
 """Time that the server has to end, in seconds."""

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, PositiveFloat, TypeAdapter
 
 from autotune.trials.outcomes import Measured
-from trainer.config.tables import StrictTable
+from trainer.formats.tables import StrictTable
 
 Share = Annotated[float, Field(ge=0, le=1)]
 """A part of a whole, 0 to 1."""

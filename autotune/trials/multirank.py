@@ -31,9 +31,9 @@ from autotune.trials.outcomes import Crashed, Measured, Outcome, TimedOut
 from autotune.trials.rank_outcomes import classify
 from autotune.trials.trial_machine import START_TIMEOUT_S, StartedMachine
 from autotune.trials.values import Trial
-from trainer.config.tables import read_json
-from trainer.environment import CPU_ENVIRONMENT
-from trainer.files import write_atomically
+from trainer.formats.cpu_environment import CPU_ENVIRONMENT
+from trainer.formats.files import write_atomically
+from trainer.formats.tables import read_json
 
 MODULE = "autotune.trials.jobs.multirank_worker"
 """Module that each rank runs."""

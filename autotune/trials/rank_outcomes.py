@@ -14,7 +14,7 @@ from autotune.trials.outcomes import (
     Outcome,
     OutOfMemory,
 )
-from trainer.errors import HOST_OUT_OF_MEMORY
+from trainer.formats.errors import HOST_OUT_OF_MEMORY
 
 _MAX_OUT_OF_MEMORY_CHARACTERS = 500
 """Characters of a rank's log that an out of memory quotes, from its end."""

@@ -38,7 +38,7 @@ from autotune.trials.trial_bench import Bench
 from autotune.trials.trial_machine import Machine, StartedMachine
 from autotune.workers.values import SweepRequest
 from trainer.config.train_config import ModelSettings
-from trainer.data.manifest import Manifest, read_manifest
+from trainer.formats.manifest import Manifest, read_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

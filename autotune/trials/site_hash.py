@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from autotune import __version__
 from autotune.profiles.values import Fingerprint
-from trainer.config.canonical_json import canonical_sha256
+from trainer.formats.canonical_json import canonical_sha256
 
 _VARIABLES = (
     # CPU cores, threads and the order of GPUs.

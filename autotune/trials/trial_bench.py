@@ -24,8 +24,8 @@ from autotune.trials.runner import TrialRunner
 from autotune.trials.site_hash import site_hash
 from autotune.trials.trial_machine import Machine, StartedMachine
 from autotune.trials.values import FinishedTrial, MadeOn
-from trainer.health.slurm_time import slurm_left_s
-from trainer.record.progress import Update, progress
+from trainer.formats.progress import Update, progress
+from trainer.formats.slurm_time import slurm_left_s
 
 
 class Display:

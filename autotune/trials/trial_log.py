@@ -9,9 +9,9 @@ from typing import Any
 from autotune.base.files import translate_write_errors
 from autotune.errors import BadInput
 from autotune.trials.values import TrialRecord
-from trainer import files
-from trainer.config.canonical_json import canonical_json, canonical_sha256
-from trainer.errors import unreadable
+from trainer.formats import files
+from trainer.formats.canonical_json import canonical_json, canonical_sha256
+from trainer.formats.errors import unreadable
 
 TRIAL_LOG_DIRECTORY = "trials"
 """Name of the trial log within a profile's directory among the reports."""

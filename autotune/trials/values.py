@@ -15,9 +15,9 @@ from pydantic import Field
 
 from autotune.trials.job_figures import check_figures
 from autotune.trials.outcomes import Measured, Outcome, outcome_from_json
-from trainer.config.canonical_json import canonical_sha256
-from trainer.config.tables import StrictTable, parse_table
-from trainer.errors import BadConfig
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.errors import BadConfig
+from trainer.formats.tables import StrictTable, parse_table
 
 FEWEST_TIMED_STEPS = 3
 """Fewest timed steps of a ``step`` job that measures throughput; a job with fewer tests

@@ -16,7 +16,7 @@ from autotune.trials.values import FinishedTrial
 from autotune.tune.decide import left_s
 from autotune.tune.sections import best_words, stage_words, stages_text
 from autotune.tune.values import Stage
-from trainer.record.progress import Update, progress
+from trainer.formats.progress import Update, progress
 
 
 @dataclass(slots=True, kw_only=True)

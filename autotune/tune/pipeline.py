@@ -52,7 +52,7 @@ from autotune.tune.live_view import TuningView
 from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName, TuningResult
 from autotune.workers.stage import count_workers
 from autotune.workers.values import SweepRequest
-from trainer.config.tables import read_json
+from trainer.formats.tables import read_json
 
 ORDER: tuple[StageName, ...] = get_args(StageName)
 OF_ONE_MODEL = (ExceedsMemory, Undecided, NotCheckable)

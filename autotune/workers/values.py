@@ -10,8 +10,8 @@ from autotune.base.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.interval import Interval, RatioBounds
 from autotune.trials.job_figures import GpuUse, Share
 from autotune.trials.values import JobName, TrialRequest
-from trainer.config.tables import StrictTable
 from trainer.config.train_config import TrainConfig
+from trainer.formats.tables import StrictTable
 
 MOST_MICRO_BATCHES = 4
 """Limit of micro-batches in a step of a window, unless a request sets another one. The

@@ -59,7 +59,7 @@ from benchmarks.gpu.results import CHECK_NAME, KEPT, ROOT, known_results
 from benchmarks.gpu.running import Call, files_to_bring, libraries_of, open_check
 from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.stages import FULL, TINY, Sizes, stages_of
-from trainer.errors import TrainerError
+from trainer.formats.errors import TrainerError
 
 USUAL_GPUS_BYTES = {"h100-80gb-hbm3": 80 * 10**9, "h200": 141 * 10**9}
 """GPUs that ``--list`` shows beside those that have results, with their memory."""

@@ -14,7 +14,7 @@ from autotune.profiles.values import Profile
 from benchmarks.gpu.results import ENDED
 from benchmarks.gpu.stage import PROFILES, RUNS, fill
 from benchmarks.gpu.stages import RESIDUAL_SEEDS, RESIDUAL_STREAMS, SHAPES, TRAINERS
-from trainer.record.run_record import Run, read_run
+from trainer.formats.run_record import Run, read_run
 
 Row = dict[str, Any]
 

@@ -13,9 +13,9 @@ from autotune.trials.decide.profile_rates import check_profile
 from autotune.trials.decide.run_rates import check_run
 from benchmarks.gpu.results import ENDED
 from benchmarks.gpu.stage import PROFILES, RUNS
-from trainer.errors import TrainerError
-from trainer.model.gpu_peaks import peak_flops_per_s
-from trainer.record.run_record import RUN_FILE, read_run
+from trainer.formats.errors import TrainerError
+from trainer.formats.gpu_peaks import peak_flops_per_s
+from trainer.formats.run_record import RUN_FILE, read_run
 
 _LEAST_OF_PEAK_SHARE = 0.05
 
@@ -36,7 +36,7 @@ def reasons_against(folder: Path, check: Mapping[str, Any]) -> list[str]:
     if gpu is None or peak_flops_per_s(gpu, "bf16") is None:
         reasons.append(
             f"no peak is known of {gpu}, so no rate can be checked: add it to"
-            " trainer/model/gpu_peaks.py"
+            " trainer/formats/gpu_peaks.py"
         )
     reasons += _unproven(check)
     reasons += _implausible_answers(check)

@@ -34,7 +34,7 @@ from benchmarks.gpu.results import (
     code_digest,
 )
 from benchmarks.gpu.stage import LOGS, Stage, fill
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 _POLL_S, _TAIL_LINES = 0.1, 12
 

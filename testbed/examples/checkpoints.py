@@ -10,7 +10,7 @@ from trainer.checkpoint.checkpoint_writer import CheckpointWriter
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.position import Position
-from trainer.record.run_record import RunExit, RunHeader
+from trainer.formats.run_record import RunExit, RunHeader
 from trainer.record.writer import RunWriter
 
 CONTENT = bytes(range(256)) * 4

@@ -1,7 +1,7 @@
 """Lines of a run record, and the events in it, as tests need them."""
 
-from trainer.health.events import EventRow
-from trainer.record.run_record import EvaluationRow, StartUp, StepRow
+from trainer.formats.events import EventRow
+from trainer.formats.run_record import EvaluationRow, StartUp, StepRow
 
 
 def row_of(step: int, **changes) -> StepRow:

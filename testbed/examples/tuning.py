@@ -48,7 +48,8 @@ from trainer.config.train_config import (
     ParallelSettings,
     TrainConfig,
 )
-from trainer.data.manifest import (
+from trainer.formats.events import EventRow
+from trainer.formats.manifest import (
     LengthHistogram,
     Manifest,
     Shard,
@@ -56,8 +57,7 @@ from trainer.data.manifest import (
     SpecialIds,
     Split,
 )
-from trainer.health.events import EventRow
-from trainer.record.run_record import Run, StepRow
+from trainer.formats.run_record import Run, StepRow
 
 GIB = 2**30
 ROW_TOKENS, FILL = 512, 0.994

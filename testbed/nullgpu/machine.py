@@ -13,7 +13,7 @@ from autotune.machine.gpu_models import GpuModel, find_gpu_model
 from autotune.memory.decide.overheads import COMMUNICATION_BYTES, CONTEXT_BYTES
 from testbed.nullgpu.counts import Counts
 from testbed.nullgpu.environment import ROOT, Environment
-from trainer.model.gpu_peaks import peak_flops_per_s
+from trainer.formats.gpu_peaks import peak_flops_per_s
 
 CUBLAS_NOT_INITIALIZED, CUBLAS_ALLOC_FAILED, CUBLAS_EXECUTION_FAILED = 1, 3, 13
 CUDNN_ALLOC_FAILED, CUDNN_EXECUTION_FAILED = 4004, 5000

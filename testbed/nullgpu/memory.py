@@ -32,7 +32,6 @@ from trainer.config.train_config import (
     Attention,
     Checkpointing,
     Head,
-    Layout,
     ModelSettings,
     ParallelSettings,
     Precision,
@@ -40,6 +39,7 @@ from trainer.config.train_config import (
     TrainConfig,
 )
 from trainer.data.sequence_statistics import SequenceStatistics
+from trainer.formats.batch_split import Layout
 
 ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 30_522

@@ -24,8 +24,8 @@ from trainer.config.train_config import (
     TrainConfig,
     gradient_accumulation_steps,
 )
-from trainer.data.manifest import SpecialIds
 from trainer.distributed.ranks import Ranks
+from trainer.formats.manifest import SpecialIds
 from trainer.model.encoder_config import build_config
 
 STEPS = 2

@@ -18,7 +18,8 @@ from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on, windows_of
 from testbed.examples.trials import TRAINING_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
-from trainer.config.train_config import Checkpointing, Layout
+from trainer.config.train_config import Checkpointing
+from trainer.formats.batch_split import Layout
 
 Rate = Callable[[Configuration], float]
 """Real tokens/s of settings, without noise."""

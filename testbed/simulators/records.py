@@ -16,7 +16,7 @@ from autotune.workers.values import WorkersEvidence, WorkersRow
 from testbed.examples.checkpoints import header_of
 from testbed.examples.run_rows import row_of
 from trainer.config.train_config import TrainConfig
-from trainer.record.run_record import Run, StepRow
+from trainer.formats.run_record import Run, StepRow
 
 
 def run_of_rows(

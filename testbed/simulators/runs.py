@@ -35,7 +35,7 @@ from testbed.simulators.timeline import (
     draw_events,
 )
 from testbed.simulators.tuning import profile_of_machine
-from trainer.record.run_record import Run
+from trainer.formats.run_record import Run
 
 MARGIN = 0.03
 """Of the step. A remedy that saves so nearly what matters, or what another one saves,

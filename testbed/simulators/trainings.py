@@ -14,7 +14,7 @@ import tomlkit
 from autotune.base.process import start_child
 from testbed.corpora import real_lengths, write_corpus
 from testbed.simulators.hosts import hosts
-from trainer.record.run_record import Run, read_run
+from trainer.formats.run_record import Run, read_run
 
 SAMPLES = 6000
 SEQ_LENGTH_TOKENS = 256

@@ -21,7 +21,7 @@ from autotune.trials.job_figures import GpuUse
 from autotune.workers.values import WorkersEvidence, WorkersRow
 from testbed.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
-from trainer.record.run_record import Run
+from trainer.formats.run_record import Run
 
 PEAKS_FLOPS_PER_S = {"bf16": 835e12, "tf32": 417e12, "fp32": 60e12}
 VOCAB_SIZE = 16_384

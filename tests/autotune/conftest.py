@@ -16,7 +16,7 @@ from autotune.trials.fork_server import ForkServerMachine
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import example_profile
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 
 @pytest.fixture

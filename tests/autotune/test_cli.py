@@ -9,7 +9,7 @@ import pytest
 
 from autotune import cli
 from autotune.cli import run
-from trainer import errors
+from trainer.formats import errors
 
 
 def test_denied_file_is_no_traceback(monkeypatch, capsys):

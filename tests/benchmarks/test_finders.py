@@ -15,7 +15,7 @@ from benchmarks.finders import (
     find_with_lightning,
 )
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import SpecialIds
+from trainer.formats.manifest import SpecialIds
 
 SHAPE = {
     "num_hidden_layers": 1,

@@ -21,7 +21,7 @@ from benchmarks.gpu.results import CUT_OFF, ENDED, FAILED, ROOT, known_results
 from benchmarks.gpu.running import Call, open_check
 from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.stages import TINY
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 NVL, DRIVER = "NVIDIA H100 NVL", "580.82.07"
 MACHINE = GpuMachine(name="h100-nvl", gpus=1, memory_bytes=94 * 10**9)

@@ -12,8 +12,8 @@ from testbed.nullgpu.machine import (
     Faults,
 )
 from tests.system.faults.jobs import NO_DROPOUT, Workplace
-from trainer.errors import RanksLost
-from trainer.record.run_record import read_exit
+from trainer.formats.errors import RanksLost
+from trainer.formats.run_record import read_exit
 
 pytestmark = pytest.mark.cuda
 MIB = 2**20

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.datasets import write_profile_for
 from tests.documentation.blocks import ROOT
-from trainer.record.run_record import read_exit
+from trainer.formats.run_record import read_exit
 
 SHORT = "--set train.max_steps=3 --set train.warmup_steps=1 --set train.compile=false"
 

@@ -16,7 +16,7 @@ import pytest
 
 from testbed.simulators.trainings import write_settings
 from trainer.config.presets import PRESETS
-from trainer.record.run_record import read_run
+from trainer.formats.run_record import read_run
 
 pytestmark = pytest.mark.system
 

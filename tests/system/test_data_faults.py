@@ -30,7 +30,7 @@ from tests.system.faults.kills import (
 )
 from tests.system.faults.mutations import mutate, mutate_files
 from tests.system.faults.tune import kill_tune
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.staging.stage import stage
 
 pytestmark = pytest.mark.system

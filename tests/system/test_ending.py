@@ -19,8 +19,8 @@ from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import until
 from tests.trainer.tiny_models import config_of
 from trainer.config.train_config import DataSettings
-from trainer.data.manifest import read_manifest
-from trainer.record.run_record import read_exit
+from trainer.formats.manifest import read_manifest
+from trainer.formats.run_record import read_exit
 
 pytestmark = pytest.mark.system
 MEASURE = """

@@ -18,8 +18,8 @@ from tests.trainer.training_runs import (
     weights_of,
 )
 from trainer.config.train_config import DataSettings, ModelSettings
+from trainer.formats.run_record import Run, read_run
 from trainer.health.watchdog import REQUEUE
-from trainer.record.run_record import Run, read_run
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 

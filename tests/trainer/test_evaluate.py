@@ -13,8 +13,8 @@ from trainer.config.train_config import EvaluationSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.distributed.ranks import join_ranks
 from trainer.evaluate import evaluate
+from trainer.formats.run_record import EvaluationRow
 from trainer.graph_counter import GraphCounter
-from trainer.record.run_record import EvaluationRow
 
 VOCAB_SIZE = 128
 VALIDATION_SAMPLES = 50

@@ -19,9 +19,9 @@ from tests.trainer.training_runs import (
 from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
 from trainer.config.train_config import CheckpointSettings, DataSettings
 from trainer.distributed.optimizer import learning_rate
-from trainer.errors import TrainingFailed
+from trainer.formats.errors import TrainingFailed
+from trainer.formats.run_record import Run, RunExit, read_run
 from trainer.health.watchdog import REQUEUE
-from trainer.record.run_record import Run, RunExit, read_run
 
 WEIGHTS_FILE = "rank-00000.safetensors"
 SEQUENCES_PER_STEP = 8

@@ -12,10 +12,10 @@ from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import choose_run
 from trainer.distributed.ranks import join_ranks
-from trainer.health.events import EventRow
+from trainer.formats.events import EventRow
+from trainer.formats.run_record import Run, RunExit, read_run
 from trainer.health.watchdog import Watchdog
 from trainer.loop import train
-from trainer.record.run_record import Run, RunExit, read_run
 
 RUN = "r"
 """Run directory, unless a test names another one."""

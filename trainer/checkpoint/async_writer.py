@@ -31,8 +31,8 @@ from trainer.checkpoint.stored_checkpoints import prune
 from trainer.checkpoint.tensors import TensorShard
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
-from trainer.errors import TrainerError
-from trainer.health.events import EventRow
+from trainer.formats.errors import TrainerError
+from trainer.formats.events import EventRow
 
 _LOWEST_PRIORITY = 19
 """Niceness of the writing thread unless training waits for it: on a busy machine,

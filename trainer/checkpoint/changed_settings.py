@@ -10,8 +10,8 @@ from typing import Any
 from trainer.checkpoint.format import TrainingState
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import flatten_settings
-from trainer.errors import BadConfig
-from trainer.record.run_record import RunHeader
+from trainer.formats.errors import BadConfig
+from trainer.formats.run_record import RunHeader
 
 _FIXED_KEYS = (
     # The weights and their shapes.

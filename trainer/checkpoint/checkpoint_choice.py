@@ -15,8 +15,8 @@ from trainer.checkpoint.stored_checkpoints import (
     point_to_latest,
     read_checkpoint,
 )
-from trainer.errors import BadConfig
-from trainer.health.events import EventRow, new_event
+from trainer.formats.errors import BadConfig
+from trainer.formats.events import EventRow, new_event
 
 
 def choose_own_checkpoint(

@@ -24,9 +24,9 @@ from trainer.checkpoint.format import (
     manifest_text,
 )
 from trainer.checkpoint.stored_checkpoints import point_to_latest
-from trainer.config.tables import StrictTable, parse_table, read_json
-from trainer.files import FileEntry, sync, write_atomically, write_file
-from trainer.health.events import utc_now
+from trainer.formats.events import utc_now
+from trainer.formats.files import FileEntry, sync, write_atomically, write_file
+from trainer.formats.tables import StrictTable, parse_table, read_json
 
 _POLL_S = 0.05
 """Interval at which the first writer looks for the files of other ranks, in seconds."""

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from trainer.data.manifest import TOKENIZER_NAME, SpecialIds
-from trainer.errors import BadConfig
-from trainer.files import sync
+from trainer.formats.errors import BadConfig
+from trainer.formats.files import sync
+from trainer.formats.manifest import TOKENIZER_NAME, SpecialIds
 from trainer.model.masked_lm import MaskedLM
 
 

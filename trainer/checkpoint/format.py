@@ -21,10 +21,10 @@ import json
 import re
 from typing import Any, Literal
 
-from trainer.config.canonical_json import canonical_sha256
-from trainer.config.tables import StrictTable, parse_table
 from trainer.data.position import Position
-from trainer.files import FileEntry
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.files import FileEntry
+from trainer.formats.tables import StrictTable, parse_table
 
 CHECKPOINTS_DIRECTORY = "checkpoints"
 """Name of the directory of checkpoints in a run directory."""

@@ -12,7 +12,7 @@ import torch
 
 from trainer.checkpoint.format import Part, TensorEntry
 from trainer.checkpoint.tensors import DTYPE_NAMES, TensorShard
-from trainer.files import DISK_BLOCK_BYTES
+from trainer.formats.files import DISK_BLOCK_BYTES
 
 _HEADER_SIZE_BYTES = 8
 """Size of the number with which a safetensors file begins: that of its header."""

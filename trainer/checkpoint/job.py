@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.config.resolve import ResolvedConfig
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.run_record import RUN_FILE, read_header
 from trainer.record.process_start import start_ticks
-from trainer.record.run_record import RUN_FILE, read_header
 
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 """Environment variables that count the restarts of a job."""

@@ -26,8 +26,8 @@ from trainer.checkpoint.tensors import (
 )
 from trainer.config.train_config import TrainConfig
 from trainer.distributed.ranks import Ranks
-from trainer.errors import TrainingFailed
-from trainer.health.events import EventRow
+from trainer.formats.errors import TrainingFailed
+from trainer.formats.events import EventRow
 
 _COLLECTIVE_INTERVAL_S = 0.5
 """Interval between collectives while ranks wait for a save, in seconds: far below their

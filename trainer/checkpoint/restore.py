@@ -20,7 +20,7 @@ from trainer.checkpoint.tensors import (
     tensor_shards,
 )
 from trainer.distributed.ranks import Ranks
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 
 def restore(

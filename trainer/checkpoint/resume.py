@@ -26,10 +26,10 @@ from trainer.checkpoint.job import find_run_of_job, is_restarted, job_name
 from trainer.checkpoint.stored_checkpoints import list_checkpoints
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
-from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
-from trainer.files import PASSING_ERRORS
-from trainer.health.events import EventRow, new_event
-from trainer.record.run_record import (
+from trainer.formats.errors import BadConfig, DiskTrouble, TrainingFailed
+from trainer.formats.events import EventRow, new_event
+from trainer.formats.files import PASSING_ERRORS
+from trainer.formats.run_record import (
     RUN_FILE,
     RunExit,
     RunHeader,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.checkpoint.stored_checkpoints import CorruptCheckpoint
-from trainer.health.events import EventRow, new_event
+from trainer.formats.events import EventRow, new_event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from trainer.checkpoint.format import (
     parse_manifest,
     step_of,
 )
-from trainer.config.tables import read_json
-from trainer.errors import BadConfig, DiskTrouble
-from trainer.files import CorruptFile, check_file, write_atomically
+from trainer.formats.errors import BadConfig, DiskTrouble
+from trainer.formats.files import CorruptFile, check_file, write_atomically
+from trainer.formats.tables import read_json
 
 
 def list_checkpoints(root: Path) -> list[Path]:

@@ -4,6 +4,5 @@
 reading there. ``resolve.resolve`` combines a profile with the command line and the
 environment, ``compilers.with_compile`` decides whether layers can be compiled, and
 ``settings_text`` prints the settings that differ from the defaults.
-``presets.model_settings`` finds a model by name or file, and ``tables`` reads and
-validates any TOML or JSON file. No torch here.
+``presets.model_settings`` finds a model by name or file. No torch here.
 """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 _RECIPE_KEY = re.compile(r"dropout|initializer|(^|_)eps$")
 """Keys of a transformers config that leave the shape of every tensor as it is."""

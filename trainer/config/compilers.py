@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass, replace
 
 from trainer.config.resolve import ResolvedConfig
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

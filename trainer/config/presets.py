@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tables import nearest, parse_table, read_json, read_toml
 from trainer.config.train_config import ModelSettings
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.tables import nearest, parse_table, read_json, read_toml
 
 # Without attention dropout, as in the paper's trainer and newer encoders: varlen
 # attention has none.

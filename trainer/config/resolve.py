@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.assignments import assign_all
-from trainer.config.canonical_json import canonical_sha256
-from trainer.config.nested_tables import reject_infinite
-from trainer.config.tables import parse_table, read_toml
 from trainer.config.train_config import (
     PROFILE_SCHEMA_VERSION,
     TrainConfig,
     flatten_settings,
 )
-from trainer.errors import BadConfig, ProfileMismatch
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.errors import BadConfig, ProfileMismatch
+from trainer.formats.nested_tables import reject_infinite
+from trainer.formats.tables import parse_table, read_toml
 
 PROFILE_HASH_KEY = "content_sha256"
 """Key of a profile that holds the hash of everything else in it."""

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.nested_tables import flatten_table
-from trainer.config.tables import StrictTable
+from trainer.formats.batch_split import Layout
+from trainer.formats.nested_tables import flatten_table
+from trainer.formats.tables import StrictTable
 
 PROFILE_SCHEMA_VERSION: Literal[2] = 2
 """Version of the tables and keys of a profile; a profile of another one is rejected."""
@@ -19,7 +20,6 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Precision = Literal["fp32", "bf16"]
-Layout = Literal["padded", "dynamic", "bucketed", "packed"]
 TRIMMED_LAYOUTS: tuple[Layout, ...] = ("dynamic", "bucketed")
 """Layouts that pad each micro-batch only to its longest sample."""
 Strategy = Literal["ddp", "zero1", "fsdp2"]
@@ -370,24 +370,6 @@ class TrainConfig(StrictTable):
                 " --data"
             )
         return self
-
-
-class BatchSplit(StrictTable):
-    """Batch split: the division of a global batch into micro-batches of ranks."""
-
-    layout: Layout
-    global_batch_size: Positive
-    gradient_accumulation_steps: Positive
-    world_size: Positive
-
-    @property
-    def sequences_per_micro_batch(self) -> int:
-        """Sequences per micro-batch after an even split, rounded up.
-
-        At most the configured micro-batch size.
-        """
-        micro_batches = self.world_size * self.gradient_accumulation_steps
-        return math.ceil(self.global_batch_size / micro_batches)
 
 
 def gradient_accumulation_steps(config: TrainConfig, world_size: int) -> int:

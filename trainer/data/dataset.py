@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.array_types import Ids, Int64
-from trainer.data.manifest import Manifest, SplitName, read_manifest
-from trainer.data.npy_file import open_npy
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.manifest import Manifest, SplitName, read_manifest
+from trainer.formats.npy_file import open_npy
 
 _OFFSET_BYTES = 8
 _BOTH_OFFSETS_BYTES = 2 * _OFFSET_BYTES

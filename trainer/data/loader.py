@@ -24,7 +24,7 @@ from trainer.data.micro_batch_source import MicroBatchSource
 from trainer.data.position import Position, join_positions
 from trainer.data.sampler import MicroBatchPlan, SequenceSampler
 from trainer.distributed.ranks import Ranks
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.health.signals import ignore_signals
 
 

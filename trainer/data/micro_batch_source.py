@@ -15,7 +15,7 @@ from trainer.data.masking import Masker
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.sampler import MicroBatchPlan
 from trainer.data.segments import Segments
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 WIDTH_STEP_TOKENS = 64
 """Multiple to which the width of ``bucketed`` micro-batches is rounded up: few shapes,

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainer.config.tables import StrictTable
 from trainer.data.batch_plan import BatchPlan
+from trainer.formats.tables import StrictTable
 
 UNKNOWN = -1
 """Position of a lane that this rank does not follow."""

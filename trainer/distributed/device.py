@@ -5,7 +5,7 @@ from collections.abc import Mapping, MutableMapping
 
 import torch
 
-from trainer.errors import DeviceMissing
+from trainer.formats.errors import DeviceMissing
 
 _COMPILE_THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
 """Environment variable: number of processes in which Inductor compiles kernels."""

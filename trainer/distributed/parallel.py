@@ -24,7 +24,7 @@ from trainer.config.train_config import (
 )
 from trainer.distributed.gradient_traffic import DTYPES, GradientTraffic
 from trainer.distributed.ranks import Ranks
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 DEFAULT_BUCKET_CAP_MIB = 25
 """Default of torch for the size of DDP's gradient buckets, in MiB."""

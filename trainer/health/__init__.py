@@ -8,9 +8,8 @@ monitor compares losses and gradient norms with their ``metric_history``, by
 
 ``watchdog`` handles signals and hung ranks in a thread, ``signals`` lists those that
 request an exit, and ``time_budget`` says when to stop for a time limit, such as that
-of ``slurm_time``. ``findings``
-defines what the checks find, with causes and next steps, and ``events`` how that and
-everything else is recorded. ``failures`` explains the errors of libraries.
+of a SLURM job. ``findings`` defines what the checks find, with causes and next steps.
+``failures`` explains the errors of libraries.
 
 Only ``controller`` and ``failures`` need torch. So that the others stay free of it,
 this package exports no names; import them from their modules.

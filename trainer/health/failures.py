@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.errors import (
+from trainer.formats.errors import (
     HOST_OUT_OF_MEMORY,
     BadConfig,
     DeviceOutOfMemory,
     DiskTrouble,
     RanksLost,
 )
-from trainer.files import PASSING_ERRORS
+from trainer.formats.files import PASSING_ERRORS
 from trainer.health.watchdog import REQUEUE
 
 _LOWER_BATCH_SIZE = (

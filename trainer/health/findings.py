@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.health.events import EventRow, new_event
+from trainer.formats.events import EventRow, new_event
 
 
 class Kind(enum.StrEnum):

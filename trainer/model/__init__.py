@@ -14,7 +14,7 @@ Begin reading at ``MaskedLM`` in ``masked_lm``, which puts the parts together:
   are in ``last_layer_queries``.
 - ``loss`` is the cross-entropy, and ``fused_loss`` computes it without all logits.
 
-``flops`` counts the FLOPs of a step and ``gpu_peaks`` is the table of GPUs' peak rates;
-they, ``families`` and ``requirements`` need no torch. All others import torch, most of
+``flops`` counts the FLOPs of a step; it, ``families`` and ``requirements`` need no
+torch. All others import torch, most of
 them transformers too, so nothing is exported here.
 """

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from trainer.config.packages import has_flash_attention_4
 from trainer.config.train_config import TrainConfig
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 AttentionKind = Literal["varlen", "fa4", "sdpa", "row"]
 """Kind of attention; the module's docstring explains each."""

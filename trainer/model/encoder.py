@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.model.families import FAMILIES
 from trainer.model.varlen import VARLEN_NAME, attend_within_documents
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from trainer.config.packages import flash_attention_4_version
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 CHECK_TIMEOUT_S = 300.0
 """Time for the check in seconds: imports and compilation took 40 s on two CPU cores."""

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.model.encoder import fresh_model
 from trainer.model.encoder_config import window_tokens
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from trainer.config.train_config import TrainConfig
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import TrainConfig
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.data.dataset import TokenDataset
-from trainer.data.manifest import MAX_CUT_TOKENS_SHARE, Manifest
-from trainer.errors import BadConfig
-from trainer.health.events import EventRow
+from trainer.formats.errors import BadConfig
+from trainer.formats.events import EventRow
+from trainer.formats.manifest import MAX_CUT_TOKENS_SHARE, Manifest
 from trainer.preflight.start_warning import start_warning
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from trainer.code_hash import code_sha256
 from trainer.config.resolve import ResolvedConfig
 from trainer.distributed.ranks import Ranks
-from trainer.errors import BadConfig, ProfileMismatch
-from trainer.health.events import EventRow
+from trainer.formats.errors import BadConfig, ProfileMismatch
+from trainer.formats.events import EventRow
 from trainer.preflight.allotted_cpus import allotted_cpus
 from trainer.preflight.ranks_text import ranks_text
 from trainer.preflight.start_warning import start_warning

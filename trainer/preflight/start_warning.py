@@ -1,6 +1,6 @@
 """Warnings of the checks before the first step."""
 
-from trainer.health.events import EventRow, new_event
+from trainer.formats.events import EventRow, new_event
 
 
 def start_warning(message: str, next_step: str) -> EventRow:

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainer.config.canonical_json import canonical_sha256
 from trainer.config.train_config import Logger
-from trainer.errors import BadConfig
-from trainer.health.events import EventRow, new_event
-from trainer.record.run_record import (
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.errors import BadConfig
+from trainer.formats.events import EventRow, new_event
+from trainer.formats.run_record import (
     RUN_FILE,
     TENSORBOARD_DIRECTORY,
     WANDB_DIRECTORY,

@@ -19,6 +19,7 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.distributed.device_events import DeviceEvent, mark, to_host
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.step import StepResult
+from trainer.formats.run_record import StepRow
 from trainer.health.findings import Finding
 from trainer.model.flops import ModelWork
 from trainer.record.interval import (
@@ -30,7 +31,6 @@ from trainer.record.interval import (
 )
 from trainer.record.noise_scale import NoiseScale
 from trainer.record.pace_monitor import PaceMonitor
-from trainer.record.run_record import StepRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from trainer.config.tables import parse_table
 from trainer.config.train_config import TrainConfig
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.tables import parse_table
 
 
 def settings_of(config: dict[str, Any]) -> TrainConfig | None:

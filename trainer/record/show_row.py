@@ -2,9 +2,9 @@
 
 import sys
 
-from trainer.health.events import EventRow
-from trainer.record.progress import Update
-from trainer.record.run_record import EvaluationRow, RunHeader, StepRow
+from trainer.formats.events import EventRow
+from trainer.formats.progress import Update
+from trainer.formats.run_record import EvaluationRow, RunHeader, StepRow
 
 _SHOWN_CAUSES = 2
 """Causes of an event that are shown: the most likely ones, which come first."""

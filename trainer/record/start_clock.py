@@ -3,9 +3,9 @@
 import time
 from typing import Literal
 
-from trainer.health.events import utc_now
+from trainer.formats.events import utc_now
+from trainer.formats.run_record import RunExit, StartUp
 from trainer.health.watchdog import REQUEUE
-from trainer.record.run_record import RunExit, StartUp
 
 Phase = Literal[
     "import",

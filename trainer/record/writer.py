@@ -1,6 +1,6 @@
 """Writer of the run record during training.
 
-``trainer.record.run_record`` documents its files.
+``trainer.formats.run_record`` documents its files.
 """
 
 import contextlib
@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trainer.config.tables import StrictTable
 from trainer.config.train_config import Logger
-from trainer.errors import BadConfig
-from trainer.file_locks import LockHeld, open_locked
-from trainer.files import append_whole, write_atomically
-from trainer.health.events import EventRow, new_event
-from trainer.record.run_record import (
+from trainer.formats.errors import BadConfig
+from trainer.formats.events import EventRow, new_event
+from trainer.formats.file_locks import LockHeld, open_locked
+from trainer.formats.files import append_whole, write_atomically
+from trainer.formats.run_record import (
     EARLIER_DIRECTORY,
     EVALUATIONS_FILE,
     EVENTS_FILE,
@@ -32,6 +31,7 @@ from trainer.record.run_record import (
     StartUp,
     StepRow,
 )
+from trainer.formats.tables import StrictTable
 
 Row = StepRow | EvaluationRow | EventRow
 Show = Callable[[RunHeader | Row], None]

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.manifest import (
+from trainer.formats.errors import BadConfig, unreadable
+from trainer.formats.files import sync
+from trainer.formats.manifest import (
     MANIFEST_NAME,
     PREPARED_NAME,
     REJECTS_NAME,
@@ -22,10 +24,8 @@ from trainer.data.manifest import (
     Manifest,
     read_manifest,
 )
-from trainer.data.npy_file import open_npy
-from trainer.errors import BadConfig, unreadable
-from trainer.files import sync
-from trainer.record.progress import Update
+from trainer.formats.npy_file import open_npy
+from trainer.formats.progress import Update
 from trainer.staging.threads import run_in_threads
 
 _CHUNK_BYTES = 8 * 2**20

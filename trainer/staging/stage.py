@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.config.resolve import ResolvedConfig
-from trainer.data.manifest import read_manifest
-from trainer.errors import BadConfig, UnreadableFile, unreadable
-from trainer.file_locks import LockHeld, locked
-from trainer.files import sync
-from trainer.record.progress import Update
+from trainer.formats.errors import BadConfig, UnreadableFile, unreadable
+from trainer.formats.file_locks import LockHeld, locked
+from trainer.formats.files import sync
+from trainer.formats.manifest import read_manifest
+from trainer.formats.progress import Update
 from trainer.staging.copying import (
     CopyFigures,
     copy_files,

@@ -21,9 +21,9 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainer.data.manifest import Manifest
-from trainer.errors import BadConfig
-from trainer.file_locks import LockHeld, locked
+from trainer.formats.errors import BadConfig
+from trainer.formats.file_locks import LockHeld, locked
+from trainer.formats.manifest import Manifest
 from trainer.staging.copying import DatasetFile
 
 SPARE_BYTES = 64 * 2**20

@@ -9,9 +9,9 @@ from dataclasses import replace
 from autotune.advice.values import Advice, SettingChange
 from autotune.errors import BadInput
 from autotune.profiles.values import Profile, update_profile
-from trainer.config.tables import parse_table
 from trainer.config.train_config import TrainConfig, flatten_settings
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.tables import parse_table
 
 
 def safe_changes(

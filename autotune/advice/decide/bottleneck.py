@@ -27,9 +27,9 @@ from autotune.base.window_statistics import estimate_windows
 from autotune.network.decide.step_model import expected_largest
 from autotune.profiles.values import Profile
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
-from trainer.model.gpu_peaks import matmul_format, peak_flops_per_s
+from trainer.formats.gpu_peaks import matmul_format, peak_flops_per_s
+from trainer.formats.run_record import Run, StepRow
 from trainer.record.recorded_settings import settings_of
-from trainer.record.run_record import Run, StepRow
 
 MATTERS_SHARE = 0.10
 """Least share of a part that can be the bottleneck; if all others are below it, compute

@@ -10,7 +10,7 @@ from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base import model_config
 from autotune.base.encoder_shape import encoder_shape
 from autotune.base.units import format_percent
-from trainer.model.gpu_peaks import matmul_format, peak_flops_per_s
+from trainer.formats.gpu_peaks import matmul_format, peak_flops_per_s
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
 """Share of compute in matmuls: least, usual and most; the rest moves bytes, most of

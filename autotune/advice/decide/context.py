@@ -28,8 +28,8 @@ from autotune.profiles.values import Evidence, Profile
 from autotune.trials.values import FinishedTrial
 from autotune.workers.values import WorkersRow
 from trainer.config.train_config import TrainConfig
+from trainer.formats.run_record import Run
 from trainer.model.families import FAMILIES
-from trainer.record.run_record import Run
 
 PERSISTENT_SHARE = 0.6
 """Least share of steps in which the same rank is the slowest for it to count as

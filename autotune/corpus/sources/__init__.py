@@ -32,9 +32,9 @@ from autotune.corpus.sources.text import (
     takes_text,
 )
 from autotune.errors import BadInput, MachineLacks
-from trainer.config.tables import nearest
-from trainer.data.raw_files import list_names, preparation_of
-from trainer.record.progress import Update
+from trainer.formats.progress import Update
+from trainer.formats.raw_files import list_names, preparation_of
+from trainer.formats.tables import nearest
 
 ELF_MAGIC = b"\x7fELF"
 PARTITION_BYTES = 32 * 2**20

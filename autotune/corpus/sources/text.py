@@ -17,7 +17,7 @@ from autotune.corpus.sources.base import (
     SourceOptions,
     UnusableFileError,
 )
-from trainer.data.raw_files import list_names, text_fields
+from trainer.formats.raw_files import list_names, text_fields
 
 _GZIP_SUFFIX = ".gz"
 _STEP_BYTES = 2**16

@@ -26,7 +26,7 @@ from autotune.trials.jobs.cpu_allocators import (
 from autotune.trials.outcomes import Crashed, Measured, Outcome, OutOfMemory
 from autotune.trials.trial_machine import StartedMachine
 from autotune.trials.values import Trial
-from trainer.errors import TrainerError
+from trainer.formats.errors import TrainerError
 from trainer.health.failures import out_of_memory
 from trainer.record.process_memory import status_bytes
 

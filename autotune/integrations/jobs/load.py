@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from autotune.integrations.values import IN_TRIAL, WRAPPED
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 SCRIPT = "__mp_main__"
 """Name under which a script is run to import from it, as ``multiprocessing`` does."""

@@ -22,7 +22,7 @@ from autotune.workers.jobs.timed_window import WindowLength, timed_window
 from trainer.data.data_wait import DataWait
 from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.ranks import Ranks
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 CACHED_BATCHES = 8
 WARM_UP_STEPS = 2

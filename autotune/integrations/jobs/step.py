@@ -17,7 +17,7 @@ from autotune.integrations.values import LOOP, LOOP_STEPS, STEPS, OwnStepRequest
 from autotune.trials.jobs.budget import Budget, enforce
 from autotune.trials.jobs.cpu_allocators import keep_one_arena
 from trainer.distributed.ranks import Ranks
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.health.failures import out_of_memory
 from trainer.record.process_memory import status_bytes
 

@@ -19,7 +19,7 @@ from autotune.memory.jobs.module_owners import own_by_module
 from autotune.memory.jobs.trace import META, multi_tensor_kernels_on_meta
 from autotune.memory.values import Term
 from autotune.speed.values import StepWork
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 
 def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import torch
 
 from trainer.config.train_config import TrainConfig
 from trainer.data.head_slots import fixed_slots, head_slots
-from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
+from trainer.formats.manifest import SpecialIds
 
 
 def fullest_batch(

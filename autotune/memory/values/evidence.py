@@ -3,7 +3,7 @@
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from trainer.config.tables import StrictTable
+from trainer.formats.tables import StrictTable
 
 
 class CurvePoint(StrictTable):

@@ -10,7 +10,7 @@ from pydantic import Field
 from autotune.speed.values import StepWork
 from autotune.trials.values import JobName, TrialRequest
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import SpecialIds
+from trainer.formats.manifest import SpecialIds
 
 
 class Term(StrEnum):

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from trainer.config.train_config import Layout, ModelSettings, Precision
+from trainer.config.train_config import ModelSettings, Precision
+from trainer.formats.batch_split import Layout
 from trainer.model.families import FAMILIES
 
 

@@ -19,7 +19,7 @@ from autotune.trials.job_figures import StepFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import FinishedTrial
 from trainer.config.train_config import TrainConfig
-from trainer.record.run_record import Run
+from trainer.formats.run_record import Run
 
 ALIKE_SHARE = 0.02
 """Difference from the expected value up to which there is no drift, as a share."""

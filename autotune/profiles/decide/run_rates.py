@@ -4,7 +4,7 @@ import math
 
 from autotune.base.step_statistics import estimate_plausible_steps
 from autotune.profiles.decide.rates import Rate
-from trainer.record.run_record import Run, StepRow
+from trainer.formats.run_record import Run, StepRow
 
 WARM_UP_SHARE = 0.1
 """Warm-up as a share of a run's logged steps, in which caches, clocks and allocators

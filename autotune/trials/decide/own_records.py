@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from autotune.profiles.values import Fingerprint
 from autotune.trials.values import TrialRecord
-from trainer.config.canonical_json import canonical_sha256
+from trainer.formats.canonical_json import canonical_sha256
 
 
 def own_records(

@@ -20,7 +20,7 @@ from autotune.machine.values import is_pretended
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
-from trainer.model.gpu_peaks import NumberFormat, Peak, find_peak, matmul_format
+from trainer.formats.gpu_peaks import NumberFormat, Peak, find_peak, matmul_format
 from trainer.record.recorded_settings import settings_of
 
 SLACK = 1.05

@@ -10,7 +10,7 @@ from autotune.trials.decide.plausibility import (
     check_real,
     least_flops_per_token,
 )
-from trainer.model.gpu_peaks import NumberFormat, matmul_format
+from trainer.formats.gpu_peaks import NumberFormat, matmul_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from autotune.trials.jobs.cpu_allocators import (
     return_large_blocks,
 )
 from trainer.distributed.ranks import Ranks, warm_up_libraries
-from trainer.errors import DeviceMissing
+from trainer.formats.errors import DeviceMissing
 from trainer.record.process_memory import status_bytes
 
 _GPU_PAGE_BYTES = 2**21

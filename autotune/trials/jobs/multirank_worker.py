@@ -21,7 +21,7 @@ from autotune.trials.jobs.run_job import run_job
 from autotune.trials.messages import END_FILE, JOINED_FILE, REQUEST_FILE, result_file
 from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
-from trainer.files import write_atomically
+from trainer.formats.files import write_atomically
 from trainer.garbage_collection import collection_paused
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.trials.messages import JobResult, JobStatus, encode
 from autotune.trials.values import JOB_MODULES
-from trainer.errors import TrainerError
-from trainer.files import write_atomically
+from trainer.formats.errors import TrainerError
+from trainer.formats.files import write_atomically
 from trainer.health.failures import is_vague, out_of_memory
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from autotune.profiles.values import Evidence
 from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.run_rows import row_of
 from testbed.examples.tuning import example_profile
-from trainer.record.run_record import Run
+from trainer.formats.run_record import Run
 
 TOKENS = 1000
 

@@ -25,7 +25,7 @@ from testbed.examples.profiles import but, example_profile
 from testbed.simulators.machines import CAUSES
 from testbed.simulators.runs import SimulatedRun, simulated_run
 from testbed.simulators.worlds import World, profile_of, run_of, settings
-from trainer.record.run_record import StepRow
+from trainer.formats.run_record import StepRow
 
 RUNS = 120
 """The benchmark takes 400."""

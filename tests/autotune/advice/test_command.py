@@ -8,7 +8,7 @@ from autotune.advice.decide.rules import RULES
 from autotune.profiles.store import read_profile
 from autotune.profiles.toml_file import profile_to_toml
 from testbed.simulators.worlds import World, profile_of, run_of, settings
-from trainer.record.run_record import RUN_FILE, STEPS_FILE
+from trainer.formats.run_record import RUN_FILE, STEPS_FILE
 
 WORLD = World()
 SLOW = World(load_s_per_row=2e-3)

@@ -16,7 +16,7 @@ from testbed.examples.trials import record
 from testbed.fakes import FakeHost
 from testbed.simulators.worlds import World, run_of, settings
 from trainer.config.resolve import profile_sha256, read_profile_tables, resolve
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 
 def test_recognises_prepared_dataset(make_dataset, tmp_path):

@@ -13,7 +13,7 @@ from autotune.base.model_work import (
 )
 from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
-from trainer.data.manifest import SpecialIds
+from trainer.formats.manifest import SpecialIds
 from trainer.matmul_weights import model_work
 from trainer.model.encoder import build_model
 from trainer.model.encoder_config import build_config

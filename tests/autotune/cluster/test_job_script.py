@@ -22,7 +22,7 @@ from autotune.launch.training_job import (
     train_script,
 )
 from testbed.examples.profiles import but, example_profile
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 NO_SITE = SiteFile()
 SITE = SiteFile(

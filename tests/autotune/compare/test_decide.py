@@ -18,7 +18,7 @@ from autotune.compare.decide import (
     gate,
 )
 from testbed.examples.profiles import example_profile
-from trainer.config.nested_tables import flatten_table
+from trainer.formats.nested_tables import flatten_table
 
 WORK = {
     "model": "m",

@@ -12,7 +12,7 @@ from autotune.cli import run
 from autotune.corpus.command import _staged_text, app
 from autotune.corpus.values import HISTOGRAM_EDGES
 from testbed.datasets import write_dataset
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 from trainer.staging.copying import CopyFigures
 from trainer.staging.stage import Staged
 

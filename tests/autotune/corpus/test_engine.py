@@ -22,7 +22,7 @@ from autotune.corpus.engine import (
 )
 from autotune.corpus.workplace import open_workplace
 from autotune.errors import BadInput, InternalError, MachineLacks
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 
 def write(workplace, directory, *, number):

@@ -23,8 +23,8 @@ from autotune.corpus.workplace import publish
 from autotune.errors import BadInput, MachineLacks
 from tests.system.faults.corpora import content
 from trainer.data.dataset import TokenDataset
-from trainer.data.manifest import read_manifest
-from trainer.record.progress import progress
+from trainer.formats.manifest import read_manifest
+from trainer.formats.progress import progress
 
 DEFAULTS = {
     "options": SourceOptions(),

@@ -24,7 +24,7 @@ from autotune.corpus.tokenizer import (
     mixed_texts,
 )
 from autotune.errors import BadInput
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 TEXTS = ["push rbp [NEXT] ret [NEXT]", "pop rbp [NEXT] pop rbx [NEXT]"]
 ROBERTA = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "ret": 4, "<mask>": 9}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autotune.corpus.verify import inspect, verify
 from testbed.datasets import write_dataset
-from trainer.errors import UnreadableFile
-from trainer.record.progress import progress
+from trainer.formats.errors import UnreadableFile
+from trainer.formats.progress import progress
 
 SAMPLES = [[5, 6, 7], [8], [9, 10, 11, 12], [1, 300], list(range(5, 105))]
 

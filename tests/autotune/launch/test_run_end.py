@@ -17,7 +17,7 @@ from testbed.examples.checkpoints import (
 from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import AUTO, choose_run
-from trainer.record.run_record import read_exit
+from trainer.formats.run_record import read_exit
 
 CONFIG = config_of(max_steps=1000)
 

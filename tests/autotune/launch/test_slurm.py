@@ -7,7 +7,7 @@ import pytest
 
 from autotune.cli import run
 from trainer.config.resolve import resolve
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from testbed.examples.feeds import ON_CPU
 from testbed.examples.gpu_facts import H200
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.code_hash import code_sha256
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 MIB = 2**20
 GIB = 2**30

@@ -15,7 +15,7 @@ from testbed.fakes import FakeClock, FakeMachine
 from tests.autotune.memory.simulated_traces import figures_of, trace_of
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 FIXED_BYTES = 300_000_000
 SEQUENCE_BYTES = 20_000_000

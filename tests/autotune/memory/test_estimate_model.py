@@ -16,7 +16,7 @@ from tests.autotune.memory.simulated_traces import figures_of, trace_of
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
 from trainer.data.head_slots import SLOTS_MULTIPLE, head_slots
-from trainer.data.manifest import SpecialIds
+from trainer.formats.manifest import SpecialIds
 
 SEQ_LENGTH_TOKENS = 64
 REQUEST = TraceRequest(

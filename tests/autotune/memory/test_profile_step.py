@@ -7,7 +7,7 @@ from autotune.trials.job_figures import KernelFigures
 from autotune.trials.outcomes import Measured
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
-from trainer.data.manifest import SpecialIds
+from trainer.formats.manifest import SpecialIds
 
 MICRO_BATCH_SIZE = 4
 SEQ_LENGTH_TOKENS = 64

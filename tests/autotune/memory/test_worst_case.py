@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from autotune.memory.jobs.worst_case import fullest_batch, predicted_by_sequence
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.head_slots import head_slots
-from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
+from trainer.formats.manifest import SpecialIds
 
 SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 500

@@ -16,7 +16,7 @@ from tests.autotune.network.gradient_syncs import Cluster, tuning_on
 from tests.autotune.plan.plans import on_gpus, traced, without_evidence
 from trainer.config.presets import model_settings
 from trainer.config.train_config import TrainConfig
-from trainer.model import gpu_peaks
+from trainer.formats import gpu_peaks
 
 TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 

@@ -8,7 +8,7 @@ from autotune.profiles.approval import (
     review_path,
 )
 from autotune.profiles.approval_record import ApprovalRecord, approval_of
-from trainer.errors import UnreadableFile
+from trainer.formats.errors import UnreadableFile
 
 PRESENT_SHA256 = "a" * 64
 EARLIER_SHA256 = "b" * 64

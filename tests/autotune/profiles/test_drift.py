@@ -7,7 +7,7 @@ from autotune.profiles.decide.rates import Rate, tuned_rate
 from autotune.profiles.values import Profile
 from testbed.examples.profiles import example_profile as cpu_profile
 from tests.autotune.advice.runs import add_evidence, noisy, run_of
-from trainer.record.run_record import Run
+from trainer.formats.run_record import Run
 
 
 def speed_drift(profile: Profile, run: Run, **arguments) -> Drift:

@@ -10,7 +10,7 @@ from autotune.trials.values import FinishedTrial
 from testbed.examples.profiles import example_profile as cpu_profile
 from testbed.examples.tuning import example_inputs
 from tests.autotune.advice.runs import run_of
-from trainer.record.run_record import Run
+from trainer.formats.run_record import Run
 
 EXAMPLE_TRIALS = 320
 """Trials of the example: one for each micro-batch size from 1 to 320."""

@@ -10,7 +10,7 @@ from autotune.profiles.decide.run_rates import (
     settled_steps,
 )
 from tests.autotune.advice.runs import run_of
-from trainer.record.run_record import Run
+from trainer.formats.run_record import Run
 
 
 def run_resumed_after_20_steps() -> Run:

@@ -6,7 +6,7 @@ from autotune.profiles.toml_file import profile_to_toml
 from autotune.profiles.values import Evidence
 from autotune.workers.values import JointChoice
 from testbed.examples.profiles import but, example_profile
-from trainer.errors import UnreadableFile
+from trainer.formats.errors import UnreadableFile
 
 EXAMPLE = example_profile()
 

@@ -11,7 +11,7 @@ from autotune.profiles.verification import verify_profile
 from testbed.examples.gpu_facts import H200
 from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 
 EXAMPLE = example_profile()
 HOST = FakeHost(versions={"torch": "2.13.0", "transformers": "5.23.0"})

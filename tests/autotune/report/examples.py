@@ -10,7 +10,7 @@ from autotune.report.values import ReportedProfile, ReportedRun
 from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.profiles import example_profile
 from testbed.examples.run_rows import row_of
-from trainer.record.run_record import Run
+from trainer.formats.run_record import Run
 
 
 def reported(path="profiles/m.toml", profile=None, **changes):

@@ -32,8 +32,8 @@ from testbed.examples.tuning import (
     example_profile,
 )
 from tests.autotune.report.examples import blocks_of, of_kind, reported, reported_run
-from trainer.data.manifest import LengthHistogram
-from trainer.health.events import new_event
+from trainer.formats.events import new_event
+from trainer.formats.manifest import LengthHistogram
 
 NULL = "0.0 (nullgpu)"
 

@@ -35,7 +35,7 @@ from testbed.examples.tuning import example_inputs
 from tests.autotune.report.examples import Page, markdown_tables, reported, reported_run
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ParallelSettings
-from trainer.health.events import new_event
+from trainer.formats.events import new_event
 
 SECTIONS = [
     "Result",

@@ -12,7 +12,7 @@ from testbed.examples.feeds import runner_on
 from testbed.examples.profiles import FINGERPRINT
 from testbed.examples.trials import STEP_FIGURES
 from testbed.fakes import FakeClock, FakeMachine
-from trainer.errors import UnreadableFile
+from trainer.formats.errors import UnreadableFile
 
 TRIAL = Trial(job="trace", measured={"n": 1}, timeout_s=60.0)
 LINKS_TRIAL = Trial(job="links", measured={}, timeout_s=60.0)

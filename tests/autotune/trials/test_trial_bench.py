@@ -10,7 +10,7 @@ from autotune.trials.trial_bench import Bench
 from autotune.trials.trial_log import TrialLog
 from testbed.examples.profiles import FINGERPRINT
 from testbed.examples.trials import record
-from trainer.environment import CPU_ENVIRONMENT
+from trainer.formats.cpu_environment import CPU_ENVIRONMENT
 
 
 def make_bench(environment=os.environ, **fields) -> Bench:

@@ -12,7 +12,7 @@ import pytest
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
 from autotune.trials.multirank import MultirankMachine
-from trainer.environment import CPU_ENVIRONMENT
+from trainer.formats.cpu_environment import CPU_ENVIRONMENT
 
 OWN_CODE = Preload(module="unused", function="unused", options={})
 

@@ -26,7 +26,7 @@ from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeClock
 from tests.autotune.tune.test_sections import worth
 from trainer.config.train_config import ModelSettings
-from trainer.errors import TrainerError
+from trainer.formats.errors import TrainerError
 
 TOOK_S = {
     "estimate": 4.0,

@@ -35,10 +35,10 @@ from trainer.checkpoint.stored_checkpoints import (
     newest_checkpoint,
     read_checkpoint,
 )
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.run_record import RunExit
 from trainer.health.signals import SIGNALS
 from trainer.health.watchdog import REQUEUE
-from trainer.record.run_record import RunExit
 
 Interruption = Callable[[Job, random.Random], bool]
 """Function that returns whether it struck: a kill at any moment may come too late."""

@@ -22,9 +22,9 @@ from testbed.datasets import write_dataset
 from tests.system.faults.kills import kill_tree, until
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.stored_checkpoints import list_checkpoints, read_checkpoint
-from trainer.environment import CPU_ENVIRONMENT
-from trainer.health.events import EventRow
-from trainer.record.run_record import (
+from trainer.formats.cpu_environment import CPU_ENVIRONMENT
+from trainer.formats.events import EventRow
+from trainer.formats.run_record import (
     EVENTS_FILE,
     MODEL_DIRECTORY,
     STEPS_FILE,

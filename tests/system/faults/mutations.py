@@ -25,8 +25,8 @@ import tomlkit
 
 from autotune.cli import run
 from testbed.programs import run_program
-from trainer.config.canonical_json import canonical_sha256
-from trainer.data.manifest import read_manifest
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.manifest import read_manifest
 
 EXIT_BUG = 70
 ROOT = Path(__file__).parents[3]

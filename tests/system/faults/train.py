@@ -25,10 +25,10 @@ from tests.system.faults.jobs import (
     check_the_same,
 )
 from tests.system.faults.kills import kill_tree
-from trainer.errors import TrainingFailed
-from trainer.health.events import EventRow
+from trainer.formats.errors import TrainingFailed
+from trainer.formats.events import EventRow
+from trainer.formats.run_record import Run
 from trainer.health.watchdog import REQUEUE
-from trainer.record.run_record import Run
 
 SAVING_OFTEN = {"train.checkpoint.interval_s": 0.05}
 """Nearly always a save is under way."""

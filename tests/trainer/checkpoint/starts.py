@@ -10,7 +10,7 @@ from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import Start, choose_run
 from trainer.config.train_config import TrainConfig
-from trainer.errors import BadConfig, TrainingFailed
+from trainer.formats.errors import BadConfig, TrainingFailed
 from trainer.record.writer import RunWriter
 
 CONFIG = config_of(max_steps=20)

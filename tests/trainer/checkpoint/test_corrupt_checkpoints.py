@@ -12,7 +12,7 @@ from testbed.examples.checkpoints import CONTENT, failing_method, write_checkpoi
 from tests.trainer.checkpoint.saves import SHARE
 from trainer.checkpoint.format import MANIFEST_FILE, BadCheckpoint
 from trainer.checkpoint.stored_checkpoints import newest_checkpoint, read_checkpoint
-from trainer.errors import BadConfig, DiskTrouble
+from trainer.formats.errors import BadConfig, DiskTrouble
 from trainer.health.watchdog import REQUEUE
 
 DAMAGES = 15

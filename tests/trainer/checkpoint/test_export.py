@@ -13,7 +13,7 @@ from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.build import Training
 from trainer.checkpoint.export import export_model
 from trainer.data.dataset import TokenDataset
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.model.varlen import VARLEN_NAME
 
 FAMILIES = ("bert", "roberta", "modernbert", "eurobert")

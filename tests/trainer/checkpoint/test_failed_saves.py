@@ -7,7 +7,7 @@ import pytest
 
 from testbed.examples.checkpoints import state_of
 from tests.trainer.checkpoint.saves import save, steps_in
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from safetensors.torch import load
 
 from trainer.checkpoint.host_copy import HostCopy
 from trainer.checkpoint.tensors import TensorShard
-from trainer.files import DISK_BLOCK_BYTES
+from trainer.formats.files import DISK_BLOCK_BYTES
 
 # In this order, tensors of more than a byte per value would not be aligned.
 VALUES = {

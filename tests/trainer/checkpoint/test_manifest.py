@@ -19,7 +19,7 @@ from trainer.checkpoint.stored_checkpoints import (
     prune,
     read_checkpoint,
 )
-from trainer.config.canonical_json import canonical_sha256
+from trainer.formats.canonical_json import canonical_sha256
 
 json_values = st.recursive(
     st.none()

@@ -14,7 +14,7 @@ from trainer.checkpoint.stored_checkpoints import (
     prune,
     read_checkpoint,
 )
-from trainer.errors import DiskTrouble
+from trainer.formats.errors import DiskTrouble
 
 
 def test_prune_removes_old_checkpoints(tmp_path):

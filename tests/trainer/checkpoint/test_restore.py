@@ -19,7 +19,7 @@ from trainer.config.train_config import ModelSettings
 from trainer.distributed.optimizer import make_optimizer
 from trainer.distributed.ranks import join_ranks
 from trainer.distributed.step import TrainStep
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 CONFIG = config_of()
 LEARNING_RATE = 1e-3

@@ -5,7 +5,7 @@ import torch
 
 from testbed.examples.checkpoints import state_of, write_checkpoint
 from tests.trainer.checkpoint.saves import SHARE, save
-from trainer.errors import TrainingFailed
+from trainer.formats.errors import TrainingFailed
 
 
 def test_rollback_needs_a_good_checkpoint(manager_of):

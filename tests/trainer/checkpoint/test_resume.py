@@ -13,9 +13,9 @@ from tests.trainer.checkpoint.starts import (
 from tests.trainer.tiny_models import config_of
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import Start
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.run_record import read_run
 from trainer.health.watchdog import REQUEUE
-from trainer.record.run_record import read_run
 
 pytestmark = pytest.mark.usefixtures("directory_without_runs")
 

@@ -28,7 +28,7 @@ from tests.trainer.checkpoint.starts import (
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
 from trainer.checkpoint.resume import choose_run
 from trainer.checkpoint.stored_checkpoints import prune
-from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
+from trainer.formats.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.health.watchdog import REQUEUE
 
 pytestmark = pytest.mark.usefixtures("directory_without_runs")

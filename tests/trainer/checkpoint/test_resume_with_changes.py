@@ -10,7 +10,7 @@ from trainer.config.train_config import (
     HealthSettings,
     ModelSettings,
 )
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 pytestmark = pytest.mark.usefixtures("directory_without_runs")
 

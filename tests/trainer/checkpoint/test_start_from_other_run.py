@@ -18,7 +18,7 @@ from tests.trainer.checkpoint.starts import (
     messages_of,
 )
 from trainer.checkpoint.format import CHECKPOINTS_DIRECTORY
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 pytestmark = pytest.mark.usefixtures("directory_without_runs")
 

@@ -5,7 +5,7 @@ import pytest
 
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 SHAPE = {"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4}
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.trainer.config.profile_file import PROFILE
 from trainer.config.resolve import resolve
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 EXAMPLE = "train.max_steps=30"
 """Example of an assignment, which the next step of an error shows."""

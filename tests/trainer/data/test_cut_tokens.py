@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.manifest import LengthHistogram, Shard, Split
+from trainer.formats.manifest import LengthHistogram, Shard, Split
 
 BIN_TOKENS = 8
 """Width of the bins of short samples."""

@@ -14,7 +14,7 @@ from testbed.datasets import write_dataset
 from tests.trainer.data.descriptors import open_descriptors
 from trainer.data import dataset as dataset_module
 from trainer.data.dataset import TokenDataset
-from trainer.errors import BadConfig, UnreadableFile
+from trainer.formats.errors import BadConfig, UnreadableFile
 
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
 ALL_SAMPLES = np.arange(len(SAMPLES))

@@ -17,7 +17,7 @@ from trainer.data.loader import make_loader, micro_batch_plans
 from trainer.data.masking import IGNORED_LABEL
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_source import MicroBatchSource
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 PAD_ID = 0
 CLS_ID = 2

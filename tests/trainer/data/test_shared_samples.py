@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.data.loader import check_no_shared_samples
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 
 def test_accepts_ranks_without_shared_samples():

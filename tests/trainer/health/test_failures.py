@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import DistBackendError
 
-from trainer.errors import DeviceOutOfMemory
+from trainer.formats.errors import DeviceOutOfMemory
 from trainer.health.failures import explain, out_of_memory
 
 NEARLY_FULL_BYTES = 512 * 2**20

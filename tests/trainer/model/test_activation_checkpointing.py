@@ -11,7 +11,7 @@ from tests.trainer.tiny_models import SHAPES, config_of, micro_batches, training
 from trainer.activation_checkpointing import checkpoint_activations
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 
 BERT_WITH_DROPOUT = SHAPES["bert"] | {
     "hidden_dropout_prob": 0.2,

@@ -13,8 +13,8 @@ from tests.trainer.gradients import (
 )
 from tests.trainer.masked_attention import choose_varlen
 from tests.trainer.tiny_models import FAMILIES, config_of, micro_batches, training_of
-from trainer.data.manifest import SpecialIds
 from trainer.data.micro_batch import MicroBatch
+from trainer.formats.manifest import SpecialIds
 from trainer.model.attention import choose_attention
 from trainer.model.encoder import build_model
 from trainer.model.encoder_config import build_config

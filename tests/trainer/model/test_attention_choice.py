@@ -6,8 +6,8 @@ import torch
 from tests.trainer.tiny_models import SHAPES, config_of, training_of
 from trainer.config import packages
 from trainer.config.train_config import ModelSettings
-from trainer.data.manifest import SpecialIds
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.manifest import SpecialIds
 from trainer.model.attention import (
     CannotBePacked,
     Packing,

@@ -5,8 +5,8 @@ import torch
 
 from trainer.config.presets import PRESETS, model_settings
 from trainer.config.train_config import ModelSettings
-from trainer.data.manifest import SpecialIds
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.manifest import SpecialIds
 from trainer.model.encoder import build_model, model_head, model_layers
 from trainer.model.encoder_config import build_config
 

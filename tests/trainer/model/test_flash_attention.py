@@ -15,7 +15,7 @@ from tests.trainer.reference_kernels import (
     attend_backward,
     use_reference_kernels,
 )
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.model import flash_attention, flash_attention_check
 from trainer.model.flash_attention import (
     ATTEND,

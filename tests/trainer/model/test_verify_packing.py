@@ -14,7 +14,7 @@ from tests.trainer.masked_attention import choose_varlen
 from tests.trainer.model.small_models import small_config
 from tests.trainer.tiny_models import config_of, micro_batches, training_of
 from trainer.data.micro_batch import MicroBatch
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.model import encoder_inputs
 from trainer.model import verify_packing as verify_packing_module
 from trainer.model.attention import (

@@ -4,7 +4,7 @@ import pytest
 
 from testbed.datasets import write_dataset
 from tests.trainer.tiny_models import config_of
-from trainer.data.manifest import read_manifest
+from trainer.formats.manifest import read_manifest
 from trainer.preflight.dataset_checks import check_data
 
 SHORT_SAMPLES = [[7] * 20] * 9

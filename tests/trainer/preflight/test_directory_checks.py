@@ -8,8 +8,8 @@ import pytest
 
 from tests.trainer.tiny_models import config_of
 from trainer.distributed.ranks import join_ranks
-from trainer.errors import BadConfig
-from trainer.health.events import EventRow
+from trainer.formats.errors import BadConfig
+from trainer.formats.events import EventRow
 from trainer.preflight.directory_checks import check_directory, check_room
 from trainer.record.writer import RunWriter
 
@@ -92,7 +92,7 @@ def test_warns_of_file_system_without_locks(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.file_locks.fcntl.flock", no_locks)
+        patch.setattr("trainer.formats.file_locks.fcntl.flock", no_locks)
         writer = RunWriter(tmp_path / "r")
     (warning,) = _check_run_directory(writer)
     assert "has no locks" in warning.message

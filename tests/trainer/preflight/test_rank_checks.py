@@ -9,7 +9,7 @@ import pytest
 from testbed.examples.checkpoints import resolved_of
 from tests.trainer.tiny_models import config_of
 from trainer.distributed.ranks import join_ranks
-from trainer.errors import BadConfig, ProfileMismatch
+from trainer.formats.errors import BadConfig, ProfileMismatch
 from trainer.preflight import rank_checks
 from trainer.preflight.rank_checks import (
     RankFacts,

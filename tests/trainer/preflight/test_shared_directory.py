@@ -6,7 +6,7 @@ import pytest
 
 from tests.trainer.tiny_models import config_of
 from trainer.distributed.ranks import join_ranks
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.preflight.directory_checks import check_shared
 
 SINGLE_RANK = join_ranks(config_of(), environment={})

@@ -1,7 +1,7 @@
 """Rows of the intervals of a meter that tests close."""
 
+from trainer.formats.run_record import StepRow
 from trainer.record.meter import Meter
-from trainer.record.run_record import StepRow
 
 LOOP_FIELDS = {
     "learning_rate": 1e-3,

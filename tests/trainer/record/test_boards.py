@@ -7,8 +7,8 @@ import pytest
 
 from testbed.examples.checkpoints import header_of
 from testbed.examples.run_rows import row_of
+from trainer.formats.run_record import TENSORBOARD_DIRECTORY, read_run
 from trainer.record.boards import open_boards
-from trainer.record.run_record import TENSORBOARD_DIRECTORY, read_run
 from trainer.record.writer import RunWriter
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from testbed.examples.checkpoints import exit_of, header_of, release_run
 from testbed.examples.run_rows import evaluation_of, event_of, row_of, startup_of
-from trainer.errors import BadConfig
+from trainer.formats import run_record
+from trainer.formats.errors import BadConfig
 from trainer.health.watchdog import REQUEUE
-from trainer.record import run_record
 from trainer.record import writer as run_writer
 from trainer.record.writer import RunWriter
 

@@ -8,8 +8,8 @@ import pytest
 
 from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.run_rows import evaluation_of, event_of, row_of, startup_of
+from trainer.formats import run_record
 from trainer.health.watchdog import REQUEUE
-from trainer.record import run_record
 from trainer.record.writer import RunWriter
 
 ROWS = [row_of(1), row_of(2, loss=None), evaluation_of(2), event_of(2)]

@@ -16,8 +16,8 @@ from tests.trainer.staging.damage import (
     move_and_link,
     remove_content,
 )
-from trainer.data.manifest import read_manifest
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.manifest import read_manifest
 from trainer.staging.copying import copy_files, dataset_files
 from trainer.staging.read_speed import seconds_per_sample
 

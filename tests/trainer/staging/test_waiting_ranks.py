@@ -11,7 +11,7 @@ import pytest
 
 from tests.system.faults.corpora import content
 from tests.trainer.staging.locks import hold_lock
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
 from trainer.staging.stage import stage
 
 READY = "ready"

@@ -20,8 +20,8 @@ from autotune.profiles.decide.explain.gradient_sync import (
 )
 from autotune.profiles.decide.explain.loader import explain_loader, is_decided_by_sweep
 from autotune.profiles.values import Profile
-from trainer.config.tables import nearest
 from trainer.config.train_config import Tag, TrainConfig, flatten_settings, tagged
+from trainer.formats.tables import nearest
 
 _PROBED_SETTINGS = tagged(TrainConfig, Tag.PROBED)
 """Settings that the probe measured with, so that all figures hold only for them."""

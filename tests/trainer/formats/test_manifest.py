@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from testbed.datasets import write_dataset
-from trainer.data.manifest import read_manifest
-from trainer.errors import BadConfig, UnreadableFile
+from trainer.formats.errors import BadConfig, UnreadableFile
+from trainer.formats.manifest import read_manifest
 
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from trainer.data.manifest import read_manifest
-from trainer.data.raw_files import preparation_of
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.manifest import read_manifest
+from trainer.formats.raw_files import preparation_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from trainer.config.tables import MAX_DEPTH
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.tables import MAX_DEPTH
 
 
 def flatten_table(

@@ -1,6 +1,6 @@
 import pytest
 
-from trainer.errors import BadConfig, printable
+from trainer.formats.errors import BadConfig, printable
 
 
 @pytest.mark.parametrize(

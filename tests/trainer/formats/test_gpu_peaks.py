@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.model.gpu_peaks import PEAKS, peak_flops_per_s
+from trainer.formats.gpu_peaks import PEAKS, peak_flops_per_s
 
 
 @pytest.mark.parametrize(

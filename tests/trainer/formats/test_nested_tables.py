@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from trainer.config.nested_tables import flatten_table, reject_infinite
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.nested_tables import flatten_table, reject_infinite
 
 
 def test_flattens_inner_tables_to_dotted_keys():

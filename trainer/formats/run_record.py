@@ -25,11 +25,11 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from trainer.config.canonical_json import canonical_sha256
-from trainer.config.tables import StrictTable, parse_table, read_json
-from trainer.config.train_config import BatchSplit
-from trainer.errors import BadConfig
-from trainer.health.events import EventRow
+from trainer.formats.batch_split import BatchSplit
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.errors import BadConfig
+from trainer.formats.events import EventRow
+from trainer.formats.tables import StrictTable, parse_table, read_json
 
 RUN_FILE = "run.json"
 STARTUP_FILE = "startup.json"

@@ -8,8 +8,8 @@ import pytest
 from numpy.lib import format as npy
 
 from tests.trainer.data.descriptors import open_descriptors
-from trainer.data.npy_file import open_npy
-from trainer.errors import BadConfig, UnreadableFile
+from trainer.formats.errors import BadConfig, UnreadableFile
+from trainer.formats.npy_file import open_npy
 
 UINT16 = np.dtype(np.uint16)
 NUMBERS = np.array([5, 6, 7], dtype=UINT16)

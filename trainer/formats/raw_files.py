@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config.nested_tables import flatten_table
+from trainer.formats.nested_tables import flatten_table
 
 _FIRST_LINE_BYTES = 2**20
 """Longest first line that is read."""

@@ -6,8 +6,8 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from trainer.config.tables import StrictTable, parse_table, read_json, read_toml
-from trainer.errors import BadConfig
+from trainer.formats.errors import BadConfig
+from trainer.formats.tables import StrictTable, parse_table, read_json, read_toml
 
 
 class Inner(StrictTable):

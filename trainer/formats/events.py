@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trainer.config.tables import StrictTable
+from trainer.formats.tables import StrictTable
 
 
 class EventRow(StrictTable):

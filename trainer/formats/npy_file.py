@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from trainer.errors import BadConfig, unreadable
+from trainer.formats.errors import BadConfig, unreadable
 
 _MAX_NPY_HEADER_BYTES = 4096
 """Bytes read for the header. numpy pads that of a one-dimensional array to 128."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.errors import BadConfig, unreadable
+from trainer.formats.errors import BadConfig, unreadable
 
 MAX_DEPTH = 32
 """Limit of nested tables and lists: far above our own files, and far below Python's

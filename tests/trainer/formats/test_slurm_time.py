@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.health.slurm_time import parse_slurm_time_s, slurm_left_s
+from trainer.formats.slurm_time import parse_slurm_time_s, slurm_left_s
 
 NOW_S = 1e9
 """Time of the wall clock in all tests that read it."""

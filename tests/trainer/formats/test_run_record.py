@@ -5,8 +5,8 @@ import pytest
 
 from testbed.examples.checkpoints import header_of
 from testbed.examples.run_rows import row_of
-from trainer.errors import BadConfig
-from trainer.record.run_record import RUN_SCHEMA_VERSION, read_run
+from trainer.formats.errors import BadConfig
+from trainer.formats.run_record import RUN_SCHEMA_VERSION, read_run
 from trainer.record.writer import RunWriter
 
 

@@ -26,10 +26,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.config.canonical_json import canonical_sha256
-from trainer.config.tables import StrictTable, nearest, parse_table, read_json
-from trainer.data.raw_files import preparation_of
-from trainer.errors import BadConfig, unreadable
+from trainer.formats.canonical_json import canonical_sha256
+from trainer.formats.errors import BadConfig, unreadable
+from trainer.formats.raw_files import preparation_of
+from trainer.formats.tables import StrictTable, nearest, parse_table, read_json
 
 DATASET_SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"

@@ -21,7 +21,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from trainer.documentation import documentation_path
+from trainer.formats.documentation import documentation_path
 
 HOST_OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed"

@@ -16,7 +16,7 @@ from pathlib import Path
 # instead of 0.27 s (2026-11).
 from zlib_ng.zlib_ng import crc32
 
-from trainer.config.tables import StrictTable
+from trainer.formats.tables import StrictTable
 
 DISK_BLOCK_BYTES = 4096
 """Alignment of memory and file offsets for direct I/O (``O_DIRECT``) on any disk."""

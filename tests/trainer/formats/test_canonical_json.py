@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.canonical_json import canonical_json, canonical_sha256
+from trainer.formats.canonical_json import canonical_json, canonical_sha256
 
 
 def test_form_has_sorted_keys_and_no_spaces():

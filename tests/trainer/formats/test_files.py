@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from trainer.files import DISK_BLOCK_BYTES, CorruptFile, check_file, write_file
+from trainer.formats.files import DISK_BLOCK_BYTES, CorruptFile, check_file, write_file
 
 BLOCK = DISK_BLOCK_BYTES
 CHUNK = 4 * 2**20

@@ -1,0 +1,14 @@
+"""What the trainer and the tuner both read and write, with one owner. No torch here.
+
+``errors`` are the errors that you can act on. ``tables`` reads and validates any TOML
+or JSON file, ``nested_tables`` and ``canonical_json`` flatten and hash it. ``files``
+and ``file_locks`` write files that a crash leaves intact. ``manifest`` describes a
+dataset, ``raw_files`` the files that it was made from, and ``npy_file`` its shards.
+``run_record`` reads what a run wrote: its ``batch_split``, its rows of steps, and its
+``events``. ``progress`` shows long work on the console. ``gpu_peaks`` has the data
+sheets of GPUs, ``cpu_environment`` the variables of a process that computes on a CPU,
+``slurm_time`` the time that a job has left, and ``documentation`` the paths of pages.
+
+It imports nothing else of the trainer, so that a program without torch can read a run,
+a dataset or a profile.
+"""
