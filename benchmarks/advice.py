@@ -24,7 +24,7 @@ from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.advice.decide.rules import advise
 from autotune.advice.read_context import context_of_run
-from autotune.advice.values import Advice, Bottleneck, Cause, Gain
+from autotune.evidence.advice import Advice, Bottleneck, Cause, Gain
 from autotune.machine.host import SystemHost
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.scenarios import Scenario, scenarios

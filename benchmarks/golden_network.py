@@ -8,6 +8,13 @@ every GPU.
 
 from dataclasses import dataclass, replace
 
+from autotune.evidence.network import (
+    GradientPart,
+    GradientSync,
+    Link,
+    Network,
+    RankCompute,
+)
 from autotune.network.decide.scaling_model import (
     Load,
     PredictedStep,
@@ -15,13 +22,6 @@ from autotune.network.decide.scaling_model import (
     gradient_syncs,
 )
 from autotune.network.decide.step_model import hidden_bound_s, step_time
-from autotune.network.values import (
-    GradientPart,
-    GradientSync,
-    Link,
-    Network,
-    RankCompute,
-)
 from benchmarks.bars import Bar
 
 ROW_TOKENS = 512

@@ -25,12 +25,12 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.base.window_statistics import scaled_residuals, trimmed_mean
+from autotune.evidence.explore import Configuration
 from autotune.memory.probe import ProbeRequest
 from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.store import read_profile
 from autotune.search.history import ExploreRequest
 from autotune.search.stage import explore_request
-from autotune.search.values import Configuration
 from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from autotune.base.tables import text_table
-from autotune.network.values import GradientSync
+from autotune.evidence.network import GradientSync
 from benchmarks.bars import finish, measuring, parser, run
 from benchmarks.golden_network import (
     BERT_120M,

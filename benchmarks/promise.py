@@ -26,7 +26,7 @@ from autotune.base.interval import Interval
 from autotune.base.tables import text_table
 from autotune.base.units import format_count, format_share
 from autotune.base.window_statistics import predict_window
-from autotune.confirm.values import ConfirmEvidence
+from autotune.evidence.confirm import ConfirmEvidence
 from autotune.profiles.store import read_profile
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.corpora import real_lengths, write_corpus

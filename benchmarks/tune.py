@@ -26,10 +26,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.evidence.explore import Configuration
 from autotune.machine.host import SystemHost
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration, confirm
-from autotune.search.values import Configuration
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog

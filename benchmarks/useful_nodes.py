@@ -12,6 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.evidence.network import (
+    MIB,
+    GradientPart,
+    GradientSync,
+    Network,
+    RankCompute,
+)
 from autotune.network.decide.link_fit import fit_link
 from autotune.network.decide.scaling_model import (
     BUCKET_CAPS_BYTES,
@@ -21,13 +28,6 @@ from autotune.network.decide.scaling_model import (
     useful_nodes,
 )
 from autotune.network.decide.step_model import step_time
-from autotune.network.values import (
-    MIB,
-    GradientPart,
-    GradientSync,
-    Network,
-    RankCompute,
-)
 from testbed.simulators.cluster import (
     CLUSTERS,
     MODELS,

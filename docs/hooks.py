@@ -10,7 +10,7 @@ from typer.cli import get_docs_for_click
 from autotune.advice.decide.rules import RULES
 from autotune.cli import application
 from autotune.cluster.site_file import SiteFile
-from autotune.profiles.values import Profile
+from autotune.evidence.profile import Profile
 from trainer.command_line import build_parser
 
 _BOUNDS = (

@@ -17,12 +17,12 @@ from autotune.advice.decide.bottleneck import bottleneck_of_profile, bottleneck_
 from autotune.advice.decide.context import DataFacts, IntendedNodes, TrainingContext
 from autotune.advice.decide.gpu_counters import counters_of_profile
 from autotune.advice.decide.rules import NOT_JUDGED, NOTHING, TOO_LITTLE, advise
-from autotune.advice.values import Advice
 from autotune.base.interval import Interval
+from autotune.evidence.advice import Advice
+from autotune.evidence.kernels import StepKernels
+from autotune.evidence.network import ComputeEvidence, GradientSyncRow, NetworkEvidence
+from autotune.evidence.probe import GrownKernel, ThroughputDip
 from autotune.kernels.decide.bounds import farthest_kernel
-from autotune.kernels.values import StepKernels
-from autotune.memory.values import GrownKernel, ThroughputDip
-from autotune.network.values import ComputeEvidence, GradientSyncRow, NetworkEvidence
 from autotune.trials.outcomes import Contaminated, Measured, Outcome
 from autotune.trials.values import FinishedTrial, Trial
 from testbed.examples import kernels

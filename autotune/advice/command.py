@@ -20,7 +20,7 @@ from autotune.errors import ProfileRejected, UsageError
 
 if TYPE_CHECKING:
     from autotune.advice.decide.context import TrainingContext
-    from autotune.advice.values import Advice
+    from autotune.evidence.advice import Advice
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
 _PLACE_HELP = (

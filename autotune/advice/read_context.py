@@ -17,6 +17,7 @@ from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.model_config import attention_dropout
 from autotune.corpus.sources import SOURCES, find_files
 from autotune.errors import AutotuneError, BadInput, ProfileRejected
+from autotune.evidence.profile import Profile
 from autotune.machine.host import Host, SystemHost
 from autotune.memory.gains import predicted_gains
 from autotune.network.decide.scaling_model import Scaling
@@ -24,7 +25,6 @@ from autotune.network.scaling import joins_nodes, known_of, predict_scaling, ran
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.store import StoredProfile, read_profile
-from autotune.profiles.values import Profile
 from autotune.speed.measure import known_rates
 from autotune.trials.decide.run_rates import check_run
 from autotune.trials.values import FinishedTrial

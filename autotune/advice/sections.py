@@ -3,15 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from autotune.advice.decide.rules import AdviceRule
-from autotune.advice.values import (
-    Advice,
-    Bottleneck,
-    Cause,
-    EvidenceFigure,
-    Gain,
-    SettingChange,
-    Unit,
-)
 from autotune.base.interval import Interval
 from autotune.base.tables import printable_line, terminal_table
 from autotune.base.units import (
@@ -28,9 +19,18 @@ from autotune.base.wording import (
     format_ratio,
     format_setting,
 )
+from autotune.evidence.advice import (
+    Advice,
+    Bottleneck,
+    Cause,
+    EvidenceFigure,
+    Gain,
+    SettingChange,
+    Unit,
+)
+from autotune.evidence.kernels import StepKernels
 from autotune.kernels.decide.words import bound_words
 from autotune.kernels.sections import kernel_table
-from autotune.kernels.values import StepKernels
 from autotune.profiles.decide.explain import Explanation
 
 _VALUE_CHARACTERS = 40

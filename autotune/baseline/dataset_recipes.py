@@ -1,7 +1,7 @@
 """Recipes to compare on a dataset, with equally many non-padding tokens."""
 
 from autotune.baseline.decide.recipes import TUNED, Recipe, hf_trainer, paper
-from autotune.baseline.values import RecipeName
+from autotune.evidence.baseline import RecipeName
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences

@@ -17,8 +17,8 @@ from autotune.base.interval import SHOWN_CONFIDENCE, Interval
 from autotune.base.units import format_bytes
 from autotune.base.window_statistics import MIN_WINDOWS, estimate_windows, paired_ratio
 from autotune.baseline.decide.recipes import TUNED, Recipe, differences, is_precise
-from autotune.baseline.values import BaselineEvidence, RecipeName, RecipeRow
 from autotune.errors import OutOfTime
+from autotune.evidence.baseline import BaselineEvidence, RecipeName, RecipeRow
 from autotune.memory.probe import FIT_STEPS
 from autotune.memory.values import StepRequest
 from autotune.trials.job_figures import TrainingFigures

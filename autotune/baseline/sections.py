@@ -17,7 +17,7 @@ from autotune.base.wording import (
     format_windows,
     plural,
 )
-from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
+from autotune.evidence.baseline import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
 from autotune.report.values import ReportedProfile
 

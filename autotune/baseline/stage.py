@@ -10,7 +10,7 @@ from autotune.base.defaults import BASELINE_ROUNDS
 from autotune.base.files import write_atomically
 from autotune.baseline.dataset_recipes import non_padding_share, recipes_to_compare
 from autotune.baseline.measure import BaselineRunner
-from autotune.baseline.values import BaselineEvidence
+from autotune.evidence.baseline import BaselineEvidence
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence

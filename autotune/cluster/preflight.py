@@ -6,7 +6,7 @@ The node's code and dataset are compared as well. Everything here is pure.
 from dataclasses import dataclass
 
 from autotune.base.units import format_bytes
-from autotune.profiles.values import Profile, is_sha256
+from autotune.evidence.profile import Profile, is_sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,11 @@ from autotune.compare.decide import (
     compare,
 )
 from autotune.errors import BadInput, UsageError
+from autotune.evidence.profile import Profile
 from autotune.machine.values import is_pretended
 from autotune.profiles.decide.rates import Rate, positive_figures, training_rates
 from autotune.profiles.decide.run_rates import settled_steps
 from autotune.profiles.store import StoredProfile, read_profile
-from autotune.profiles.values import Profile
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.job_figures import StepFigures, TrainingFigures
 from autotune.trials.outcomes import Measured

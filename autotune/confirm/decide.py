@@ -12,8 +12,8 @@ from autotune.base.window_statistics import (
     scaled_residuals,
 )
 from autotune.base.wording import format_bounds, format_number
-from autotune.confirm.values import ConfirmEvidence
-from autotune.memory.values import CurvePoint
+from autotune.evidence.confirm import ConfirmEvidence
+from autotune.evidence.probe import CurvePoint
 from autotune.profiles.decide.micro_batch import KNEE_SHARE, PredictedStep
 
 WINDOW_FACTOR = CONFIRM_WINDOW_S / WINDOW_S

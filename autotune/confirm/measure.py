@@ -15,9 +15,9 @@ from autotune.confirm.decide import (
     micro_batches_of_window,
     promise,
 )
-from autotune.confirm.values import SplitRates
 from autotune.errors import OutOfTime
-from autotune.memory.values import ProbeEvidence
+from autotune.evidence.confirm import SplitRates
+from autotune.evidence.probe import ProbeEvidence
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Measured, Outcome, describe

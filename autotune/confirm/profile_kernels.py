@@ -1,10 +1,10 @@
 """Profile of the kernels of a step with the confirmed split."""
 
-from autotune.confirm.values import SplitRates
 from autotune.errors import OutOfTime
+from autotune.evidence.confirm import SplitRates
+from autotune.evidence.kernels import StepKernels
 from autotune.kernels.decide.bounds import step_kernels
 from autotune.kernels.decide.trace import NO_KERNELS
-from autotune.kernels.values import StepKernels
 from autotune.memory.contents import contents_of
 from autotune.memory.probe import KERNEL_STEPS
 from autotune.memory.values import KernelsRequest

@@ -7,7 +7,7 @@ from autotune.base.units import format_seconds, format_share
 from autotune.base.window_statistics import trimmed_mean
 from autotune.base.wording import format_number, plural
 from autotune.confirm.decide import confirmed_words
-from autotune.confirm.values import ConfirmEvidence, SplitRates
+from autotune.evidence.confirm import ConfirmEvidence, SplitRates
 from autotune.kernels.sections import kernels_blocks
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
 from autotune.profiles.store import StoredProfile

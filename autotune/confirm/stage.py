@@ -9,20 +9,17 @@ from autotune.confirm.decide import rivals
 from autotune.confirm.measure import SplitRunner
 from autotune.confirm.profile_kernels import profile_kernels
 from autotune.confirm.short_training import END_TIMEOUT_S, ShortTraining
-from autotune.confirm.values import (
-    ConfirmEvidence,
-    DeliveredTraining,
-    ShortTrainingRequest,
-)
+from autotune.confirm.values import ShortTrainingRequest
 from autotune.errors import OutOfTime
-from autotune.kernels.values import StepKernels
+from autotune.evidence.confirm import ConfirmEvidence, DeliveredTraining
+from autotune.evidence.kernels import StepKernels
+from autotune.evidence.profile import Profile
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.decide.micro_batch import measured_splits
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.profiles.values import Profile
 from autotune.trials.job_figures import ShortTrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.rounds import Rounds

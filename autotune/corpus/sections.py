@@ -363,7 +363,7 @@ def _packing(
     one: "ReportedProfile", runs: "tuple[ReportedRun, ...]"
 ) -> tuple[Block, ...]:
     """Return the share of non-padding tokens in a profile's layout and in its runs."""
-    from autotune.profiles.values import fill_share
+    from autotune.evidence.profile import fill_share
 
     rows: list[Row] = []
     if (filled := fill_share(one.profile)) is not None:

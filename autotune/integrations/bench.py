@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput, InternalError
+from autotune.evidence.profile import Fingerprint
 from autotune.integrations.jobs.load import import_command
 from autotune.integrations.values import OwnCode, Subject
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, fingerprint
-from autotune.profiles.values import Fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
 from autotune.trials.session import open_bench

@@ -12,10 +12,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
-from autotune.profiles.values import Fingerprint, Provenance
+from autotune.evidence.profile import Fingerprint, Provenance
+from autotune.evidence.workers import CountEvidence, CountRow
 from autotune.trials.job_figures import JobFigures, LoadedWindow
 from autotune.trials.values import FinishedTrial, JobName, TrialRequest
-from autotune.workers.values import CountEvidence, CountRow
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION
 from trainer.formats.canonical_json import canonical_sha256
 from trainer.formats.tables import StrictTable

@@ -6,10 +6,9 @@ from autotune.base import document as doc
 from autotune.base.document import table_of
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import format_bytes_per_s, format_times, plural
+from autotune.evidence.kernels import KernelTime, Roofline, StepKernels
 from autotune.kernels.decide.bounds import distance_s, is_near_bound
 from autotune.kernels.decide.words import bound_words, kernel_words
-from autotune.kernels.values import StepKernels
-from autotune.trials.job_figures import KernelTime, Roofline
 
 FLOPS_PER_BYTE_WITHOUT_MATMUL = 0.25
 """FLOPs per byte at which the roofline shows kernels that only move bytes: one for each

@@ -14,7 +14,7 @@ from autotune.cluster.job_script import Shape, cpus_of, lines_of, render, shared
 from autotune.cluster.site_file import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import torchrun_command
 from autotune.errors import BadInput
-from autotune.profiles.values import Profile
+from autotune.evidence.profile import Profile
 from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
 
 _STATE_BYTES_PER_PARAMETER = 12

@@ -14,6 +14,7 @@ from autotune.base.units import exact_bytes, floor_gib, format_bytes
 from autotune.cluster.preflight import NodeFacts
 from autotune.cluster.slurm import read_slurm
 from autotune.errors import BadInput, MachineLacks
+from autotune.evidence.profile import Fingerprint, model_sha256
 from autotune.machine.decide import FIX_NVML
 from autotune.machine.gpu_models import RESERVE_BYTES, GpuModel, gpu_model_of
 from autotune.machine.host import Host
@@ -25,7 +26,6 @@ from autotune.machine.values import (
     Unavailable,
     visible_devices,
 )
-from autotune.profiles.values import Fingerprint, model_sha256
 from trainer.code_hash import code_sha256
 from trainer.config.train_config import ModelSettings
 from trainer.formats.errors import TrainerError

@@ -8,8 +8,8 @@ import functools
 from pathlib import Path
 
 from autotune.corpus.values import SequenceContents, SequenceMeans
+from autotune.evidence.profile import Profile
 from autotune.profiles.store import StoredProfile
-from autotune.profiles.values import Profile
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.data.sequence_statistics import SequenceStatistics, sequence_statistics

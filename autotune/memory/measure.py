@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from autotune.base.units import format_bytes
 from autotune.errors import ExceedsMemory, OutOfTime
+from autotune.evidence.probe import ProbeEvidence
 from autotune.memory.decide.batch_search import (
     Prediction,
     SizeTrial,
@@ -22,7 +23,7 @@ from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.probe import FIT_STEPS, Probe, step_trial
 from autotune.memory.size_search import SizeSearch
 from autotune.memory.throughput import Throughput, measure_throughput
-from autotune.memory.values import ACTIVATIONS, MemoryBreakdown, ProbeEvidence
+from autotune.memory.values import ACTIVATIONS, MemoryBreakdown
 from autotune.profiles.decide.knee import knee_interval
 from autotune.trials.job_figures import StepFigures
 from autotune.trials.outcomes import Measured

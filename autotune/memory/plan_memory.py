@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE
 from autotune.corpus.values import SequenceContents
+from autotune.evidence.plan import Basis, Fleet, PlanFigure
+from autotune.evidence.profile import Profile
 from autotune.machine.gpu_models import GpuModel
 from autotune.memory.decide.gathered_parameters import largest_gather_bytes
 from autotune.memory.decide.memory_model import memory_breakdown
@@ -25,9 +27,7 @@ from autotune.memory.estimate import (
     trace_request,
 )
 from autotune.memory.values import MemoryParts, MemoryPlan
-from autotune.plan.values import Basis, Fleet, PlanFigure
 from autotune.profiles.decide.micro_batch import with_headroom
-from autotune.profiles.values import Profile
 from autotune.trials.fork_server import ForkServerMachine
 from trainer.config.train_config import TrainConfig
 from trainer.formats.progress import Update

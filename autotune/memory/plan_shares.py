@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from autotune.base.defaults import HEADROOM_SHARE
+from autotune.evidence.plan import Fleet
 from autotune.memory.decide.sharding import ZERO_WAYS, shares, zero_share
 from autotune.memory.values import MemoryPlan
-from autotune.plan.values import Fleet
 from autotune.profiles.decide.micro_batch import with_headroom
 from trainer.config.train_config import Strategy
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.memory.values import ProbeEvidence
-from autotune.profiles.values import Profile
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import Profile
 from autotune.trials.values import FinishedTrial
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from autotune import __version__
 from autotune.base.files import check_writable
 from autotune.base.units import format_bytes
+from autotune.evidence.profile import Constraints, Evidence, Profile, Provenance
 from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import MeasuredDevice, local_ranks, memory_budget
 from autotune.memory.decide.overheads import (
@@ -33,7 +34,6 @@ from autotune.profiles.decide.default_settings import default_layout, default_pr
 from autotune.profiles.profile_paths import profile_paths, relative_data_path
 from autotune.profiles.recorded_trials import trial_log_provenance
 from autotune.profiles.store import keep_workers, write_profile
-from autotune.profiles.values import Constraints, Evidence, Profile, Provenance
 from autotune.trials.session import Session
 from autotune.trials.trial_log import report_directory
 from autotune.trials.values import FinishedTrial

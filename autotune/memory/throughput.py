@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from autotune.base.window_statistics import estimate_windows
 from autotune.base.wording import plural
 from autotune.errors import OutOfTime, Undecided
+from autotune.evidence.probe import CurvePoint, ThroughputDip
 from autotune.kernels.decide.trace import NO_KERNELS
 from autotune.memory.decide.batch_search import MAX_FAILURES
 from autotune.memory.decide.throughput_dip import deepest_dip, grown_kernels
 from autotune.memory.probe import Probe, StepCounts, kernels_trial, step_trial
-from autotune.memory.values import CurvePoint, ThroughputDip
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import (
     MicroBatchChoice,

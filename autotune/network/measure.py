@@ -13,6 +13,17 @@ from typing import Any
 from autotune.base.interval import Interval
 from autotune.base.window_statistics import paired_ratio
 from autotune.errors import BadInput, OutOfTime
+from autotune.evidence.network import (
+    MIB,
+    ComputeEvidence,
+    GradientSync,
+    GradientSyncRow,
+    Link,
+    LinkEvidence,
+    Network,
+    RankCompute,
+    ScalingRow,
+)
 from autotune.network.decide.link_fit import fit_link
 from autotune.network.decide.scaling_model import (
     Load,
@@ -27,19 +38,7 @@ from autotune.network.decide.step_model import (
     computed_s,
     step_time,
 )
-from autotune.network.values import (
-    MIB,
-    ComputeEvidence,
-    GradientSync,
-    GradientSyncRequest,
-    GradientSyncRow,
-    Link,
-    LinkEvidence,
-    LinksRequest,
-    Network,
-    RankCompute,
-    ScalingRow,
-)
+from autotune.network.values import GradientSyncRequest, LinksRequest
 from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
 from autotune.trials.decide.equal_loss import (
     CHECK_WARM_UP_STEPS,

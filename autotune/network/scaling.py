@@ -7,7 +7,15 @@ from typing import Any
 from autotune.base.units import format_percent
 from autotune.base.wording import plural
 from autotune.errors import BadInput, ProfileRejected
-from autotune.memory.values import ProbeEvidence
+from autotune.evidence.network import (
+    Link,
+    Network,
+    NetworkEvidence,
+    RankCompute,
+    ScalingRow,
+)
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import Profile
 from autotune.network.decide.link_fit import link_warnings
 from autotune.network.decide.scaling_model import (
     Load,
@@ -20,16 +28,8 @@ from autotune.network.decide.scaling_model import (
 )
 from autotune.network.gradient_parts import gradient_parts
 from autotune.network.measure import ROUNDS, NetworkTuning
-from autotune.network.values import (
-    Link,
-    Network,
-    NetworkEvidence,
-    RankCompute,
-    ScalingRow,
-)
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.decide.micro_batch import with_headroom
-from autotune.profiles.values import Profile
 
 ASSUMED_LATENCY_S = 25e-6
 ASSUMED_LINE_SHARE = 0.8

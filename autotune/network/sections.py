@@ -8,8 +8,8 @@ from autotune.base.document import bulleted, facts_table, table_of
 from autotune.base.render_console import console_text
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import format_bounds, format_bytes_per_s, plural
+from autotune.evidence.network import GradientSyncSplit, NetworkEvidence, ScalingRow
 from autotune.network.decide.scaling_model import Scaling
-from autotune.network.values import GradientSyncSplit, NetworkEvidence, ScalingRow
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
 from autotune.report.values import ReportedProfile
 

@@ -18,8 +18,9 @@ from autotune.base.files import write_atomically
 from autotune.base.wording import plural
 from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
 from autotune.errors import BadInput, MachineLacks
+from autotune.evidence.network import NetworkEvidence, ScalingRow
+from autotune.evidence.probe import ProbeEvidence
 from autotune.machine.measured_device import DeviceChoice, local_ranks
-from autotune.memory.values import ProbeEvidence
 from autotune.network.decide.scaling_model import Scaling, ScalingModel
 from autotune.network.measure import (
     NetworkRequest,
@@ -28,7 +29,6 @@ from autotune.network.measure import (
     parallel_settings,
 )
 from autotune.network.scaling import evidence, predict_scaling, with_measured
-from autotune.network.values import NetworkEvidence, ScalingRow
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence

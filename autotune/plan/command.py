@@ -11,7 +11,7 @@ from autotune.console import options as opt
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.plan.values import Goal
+    from autotune.evidence.plan import Goal
     from autotune.profiles.store import StoredProfile
     from trainer.config.train_config import TrainConfig
 
@@ -111,7 +111,7 @@ def plan(
 
 
 def _goal(context: typer.Context) -> "Goal | None":
-    from autotune.plan.values import GOALS, Goal
+    from autotune.evidence.plan import GOALS, Goal
 
     options = {kind: "--duration" if kind == "hours" else f"--{kind}" for kind in GOALS}
     given = {

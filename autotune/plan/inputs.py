@@ -13,6 +13,9 @@ from autotune.corpus.values import (
     SequenceContents,
 )
 from autotune.errors import UsageError
+from autotune.evidence.network import Network, RankCompute
+from autotune.evidence.plan import Basis, Fleet, Goal, PlanFigure
+from autotune.evidence.profile import Evidence, Profile
 from autotune.launch.training_job import default_ranks
 from autotune.machine.gpu_models import (
     GPU_MODELS,
@@ -38,14 +41,11 @@ from autotune.network.decide.scaling_model import (
 )
 from autotune.network.gradient_parts import gradient_parts
 from autotune.network.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
-from autotune.network.values import Network, RankCompute
 from autotune.plan.decide import Plan, plan_of
-from autotune.plan.values import Basis, Fleet, Goal, PlanFigure
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
 from autotune.profiles.store import StoredProfile
-from autotune.profiles.values import Evidence, Profile
 from autotune.speed.decide import predict_speed
 from autotune.speed.measure import known_rates
 from trainer.config.train_config import Strategy, TrainConfig

@@ -14,9 +14,9 @@ from autotune.base.units import (
     format_share,
 )
 from autotune.base.wording import format_bounds_with_confidence, plural
+from autotune.evidence.plan import PlanFigure
 from autotune.memory.sections import shares_table
 from autotune.plan.decide import NOT_INCLUDED, Plan
-from autotune.plan.values import PlanFigure
 
 WIDTH = 100
 _DAY_S = 86_400.0

@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.errors import BadInput, ProfileRejected
+from autotune.evidence.profile import is_sha256
 from autotune.profiles.approval_record import (
     Approval,
     ApprovalRecord,
@@ -23,7 +24,6 @@ from autotune.profiles.approval_record import (
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.profiles.toml_file import present_sha256
-from autotune.profiles.values import is_sha256
 from autotune.trials.trial_log import report_directory
 from trainer.config.resolve import (
     PROFILE_HASH_KEY,

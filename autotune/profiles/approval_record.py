@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from autotune.profiles.values import SHA256_PATTERN
+from autotune.evidence.profile import SHA256_PATTERN
 from trainer.formats.tables import StrictTable
 
 Decision = Literal["approved", "rejected"]

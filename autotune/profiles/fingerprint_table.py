@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autotune.base.document import Table
 from autotune.base.units import format_bytes
-from autotune.profiles.values import Fingerprint
+from autotune.evidence.profile import Fingerprint
 
 _FIELD_NAMES = {
     "device": "device",

@@ -7,12 +7,12 @@ with the micro-batch size that it verified to fit.
 import sys
 
 from autotune.errors import ProfileRejected
-from autotune.memory.values import ProbeEvidence
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import Fingerprint
 from autotune.profiles.checks import mismatch_docs
 from autotune.profiles.decide.fingerprint_check import compare_fingerprints
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.profiles.store import StoredProfile
-from autotune.profiles.values import Fingerprint
 
 
 def require_local_probe(

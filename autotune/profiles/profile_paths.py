@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.errors import UsageError
+from autotune.evidence.profile import Profile
 from autotune.profiles.store import with_data
-from autotune.profiles.values import Profile
 
 
 def profile_paths(

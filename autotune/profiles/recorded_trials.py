@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autotune.baseline.values import BaselineEvidence
-from autotune.confirm.values import ConfirmEvidence
-from autotune.network.values import NetworkEvidence
+from autotune.evidence.baseline import BaselineEvidence
+from autotune.evidence.confirm import ConfirmEvidence
+from autotune.evidence.explore import ExploreEvidence
+from autotune.evidence.network import NetworkEvidence
+from autotune.evidence.profile import Fingerprint, Profile, update_profile
+from autotune.evidence.workers import WorkersEvidence
 from autotune.profiles.checks import TrialLogCheck
 from autotune.profiles.decide.trial_log_check import check_trial_log, profile_records
-from autotune.profiles.values import Fingerprint, Profile, update_profile
-from autotune.search.values import ExploreEvidence
 from autotune.trials import trial_log
 from autotune.trials.decide.own_records import own_records
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import FinishedTrial
-from autotune.workers.values import WorkersEvidence
 from trainer.config.train_config import TrainConfig
 from trainer.formats.events import utc_now
 

@@ -4,9 +4,9 @@ from autotune.base.document import Block, Missing, Pairs, Table
 from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.wording import plural
+from autotune.evidence.profile import is_sha256
 from autotune.profiles.approval_record import Approval, short_hash
 from autotune.profiles.checks import Check, TrialLogCheck, Verification
-from autotune.profiles.values import is_sha256
 from autotune.report.values import ReportedProfile
 
 _MOST_CHARACTERS = 40

@@ -6,6 +6,7 @@ from autotune.base.document import Pairs, Table
 from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count
+from autotune.evidence.profile import Profile
 from autotune.profiles.approval_record import Approval
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
@@ -13,7 +14,6 @@ from autotune.profiles.decide.batch_split import (
     split_global_batch,
 )
 from autotune.profiles.review_text import approval_line, content_state
-from autotune.profiles.values import Profile
 from trainer.config.train_config import ParallelSettings
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from autotune.base.files import write_atomically
 from autotune.errors import AutotuneError
+from autotune.evidence.profile import Profile, update_profile
 from autotune.profiles.toml_file import profile_from_tables, profile_to_toml
-from autotune.profiles.values import Profile, update_profile
 from autotune.trials.decide.profile_rates import check_profile
 from trainer.config.resolve import find_data, read_profile_tables
 from trainer.config.train_config import DataSettings, Tag, TrainConfig, tagged

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.errors import BadInput
-from autotune.profiles.values import Profile
+from autotune.evidence.profile import Profile
 from trainer.config.resolve import PROFILE_HASH_KEY
 from trainer.formats.canonical_json import canonical_sha256
 from trainer.formats.errors import BadConfig

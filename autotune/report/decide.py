@@ -5,15 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from autotune.advice.values import Bottleneck
 from autotune.base.defaults import CONFIRM_WINDOW_S, WINDOW_S
 from autotune.base.estimates import TOO_NOISY
 from autotune.base.interval import Interval
 from autotune.base.units import format_seconds, format_share
 from autotune.base.window_statistics import MIN_WINDOWS
 from autotune.base.wording import plural
-from autotune.baseline.values import BaselineEvidence, RecipeName, row_of
 from autotune.confirm.decide import confirmed_words
+from autotune.evidence.advice import Bottleneck
+from autotune.evidence.baseline import BaselineEvidence, RecipeName, row_of
+from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.decide import is_busy
 from autotune.memory.decide.throughput_dip import dip_words
 from autotune.profiles.decide.follow_up import command, probe_command
@@ -21,7 +22,6 @@ from autotune.profiles.decide.rates import tuned_rate
 from autotune.report.values import ReportedProfile, ReportedRun
 from autotune.trials.outcomes import Contaminated
 from autotune.trials.values import FinishedTrial
-from autotune.workers.values import WorkersEvidence
 
 BASELINES: dict[RecipeName, str] = {
     "hf-trainer": "defaults",

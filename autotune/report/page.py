@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.advice.decide.rules import rank
 from autotune.advice.sections import figure_text, gain_text
-from autotune.advice.values import Advice
 from autotune.base import document as doc
 from autotune.base.answer_json import jsonable
 from autotune.base.wording import format_setting, shorten_list
@@ -19,6 +18,8 @@ from autotune.baseline.sections import baseline_section
 from autotune.confirm.sections import confirm_section, kernels_section
 from autotune.corpus.sections import lengths_section
 from autotune.corpus.values import LengthDistribution
+from autotune.evidence.advice import Advice
+from autotune.evidence.profile import fill_share
 from autotune.memory.sections import curve_section, memory_section
 from autotune.network.sections import network_section
 from autotune.profiles.decide.rates import Rate, tuned_rate
@@ -26,7 +27,6 @@ from autotune.profiles.decide.run_rates import run_rate
 from autotune.profiles.fingerprint_table import fingerprint_table
 from autotune.profiles.reproduction import reproduction_blocks, tuning_commands
 from autotune.profiles.review_text import approval_blocks
-from autotune.profiles.values import fill_share
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.runs import (
     MOST_EVENTS,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from autotune.advice.values import Advice, Bottleneck
+from autotune.evidence.advice import Advice, Bottleneck
+from autotune.evidence.profile import Profile
 from autotune.profiles.approval_record import Approval
 from autotune.profiles.checks import TrialLogCheck
-from autotune.profiles.values import Profile
 from autotune.trials.values import FinishedTrial
 from trainer.formats.manifest import Manifest
 from trainer.formats.run_record import Run

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from autotune.evidence.explore import KNOBS, Configuration
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.search.values import KNOBS, Configuration
 from autotune.workers.decide.worker_count import ladder
 from trainer.formats.batch_split import Layout
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.evidence.explore import Configuration
 from autotune.search.decide import (
     Posterior,
     Seen,
@@ -12,7 +13,6 @@ from autotune.search.decide import (
     posterior,
     useful_share,
 )
-from autotune.search.values import Configuration
 from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Contaminated, Outcome, OutOfMemory, describe
 from autotune.workers.measure import TrainingWindows

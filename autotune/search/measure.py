@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 
 from autotune.base.interval import Interval
 from autotune.base.window_statistics import paired_ratio
+from autotune.evidence.explore import Configuration, ExploredRow, ExploreEvidence
 from autotune.search.decide import expected_improvement
 from autotune.search.history import LEAST_IMPROVEMENT, ExploreRequest, SearchState
-from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
 from autotune.trials.decide.equal_loss import (
     CHECK_WARM_UP_STEPS,
     LOSS_STEPS,

@@ -6,8 +6,8 @@ from autotune.base.document import Block, Missing, bulleted, table_of
 from autotune.base.render_console import console_text
 from autotune.base.units import format_count, format_seconds
 from autotune.base.wording import format_ratio, format_windows
+from autotune.evidence.explore import ExploreEvidence
 from autotune.report.values import ReportedProfile
-from autotune.search.values import ExploreEvidence
 
 
 def exploration_text(found: ExploreEvidence) -> str:

@@ -13,6 +13,8 @@ from typing import Any, get_args
 from autotune.base.files import write_atomically
 from autotune.base.model_config import attention_dropout
 from autotune.errors import ExceedsMemory, OutOfTime
+from autotune.evidence.explore import Configuration, ExploreEvidence
+from autotune.evidence.profile import Profile
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.probe import ProbeRequest
 from autotune.memory.stage import prepare, profile_of_probe, settled_probe
@@ -25,7 +27,6 @@ from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile, before_sweep
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.profiles.values import Profile
 from autotune.search.decide import knob_space, with_split_batch
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import (
@@ -35,7 +36,6 @@ from autotune.search.measure import (
     confirm_one_of,
     evidence,
 )
-from autotune.search.values import Configuration, ExploreEvidence
 from autotune.speed.decide import predict_steps_s
 from autotune.speed.measure import known_rates
 from autotune.trials.session import Session

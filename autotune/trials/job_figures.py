@@ -6,15 +6,13 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import ConfigDict, Field, PositiveFloat, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
+from autotune.evidence.gpu_use import GpuUse
+from autotune.evidence.kernels import KernelTime, Roofline
 from autotune.trials.outcomes import Measured
-from trainer.formats.tables import StrictTable
-
-Share = Annotated[float, Field(ge=0, le=1)]
-"""A part of a whole, 0 to 1."""
 
 
 class JobFigures:
@@ -62,34 +60,6 @@ class StepFigures(JobFigures):
     the slowest rank's seconds, and the highest memory of any rank."""
 
 
-class KernelTime(StrictTable):
-    """Time of a kernel in an optimizer step; on a CPU, of an operator."""
-
-    name: str
-    calls: float
-    """Calls in a step, on average."""
-    seconds: float
-    """Time of all calls in a step, on average."""
-    bound_s: float | None = None
-    """Time that the FLOPs and bytes of these calls need at least; None if the work of a
-    call is not known."""
-    flops: float | None = None
-    """FLOPs of matmuls and attention in these calls, 0 for kernels that have none; None
-    if the work is not known."""
-    moved_bytes: float | None = None
-    """Bytes that these calls must read and write, each tensor once; None if the work is
-    not known."""
-
-
-class Roofline(StrictTable):
-    """Rates that a device reaches, which bound the time of its kernels."""
-
-    bytes_per_s: PositiveFloat
-    """Bytes read and written per second by a copy of a large tensor."""
-    flops_per_s: PositiveFloat
-    """FLOP/s of a large matmul in the precision of training."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFigures(JobFigures):
     """Figures of a ``kernels`` job: kernels of a step, by the profiler."""
@@ -102,35 +72,6 @@ class KernelFigures(JobFigures):
     """Median time of a step without the profiler, in seconds."""
     roofline: Roofline
     """Rates of the device, measured in the same process."""
-
-
-class GpuUse(StrictTable):
-    """Activity of GPUs in one or several windows of training.
-
-    Figures are means over GPUs and windows; shares are from 0 to 1. A figure that the
-    GPUs do not report is None.
-    """
-
-    utilisation_share: Share | None = None
-    """Share of the time with a kernel running, by NVML; this is not MFU."""
-    power_w: float | None = None
-    """Power of a GPU, in watts."""
-    sm_clock_mhz: float | None = None
-    """Median SM clock of a window's samples."""
-    power_capped_share: Share | None = None
-    """Share of samples at the power cap, which is normal for a loaded GPU and not a
-    fault."""
-    gpm_sm_share: Share | None = None
-    """Share of the time, averaged over SMs, in which a warp was resident. All fields
-    ``gpm_…`` are from GPM, the GPU's hardware counters."""
-    gpm_occupancy_share: Share | None = None
-    """Resident warps as a share of the most that fit."""
-    gpm_tensor_share: Share | None = None
-    """Share of the time in which Tensor Cores worked."""
-    gpm_dram_share: Share | None = None
-    """Share of the memory bandwidth in use."""
-    gpm_pcie_rx_bytes_per_s: float | None = None
-    """PCIe traffic from the host to the GPU."""
 
 
 class GpuUseFigures(GpuUse):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from autotune.base.document import Block, Missing, Paragraph, table_of
 from autotune.base.units import format_bytes, format_seconds
 from autotune.base.wording import format_number, plural
-from autotune.profiles.values import Fingerprint, Profile
+from autotune.evidence.profile import Fingerprint, Profile
 from autotune.report.values import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.job_figures import StepFigures, TrainingFigures

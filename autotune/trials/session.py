@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.base.clock import SystemClock
 from autotune.errors import MachineLacks
+from autotune.evidence.profile import Fingerprint
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
 from autotune.machine.measured_device import (
@@ -24,7 +25,6 @@ from autotune.machine.measured_device import (
     open_device,
 )
 from autotune.machine.nvml import NvmlMonitor
-from autotune.profiles.values import Fingerprint
 from autotune.trials import trial_log
 from autotune.trials.contamination_guard import ContaminationGuard
 from autotune.trials.fork_server import ForkServerMachine

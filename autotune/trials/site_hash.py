@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from autotune import __version__
-from autotune.profiles.values import Fingerprint
+from autotune.evidence.profile import Fingerprint
 from trainer.formats.canonical_json import canonical_sha256
 
 _VARIABLES = (

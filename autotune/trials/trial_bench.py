@@ -15,8 +15,8 @@ from pathlib import Path
 
 from autotune.base.clock import SystemClock
 from autotune.base.files import check_writable
+from autotune.evidence.profile import Fingerprint
 from autotune.machine.measured_device import MeasuredDevice
-from autotune.profiles.values import Fingerprint
 from autotune.trials import trial_log
 from autotune.trials.decide.own_records import own_records
 from autotune.trials.outcomes import Outcome, describe

@@ -26,12 +26,12 @@ from autotune.errors import (
     OutOfTime,
     Undecided,
 )
+from autotune.evidence.probe import LOWER_BOUND
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
 from autotune.memory.decide.throughput_dip import dip_words, fastest_point
 from autotune.memory.estimate import CannotTrace, MemoryEstimate
 from autotune.memory.probe import Probe, ProbeRequest
 from autotune.memory.stage import check_budgets, prepare, probe_one
-from autotune.memory.values import LOWER_BOUND
 from autotune.network.stage import nodes_here, tune_network
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.local_probe import require_local_probe

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from autotune.base.document import Pairs, Paragraph
 from autotune.base.render_console import console_text
 from autotune.base.units import format_seconds
-from autotune.profiles.values import Profile
+from autotune.evidence.profile import Profile
 from autotune.report.sections import summary_table
 from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Measured

@@ -14,7 +14,7 @@ from autotune.console import options as opt
 from autotune.console.slurm_job import JobOptions, profile_job
 
 if TYPE_CHECKING:
-    from autotune.memory.values import ProbeEvidence
+    from autotune.evidence.probe import ProbeEvidence
     from autotune.profiles.store import StoredProfile
     from autotune.workers.values import SweepRequest
 

@@ -7,7 +7,7 @@ from autotune.base.document import sentence
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_share
 from autotune.base.wording import format_window_bounds
-from autotune.workers.values import CountEvidence, CountRow
+from autotune.evidence.workers import CountEvidence, CountRow
 
 
 def count_head(title: str, chosen: str, evidence: CountEvidence) -> doc.Pairs:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from autotune.base.interval import Interval
 from autotune.base.window_statistics import paired_ratio
+from autotune.evidence.workers import JointChoice
 from autotune.workers.count_sweep import NamedWindow
 from autotune.workers.decide.count_statistics import FIRST_ROUNDS
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
@@ -17,7 +18,6 @@ from autotune.workers.decide.dead_workers import WorkersDied
 from autotune.workers.decide.worker_count import WorkersChoice
 from autotune.workers.joint_study import loader_space, study_of
 from autotune.workers.measure import Sweep, training_trial
-from autotune.workers.values import JointChoice
 from trainer.config.train_config import DataSettings
 
 MOST_TRIALS = 12

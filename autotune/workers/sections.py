@@ -15,13 +15,13 @@ from autotune.base.wording import (
     format_windows,
     plural,
 )
+from autotune.evidence.gpu_use import GpuUse
+from autotune.evidence.workers import JointChoice, WorkersEvidence
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
 from autotune.report.values import ReportedProfile
-from autotune.trials.job_figures import GpuUse
 from autotune.workers.count_tables import count_head, count_table
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.throughput_chart import throughput_chart
-from autotune.workers.values import JointChoice, WorkersEvidence
 
 LONGER_SWEEP = 4
 """Factor on the time of an undecided sweep, for the time limit of the next one. An

@@ -5,17 +5,18 @@ import sys
 
 from autotune.base.files import write_atomically
 from autotune.errors import OutOfTime
+from autotune.evidence.profile import Profile
+from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.measured_device import local_ranks
 from autotune.profiles.local_probe import require_local_probe
 from autotune.profiles.recorded_trials import add_evidence
 from autotune.profiles.store import StoredProfile, before_sweep, with_data
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.profiles.values import Profile
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
 from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import Sweep, TrainingWindows, training_windows
-from autotune.workers.values import SweepRequest, WorkersEvidence
+from autotune.workers.values import SweepRequest
 from autotune.workers.workers_evidence import workers_evidence
 
 EXPECTED_TRIALS = 24

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from autotune.base import document as doc
 from autotune.base.units import format_percent, format_share
+from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
-from autotune.workers.values import WorkersEvidence, WorkersRow
 
 # Numbers of the chart's palette. They are fixed, so that a line has the same colour
 # whether there is a GPU or not.

@@ -3,13 +3,14 @@
 import statistics
 
 from autotune.base.units import format_seconds
+from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.machine.measured_device import MeasuredDevice
 from autotune.trials.decide.gpu_activity import combine_known
 from autotune.workers.count_evidence import count_evidence_fields, count_row_fields
 from autotune.workers.decide.worker_count import WorkersChoice
 from autotune.workers.gpu_figures import gpu_source, operating_state
 from autotune.workers.measure import Sweep
-from autotune.workers.values import SweepRequest, WorkersEvidence, WorkersRow
+from autotune.workers.values import SweepRequest
 
 
 def workers_evidence(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.store import read_profile
-from autotune.profiles.values import Profile
 from benchmarks.gpu.results import ENDED
 from benchmarks.gpu.stage import PROFILES, RUNS, fill
 from benchmarks.gpu.stages import RESIDUAL_SEEDS, RESIDUAL_STREAMS, SHAPES, TRAINERS

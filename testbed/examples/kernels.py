@@ -3,10 +3,9 @@
 The times of the kernels are those of 2026-11-27 (torch 2.11), rounded.
 """
 
-from autotune.confirm.values import ConfirmEvidence, SplitRates
-from autotune.kernels.values import StepKernels
-from autotune.profiles.values import Profile
-from autotune.trials.job_figures import KernelTime, Roofline
+from autotune.evidence.confirm import ConfirmEvidence, SplitRates
+from autotune.evidence.kernels import KernelTime, Roofline, StepKernels
+from autotune.evidence.profile import Profile
 from testbed.examples.profiles import but
 
 H100 = Roofline(bytes_per_s=3.0e12, flops_per_s=7.2e14)

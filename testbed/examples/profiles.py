@@ -1,14 +1,14 @@
 """Complete profiles for tests."""
 
-from autotune.memory.values import CurvePoint, ProbeEvidence
-from autotune.profiles.values import (
+from autotune.evidence.probe import CurvePoint, ProbeEvidence
+from autotune.evidence.profile import (
     Constraints,
     Evidence,
     Fingerprint,
     Profile,
     Provenance,
 )
-from autotune.workers.values import WorkersEvidence, WorkersRow
+from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 
 FINGERPRINT = Fingerprint(

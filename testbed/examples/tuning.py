@@ -8,7 +8,8 @@ everywhere at once.
 import math
 from pathlib import Path
 
-from autotune.advice.values import (
+from autotune.base.interval import Interval
+from autotune.evidence.advice import (
     Advice,
     Bottleneck,
     EvidenceFigure,
@@ -16,30 +17,29 @@ from autotune.advice.values import (
     SettingChange,
     StepPart,
 )
-from autotune.base.interval import Interval
-from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
-from autotune.memory.values import CurvePoint, ProbeEvidence
-from autotune.network.values import (
+from autotune.evidence.baseline import BaselineEvidence, RecipeRow, SettingDifference
+from autotune.evidence.explore import Configuration, ExploredRow, ExploreEvidence
+from autotune.evidence.gpu_use import GpuUse
+from autotune.evidence.network import (
     ComputeEvidence,
     GradientSyncRow,
     LinkEvidence,
     NetworkEvidence,
     ScalingRow,
 )
-from autotune.profiles.approval_record import Approval, ApprovalRecord
-from autotune.profiles.values import (
+from autotune.evidence.probe import CurvePoint, ProbeEvidence
+from autotune.evidence.profile import (
     Constraints,
     Evidence,
     Fingerprint,
     Profile,
     Provenance,
 )
+from autotune.evidence.workers import WorkersEvidence, WorkersRow
+from autotune.profiles.approval_record import Approval, ApprovalRecord
 from autotune.report.values import ReportedProfile, ReportedRun
-from autotune.search.values import Configuration, ExploredRow, ExploreEvidence
-from autotune.trials.job_figures import GpuUse
 from autotune.trials.outcomes import Measured, Outcome, OutOfMemory
 from autotune.trials.values import FinishedTrial, Trial
-from autotune.workers.values import WorkersEvidence, WorkersRow
 from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.run_rows import evaluation_of, row_of, startup_of
 from trainer.config.train_config import (

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from autotune.evidence.explore import KNOBS, Configuration
 from autotune.search.decide import knob_space, useful_share
 from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration
-from autotune.search.values import KNOBS, Configuration
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on, windows_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.advice.values import Cause
+from autotune.evidence.advice import Cause
 from testbed.simulators.kernels import (
     DEVICES,
     Device,

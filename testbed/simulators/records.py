@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.memory.values import ProbeEvidence
-from autotune.network.values import NetworkEvidence
-from autotune.profiles.values import (
+from autotune.evidence.network import NetworkEvidence
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import (
     Constraints,
     Evidence,
     Fingerprint,
     Profile,
     Provenance,
 )
-from autotune.workers.values import WorkersEvidence, WorkersRow
+from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from testbed.examples.checkpoints import header_of
 from testbed.examples.run_rows import row_of
 from trainer.config.train_config import TrainConfig

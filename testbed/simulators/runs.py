@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.advice.decide.bottleneck import MATTERS_SHARE
-from autotune.advice.values import Cause
-from autotune.profiles.values import Profile
+from autotune.evidence.advice import Cause
+from autotune.evidence.profile import Profile
 from testbed.simulators.kernels import Floats
 from testbed.simulators.machines import CAUSES, Machine, draw_machine
 from testbed.simulators.records import run_of_rows, step_row

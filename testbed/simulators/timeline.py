@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from autotune.advice.values import Cause
+from autotune.evidence.advice import Cause
 from testbed.simulators.kernels import Floats
 from testbed.simulators.machines import Machine
 

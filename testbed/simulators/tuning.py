@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from autotune.memory.values import ProbeEvidence
+from autotune.evidence.gpu_use import GpuUse
+from autotune.evidence.network import ComputeEvidence, GradientSyncRow, NetworkEvidence
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.profile import Profile
+from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.network.decide.step_model import expected_largest
-from autotune.network.values import ComputeEvidence, GradientSyncRow, NetworkEvidence
-from autotune.profiles.values import Profile
-from autotune.trials.job_figures import GpuUse
-from autotune.workers.values import WorkersEvidence, WorkersRow
 from testbed.simulators.machines import Machine
 from testbed.simulators.records import profile_with, sweep_with
 from testbed.simulators.timeline import (

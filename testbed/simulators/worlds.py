@@ -13,12 +13,12 @@ import random
 from dataclasses import dataclass, field, replace
 
 from autotune.advice.decide.apply import apply_changes
-from autotune.advice.values import SettingChange
-from autotune.memory.values import CurvePoint, ProbeEvidence
+from autotune.evidence.advice import SettingChange
+from autotune.evidence.gpu_use import GpuUse
+from autotune.evidence.probe import CurvePoint, ProbeEvidence
+from autotune.evidence.profile import Profile
+from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.profiles.decide.batch_split import split_global_batch
-from autotune.profiles.values import Profile
-from autotune.trials.job_figures import GpuUse
-from autotune.workers.values import WorkersEvidence, WorkersRow
 from testbed.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config.train_config import DataSettings, ModelSettings, TrainConfig
 from trainer.formats.run_record import Run

@@ -7,7 +7,7 @@ import pytest
 from autotune.advice.decide.bottleneck import bottleneck_of_run
 from autotune.advice.decide.rules import advise
 from autotune.advice.read_context import context_of_run
-from autotune.advice.values import Gain
+from autotune.evidence.advice import Gain
 from autotune.machine.host import SystemHost
 from benchmarks.advice import LIMITED, _bars, is_kept
 from testbed.simulators.trainings import make_place, train

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.confirm.values import ConfirmEvidence, DeliveredTraining, SplitRates
+from autotune.evidence.confirm import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.profiles.toml_file import profile_to_toml
 from benchmarks.gpu.claims import CLAIMS
 from benchmarks.gpu.figures import figures_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.search.values import Configuration
+from autotune.evidence.explore import Configuration
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, exit_code
 from benchmarks.grid import GRID, Grid, groups, read_grids
 from benchmarks.tune import Overhead, Replay, make_bars, replay

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from autotune.evidence.kernels import KernelTime, Roofline
 from autotune.kernels.decide.trace import kernels_of_trace
 from autotune.memory.jobs.profile_step import trace_events
-from autotune.trials.job_figures import KernelTime, Roofline
 from testbed.nullgpu.counts import Counts
 from tests.trainer.tiny_models import SHAPES, config_of, micro_batches
 from trainer.build import build_training

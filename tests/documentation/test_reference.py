@@ -10,9 +10,9 @@ from packaging.version import Version
 
 from autotune import errors as tuner
 from autotune.cluster.site_file import SiteFile
-from autotune.profiles.values import Constraints, Fingerprint, Provenance
+from autotune.evidence.profile import Constraints, Fingerprint, Provenance
 from tests.documentation.blocks import ROOT
-from trainer import errors as trainer
+from trainer.formats import errors as trainer
 from trainer.config.train_config import TrainConfig
 
 REFERENCE = ROOT / "docs" / "reference"

@@ -6,9 +6,9 @@ Everything here is pure: the caller gives the creation time of the profile.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from autotune.advice.values import Advice, SettingChange
 from autotune.errors import BadInput
-from autotune.profiles.values import Profile, update_profile
+from autotune.evidence.advice import Advice, SettingChange
+from autotune.evidence.profile import Profile, update_profile
 from trainer.config.train_config import TrainConfig, flatten_settings
 from trainer.formats.errors import BadConfig
 from trainer.formats.tables import parse_table

@@ -9,15 +9,16 @@ from dataclasses import replace
 
 from autotune.advice.decide.bottleneck import steps_of_this_start
 from autotune.advice.decide.context import TrainingContext, faster_with, times, without
-from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.estimates import change_between
 from autotune.base.interval import Interval
 from autotune.base.model_config import HIDDEN_SIZE, attention_dropout, config_count
 from autotune.base.model_work import position_share
 from autotune.base.units import format_percent
 from autotune.base.window_statistics import estimate_from_bounds
+from autotune.evidence.advice import Advice, Gain, SettingChange, figure
+from autotune.evidence.probe import ProbeEvidence
 from autotune.memory.decide.sharding import model_share, parts_of_terms, zero_share
-from autotune.memory.values import ProbeEvidence, Term
+from autotune.memory.values import Term
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import choose_micro_batch, with_headroom
 

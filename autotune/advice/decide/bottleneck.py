@@ -14,7 +14,6 @@ from autotune.advice.decide.gpu_counters import (
     data_share,
     with_counters,
 )
-from autotune.advice.values import Bottleneck, Cause, StepPart
 from autotune.base.estimates import Estimate
 from autotune.base.model_work import position_share
 from autotune.base.step_statistics import (
@@ -24,8 +23,9 @@ from autotune.base.step_statistics import (
     split_blocks,
 )
 from autotune.base.window_statistics import estimate_windows
+from autotune.evidence.advice import Bottleneck, Cause, StepPart
+from autotune.evidence.profile import Profile
 from autotune.network.decide.step_model import expected_largest
-from autotune.profiles.values import Profile
 from trainer.config.train_config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.formats.gpu_peaks import matmul_format, peak_flops_per_s
 from trainer.formats.run_record import Run, StepRow

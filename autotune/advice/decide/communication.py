@@ -12,11 +12,11 @@ from autotune.advice.decide.context import (
     times,
     without,
 )
-from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import Interval
 from autotune.base.units import format_percent
+from autotune.evidence.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
+from autotune.evidence.network import GradientSyncRow
 from autotune.network.decide.link_fit import slow_members
-from autotune.network.values import GradientSyncRow
 from autotune.trials.job_figures import LinkFigures
 
 WORTH_RATIO = 1.02

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autotune.advice.values import (
+from autotune.base.interval import SHOWN_CONFIDENCE, Interval
+from autotune.evidence.advice import (
     Bottleneck,
     Cause,
     EvidenceFigure,
@@ -19,14 +20,13 @@ from autotune.advice.values import (
     StepPart,
     figure,
 )
-from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.kernels.values import StepKernels
-from autotune.memory.values import CurvePoint
+from autotune.evidence.kernels import StepKernels
+from autotune.evidence.probe import CurvePoint
+from autotune.evidence.profile import Evidence, Profile
+from autotune.evidence.workers import WorkersRow
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import repeated_probe_command
-from autotune.profiles.values import Evidence, Profile
 from autotune.trials.values import FinishedTrial
-from autotune.workers.values import WorkersRow
 from trainer.config.train_config import TrainConfig
 from trainer.formats.run_record import Run
 from trainer.model.families import FAMILIES

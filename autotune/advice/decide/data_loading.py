@@ -15,10 +15,10 @@ from autotune.advice.decide.context import (
     on_host,
     without,
 )
-from autotune.advice.values import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.units import format_percent, format_seconds
-from autotune.workers.values import WorkersRow
+from autotune.evidence.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
+from autotune.evidence.workers import WorkersRow
 
 STARVED_SHARE = 0.03
 """Least share of waiting for data that is reported: slightly more than a verified

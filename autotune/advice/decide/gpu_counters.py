@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.advice.values import Cause, StepPart
-from autotune.profiles.values import Profile
-from autotune.workers.values import WorkersRow
+from autotune.evidence.advice import Cause, StepPart
+from autotune.evidence.profile import Profile
+from autotune.evidence.workers import WorkersRow
 
 HEALTHY_BUSY_SHARE = 0.9
 """Share of busy SMs in a step without delays: waves of thread blocks end unevenly."""

@@ -5,9 +5,9 @@ reached.
 """
 
 from autotune.advice.decide.context import MOST_SHARE, TrainingContext
-from autotune.advice.values import Advice, Gain, SettingChange, figure
 from autotune.base.units import format_percent
 from autotune.base.wording import format_times
+from autotune.evidence.advice import Advice, Gain, SettingChange, figure
 from autotune.kernels.decide.bounds import distance_s, farthest_kernel, is_near_bound
 from autotune.kernels.decide.words import kernel_words
 from autotune.memory.decide.throughput_dip import dip_words

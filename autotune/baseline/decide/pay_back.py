@@ -6,7 +6,7 @@ Everything here is pure arithmetic on trials and the baseline comparison.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.baseline.values import BaselineEvidence, row_of
+from autotune.evidence.baseline import BaselineEvidence, row_of
 from autotune.trials.values import FinishedTrial
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.base.interval import Interval
-from autotune.baseline.values import RecipeName, SettingDifference
+from autotune.evidence.baseline import RecipeName, SettingDifference
 from trainer.config.train_config import (
     DataSettings,
     ParallelSettings,

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from autotune.kernels.values import StepKernels
-from autotune.trials.job_figures import KernelFigures, KernelTime
+from autotune.evidence.kernels import KernelTime, StepKernels
+from autotune.trials.job_figures import KernelFigures
 
 SLOWEST_KERNELS = 10
 """Number of kernels that evidence keeps."""

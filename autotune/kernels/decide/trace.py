@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.trials.job_figures import KernelTime, Roofline
+from autotune.evidence.kernels import KernelTime, Roofline
 
 MAX_NAME_CHARACTERS = 160
 """Characters of a kernel's name that are kept, from its beginning."""

@@ -2,7 +2,7 @@
 
 from autotune.base.units import format_seconds
 from autotune.base.wording import format_times
-from autotune.kernels.values import StepKernels
+from autotune.evidence.kernels import StepKernels
 
 _WORDS = (
     ("native_layer_norm_backward", "layer-norm backward"),

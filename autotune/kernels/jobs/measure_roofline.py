@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from autotune.trials.job_figures import Roofline
+from autotune.evidence.kernels import Roofline
 
 _COPIED_BYTES = {"cuda": 256 * 2**20, "cpu": 64 * 2**20}
 """Size of a copied tensor, far beyond the caches. An H100 reaches its highest rate from

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.base.wording import format_times, plural
+from autotune.evidence.probe import CurvePoint, GrownKernel, ThroughputDip
 from autotune.kernels.decide.words import kernel_words
-from autotune.memory.values import CurvePoint, GrownKernel, ThroughputDip
 from autotune.trials.job_figures import KernelFigures
 
 DIP_SHARE = 0.98

@@ -7,10 +7,11 @@ from autotune.base.document import facts_table, table_of
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
 from autotune.base.wording import plural
+from autotune.evidence.probe import LOWER_BOUND, ProbeEvidence
+from autotune.evidence.profile import Profile
 from autotune.memory.sections.terms import TermLine, term_lines
-from autotune.memory.values import ACTIVATIONS, LOWER_BOUND, ProbeEvidence
+from autotune.memory.values import ACTIVATIONS
 from autotune.profiles.decide.follow_up import probe_command
-from autotune.profiles.values import Profile
 from autotune.report.values import ReportedProfile
 
 _MAX_PARTS = 7

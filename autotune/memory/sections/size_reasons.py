@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from autotune.base.wording import plural
+from autotune.evidence.probe import LOWER_BOUND
+from autotune.evidence.profile import Profile
 from autotune.memory.decide.throughput_dip import dip_words, fastest_point
-from autotune.memory.values import LOWER_BOUND
 from autotune.profiles.decide.batch_split import SPLIT_FACTORS, split_global_batch
 from autotune.profiles.sections import global_batch_words
-from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 

@@ -6,8 +6,8 @@ from autotune.base import document as doc
 from autotune.base.document import bulleted, table_of
 from autotune.base.units import format_seconds, format_share
 from autotune.base.wording import format_bounds, format_number
+from autotune.evidence.probe import CurvePoint, ProbeEvidence
 from autotune.memory.sections.size_reasons import reasons_of
-from autotune.memory.values import CurvePoint, ProbeEvidence
 from autotune.profiles.decide.follow_up import probe_command
 from autotune.report.values import ReportedProfile
 

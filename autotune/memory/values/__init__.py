@@ -4,7 +4,7 @@
 jobs, ``evidence`` the result of a probe, and ``predictions`` the predicted memory.
 """
 
-from autotune.memory.values.evidence import (
+from autotune.evidence.probe import (
     LOWER_BOUND,
     CurvePoint,
     GrownKernel,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.plan.values import PlanFigure
+from autotune.evidence.plan import PlanFigure
 from autotune.speed.values import SpeedPrediction, StepWork
 from trainer.config.train_config import TrainConfig
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from autotune.base.interval import CONFIDENCE
 from autotune.base.units import format_percent
+from autotune.evidence.network import LinkEvidence, Scope
 from autotune.network.decide.step_model import tree_hops
-from autotune.network.values import LinkEvidence, Scope
 from autotune.trials.job_figures import LinkFigures
 
 Array = npt.NDArray[np.float64]

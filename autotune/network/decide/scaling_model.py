@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.base.wording import plural
-from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_time
-from autotune.network.values import (
+from autotune.evidence.network import (
     ELEMENT_BYTES,
     MIB,
     GradientSync,
@@ -21,7 +20,8 @@ from autotune.network.values import (
     RankCompute,
     ScalingRow,
 )
-from autotune.plan.values import Basis, PlanFigure, derived, derived_basis
+from autotune.evidence.plan import Basis, PlanFigure, derived, derived_basis
+from autotune.network.decide.step_model import StepTime, hidden_bound_s, step_time
 from autotune.profiles.decide.batch_split import GlobalBatchSplit, split_global_batch
 from trainer.config.train_config import GradientDtype, Strategy
 

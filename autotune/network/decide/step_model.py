@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.network.values import (
+from autotune.evidence.network import (
     MIB,
     ComputeEvidence,
     GradientPart,

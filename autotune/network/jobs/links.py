@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from autotune.cluster.torchrun import read_addresses, resolve_own_name
+from autotune.evidence.network import MIB
 from autotune.network.decide.link_fit import LEAST_REPEATS, lost_share, nccl_transport
-from autotune.network.values import MIB, LinksRequest
+from autotune.network.values import LinksRequest
 from trainer.distributed.device_events import DeviceEvent, mark
 from trainer.distributed.ranks import Ranks
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from autotune.base.estimates import Estimate, change_between, reason_without_bounds
 from autotune.base.interval import Interval
 from autotune.base.wording import plural
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.rates import Rate, expected_rate
 from autotune.profiles.decide.run_rates import run_rate, settled_steps
-from autotune.profiles.values import Profile
 from autotune.trials.job_figures import StepFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.values import FinishedTrial

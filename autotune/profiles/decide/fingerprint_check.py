@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.evidence.profile import Fingerprint
 from autotune.profiles.checks import Check, CheckResult
-from autotune.profiles.values import Fingerprint
 
 _ERROR_FIELDS = ("device", "gpu_name", "gpu_mig", "model_sha256", "dataset_hash")
 """Fields that invalidate the profile's figures if they differ."""

@@ -9,8 +9,8 @@ from autotune.base.defaults import (
     SEQ_LENGTH_TOKENS,
 )
 from autotune.base.units import exact_bytes
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.default_settings import default_layout, default_precision
-from autotune.profiles.values import Profile
 from trainer.config.presets import PRESETS
 from trainer.config.train_config import ModelSettings, TrainConfig
 

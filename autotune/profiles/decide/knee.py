@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.memory.values import CurvePoint
+from autotune.evidence.probe import CurvePoint
 from autotune.profiles.decide.micro_batch import KNEE_SHARE
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.memory.values import CurvePoint
+from autotune.evidence.probe import CurvePoint
 from autotune.profiles.decide.batch_split import (
     SPLIT_FACTORS,
     GlobalBatchSplit,

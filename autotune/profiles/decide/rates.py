@@ -13,9 +13,9 @@ from autotune.base.estimates import Estimate
 from autotune.base.interval import CONFIDENCE, Interval
 from autotune.base.window_statistics import estimate_from_bounds, estimate_windows
 from autotune.base.wording import plural
-from autotune.baseline.values import row_of
-from autotune.network.values import NetworkEvidence, ScalingRow
-from autotune.profiles.values import Profile, fill_share
+from autotune.evidence.baseline import row_of
+from autotune.evidence.network import NetworkEvidence, ScalingRow
+from autotune.evidence.profile import Profile, fill_share
 
 ReadFrom = Literal["confirmed", "training", "windows", "steps", "scaling", "run"]
 """Origin of a rate: windows as training will run (confirm), training on the dataset

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.checks import TrialLogCheck
-from autotune.profiles.values import Profile
 from autotune.trials.decide.own_records import own_records
 from autotune.trials.job_figures import (
     ShortTrainingFigures,

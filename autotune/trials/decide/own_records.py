@@ -6,7 +6,7 @@ have written to it.
 
 from collections.abc import Sequence
 
-from autotune.profiles.values import Fingerprint
+from autotune.evidence.profile import Fingerprint
 from autotune.trials.values import TrialRecord
 from trainer.formats.canonical_json import canonical_sha256
 

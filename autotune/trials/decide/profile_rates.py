@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autotune.profiles.values import Profile, fill_share
+from autotune.evidence.profile import Profile, fill_share
 from autotune.trials.decide.plausibility import (
     GpuRate,
     check_rates,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.profiles.values import Evidence
+from autotune.evidence.profile import Evidence
 from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.run_rows import row_of
 from testbed.examples.tuning import example_profile

@@ -20,7 +20,7 @@ from autotune.advice.decide.gpu_counters import (
     with_counters,
 )
 from autotune.advice.sections import bottleneck_sentence
-from autotune.advice.values import Bottleneck, StepPart
+from autotune.evidence.advice import Bottleneck, StepPart
 from testbed.examples.profiles import but, example_profile
 from testbed.simulators.machines import CAUSES
 from testbed.simulators.runs import SimulatedRun, simulated_run

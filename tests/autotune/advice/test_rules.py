@@ -16,8 +16,8 @@ from autotune.advice.decide.rules import (
     AdviceRule,
     advise,
 )
-from autotune.advice.values import Advice, Gain, SettingChange, StepPart
 from autotune.errors import BadInput
+from autotune.evidence.advice import Advice, Gain, SettingChange, StepPart
 from testbed.examples.profiles import but, example_profile
 from testbed.scenarios import Scenario, ran, scenarios, tuned
 from testbed.simulators.worlds import World, settings

@@ -8,13 +8,13 @@ import pytest
 
 from autotune.baseline.decide.recipes import Recipe, hf_trainer, paper
 from autotune.baseline.measure import BaselineRunner
-from autotune.baseline.values import (
+from autotune.errors import OutOfTime, Undecided
+from autotune.evidence.baseline import (
     BaselineEvidence,
     RecipeName,
     RecipeRow,
     SettingDifference,
 )
-from autotune.errors import OutOfTime, Undecided
 from autotune.trials.outcomes import (
     Contaminated,
     Crashed,

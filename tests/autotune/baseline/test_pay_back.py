@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.baseline.decide.pay_back import CostRow, cost_rows, pay_back
-from autotune.baseline.values import BaselineEvidence, RecipeRow
+from autotune.evidence.baseline import BaselineEvidence, RecipeRow
 from autotune.trials.outcomes import Crashed
 from autotune.trials.values import FinishedTrial, Trial
 

@@ -14,7 +14,7 @@ from autotune.baseline.decide.recipes import (
     is_precise,
     paper,
 )
-from autotune.baseline.values import SettingDifference
+from autotune.evidence.baseline import SettingDifference
 from trainer.config.train_config import (
     DataSettings,
     ModelSettings,

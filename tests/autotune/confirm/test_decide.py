@@ -13,7 +13,7 @@ from autotune.confirm.decide import (
     promise,
     rivals,
 )
-from autotune.memory.values import CurvePoint
+from autotune.evidence.probe import CurvePoint
 from autotune.profiles.decide.micro_batch import measured_splits
 
 STEADY_RATES = [1000.0, 1001.0, 999.0, 1000.5]

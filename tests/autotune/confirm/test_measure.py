@@ -9,7 +9,7 @@ import pytest
 from autotune.base.defaults import CONFIRM_ROUNDS
 from autotune.confirm.measure import SplitRunner
 from autotune.errors import OutOfTime, Undecided
-from autotune.memory.values import CurvePoint
+from autotune.evidence.probe import CurvePoint
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.rounds import Rounds
 from testbed.examples.feeds import CONFIG, figures_of, runner_on, windows_of

@@ -2,8 +2,8 @@
 
 import pytest
 
+from autotune.evidence.kernels import Roofline
 from autotune.kernels.decide.trace import kernels_of_trace
-from autotune.trials.job_figures import Roofline
 
 ROOFLINE = Roofline(bytes_per_s=1e12, flops_per_s=1e14)
 TOKENS, HIDDEN, INNER = 32_768, 768, 3_072

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from autotune.evidence.probe import ProbeEvidence
 from autotune.memory.measure import probe_model
 from autotune.memory.probe import Probe, ProbeRequest
-from autotune.memory.values import Allocation, ProbeEvidence
+from autotune.memory.values import Allocation
 from autotune.trials.outcomes import Measured, Outcome, OutOfMemory
 from autotune.trials.values import Trial
 from testbed.datasets import write_dataset

@@ -2,9 +2,10 @@
 
 import pytest
 
+from autotune.evidence.kernels import KernelTime
+from autotune.evidence.probe import CurvePoint
 from autotune.memory.decide.throughput_dip import deepest_dip, grown_kernels
-from autotune.memory.values import CurvePoint
-from autotune.trials.job_figures import KernelFigures, KernelTime
+from autotune.trials.job_figures import KernelFigures
 from testbed.examples.kernels import H100
 
 

@@ -4,9 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.errors import BadInput
-from autotune.network.decide.step_model import all_reduce_s, step_time
-from autotune.network.measure import NetworkRequest, NetworkTuning
-from autotune.network.values import (
+from autotune.evidence.network import (
     MIB,
     GradientPart,
     GradientSync,
@@ -14,6 +12,8 @@ from autotune.network.values import (
     Network,
     RankCompute,
 )
+from autotune.network.decide.step_model import all_reduce_s, step_time
+from autotune.network.measure import NetworkRequest, NetworkTuning
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.values import Trial
 from testbed.examples.feeds import runner_on

@@ -4,11 +4,11 @@ import pytest
 
 from autotune.base.answer_json import jsonable
 from autotune.errors import ProfileRejected, Undecided
-from autotune.memory.values import CurvePoint
+from autotune.evidence.network import Link
+from autotune.evidence.probe import CurvePoint
 from autotune.network import scaling
 from autotune.network.measure import measured_row
 from autotune.network.sections import scaling_text
-from autotune.network.values import Link
 from autotune.profiles.decide.batch_split import split_global_batch
 from testbed.examples.profiles import but, example_profile
 from tests.autotune.network.gradient_syncs import (

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.network.decide import scaling_model
-from autotune.network.values import (
+from autotune.evidence.network import (
     MIB,
     GradientPart,
     GradientSync,
@@ -13,7 +12,8 @@ from autotune.network.values import (
     Network,
     RankCompute,
 )
-from autotune.plan.values import PlanFigure
+from autotune.evidence.plan import PlanFigure
+from autotune.network.decide import scaling_model
 
 GRADIENTS = tuple(
     GradientPart(elements=1_000_000, ready_share=(number + 1) / 20)

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.network.decide import step_model
-from autotune.network.values import (
+from autotune.evidence.network import (
     MIB,
     GradientPart,
     GradientSync,
@@ -13,6 +12,7 @@ from autotune.network.values import (
     Network,
     RankCompute,
 )
+from autotune.network.decide import step_model
 
 NIC = Link(latency_s=0.0, bytes_per_s=1e9)
 

@@ -1,6 +1,6 @@
 """Profiles for plans: with traced memory, of GPUs, and without evidence."""
 
-from autotune.profiles.values import Evidence
+from autotune.evidence.profile import Evidence
 from testbed.examples.profiles import but
 from tests.autotune.network.test_scaling import probed
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import BadInput
+from autotune.evidence.plan import Fleet, Goal, PlanFigure
 from autotune.memory.values import MemoryParts, MemoryPlan, Share
 from autotune.network.decide.scaling_model import AllRanks
 from autotune.plan.decide import Plan, plan_of
-from autotune.plan.values import Fleet, Goal, PlanFigure
 
 GPUS = Fleet(
     device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37

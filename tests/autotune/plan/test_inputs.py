@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput
+from autotune.evidence.plan import Goal
+from autotune.evidence.profile import Profile
 from autotune.memory import plan_memory
 from autotune.memory.prediction import settings_of_step
 from autotune.network.scaling import Assumed, evidence
 from autotune.plan.inputs import PlanRequest, plan
-from autotune.plan.values import Goal
 from autotune.profiles.store import StoredProfile
-from autotune.profiles.values import Profile
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import but
 from tests.autotune.network.gradient_syncs import Cluster, tuning_on

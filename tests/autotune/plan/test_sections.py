@@ -2,10 +2,10 @@ import json
 from dataclasses import replace
 
 from autotune.base.answer_json import answer_json
+from autotune.evidence.plan import Fleet, PlanFigure
 from autotune.memory.values import Share
 from autotune.plan.decide import Plan, plan_of
 from autotune.plan.sections import WIDTH, plan_text
-from autotune.plan.values import Fleet, PlanFigure
 from tests.autotune.plan.test_decide import NOTHING_HELD, known, memory
 
 SOURCE = (

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.plan.values import BASES, PlanFigure, derived, derived_basis
+from autotune.evidence.plan import BASES, PlanFigure, derived, derived_basis
 
 positive = st.floats(1e-6, 1e12)
 bases = st.sampled_from(BASES)

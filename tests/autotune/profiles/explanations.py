@@ -1,11 +1,11 @@
 """Explanations of single settings, for tests."""
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.explain import (
     Explanation,
     explanations,
     select_explanations,
 )
-from autotune.profiles.values import Profile
 
 
 def explain(profile: Profile, key: str) -> Explanation:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.drift import Drift, drifts
 from autotune.profiles.decide.rates import Rate, tuned_rate
-from autotune.profiles.values import Profile
 from testbed.examples.profiles import example_profile as cpu_profile
 from tests.autotune.advice.runs import add_evidence, noisy, run_of
 from trainer.formats.run_record import Run

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.drift import ALIKE_SHARE, Drift, drifts
-from autotune.profiles.values import Profile
 from autotune.trials.values import FinishedTrial
 from testbed.examples.profiles import example_profile as cpu_profile
 from testbed.examples.tuning import example_inputs

@@ -1,13 +1,13 @@
 import pytest
 
 from autotune.errors import BadInput
+from autotune.evidence.profile import Evidence
+from autotune.evidence.workers import JointChoice
 from autotune.profiles.decide.explain import (
     explanations,
     meaning_of,
     select_explanations,
 )
-from autotune.profiles.values import Evidence
-from autotune.workers.values import JointChoice
 from testbed.examples.kernels import near_bounds, with_kernels
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_profile as tuned_profile

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.memory.values import CurvePoint
+from autotune.evidence.probe import CurvePoint
 from autotune.profiles.decide.knee import knee_interval
 
 WITHOUT_BOUNDS = [

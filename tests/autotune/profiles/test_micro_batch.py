@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.memory.values import CurvePoint
+from autotune.evidence.probe import CurvePoint
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import (
     KNEE_SHARE,

@@ -3,12 +3,12 @@ import statistics
 
 import pytest
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.rates import (
     expected_rate,
     training_rates,
     tuned_rate,
 )
-from autotune.profiles.values import Profile
 from testbed.examples.profiles import but
 from tests.autotune.advice.runs import add_evidence
 

@@ -1,10 +1,10 @@
 import pytest
 
 from autotune.errors import MachineLacks
+from autotune.evidence.profile import Evidence
+from autotune.evidence.workers import JointChoice
 from autotune.profiles import store
 from autotune.profiles.toml_file import profile_to_toml
-from autotune.profiles.values import Evidence
-from autotune.workers.values import JointChoice
 from testbed.examples.profiles import but, example_profile
 from trainer.formats.errors import UnreadableFile
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.confirm.values import DeliveredTraining
+from autotune.evidence.confirm import DeliveredTraining
 from autotune.profiles.decide.trial_log_check import check_trial_log
 from autotune.trials.trial_log import trial_log_sha256
 from autotune.trials.values import TrialRecord

@@ -3,9 +3,9 @@ import tomllib
 
 import pytest
 
+from autotune.evidence.profile import Evidence
 from autotune.profiles.store import read_profile
 from autotune.profiles.toml_file import present_sha256, profile_to_toml
-from autotune.profiles.values import Evidence
 from testbed.examples.tuning_files import write_example
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from autotune.base.interval import NOT_ENOUGH
 from autotune.base.render_markdown import markdown_text
-from autotune.confirm.values import DeliveredTraining
-from autotune.memory.values import GrownKernel, ThroughputDip
+from autotune.evidence.confirm import DeliveredTraining
+from autotune.evidence.probe import GrownKernel, ThroughputDip
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.sections import pull_request
 from autotune.trials.outcomes import Contaminated

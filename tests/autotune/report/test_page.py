@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.advice.values import SEVERITIES
 from autotune.base.document import (
     FACTS,
     Chart,
@@ -19,7 +18,8 @@ from autotune.base.document import (
 )
 from autotune.base.render_markdown import report_markdown
 from autotune.errors import UsageError
-from autotune.profiles.values import Evidence
+from autotune.evidence.advice import SEVERITIES
+from autotune.evidence.profile import Evidence
 from autotune.report.page import report_document, report_facts
 from autotune.report.runs import MOST_EVENTS, loss_points
 from autotune.report.stage import MOST_PROFILES, MOST_RUNS, build_report

@@ -10,9 +10,12 @@ from autotune.base.document import Chart, Missing, Section, Table
 from autotune.base.interval import NOT_ENOUGH
 from autotune.base.render_console import console_text
 from autotune.baseline.sections import baseline_section, baseline_text
-from autotune.baseline.values import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.corpus.sections import BAR_WIDTH, length_histogram
 from autotune.corpus.values import HISTOGRAM_EDGES
+from autotune.evidence.baseline import BaselineEvidence, RecipeRow, SettingDifference
+from autotune.evidence.gpu_use import GpuUse
+from autotune.evidence.network import Link, ScalingRow
+from autotune.evidence.workers import JointChoice
 from autotune.memory.probed_model import ProbedModel
 from autotune.memory.sections import (
     batch_split_words,
@@ -22,19 +25,16 @@ from autotune.memory.sections import (
 )
 from autotune.network.scaling import evidence as network_evidence
 from autotune.network.sections import network_text, scaling_lines
-from autotune.network.values import Link, ScalingRow
 from autotune.profiles.approval_record import Approval
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.profiles.sections import profile_text
 from autotune.search.sections import exploration_section, exploration_text
-from autotune.trials.job_figures import GpuUse
 from autotune.workers.sections import (
     chosen_loader,
     workers_lines,
     workers_section,
     workers_text,
 )
-from autotune.workers.values import JointChoice
 from testbed.examples.profiles import but, example_profile
 from testbed.examples.tuning import example_profile as full_profile
 from tests.autotune.network.gradient_syncs import LINK, Cluster, tuning_on

@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import ProfileRejected
+from autotune.evidence.explore import Configuration
 from autotune.memory.stage import probe_models, requested_config
 from autotune.profiles.decide.batch_split import global_batch_size_of
 from autotune.profiles.store import read_profile
 from autotune.search import stage
 from autotune.search.stage import explore_request, explore_settings
-from autotune.search.values import Configuration
 from autotune.speed.decide import data_sheet_rates
 from autotune.trials import trial_bench
 from autotune.trials.outcomes import Crashed, Measured, OutOfMemory

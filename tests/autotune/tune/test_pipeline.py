@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.confirm.values import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.errors import BadInput, ExceedsMemory, OutOfTime, Undecided, UsageError
+from autotune.evidence.confirm import ConfirmEvidence, DeliveredTraining, SplitRates
 from autotune.memory.estimate import CannotTrace
 from autotune.memory.probe import ProbeRequest
 from autotune.memory.probed_model import ProbedModel

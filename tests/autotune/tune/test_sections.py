@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.baseline.values import BaselineEvidence, RecipeRow
+from autotune.evidence.baseline import BaselineEvidence, RecipeRow
 from autotune.profiles.decide.rates import tuned_rate
 from autotune.trials.outcomes import Measured, OutOfMemory
 from autotune.trials.values import FinishedTrial, Trial

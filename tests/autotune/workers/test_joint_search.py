@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.evidence.workers import JointChoice, WorkersEvidence
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import WorkersChoice
 from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import Sweep
-from autotune.workers.values import JointChoice, WorkersEvidence
 from autotune.workers.workers_evidence import workers_evidence
 from testbed.examples.feeds import (
     CONFIG,

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from autotune.advice.values import EvidenceFigure, figure
 from autotune.base.window_statistics import estimate_windows
 from autotune.base.wording import plural
-from autotune.memory.values import LOWER_BOUND, CurvePoint, ProbeEvidence
+from autotune.evidence.advice import EvidenceFigure, figure
+from autotune.evidence.probe import LOWER_BOUND, CurvePoint, ProbeEvidence
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.batch_split import (
     DEFAULT_GLOBAL_BATCH_TOKENS,
     global_batch_size_of,
@@ -13,7 +14,6 @@ from autotune.profiles.decide.batch_split import (
 )
 from autotune.profiles.decide.explain.explanation import Explanation, Origin
 from autotune.profiles.decide.micro_batch import choose_micro_batch
-from autotune.profiles.values import Profile
 
 
 def is_split_by_network(profile: Profile) -> bool:

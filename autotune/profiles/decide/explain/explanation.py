@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotune.advice.values import EvidenceFigure
+from autotune.evidence.advice import EvidenceFigure
 
 Origin = Literal[
     "measured", "allocator", "constraint", "requested", "default", "changed"

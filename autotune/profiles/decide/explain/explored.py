@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from autotune.advice.values import EvidenceFigure, figure
+from autotune.evidence.advice import EvidenceFigure, figure
+from autotune.evidence.explore import KNOBS, Configuration, ExploredRow, ExploreEvidence
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.explain.batch_sizes import (
     explain_micro_batch,
     is_split_by_network,
 )
 from autotune.profiles.decide.explain.explanation import Explanation, Origin
-from autotune.profiles.values import Profile
-from autotune.search.values import KNOBS, Configuration, ExploredRow, ExploreEvidence
 
 
 def explain_explored(profile: Profile, key: str, value: object) -> Explanation | None:

@@ -1,9 +1,9 @@
 """Explanation of a setting of gradient synchronisation by network tuning. Pure."""
 
-from autotune.advice.values import EvidenceFigure, figure
-from autotune.network.values import GradientSyncRow, NetworkEvidence
+from autotune.evidence.advice import EvidenceFigure, figure
+from autotune.evidence.network import GradientSyncRow, NetworkEvidence
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.explain.explanation import Explanation
-from autotune.profiles.values import Profile
 from trainer.config.train_config import ParallelSettings
 
 _SETTINGS = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from autotune.advice.values import EvidenceFigure, figure
 from autotune.base.units import format_share
 from autotune.base.wording import plural
+from autotune.evidence.advice import EvidenceFigure, figure
+from autotune.evidence.profile import Profile
+from autotune.evidence.workers import JointChoice, WorkersEvidence, WorkersRow
 from autotune.profiles.decide.explain.explanation import Explanation, Origin
-from autotune.profiles.values import Profile
-from autotune.workers.values import JointChoice, WorkersEvidence, WorkersRow
 from trainer.config.train_config import DataSettings, Tag, tagged
 
 _SEARCHED_KEYS = [f"data.{name}" for name in tagged(DataSettings, Tag.LOADER)]

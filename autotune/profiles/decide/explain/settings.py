@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.explain.batch_sizes import (
     explain_global_batch,
     explain_micro_batch,
@@ -19,7 +20,6 @@ from autotune.profiles.decide.explain.gradient_sync import (
     explain_gradient_sync,
 )
 from autotune.profiles.decide.explain.loader import explain_loader, is_decided_by_sweep
-from autotune.profiles.values import Profile
 from trainer.config.train_config import Tag, TrainConfig, flatten_settings, tagged
 from trainer.formats.tables import nearest
 

@@ -4,6 +4,7 @@ The file cannot hold the settings of the training loop, which is your program's:
 export has code for them.
 """
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.export import remarks
 from autotune.profiles.decide.export.batch import checkpoint_interval
 from autotune.profiles.decide.export.ddp import ddp_names, gradient_rows
@@ -17,7 +18,6 @@ from autotune.profiles.decide.export.table import (
     row,
 )
 from autotune.profiles.decide.export.unexpressed import unexpressed_rows
-from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 WRITTEN_FOR = "accelerate 1.15 and transformers 5.23"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.corpus.values import SequenceMeans
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.export.table import ExportedBatch
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
-from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 _LEAST_STEP_S = 1e-9

@@ -2,6 +2,7 @@
 
 import math
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.export import remarks
 from autotune.profiles.decide.export.batch import checkpoint_interval
 from autotune.profiles.decide.export.ddp import ddp_names
@@ -13,7 +14,6 @@ from autotune.profiles.decide.export.table import (
     row,
 )
 from autotune.profiles.decide.export.unexpressed import unexpressed_rows
-from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 WRITTEN_FOR = "transformers 5.23"

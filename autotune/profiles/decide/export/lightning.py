@@ -5,6 +5,7 @@ The export has code for the settings that your program passes to other functions
 
 import math
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.export import remarks
 from autotune.profiles.decide.export.ddp import ddp_names, gradient_rows
 from autotune.profiles.decide.export.program import PROGRAM_NAMES, program_rows
@@ -17,7 +18,6 @@ from autotune.profiles.decide.export.table import (
     row,
 )
 from autotune.profiles.decide.export.unexpressed import unexpressed_rows
-from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 WRITTEN_FOR = "lightning 2.6 and transformers 5.23"

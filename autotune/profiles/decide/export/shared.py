@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.export.ddp import ddp_rows
 from autotune.profiles.decide.export.schedule import schedule_rows
 from autotune.profiles.decide.export.table import (
@@ -10,7 +11,6 @@ from autotune.profiles.decide.export.table import (
     Value,
     row,
 )
-from autotune.profiles.values import Profile
 from trainer.config.train_config import TrainConfig
 
 

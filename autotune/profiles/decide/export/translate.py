@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from autotune.corpus.values import SequenceMeans
+from autotune.evidence.profile import Profile
 from autotune.profiles.decide.export import accelerate, hf_trainer, lightning
 from autotune.profiles.decide.export.batch import batch_warnings, exported_batch
 from autotune.profiles.decide.export.program import (
@@ -23,7 +24,6 @@ from autotune.profiles.decide.export.written_arguments import (
     file_arguments,
     written_calls,
 )
-from autotune.profiles.values import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,4 @@
-"""Settings of a training step to search.
-
-The evidence of a search is a table of the profile.
-"""
+"""Evidence of a joint search over the settings of a training step."""
 
 from collections.abc import Mapping
 from typing import Any

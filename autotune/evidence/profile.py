@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from autotune.baseline.values import BaselineEvidence
-from autotune.confirm.values import ConfirmEvidence
+from autotune.evidence.baseline import BaselineEvidence
+from autotune.evidence.confirm import ConfirmEvidence
+from autotune.evidence.explore import ExploreEvidence
+from autotune.evidence.network import NetworkEvidence
+from autotune.evidence.probe import ProbeEvidence
+from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.values import is_pretended
-from autotune.memory.values import ProbeEvidence
-from autotune.network.values import NetworkEvidence
-from autotune.search.values import ExploreEvidence
-from autotune.workers.values import WorkersEvidence
 from trainer.config.train_config import (
     PROFILE_SCHEMA_VERSION,
     ModelSettings,

@@ -1,4 +1,4 @@
-"""Evidence of a probe, as a profile stores it."""
+"""Evidence of a probe: sizes that fit, and their throughput."""
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 

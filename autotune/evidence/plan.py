@@ -1,4 +1,4 @@
-"""Values of a plan: figures with their basis, the goal, and the machines."""
+"""Figures of a plan with their basis, its goal, and the machines."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace

@@ -1,11 +1,11 @@
-"""Evidence of a comparison with other recipes, as a table of the profile."""
+"""Evidence of a comparison with baselines."""
 
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
-from autotune.trials.job_figures import Share
+from autotune.evidence.gpu_use import Share
 from trainer.formats.tables import StrictTable
 
 SettingValue = str | int | float | bool | None
