@@ -3,16 +3,15 @@
 They are SVG files in ``docs/assets``.
 """
 
-import json
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.page_figures.recorded import RecordedFigures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-H100 = "reports/gpu/h100-80gb-hbm3/2026-11-26"
 # Told apart without red-green vision.
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#d55e00", "#009e73", "#7f7f7f"
 _STYLE: Any = {  # keys are literals in matplotlib's types
@@ -29,31 +28,28 @@ _STYLE: Any = {  # keys are literals in matplotlib's types
 _GIB = 2**30
 
 
-def draw(root: Path) -> None:
-    """Write all charts."""
-    profile = tomllib.loads((root / H100 / "profiles" / "bert-120m.toml").read_text())
-    paper = json.loads((root / "reports/benchmarks/paper_case.json").read_text())
+def draw(root: Path, recorded: RecordedFigures) -> None:
+    """Write all charts.
+
+    Args:
+        root: Root of the repository.
+        recorded: All recorded figures.
+    """
+    probe = recorded.first_h100_profile["evidence"]["probe"]
+    paper = recorded.benchmarks["paper_case"]
     assets = root / "docs" / "assets"
-    _save(
-        assets / "throughput.svg",
-        3.2,
-        lambda axes: _throughput(axes, profile["evidence"]["probe"]),
-    )
-    _save(
-        assets / "memory.svg",
-        2.9,
-        lambda axes: _memory(axes, profile["evidence"]["probe"]),
-    )
+    _save(assets / "throughput.svg", 3.2, lambda axes: _throughput(axes, probe))
+    _save(assets / "memory.svg", 2.9, lambda axes: _memory(axes, probe))
     _save(assets / "scaling.svg", 3.2, lambda axes: _scaling(axes, paper))
 
 
-def _save(path: Path, height: float, fill: Any) -> None:
+def _save(path: Path, height_inches: float, fill: Callable[["Axes"], None]) -> None:
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(7, height), layout="constrained")
+        figure = Figure(figsize=(7, height_inches), layout="constrained")
         FigureCanvasSVG(figure)
         fill(figure.add_subplot())
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
