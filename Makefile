@@ -95,7 +95,6 @@ check: $(STAMP) ## lint, types, import contracts, documentation
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.words
 	$(MAKE) --no-print-directory docs
-	$(BIN)/python -m benchmarks.code_size
 
 docs: $(STAMP) ## the documentation as a site, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
