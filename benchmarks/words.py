@@ -1,58 +1,70 @@
-"""``python -m benchmarks.words``: count the words of the documentation.
+"""``python -m benchmarks.words``: reject phrases that readers stumble over.
 
-It rejects phrases that readers stumble over. Counted: README.md and docs/*.md without
-code blocks; docs/reference/ is generated from the code. Checked for banned phrases and
-long sentences: the pages, and every docstring and message of autotune, trainer and
-benchmarks.
+Checked are README.md, docs/*.md without code blocks (docs/reference/ is generated), and
+every docstring and message of autotune, trainer and benchmarks. Sentences must not be
+too long either, nor the subjects of commits.
 """
 
-import argparse
 import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.bars import Bar, Direction, exit_code, lines
-
 ROOT = Path(__file__).parent.parent
-
+CODE = ("autotune", "trainer", "benchmarks")
+SENTENCE_WORDS, SUBJECT_CHARACTERS = 40, 72
 CHECKED_SINCE = "8a8fcbd"
 """Commit after which subjects are checked."""
-SUBJECT_CHARACTERS, SENTENCE_WORDS, SUMMARY_CHARACTERS = 72, 40, 50
-CODE = ("autotune/", "trainer/", "benchmarks/")
 
-IMPERSONAL = (
-    r"go(?:es|ing)? on|went on|anew|afresh|nobody|somebody|whoever|someone else"
+INSTEAD: Mapping[str, str] = {
+    "go(?:es|ing)? on|went on": "resume, continue",
+    "anew|afresh": "again, from scratch",
+    "nobody|somebody|whoever|someone else": "you",
+    "by itself|by themselves": "automatically",
+    "held against|holds? .{1,30} against": "compare, validate",
+    "stands? beside": "match",
+    "in turns": "interleaved",
+    "(?:of )?one's own|of (?:its|their|his) own": "its own",
+    "real tokens|slot tokens": "non-padding tokens",
+    "(?<!Data)(?<!data )loader workers": "DataLoader workers",
+    "ledgers?": "trial log, memory breakdown",
+    "unexplored": "starting configuration",
+    "kept apart": "held out",
+    "made ahead": "pre-tokenised",
+    "outside the allocator": "non-PyTorch memory",
+    "multiprocessors?": "SM",
+    "matrix (?:units?|products?)": "Tensor Core, matmul",
+    "paper-style": "paper baseline",
+    "dealt|dealing": "split",
+    "signed off": "approved",
+    "(?:graphics|network) cards?|(?:the|a) card|cards": "GPU, NIC",
+    "as many as (?:are|is) meant|local ranks, as many": "GPUs per node",
+    "what (?:is|are|was|were) (?:meant|asked|wanted)": "the name of the thing",
+    "so many|while which|that is all|nouns? of": "a verb and a number",
+    "where (?:there (?:is|are)|it (?:is|was|has)|they (?:are|have))": "if",
+    "where (?:no|nothing|none|one)": "if",
+    # Begins a sentence; not in a question, nor of a place.
+    "(?:^|(?<=[.!?:] ))Where(?= )(?! (?:do|does|did|is|are|can|to|it lies)\\b)": "if",
+}
+"""Phrases, and what to write instead; the glossary has the terms."""
+_PHRASES = {
+    re.compile(rf"(?<!\w)(?:{phrase})(?!\w)", re.IGNORECASE): instead
+    for phrase, instead in INSTEAD.items()
+}
+_NO_PROSE = re.compile(
+    r"^( *)(```|~~~).*?^\1\2 *$|<!--.*?-->", re.DOTALL | re.MULTILINE
 )
-BANNED = re.compile(
-    rf"\b(?:{IMPERSONAL}|by itself|by themselves|held against|holds? .{{1,30}}"
-    r" against|in turns"
-    r"|of (?:its|their|his|one's) own"
-    r"|stands? beside|real tokens|slot tokens|(?<!Data)(?<!data )loader"
-    r" workers|ledgers?|unexplored|kept apart"
-    r"|outside the allocator|multiprocessors?|matrix"
-    r" (?:units?|products?)|paper-style|made ahead"
-    r"|while which|as many as (?:are|is) meant|what (?:is|are|was|were)"
-    r" (?:meant|asked|wanted)|one's own"
-    r"|local ranks, as many|so many|that is all|nouns? of|dealt|dealing|signed off"
-    r"|(?:graphics|network) cards?|the cards?|a card|cards)\b"
-    r"|(?:^|[.!?:] )Where (?!(?:do|does|did|is|are|can|to|it lies)\b)"
-    r"|\bwhere (?:there (?:is|are)|no|nothing|none|nobody|one|it (?:is|was|has)|they"
-    r" (?:are|have))\b",
-    re.IGNORECASE,
-)
-_FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.DOTALL | re.MULTILINE)
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _ADDRESS = re.compile(r"\]\([^)]*\)|https?://\S+|<[^>\n]+>")
-_INLINE = re.compile(r"`+[^`\n]*`+")
+_INLINE_CODE = re.compile(r"`+[^`\n]*`+")
 _BLOCK_START = re.compile(
     r"^\s*(?:#|[│├└]|[-*+] |\d+\. |\||>|$|[\w, ]{1,40}:(?: |$)|\S.*\S {2,}\S)"
 )
 """Lines with which a paragraph, an item of a list, an argument's description or a line
 of a drawing begins."""
+_CELL_BORDER = re.compile(r" \| |^\| | \|$")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'\u2019-]*")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[)\"”*_]*\s+(?=[A-Z`\"“(*\[])")
 _ABBREVIATION = re.compile(
@@ -60,166 +72,59 @@ _ABBREVIATION = re.compile(
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Count, print and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.words", description="Check the project's words."
-    )
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        help="check only these files or folders for phrases and long sentences",
-    )
-    options = parser.parse_args(arguments)
-    paths = tracked()
-    problems = list(
-        findings(
-            [
-                path
-                for path in paths
-                if not options.paths or path.startswith(tuple(options.paths))
-            ]
-        )
-    )
-    sys.stdout.writelines(f"{problem}\n" for problem in problems)
-    if options.paths:
-        return int(bool(problems))
-    shown = bars(paths, problems)
-    sys.stdout.write(f"{lines(shown)}\n")
-    return exit_code(shown)
+def main() -> int:
+    """Print every finding and return the exit code."""
+    findings = [*findings_in_pages(), *findings_in_code(), *long_subjects()]
+    sys.stdout.writelines(f"{finding}\n" for finding in findings)
+    return int(bool(findings))
 
 
-def tracked() -> list[str]:
-    """Return all files that git tracks and that exist, relative to the repository.
+def findings_in_pages() -> Iterator[str]:
+    """Yield the findings in pages that people write."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for line, text in blocks(page.read_text()):
+            yield from findings_in(f"{page.relative_to(ROOT)}:{line}", text)
 
-    Without git, as in an unpacked source distribution, return all files.
-    """
-    command = ["git", "ls-files", "-z"]
-    listed = subprocess.run(
-        command, cwd=ROOT, capture_output=True, check=False, text=True
-    )
-    if listed.returncode == 0:
-        names = [name for name in listed.stdout.split("\0") if name]
-        return [name for name in names if (ROOT / name).is_file()]
-    hidden = (".", "__", "build")
-    paths = (path.relative_to(ROOT) for path in sorted(ROOT.rglob("*")))
-    return [
-        str(path)
-        for path in paths
-        if (ROOT / path).is_file()
-        and not any(part.startswith(hidden) for part in path.parts[:-1])
+
+def findings_in_code() -> Iterator[str]:
+    """Yield the findings in docstrings and messages."""
+    files = [
+        file for package in CODE for file in sorted((ROOT / package).rglob("*.py"))
     ]
+    for file in files:
+        if file != Path(__file__):
+            for line, text in texts_of(ast.parse(file.read_text())):
+                yield from findings_in(f"{file.relative_to(ROOT)}:{line}", text)
 
 
-def bars(paths: Sequence[str], problems: Sequence[str]) -> list[Bar]:
-    """Return the figures of all pages together, and the number of findings."""
-    pages = [path for path in paths if is_page(path)]
-    prose = "\n\n".join(prose_of((ROOT / path).read_text()) for path in pages)
-    statements = "\n".join(
-        sentence
-        for sentence in sentences(prose)
-        if not sentence.rstrip(" *)").endswith("?")
-    )
-    words = len(_WORD.findall(prose))
-
-    def per_thousand(pattern: str, text: str) -> float:
-        return (
-            1000
-            * len(re.findall(rf"\b(?:{pattern})\b", text, re.IGNORECASE))
-            / max(words, 1)
-        )
-
-    rows: tuple[tuple[str, float, Direction, float], ...] = (
-        ("what_per_1000_words", per_thousand("what", statements), "<=", 3),
-        ("where_per_1000_words", per_thousand("where", statements), "<=", 1),
-        ("impersonal_per_1000_words", per_thousand(IMPERSONAL, prose), "<=", 0.1),
-        ("you_per_1000_words", per_thousand("you|your|yours|yourself", prose), ">=", 6),
-        ("phrases_and_long_sentences_count", len(problems), "<=", 0),
-        ("long_commit_subjects_count", len(long_subjects()), "<=", 0),
-    )
-    return [
-        Bar(
-            name=name,
-            figure=figure,
-            unit=name.rpartition("_")[2],
-            bar=bar,
-            direction=direction,
-        )
-        for name, figure, direction, bar in rows
-    ]
-
-
-def is_page(path: str) -> bool:
-    """Tell whether people write this page, unlike the generated reference."""
-    return path == "README.md" or (
-        path.startswith("docs/") and path.endswith(".md") and path.count("/") == 1
-    )
-
-
-def findings(paths: Sequence[str]) -> Iterator[str]:
-    """Yield every banned phrase and every long sentence, as ``path:line: text``."""
-    for path in paths:
-        if is_page(path):
-            for line, text in blocks((ROOT / path).read_text()):
-                yield from _findings_in(path, line, text)
-        elif (
-            path.startswith(CODE)
-            and path.endswith(".py")
-            and path != "benchmarks/words.py"
-        ):
-            for line, text in texts_of(ast.parse((ROOT / path).read_text())):
-                yield from _findings_in(path, line, text)
-
-
-def _findings_in(path: str, line: int, text: str) -> Iterator[str]:
-    for phrase in BANNED.finditer(" ".join(text.split())):
-        yield f"{path}:{line}: say it in the field's words: {phrase.group().strip()!r}"
+def findings_in(position: str, text: str) -> Iterator[str]:
+    """Yield every phrase to avoid, and every long sentence, after their position."""
+    unwrapped = " ".join(text.split())
+    for phrase, instead in _PHRASES.items():
+        for found in phrase.finditer(unwrapped):
+            yield f"{position}: {found.group()!r}: write {instead!r}"
     for sentence in sentences(text):
-        if (number := len(_WORD.findall(sentence))) > SENTENCE_WORDS and re.search(
-            "[.,;:]", sentence
-        ):
-            yield (
-                f"{path}:{line}: {number} words in a sentence:"
-                f" {' '.join(sentence.split())[:60]} …"
-            )
+        words = len(_WORD.findall(sentence))
+        # Without punctuation, it is a list of names.
+        if words > SENTENCE_WORDS and re.search("[.,;:]", sentence):
+            shown = " ".join(sentence.split())[:60]
+            yield f"{position}: {words} words in a sentence: {shown} …"
 
 
 def texts_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield docstrings and messages with their lines.
+    """Yield the prose of docstrings and messages with its lines.
 
-    They are string constants of two words or more, in pieces of prose.
+    Strings without a space are keys; an f-string is read in its parts.
     """
-    inside = {
-        id(part)
+    strings = (
+        (node.lineno, node.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in ast.walk(node)
-    }
-    nodes = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr | ast.Constant)
-    ]
-    for node in sorted(nodes, key=lambda constant: constant.lineno):
-        text = None
-        if isinstance(node, ast.JoinedStr):
-            text = "".join(
-                (
-                    part.value
-                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
-                    else "N"
-                )
-                for part in node.values
-            )
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in inside
-        ):
-            text = node.value
-        if text is not None and len(text.split()) > 1:
-            for offset, block in blocks(text):
-                yield node.lineno + offset - 1, block
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    for line, string in strings:
+        if " " in string:
+            for offset, block in blocks(string):
+                yield line + offset - 1, block
 
 
 def blocks(text: str) -> Iterator[tuple[int, str]]:
@@ -227,50 +132,37 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
 
     Code and addresses are left out.
     """
-    for pattern in (_FENCED, _COMMENT):
-        text = pattern.sub(lambda match: "\n" * match.group().count("\n"), text)
-    text = _INLINE.sub("N", _ADDRESS.sub("]", text))
+    text = _NO_PROSE.sub(lambda match: "\n" * match.group().count("\n"), text)
+    text = _INLINE_CODE.sub("N", _ADDRESS.sub("]", text))
     rows = text.splitlines()
     starts = [number for number, row in enumerate(rows) if _BLOCK_START.match(row)]
     for start, end in pairwise([0, *starts, len(rows)]):
         block = "\n".join(rows[start:end])
-        for cell in (
-            re.split(r" \| |^\| | \|$", block) if block.startswith("|") else [block]
-        ):
-            if cell.strip():
-                yield start + 1 + (not rows[start].strip()), cell
-
-
-def prose_of(text: str) -> str:
-    """Return a page's prose."""
-    return "\n\n".join(block for _, block in blocks(text))
+        # A block that begins with an empty line has its text in the next one.
+        line = start + 1 if block.strip() and rows[start].strip() else start + 2
+        cells = _CELL_BORDER.split(block) if block.startswith("|") else [block]
+        yield from ((line, cell) for cell in cells if cell.strip())
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text into sentences; paragraphs end one as well."""
-    unabbreviated = _ABBREVIATION.sub(r"\1", text)
-    return [
-        sentence
-        for block in unabbreviated.split("\n\n")
-        for sentence in _SENTENCE_END.split(block)
-        if sentence.strip()
-    ]
+    """Split a block into sentences."""
+    return _SENTENCE_END.split(_ABBREVIATION.sub(r"\1", text))
 
 
 def long_subjects() -> list[str]:
-    """Return the subjects of newer commits that are too long.
+    """Return a finding for each newer commit whose subject is too long.
 
     Without a history, there are none.
     """
     listed = subprocess.run(
         ["git", "log", "--no-merges", "--format=%s", f"{CHECKED_SINCE}..HEAD"],
-        cwd=Path(ROOT),
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     return [
-        subject
+        f"subject of a commit: {len(subject)} characters: {subject}"
         for subject in listed.stdout.splitlines()
         if len(subject) > SUBJECT_CHARACTERS
     ]

@@ -20,7 +20,7 @@ def times(ratio: float, digits: int = 1) -> str:
 
 
 def percent(share: float, digits: int) -> str:
-    """Show a share with so many decimals: ``0.015 %``."""
+    """Show a share with a number of decimals: ``0.015 %``."""
     return f"{share * 100:.{digits}f} %"
 
 

@@ -66,7 +66,7 @@ def figures(recorded: RecordedFigures) -> Figures:
 
 
 def quoted_figure(bar: Json, digits: int) -> str:
-    """Return a figure in its unit, with so many decimals."""
+    """Return a figure with its unit and a number of decimals."""
     figure, unit = bar["figure"], bar["unit"]
     if figure is None:
         return "n/a"

@@ -11,7 +11,7 @@ def findings(text: str) -> list[str]:
     return [
         finding
         for line, block in words.blocks(text)
-        for finding in words._findings_in("page.md", line, block)
+        for finding in words.findings_in(f"page.md:{line}", block)
     ]
 
 
@@ -22,6 +22,7 @@ def findings(text: str) -> list[str]:
         "It begins anew.",
         "Nobody asked.",
         "Where a GPU is missing, it fails.",
+        "It has no GPU. Where the driver is old, it fails.",
         "It is skipped where there is no GPU.",
         "The rate of real tokens.",
         "With 4 loader workers.",
@@ -54,25 +55,15 @@ def test_accepts_good_words(text):
     assert findings(text) == []
 
 
+def test_finding_names_line_and_replacement():
+    found = findings("Fine.\n\nTwo ledgers.")
+    assert found == ["page.md:3: 'ledgers': write 'trial log, memory breakdown'"]
+
+
 def test_reads_docstrings_with_messages():
     source = (
         'def f(x):\n    """Return it.\n\n    It goes on."""\n    raise ValueError(f"{x}'
         ' is\\nlost")\nKEY = "goes_on"\n'
     )
-    assert [
-        (line, text.strip()) for line, text in words.texts_of(ast.parse(source))
-    ] == [
-        (2, "Return it."),
-        (4, "It goes on."),
-        (5, "N is\nlost"),
-    ]
-
-
-def test_rates_exclude_questions(monkeypatch, tmp_path):
-    (tmp_path / "README.md").write_text(
-        "What is it? You get what you need. " + "word " * 92 + "\n"
-    )
-    monkeypatch.setattr(words, "ROOT", tmp_path)
-    rates = {bar.name: bar.figure for bar in words.bars(["README.md"], [])}
-    assert rates["what_per_1000_words"] == 10.0
-    assert rates["you_per_1000_words"] == 20.0
+    texts = [(line, text.strip()) for line, text in words.texts_of(ast.parse(source))]
+    assert texts == [(2, "Return it."), (4, "It goes on."), (5, "is\nlost")]
