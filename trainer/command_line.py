@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.metadata
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,12 +21,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print an error of usage with a next step, and exit with code 2."""
-        next_step = "See: python -m trainer -h"
-        # Earlier versions named the profile by this option. argparse passes on only the
-        # message, so the words of the command line come from the process.
-        if any(word.partition("=")[0] == "--profile" for word in sys.argv):
-            next_step = "Name the profile without an option: python -m trainer PROFILE"
-        self.exit(2, error_text(message, next_step))
+        self.exit(2, error_text(message, "See: python -m trainer -h"))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -130,7 +130,7 @@ def test_hidden_commands_have_no_examples(says):
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--profile", "p.toml"], ["p.toml", "--no-such"], ["p.toml", "--resume"]],
+    [[], ["p.toml", "--no-such"], ["p.toml", "--resume"]],
 )
 def test_trainer_answers_in_the_same_form(words, capsys):
     with pytest.raises(SystemExit) as stop:
