@@ -35,8 +35,8 @@ from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session, open_session
+from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.measure import training_trial
-from autotune.workers.values import SweepRequest
 from testbed.corpora import real_lengths, write_corpus
 from trainer.config.presets import model_settings
 from trainer.config.train_config import ModelSettings

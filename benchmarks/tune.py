@@ -32,11 +32,11 @@ from autotune.search.history import ExploreRequest
 from autotune.search.measure import Exploration, confirm
 from autotune.trials.outcomes import Measured, Outcome
 from autotune.trials.runner import TrialRunner
+from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import TrainingWindows
-from autotune.workers.values import SweepRequest
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
 from testbed.corpora import real_lengths, write_corpus

@@ -32,13 +32,13 @@ from autotune.machine.host import SystemHost
 from autotune.machine.values import HostFacts
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
+from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import TrialLog
 from autotune.workers.decide.count_statistics import Count, Round, WindowFigures
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.decide.worker_count import WorkersRule
 from autotune.workers.measure import Sweep, TrainingWindows
-from autotune.workers.values import SweepRequest
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from testbed.corpora import real_lengths, write_corpus
 from testbed.simulators.loader import SimulatedFeed

@@ -11,7 +11,7 @@ import typer
 
 from autotune.base.defaults import BASELINE_ROUNDS, WINDOW_S
 from autotune.console.options import SweepOptions, Window, grouped, option, time_limit
-from autotune.console.slurm_job import JobOptions, profile_job
+from autotune.console.slurm_job import JobOptions
 
 
 @grouped
@@ -41,14 +41,15 @@ def baseline(
     from autotune.baseline.sections import baseline_text
     from autotune.baseline.stage import compare_recipes
     from autotune.profiles.local_probe import require_local_probe
+    from autotune.profiles.measuring_commands import profile_job, sweep_request
     from autotune.profiles.store import read_profile
+    from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.session import open_session
-    from autotune.tune.decide import sweep_time_text
 
     stored = read_profile(sweep.profile)
     require_local_probe(stored)
     train = stored.profile.train
-    request = sweep.request(stored, job.reports, time_limit_s, window_s=window_s)
+    request = sweep_request(sweep, stored, job.reports, time_limit_s, window_s=window_s)
     purpose = (
         f"Measures the speedup of the tuned {train.model.name}, and writes it into"
         f" {stored.path}."

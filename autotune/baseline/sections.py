@@ -19,7 +19,7 @@ from autotune.base.wording import (
 )
 from autotune.evidence.baseline import BaselineEvidence, RecipeRow, SettingDifference
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
-from autotune.report.values import ReportedProfile
+from autotune.profiles.reported_profile import ReportedProfile
 
 
 def baseline_text(baseline: BaselineEvidence, profile: Path) -> str:

@@ -18,8 +18,8 @@ from autotune.profiles.store import StoredProfile
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.rounds import Rounds
 from autotune.trials.session import Session
+from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.measure import training_windows
-from autotune.workers.values import SweepRequest
 from trainer.data.dataset import TokenDataset
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.errors import (
     EXIT_TERMINATED,
     ExceedsMemory,
@@ -16,7 +17,6 @@ from autotune.errors import (
     StartAgain,
     StoppedWaiting,
 )
-from autotune.machine.values import SlurmFacts
 
 ASK_TIMEOUT_S = 60.0
 _LONGEST_WORDS = 500

@@ -16,7 +16,7 @@ from autotune.console.options import (
     option,
     time_limit,
 )
-from autotune.console.slurm_job import JobOptions, profile_job
+from autotune.console.slurm_job import JobOptions
 
 
 @grouped
@@ -53,17 +53,19 @@ def confirm(
     surely faster, the profile gets it.
     """
     from autotune.base.answer_json import answer_json
+    from autotune.confirm.decide import training_s
     from autotune.confirm.sections import confirm_text
     from autotune.confirm.stage import confirm_profile
     from autotune.profiles.local_probe import require_local_probe
+    from autotune.profiles.measuring_commands import profile_job, sweep_request
     from autotune.profiles.store import read_profile
+    from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.session import open_session
-    from autotune.tune.decide import sweep_time_text, training_s
 
     stored = read_profile(sweep.profile)
     require_local_probe(stored)
     train = stored.profile.train
-    request = sweep.request(stored, job.reports, time_limit_s, window_s=window_s)
+    request = sweep_request(sweep, stored, job.reports, time_limit_s, window_s=window_s)
     purpose = (
         f"Measures the throughput of training {train.model.name}, and writes it into"
         f" {stored.path}."

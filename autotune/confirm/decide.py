@@ -147,3 +147,19 @@ def confirmed_words(confirm: ConfirmEvidence) -> str:
     if confirm.delivered is None:
         return f"{words}; not delivered: {confirm.not_delivered}"
     return f"{words} · delivered {format_number(confirm.delivered.tokens_per_s)}"
+
+
+TRAINING_SHARE = 0.1
+"""Share of the time budget for the training that ends the confirm phase."""
+MAX_TRAINING_S = 60.0
+"""Longest such training, in seconds."""
+
+
+def training_s(budget_s: float, models: int) -> float:
+    """Return the time of the training that ends a confirm phase.
+
+    Args:
+        budget_s: Time budget of the whole tuning.
+        models: Models to tune, which share it.
+    """
+    return min(MAX_TRAINING_S, TRAINING_SHARE * budget_s / models)

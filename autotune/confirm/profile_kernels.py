@@ -11,7 +11,7 @@ from autotune.memory.values import KernelsRequest
 from autotune.trials.job_figures import KernelFigures
 from autotune.trials.outcomes import Measured, describe
 from autotune.trials.runner import TrialRunner
-from autotune.workers.values import SweepRequest
+from autotune.trials.sweep_request import SweepRequest
 from trainer.config.train_config import TrainConfig
 from trainer.formats.manifest import Manifest
 

@@ -10,8 +10,8 @@ from autotune.confirm.decide import confirmed_words
 from autotune.evidence.confirm import ConfirmEvidence, SplitRates
 from autotune.kernels.sections import kernels_blocks
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
+from autotune.profiles.reported_profile import ReportedProfile
 from autotune.profiles.store import StoredProfile
-from autotune.report.values import ReportedProfile
 
 
 def confirm_text(confirm: ConfirmEvidence, stored: StoredProfile) -> str:

@@ -25,8 +25,8 @@ from autotune.trials.outcomes import Measured
 from autotune.trials.rounds import Rounds
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
+from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.measure import training_windows
-from autotune.workers.values import SweepRequest
 
 
 def confirm_profile(

@@ -24,7 +24,7 @@ def _command(name: str, package: str, summary: str) -> CommandEntry:
 
 
 COMMANDS = (
-    _command("doctor", "machine", "Check this machine for measurement problems."),
+    _command("doctor", "doctor", "Check this machine for measurement problems."),
     _command("estimate", "memory", "Predict the largest micro-batch without a GPU."),
     _command("tune", "tune", "Find the fastest training settings for your data."),
     _command("probe", "memory", "Find the largest micro-batch that fits."),

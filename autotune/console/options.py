@@ -10,7 +10,6 @@ import inspect
 import itertools
 import json
 import re
-import time
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -37,9 +36,6 @@ from autotune.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.integrations.values import OwnCode
-    from autotune.memory.probe import ProbeRequest
-    from autotune.profiles.store import StoredProfile
-    from autotune.workers.values import SweepRequest
 
 _PROFILES = "profiles"
 _NO_PROFILES = ("pyproject.toml", "site.toml")
@@ -365,38 +361,6 @@ class ModelOptions(StepOptions):
     ] = None
     trial_timeout_s: TrialTimeout = TRIAL_TIMEOUT_S
 
-    def probes(
-        self, reports: Path, settings: dict[str, object], **more: Any
-    ) -> "tuple[ProbeRequest, ...]":
-        """Return a probe request for each model.
-
-        ``settings`` are further settings of the step, and ``more`` are fields of the
-        probe.
-        """
-        from autotune.memory.probe import ProbeRequest
-        from autotune.memory.stage import requested_config
-        from trainer.config.presets import model_settings
-
-        tokens = self.global_batch_tokens and int(self.global_batch_tokens)
-        asked = settings | {
-            "attention_dropout": self.attention_dropout,
-            "precision": self.precision,
-        }
-        asked |= {"seq_length_tokens": self.seq_length, "global_batch_tokens": tokens}
-        return tuple(
-            ProbeRequest(
-                config=requested_config(model_settings(name), **asked),
-                data=self.data,
-                reports=reports,
-                memory_bytes=self.memory_bytes,
-                ranks=self.ranks,
-                max_micro_batch_size=self.max_micro_batch_size,
-                trial_timeout_s=self.trial_timeout_s,
-                **more,
-            )
-            for name in self.model
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnOptions:
@@ -501,25 +465,6 @@ class SweepOptions:
     data: ProfileData = None
     ranks: NodeRanks = None
     trial_timeout_s: TrialTimeout = TRIAL_TIMEOUT_S
-
-    def request(
-        self, stored: "StoredProfile", reports: Path, time_limit_s: float, **more: Any
-    ) -> "SweepRequest":
-        """Return the request for a sweep of timed windows, which ends in time.
-
-        ``more`` are further fields of the request.
-        """
-        from autotune.workers.values import SweepRequest
-
-        return SweepRequest(
-            data=stored.data_dir(self.data),
-            reports=reports,
-            budget_s=time_limit_s,
-            local_ranks=self.ranks,
-            trial_timeout_s=self.trial_timeout_s,
-            budget_ends_s=time.time() + time_limit_s,
-            **more,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,17 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from autotune.cluster.slurm import Ended, follow, read_slurm, submit
 from autotune.console.options import REPORTS, AsJson, Reports, flag, option, sites
 from autotune.errors import BadInput, MachineLacks, UsageError
-
-if TYPE_CHECKING:
-    from autotune.profiles.store import StoredProfile
-    from autotune.workers.values import SweepRequest
 
 START_UP_S = 60.0
 """Seconds until a job's first trial begins: starting, and loading torch from a network
@@ -230,29 +226,6 @@ class JobOptions(SlurmOptions):
                 docs="login-node",
             )
         return False
-
-
-def profile_job(
-    name: str,
-    purpose: str,
-    stored: "StoredProfile",
-    request: "SweepRequest",
-    *,
-    on_gpus: bool = True,
-) -> JobRequest:
-    """Return the job that measures a profile's training."""
-    train, probe = stored.profile.train, stored.profile.evidence.probe
-    return JobRequest(
-        name=f"{name}-{train.model.name}",
-        purpose=purpose,
-        trial_log=str(request.reports / stored.path.stem / "trials"),
-        expected_minutes=request.budget_s / 60 + 1,
-        trial_timeout_s=request.trial_timeout_s,
-        ranks=request.local_ranks or (None if probe is None else probe.local_ranks),
-        on_gpus=on_gpus and train.device == "cuda",
-        cpus=stored.profile.fingerprint.allotted_cpus,
-        reports=request.reports,
-    )
 
 
 def command_in_job(arguments: Sequence[str]) -> list[str]:

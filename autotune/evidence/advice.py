@@ -1,9 +1,10 @@
 """Advice: a claim with its evidence, expected gain, cost, and the exact command."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from autotune.base.interval import Interval
+from autotune.base.severity import Severity
 
 Cause = Literal[
     "data loading",
@@ -70,11 +71,6 @@ class Bottleneck:
         """Return the part of a cause; None if it could not be determined."""
         return next((one for one in self.parts if one.cause == cause), None)
 
-
-Severity = Literal["error", "warning", "info"]
-"""``error``: the run fails, or its figures are wrong. ``warning``: a change is expected
-to pay. ``info``: no change."""
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 Benefit = Literal[
     "non-padding tokens/s",

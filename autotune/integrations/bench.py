@@ -14,7 +14,8 @@ from autotune.errors import BadInput, InternalError
 from autotune.evidence.profile import Fingerprint
 from autotune.integrations.jobs.load import import_command
 from autotune.integrations.values import OwnCode, Subject
-from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, fingerprint
+from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
+from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
 from autotune.trials.session import open_bench

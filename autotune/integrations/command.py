@@ -72,7 +72,7 @@ def sweep_own(
     from autotune.base.answer_json import answer_json
     from autotune.integrations.sections import own_answer, own_workers_text
     from autotune.integrations.stage import sweep_own as run
-    from autotune.tune.decide import sweep_time_text
+    from autotune.trials.decide.least_time import sweep_time_text
 
     asked = JobRequest(
         name=f"workers-{sweep.code.name}",

@@ -13,7 +13,7 @@ from autotune.base.document import facts_table
 from autotune.integrations.sections import loader_section, step_section, trials_table
 from autotune.integrations.store import StoredOwn, read_own
 from autotune.machine.host import Host
-from autotune.machine.measured_device import fingerprint, open_device
+from autotune.machine.measured_device import open_device
 from autotune.machine.nvml import GpuMonitor
 from autotune.profiles.checks import Check, Verification
 from autotune.profiles.decide.fingerprint_check import check_fields, field_text
@@ -21,6 +21,7 @@ from autotune.profiles.decide.follow_up import command
 from autotune.profiles.fingerprint_table import fingerprint_table
 from autotune.profiles.recorded_trials import read_trials
 from autotune.profiles.review_text import approval_line
+from autotune.trials.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from autotune.base.tables import Row

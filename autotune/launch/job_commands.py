@@ -43,7 +43,7 @@ def preflight(
     reports: Reports = REPORTS,
 ) -> None:
     """Compare this node with profile, code and dataset."""
-    from autotune.cluster.preflight import describe, problems_of
+    from autotune.launch.preflight import describe, problems_of
     from autotune.machine.host import SystemHost
     from autotune.machine.measured_device import look_at_node
     from autotune.machine.nvml import NvmlMonitor

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autotune.base.severity import SEVERITIES, Severity
 from autotune.base.units import format_bytes
-from autotune.evidence.advice import SEVERITIES, Severity
 from autotune.machine.values import (
     GpuStatus,
     MachineFacts,

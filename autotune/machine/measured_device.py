@@ -8,28 +8,21 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from autotune.base.units import exact_bytes, floor_gib, format_bytes
-from autotune.cluster.preflight import NodeFacts
 from autotune.cluster.slurm import read_slurm
+from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.errors import BadInput, MachineLacks
-from autotune.evidence.profile import Fingerprint, model_sha256
 from autotune.machine.decide import FIX_NVML
 from autotune.machine.gpu_models import RESERVE_BYTES, GpuModel, gpu_model_of
 from autotune.machine.host import Host
+from autotune.machine.node_facts import NodeFacts
 from autotune.machine.nvml import GpuMonitor, gpus_of_torch
-from autotune.machine.values import (
-    GpuFacts,
-    HostFacts,
-    SlurmFacts,
-    Unavailable,
-    visible_devices,
-)
+from autotune.machine.values import GpuFacts, HostFacts, Unavailable, visible_devices
 from trainer.code_hash import code_sha256
-from trainer.config.train_config import ModelSettings
 from trainer.formats.errors import TrainerError
-from trainer.formats.manifest import Manifest, read_manifest
+from trainer.formats.manifest import read_manifest
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
@@ -265,48 +258,6 @@ def local_ranks(site: MeasuredDevice, asked: int | None) -> int:
             next_step=f"Use --ranks {there}",
         )
     return asked or len(site.gpus)
-
-
-def fingerprint(
-    site: MeasuredDevice,
-    model: ModelSettings | str,
-    manifest: Manifest | None,
-    cuda: str | None,
-) -> Fingerprint:
-    """Return the profile's fingerprint of this machine, model and dataset.
-
-    ``model`` may be the hash of what takes a model's place. Without a dataset, its hash
-    is empty.
-    """
-    gpu, host = site.gpu, site.host
-    of_gpu: dict[str, Any] = (
-        {"gpu_count": 0}
-        if gpu is None
-        else {
-            "gpu_name": gpu.name,
-            "gpu_count": len(site.gpus),
-            "gpu_total_bytes": gpu.total_bytes,
-            "gpu_mig": gpu.mig_enabled,
-            "gpu_power_cap_w": gpu.power_cap_w,
-            "driver": gpu.driver,
-        }
-    )
-    of_host = {
-        name: getattr(host, name)
-        for name in ("cpu_model", "allotted_cpus", "ram_total_bytes")
-    }
-    return Fingerprint(
-        device=site.device,
-        **of_gpu,
-        **of_host,
-        cuda=cuda,
-        torch=site.versions["torch"],
-        transformers=site.versions["transformers"],
-        python=host.python_version,
-        data_filesystem=host.disks[0].filesystem_type if host.disks else None,
-        model_sha256=model if isinstance(model, str) else model_sha256(model),
-        dataset_hash="" if manifest is None else manifest.dataset_hash,
-    )
 
 
 def look_at_node(

@@ -157,6 +157,7 @@ def probe(
     """
     from autotune.base.answer_json import answer_json
     from autotune.machine.gpu_models import find_gpu_model
+    from autotune.memory.probe_requests import probe_requests
     from autotune.memory.sections import probe_answer, probe_text
     from autotune.memory.stage import check_budgets, probe_models
     from autotune.trials.session import open_session
@@ -169,7 +170,8 @@ def probe(
         name: context.params[name]
         for name in ("layout", "activation_checkpointing", "compile")
     }
-    requests = options.probes(
+    requests = probe_requests(
+        options,
         job.reports,
         settings | {"parallel": {"strategy": strategy}},
         accumulate=accumulate,

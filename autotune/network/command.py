@@ -20,7 +20,7 @@ from autotune.console.options import (
     option,
     time_limit,
 )
-from autotune.console.slurm_job import JobOptions, JobRequest, profile_job
+from autotune.console.slurm_job import JobOptions, JobRequest
 from autotune.errors import UsageError
 
 DEFAULT_NODES = "1,2,4,8,16,32,64,128"
@@ -73,9 +73,10 @@ def network(
     from autotune.network.sections import network_text, scaling_text
     from autotune.network.stage import nodes_here, scale_profile, tune_network
     from autotune.profiles.local_probe import require_local_probe
+    from autotune.profiles.measuring_commands import profile_job, sweep_request
     from autotune.profiles.store import read_profile
+    from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.trial_log import TRIAL_LOG_DIRECTORY, report_directory
-    from autotune.tune.decide import sweep_time_text
 
     counts = _counts(nodes, several=predict)
     for name, is_set in {
@@ -136,7 +137,7 @@ def network(
         print(answer_json(scaled) if job.as_json else scaling_text(scaled))
         return
     require_local_probe(stored)
-    request = sweep.request(stored, job.reports, time_limit_s)
+    request = sweep_request(sweep, stored, job.reports, time_limit_s)
     count = counts[0] if counts else None
     purpose = (
         f"Measures the network between nodes, and how {model} trains best over it."

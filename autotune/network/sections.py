@@ -11,7 +11,7 @@ from autotune.base.wording import format_bounds, format_bytes_per_s, plural
 from autotune.evidence.network import GradientSyncSplit, NetworkEvidence, ScalingRow
 from autotune.network.decide.scaling_model import Scaling
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
-from autotune.report.values import ReportedProfile
+from autotune.profiles.reported_profile import ReportedProfile
 
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:

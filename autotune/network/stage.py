@@ -37,9 +37,9 @@ from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.multirank import MultirankMachine
 from autotune.trials.other_programs import load_of_others, warn_if_busy
 from autotune.trials.session import Session, open_measured_device
+from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Display
 from autotune.trials.trial_log import report_directory
-from autotune.workers.values import SweepRequest
 from trainer.data.batch_plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.data.dataset import TokenDataset
 from trainer.data.global_batch import with_batch_in_sequences

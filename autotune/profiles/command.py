@@ -81,11 +81,11 @@ def _show_explanations(
         UsageError: If the profile is of your own training code.
         BadInput: If ``key`` is unknown.
     """
-    from autotune.advice.sections import explanation_text, explanations_text
     from autotune.base.answer_json import answer_json
     from autotune.integrations.store import StoredOwn
     from autotune.profiles.decide.explain import explanations, select_explanations
-    from autotune.search.sections import exploration_text
+    from autotune.profiles.explanation_text import explanation_text, explanations_text
+    from autotune.profiles.exploration_text import exploration_text
 
     if isinstance(stored, StoredOwn):
         raise UsageError(

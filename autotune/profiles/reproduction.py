@@ -13,8 +13,8 @@ from autotune.base.document import (
 )
 from autotune.base.tables import Row
 from autotune.profiles.decide.follow_up import repeated_probe_command
+from autotune.profiles.reported_profile import ReportedProfile
 from autotune.profiles.review_text import trial_log_words
-from autotune.report.values import ReportedProfile
 from trainer.config.presets import PRESETS
 
 

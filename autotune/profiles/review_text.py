@@ -7,7 +7,7 @@ from autotune.base.wording import plural
 from autotune.evidence.profile import is_sha256
 from autotune.profiles.approval_record import Approval, short_hash
 from autotune.profiles.checks import Check, TrialLogCheck, Verification
-from autotune.report.values import ReportedProfile
+from autotune.profiles.reported_profile import ReportedProfile
 
 _MOST_CHARACTERS = 40
 """Longest value of a check, in characters, so that a row fits a terminal; a longer one

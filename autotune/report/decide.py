@@ -19,7 +19,8 @@ from autotune.machine.decide import is_busy
 from autotune.memory.decide.throughput_dip import dip_words
 from autotune.profiles.decide.follow_up import command, probe_command
 from autotune.profiles.decide.rates import tuned_rate
-from autotune.report.values import ReportedProfile, ReportedRun
+from autotune.profiles.reported_profile import ReportedProfile
+from autotune.report.values import ReportedRun
 from autotune.trials.outcomes import Contaminated
 from autotune.trials.values import FinishedTrial
 

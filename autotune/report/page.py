@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.advice.decide.rules import rank
-from autotune.advice.sections import figure_text, gain_text
+from autotune.advice.sections import gain_text
 from autotune.base import document as doc
 from autotune.base.answer_json import jsonable
 from autotune.base.wording import format_setting, shorten_list
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
 from autotune.confirm.sections import confirm_section, kernels_section
-from autotune.corpus.sections import lengths_section
 from autotune.corpus.values import LengthDistribution
 from autotune.evidence.advice import Advice
 from autotune.evidence.profile import fill_share
@@ -24,9 +23,12 @@ from autotune.memory.sections import curve_section, memory_section
 from autotune.network.sections import network_section
 from autotune.profiles.decide.rates import Rate, tuned_rate
 from autotune.profiles.decide.run_rates import run_rate
+from autotune.profiles.explanation_text import figure_text
 from autotune.profiles.fingerprint_table import fingerprint_table
+from autotune.profiles.reported_profile import ReportedProfile
 from autotune.profiles.reproduction import reproduction_blocks, tuning_commands
 from autotune.profiles.review_text import approval_blocks
+from autotune.report.dataset_sections import lengths_section
 from autotune.report.decide import main_bottleneck, quality_of
 from autotune.report.runs import (
     MOST_EVENTS,
@@ -38,9 +40,9 @@ from autotune.report.runs import (
     train_commands,
 )
 from autotune.report.sections import URGENT, answer, bottleneck_words, recipe_changes
-from autotune.report.values import ReportedProfile, ReportedRun
+from autotune.report.trial_sections import trials_section
+from autotune.report.values import ReportedRun
 from autotune.search.sections import exploration_section
-from autotune.trials.sections import trials_section
 from autotune.workers.sections import workers_section
 
 if TYPE_CHECKING:

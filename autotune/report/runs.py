@@ -12,8 +12,9 @@ from autotune.base.units import format_bytes, format_seconds, format_share
 from autotune.base.wording import format_loss, format_number
 from autotune.profiles.decide.drift import Drift, drifts
 from autotune.profiles.decide.run_rates import run_rate
+from autotune.profiles.reported_profile import ReportedProfile
 from autotune.report.sections import bottleneck_words, bounded, step_chart
-from autotune.report.values import ReportedProfile, ReportedRun
+from autotune.report.values import ReportedRun
 from trainer.formats.events import EventRow
 from trainer.formats.run_record import Run
 

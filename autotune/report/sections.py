@@ -10,6 +10,7 @@ from dataclasses import replace
 from autotune.advice.sections import CAUSE_NAMES
 from autotune.base import document as doc
 from autotune.base.interval import NOT_ENOUGH, SHOWN_CONFIDENCE, Interval
+from autotune.base.severity import SEVERITIES
 from autotune.base.units import format_bytes, format_share
 from autotune.base.wording import (
     format_bounds,
@@ -25,15 +26,16 @@ from autotune.base.wording import (
 from autotune.baseline.decide.pay_back import cost_rows, pay_back
 from autotune.baseline.sections import baseline_section
 from autotune.confirm.decide import confirmed_words
-from autotune.evidence.advice import SEVERITIES, Bottleneck
+from autotune.evidence.advice import Bottleneck
 from autotune.evidence.baseline import RecipeName, row_of
 from autotune.evidence.probe import LOWER_BOUND
 from autotune.evidence.profile import Profile
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.follow_up import missing_probe_commands
 from autotune.profiles.decide.rates import tuned_rate
+from autotune.profiles.reported_profile import ReportedProfile
 from autotune.report.decide import BASELINES, main_bottleneck, quality_of
-from autotune.report.values import ReportedProfile, ReportedRun
+from autotune.report.values import ReportedRun
 from autotune.trials.outcomes import describe
 
 URGENT = SEVERITIES[:2]

@@ -20,8 +20,9 @@ from autotune.errors import UsageError
 from autotune.machine.host import Host, SystemHost
 from autotune.profiles.approval import read_with_approval
 from autotune.profiles.recorded_trials import read_trials
+from autotune.profiles.reported_profile import ReportedProfile
 from autotune.profiles.store import StoredProfile
-from autotune.report.values import ReportedProfile, ReportedRun
+from autotune.report.values import ReportedRun
 from trainer.formats.errors import BadConfig
 from trainer.formats.manifest import read_manifest
 from trainer.formats.nested_tables import reject_infinite

@@ -18,15 +18,11 @@ from autotune.errors import MachineLacks
 from autotune.evidence.profile import Fingerprint
 from autotune.machine.gpu_sampler import GpuSampler
 from autotune.machine.host import SystemHost
-from autotune.machine.measured_device import (
-    DeviceChoice,
-    MeasuredDevice,
-    fingerprint,
-    open_device,
-)
+from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, open_device
 from autotune.machine.nvml import NvmlMonitor
 from autotune.trials import trial_log
 from autotune.trials.contamination_guard import ContaminationGuard
+from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.other_programs import (
     load_of_others,
@@ -34,9 +30,9 @@ from autotune.trials.other_programs import (
     warn_if_busy,
 )
 from autotune.trials.runner import TrialRunner
+from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_bench import Bench
 from autotune.trials.trial_machine import Machine, StartedMachine
-from autotune.workers.values import SweepRequest
 from trainer.config.train_config import ModelSettings
 from trainer.formats.manifest import Manifest, read_manifest
 

@@ -66,6 +66,7 @@ def tune(
     several nodes, a second job measures the network between two nodes. --skip probe
     uses the existing profile; --skip accumulation tunes for one micro-batch per step.
     """
+    from autotune.memory.probe_requests import probe_requests
     from autotune.tune.pipeline import ORDER, TuneRequest, Tuning
 
     number = os.environ.get("SLURM_JOB_ID")
@@ -77,7 +78,8 @@ def tune(
     )
     models = options.model
     request = TuneRequest(
-        probes=options.probes(
+        probes=probe_requests(
+            options,
             job.reports,
             {},
             accumulate="accumulation" not in skipped,
@@ -166,8 +168,8 @@ def tune_between_nodes(
     reports: opt.Reports,
 ) -> None:
     """Measure the network between this job's nodes."""
+    from autotune.trials.sweep_request import SweepRequest
     from autotune.tune.pipeline import measure_between_nodes
-    from autotune.workers.values import SweepRequest
 
     request = SweepRequest(
         data=data,

@@ -17,7 +17,7 @@ from autotune.base.defaults import WINDOW_S
 from autotune.base.units import format_bytes, format_count, format_seconds
 from autotune.baseline.sections import gains
 from autotune.baseline.stage import compare_recipes
-from autotune.confirm.decide import confirm_window_s, confirmed_words
+from autotune.confirm.decide import confirm_window_s, confirmed_words, training_s
 from autotune.confirm.stage import confirm_profile
 from autotune.errors import (
     AutotuneError,
@@ -39,19 +39,19 @@ from autotune.profiles.profile_paths import profile_paths
 from autotune.profiles.store import StoredProfile, read_profile
 from autotune.report.stage import build_report
 from autotune.search.stage import explore_settings
-from autotune.trials.session import Session, open_session
-from autotune.trials.trial_log import report_directory
-from autotune.tune.decide import (
+from autotune.trials.decide.least_time import (
     ASSUMED_TRIAL_S,
+    StageName,
     least_s,
     least_time_text,
-    share_s,
-    training_s,
 )
+from autotune.trials.session import Session, open_session
+from autotune.trials.sweep_request import SweepRequest
+from autotune.trials.trial_log import report_directory
+from autotune.tune.decide import share_s
 from autotune.tune.live_view import TuningView
-from autotune.tune.values import BUDGET_WEIGHTS, Stage, StageName, TuningResult
+from autotune.tune.values import BUDGET_WEIGHTS, Stage, TuningResult
 from autotune.workers.stage import count_workers
-from autotune.workers.values import SweepRequest
 from trainer.formats.tables import read_json
 
 ORDER: tuple[StageName, ...] = get_args(StageName)

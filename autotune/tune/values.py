@@ -3,16 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-StageName = Literal[
-    "estimate",
-    "probe",
-    "explore",
-    "workers",
-    "network",
-    "confirm",
-    "baseline",
-    "report",
-]
+from autotune.trials.decide.least_time import StageName
+
 Status = Literal["waiting", "running", "done", "skipped", "failed", "interrupted"]
 
 REPEATED_PHASES: tuple[StageName, ...] = ("confirm", "baseline")

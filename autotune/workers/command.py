@@ -11,12 +11,12 @@ import typer
 
 from autotune.base.defaults import WINDOW_S
 from autotune.console import options as opt
-from autotune.console.slurm_job import JobOptions, profile_job
+from autotune.console.slurm_job import JobOptions
 
 if TYPE_CHECKING:
     from autotune.evidence.probe import ProbeEvidence
     from autotune.profiles.store import StoredProfile
-    from autotune.workers.values import SweepRequest
+    from autotune.trials.sweep_request import SweepRequest
 
 _OPTIONS_OF_OWN_LOADER = frozenset(
     {
@@ -86,10 +86,10 @@ def workers(
     """
     if loader is not None or own.step is not None:
         from autotune.integrations.command import sweep_own
-        from autotune.integrations.stage import sweep_request
+        from autotune.integrations.stage import sweep_request as own_sweep_request
 
         own.reject_others(context, kept=_OPTIONS_OF_OWN_LOADER)
-        own_request = sweep_request(
+        own_request = own_sweep_request(
             own.codes(loader=loader),
             sweep.profile,
             window_s=window_s,
@@ -103,11 +103,13 @@ def workers(
         sweep_own(context, own_request, device, job, out=sweep.profile)
         return
     from autotune.profiles.local_probe import require_local_probe
+    from autotune.profiles.measuring_commands import sweep_request
     from autotune.profiles.store import read_profile
 
     stored = read_profile(sweep.required())
     probe = require_local_probe(stored)
-    request = sweep.request(
+    request = sweep_request(
+        sweep,
         stored,
         reports=job.reports,
         time_limit_s=time_limit_s,
@@ -135,8 +137,9 @@ def _sweep_profile(
         job: Options of the SLURM job and of the output.
     """
     from autotune.base.answer_json import answer_json
+    from autotune.profiles.measuring_commands import profile_job
+    from autotune.trials.decide.least_time import sweep_time_text
     from autotune.trials.session import open_session
-    from autotune.tune.decide import sweep_time_text
     from autotune.workers.sections import workers_text
     from autotune.workers.stage import count_workers
 

@@ -12,11 +12,12 @@ from autotune.profiles.store import with_data
 from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import Measured
 from autotune.trials.session import Session
+from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.values import Trial
 from autotune.workers.count_sweep import CountSweep
 from autotune.workers.decide.count_statistics import Count
 from autotune.workers.decide.loader_limits import LoaderLimits, micro_batch_bytes
-from autotune.workers.values import SweepRequest, TrainingRequest
+from autotune.workers.values import TrainingRequest
 from trainer.config.train_config import TrainConfig
 
 MIN_STEPS = 4

@@ -18,7 +18,7 @@ from autotune.base.wording import (
 from autotune.evidence.gpu_use import GpuUse
 from autotune.evidence.workers import JointChoice, WorkersEvidence
 from autotune.profiles.decide.follow_up import command, missing_probe_commands
-from autotune.report.values import ReportedProfile
+from autotune.profiles.reported_profile import ReportedProfile
 from autotune.workers.count_tables import count_head, count_table
 from autotune.workers.decide.count_verdicts import ENOUGH_SHARE
 from autotune.workers.throughput_chart import throughput_chart

@@ -14,9 +14,9 @@ from autotune.profiles.store import StoredProfile, before_sweep, with_data
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials.runner import TrialRunner
 from autotune.trials.session import Session
+from autotune.trials.sweep_request import SweepRequest
 from autotune.workers.joint_search import gap_remains, search_joint
 from autotune.workers.measure import Sweep, TrainingWindows, training_windows
-from autotune.workers.values import SweepRequest
 from autotune.workers.workers_evidence import workers_evidence
 
 EXPECTED_TRIALS = 24

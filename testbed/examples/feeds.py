@@ -4,16 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.evidence.workers import WorkersEvidence
 from autotune.machine.measured_device import MeasuredDevice
-from autotune.machine.values import SlurmFacts
 from autotune.trials.outcomes import Crashed, Measured, Outcome
 from autotune.trials.runner import TrialRunner
+from autotune.trials.sweep_request import SweepRequest
 from autotune.trials.trial_log import TrialLog
 from autotune.trials.values import Trial
 from autotune.workers.decide.loader_limits import LoaderLimits
 from autotune.workers.measure import Sweep, TrainingWindows
-from autotune.workers.values import SweepRequest
 from autotune.workers.workers_evidence import workers_evidence
 from testbed.examples.trials import TRAINING_FIGURES
 from testbed.fakes import FakeClock, FakeHost, FakeMachine

@@ -37,7 +37,8 @@ from autotune.evidence.profile import (
 )
 from autotune.evidence.workers import WorkersEvidence, WorkersRow
 from autotune.profiles.approval_record import Approval, ApprovalRecord
-from autotune.report.values import ReportedProfile, ReportedRun
+from autotune.profiles.reported_profile import ReportedProfile
+from autotune.report.values import ReportedRun
 from autotune.trials.outcomes import Measured, Outcome, OutOfMemory
 from autotune.trials.values import FinishedTrial, Trial
 from testbed.examples.checkpoints import exit_of, header_of

@@ -7,11 +7,12 @@ import pytest
 
 from autotune.cli import run
 from autotune.machine.host import SystemHost
-from autotune.machine.measured_device import fingerprint, open_device
+from autotune.machine.measured_device import open_device
 from autotune.machine.nvml import NvmlMonitor
 from autotune.memory import gains, plan_memory, prediction
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.trials import session
+from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from testbed.datasets import write_dataset
 from testbed.examples.profiles import example_profile

@@ -198,7 +198,7 @@ LINES = (["--help"], ["doctor"], ["probe", "--help"], ["report", "--help"])
             for line in LINES
         ),
         (
-            "import autotune.machine.command",
+            "import autotune.doctor.command",
             "torch transformers numpy optuna psutil pynvml rich",
         ),
         (

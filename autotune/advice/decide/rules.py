@@ -13,9 +13,10 @@ from autotune.advice.decide import (
     kernels,
 )
 from autotune.advice.decide.context import TrainingContext
+from autotune.base.severity import SEVERITIES
 from autotune.base.units import format_percent
 from autotune.base.wording import plural
-from autotune.evidence.advice import SEVERITIES, Advice, EvidenceFigure, figure
+from autotune.evidence.advice import Advice, EvidenceFigure, figure
 from autotune.kernels.decide.bounds import NEAR_BOUND_RATIO, is_near_bound
 from autotune.kernels.decide.words import bound_words
 from autotune.trials.outcomes import Contaminated

@@ -12,7 +12,7 @@ from autotune.evidence.profile import Profile
 from autotune.memory.sections.terms import TermLine, term_lines
 from autotune.memory.values import ACTIVATIONS
 from autotune.profiles.decide.follow_up import probe_command
-from autotune.report.values import ReportedProfile
+from autotune.profiles.reported_profile import ReportedProfile
 
 _MAX_PARTS = 7
 """Most parts of a bar; more cannot be distinguished."""

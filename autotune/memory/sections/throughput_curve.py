@@ -9,7 +9,7 @@ from autotune.base.wording import format_bounds, format_number
 from autotune.evidence.probe import CurvePoint, ProbeEvidence
 from autotune.memory.sections.size_reasons import reasons_of
 from autotune.profiles.decide.follow_up import probe_command
-from autotune.report.values import ReportedProfile
+from autotune.profiles.reported_profile import ReportedProfile
 
 _CURVE_COLOUR = 0
 """Colour of the measured curve, as an index into the palette: blue."""

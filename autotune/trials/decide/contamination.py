@@ -11,12 +11,7 @@ from collections.abc import Sequence
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.machine.decide import MAX_UNEXPLAINED_GPU_BYTES
-from autotune.machine.values import (
-    GpuProcess,
-    GpuSample,
-    Unavailable,
-    throttle_faults,
-)
+from autotune.machine.values import GpuProcess, GpuSample, Unavailable, throttle_faults
 from autotune.trials.outcomes import Contaminated, Measured, Outcome, OutOfMemory
 
 MEMORY_TOLERANCE_BYTES = 64 * 2**20

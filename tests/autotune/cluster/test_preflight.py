@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.cluster.preflight import NodeFacts, describe, problems_of
+from autotune.launch.preflight import describe, problems_of
+from autotune.machine.node_facts import NodeFacts
 from tests.autotune.cluster.test_job_script import PROFILE, with_gpus
 
 GIB = 2**30

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from autotune.cluster import slurm
 from autotune.cluster.slurm import JobState
+from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.errors import ExceedsMemory, MachineLacks, StartAgain, StoppedWaiting
-from autotune.machine.values import SlurmFacts
 
 JOB = {
     "SLURM_JOB_ID": "4711",

@@ -3,13 +3,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.machine.decide import SEVERITIES, find_unsuitable
 from autotune.machine.values import (
     DiskFacts,
     GpuProcess,
     GpuStatus,
     MachineFacts,
-    SlurmFacts,
     Unavailable,
 )
 from testbed import fakes

@@ -3,11 +3,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import NotCheckable, ProfileRejected
-from autotune.machine.measured_device import fingerprint, open_device
+from autotune.machine.measured_device import open_device
 from autotune.profiles.approval import read_with_approval
 from autotune.profiles.checks import Check, Verification
 from autotune.profiles.toml_file import profile_to_toml
 from autotune.profiles.verification import verify_profile
+from autotune.trials.fingerprint import fingerprint
 from testbed.examples.gpu_facts import H200
 from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeGpu, FakeGpuMonitor, FakeHost

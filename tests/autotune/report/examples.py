@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from autotune.base.document import Document, Section, SideBySide
-from autotune.report.values import ReportedProfile, ReportedRun
+from autotune.profiles.reported_profile import ReportedProfile
+from autotune.report.values import ReportedRun
 from testbed.examples.checkpoints import exit_of, header_of
 from testbed.examples.profiles import example_profile
 from testbed.examples.run_rows import row_of

@@ -17,8 +17,8 @@ from autotune.base.document import (
     Table,
 )
 from autotune.base.render_markdown import report_markdown
+from autotune.base.severity import SEVERITIES
 from autotune.errors import UsageError
-from autotune.evidence.advice import SEVERITIES
 from autotune.evidence.profile import Evidence
 from autotune.report.page import report_document, report_facts
 from autotune.report.runs import MOST_EVENTS, loss_points

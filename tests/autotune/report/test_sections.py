@@ -27,8 +27,9 @@ from autotune.network.scaling import evidence as network_evidence
 from autotune.network.sections import network_text, scaling_lines
 from autotune.profiles.approval_record import Approval
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.profiles.exploration_text import exploration_text
 from autotune.profiles.sections import profile_text
-from autotune.search.sections import exploration_section, exploration_text
+from autotune.search.sections import exploration_section
 from autotune.workers.sections import (
     chosen_loader,
     workers_lines,

@@ -13,7 +13,7 @@ from autotune.search.stage import explore_request, explore_settings
 from autotune.speed.decide import data_sheet_rates
 from autotune.trials import trial_bench
 from autotune.trials.outcomes import Crashed, Measured, OutOfMemory
-from autotune.workers.values import SweepRequest
+from autotune.trials.sweep_request import SweepRequest
 from testbed.examples.profiles import but
 from testbed.fakes import GPU_FACTS, FakeClock, FakeMachine
 from testbed.simulators.explorations import additive

@@ -2,14 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.tune.decide import (
+from autotune.trials.decide.least_time import (
     LEAST_PROBES,
     LEAST_WINDOWS,
     USUAL_S,
     least_s,
-    left_s,
-    share_s,
 )
+from autotune.tune.decide import left_s, share_s
 from autotune.tune.values import BUDGET_WEIGHTS, Stage
 
 NAMES = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")

@@ -12,16 +12,16 @@ from autotune.memory.probe import ProbeRequest
 from autotune.memory.probed_model import ProbedModel
 from autotune.memory.stage import requested_config
 from autotune.profiles.toml_file import profile_to_toml
+from autotune.trials.decide.least_time import ASSUMED_TRIAL_S, USUAL_S, least_s
 from autotune.trials.session import Session
+from autotune.trials.sweep_request import SweepRequest
 from autotune.tune import pipeline
-from autotune.tune.decide import ASSUMED_TRIAL_S, USUAL_S, least_s
 from autotune.tune.pipeline import (
     REPEATED_MINUTES,
     TuneRequest,
     Tuning,
     measure_between_nodes,
 )
-from autotune.workers.values import SweepRequest
 from testbed.examples.profiles import but, example_profile
 from testbed.fakes import FakeClock
 from tests.autotune.tune.test_sections import worth

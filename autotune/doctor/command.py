@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 from autotune.base.clock import Clock, SystemClock
 from autotune.cluster.slurm import read_slurm
+from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.console.options import AsJson, flag, option
+from autotune.doctor.sections import doctor_text
 from autotune.machine.decide import find_unsuitable
 from autotune.machine.host import Host, SystemHost
 from autotune.machine.nvml import GpuMonitor, NvmlMonitor, gpus_of_torch
-from autotune.machine.sections import doctor_text
-from autotune.machine.values import GpuStatus, MachineFacts, SlurmFacts
+from autotune.machine.values import GpuStatus, MachineFacts
 from autotune.speed.values import MachineRates
 
 NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"

@@ -1,4 +1,4 @@
-"""Report section on trials and their outcomes."""
+"""Sections of the report about trials."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from autotune.base.document import Block, Missing, Paragraph, table_of
 from autotune.base.units import format_bytes, format_seconds
 from autotune.base.wording import format_number, plural
 from autotune.evidence.profile import Fingerprint, Profile
-from autotune.report.values import ReportedProfile
+from autotune.profiles.reported_profile import ReportedProfile
 from autotune.trials.decide.plausibility import has_rate
 from autotune.trials.job_figures import StepFigures, TrainingFigures
 from autotune.trials.outcomes import Measured, Outcome, OutOfMemory, describe

@@ -17,9 +17,10 @@ from autotune.base.document import (
 from autotune.base.render_console import console_text
 from autotune.base.tables import Row
 from autotune.base.units import format_bytes, format_count, format_seconds, format_share
+from autotune.cluster.slurm_facts import SlurmFacts
 from autotune.machine.decide import Unsuitable
 from autotune.machine.host import LIBRARIES
-from autotune.machine.values import GpuStatus, MachineFacts, SlurmFacts, Unavailable
+from autotune.machine.values import GpuStatus, MachineFacts, Unavailable
 
 
 def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:

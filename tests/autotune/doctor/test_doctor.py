@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.cluster.slurm import read_slurm
-from autotune.machine.command import NEXT_COMMAND, examine, render
+from autotune.doctor.command import NEXT_COMMAND, examine, render
 from testbed.fakes import GPU_FACTS, FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "Problems for measurements")

@@ -1,9 +1,9 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from autotune.doctor.sections import doctor_text
 from autotune.machine import values
 from autotune.machine.decide import Unsuitable
-from autotune.machine.sections import doctor_text
 from testbed.fakes import FakeHost
 
 GPU = values.GpuStatus(
