@@ -11,7 +11,7 @@ torch.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.integrations.finders import find_batch_size, find_num_workers
+    from autotune.api.finders import find_batch_size, find_num_workers
 
 __all__ = ["__version__", "find_batch_size", "find_num_workers"]
 __version__ = "0.1.0"
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Import the finders when they are first used."""
     if name in ("find_batch_size", "find_num_workers"):
-        from autotune.integrations import finders
+        from autotune.api import finders
 
         return getattr(finders, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -199,8 +199,9 @@ def _is_exact(name: str, size: int) -> bool:
 
     Fresh processes must run it, and run out of memory with one sample more.
     """
-    from autotune.integrations.bench import open_own
-    from autotune.integrations.values import OwnCode, OwnStepRequest
+    from autotune.integrations.values import OwnStepRequest
+    from autotune.subjects.bench import open_own
+    from autotune.subjects.own.subject import OwnCode
     from autotune.trials.fork_server import ForkServerMachine
 
     step, arguments = own_code(name)

@@ -197,7 +197,7 @@ def _causal_lm() -> Subject:
     example = "hf_trainer_causal_lm"
 
     def batch(size: int) -> Any:
-        from autotune.integrations.samples import Longest
+        from autotune.subjects.jobs.longest_samples import Longest
 
         return _example(example).collate(list(Longest(_example(example).Lines(), size)))
 
@@ -214,7 +214,7 @@ def _token_classifier() -> Subject:
     example = "accelerate_token_classifier"
 
     def batch(size: int) -> Any:
-        from autotune.integrations.accelerate import longest_batch
+        from autotune.subjects.accelerate import longest_batch
 
         return longest_batch(
             _example(example).Sentences(), _example(example).collate, size

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from transformers import BertConfig, BertForTokenClassification
 
-from autotune.integrations.accelerate import accelerated_step, longest_batch
+from autotune.subjects.accelerate import accelerated_step, longest_batch
 
 VOCABULARY, LABELS, LONGEST = 2000, 9, 128
 

@@ -14,7 +14,7 @@ import random
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from autotune.integrations.transformers import trainer_loader, trainer_step
+from autotune.subjects.transformers import trainer_loader, trainer_step
 
 VOCABULARY, LONGEST = 2000, 128
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autotune.integrations.lightning import module_loader, module_step
+from autotune.subjects.lightning import module_loader, module_step
 
 CLASSES, SIDE = 10, 64
 

@@ -35,7 +35,7 @@ from autotune.base.units import (
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.integrations.values import OwnCode
+    from autotune.subjects.own.subject import OwnCode
 
 _PROFILES = "profiles"
 _NO_PROFILES = ("pyproject.toml", "site.toml")
@@ -417,7 +417,7 @@ class OwnOptions:
         Raises:
             UsageError: If a function or an argument is malformed.
         """
-        from autotune.integrations.values import SIZE, OwnCode
+        from autotune.subjects.own.subject import SIZE, OwnCode
 
         for name in (self.step, loader):
             if name is not None and not re.fullmatch(

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError, BadInput, Undecided
-from autotune.integrations.bench import OwnBench
-from autotune.integrations.decide import crash_words
 from autotune.integrations.values import (
     LoaderEvidence,
     LoaderRow,
@@ -16,6 +14,8 @@ from autotune.integrations.values import (
     OwnLoaderFigures,
     OwnLoaderRequest,
 )
+from autotune.subjects.bench import OwnBench
+from autotune.subjects.decide import crash_words
 from autotune.trials.outcomes import Crashed, Measured, Outcome, TimedOut
 from autotune.trials.runner import TrialRunner
 from autotune.trials.values import Trial

@@ -9,18 +9,6 @@ from dataclasses import dataclass, field
 
 from autotune.base.units import format_bytes
 from autotune.errors import BadInput, ExceedsMemory, Undecided
-from autotune.integrations.bench import OwnBench
-from autotune.integrations.decide import (
-    LONG_STEPS,
-    Doubt,
-    crash_words,
-    doubt_of,
-    error_line,
-    first_prediction,
-    ignores_size,
-    misses_steps,
-    next_prediction,
-)
 from autotune.integrations.values import (
     STEPS,
     OwnStepFigures,
@@ -33,9 +21,20 @@ from autotune.integrations.values import (
 from autotune.memory.decide.batch_search import Prediction, bracket, predict_bytes
 from autotune.memory.decide.memory_model import peak_bytes
 from autotune.memory.decide.overheads import overheads_on_cpu, overheads_on_gpu
+from autotune.memory.decide.step_doubts import (
+    LONG_STEPS,
+    Doubt,
+    doubt_of,
+    first_prediction,
+    ignores_size,
+    misses_steps,
+    next_prediction,
+)
 from autotune.memory.estimate import CannotTrace, MemoryEstimate, estimate_model
 from autotune.memory.size_search import CLOSE_BYTES, SizeSearch
 from autotune.profiles.decide.micro_batch import with_headroom
+from autotune.subjects.bench import OwnBench
+from autotune.subjects.decide import crash_words, error_line
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcomes import Crashed, Measured, Outcome, OutOfMemory, TimedOut
 from autotune.trials.runner import TrialRunner

@@ -11,15 +11,12 @@ from typing import Any
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.errors import BadInput, UsageError
-from autotune.integrations.bench import OwnBench, open_own
 from autotune.integrations.loader_sweep import sweep_loader
 from autotune.integrations.probe import probe_step
 from autotune.integrations.store import known_at, read_own, require_known, write_own
 from autotune.integrations.values import (
-    SIZE,
     LoaderEvidence,
     LoaderSweep,
-    OwnCode,
     OwnConstraints,
     OwnProfile,
     StepEvidence,
@@ -30,6 +27,8 @@ from autotune.machine.gpu_models import RESERVE_BYTES
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, memory_budget
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.profile_paths import profile_paths
+from autotune.subjects.bench import OwnBench, open_own
+from autotune.subjects.own.subject import SIZE, OwnCode
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
 

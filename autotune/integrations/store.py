@@ -8,7 +8,6 @@ from autotune import __version__
 from autotune.base.files import write_atomically
 from autotune.errors import BadInput, ProfileRejected
 from autotune.evidence.profile import Provenance
-from autotune.integrations.bench import OwnBench
 from autotune.integrations.values import OwnConstraints, OwnEvidence, OwnProfile
 from autotune.profiles.approval import (
     Content,
@@ -20,6 +19,7 @@ from autotune.profiles.decide.fingerprint_check import compare_fingerprints
 from autotune.profiles.decide.follow_up import command
 from autotune.profiles.recorded_trials import trial_log_provenance
 from autotune.profiles.toml_file import parse_profile, tables_to_toml
+from autotune.subjects.bench import OwnBench
 from autotune.trials.runner import TrialRunner
 from trainer.config.resolve import read_profile_tables
 from trainer.formats.errors import TrainerError

@@ -3,8 +3,6 @@
 It has requests, figures and evidence of trials, and the profile that keeps them.
 """
 
-import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -14,83 +12,17 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.evidence.profile import Fingerprint, Provenance
 from autotune.evidence.workers import CountEvidence, CountRow
+from autotune.subjects.own.subject import Argument, OwnCode, Subject
 from autotune.trials.job_figures import JobFigures, LoadedWindow
 from autotune.trials.values import FinishedTrial, JobName, TrialRequest
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION
-from trainer.formats.canonical_json import canonical_sha256
 from trainer.formats.tables import StrictTable
 
-Argument = bool | int | float | str
-SIZE = "micro_batch_size"
-"""Argument of ``build_step`` that is searched by default."""
-IN_TRIAL = "AUTOTUNE_IN_TRIAL"
-"""Environment variable that is set in processes that run trials of your code."""
-WRAPPED = "__autotune_wrapped__"
-"""Attribute of a decorated function that holds yours, which is what trials call."""
 MAX_SIZE = 2**20
 """Largest size to try by default: a small model takes very large micro-batches."""
 STEPS = 3
 """Optimizer steps of a trial: the first allocates the optimizer's state, two further
 ones must agree."""
-
-LOOP = "__autotune_loop__"
-"""Attribute of a function that is known to be a training loop, not a step."""
-LOOP_STEPS = 16
-"""Optimizer steps in one call of any other function from which it is left as a training
-loop."""
-_LONGEST_NAME = 100
-
-
-class OwnCode(StrictTable):
-    """Functions of yours, by name, and their fixed arguments."""
-
-    step: str | None = None
-    """``module:function`` that builds a step, or that trains until it is stopped; None
-    for a loader alone."""
-    loader: str | None = None
-    """``module:function`` that builds a loader."""
-    arguments: dict[str, Argument] = Field(default_factory=dict)
-    along: str = SIZE
-    """Argument of ``step`` whose largest value is searched."""
-
-    @property
-    def name(self) -> str:
-        """Short name for files.
-
-        It is the module's name, and the function's unless that has its usual name.
-        """
-        module, _, function = (self.step or self.loader or "").partition(":")
-        parts = [Path(module).stem if "/" in module else module.rpartition(".")[2]]
-        parts += (
-            []
-            if function in ("build_step", "build_loader")
-            else [function.replace(".", "-")]
-        )
-        parts += ["loader"] if self.step is None else []
-        whole = "-".join(
-            [*parts, *(f"{name}-{value}" for name, value in self.arguments.items())]
-        )
-        plain = re.sub(r"[^\w.=+-]+", "_", whole).strip(".")
-        if plain == whole and len(plain) <= _LONGEST_NAME:
-            return plain
-        return (
-            f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
-        )
-
-    @property
-    def words(self) -> str:
-        """The function with its fixed arguments."""
-        fixed = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
-        return f"{self.step or self.loader}{f' ({fixed})' if fixed else ''}"
-
-    @property
-    def functions(self) -> dict[str, str]:
-        """Names of the functions, by their role."""
-        return {
-            role: name
-            for role, name in (("step", self.step), ("loader", self.loader))
-            if name is not None
-        }
 
 
 class OwnStepRequest(TrialRequest):
@@ -256,35 +188,6 @@ class LoaderEvidence(CountEvidence):
     epoch_batches: PositiveInt | None = None
     """Batches of an epoch, if one ended within a window, so that restarting the loader
     is part of its cost."""
-
-
-class Subject(OwnCode):
-    """Your functions, by name, with the arguments and the source that were measured."""
-
-    step_sha256: str | None = None
-    """SHA-256 of all your modules that importing the step imported: those outside of
-    the installed packages."""
-    loader_sha256: str | None = None
-
-    @property
-    def measured_sha256(self) -> str:
-        """Hash of the measured code: the step, its source and fixed arguments.
-
-        It is the loader's if there is no step.
-        """
-        own = {
-            "step": self.step,
-            "source": self.step_sha256,
-            "arguments": self.arguments,
-            "along": self.along,
-        }
-        if self.step is None:
-            own = {
-                "loader": self.loader,
-                "source": self.loader_sha256,
-                "arguments": self.arguments,
-            }
-        return canonical_sha256(own)
 
 
 class OwnConstraints(StrictTable):

@@ -13,8 +13,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree
 
-from autotune.integrations.jobs import load
-from autotune.integrations.values import LOOP_STEPS, OwnLoaderRequest
+from autotune.integrations.values import OwnLoaderRequest
+from autotune.subjects.jobs import load
+from autotune.subjects.own.subject import LOOP_STEPS
 from autotune.trials.jobs import footprint
 from autotune.workers.jobs.batches import drain
 from autotune.workers.jobs.consumers import Consumer, ReplayedStep

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from autotune.integrations.jobs import load
-from autotune.integrations.values import LOOP, LOOP_STEPS, STEPS, OwnStepRequest
+from autotune.integrations.values import STEPS, OwnStepRequest
+from autotune.subjects.jobs import load
+from autotune.subjects.own.subject import LOOP, LOOP_STEPS
 from autotune.trials.jobs.budget import Budget, enforce
 from autotune.trials.jobs.cpu_allocators import keep_one_arena
 from trainer.distributed.ranks import Ranks

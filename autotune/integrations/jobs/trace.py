@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from autotune.integrations.jobs import load
 from autotune.integrations.values import OwnTraceRequest
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.device_rules import DeviceRules
@@ -19,6 +18,7 @@ from autotune.memory.jobs.module_owners import own_by_module
 from autotune.memory.jobs.trace import META, multi_tensor_kernels_on_meta
 from autotune.memory.values import Term
 from autotune.speed.values import StepWork
+from autotune.subjects.jobs import load
 from trainer.formats.errors import BadConfig
 
 

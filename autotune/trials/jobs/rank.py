@@ -10,13 +10,16 @@ from autotune.trials.jobs.run_job import run_job
 from autotune.trials.messages import RunRequest, result_file
 
 
-def run_rank(request: RunRequest, rank: int, server_pid: int) -> NoReturn:
+def run_rank(
+    request: RunRequest, rank: int, server_pid: int, master_port: int
+) -> NoReturn:
     """Run one rank in this forked process, and end the process.
 
     Args:
         request: The trial.
         rank: Number of this rank.
         server_pid: Process id of the fork server, with which the rank ends.
+        master_port: Free port, for ranks that join as under torchrun.
     """
     # Before anything else, as the server may end at any time. The rank has its own
     # session, so that the server can kill all processes that the job starts.
@@ -28,7 +31,9 @@ def run_rank(request: RunRequest, rank: int, server_pid: int) -> NoReturn:
     # All ranks are on this host, so they talk over its loopback interface. By default
     # gloo looks up the host's name, which need not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    local = request.local | _launch_settings(request.local_ranks, rank, directory)
+    local = request.local | _launch_settings(
+        request.local_ranks, rank, directory, master_port
+    )
     exit_code = 1
     try:
         has_measured = run_job(
@@ -47,7 +52,9 @@ def log_file(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}.log"
 
 
-def _launch_settings(local_ranks: int, rank: int, directory: Path) -> dict[str, Any]:
+def _launch_settings(
+    local_ranks: int, rank: int, directory: Path, master_port: int
+) -> dict[str, Any]:
     """Return the local inputs by which several ranks find each other; none for one."""
     if local_ranks == 1:
         return {}
@@ -56,8 +63,11 @@ def _launch_settings(local_ranks: int, rank: int, directory: Path) -> dict[str, 
         "environment": {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
+            "GROUP_RANK": "0",
             "WORLD_SIZE": str(local_ranks),
             "LOCAL_WORLD_SIZE": str(local_ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(master_port),
         },
         "rendezvous": str(directory / "rendezvous"),
     }

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,14 +118,27 @@ def run_trial(request: RunRequest, parent_gone: Callable[[float], bool]) -> RunR
 def _fork_ranks(request: RunRequest) -> list[RankProcess]:
     """Start a process for each rank of a trial; they are in the order of the ranks."""
     server_pid = os.getpid()
+    master_port = _free_port()
     processes = []
     for rank in range(request.local_ranks):
         pid = os.fork()
         if pid == 0:
             # This is the child, which ends in this call.
-            run_rank(request, rank, server_pid)
+            run_rank(request, rank, server_pid, master_port)
         processes.append(RankProcess(pid=pid))
     return processes
+
+
+def _free_port() -> int:
+    """Return a port of the loopback interface that no program listens on.
+
+    Another program may take it before the ranks do. The trial then crashes, and a
+    crashed trial is repeated.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def wait_for_ranks(

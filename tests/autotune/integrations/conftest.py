@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.integrations.bench import open_own
 from autotune.integrations.probe import probe_step
 from autotune.integrations.stage import sweep_on
-from autotune.integrations.values import LoaderSweep, OwnCode, StepProbe
+from autotune.integrations.values import LoaderSweep, StepProbe
+from autotune.subjects.bench import open_own
+from autotune.subjects.own.subject import OwnCode
 from autotune.trials.trial_log import report_directory
 
 MODULE = "hostile"

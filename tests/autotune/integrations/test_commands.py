@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.integrations.values import OwnCode
+from autotune.subjects.own.subject import OwnCode
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 pytestmark = pytest.mark.system

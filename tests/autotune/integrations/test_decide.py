@@ -4,17 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.integrations.decide import (
+from autotune.integrations.values import OwnStepFigures
+from autotune.memory.decide.step_doubts import (
     FLATTER,
     LEAST_BYTES,
-    crash_words,
     doubt_of,
-    error_line,
     first_prediction,
     ignores_size,
     next_prediction,
 )
-from autotune.integrations.values import OwnStepFigures
+from autotune.subjects.decide import crash_words, error_line
 
 MIB = 2**20
 

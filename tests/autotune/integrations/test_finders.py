@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from autotune import find_batch_size, find_num_workers
+from autotune.api import finders
 from autotune.errors import ExceedsMemory
-from autotune.integrations import finders
-from autotune.integrations.jobs.describe import described_sha256
-from autotune.integrations.values import OwnCode, StepProbe
+from autotune.integrations.values import StepProbe
+from autotune.subjects.jobs.describe import described_sha256
+from autotune.subjects.own.subject import OwnCode
 from tests.autotune.integrations.hostile import step_of
 
 pytestmark = pytest.mark.system

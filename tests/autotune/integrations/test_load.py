@@ -26,7 +26,7 @@ def test_only_threads_surviving_forks_are_unsafe(tmp_path, ending, unsafe):
     # OpenBLAS ends its pool like this.
     (tmp_path / "mine.py").write_text(f"{POOL}\n{ending}\n{BUILD}\n")
     code = (
-        "import json; from autotune.integrations.jobs.load import preload;"
+        "import json; from autotune.subjects.jobs.load import preload;"
         " print(json.dumps(preload({functions})))"
     )
     given = f"{{'step': 'mine:build_step'}}, {str(tmp_path)!r}, 60"

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from autotune.errors import BadInput, ExceedsMemory, Undecided
-from autotune.integrations.values import LOOP_STEPS
+from autotune.subjects.own.subject import LOOP_STEPS
 
 pytestmark = pytest.mark.system
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.integrations.jobs.load import is_own
+from autotune.subjects.jobs.load import is_own
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MOST_PARTS = 10_000

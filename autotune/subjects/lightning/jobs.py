@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from autotune.integrations.values import LOOP
+from autotune.subjects.own.subject import LOOP
 from trainer.formats.errors import BadConfig
 
 _EPOCHS = 1000

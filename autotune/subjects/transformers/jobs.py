@@ -14,8 +14,8 @@ In the module that you name with ``--step`` and ``--loader``::
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from autotune.integrations.samples import Longest
-from autotune.integrations.values import LOOP
+from autotune.subjects.jobs.longest_samples import Longest
+from autotune.subjects.own.subject import LOOP
 from trainer.formats.errors import BadConfig
 
 if TYPE_CHECKING:

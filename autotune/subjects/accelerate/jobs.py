@@ -14,7 +14,7 @@ If your loop is a function of the batch size, you need no adapter: name it with
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.integrations.samples import Longest
+from autotune.subjects.jobs.longest_samples import Longest
 from trainer.formats.errors import BadConfig
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import Any
 
 from autotune.errors import BadInput, InternalError
 from autotune.evidence.profile import Fingerprint
-from autotune.integrations.jobs.load import import_command
-from autotune.integrations.values import OwnCode, Subject
 from autotune.machine.measured_device import DeviceChoice, MeasuredDevice
+from autotune.subjects.jobs.load import import_command
+from autotune.subjects.own.subject import OwnCode, Subject
 from autotune.trials.fingerprint import fingerprint
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
@@ -193,5 +193,5 @@ def _preload(
         "timeout_s": timeout_s,
     }
     return Preload(
-        module="autotune.integrations.jobs.load", function="preload", options=options
+        module="autotune.subjects.jobs.load", function="preload", options=options
     )

@@ -1,11 +1,9 @@
-"""Judgement of trials of your own step.
+"""Judgement of trials of a step: a leak, a size that is ignored, or memory that varies.
 
-It detects a leak, a size that is ignored, and memory that differs between steps.
 Everything here is pure.
 """
 
 import itertools
-import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -29,12 +27,6 @@ FLATTER = 16
 IGNORED_RATIO = 256
 """Ratio of two sizes whose peaks differ by less than ``LEAST_BYTES``, from which the
 size seems to be ignored."""
-
-_OURS = re.compile(
-    r'^  File "[^"]*/autotune/(?:trials|integrations)/jobs/[^"]*".*\n(?:    .*\n)*',
-    re.MULTILINE,
-)
-"""Part of a stack that is not your code's."""
 
 Doubt = Literal["leaks", "varies"]
 
@@ -147,27 +139,3 @@ def ignores_size(
 def misses_steps(figures: OwnStepFigures) -> bool:
     """Return whether torch's optimizers took fewer steps than the trial."""
     return figures.optimizer_steps < len(figures.step_s)
-
-
-def error_line(detail: str) -> str:
-    """Return the last exception of a stack as one line.
-
-    Of another text, it is the last line.
-    """
-    stack, _, _ = detail.strip().rpartition('\n  File "')
-    lines = detail.strip()[len(stack) :].splitlines() or [""]
-    return next(
-        (line for line in lines[1:] if stack and not line.startswith(" ")), lines[-1]
-    )
-
-
-def crash_words(detail: str, where: str = "") -> str:
-    """Return what your code did, for an error message.
-
-    It is the exception and its stack in your code, or the end of its process.
-    """
-    if detail.startswith("exit code"):
-        ended, _, printed = detail.partition(":")
-        told = f"ended its process{where} ({ended}), as os._exit or a crash in C++ does"
-        return f"{told}: {printed.strip()[-500:]}" if printed.strip() else told
-    return f"failed{where}: {error_line(detail)}\n{_OURS.sub('', detail.strip())}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autotune.integrations.values import IN_TRIAL, WRAPPED
+from autotune.subjects.own.subject import IN_TRIAL, WRAPPED
 from trainer.formats.errors import BadConfig
 
 SCRIPT = "__mp_main__"

@@ -19,23 +19,21 @@ from typing import Any, Literal, TypeVar
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.errors import AutotuneError
-from autotune.integrations.bench import OwnBench, open_own
-from autotune.integrations.jobs.describe import described_sha256
 from autotune.integrations.stage import run_probe, sweep_on
-from autotune.integrations.values import (
-    IN_TRIAL,
-    MAX_SIZE,
-    SIZE,
-    WRAPPED,
-    Argument,
-    LoaderSweep,
-    OwnCode,
-    StepProbe,
-    Subject,
-)
+from autotune.integrations.values import MAX_SIZE, LoaderSweep, StepProbe
 from autotune.machine.measured_device import DeviceChoice
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.profile_paths import profile_paths
+from autotune.subjects.bench import OwnBench, open_own
+from autotune.subjects.jobs.describe import described_sha256
+from autotune.subjects.own.subject import (
+    IN_TRIAL,
+    SIZE,
+    WRAPPED,
+    Argument,
+    OwnCode,
+    Subject,
+)
 from autotune.trials.session import open_bench
 from trainer.formats.errors import TrainerError
 
@@ -319,7 +317,7 @@ def _opened(
             with open_own(choice, code, timeout_s, shared=True) as bench:
                 yield bench
             return
-        from autotune.integrations.jobs.in_process import InThisProcess
+        from autotune.api.jobs.in_process import InThisProcess
 
         server = InThisProcess(
             {code.functions[role]: function for role, function in functions.items()}

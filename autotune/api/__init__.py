@@ -1,0 +1,1 @@
+"""Functions for Python programs: what the commands do, for code of yours."""

@@ -1,0 +1,1 @@
+"""Trials that run in the caller's own process."""

@@ -1,0 +1,1 @@
+"""Import and description of your code in a trial's process."""

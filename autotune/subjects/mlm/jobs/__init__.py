@@ -1,0 +1,1 @@
+"""The trainer's step and loader, as a trial builds them."""

@@ -1,0 +1,115 @@
+"""The bundled trainer as a subject."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import PositiveFloat, PositiveInt
+
+from autotune.subjects.subject import Argument, Call, Setting, Size
+from trainer.config.train_config import TrainConfig
+from trainer.formats.manifest import SpecialIds
+from trainer.formats.tables import StrictTable, parse_table
+
+_JOBS = "autotune.subjects.mlm.jobs"
+
+
+class MlmSubject(StrictTable):
+    """The trainer with some settings, and what its dataset adds to them."""
+
+    kind: ClassVar[str] = "mlm"
+
+    config: TrainConfig
+    """Settings of the trainer. A choice replaces some of them."""
+    vocab_size: PositiveInt
+    """Tokens of the vocabulary."""
+    special_ids: SpecialIds
+    """Ids of special tokens in the vocabulary."""
+    documents_per_sequence: PositiveFloat = 1.0
+    """Documents in each sequence of the fullest micro-batches, on average."""
+    local_ranks: PositiveInt = 1
+    """Ranks of this node, which train together."""
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Return the subject that ``table`` describes."""
+        return parse_table(cls, dict(table), where="[subject]")
+
+    def table(self) -> dict[str, Any]:
+        """Return all settings, and what the dataset adds."""
+        return self.model_dump(mode="json")
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.config.model.name
+
+    @property
+    def words(self) -> str:
+        """Name of the model."""
+        return self.config.model.name
+
+    @property
+    def size(self) -> Size:
+        """Sequences of a micro-batch."""
+        return Size(unit="tokens", units_per_size=float(self.config.seq_length_tokens))
+
+    def code(self) -> dict[str, str]:
+        """Return nothing: the source is this project's."""
+        return {}
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Return nothing yet: ``search`` declares what it varies."""
+        return ()
+
+    def step(self, choice: Mapping[str, Argument]) -> Call:
+        """Return the trainer's step on random, full sequences.
+
+        ``choice`` may have ``micro_batches``: micro-batches of each rank in an
+        optimizer step, which sets the global batch.
+        """
+        return Call(
+            function=f"{_JOBS}.step:build_step", arguments=self._arguments(choice)
+        )
+
+    def loader(self, choice: Mapping[str, Argument]) -> Call:
+        """Return the trainer's loader of its dataset."""
+        return Call(
+            function=f"{_JOBS}.loader:build_loader", arguments=self._arguments(choice)
+        )
+
+    def model(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return nothing: the trainer's whole step is traced, by a job of its own."""
+        return None
+
+    def apply(self, choice: Mapping[str, Argument]) -> dict[str, Any]:
+        """Return the settings of ``[train]`` with this choice."""
+        return self.chosen(choice).model_dump(mode="json")
+
+    def chosen(self, choice: Mapping[str, Argument]) -> TrainConfig:
+        """Return the trainer's settings with a choice of them replaced.
+
+        Keys are dotted, as in ``--set train.data.num_workers=2``. The key
+        ``micro_batches`` is none of the trainer's: it sets the global batch.
+        """
+        changes = dict(choice)
+        micro_batches = changes.pop("micro_batches", None)
+        config = self.config
+        for key, value in changes.items():
+            table, _, name = key.rpartition(".")
+            if table:
+                nested = getattr(config, table).model_copy(update={name: value})
+                config = config.model_copy(update={table: nested})
+            else:
+                config = config.model_copy(update={name: value})
+        if micro_batches is None:
+            return config
+        sequences = config.micro_batch_size * self.local_ranks * int(micro_batches)
+        return config.model_copy(update={"global_batch_size": sequences})
+
+    def _arguments(self, choice: Mapping[str, Argument]) -> dict[str, Any]:
+        return {
+            "config": self.chosen(choice).model_dump(mode="json"),
+            "vocab_size": self.vocab_size,
+            "special_ids": self.special_ids.model_dump(mode="json"),
+            "documents_per_sequence": self.documents_per_sequence,
+        }

@@ -1,0 +1,1 @@
+"""Functions of yours as a subject: ``build_step`` and ``build_loader``."""

@@ -1,0 +1,161 @@
+"""The interface of a subject: a training step that can be built and fed.
+
+Every capability (``probe``, ``workers``, ``tune``, ``advise``, ``plan``, ``report``)
+is written against ``Subject``. To tune a trainer that has no kind yet, write a class
+with these members, and register it as an entry point of your package::
+
+    [project.entry-points."autotune.subjects"]
+    mytrainer = "my_package.subject:MySubject"
+
+Then ``autotune probe --subject mytrainer --step my_module:make_trainer`` works, and so
+do all commands that read the profile which it writes.
+
+A subject is plain data and imports no torch: it only names functions, as ``Call``. The
+child process of a trial imports and calls them:
+
+- The function of ``step`` gets its arguments, ``device`` (``cpu`` or ``cuda``), and the
+  size that is tried. It returns a function that takes one optimizer step, or it trains
+  until it is stopped. With several ranks, the environment is that of torchrun, and the
+  step is that of one rank. What it returns may have attributes with which trials learn
+  more: see ``StepFacts``.
+- The function of ``loader`` gets its arguments, and of ``num_workers``,
+  ``prefetch_factor`` and ``pin_memory`` those that it takes. It returns an iterable of
+  batches. A step that takes an argument gets each batch.
+- The function of ``model`` gets its arguments and the size. It returns a module and its
+  batch, on the meta device, from which memory is predicted before any trial.
+
+What a subject cannot give is None; capabilities skip it and say so.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, Self
+
+Argument = bool | int | float | str
+"""Value of an argument, as JSON has it."""
+MICRO_BATCH_SIZE = "micro_batch_size"
+"""Usual name of the size that is searched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A function by name, and its arguments."""
+
+    function: str
+    """``module:function`` or ``path/of/script.py:function``."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments, as JSON; those that the function does not take are left
+    out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The argument whose largest value is searched, and its unit."""
+
+    name: str = MICRO_BATCH_SIZE
+    """Name of the argument."""
+    unit: str = "samples"
+    """What throughput counts, as a plural: ``samples``, ``tokens``, ``images``."""
+    units_per_size: float = 1.0
+    """Units that one more of the size adds: 512 tokens for a micro-batch of sequences
+    of 512 tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A setting of the step that may be varied, and its values."""
+
+    name: str
+    """Name of the argument; dotted for a nested one."""
+    values: tuple[Argument, ...]
+    """Values to try, the present one among them."""
+    changes_recipe: bool = False
+    """True if other values train another model, so that they are only suggested."""
+    changes_rounding: bool = False
+    """True if other values round differently, so that the loss is compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """Attributes that a step may have, by which trials learn more than seconds.
+
+    A step that lacks an attribute is measured without it.
+    """
+
+    units: float | None = None
+    """Units of an optimizer step on all ranks; by default the size times
+    ``Size.units_per_size``, times the ranks."""
+    model_flops: float | None = None
+    """FLOPs of an optimizer step on this rank that the model requires."""
+    prepare: Callable[[], object] | None = None
+    """Called once before the first step."""
+    begin_together: Callable[[], object] | None = None
+    """Called before each step, to let all ranks begin together."""
+    evaluate: Callable[[], object] | None = None
+    """Evaluates as training does, which must fit in memory too. Called after the
+    warm-up and after the last step."""
+    loss: Callable[[], float] | None = None
+    """Returns the loss of the last step, which must be finite."""
+
+
+class Subject(Protocol):
+    """A training step that can be built at a size and fed by a loader."""
+
+    kind: ClassVar[str]
+    """Name of the kind: that of the entry point, and of ``--subject``."""
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Return the subject that ``table`` describes.
+
+        Args:
+            table: What ``table`` returned, from the profile; or from the command line
+                ``step``, ``loader`` and ``size`` (names, or None) and ``arguments``.
+
+        Raises:
+            BadConfig: If the table is invalid.
+        """
+
+    def table(self) -> dict[str, Any]:
+        """Return everything that defines the subject, as JSON."""
+
+    @property
+    def name(self) -> str:
+        """Short name, for files."""
+
+    @property
+    def words(self) -> str:
+        """The subject in words, for messages."""
+
+    @property
+    def size(self) -> Size:
+        """The argument whose largest value is searched."""
+
+    def code(self) -> Mapping[str, str]:
+        """Return the functions of yours by role, whose modules are imported and hashed.
+
+        Roles are ``step`` and ``loader``. It is empty if the source is that of an
+        installed package.
+        """
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Return the settings that may be varied; empty if there are none."""
+
+    def step(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return the function that builds the step with a choice of settings.
+
+        The choice has the size. None if the subject has a loader alone.
+        """
+
+    def loader(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return the function that builds the loader with a choice of settings."""
+
+    def model(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return the function that builds the model and its batch for a trace."""
+
+    def apply(self, choice: Mapping[str, Argument]) -> dict[str, Any]:
+        """Return a choice in the names of the subject's own configuration.
+
+        For a ``TrainingArguments``, ``micro_batch_size`` is
+        ``per_device_train_batch_size``.
+        """
