@@ -156,7 +156,7 @@ class _Bench:
         )
         keep_one_arena()  # as autotune's trials do, before there is a second thread
         self.ranks = join_ranks(self.config, environment={})
-        enforce(case.memory_budget_bytes, self.ranks, None)
+        enforce(case.memory_budget_bytes, self.ranks.device, None)
 
     def build(self) -> Any:
         """Build the model, its optimizer and its step.
@@ -185,7 +185,7 @@ class _Bench:
 
 def _fullest_batch(config: Any, vocab_size: int, special_ids: Any) -> Any:
     """Return the batch that autotune's own trials take."""
-    from autotune.memory.jobs.worst_case import fullest_batch
+    from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 
     return fullest_batch(config, vocab_size, special_ids)
 

@@ -24,7 +24,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.nn import functional
 
-from autotune.memory.jobs.worst_case import fullest_batch
+from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 from benchmarks.gpu.step_settings import step_config
 from trainer.build import build_training
 from trainer.distributed.ranks import Ranks, join_ranks

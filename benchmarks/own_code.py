@@ -199,22 +199,26 @@ def _is_exact(name: str, size: int) -> bool:
 
     Fresh processes must run it, and run out of memory with one sample more.
     """
-    from autotune.integrations.values import OwnStepRequest
+    from autotune.memory.size_probe import FIT_STEPS_OF_CODE, step_fields
+    from autotune.memory.values import StepRequest
     from autotune.subjects.bench import open_own
     from autotune.subjects.own.subject import OwnCode
     from autotune.trials.fork_server import ForkServerMachine
 
     step, arguments = own_code(name)
-    with open_own("cpu", OwnCode(step=step, arguments=arguments), 300, ROOT) as bench:
+    code = OwnCode(step_function=step, arguments=arguments)
+    with open_own("cpu", code, 300, ROOT) as bench:
 
         def run(tried: int, limit_bytes: int | None) -> Any:
-            request = OwnStepRequest(
-                step=step,
-                arguments={**arguments, "micro_batch_size": tried},
-                source_sha256="",
-                device="cpu",
+            request = StepRequest(
+                **step_fields(
+                    code,
+                    {"micro_batch_size": tried},
+                    FIT_STEPS_OF_CODE,
+                    device="cpu",
+                    local_ranks=1,
+                ),
                 memory_budget_bytes=limit_bytes,
-                steps=STEPS,
             )
             return bench.machine.run(bench.trial(request, 300))
 
@@ -234,21 +238,18 @@ def _limit(name: str) -> None:
 
     from autotune.trials.jobs.budget import enforce
     from autotune.trials.jobs.cpu_allocators import keep_one_arena
-    from trainer.distributed.ranks import Ranks
+    from trainer.distributed.ranks import Ranks, warm_up_libraries
 
     keep_one_arena()
     # Whatever they import.
     subjects()[name].loss(
         subjects()[name].model(), subjects()[name].batch(1)
     ).backward()
-    alone = Ranks(
-        rank=0,
-        local_rank=0,
-        local_world_size=1,
-        world_size=1,
-        device=torch.device("cpu"),
+    cpu = torch.device("cpu")
+    warm_up_libraries(
+        Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=cpu)
     )
-    enforce(subjects()[name].memory_bytes, alone, None, large_block_bytes=32 * 1024)
+    enforce(subjects()[name].memory_bytes, cpu, None, large_block_bytes=32 * 1024)
 
 
 def _lightning(name: str) -> dict[str, Any]:

@@ -18,12 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from autotune.base.clock import SystemClock
 from autotune.base.tables import text_table
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import overheads_on_cpu
-from autotune.memory.measure import ProbeSearch
-from autotune.memory.probe import FIT_STEPS, Probe, ProbeRequest, step_trial
+from autotune.memory.probe import FIT_STEPS, Probe, ProbeRequest
+from autotune.memory.size_search import SizeSearch
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import TrialLog
@@ -99,7 +101,11 @@ def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], lis
             site="bench",
             clock=SystemClock(),
         )
-        search = ProbeSearch(probe=probe, runner=runner)
+        search = SizeSearch(
+            probe=probe.size_probe(),
+            runner=runner,
+            host_available_bytes=psutil.virtual_memory().available,
+        )
         started_s = time.perf_counter()
         search.predict()
         traced_s = time.perf_counter() - started_s
@@ -122,7 +128,9 @@ def _is_exact(probe: Probe, machine: ForkServerMachine, rows: int) -> bool:
     outcomes = {
         size: [
             machine.run(
-                step_trial(probe, size, FIT_STEPS, probe.memory_budget_bytes)
+                probe.size_probe().step_trial(
+                    size, FIT_STEPS, probe.memory_budget_bytes
+                )
             ).kind
             for _ in range(PROOFS)
         ]

@@ -28,9 +28,11 @@ from autotune.base.tables import text_table
 from autotune.machine.host import SystemHost
 from autotune.memory.contents import DEFAULT_SPECIAL_IDS
 from autotune.memory.estimate import traced_work
+from autotune.memory.size_probe import StepCounts, step_fields
 from autotune.memory.values import StepRequest, TraceRequest
 from autotune.speed.decide import data_sheet_rates, predict_speed
 from autotune.speed.measure import measure_rates
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcomes import Measured
 from benchmarks.bars import Direction, bars_of, finish, measuring, parser, run
@@ -601,15 +603,18 @@ def compare_cpu(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         for _, (name, (config, more)) in itertools.product(
             range(rounds), requests.items()
         ):
+            subject = MlmSubject(config=config, **more)
             step = StepRequest(
-                config=config,
+                **step_fields(
+                    subject,
+                    {"micro_batch_size": config.micro_batch_size},
+                    StepCounts(warmup=2, timed=5),
+                    device="cpu",
+                    local_ranks=1,
+                ),
                 memory_budget_bytes=None,
-                warmup_steps=2,
-                timed_steps=5,
-                local_ranks=1,
-                **more,
             )
-            outcome = machine.run(step.trial(timeout_s=TIMEOUT_S))
+            outcome = machine.run(step.trial(timeout_s=TIMEOUT_S, limit_s=TIMEOUT_S))
             if not isinstance(outcome, Measured):
                 raise CannotMeasure(f"{name}: {outcome}")
             measured[name].append(statistics.median(outcome.figures["step_s"]))

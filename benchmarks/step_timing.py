@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 
-from autotune.memory.jobs.worst_case import fullest_batch
+from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 from trainer.build import Training, build_training
 from trainer.config.train_config import TrainConfig
 from trainer.data.micro_batch import MicroBatch

@@ -22,7 +22,6 @@ from autotune.errors import AutotuneError
 from autotune.integrations.stage import run_probe, sweep_on
 from autotune.integrations.values import MAX_SIZE, LoaderSweep, StepProbe
 from autotune.machine.measured_device import DeviceChoice
-from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.profiles.profile_paths import profile_paths
 from autotune.subjects.bench import OwnBench, open_own
 from autotune.subjects.jobs.describe import described_sha256
@@ -30,10 +29,10 @@ from autotune.subjects.own.subject import (
     IN_TRIAL,
     SIZE,
     WRAPPED,
-    Argument,
     OwnCode,
     Subject,
 )
+from autotune.subjects.subject import Argument
 from autotune.trials.session import open_bench
 from trainer.formats.errors import TrainerError
 
@@ -135,6 +134,7 @@ def find_batch_size(
             " at least 1"
         )
     asked = StepProbe(
+        measures_throughput=False,
         code=OwnCode(arguments=dict(arguments or {})),
         reports=Path(reports),
         headroom_share=headroom,
@@ -193,8 +193,8 @@ def find_num_workers(
     here = None in names.values()
     labels = {role: name or _label(functions[role]) for role, name in names.items()}
     code = OwnCode(
-        step=labels.get("step"),
-        loader=labels["loader"],
+        step_function=labels.get("step"),
+        loader_function=labels["loader"],
         arguments=dict(arguments or {}),
     )
     sweep = LoaderSweep(
@@ -236,17 +236,17 @@ def _found(
     """
     name = name or _importable(function)
     code = asked.code.model_copy(
-        update={"step": name or _label(function), "along": along}
+        update={"step_function": name or _label(function), "along": along}
     )
     with _opened(
         device, code, asked.trial_timeout_s, None if name else {"step": function}
     ) as bench:
         probe = replace(asked, code=code)
-        found, runner, _ = run_probe(
+        size, found, runner, _ = run_probe(
             bench, probe, *profile_paths(None, [code.name], bench.site.name)
         )
     return BatchSize(
-        value=with_headroom(found.feasible_max, asked.headroom_share),
+        value=size,
         feasible_max=found.feasible_max,
         infeasible_min=found.infeasible_min,
         peak_bytes=found.feasible_peak_bytes,
@@ -320,7 +320,7 @@ def _opened(
         from autotune.api.jobs.in_process import InThisProcess
 
         server = InThisProcess(
-            {code.functions[role]: function for role, function in functions.items()}
+            {code.code()[role]: function for role, function in functions.items()}
         )
         with open_bench(
             choice,

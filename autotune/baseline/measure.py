@@ -20,7 +20,9 @@ from autotune.baseline.decide.recipes import TUNED, Recipe, differences, is_prec
 from autotune.errors import OutOfTime
 from autotune.evidence.baseline import BaselineEvidence, RecipeName, RecipeRow
 from autotune.memory.probe import FIT_STEPS
+from autotune.memory.size_probe import step_fields
 from autotune.memory.values import StepRequest
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.job_figures import TrainingFigures
 from autotune.trials.outcomes import (
     HostOutOfMemory,
@@ -152,24 +154,28 @@ class BaselineRunner:
     def _fit_trial(self, config: TrainConfig) -> Trial:
         """Return a trial of full sequences under the memory budget, as in the probe."""
         ranks = self.training.limits.local_ranks
-        sequences = config.micro_batch_size * ranks * self.gradient_accumulation_steps
-        global_batch = {
-            "global_batch_size": sequences,
-            "global_batch_tokens": None,
-            "global_batch_samples": None,
-        }
-        request = StepRequest(
-            config=config.model_copy(update=global_batch),
+        subject = MlmSubject(
+            config=config.model_copy(
+                update={"global_batch_tokens": None, "global_batch_samples": None}
+            ),
             vocab_size=self.manifest.vocab_size,
             special_ids=self.manifest.special_ids,
-            memory_budget_bytes=self.memory_budget_bytes,
-            warmup_steps=FIT_STEPS.warmup,
-            timed_steps=FIT_STEPS.timed,
             local_ranks=ranks,
-            documents_per_sequence=1.0,
         )
+        choice = {
+            "micro_batch_size": config.micro_batch_size,
+            "micro_batches": self.gradient_accumulation_steps,
+        }
+        request = StepRequest(
+            **step_fields(
+                subject, choice, FIT_STEPS, device=config.device, local_ranks=ranks
+            ),
+            memory_budget_bytes=self.memory_budget_bytes,
+        )
+        timeout_s = self.training.request.trial_timeout_s
         return request.trial(
-            timeout_s=self.training.request.trial_timeout_s,
+            timeout_s=timeout_s,
+            limit_s=timeout_s,
             device_used_before_bytes=self.device_used_before_bytes,
         )
 

@@ -487,7 +487,7 @@ def _trial_figures(of: str, group: Sequence[TrialRecord]) -> Iterable[Measuremen
     if group[0].job == "step":
         timed = map(StepFigures.of, rated)
         if rates := positive_figures(
-            one.padded_tokens_per_step / s for one in timed for s in one.step_s if s > 0
+            one.units_per_step / s for one in timed for s in one.step_s if s > 0
         ):
             yield Measurement(
                 metric=decide.STEP_RATE, of=of, estimate=estimate_windows(rates)

@@ -166,7 +166,5 @@ class SplitRunner:
         ranks = self.training.limits.local_ranks
         sequences = self._accumulation_steps(size) * size * ranks
         non_empty_share = config.global_batch_size / sequences
-        non_padding_share = (
-            self.probe.mean_tokens_per_sequence / config.seq_length_tokens
-        )
+        non_padding_share = self.probe.tokens_per_sequence / config.seq_length_tokens
         return figures.padded_tokens_per_s * non_empty_share * non_padding_share

@@ -6,8 +6,9 @@ from autotune.evidence.kernels import StepKernels
 from autotune.kernels.decide.bounds import step_kernels
 from autotune.kernels.decide.trace import NO_KERNELS
 from autotune.memory.contents import contents_of
-from autotune.memory.probe import KERNEL_STEPS
+from autotune.memory.size_probe import KERNEL_STEPS, step_fields
 from autotune.memory.values import KernelsRequest
+from autotune.subjects.mlm.subject import MlmSubject
 from autotune.trials.job_figures import KernelFigures
 from autotune.trials.outcomes import Measured, describe
 from autotune.trials.runner import TrialRunner
@@ -42,24 +43,30 @@ def profile_kernels(
     size = split.micro_batch_size
     micro_batches = min(split.gradient_accumulation_steps, MOST_MICRO_BATCHES)
     steps = KERNEL_STEPS[train.device]
-    config = train.model_copy(
-        update={
-            "micro_batch_size": size,
-            "global_batch_size": size * micro_batches * ranks,
-        }
-    )
     is_packed = train.layout == "packed"
-    kernels_request = KernelsRequest(
-        config=config,
+    documents = max(1.0, contents.mean_samples) if is_packed else 1.0
+    subject = MlmSubject(
+        config=train,
         vocab_size=manifest.vocab_size,
         special_ids=manifest.special_ids,
-        memory_budget_bytes=None,
-        warmup_steps=steps.warmup,
-        timed_steps=steps.timed,
+        documents_per_sequence=documents,
         local_ranks=ranks,
-        documents_per_sequence=max(1.0, contents.mean_samples) if is_packed else 1.0,
     )
-    trial = kernels_request.trial(timeout_s=request.trial_timeout_s)
+    kernels_request = KernelsRequest(
+        **step_fields(
+            subject,
+            {"micro_batch_size": size, "micro_batches": micro_batches},
+            steps,
+            device=train.device,
+            local_ranks=ranks,
+        ),
+        memory_budget_bytes=None,
+        number_format=train.precision,
+        document_tokens=train.seq_length_tokens / documents,
+    )
+    trial = kernels_request.trial(
+        timeout_s=request.trial_timeout_s, limit_s=request.trial_timeout_s
+    )
     try:
         outcome = runner.run(trial, f"{train.model.name}: kernels of a step")
     except OutOfTime:

@@ -129,7 +129,7 @@ def _with_training(
     evidence, probe = profile.evidence.confirm, profile.evidence.probe
     assert evidence is not None and probe is not None
     train = profile.train
-    tokens_per_step = train.global_batch_size * probe.mean_tokens_per_sequence
+    tokens_per_step = train.global_batch_size * probe.tokens_per_sequence
     step_s = tokens_per_step / evidence.promised_tokens_per_s
     request = ShortTrainingRequest(
         config=train,

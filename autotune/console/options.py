@@ -440,7 +440,10 @@ class OwnOptions:
                 )
             values[name] = [_scalar(one) for one in text.split(",")]
         code = functools.partial(
-            OwnCode, step=self.step, loader=loader, along=self.along or SIZE
+            OwnCode,
+            step_function=self.step,
+            loader_function=loader,
+            along=self.along or SIZE,
         )
         return [
             code(arguments=dict(zip(values, one, strict=True)))

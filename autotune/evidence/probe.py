@@ -1,8 +1,11 @@
 """Evidence of a probe: sizes that fit, and their throughput."""
 
+from typing import Literal
+
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.interval import SHOWN_CONFIDENCE, Interval
+from autotune.errors import NotCheckable
 from trainer.formats.tables import StrictTable
 
 
@@ -67,6 +70,18 @@ LOWER_BOUND = "lower bound, not verified"
 """
 
 
+class SizeRow(StrictTable):
+    """A trial of one size."""
+
+    size: PositiveInt
+    fits: bool
+    peak_bytes: PositiveInt | None = None
+    """Peak memory; None if the size did not fit."""
+    step_s: PositiveFloat | None = None
+    """Median time of the steps but the first; None if the size did not fit, or on a
+    pretended GPU."""
+
+
 class ProbeEvidence(StrictTable):
     """Result of a probe: the largest micro-batch that fits, and the one in use."""
 
@@ -97,6 +112,24 @@ class ProbeEvidence(StrictTable):
     """Number of parameters, counted by the trace; None without one."""
     not_traced: str | None = None
     """Reason for a failed trace; None if it succeeded or was not requested."""
+    kept_bytes: NonNegativeInt | None = None
+    """Memory in use between two steps of ``feasible_max``: weights, optimizer state,
+    whatever your code keeps. None if it was not measured."""
+    host_peak_bytes: NonNegativeInt = 0
+    """Highest resident memory of the trial's process."""
+    optimizer_steps: NonNegativeInt = 0
+    """Steps of torch's optimizers in that trial; 0 if none of them is used."""
+    trains: bool = False
+    """True if the function is a training loop, which another loader cannot feed."""
+    multiple_of: PositiveInt = 1
+    """Sizes that were tried are multiples of it."""
+    varies_bytes: NonNegativeInt = 0
+    """Difference between steps of one size, accepted with --allow-varying; 0 if steps
+    agree."""
+    verified_in: Literal["fresh processes", "this process"] = "fresh processes"
+    """Where trials ran. In one process, what earlier trials left in memory counts."""
+    sizes: list[SizeRow] = Field(default_factory=list)
+    """Sizes in the order in which they were tried."""
     local_ranks: PositiveInt = 1
     """Ranks that took the steps together, each under the budget."""
     gradient_accumulation_steps: PositiveInt = 1
@@ -106,8 +139,9 @@ class ProbeEvidence(StrictTable):
     """Trials until both sides were verified; the throughput curve took further ones."""
     seconds: NonNegativeFloat
     """Time of all trials in seconds, the throughput curve's included."""
-    mean_tokens_per_sequence: PositiveFloat
-    """Mean non-padding tokens per sequence of this dataset, in this layout."""
+    mean_tokens_per_sequence: PositiveFloat | None = None
+    """Mean non-padding tokens per sequence of this dataset, in this layout; None if the
+    subject has no tokens."""
     curve: list[CurvePoint]
     """Throughput by ascending micro-batch size; empty if it was not measured."""
     knee_micro_batch_sizes: list[PositiveInt] = Field(default_factory=list)
@@ -121,6 +155,20 @@ class ProbeEvidence(StrictTable):
     limit is below 4 minutes. None on a CPU, or if time ran out."""
     choice: str
     """Reason for the micro-batch size that the probe chose."""
+
+    @property
+    def tokens_per_sequence(self) -> float:
+        """Mean non-padding tokens per sequence.
+
+        Raises:
+            NotCheckable: If the subject has no tokens.
+        """
+        if self.mean_tokens_per_sequence is None:
+            raise NotCheckable(
+                "the profile has no tokens per sequence, which this needs",
+                next_step="Use a profile of the bundled trainer.",
+            )
+        return self.mean_tokens_per_sequence
 
     def expected_throughput(self, micro_batch_size: int) -> CurvePoint | None:
         """Return the throughput to expect of a micro-batch size.

@@ -76,7 +76,7 @@ def sweep_own(
 
     asked = JobRequest(
         name=f"workers-{sweep.code.name}",
-        purpose=f"Finds the workers that {sweep.code.loader} needs.",
+        purpose=f"Finds the workers that {sweep.code.loader_function} needs.",
         expected_minutes=sweep.budget_s / 60 + 1,
         trial_timeout_s=sweep.trial_timeout_s,
         ranks=1,

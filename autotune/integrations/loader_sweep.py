@@ -53,10 +53,12 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
     ) -> Trial:
         """Return the trial of a window with ``count`` workers; None caches batches."""
         asked, subject = self.asked, self.bench.subject
-        assert asked.code.loader is not None and subject.loader_sha256 is not None
+        assert (
+            asked.code.loader_function is not None and subject.loader_sha256 is not None
+        )
         request = OwnLoaderRequest(
-            loader=asked.code.loader,
-            step=None if asked.step_time_s is not None else asked.code.step,
+            loader=asked.code.loader_function,
+            step=None if asked.step_time_s is not None else asked.code.step_function,
             arguments=dict(asked.code.arguments),
             source_sha256=subject.loader_sha256,
             device=self.bench.site.device,
@@ -75,7 +77,7 @@ class OwnSweep(CountSweep[OwnLoaderFigures]):
 
     def known_failure(self, label: str, outcome: Outcome) -> AutotuneError | None:
         """Return an error for a failure of your code; None for other outcomes."""
-        functions = " or ".join(self.asked.code.functions.values())
+        functions = " or ".join(self.asked.code.code().values())
         if isinstance(outcome, Crashed):
             next_step = "Fix it, and run the same command again: it resumes."
             if "num_workers > 0" in outcome.detail:

@@ -111,8 +111,8 @@ def _sections(one: StoredOwn, reports: Path, number: int) -> Iterator[doc.Sectio
     trials = read_trials(one.path, profile, reports)
     fixed = [f"{name}={value}" for name, value in subject.arguments.items()] or None
     known = {
-        "probe": command("probe", step=subject.step, set=fixed, out=one.path),
-        "workers": command("workers", one.path, loader=subject.loader),
+        "probe": command("probe", step=subject.step_function, set=fixed, out=one.path),
+        "workers": command("workers", one.path, loader=subject.loader_function),
     }
     commands = [known[name] for name in provenance.commands if name in known]
     approve = command("profile approve", one.path, by="NAME")

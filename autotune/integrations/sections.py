@@ -18,10 +18,10 @@ from autotune.base.units import (
     format_seconds,
 )
 from autotune.base.wording import plural
+from autotune.evidence.probe import ProbeEvidence
 from autotune.integrations.values import (
     LoaderEvidence,
     OwnProfile,
-    StepEvidence,
     Written,
 )
 from autotune.profiles.approval_record import Approval
@@ -82,7 +82,7 @@ def own_probe_text(found: Sequence[Written]) -> str:
         (along, "r", lambda one: str(one[0].profile.tuned[along])),
         ("peak memory", "r", lambda one: format_bytes(one[1].feasible_peak_bytes)),
         ("step time", "r", lambda one: _step_time(one[1])),
-        ("trials", "r", lambda one: str(len(one[1].rows))),
+        ("trials", "r", lambda one: str(len(one[1].sizes))),
         ("time", "r", lambda one: format_seconds(one[1].seconds)),
     )
     reasons = [
@@ -131,7 +131,9 @@ def own_profile_text(profile: OwnProfile, approval: Approval, *, intact: bool) -
         f" {profile.provenance.created_utc}"
     )
     functions = ", ".join(
-        one for one in (profile.subject.step, profile.subject.loader) if one
+        one
+        for one in (profile.subject.step_function, profile.subject.loader_function)
+        if one
     )
     table = doc.Table(caption="", headers=("setting", "value", "why"), rows=tuple(rows))
     origin = {
@@ -148,10 +150,10 @@ def own_profile_text(profile: OwnProfile, approval: Approval, *, intact: bool) -
     )
 
 
-def _step_time(found: StepEvidence) -> str | None:
+def _step_time(found: ProbeEvidence) -> str | None:
     known = [
         row.step_s
-        for row in found.rows
+        for row in found.sizes
         if row.size == found.feasible_max and row.step_s
     ]
     return format_seconds(known[-1]) if known else None
@@ -176,7 +178,7 @@ def step_lines(profile: OwnProfile) -> Iterator[str]:
         )
     timed = {
         row.size: row.size / row.step_s
-        for row in found.rows
+        for row in found.sizes
         if row.fits and row.step_s is not None
     }
     if timed and (rate := timed[max(timed)]):
@@ -186,8 +188,11 @@ def step_lines(profile: OwnProfile) -> Iterator[str]:
                     f"larger need not be faster: {along} {size} computed"
                     f" {faster / rate:.2f} times as much per second"
                 )
-    if found.traced_max is not None:
-        yield f"a trace of build_model predicted {found.traced_max} before any trial"
+    if found.traced_micro_batch_size is not None:
+        yield (
+            f"a trace of build_model predicted {found.traced_micro_batch_size} before"
+            " any trial"
+        )
     if found.not_traced is not None:
         yield f"no prediction from build_model: {found.not_traced}"
     if not found.optimizer_steps:
@@ -207,7 +212,9 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
     """Return the report's blocks on the largest size."""
     found, subject = profile.evidence.step, profile.subject
     if found is None:
-        commands = (command("probe", step=subject.step or "MODULE:build_step"),)
+        commands = (
+            command("probe", step=subject.step_function or "MODULE:build_step"),
+        )
         return (doc.Missing(subject="Largest size that fits", commands=commands),)
     budget, known = (
         profile.constraints.memory_budget_bytes,
@@ -230,7 +237,9 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
         ],
         [
             f"largest {subject.along}, predicted by a trace",
-            None if found.traced_max is None else str(found.traced_max),
+            None
+            if found.traced_micro_batch_size is None
+            else str(found.traced_micro_batch_size),
         ],
         ["memory between steps", format_bytes(found.kept_bytes)],
         ["host memory", format_bytes(found.host_peak_bytes)],
@@ -238,7 +247,7 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
         ["time of all trials", format_seconds(found.seconds)],
     ]
     fitted = sorted(
-        (row.size, row.peak_bytes) for row in found.rows if row.fits and row.peak_bytes
+        (row.size, row.peak_bytes) for row in found.sizes if row.fits and row.peak_bytes
     )
     points = tuple(doc.Point(x=size, y=float(peak)) for size, peak in fitted)
     chart = doc.Chart(
@@ -259,7 +268,7 @@ def step_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
         ),
         table=table_of(
             "Trials in their order",
-            found.rows,
+            found.sizes,
             (subject.along, "r", lambda row: str(row.size)),
             ("outcome", "l", lambda row: "fits" if row.fits else "out of memory"),
             ("peak memory", "r", lambda row: format_bytes(row.peak_bytes)),
@@ -282,7 +291,7 @@ def loader_section(profile: OwnProfile) -> tuple[doc.Block, ...]:
     found = profile.evidence.loader
     if found is None:
         step = command(
-            "workers", step=profile.subject.step, loader="MODULE:build_loader"
+            "workers", step=profile.subject.step_function, loader="MODULE:build_loader"
         )
         return (doc.Missing(subject="Number of workers", commands=(step,)),)
     rates = [

@@ -11,24 +11,32 @@ from typing import Any
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.errors import BadInput, UsageError
+from autotune.evidence.probe import ProbeEvidence
 from autotune.integrations.loader_sweep import sweep_loader
-from autotune.integrations.probe import probe_step
 from autotune.integrations.store import known_at, read_own, require_known, write_own
 from autotune.integrations.values import (
     LoaderEvidence,
     LoaderSweep,
     OwnConstraints,
     OwnProfile,
-    StepEvidence,
     StepProbe,
     Written,
 )
 from autotune.machine.gpu_models import RESERVE_BYTES
-from autotune.machine.measured_device import DeviceChoice, MeasuredDevice, memory_budget
-from autotune.profiles.decide.micro_batch import with_headroom
+from autotune.machine.measured_device import (
+    DeviceChoice,
+    MeasuredDevice,
+    local_ranks,
+    memory_budget,
+)
+from autotune.memory.decide.overheads import overheads_on_cpu, overheads_on_gpu
+from autotune.memory.measure import probe_subject
+from autotune.memory.size_probe import FIT_STEPS_OF_CODE, SizeProbe
+from autotune.memory.values import ModelTraceRequest
 from autotune.profiles.profile_paths import profile_paths
 from autotune.subjects.bench import OwnBench, open_own
 from autotune.subjects.own.subject import SIZE, OwnCode
+from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.runner import TrialRunner
 from autotune.trials.trial_log import report_directory
 
@@ -43,15 +51,13 @@ def probe_own(
     """Find the largest size of a step of yours, and write a profile."""
 
     def check(site: MeasuredDevice) -> None:
-        memory_budget(site, probe.memory_bytes)
+        memory_budget(
+            site, probe.memory_bytes, ranks=local_ranks(site, probe.ranks or 1)
+        )
 
     with open_own(choice, probe.code, probe.trial_timeout_s, check=check) as bench:
         (path,) = profile_paths(out, [probe.code.name], bench.site.name)
-        found, runner, budget = run_probe(bench, probe, path, ends_s=ends_s)
-        size = (
-            with_headroom(found.feasible_max // found.multiple_of, probe.headroom_share)
-            * found.multiple_of
-        )
+        size, evidence, runner, budget = run_probe(bench, probe, path, ends_s=ends_s)
         old, tuned = known_at(path, bench), {probe.code.along: size}
         if old is not None and old.tuned.get(probe.code.along) != size:
             old = None  # its loader was measured with another size
@@ -65,7 +71,7 @@ def probe_own(
             old,
             name="probe",
             tuned=tuned,
-            step=found,
+            step=evidence,
             constraints=constraints,
         )
         return Written(path=path, profile=profile, trials=tuple(runner.finished))
@@ -73,27 +79,83 @@ def probe_own(
 
 def run_probe(
     bench: OwnBench, probe: StepProbe, path: Path, *, ends_s: float | None = None
-) -> tuple[StepEvidence, TrialRunner, int]:
+) -> tuple[int, ProbeEvidence, TrialRunner, int]:
     """Find the largest size, with the trial log of the profile at ``path``.
 
     Returns:
-        The evidence, the runner of the trials, and the memory budget in bytes.
+        The chosen size, the evidence, the runner of the trials, and the memory budget
+        in bytes.
     """
-    budget = memory_budget(bench.site, probe.memory_bytes)
+    ranks = local_ranks(bench.site, probe.ranks or 1)
+    budget = memory_budget(bench.site, probe.memory_bytes, ranks=ranks)
     left = (
         f" ({format_bytes(RESERVE_BYTES)} of the GPU stay free; change the budget with"
         " --memory)"
     )
     left = left if bench.site.gpu is not None and probe.memory_bytes is None else ""
+    per_rank = " per rank" if ranks > 1 else ""
     sys.stderr.write(
-        f"{probe.code.words}: memory budget {format_bytes(budget)}{left}\n"
+        f"{probe.code.words}: memory budget {format_bytes(budget)}{per_rank}{left}\n"
     )
     with bench.display.show(f"probe {probe.code.words}") as update:
         runner = bench.runner(
             report_directory(path, probe.reports), bench.fingerprint, update, 8
         )
         runner.budget_ends_s = ends_s
-        return probe_step(probe, bench, budget, runner), runner, budget
+        size, evidence = probe_subject(
+            size_probe_of(bench, probe, budget, ranks),
+            runner,
+            bench.site.host.ram_available_bytes,
+        )
+    return size, evidence, runner, budget
+
+
+def size_probe_of(
+    bench: OwnBench, probe: StepProbe, budget_bytes: int, ranks: int
+) -> SizeProbe:
+    """Return the search for the largest size of a step of yours, with its limits."""
+    code, site = probe.code, bench.site
+    assert bench.subject.step_sha256 is not None
+    trace, overheads = None, None
+    if bench.model is not None:
+        trace = ModelTraceRequest(
+            model=bench.model,
+            arguments=dict(code.arguments),
+            along=code.along,
+            device=site.device,
+            directory=str(bench.directory.resolve()),
+        )
+        overheads = overheads_on_cpu()
+        if site.gpu is not None:
+            overheads = overheads_on_gpu(
+                site.gpu.compute_capability, ranks, site.cuda_bytes
+            )
+    server = bench.server
+    return SizeProbe(
+        subject=code,
+        device=site.device,
+        memory_budget_bytes=budget_bytes,
+        max_size=probe.max_size,
+        fit_steps=FIT_STEPS_OF_CODE,
+        multiple_of=probe.multiple_of,
+        headroom_share=probe.headroom_share,
+        trial_timeout_s=probe.trial_timeout_s,
+        local_ranks=ranks,
+        device_used_before_bytes=bench.used_before_bytes(ranks),
+        trace=trace,
+        overheads=overheads,
+        allow_varying=probe.allow_varying,
+        starts_at_most=probe.starts_at_most,
+        measures_throughput=probe.measures_throughput,
+        source_sha256=bench.subject.step_sha256,
+        directory=str(bench.directory.resolve()),
+        in_this_process=bench.in_this_process,
+        load_modules=(
+            server.load
+            if isinstance(server, ForkServerMachine) and bench.forked
+            else lambda _modules: False
+        ),
+    )
 
 
 def sweep_request(
@@ -118,18 +180,18 @@ def sweep_request(
         subject = read_own(profile).profile.subject
         arguments = {**subject.arguments, **code.arguments}
         update = {
-            "step": code.step or subject.step,
-            "loader": code.loader or subject.loader,
+            "step_function": code.step_function or subject.step_function,
+            "loader_function": code.loader_function or subject.loader_function,
         }
         code = code.model_copy(
             update=update | {"along": subject.along, "arguments": arguments}
         )
-    if code.loader is None:
+    if code.loader_function is None:
         raise UsageError(
             "--step needs a loader to feed it",
             next_step="Add --loader my_module:build_loader",
         )
-    if limits.get("step_time_s") is None and code.step is None:
+    if limits.get("step_time_s") is None and code.step_function is None:
         next_step = (
             "Add --step my_module:build_step; or --step-time 120ms, the duration of a"
             " step"
@@ -159,17 +221,17 @@ def sweep_own(choice: DeviceChoice, sweep: LoaderSweep, out: Path | None) -> Wri
         if old is not None:
             sweep = _at_probed_size(sweep, old)
         if (
-            sweep.code.step is not None
+            sweep.code.step_function is not None
             and sweep.step_time_s is None
             and sweep.code.along not in sweep.code.arguments
         ):
             what = (
                 f"{path} does not say with which {sweep.code.along} to measure"
-                f" {sweep.code.step}"
+                f" {sweep.code.step_function}"
             )
             next_step = (
-                f"Probe it first: autotune probe --step {sweep.code.step}; or add --set"
-                f" {SIZE}=N"
+                f"Probe it first: autotune probe --step {sweep.code.step_function}; or"
+                f" add --set {SIZE}=N"
             )
             raise BadInput(what, next_step=next_step)
         found, runner = sweep_on(bench, sweep, path)
@@ -195,7 +257,7 @@ def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
     step_s = next(
         (
             row.step_s
-            for row in step.rows
+            for row in step.sizes
             if row.size == step.feasible_max and row.step_s
         ),
         None,
@@ -203,13 +265,13 @@ def _at_probed_size(sweep: LoaderSweep, profile: OwnProfile) -> LoaderSweep:
     if step_s is None:
         next_step = "Add --step-time T, the duration of its step."
         raise BadInput(
-            f"{code.step} is a training loop, and its step was not timed",
+            f"{code.step_function} is a training loop, and its step was not timed",
             next_step=next_step,
         )
     step_time_s = step_s * size / step.feasible_max
     replayed = f"a step of {format_seconds(step_time_s)} is replayed"
     sys.stderr.write(
-        f"info: {code.step} is a training loop with its data; {replayed}\n"
+        f"info: {code.step_function} is a training loop with its data; {replayed}\n"
     )
     return replace(sweep, step_time_s=step_time_s)
 
@@ -222,7 +284,7 @@ def sweep_on(
     The trials are in the trial log of the profile at ``path``.
     """
     with bench.display.show(
-        f"workers {sweep.code.loader}", budget_s=sweep.budget_s
+        f"workers {sweep.code.loader_function}", budget_s=sweep.budget_s
     ) as update:
         runner = bench.runner(
             report_directory(path, sweep.reports), bench.fingerprint, update, 24

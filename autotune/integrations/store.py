@@ -129,10 +129,8 @@ def require_known(path: Path, bench: OwnBench, *, replayed: bool) -> OwnProfile 
         told = (
             "your code, its arguments or its source have changed since it was written"
         )
-    next_step = (
-        "Probe again:"
-        f" {command('probe', step=found.subject.step or 'MODULE:build_step', out=path)}"
-    )
+    step = found.subject.step_function or "MODULE:build_step"
+    next_step = f"Probe again: {command('probe', step=step, out=path)}"
     raise ProfileRejected(f"{path} does not match: {told}", next_step=next_step)
 
 
@@ -159,7 +157,7 @@ def write_own(
     here, subject = bench.fingerprint if old is None else old.fingerprint, bench.subject
     if old is not None:
         loader = subject.model_dump(
-            include={"loader", "loader_sha256"}, exclude_none=True
+            include={"loader_function", "loader_sha256"}, exclude_none=True
         )
         subject = old.subject.model_copy(update=loader)
     commands = (

@@ -7,58 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.base.defaults import HEADROOM_SHARE, TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.evidence.probe import ProbeEvidence
 from autotune.evidence.profile import Fingerprint, Provenance
 from autotune.evidence.workers import CountEvidence, CountRow
-from autotune.subjects.own.subject import Argument, OwnCode, Subject
-from autotune.trials.job_figures import JobFigures, LoadedWindow
+from autotune.subjects.own.subject import OwnCode, Subject
+from autotune.subjects.subject import Argument
+from autotune.trials.job_figures import LoadedWindow
 from autotune.trials.values import FinishedTrial, JobName, TrialRequest
 from trainer.config.train_config import PROFILE_SCHEMA_VERSION
 from trainer.formats.tables import StrictTable
 
 MAX_SIZE = 2**20
 """Largest size to try by default: a small model takes very large micro-batches."""
-STEPS = 3
-"""Optimizer steps of a trial: the first allocates the optimizer's state, two further
-ones must agree."""
-
-
-class OwnStepRequest(TrialRequest):
-    """Request for optimizer steps of your own code under a memory budget."""
-
-    job: ClassVar[JobName] = "own_step"
-
-    step: str
-    arguments: dict[str, Argument]
-    """Arguments of ``step``, the searched size included."""
-    source_sha256: str
-    device: Literal["cpu", "cuda"]
-    memory_budget_bytes: int | None
-    """None means no limit."""
-    steps: int
-    attempt: int = 0
-    """Number that makes a repeated trial another trial."""
-
-
-class OwnTraceRequest(TrialRequest):
-    """Request for traces of a model of yours, for several sizes."""
-
-    job: ClassVar[JobName] = "own_trace"
-
-    model: str
-    """``module:build_model``, which returns a module and its batch."""
-    arguments: dict[str, Argument]
-    along: str
-    device: Literal["cpu", "cuda"]
-    directory: str
-    sizes: list[int] = Field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """Name of the function."""
-        return self.model
 
 
 class OwnLoaderRequest(TrialRequest):
@@ -85,31 +48,6 @@ class OwnLoaderRequest(TrialRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnStepFigures(JobFigures):
-    """Figures of an ``own_step`` job."""
-
-    step_s: tuple[float, ...]
-    peak_bytes: int
-    """Peak use of the budget, as for the trainer's own steps."""
-    non_pytorch_bytes: int | None
-    step_peak_bytes: tuple[int, ...]
-    """Highest memory within each step; on a CPU the growth of resident memory."""
-    kept_bytes: tuple[int, ...]
-    """Memory in use after each step."""
-    optimizer_steps: int
-    """Steps that torch's optimizers took; 0 if your code uses none of them."""
-    trains: bool
-    """True if one call takes many steps: a training loop."""
-    gradient_bytes: int
-    """Gradients that torch's optimizers hold after a step; 0 if there are none."""
-    host_peak_bytes: int
-    """Highest resident memory of the process."""
-    imported: tuple[str, ...] = ()
-    """Modules that your code imported within the trial; on a CPU they count as its
-    memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoaderFigures(LoadedWindow):
     """Figures of an ``own_loader`` job: a timed window of steps, one batch each."""
 
@@ -119,54 +57,6 @@ class OwnLoaderFigures(LoadedWindow):
     """Worker processes that the loader has started."""
     batch_bytes: int
     """Bytes of the tensors of a batch."""
-
-
-class SizeRow(StrictTable):
-    """A trial of one size."""
-
-    size: PositiveInt
-    fits: bool
-    peak_bytes: PositiveInt | None = None
-    step_s: PositiveFloat | None = None
-    """Median time of the steps but the first; None if the size did not fit, or on a
-    pretended GPU."""
-
-
-class StepEvidence(StrictTable):
-    """Result of a probe of your own step: the largest size that fits."""
-
-    feasible_max: PositiveInt
-    """Largest size that ran optimizer steps under the budget."""
-    infeasible_min: PositiveInt | None = None
-    """Smallest size that ran out of memory; None if the search reached its upper limit
-    first."""
-    feasible_peak_bytes: PositiveInt
-    """Peak memory of ``feasible_max`` in its trials."""
-    predicted_peak_bytes: PositiveInt | None = None
-    """Peak of ``feasible_max`` predicted from smaller trials."""
-    traced_max: NonNegativeInt | None = None
-    """Largest size that a trace predicted before any trial; None without
-    ``build_model`` in the step's module."""
-    not_traced: str | None = None
-    kept_bytes: NonNegativeInt
-    """Memory in use between two steps of ``feasible_max``: weights, optimizer state,
-    whatever your code keeps."""
-    host_peak_bytes: NonNegativeInt
-    """Highest resident memory of the trial's process."""
-    optimizer_steps: NonNegativeInt
-    """Steps of torch's optimizers in that trial; 0 if none of them is used."""
-    trains: bool = False
-    """True if the function is a training loop, which another loader cannot feed."""
-    multiple_of: PositiveInt = 1
-    varies_bytes: NonNegativeInt = 0
-    """Difference between steps of one size, accepted with --allow-varying; 0 if steps
-    agree."""
-    rows: list[SizeRow]
-    """Sizes in the order in which they were tried."""
-    verified_in: Literal["fresh processes", "this process"] = "fresh processes"
-    seconds: NonNegativeFloat
-    choice: str
-    """Reason for the chosen size."""
 
 
 class LoaderRow(CountRow):
@@ -200,7 +90,7 @@ class OwnConstraints(StrictTable):
 class OwnEvidence(StrictTable):
     """Measurements behind the profile; None if a command measured nothing."""
 
-    step: StepEvidence | None = None
+    step: ProbeEvidence | None = None
     loader: LoaderEvidence | None = None
 
 
@@ -245,6 +135,10 @@ class StepProbe:
     starts_at_most: bool = False
     """True if ``max_size`` is tried first, because it is likely to fit."""
     trial_timeout_s: float = TRIAL_TIMEOUT_S
+    ranks: int | None = None
+    """Ranks of this node that take the steps together; None for one."""
+    measures_throughput: bool = True
+    """False to search for the largest size alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,9 +240,9 @@ def _trace_more(
 
 def _slots_of(request: AnyTraceRequest) -> SlotsOf | None:
     """Return the function of the slots of a sparse MLM head; None without one."""
-    if not isinstance(request, TraceRequest):
+    config = getattr(request, "config", None)
+    if config is None:
         return None
-    config = request.config
     if config.mlm_head != "sparse":
         return None
     return lambda size: head_slots(

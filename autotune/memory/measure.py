@@ -1,214 +1,139 @@
-"""Probe of one model: verify the largest micro-batch, then measure its throughput.
+"""Probe of a subject: verify the largest size, then measure the throughput of sizes.
 
-The largest micro-batch is verified on both sides: it ran under the memory budget, and
-one sequence more ran out of memory. Smaller sizes give the throughput curve.
+The largest size is verified on both sides: it ran under the memory budget, and the next
+one ran out of memory. Smaller sizes give the throughput curve.
 """
 
-import functools
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from autotune.base.units import format_bytes
 from autotune.errors import ExceedsMemory, OutOfTime
-from autotune.evidence.probe import ProbeEvidence
-from autotune.memory.decide.batch_search import (
-    Prediction,
-    SizeTrial,
-    bracket,
-    predict_bytes,
-)
-from autotune.memory.decide.memory_model import memory_breakdown, peak_bytes
+from autotune.evidence.probe import ProbeEvidence, SizeRow
+from autotune.memory.decide.batch_search import SizeTrial, predict_bytes
 from autotune.memory.decide.sharding import smallest_sharding
-from autotune.memory.estimate import CannotTrace, MemoryEstimate
-from autotune.memory.probe import FIT_STEPS, Probe, step_trial
+from autotune.memory.estimate import MemoryEstimate
+from autotune.memory.size_probe import SizeProbe
 from autotune.memory.size_search import SizeSearch
 from autotune.memory.throughput import Throughput, measure_throughput
 from autotune.memory.values import ACTIVATIONS, MemoryBreakdown
 from autotune.profiles.decide.knee import knee_interval
 from autotune.trials.job_figures import StepFigures
-from autotune.trials.outcomes import Measured
+from autotune.trials.outcomes import Measured, describe
 from autotune.trials.runner import TrialRunner
-from autotune.trials.values import Trial
-from trainer.config.train_config import TrainConfig
 
-_UNSURE_SHARE = 1 / 4
-"""Share of the range of assumed overheads that is added to predicted peaks until a
-trial fits. The first trial is then likely to fit, and to correct the prediction: a
-trial that runs out of memory has no peak."""
+_MAX_DETAIL_CHARACTERS = 300
+"""Characters of a failure that an error quotes, from its end."""
 
 
-def probe_model(
-    probe: Probe, runner: TrialRunner, traced: MemoryEstimate | None = None
-) -> tuple[TrainConfig, ProbeEvidence]:
-    """Find and verify the largest micro-batch, and measure the throughput curve.
+def probe_subject(
+    probe: SizeProbe,
+    runner: TrialRunner,
+    host_available_bytes: int,
+    traced: MemoryEstimate | None = None,
+) -> tuple[int, ProbeEvidence]:
+    """Find and verify the largest size, and measure the throughput curve.
 
-    Every trial is a fresh process.
+    Every trial is a fresh process, unless the probe is of this process.
 
     Args:
-        probe: The model and its limits.
+        probe: The subject and its limits.
         runner: Runs the trials.
-        traced: Result of ``probe.trace``, if known.
+        host_available_bytes: Memory of the host that is available.
+        traced: Prediction from a trace, if known.
 
     Returns:
-        The settings with the chosen micro-batch, and the evidence for it.
+        The chosen size, and the evidence for it.
 
     Raises:
-        ExceedsMemory: If not even one sequence fits.
+        ExceedsMemory: If not even the smallest size fits.
+        BadInput: If the step cannot be probed.
         OutOfTime: If time ended before any size fitted. If it ends later, the evidence
             is marked as a lower bound, or has no throughput.
         Undecided: If trials failed for another reason than memory.
     """
-    search = ProbeSearch(probe=probe, runner=runner, estimate=traced)
+    search = SizeSearch(
+        probe=probe,
+        runner=runner,
+        host_available_bytes=host_available_bytes,
+        estimate=traced,
+    )
     search.predict()
     is_lower_bound = False
     try:
         search.find()
     except OutOfTime:
-        if not bracket(search.tried).feasible_max:
+        if not search.feasible_max:
             raise
         # The largest size that ran is still worth reporting.
         is_lower_bound = True
-    feasible_max = bracket(search.tried).feasible_max
-    if not feasible_max:
-        raise search.explain_too_large()
-    throughput = measure_throughput(probe, runner, feasible_max)
+    if not search.feasible_max:
+        raise explain_too_large(search)
+    throughput = measure_throughput(probe, runner, search.feasible_max)
     # Made last, as the evidence has the time of all trials.
     evidence = _evidence(search, throughput, is_lower_bound=is_lower_bound)
-    update = {"micro_batch_size": throughput.choice.micro_batch_size}
-    return probe.config.model_copy(update=update), evidence
+    return throughput.choice.micro_batch_size, evidence
 
 
-@dataclass(slots=True, kw_only=True)
-class ProbeSearch(SizeSearch):
-    """Search for the largest micro-batch of a model, which a trace may guide."""
+def explain_too_large(search: SizeSearch) -> ExceedsMemory:
+    """Run the smallest size with a wider limit, and return an error with its memory.
 
-    probe: Probe
-    """The model and its limits."""
-    estimate: MemoryEstimate | None = None
-    """Memory that a trace predicts; None until ``predict``, or without a trace."""
-    not_traced: str | None = None
-    """Reason why tracing failed; None if it did not, or was not requested."""
-
-    def __post_init__(self) -> None:
-        config = self.probe.config
-        self.name = config.model.name
-        self.on_gpu = config.device == "cuda"
-        self.budget_bytes = self.probe.memory_budget_bytes
-        self.max_size = self.probe.request.max_micro_batch_size
-
-    def predict(self) -> None:
-        """Trace the step, and set ``prediction``.
-
-        If no trace is requested or tracing fails, ``prediction`` stays None and trials
-        alone guide the search. If tracing fails, ``not_traced`` has the reason.
-        """
-        overheads = self.probe.overheads
-        if overheads is None:
-            return
-        if self.estimate is None:
-            self.runner.on_trial(f"{self.name}: predicting memory from a trace", None)
-            try:
-                self.estimate = self.probe.trace(self.runner.machine)
-            except CannotTrace as error:
-                self.not_traced = error.message
-                return
-        memory_model = self.estimate.memory_model
-
-        # A search compares the same sizes after each trial, and the prediction of each
-        # size replays a whole trace.
-        @functools.cache
-        def predicted_bytes(micro_batch_size: int) -> float:
-            return float(peak_bytes(memory_model, micro_batch_size, overheads.usual))
-
-        range_bytes = (
-            overheads.most.non_pytorch_bytes - overheads.least.non_pytorch_bytes
+    The error is for a step of which not even the smallest size fits. If it was traced,
+    it also names the largest term of the predicted memory, and remedies.
+    """
+    probe, outcome = search.probe, search.look(1)
+    message = (
+        f"{search.name} exceeds the memory budget of"
+        f" {format_bytes(probe.memory_budget_bytes)} at {search.words(1)}"
+    )
+    if isinstance(outcome, Measured):
+        needed_bytes = StepFigures.of(outcome).peak_bytes
+        message += f"; it needs {format_bytes(needed_bytes)}"
+    else:
+        detail = outcome.detail.strip()[-_MAX_DETAIL_CHARACTERS:]
+        message += f"; with a wider limit: {detail or describe(outcome)}"
+    breakdown = search.breakdown(probe.multiple_of)
+    if breakdown is not None:
+        # With the predicted total, as this term may exceed the measured peak.
+        term = breakdown.largest_term
+        message += (
+            f"; largest part: {term}, {format_bytes(breakdown.terms_bytes[term])} of"
+            f" {format_bytes(breakdown.peak_bytes)} predicted"
         )
-        self.prediction = Prediction(
-            peak_bytes=predicted_bytes, unsure_bytes=_UNSURE_SHARE * range_bytes
-        )
+    *remedies, last_remedy = _remedies(search, breakdown)
+    return ExceedsMemory(
+        message, next_step=f"{', '.join(remedies).capitalize()}, or {last_remedy}."
+    )
 
-    def trial_of(self, size: int, attempt: int) -> Trial:
-        """Return an attempt to run a micro-batch size under the memory budget."""
-        return step_trial(
-            self.probe, size, FIT_STEPS, self.budget_bytes, attempt=attempt
-        )
 
-    def peak_bytes_of(self, size: int, outcome: Measured) -> int:
-        """Return the highest peak memory of the trial's ranks."""
-        return StepFigures.of(outcome).peak_bytes
-
-    def breakdown(self, micro_batch_size: int) -> MemoryBreakdown | None:
-        """Return the predicted memory of a micro-batch; None if nothing is traced."""
-        if self.estimate is None or self.probe.overheads is None:
-            return None
-        return memory_breakdown(
-            self.estimate.memory_model, micro_batch_size, self.probe.overheads.usual
-        )
-
-    def explain_too_large(self) -> ExceedsMemory:
-        """Run one sequence without a memory limit, and return an error with its memory.
-
-        The error is for a model of which not even one sequence fits. It also names the
-        largest term of the predicted memory, and remedies.
-        """
-        probe = self.probe
-        outcome = self.runner.run(
-            step_trial(probe, 1, FIT_STEPS, None),
-            f"{self.name}: 1 sequence without a limit",
-        )
-        message = (
-            f"one sequence of {probe.config.seq_length_tokens} tokens of"
-            f" {self.name!r} exceeds the memory budget of"
-            f" {format_bytes(probe.memory_budget_bytes)}"
-        )
-        if isinstance(outcome, Measured):
-            message += f"; {format_bytes(StepFigures.of(outcome).peak_bytes)} needed"
-        breakdown = self.breakdown(1)
-        if breakdown is not None:
-            # With the predicted total, as this term may exceed the measured peak.
-            term = breakdown.largest_term
-            message += (
-                f"; largest part: {term}, {format_bytes(breakdown.terms_bytes[term])}"
-                f" of {format_bytes(breakdown.peak_bytes)} predicted"
-            )
-        *remedies, last_remedy = self._remedies(breakdown)
-        return ExceedsMemory(
-            message,
-            next_step=f"{', '.join(remedies).capitalize()}, or {last_remedy}.",
-        )
-
-    def _remedies(self, breakdown: MemoryBreakdown | None) -> list[str]:
-        """Return what may make one sequence fit, given its predicted memory."""
-        remedies = [
-            "raise --memory",
-            "shorten --seq-length",
-            "choose a smaller --model",
-        ]
-        if breakdown is None:
-            return remedies
-        config = self.probe.config
-        if (
-            breakdown.largest_term.startswith(ACTIVATIONS)
-            and config.activation_checkpointing != "full"
-        ):
-            remedies.insert(0, "add --activation-checkpointing full")
-        # With several ranks, any strategy but DDP has sharded the traced state already.
-        is_whole_state = (
-            config.parallel.strategy == "ddp" or self.probe.local_ranks == 1
-        )
-        if self.estimate is not None and is_whole_state:
-            sharding = smallest_sharding(
-                breakdown.terms_bytes,
-                self.probe.memory_budget_bytes,
-                largest_layer_bytes=self.estimate.memory_model.largest_parameter_bytes,
-            )
-            if sharding is not None:
-                remedies.append(f"shard the state: {sharding}")
+def _remedies(search: SizeSearch, breakdown: MemoryBreakdown | None) -> list[str]:
+    """Return what may make the smallest size fit, given its predicted memory."""
+    probe = search.probe
+    remedies = ["raise --memory", "shorten the sequences", "choose a smaller model"]
+    settings = probe.subject.apply({})
+    checkpointing = settings.get("activation_checkpointing")
+    if checkpointing is None:
+        return [*remedies, "use activation checkpointing"]
+    if breakdown is None:
         return remedies
+    if breakdown.largest_term.startswith(ACTIVATIONS) and checkpointing != "full":
+        remedies.insert(0, "add --activation-checkpointing full")
+    # With several ranks, any strategy but DDP has sharded the traced state already.
+    strategy = settings.get("parallel", {}).get("strategy")
+    is_whole_state = strategy == "ddp" or probe.local_ranks == 1
+    if search.estimate is not None and is_whole_state:
+        sharding = smallest_sharding(
+            breakdown.terms_bytes,
+            probe.memory_budget_bytes,
+            largest_layer_bytes=search.estimate.memory_model.largest_parameter_bytes,
+        )
+        if sharding is not None:
+            remedies.append(f"shard the state: {sharding}")
+    return remedies
 
 
 def _evidence(
-    search: ProbeSearch, throughput: Throughput, *, is_lower_bound: bool
+    search: SizeSearch, throughput: Throughput, *, is_lower_bound: bool
 ) -> ProbeEvidence:
     """Return the result of a finished probe.
 
@@ -217,39 +142,40 @@ def _evidence(
         throughput: Throughput by size, and the chosen size.
         is_lower_bound: True if time ended before the largest size was verified.
     """
-    probe = search.probe
-    verified = bracket(search.tried)
-    feasible_max = verified.feasible_max
-    traced_peak_bytes = None
-    if search.prediction is not None:
-        traced_peak_bytes = round(search.prediction.peak_bytes(feasible_max))
-    traced_micro_batch_size = None
-    parameters = None
+    probe, unit = search.probe, search.probe.multiple_of
+    largest = search.feasible_max // unit
+    figures = search.figures[largest]
+    traced_peak_bytes = traced_max = parameters = None
     if search.estimate is not None:
-        traced_micro_batch_size = search.estimate.max_micro_batch_size
+        traced_max = search.estimate.max_micro_batch_size
         parameters = search.estimate.parameters
-    traced_terms_bytes: dict[str, int] = {}
-    breakdown = search.breakdown(feasible_max)
-    if breakdown is not None:
-        traced_terms_bytes = dict(breakdown.terms_bytes)
+        if search.prediction is not None:
+            traced_peak_bytes = round(search.prediction.peak_bytes(largest))
+    breakdown = search.breakdown(search.feasible_max)
     return ProbeEvidence(
-        feasible_max=feasible_max,
-        infeasible_min=verified.infeasible_min,
+        feasible_max=search.feasible_max,
+        infeasible_min=search.infeasible_min,
         is_lower_bound=is_lower_bound,
-        feasible_peak_bytes=_highest_peak_bytes(search.tried, feasible_max),
-        predicted_peak_bytes=predict_bytes(
-            search.tried, feasible_max, search.prediction
-        ),
+        feasible_peak_bytes=_highest_peak_bytes(search.tried, largest),
+        predicted_peak_bytes=predict_bytes(search.tried, largest, search.prediction),
         traced_peak_bytes=traced_peak_bytes,
-        traced_micro_batch_size=traced_micro_batch_size,
-        traced_terms_bytes=traced_terms_bytes,
+        traced_micro_batch_size=traced_max,
+        traced_terms_bytes={} if breakdown is None else dict(breakdown.terms_bytes),
         parameters=parameters,
         not_traced=search.not_traced,
+        kept_bytes=figures.kept_bytes[-1] if figures.kept_bytes else None,
+        host_peak_bytes=figures.host_peak_bytes,
+        optimizer_steps=figures.optimizer_steps,
+        trains=figures.trains,
+        multiple_of=unit,
+        varies_bytes=search.varies_bytes,
+        verified_in="this process" if probe.in_this_process else "fresh processes",
+        sizes=_rows(search),
         local_ranks=probe.local_ranks,
         gradient_accumulation_steps=probe.micro_batches,
         search_trials=len(search.tried),
         seconds=round(search.runner.seconds, 3),
-        mean_tokens_per_sequence=probe.mean_tokens_per_sequence,
+        mean_tokens_per_sequence=probe.tokens_per_size,
         curve=throughput.curve,
         knee_micro_batch_sizes=list(knee_interval(throughput.curve) or ()),
         dip=throughput.dip,
@@ -258,10 +184,31 @@ def _evidence(
     )
 
 
-def _highest_peak_bytes(tried: Sequence[SizeTrial], micro_batch_size: int) -> int:
+def _rows(search: SizeSearch) -> list[SizeRow]:
+    """Return the trials that decided, in their order."""
+    rows = []
+    for trial in search.tried:
+        if trial.fits is None:
+            continue
+        size = trial.micro_batch_size
+        step_s = None
+        if trial.fits and not search.runner.pretended:
+            step_s = statistics.median(search.figures[size].step_s) or None
+        rows.append(
+            SizeRow(
+                size=size * search.probe.multiple_of,
+                fits=trial.fits,
+                peak_bytes=trial.peak_bytes,
+                step_s=step_s,
+            )
+        )
+    return rows
+
+
+def _highest_peak_bytes(tried: Sequence[SizeTrial], size: int) -> int:
     """Return the peak memory of a size: the highest of its trials that fitted."""
     return max(
         trial.peak_bytes
         for trial in tried
-        if trial.micro_batch_size == micro_batch_size and trial.peak_bytes is not None
+        if trial.micro_batch_size == size and trial.peak_bytes is not None
     )

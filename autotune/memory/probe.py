@@ -7,31 +7,18 @@ from autotune.base.defaults import HEADROOM_SHARE, MAX_MICRO_BATCH_SIZE, TRIAL_T
 from autotune.machine.gpu_models import GpuModel
 from autotune.memory.decide.overheads import OverheadsRange
 from autotune.memory.estimate import MemoryEstimate, estimate_model
-from autotune.memory.values import KernelsRequest, StepRequest, TraceRequest
+from autotune.memory.size_probe import SizeProbe, StepCounts
+from autotune.memory.values import TraceRequest
 from autotune.profiles.decide.batch_split import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.subjects.mlm.subject import MlmSubject
+from autotune.subjects.subject import Argument
 from autotune.trials.trial_machine import Machine
-from autotune.trials.values import Trial
 from trainer.config.train_config import TrainConfig
 from trainer.data.sequence_statistics import SequenceStatistics
 from trainer.formats.manifest import Manifest
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCounts:
-    """Numbers of optimizer steps of a trial: first untimed ones, then timed ones."""
-
-    warmup: int
-    timed: int
-
-
 FIT_STEPS = StepCounts(warmup=1, timed=1)
 """Steps of a trial that tests whether a size fits; an evaluation follows each step."""
-
-KERNEL_STEPS = {
-    "cpu": StepCounts(warmup=1, timed=1),
-    "cuda": StepCounts(warmup=3, timed=3),
-}
-"""Steps of a trial that profiles kernels, by device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +95,58 @@ class Probe:
             return self.config.seq_length_tokens
         return self.sequence_stats.mean_non_padding_tokens
 
+    @property
+    def subject(self) -> MlmSubject:
+        """The model as a subject, with what the dataset adds."""
+        return MlmSubject(
+            config=self.config,
+            vocab_size=self.manifest.vocab_size,
+            special_ids=self.manifest.special_ids,
+            documents_per_sequence=self.documents_per_sequence,
+            local_ranks=self.local_ranks,
+        )
+
+    def trace_request(self) -> TraceRequest:
+        """Return the request for traces of the model's step."""
+        return TraceRequest(
+            config=self.subject.chosen({"micro_batch_size": 1, **self.fit_choice}),
+            vocab_size=self.manifest.vocab_size,
+            special_ids=self.manifest.special_ids,
+            documents_per_sequence=self.documents_per_sequence,
+            micro_batches=self.micro_batches,
+            ranks=self.local_ranks,
+        )
+
+    @property
+    def fit_choice(self) -> dict[str, Argument]:
+        """Settings of a trial that tests whether a size fits."""
+        return {"micro_batches": self.micro_batches}
+
+    def size_probe(self) -> SizeProbe:
+        """Return the search for the largest micro-batch, with its limits."""
+        request, config = self.request, self.config
+        return SizeProbe(
+            subject=self.subject,
+            device=config.device,
+            memory_budget_bytes=self.memory_budget_bytes,
+            max_size=request.max_micro_batch_size,
+            fit_steps=FIT_STEPS,
+            fit_choice=self.fit_choice,
+            # A step of one micro-batch, which accumulation repeats.
+            timed_choice={"micro_batches": 1},
+            headroom_share=request.headroom_share,
+            trial_timeout_s=request.trial_timeout_s,
+            local_ranks=self.local_ranks,
+            micro_batches=self.micro_batches,
+            device_used_before_bytes=self.device_used_before_bytes,
+            global_batch_size=config.global_batch_size,
+            tokens_per_size=self.mean_tokens_per_sequence,
+            trace=None if self.overheads is None else self.trace_request(),
+            overheads=self.overheads,
+            number_format=config.precision,
+            document_tokens=config.seq_length_tokens / self.documents_per_sequence,
+        )
+
     def trace(self, machine: Machine) -> MemoryEstimate:
         """Trace the model's step, and predict its memory near the largest micro-batch.
 
@@ -118,92 +157,10 @@ class Probe:
             BadInput: If the settings are invalid.
         """
         assert self.overheads is not None, "a probe without overheads is not traced"
-        request = TraceRequest(
-            config=step_config(self, 1),
-            vocab_size=self.manifest.vocab_size,
-            special_ids=self.manifest.special_ids,
-            documents_per_sequence=self.documents_per_sequence,
-            micro_batches=self.micro_batches,
-            ranks=self.local_ranks,
-        )
         return estimate_model(
-            request,
+            self.trace_request(),
             machine,
             self.memory_budget_bytes,
             self.overheads.usual,
             max_micro_batch_size=self.request.max_micro_batch_size,
         )
-
-
-def step_config(
-    probe: Probe, micro_batch_size: int, *, micro_batches: int | None = None
-) -> TrainConfig:
-    """Return the trainer's settings of a trial of a micro-batch size.
-
-    Args:
-        probe: The model and its limits.
-        micro_batch_size: Sequences of each rank's micro-batch.
-        micro_batches: Micro-batches of a step on each rank; None for the probe's.
-    """
-    if micro_batches is None:
-        micro_batches = probe.micro_batches
-    global_batch_size = micro_batch_size * probe.local_ranks * micro_batches
-    return probe.config.model_copy(
-        update={
-            "micro_batch_size": micro_batch_size,
-            "global_batch_size": global_batch_size,
-        }
-    )
-
-
-def step_trial(
-    probe: Probe,
-    micro_batch_size: int,
-    steps: StepCounts,
-    budget_bytes: int | None,
-    *,
-    attempt: int = 0,
-    micro_batches: int | None = None,
-) -> Trial:
-    """Return a trial of the trainer's step with a micro-batch size.
-
-    Args:
-        probe: The model and its limits.
-        micro_batch_size: Sequences of each rank's micro-batch.
-        steps: Optimizer steps to take.
-        budget_bytes: Memory that each rank may use; None without a limit.
-        attempt: Number that makes a repeated trial another trial; 0 for the first.
-        micro_batches: Micro-batches of a step on each rank; None for the probe's.
-    """
-    request = StepRequest(
-        config=step_config(probe, micro_batch_size, micro_batches=micro_batches),
-        vocab_size=probe.manifest.vocab_size,
-        special_ids=probe.manifest.special_ids,
-        memory_budget_bytes=budget_bytes,
-        warmup_steps=steps.warmup,
-        timed_steps=steps.timed,
-        local_ranks=probe.local_ranks,
-        documents_per_sequence=probe.documents_per_sequence,
-        attempt=attempt,
-    )
-    return request.trial(
-        timeout_s=probe.request.trial_timeout_s,
-        device_used_before_bytes=probe.device_used_before_bytes,
-        first_attempt=attempt == 0,
-    )
-
-
-def kernels_trial(probe: Probe, micro_batch_size: int) -> Trial:
-    """Return a trial that profiles the kernels of a step of one micro-batch."""
-    steps = KERNEL_STEPS[probe.config.device]
-    request = KernelsRequest(
-        config=step_config(probe, micro_batch_size, micro_batches=1),
-        vocab_size=probe.manifest.vocab_size,
-        special_ids=probe.manifest.special_ids,
-        memory_budget_bytes=None,
-        warmup_steps=steps.warmup,
-        timed_steps=steps.timed,
-        local_ranks=probe.local_ranks,
-        documents_per_sequence=probe.documents_per_sequence,
-    )
-    return request.trial(timeout_s=probe.request.trial_timeout_s)

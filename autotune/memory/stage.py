@@ -22,7 +22,7 @@ from autotune.memory.decide.overheads import (
     overheads_on_gpu,
 )
 from autotune.memory.estimate import MemoryEstimate
-from autotune.memory.measure import probe_model
+from autotune.memory.measure import probe_subject
 from autotune.memory.probe import Probe, ProbeRequest
 from autotune.memory.probed_model import ProbedModel
 from autotune.profiles.decide.batch_split import (
@@ -250,7 +250,10 @@ def profile_of_probe(
     with session.display.show(f"probe {model.name}") as update:
         runner = session.runner(reports, fingerprint, update, _EXPECTED_TRIALS)
         runner.budget_ends_s = budget_ends_s
-        train, evidence = probe_model(probe, runner, traced)
+        size, evidence = probe_subject(
+            probe.size_probe(), runner, session.site.host.ram_available_bytes, traced
+        )
+    train = probe.config.model_copy(update={"micro_batch_size": size})
     data = DataSettings(
         path=relative_data_path(probe.request.data, path),
         dataset_hash=session.manifest.dataset_hash,

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.base.window_statistics import estimate_windows
-from autotune.base.wording import plural
-from autotune.errors import OutOfTime, Undecided
+from autotune.errors import BadInput, OutOfTime, Undecided
 from autotune.evidence.probe import CurvePoint, ThroughputDip
 from autotune.kernels.decide.trace import NO_KERNELS
 from autotune.memory.decide.batch_search import MAX_FAILURES
 from autotune.memory.decide.throughput_dip import deepest_dip, grown_kernels
-from autotune.memory.probe import Probe, StepCounts, kernels_trial, step_trial
+from autotune.memory.size_probe import SizeProbe, StepCounts
 from autotune.profiles.decide.batch_split import split_global_batch
 from autotune.profiles.decide.micro_batch import (
     MicroBatchChoice,
+    choose_by_throughput,
     choose_micro_batch,
     curve_sizes,
     with_headroom,
@@ -65,7 +65,7 @@ class Throughput:
 
 
 def measure_throughput(
-    probe: Probe, runner: TrialRunner, feasible_max: int
+    probe: SizeProbe, runner: TrialRunner, feasible_max: int
 ) -> Throughput:
     """Measure the throughput of sizes that are known to fit, and choose one of them.
 
@@ -74,13 +74,16 @@ def measure_throughput(
     Raises:
         Undecided: If a trial runs out of memory or fails too often.
     """
-    limit = with_headroom(feasible_max, probe.request.headroom_share)
+    unit = probe.multiple_of
+    limit = with_headroom(feasible_max // unit, probe.headroom_share) * unit
+    if not probe.measures_throughput:
+        return _unmeasured(limit, "its throughput was not requested")
     if runner.pretended:
         return _unmeasured(limit, "on a pretended GPU no throughput is measured")
     curve_meter = _CurveMeter(probe=probe, runner=runner)
     try:
-        sizes = curve_sizes(limit, _split_size(probe, limit))
-        curve = curve_meter.measure_curve(sizes)
+        sizes = curve_sizes(limit // unit, _split_size(probe, limit) // unit)
+        curve = curve_meter.measure_curve([size * unit for size in sizes])
     except OutOfTime:
         return _unmeasured(limit, "no time was left to measure throughput")
     choice = curve_meter.choose_size(curve, feasible_max)
@@ -92,15 +95,20 @@ def measure_throughput(
     return Throughput(curve=curve, choice=choice, dip=dip, sustained=sustained)
 
 
-def _split_size(probe: Probe, largest_size: int) -> int:
-    """Return the micro-batch size of training: that of an even split.
+def _split_size(probe: SizeProbe, largest_size: int) -> int:
+    """Return the size of training: that of an even split of the global batch.
 
     Args:
-        probe: The model and its limits.
+        probe: The subject and its limits.
         largest_size: Largest size that a micro-batch may have.
+
+    Returns:
+        The size; the largest one if there is no global batch to split.
     """
+    if probe.global_batch_size is None:
+        return largest_size
     ranks = probe.local_ranks
-    global_batch_size = max(probe.config.global_batch_size, ranks)
+    global_batch_size = max(probe.global_batch_size, ranks)
     split = split_global_batch(global_batch_size, largest_size, ranks)
     return split.micro_batch_size
 
@@ -116,7 +124,7 @@ def _unmeasured(limit: int, reason_without_curve: str) -> Throughput:
 class _CurveMeter:
     """Measures points of the throughput curve, each by a trial."""
 
-    probe: Probe
+    probe: SizeProbe
     runner: TrialRunner
 
     def measure_curve(self, sizes: Sequence[int]) -> list[CurvePoint]:
@@ -148,11 +156,13 @@ class _CurveMeter:
         Raises:
             Undecided: If a trial runs out of memory or fails too often.
         """
+        if self.probe.global_batch_size is None:
+            return choose_by_throughput(curve, feasible_max, in_words=self.probe.words)
         choose_from = functools.partial(
             choose_micro_batch,
             curve,
             feasible_max,
-            global_batch_size=self.probe.config.global_batch_size,
+            global_batch_size=self.probe.global_batch_size,
             ranks=self.probe.local_ranks,
         )
         for _ in range(_MAX_ADDED_POINTS):
@@ -181,14 +191,16 @@ class _CurveMeter:
         for size in (found.smaller_size, found.larger_size):
             try:
                 outcome = self.runner.run(
-                    kernels_trial(self.probe, size),
-                    f"{self.probe.config.model.name}: kernels of a step,"
-                    f" {plural(size, 'sequence')}",
+                    self.probe.kernels_trial(size),
+                    f"{self.probe.subject.words}: kernels of a step,"
+                    f" {self.probe.words(size)}",
                 )
             except OutOfTime:
                 return found.model_copy(update={"not_profiled": "no time was left"})
+            except BadInput as error:
+                return found.model_copy(update={"not_profiled": error.message})
             if not isinstance(outcome, Measured):
-                reason = f"{describe(outcome)} with {plural(size, 'sequence')}"
+                reason = f"{describe(outcome)} with {self.probe.words(size)}"
                 return found.model_copy(update={"not_profiled": reason})
             figures = KernelFigures.of(outcome)
             if not figures.kernels:
@@ -205,9 +217,9 @@ class _CurveMeter:
         Raises:
             Undecided: If it runs out of memory or fails too often.
         """
-        device = self.probe.config.device
+        device = self.probe.device
         # So a trial that takes up to four times as long is still within its time limit.
-        longest_s = self.probe.request.trial_timeout_s / 4
+        longest_s = self.probe.trial_timeout_s / 4
         duration_s = min(SUSTAINED_S[device], longest_s)
         if not duration_s:
             return None
@@ -236,15 +248,15 @@ class _CurveMeter:
             OutOfTime: If the time is up.
             Undecided: If it runs out of memory or fails too often.
         """
-        label = f"{plural(micro_batch_size, 'sequence')}, throughput{duration_words}"
+        label = f"{self.probe.words(micro_batch_size)}, throughput{duration_words}"
         figures = self._undisturbed_figures(micro_batch_size, steps, label)
-        tokens_per_step = figures.padded_tokens_per_step
+        units_per_step = figures.units_per_step
         median_step_s = statistics.median(figures.step_s)
-        rates = [tokens_per_step / step_s for step_s in figures.step_s]
+        rates = [units_per_step / step_s for step_s in figures.step_s]
         interval = estimate_windows(rates).interval()
         return CurvePoint(
             micro_batch_size=micro_batch_size,
-            padded_tokens_per_s=tokens_per_step / median_step_s,
+            padded_tokens_per_s=units_per_step / median_step_s,
             step_s=median_step_s,
             timed_steps=len(figures.step_s),
             padded_tokens_per_s_low=interval.low,
@@ -266,22 +278,21 @@ class _CurveMeter:
         probe = self.probe
         # On a CPU, the allocator settings that make a memory limit exact slow the step
         # down. The size is known to fit, so that its speed is measured without a limit.
-        on_gpu = probe.config.device == "cuda"
+        on_gpu = probe.on_gpu
         budget_bytes = probe.memory_budget_bytes if on_gpu else None
         for attempt in range(MAX_FAILURES):
             # A step of one micro-batch, which accumulation repeats.
-            trial = step_trial(
-                probe,
+            trial = probe.step_trial(
                 micro_batch_size,
                 # Fewer steps if earlier attempts took the time.
                 steps or self._curve_steps(micro_batch_size),
                 budget_bytes,
                 attempt=attempt,
-                micro_batches=1,
+                timed=True,
             )
             again = f", attempt {attempt + 1}" if attempt else ""
             outcome = self.runner.run(
-                trial, f"{probe.config.model.name}: {label}{again}", timed=True
+                trial, f"{probe.subject.words}: {label}{again}", timed=True
             )
             is_last_attempt = attempt == MAX_FAILURES - 1
             can_repeat = isinstance(outcome, Crashed | Contaminated)
@@ -299,7 +310,7 @@ class _CurveMeter:
 
     def _curve_steps(self, micro_batch_size: int) -> StepCounts:
         """Return the steps of a point of the curve; fewer if time is short."""
-        usual = CURVE_STEPS[self.probe.config.device]
+        usual = CURVE_STEPS[self.probe.device]
         budget_left_s = self.runner.budget_left_s
         step_s = self._expected_step_s(micro_batch_size)
         if budget_left_s is None or step_s is None:
@@ -311,21 +322,21 @@ class _CurveMeter:
     def _expected_step_s(self, micro_batch_size: int) -> float | None:
         """Return the expected time of a step of one micro-batch on each rank.
 
-        It is proportional to the tokens of a step, by the trials so far.
+        It is proportional to the units of a step, by the trials so far.
 
         Returns:
             None if no trial has figures yet.
         """
-        seconds_per_token = []
+        seconds_per_unit = []
         for finished in self.runner.finished:
             if isinstance(finished.outcome, Measured):
                 figures = StepFigures.of(finished.outcome)
                 step_s = statistics.median(figures.step_s)
-                seconds_per_token.append(step_s / figures.padded_tokens_per_step)
-        if not seconds_per_token:
+                seconds_per_unit.append(step_s / figures.units_per_step)
+        if not seconds_per_unit:
             return None
-        tokens = micro_batch_size * self.probe.config.seq_length_tokens
-        return statistics.median(seconds_per_token) * tokens * self.probe.local_ranks
+        units = micro_batch_size * self.probe.subject.size.units_per_size
+        return statistics.median(seconds_per_unit) * units * self.probe.local_ranks
 
 
 def _point_of(curve: Sequence[CurvePoint], micro_batch_size: int) -> CurvePoint | None:

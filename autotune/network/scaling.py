@@ -87,14 +87,14 @@ def known_of(
     tokens = (
         tokens
         or train.global_batch_tokens
-        or train.global_batch_size * probe.mean_tokens_per_sequence
+        or train.global_batch_size * probe.tokens_per_sequence
     )
     most = with_headroom(probe.feasible_max, profile.constraints.headroom_share)
     return ScalingModel(
         load=Load(
             compute=compute,
-            global_batch_size=max(1, round(tokens / probe.mean_tokens_per_sequence)),
-            tokens_per_sequence=probe.mean_tokens_per_sequence,
+            global_batch_size=max(1, round(tokens / probe.tokens_per_sequence)),
+            tokens_per_sequence=probe.tokens_per_sequence,
             max_micro_batch_size=max(train.micro_batch_size, most),
         ),
         network=network,

@@ -227,7 +227,7 @@ def _network_request(
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         max_micro_batch_size=max(train.micro_batch_size, most),
-        tokens_per_sequence=probe.mean_tokens_per_sequence,
+        tokens_per_sequence=probe.tokens_per_sequence,
         budget_s=request.budget_s,
         trial_timeout_s=request.trial_timeout_s,
     )
@@ -255,7 +255,7 @@ def scale_profile(
             sum(shard.tokens for shard in train.shards)
             + SPECIAL_TOKENS_PER_SAMPLE * train.samples
         )
-        sequences = tokens / probe.mean_tokens_per_sequence
+        sequences = tokens / probe.tokens_per_sequence
     predicted = predict_scaling(
         stored.profile.train.model.name, known, counts, sequences
     )

@@ -347,9 +347,7 @@ def _rows(
         told = "sequences of the probed dataset"
         return (
             contents,
-            PlanFigure(
-                value=probe.mean_tokens_per_sequence, basis="measured", source=told
-            ),
+            PlanFigure(value=probe.tokens_per_sequence, basis="measured", source=told),
             None,
             "",
         )

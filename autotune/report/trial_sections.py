@@ -145,7 +145,7 @@ def _step_row(finished: FinishedTrial, step: StepFigures) -> _TrialRow:
     padded_tokens_per_s = None
     median_s = statistics.median(step.step_s) if step.step_s else 0.0
     if median_s > 0:
-        padded_tokens_per_s = step.padded_tokens_per_step / median_s
+        padded_tokens_per_s = step.units_per_step / median_s
     return _TrialRow(
         finished=finished,
         optimizer_steps=step.optimizer_steps,

@@ -20,7 +20,10 @@ from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.messages import Preload
 from autotune.trials.session import open_bench
 from autotune.trials.trial_bench import Bench
-from autotune.trials.values import Trial, TrialRequest
+from autotune.trials.values import JOB_MODULES, JobName, Trial, TrialRequest
+
+_JOB_OF_ROLE: Mapping[str, JobName] = {"step": "step", "loader": "own_loader"}
+"""Job that runs a function of each role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ def open_own(
         preload=_preload(code, timeout_s, directory), start_timeout_s=timeout_s
     )
     modules = " and ".join(
-        dict.fromkeys(name.partition(":")[0] for name in code.functions.values())
+        dict.fromkeys(name.partition(":")[0] for name in code.code().values())
     )
     with contextlib.ExitStack() as stack:
         opened = open_bench(
@@ -144,7 +147,7 @@ def check_arguments(
     for role, known in parameters.items():
         own = code.along if role == "step" else "num_workers"
         given = {*code.arguments, own, "device"}
-        searched = role == "loader" or code.loader is None
+        searched = role == "loader" or code.loader_function is None
         missing = [
             name
             for name, required in (known or {}).items()
@@ -152,7 +155,7 @@ def check_arguments(
         ]
         if missing or (searched and known is not None and own not in known):
             what = (
-                f"{code.functions[role]}({', '.join(known or ())}) is called with"
+                f"{code.code()[role]}({', '.join(known or ())}) is called with"
                 f" {', '.join(sorted(given))}"
             )
             lacks = (
@@ -174,7 +177,7 @@ def check_arguments(
     unused = code.arguments.keys() - set().union(*known_names)
     if unused and len(known_names) == len(parameters):
         what = (
-            f"none of {', '.join(code.functions.values())} takes"
+            f"none of {', '.join(code.code().values())} takes"
             f" {', '.join(sorted(unused))}"
         )
         raise BadInput(
@@ -187,7 +190,8 @@ def _preload(
     code: OwnCode, timeout_s: float, directory: Path, *, resolved: bool = True
 ) -> Preload:
     options: dict[str, Any] = {
-        "functions": code.functions,
+        "functions": code.code(),
+        "jobs": [JOB_MODULES[_JOB_OF_ROLE[role]] for role in code.code()],
         "directory": str(directory.resolve()),
         "resolved": resolved,
         "timeout_s": timeout_s,

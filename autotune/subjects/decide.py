@@ -3,7 +3,7 @@
 import re
 
 _OURS = re.compile(
-    r'^  File "[^"]*/autotune/(?:trials|integrations)/jobs/[^"]*".*\n(?:    .*\n)*',
+    r'^  File "[^"]*/autotune/(?:\w+/)+jobs/[^"]*".*\n(?:    .*\n)*',
     re.MULTILINE,
 )
 """Part of a stack that is not your code's."""

@@ -16,8 +16,10 @@ child process of a trial imports and calls them:
 - The function of ``step`` gets its arguments, ``device`` (``cpu`` or ``cuda``), and the
   size that is tried. It returns a function that takes one optimizer step, or it trains
   until it is stopped. With several ranks, the environment is that of torchrun, and the
-  step is that of one rank. What it returns may have attributes with which trials learn
-  more: see ``StepFacts``.
+  step is that of one rank. What it returns may have ``StepFacts``, from which trials
+  learn more. If libraries should be opened before memory is measured, the function has
+  an attribute ``before_budget``: a function of the same arguments, whose result the
+  function gets as ``opened``.
 - The function of ``loader`` gets its arguments, and of ``num_workers``,
   ``prefetch_factor`` and ``pin_memory`` those that it takes. It returns an iterable of
   batches. A step that takes an argument gets each batch.
@@ -54,6 +56,8 @@ class Size:
 
     name: str = MICRO_BATCH_SIZE
     """Name of the argument."""
+    noun: str | None = None
+    """One of the size in words, such as ``sequence``; None to name the argument."""
     unit: str = "samples"
     """What throughput counts, as a plural: ``samples``, ``tokens``, ``images``."""
     units_per_size: float = 1.0
@@ -77,25 +81,26 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """Attributes that a step may have, by which trials learn more than seconds.
+    """What a step knows of itself, as its attribute ``autotune_facts``.
 
-    A step that lacks an attribute is measured without it.
+    Without it, a step is measured in seconds and bytes alone, one micro-batch a call.
     """
 
-    units: float | None = None
-    """Units of an optimizer step on all ranks; by default the size times
-    ``Size.units_per_size``, times the ranks."""
+    micro_batches: int | None = None
+    """Micro-batches of each rank in an optimizer step; None for one in each call."""
     model_flops: float | None = None
-    """FLOPs of an optimizer step on this rank that the model requires."""
+    """FLOPs that the model requires for an optimizer step on this rank."""
     prepare: Callable[[], object] | None = None
     """Called once before the first step."""
     begin_together: Callable[[], object] | None = None
-    """Called before each step, to let all ranks begin together."""
+    """Called before each step, so that all ranks begin together."""
     evaluate: Callable[[], object] | None = None
     """Evaluates as training does, which must fit in memory too. Called after the
     warm-up and after the last step."""
     loss: Callable[[], float] | None = None
     """Returns the loss of the last step, which must be finite."""
+    end: Callable[[], object] | None = None
+    """Called once after the last step, before the process ends."""
 
 
 class Subject(Protocol):

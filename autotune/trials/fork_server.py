@@ -36,7 +36,7 @@ from trainer.formats.cpu_environment import CPU_ENVIRONMENT
 
 END_TIMEOUT_S = 10.0
 """Time that the server has to end, in seconds."""
-_OWN_FRAME = re.compile(r"/autotune/(trials|integrations/jobs)/")
+_OWN_FRAME = re.compile(r"/autotune/(\w+/jobs|trials)/")
 """Frame of a stack that belongs to this project, and not to your code."""
 _MAX_FRAMES = 8
 """Frames of a stack that a message quotes: enough to see the call that hangs."""

@@ -37,27 +37,45 @@ _adapter = functools.cache(TypeAdapter)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures(JobFigures):
-    """Figures of a ``step`` job: optimizer steps on random full sequences."""
+    """Figures of a ``step`` job, of all its ranks together.
 
-    optimizer_steps: int
+    They have all ranks' units, the slowest rank's seconds, and the highest memory of
+    any rank.
+    """
+
+    steps: int
     """Steps that ran, warm-up included."""
+    optimizer_steps: int
+    """Steps that torch's optimizers took; 0 if the subject uses none of them."""
     step_s: tuple[float, ...]
     """Seconds of each timed step."""
-    padded_tokens_per_step: int
-    """Positions of a step on all ranks, padding included."""
+    units_per_step: float
+    """Units of throughput of a step: positions, padding included, for the bundled
+    trainer; samples, unless the subject says otherwise."""
     peak_bytes: int
     """Peak use of the budget: on CUDA the allocator's reserve and non-PyTorch memory;
     on a CPU the growth of the process since before the model was built."""
     non_pytorch_bytes: int | None
     """Non-PyTorch memory of the device (context, workspaces); None on a CPU."""
-    loss: float
-    """Loss of the last step, in nats."""
+    step_peak_bytes: tuple[int, ...] = ()
+    """Highest memory within each step; on a CPU the growth of resident memory."""
+    kept_bytes: tuple[int, ...] = ()
+    """Memory in use after each step."""
+    gradient_bytes: int = 0
+    """Gradients that torch's optimizers hold after a step; 0 if there are none."""
+    host_peak_bytes: int = 0
+    """Highest resident memory of a rank's process."""
+    trains: bool = False
+    """True if one call takes many steps: a training loop."""
+    loss: float | None = None
+    """Loss of the last step, in nats; None if the subject does not report it."""
     model_flops_per_step: float | None = None
-    """Model FLOPs of a step on all ranks; None in trial logs from before they were
-    counted."""
+    """Model FLOPs of a step on all ranks; None if the subject does not count them."""
     local_ranks: int = 1
-    """Ranks that took the steps together; the figures are the job's: all ranks' tokens,
-    the slowest rank's seconds, and the highest memory of any rank."""
+    """Ranks that took the steps together."""
+    imported: tuple[str, ...] = ()
+    """Modules that were imported within the trial; on a CPU they count as its
+    memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +84,8 @@ class KernelFigures(JobFigures):
 
     kernels: tuple[KernelTime, ...]
     """Kernels of one rank, the longest first."""
-    padded_tokens_per_step: int
-    """Positions of a step on this rank, padding included."""
+    units_per_step: float
+    """Units of throughput of a step on this rank."""
     step_s: float
     """Median time of a step without the profiler, in seconds."""
     roofline: Roofline

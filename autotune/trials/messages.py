@@ -124,7 +124,8 @@ class RunRequest:
     @property
     def model_type(self) -> str | None:
         """Type of the model in transformers; None if the job has no such model."""
-        model = self.measured.get("config", {}).get("model", {})
+        arguments = self.measured.get("arguments", self.measured)
+        model = arguments.get("config", {}).get("model", {})
         model_type: str | None = model.get("config", {}).get("model_type")
         return model_type
 

@@ -31,11 +31,10 @@ JobName = Literal[
     "links",
     "gradient_sync",
     "rates",
-    "own_step",
     "own_loader",
-    "own_trace",
+    "model_trace",
 ]
-"""Name of a job in requests and in the trial log; jobs ``own_…`` run your own code."""
+"""Name of a job in requests and in the trial log."""
 JOB_MODULES: Mapping[str, str] = {
     "step": "autotune.memory.jobs.step",
     "kernels": "autotune.memory.jobs.profile_step",
@@ -44,9 +43,8 @@ JOB_MODULES: Mapping[str, str] = {
     "links": "autotune.network.jobs.links",
     "gradient_sync": "autotune.network.jobs.gradient_sync",
     "rates": "autotune.speed.jobs.measure_rates",
-    "own_step": "autotune.integrations.jobs.step",
     "own_loader": "autotune.integrations.jobs.loader",
-    "own_trace": "autotune.integrations.jobs.trace",
+    "model_trace": "autotune.memory.jobs.model_trace",
 }
 """Module of each job; only a trial's child process imports it, to call its ``run``. A
 ``short_training`` has none: it runs the trainer's own command."""
@@ -76,7 +74,9 @@ class Trial:
 
         Those from a trial log may be of another version of the project.
         """
-        config = self.measured.get("config")
+        arguments = self.measured.get("arguments")
+        source = arguments if isinstance(arguments, dict) else self.measured
+        config = source.get("config")
         return config if isinstance(config, dict) else {}
 
     @property
@@ -96,8 +96,6 @@ class Trial:
     @property
     def is_timed(self) -> bool:
         """True if the result depends on the speed of the device."""
-        if self.job == "own_step":
-            return False
         timed_steps = self.measured.get("timed_steps")
         if self.job == "step" and isinstance(timed_steps, int):
             return timed_steps >= FEWEST_TIMED_STEPS

@@ -18,8 +18,8 @@ from autotune.machine.gpu_models import find_gpu_model
 from autotune.machine.nvml import NvmlMonitor
 from autotune.memory.decide.batch_search import bracket
 from autotune.memory.decide.overheads import OverheadsRange, overheads_on_gpu
-from autotune.memory.measure import ProbeSearch
-from autotune.memory.probe import Probe, ProbeRequest, step_config
+from autotune.memory.probe import Probe, ProbeRequest
+from autotune.memory.size_search import SizeSearch
 from autotune.profiles.decide.micro_batch import with_headroom
 from autotune.trials.fork_server import ForkServerMachine
 from autotune.trials.outcomes import Measured
@@ -163,7 +163,9 @@ def probed(case: Case) -> dict[str, Any]:
             site="",
             clock=SystemClock(),
         )
-        search = ProbeSearch(probe=probe, runner=runner)
+        search = SizeSearch(
+            probe=probe.size_probe(), runner=runner, host_available_bytes=0
+        )
         crashed = None
         try:
             search.predict()
@@ -188,8 +190,7 @@ def probed(case: Case) -> dict[str, Any]:
         for finished in runner.finished:
             if (
                 isinstance(finished.outcome, Measured)
-                and finished.trial.measured["config"]["micro_batch_size"]
-                == state.feasible_max
+                and finished.trial.measured["size"] == state.feasible_max
             ):
                 outside = finished.outcome.figures["non_pytorch_bytes"]
                 result["allocator_peak_bytes"] = (
@@ -272,7 +273,8 @@ def trained(case: Case, rows: int) -> dict[str, Any]:
     from trainer.data.micro_batch_source import MicroBatchSource
     from trainer.distributed.ranks import join_ranks, warm_up_libraries
 
-    config = step_config(_request(case)[0], rows)
+    probe, _ = _request(case)
+    config = probe.subject.chosen({"micro_batch_size": rows, **probe.fit_choice})
     with tempfile.TemporaryDirectory() as folder:
         dataset = TokenDataset.open(
             write_corpus(

@@ -17,7 +17,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForMaskedLM
 
-from autotune.memory.jobs.worst_case import fullest_batch
+from autotune.subjects.mlm.jobs.worst_case import fullest_batch
 from trainer.build import build_training
 from trainer.config.train_config import (
     ModelSettings,

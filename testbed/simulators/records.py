@@ -113,7 +113,7 @@ def profile_with(
             memory_budget_bytes=memory_bytes,
             headroom_share=0.03,
             global_batch_tokens=round(
-                train.global_batch_size * probe.mean_tokens_per_sequence
+                train.global_batch_size * probe.tokens_per_sequence
             ),
         ),
         fingerprint=Fingerprint(

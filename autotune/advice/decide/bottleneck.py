@@ -151,7 +151,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
             "padding (the width of batches varies; a training run measures it)"
         )
     elif probe is not None:
-        empty = 1 - min(1.0, probe.mean_tokens_per_sequence / train.seq_length_tokens)
+        empty = 1 - min(1.0, probe.tokens_per_sequence / train.seq_length_tokens)
         shares["padding"] = (
             position_share(train, probe.parameters) * empty * (1 - sum(shares.values()))
         )

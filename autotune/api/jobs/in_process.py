@@ -16,13 +16,16 @@ from typing import Any
 
 import torch
 
-from autotune.integrations.jobs import loader, step
-from autotune.integrations.values import OwnLoaderRequest, OwnStepRequest
+from autotune.integrations.jobs import loader
+from autotune.integrations.values import OwnLoaderRequest
+from autotune.memory.jobs import step
+from autotune.memory.values import StepRequest
 from autotune.trials.jobs.budget import Budget, CpuBudget, CudaBudget
 from autotune.trials.jobs.cpu_allocators import (
     LARGE_BLOCK_BYTES,
     return_large_blocks,
 )
+from autotune.trials.jobs.rank_group import RankGroup
 from autotune.trials.outcomes import Crashed, Measured, Outcome, OutOfMemory
 from autotune.trials.trial_machine import StartedMachine
 from autotune.trials.values import Trial
@@ -74,15 +77,15 @@ class InThisProcess(StartedMachine):
                 self._functions[asked.loader],
                 self._functions.get(asked.step or ""),
             )
-        request = OwnStepRequest.of(trial.measured)
-        device = (
-            torch.device(request.device, 0)
-            if request.device == "cuda"
-            else torch.device("cpu")
-        )
+        request = StepRequest.of(trial.measured)
+        device = torch.device("cpu")
+        if request.device == "cuda":
+            device = torch.device("cuda", 0)
+        group = RankGroup(rank=0, world_size=1, device=device)
+        arguments = request.arguments | {"device": request.device}
         with _limited(request.memory_budget_bytes, device) as budget:
             return step.figures_of(
-                request, self._functions[request.step], budget, device
+                request, self._functions[request.function], arguments, budget, group
             )
 
 

@@ -137,7 +137,7 @@ def kernels_of_trace(
     *,
     on_gpu: bool,
     steps: int,
-    document_tokens: float,
+    document_tokens: float | None,
 ) -> list[KernelTime]:
     """Return the kernels of a step, the longest first.
 
@@ -148,7 +148,8 @@ def kernels_of_trace(
             see it; False for operators in their place, with the time that each took
             without those that it called.
         steps: Steps that the trace covers.
-        document_tokens: Keys of a query in attention, on average.
+        document_tokens: Keys of a query in attention, on average; None if they are
+            unknown, and with them the work of attention.
     """
     complete = [event for event in events if event.get("ph") == "X"]
     find_launches = _gpu_launches if on_gpu else _operators_as_launches
@@ -244,7 +245,7 @@ def _end_us(event: Mapping[str, Any]) -> float:
 
 
 def _work_of(
-    operator: Mapping[str, Any] | None, document_tokens: float
+    operator: Mapping[str, Any] | None, document_tokens: float | None
 ) -> KernelWork | None:
     """Return the work of an operator's call; None if it does not follow from shapes."""
     if operator is None:
@@ -340,7 +341,7 @@ def _matmul_work(factors: Sequence[_Tensor]) -> KernelWork | None:
 
 
 def _attention_work(
-    name: str, tensors: Sequence[_Tensor], document_tokens: float
+    name: str, tensors: Sequence[_Tensor], document_tokens: float | None
 ) -> KernelWork | None:
     """Return the work of an attention kernel.
 
@@ -349,7 +350,7 @@ def _attention_work(
     """
     queries = tensors[0]
     same = [tensor for tensor in tensors if tensor.shape == queries.shape]
-    if queries.stored_bytes is None:
+    if queries.stored_bytes is None or document_tokens is None:
         return None
     matmuls = _ATTENTION_MATMULS[name]
     results = _ATTENTION_RESULTS[matmuls]

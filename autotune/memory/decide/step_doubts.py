@@ -7,9 +7,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
-from autotune.integrations.values import STEPS, OwnStepFigures
 from autotune.memory.decide.batch_search import Prediction
+from autotune.trials.job_figures import StepFigures
 
+STEPS = 3
+"""Optimizer steps of a trial of your code: the first allocates the optimizer's state,
+two further ones must agree."""
 LEAST_BYTES = 2 * 2**20
 """Least difference of memory that is no noise: allocators and Python keep a little
 more, or less, from step to step."""
@@ -31,7 +34,7 @@ size seems to be ignored."""
 Doubt = Literal["leaks", "varies"]
 
 
-def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
+def doubt_of(figures: StepFigures) -> tuple[Doubt, int] | None:
     """Return the reason to doubt that every further step needs the same memory.
 
     The first step is left out: it allocates the optimizer's state.
@@ -61,7 +64,7 @@ def doubt_of(figures: OwnStepFigures) -> tuple[Doubt, int] | None:
     )
 
 
-def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
+def first_prediction(size: int, figures: StepFigures) -> Prediction | None:
     """Predict memory from one trial.
 
     All that is not kept between steps is assumed to grow with the size. Gradients,
@@ -72,6 +75,8 @@ def first_prediction(size: int, figures: OwnStepFigures) -> Prediction | None:
         The prediction, or None if nothing grows.
     """
     peaks, kept = figures.step_peak_bytes, figures.kept_bytes
+    if not kept:
+        return None
     peak_bytes = (
         figures.peak_bytes
         if figures.non_pytorch_bytes is None
@@ -136,6 +141,6 @@ def ignores_size(
     return None
 
 
-def misses_steps(figures: OwnStepFigures) -> bool:
+def misses_steps(figures: StepFigures) -> bool:
     """Return whether torch's optimizers took fewer steps than the trial."""
-    return figures.optimizer_steps < len(figures.step_s)
+    return figures.optimizer_steps < figures.steps

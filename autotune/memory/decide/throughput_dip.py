@@ -101,6 +101,6 @@ def _seconds_per_token(figures: KernelFigures) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for kernel in figures.kernels:
         name = "".join(letter for letter in kernel.name if not letter.isdigit())
-        per_token = kernel.seconds / figures.padded_tokens_per_step
+        per_token = kernel.seconds / figures.units_per_step
         seconds[name] = seconds.get(name, 0.0) + per_token
     return seconds

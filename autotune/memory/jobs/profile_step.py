@@ -15,13 +15,15 @@ from torch.profiler import ProfilerActivity
 
 from autotune.kernels.decide.trace import kernels_of_trace
 from autotune.kernels.jobs.measure_roofline import measure_roofline
-from autotune.memory.jobs.step import batches_of_step
+from autotune.memory.jobs.step import begin
 from autotune.memory.values import KernelsRequest
-from trainer.build import build_training
-from trainer.checkpoint.tensors import make_optimizer_state
+from autotune.subjects.jobs import load
+from autotune.subjects.own.subject import LOOP
+from autotune.subjects.subject import StepFacts
 from trainer.distributed.device_events import mark
-from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.ranks import join_ranks, leave_ranks
+from trainer.formats.errors import BadConfig
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
@@ -29,56 +31,58 @@ def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         measured: A ``KernelsRequest``.
-        local: ``environment`` and ``rendezvous``, as for the ``step`` job.
+        local: As for the ``step`` job.
 
     Returns:
         The fields of ``KernelFigures``, of the first rank.
+
+    Raises:
+        BadConfig: If the function builds no step that can be called.
     """
     request = KernelsRequest.of(measured)
-    config = request.config
-    ranks = join_ranks(
-        config,
-        environment=local.get("environment", {}),
-        rendezvous=local.get("rendezvous"),
-    )
+    build, group, arguments = begin(request, local)
     # Before the model, which may leave little memory.
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    roofline = measure_roofline(ranks.device, dtype)
-    if ranks.device.type == "cuda":
+    roofline = measure_roofline(group.device, _DTYPES[request.number_format])
+    if group.device.type == "cuda":
         torch.cuda.empty_cache()
-    training = build_training(config, request.vocab_size, request.special_ids, ranks)
-    batches = batches_of_step(request, ranks)
-    make_optimizer_state(training)
-    training.step.rehearse(batches[0])
+    step = build(**load.accepted(build, arguments))
+    if not callable(step) or hasattr(step, LOOP):
+        raise BadConfig(
+            f"{request.function} is a training loop, whose kernels are not profiled",
+            next_step="Return a function that takes one optimizer step.",
+        )
+    facts = getattr(step, "autotune_facts", StepFacts())
+    if facts.prepare is not None:
+        facts.prepare()
     step_s = []
-    for number in range(request.warmup_steps + request.timed_steps):
-        began = mark(ranks.device)
-        result = training.step.run(batches, learning_rate(config, number))
-        ended = mark(ranks.device)
+    for number in range(request.steps):
+        began = mark(group.device)
+        step()
+        ended = mark(group.device)
         ended.wait()
         if number >= request.warmup_steps:
             step_s.append(ended.seconds_since(began))
     activities = [ProfilerActivity.CPU]
-    if ranks.device.type == "cuda":
+    if group.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
-        for number in range(request.timed_steps):
-            result = training.step.run(batches, learning_rate(config, number))
-        # Waits for the device, so that the last kernels are in the profile.
-        float(result.loss)
+        for _ in range(request.timed_steps):
+            step()
+        # So that the last kernels are in the profile.
+        mark(group.device).wait()
     kernels = kernels_of_trace(
         trace_events(profiler),
         roofline,
-        on_gpu=ranks.device.type == "cuda",
+        on_gpu=group.device.type == "cuda",
         steps=request.timed_steps,
-        document_tokens=config.seq_length_tokens / request.documents_per_sequence,
+        document_tokens=request.document_tokens,
     )
-    leave_ranks(together=True)
+    if facts.end is not None:
+        facts.end()
+    micro_batches = facts.micro_batches or 1
     return {
         "kernels": [kernel.model_dump() for kernel in kernels],
-        "padded_tokens_per_step": len(batches)
-        * config.micro_batch_size
-        * config.seq_length_tokens,
+        "units_per_step": request.size * request.units_per_size * micro_batches,
         "step_s": statistics.median(step_s),
         "roofline": roofline.model_dump(),
     }

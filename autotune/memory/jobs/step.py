@@ -1,231 +1,290 @@
-"""The ``step`` job: real optimizer steps of the trainer under a memory budget.
-
-Sequences are random and full.
-"""
+"""The ``step`` job: optimizer steps of a subject, under a memory budget."""
 
 import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import random
+import statistics
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from autotune.memory.jobs.worst_case import fullest_batch
+from autotune.memory.jobs.step_meter import EnoughSteps, StepMeter
 from autotune.memory.values import StepRequest
+from autotune.subjects.jobs import load
+from autotune.subjects.own.subject import LOOP, LOOP_STEPS
+from autotune.subjects.subject import StepFacts
 from autotune.trials.jobs.budget import Budget, enforce
 from autotune.trials.jobs.cpu_allocators import keep_one_arena
-from trainer.build import Training, build_training
-from trainer.checkpoint.tensors import make_optimizer_state
-from trainer.config.train_config import TrainConfig, gradient_accumulation_steps
-from trainer.data.micro_batch import MicroBatch
-from trainer.distributed.device_events import DeviceEvent, mark
-from trainer.distributed.optimizer import learning_rate
-from trainer.distributed.parallel import reshard_weights
-from trainer.distributed.ranks import Ranks, join_ranks, leave_ranks
+from autotune.trials.jobs.rank_group import RankGroup, join_rank_group
+from trainer.distributed.ranks import Ranks, warm_up_libraries
+from trainer.formats.errors import BadConfig
+from trainer.health.failures import out_of_memory
+from trainer.record.process_memory import status_bytes
 
-PREPARED_STEPS = 4
-"""Steps whose micro-batches are made in advance and reused in rotation: a GPU
-must not wait for them."""
-QUEUED_STEPS = 2
-"""Steps queued on a GPU, so that launching one overlaps computing the other."""
+FEWEST_STEPS = 3
+"""Optimizer steps that a training function must take if it returns by itself."""
+_LARGE_BLOCK_BYTES = 32 * 1024
+"""Blocks that go back to the kernel at once: samples of a batch are small, and would
+leave holes between others."""
 
 
 def run(measured: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-    """Build the model and take optimizer steps, together with the other ranks.
+    """Build a step, and take optimizer steps together with the other ranks.
 
     Args:
         measured: A ``StepRequest``.
-        local: ``device_used_before_bytes``: NVML's figures from before the trial, by
-            local rank, or None. For several ranks without torchrun also
-            ``environment``, as torchrun would set it, and ``rendezvous``, a file.
+        local: The trial's time limit ``limit_s``; ``device_used_before_bytes``, NVML's
+            figures from before the trial by local rank, or None; the ``directory`` to
+            import from, if the source is yours; and ``environment`` and ``rendezvous``
+            for several ranks.
 
     Returns:
         The fields of ``StepFigures``, the same on every rank.
+
+    Raises:
+        BadConfig: If the function builds no step.
     """
     request = StepRequest.of(measured)
-    config = request.config
-    if config.device == "cpu":
+    build, group, arguments = begin(request, local)
+    budget = _enforce_budget(request, group, local.get("device_used_before_bytes"))
+    return figures_of(request, build, arguments, budget, group)
+
+
+def begin(
+    request: StepRequest, local: dict[str, Any]
+) -> tuple[Callable[..., Any], RankGroup, dict[str, Any]]:
+    """Join the other ranks, and import the function that builds the step.
+
+    Returns:
+        The function, the ranks, and the function's arguments.
+    """
+    load.write_stack_after(local["limit_s"])
+    if request.device == "cpu":
         keep_one_arena()
-    ranks = join_ranks(
-        config,
-        environment=local.get("environment", {}),
-        rendezvous=local.get("rendezvous"),
-    )
-    # Joining has allocated its memory by now, the model has not.
-    budget = _enforce_budget(request, ranks, local.get("device_used_before_bytes"))
-    steps = take_steps(request, ranks)
-    budget.check()
-    figures = gather_figures(ranks, budget, steps, warmup_steps=request.warmup_steps)
-    leave_ranks(together=True)
-    return figures | {"padded_tokens_per_step": _padded_tokens_per_step(config, ranks)}
+    os.environ.update(local.get("environment", {}))
+    directory = local.get("directory")
+    if directory is not None:
+        load.enter(directory)
+    build = load.resolve(request.function, directory or "")
+    arguments = request.arguments | {"device": request.device}
+    if "rendezvous" in local:
+        arguments["rendezvous"] = local["rendezvous"]
+    before_budget = getattr(build, "before_budget", None)
+    if before_budget is not None:
+        opened = before_budget(**load.accepted(before_budget, arguments))
+        arguments["opened"] = opened
+    # After that, as it may set variables that CUDA reads when it starts.
+    group = join_rank_group(request.device, local)
+    if before_budget is None:
+        # Memory that libraries take when they are opened is not the model's.
+        warm_up_libraries(
+            Ranks(
+                rank=0,
+                local_rank=0,
+                local_world_size=1,
+                world_size=1,
+                device=group.device,
+            )
+        )
+    random.seed(0)  # random choices of the step are the same in every trial
+    np.random.seed(0)
+    torch.manual_seed(0)
+    return build, group, arguments
 
 
 def _enforce_budget(
-    request: StepRequest, ranks: Ranks, used_by_rank_bytes: Sequence[int] | None
+    request: StepRequest, group: RankGroup, used_by_rank_bytes: Sequence[int] | None
 ) -> Budget:
     """Limit the memory of this rank, and measure it from here on.
 
     Args:
         request: Request with the memory budget.
-        ranks: Ranks, of which this process is one.
-        used_by_rank_bytes: Memory in use on the GPU of each local rank before the
-            trial; None if it is unknown.
+        group: Ranks, of which this process is one.
+        used_by_rank_bytes: Memory in use on the GPU of each rank before the trial; None
+            if it is unknown.
     """
     used_before_bytes = None
     if used_by_rank_bytes is not None:
-        used_before_bytes = used_by_rank_bytes[ranks.local_rank]
+        used_before_bytes = used_by_rank_bytes[group.rank]
     return enforce(
         request.memory_budget_bytes,
-        ranks,
+        group.device,
         used_before_bytes,
-        # On a GPU, the workspaces that exist by now stay, as in training.
-        clean=request.config.device == "cpu",
+        # Workspaces that libraries have opened by now stay on a GPU, as in training.
+        clean=request.device == "cpu",
+        large_block_bytes=_LARGE_BLOCK_BYTES,
     )
 
 
-def _padded_tokens_per_step(config: TrainConfig, ranks: Ranks) -> int:
-    """Return the tokens of a step on all ranks."""
-    micro_batches = ranks.world_size * gradient_accumulation_steps(
-        config, ranks.world_size
-    )
-    return micro_batches * config.micro_batch_size * config.seq_length_tokens
+def figures_of(
+    request: StepRequest,
+    build: Callable[..., Any],
+    arguments: dict[str, Any],
+    budget: Budget,
+    group: RankGroup,
+) -> dict[str, Any]:
+    """Take the steps of a trial.
 
+    Returns:
+        The fields of ``StepFigures``.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepsTaken:
-    """Measurements of one rank's optimizer steps."""
-
-    step_s: list[float]
-    """Duration of each step in seconds, warm-up included."""
-    loss: float
-    """Loss of the last step."""
-    model_flops_per_step: float
-    """Model FLOPs of this rank in a step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TimedStep:
-    """Events between which the device took a step."""
-
-    began: DeviceEvent
-    ended: DeviceEvent
-
-
-def take_steps(request: StepRequest, ranks: Ranks) -> StepsTaken:
-    """Build the model, and take and time the requested steps on this rank."""
-    config = request.config
-    training = build_training(config, request.vocab_size, request.special_ids, ranks)
-    step_count = request.warmup_steps + request.timed_steps
-    prepared = [
-        batches_of_step(request, ranks) for _ in range(min(step_count, PREPARED_STEPS))
-    ]
-    # The trainer also allocates the optimizer's state and rehearses a step beforehand.
-    make_optimizer_state(training)
-    training.step.rehearse(prepared[0][0])
-    timed: list[_TimedStep] = []
-    for number in range(step_count):
-        batches = prepared[number % PREPARED_STEPS]
-        if len(timed) >= QUEUED_STEPS:
-            # As in the trainer, the host runs this far ahead of the device at most.
-            timed[-QUEUED_STEPS].ended.wait()
-        # An all-reduce makes the ranks begin together.
-        ranks.all_reduce_sum(0.0)
-        began = mark(ranks.device)
-        result = training.step.run(batches, learning_rate(config, number))
-        timed.append(_TimedStep(began=began, ended=mark(ranks.device)))
-        # A step after an evaluation may need other blocks of memory. An evaluation
-        # follows warm-up, so that every trial has such a step, and the last step.
-        is_warmed_up = number == request.warmup_steps - 1
-        is_last = number == step_count - 1
-        if is_warmed_up or is_last:
-            evaluate_once(training, batches[0], config, ranks.device)
-    # Reading the loss waits for the device; only then do all events have a time.
-    loss = float(result.loss)
-    return StepsTaken(
-        step_s=[step.ended.seconds_since(step.began) for step in timed],
-        loss=loss,
-        model_flops_per_step=sum(
-            training.work.step_flops(batch.tokens_N.numpy(), batch.predicted_tokens)
-            for batch in prepared[0]
-        ),
-    )
-
-
-def batches_of_step(request: StepRequest, ranks: Ranks) -> list[MicroBatch]:
-    """Return the micro-batches of a step, pinned if the trainer pins them."""
-    config = request.config
-    is_pinned = config.device == "cuda" and config.data.pin_memory
-    batches = []
-    for _ in range(gradient_accumulation_steps(config, ranks.world_size)):
-        batch = fullest_batch(
-            config,
-            request.vocab_size,
-            request.special_ids,
-            documents_per_sequence=request.documents_per_sequence,
-        )
-        batches.append(batch.pin_memory() if is_pinned else batch)
-    return batches
-
-
-def evaluate_once(
-    training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device
-) -> None:
-    """Evaluate a micro-batch as the trainer does: a size fits only if this fits, too.
-
-    The trainer runs compiled layers eagerly in an evaluation, and so does this.
+    Raises:
+        OutOfMemoryError: If the steps exceed the memory budget.
+        BadConfig: If the function builds no step.
     """
-    training.module.eval()
-    eager = (
-        torch.compiler.set_stance("force_eager")
-        if config.compiled
-        else contextlib.nullcontext()
+    modules_before = set(sys.modules)
+    meter = StepMeter(
+        budget,
+        group.device,
+        warmup_steps=request.warmup_steps,
+        timed_steps=request.timed_steps,
     )
-    with torch.no_grad(), eager:
-        float(training.module.evaluate(batch.to(device))[0])
-    reshard_weights(training.module)
-    training.module.train()
+    try:
+        take_steps(meter, build, arguments, request)
+        loss = None if meter.facts.loss is None else meter.facts.loss()
+    except (Exception, SystemExit) as error:
+        raise _explained(error, request.function) from error
+    budget.check()
+    figures = _gathered(request, meter, budget, group, loss)
+    if meter.facts.end is not None:
+        meter.facts.end()
+    group.leave()
+    return figures | {
+        "imported": [name for name in sys.modules if name not in modules_before]
+    }
 
 
-def gather_figures(
-    ranks: Ranks, budget: Budget, steps: StepsTaken, *, warmup_steps: int
+def take_steps(
+    meter: StepMeter,
+    build: Callable[..., Any],
+    arguments: dict[str, Any],
+    request: StepRequest,
+) -> None:
+    """Build the step, and take the steps of a trial.
+
+    Raises:
+        BadConfig: If the function neither returns a step nor trains for as many steps.
+    """
+    end_watch = meter.watch()
+    try:
+        with contextlib.suppress(EnoughSteps):
+            meter.restart(request.steps)
+            step = build(**load.accepted(build, arguments))
+            if callable(step):
+                _require_no_argument(step, request.function)
+                is_loop = hasattr(step, LOOP)
+                meter.facts = getattr(step, "autotune_facts", StepFacts())
+                meter.restart(
+                    request.steps if is_loop else max(request.steps, LOOP_STEPS)
+                )
+                meter.take(step)
+            elif meter.steps < FEWEST_STEPS:
+                raise BadConfig(
+                    f"{request.function} returned {type(step).__name__} after"
+                    f" {meter.steps} optimizer steps",
+                    next_step=(
+                        "Return a function that takes one optimizer step, or train for"
+                        f" {FEWEST_STEPS} steps."
+                    ),
+                )
+            else:
+                meter.trains = True
+    finally:
+        end_watch()
+
+
+def _require_no_argument(step: Callable[..., object], function: str) -> None:
+    """Raise ``BadConfig`` if a step cannot be called without a batch."""
+    if any((load.parameters_of(step) or {}).values()):
+        raise BadConfig(
+            f"the step of {function} requires an argument, which a probe does not have",
+            next_step="Give it a default: the largest batch that can occur.",
+        )
+
+
+def _gathered(
+    request: StepRequest,
+    meter: StepMeter,
+    budget: Budget,
+    group: RankGroup,
+    loss: float | None,
 ) -> dict[str, Any]:
     """Return the figures of all ranks; every rank must call this.
 
     A step takes as long as its slowest rank, and fits if it fits on the fullest one.
 
-    Args:
-        ranks: Ranks, of which this process is one.
-        budget: Memory budget of this rank.
-        steps: Steps of this rank.
-        warmup_steps: Number of steps to leave out of ``step_s``.
-
     Raises:
         ValueError: If ranks took different numbers of steps, or the loss is not finite.
     """
-    peak_bytes_by_rank = [
-        round(peak_bytes) for peak_bytes in ranks.all_gather_float(budget.peak_bytes())
-    ]
-    step_count = len(steps.step_s)
-    step_counts = {round(count) for count in ranks.all_gather_float(step_count)}
+    step_s = meter.step_s()
+    step_counts = {round(count) for count in group.all_gather_float(len(step_s))}
     if len(step_counts) > 1:
         raise ValueError(
             f"ranks took different numbers of steps: {sorted(step_counts)}"
         )
-    if not math.isfinite(steps.loss):
-        raise ValueError(f"the loss is {steps.loss}")
-    slowest_s = ranks.all_reduce_max(*steps.step_s)
+    if loss is not None and not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss}")
+    slowest_s = group.all_reduce_max(*step_s)
+    peak_bytes_by_rank = [
+        round(peak_bytes) for peak_bytes in group.all_gather_float(budget.peak_bytes())
+    ]
     non_pytorch_bytes = budget.non_pytorch_bytes
     if non_pytorch_bytes is not None:
-        non_pytorch_bytes = round(ranks.all_reduce_max(non_pytorch_bytes)[0])
-    (model_flops_per_step,) = ranks.all_reduce_sum(steps.model_flops_per_step)
+        non_pytorch_bytes = round(group.all_reduce_max(non_pytorch_bytes)[0])
+    model_flops = meter.facts.model_flops
+    if model_flops is not None:
+        (model_flops,) = group.all_reduce_sum(model_flops)
+    host_peak_bytes = max(status_bytes("VmHWM"), budget.host_peak_bytes)
     return {
-        "optimizer_steps": step_count,
-        "step_s": slowest_s[warmup_steps:],
+        "steps": len(step_s),
+        "optimizer_steps": meter.optimizer_steps,
+        "step_s": slowest_s[request.warmup_steps :],
+        "units_per_step": _units_per_step(request, meter) * group.world_size,
         "peak_bytes": max(peak_bytes_by_rank),
         "peak_bytes_by_rank": peak_bytes_by_rank,
         "non_pytorch_bytes": non_pytorch_bytes,
-        "local_ranks": ranks.local_world_size,
-        "loss": steps.loss,
-        "model_flops_per_step": model_flops_per_step,
+        "step_peak_bytes": _maxima(group, meter.peak_bytes),
+        "kept_bytes": _maxima(group, meter.kept_bytes),
+        "gradient_bytes": meter.gradient_bytes,
+        "host_peak_bytes": round(group.all_reduce_max(host_peak_bytes)[0]),
+        "trains": meter.trains,
+        "local_ranks": group.world_size,
+        "loss": loss,
+        "model_flops_per_step": model_flops,
     }
+
+
+def _units_per_step(request: StepRequest, meter: StepMeter) -> float:
+    """Return the units of throughput of an optimizer step on one rank."""
+    micro_batches = meter.facts.micro_batches
+    if micro_batches is None:
+        # A loop's calls are not seen: one micro-batch is assumed.
+        micro_batches = round(statistics.median(meter.calls_by_step or [1]))
+    return request.size * request.units_per_size * micro_batches
+
+
+def _maxima(group: RankGroup, by_step_bytes: Sequence[int]) -> list[int]:
+    """Return the highest bytes of any rank, by step."""
+    return [round(highest) for highest in group.all_reduce_max(*by_step_bytes)]
+
+
+def _explained(error: BaseException, name: str) -> BaseException:
+    """Return an error of your code as the trial reports it.
+
+    It is out of memory if that was its cause.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if out_of_memory(cause) is not None:
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, SystemExit):
+        return BadConfig(
+            f"{name} ended its process: sys.exit({error.code!r})",
+            next_step="Let it return, or raise an error that says what is wrong.",
+        )
+    return error

@@ -3,14 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar
-
-from pydantic import Field
+from typing import Any
 
 from autotune.speed.values import StepWork
-from autotune.trials.values import JobName, TrialRequest
-from trainer.config.train_config import TrainConfig
-from trainer.formats.manifest import SpecialIds
 
 
 class Term(StrEnum):
@@ -115,62 +110,3 @@ class Trace:
             events=tuple(value["events"]),
             repeats_from=value["repeats_from"],
         )
-
-
-class StepRequest(TrialRequest):
-    """Request for optimizer steps on random full sequences under a memory budget."""
-
-    job: ClassVar[JobName] = "step"
-
-    config: TrainConfig
-    """The trainer's settings. Each rank takes as many micro-batches of
-    ``micro_batch_size`` as its share of the global batch has."""
-    vocab_size: int
-    """Tokens of the vocabulary."""
-    special_ids: SpecialIds
-    """Ids of special tokens in the vocabulary."""
-    memory_budget_bytes: int | None
-    """Memory budget of each rank; None means no limit."""
-    warmup_steps: int
-    """Untimed optimizer steps, before the timed ones."""
-    timed_steps: int
-    """Timed optimizer steps."""
-    local_ranks: int
-    """Ranks of this node, which take the steps together."""
-    documents_per_sequence: float
-    """Documents in each sequence, on average."""
-    attempt: int = 0
-    """Number of earlier attempts, which makes a repeated trial another trial."""
-
-
-class KernelsRequest(StepRequest):
-    """Request for the kernels of optimizer steps, as of a ``StepRequest``."""
-
-    job: ClassVar[JobName] = "kernels"
-
-
-class TraceRequest(TrialRequest):
-    """Request for traces of one rank's training steps on the meta device."""
-
-    job: ClassVar[JobName] = "trace"
-
-    config: TrainConfig
-    """The trainer's settings; ``sizes`` replaces ``micro_batch_size``."""
-    vocab_size: int
-    """Tokens of the vocabulary."""
-    special_ids: SpecialIds
-    """Ids of special tokens in the vocabulary."""
-    documents_per_sequence: float
-    """Documents in each sequence, on average."""
-    micro_batches: int
-    """Micro-batches of a rank in an optimizer step. Two need as much memory as any
-    larger number: gradients exist while the second one is computed."""
-    ranks: int
-    """Ranks on all nodes that train together; one of them is traced."""
-    sizes: list[int] = Field(default_factory=list)
-    """Micro-batch size of each trace."""
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.config.model.name

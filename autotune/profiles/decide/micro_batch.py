@@ -1,7 +1,7 @@
 """Choice of the micro-batch size by the time of an optimizer step. Pure."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +101,57 @@ def choose_micro_batch(
         micro_batch_size=chosen.split.micro_batch_size,
         reason=_reason_of_choice(chosen, largest, feasible_max, ranks),
     )
+
+
+def choose_by_throughput(
+    curve: Sequence[CurvePoint],
+    feasible_max: int,
+    *,
+    in_words: Callable[[int], str],
+) -> MicroBatchChoice:
+    """Return the largest measured size, unless a smaller one is clearly faster.
+
+    This is for subjects whose global batch follows from the size.
+
+    Args:
+        curve: Measured throughput by size, at least one point; its largest size leaves
+            the headroom free.
+        feasible_max: Largest size that fits.
+        in_words: Returns a size in words.
+    """
+    largest = max(curve, key=lambda point: point.micro_batch_size)
+    fastest = max(curve, key=lambda point: point.padded_tokens_per_s)
+    ratio = fastest.padded_tokens_per_s / largest.padded_tokens_per_s
+    if ratio * KNEE_SHARE <= 1 or _overlap(fastest, largest):
+        headroom = ""
+        if largest.micro_batch_size < feasible_max:
+            headroom = ", less the headroom"
+        return MicroBatchChoice(
+            micro_batch_size=largest.micro_batch_size,
+            reason=f"the largest that fits, {feasible_max}{headroom}",
+        )
+    good = [
+        point
+        for point in curve
+        if point.padded_tokens_per_s >= KNEE_SHARE * fastest.padded_tokens_per_s
+    ]
+    chosen = min(good, key=lambda point: point.micro_batch_size)
+    return MicroBatchChoice(
+        micro_batch_size=chosen.micro_batch_size,
+        reason=(
+            f"{in_words(chosen.micro_batch_size)} is the smallest within"
+            f" {1 - KNEE_SHARE:.0%} of the best throughput;"
+            f" {in_words(largest.micro_batch_size)} would have {1 / ratio:.2f} times as"
+            f" much; {feasible_max} is the largest that fits"
+        ),
+    )
+
+
+def _overlap(faster: CurvePoint, slower: CurvePoint) -> bool:
+    """Return whether noise may explain that one point is faster than another."""
+    low = faster.padded_rate.low
+    high = slower.padded_rate.high
+    return low is not None and high is not None and high >= low
 
 
 def measured_splits(

@@ -145,7 +145,7 @@ def _padded_rates(steps: Iterable[StepFigures]) -> list[float]:
     for step in steps:
         timed_s = [step_s for step_s in step.step_s if step_s > 0]
         if timed_s:
-            rates.append(step.padded_tokens_per_step / statistics.median(timed_s))
+            rates.append(step.units_per_step / statistics.median(timed_s))
     return rates
 
 
@@ -173,7 +173,7 @@ def _unfounded_confirmed_rates(
         return
     padded_rates = _padded_window_rates(records)
     train = profile.train
-    non_padding_share = probe.mean_tokens_per_sequence / train.seq_length_tokens
+    non_padding_share = probe.tokens_per_sequence / train.seq_length_tokens
     for row in confirm.rows:
         sequences = (
             row.micro_batch_size * row.gradient_accumulation_steps * confirm.local_ranks

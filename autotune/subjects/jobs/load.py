@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +43,7 @@ _MAX_FILE_BYTES = 16 * 2**20
 
 def preload(
     functions: Mapping[str, str],
+    jobs: Sequence[str],
     directory: str,
     timeout_s: float,
     *,
@@ -51,7 +52,8 @@ def preload(
     """Import the modules of some functions in the process that trials are forked from.
 
     Args:
-        functions: Names by role, as ``OwnCode.functions``.
+        functions: Names by role, as ``Subject.code``.
+        jobs: Modules of the jobs that will run.
         directory: Working directory, from which modules are imported.
         timeout_s: Time limit of the import; shortly before it, the stack is written, so
             that a hang can be located.
@@ -66,8 +68,8 @@ def preload(
     import torch
 
     importlib.import_module("torch._dynamo")  # which torch's optimizers import
-    for role in functions:
-        importlib.import_module(f"autotune.integrations.jobs.{role}")
+    for job in jobs:
+        importlib.import_module(job)
     enter(directory)
     if not resolved:
         return {}

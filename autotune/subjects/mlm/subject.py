@@ -51,7 +51,11 @@ class MlmSubject(StrictTable):
     @property
     def size(self) -> Size:
         """Sequences of a micro-batch."""
-        return Size(unit="tokens", units_per_size=float(self.config.seq_length_tokens))
+        return Size(
+            noun="sequence",
+            unit="tokens",
+            units_per_size=float(self.config.seq_length_tokens),
+        )
 
     def code(self) -> dict[str, str]:
         """Return nothing: the source is this project's."""

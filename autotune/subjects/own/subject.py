@@ -2,15 +2,23 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
+from autotune.subjects.subject import (
+    MICRO_BATCH_SIZE,
+    Argument,
+    Call,
+    Setting,
+    Size,
+)
 from trainer.formats.canonical_json import canonical_sha256
-from trainer.formats.tables import StrictTable
+from trainer.formats.tables import StrictTable, parse_table
 
-Argument = bool | int | float | str
-SIZE = "micro_batch_size"
+SIZE = MICRO_BATCH_SIZE
 """Argument of ``build_step`` that is searched by default."""
 IN_TRIAL = "AUTOTUNE_IN_TRIAL"
 """Environment variable that is set in processes that run trials of your code."""
@@ -28,14 +36,26 @@ _LONGEST_NAME = 100
 class OwnCode(StrictTable):
     """Functions of yours, by name, and their fixed arguments."""
 
-    step: str | None = None
+    kind: ClassVar[str] = "own"
+
+    step_function: str | None = None
     """``module:function`` that builds a step, or that trains until it is stopped; None
     for a loader alone."""
-    loader: str | None = None
+    loader_function: str | None = None
     """``module:function`` that builds a loader."""
     arguments: dict[str, Argument] = Field(default_factory=dict)
+    """Fixed arguments of both functions."""
     along: str = SIZE
-    """Argument of ``step`` whose largest value is searched."""
+    """Argument of the step's function whose largest value is searched."""
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Return the subject that ``table`` describes."""
+        return parse_table(cls, dict(table), where="[subject]")
+
+    def table(self) -> dict[str, Any]:
+        """Return the functions, their arguments, and the searched argument."""
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @property
     def name(self) -> str:
@@ -43,38 +63,68 @@ class OwnCode(StrictTable):
 
         It is the module's name, and the function's unless that has its usual name.
         """
-        module, _, function = (self.step or self.loader or "").partition(":")
+        module, _, function = self._first_function.partition(":")
         parts = [Path(module).stem if "/" in module else module.rpartition(".")[2]]
-        parts += (
-            []
-            if function in ("build_step", "build_loader")
-            else [function.replace(".", "-")]
-        )
-        parts += ["loader"] if self.step is None else []
-        whole = "-".join(
-            [*parts, *(f"{name}-{value}" for name, value in self.arguments.items())]
-        )
+        if function not in ("build_step", "build_loader"):
+            parts.append(function.replace(".", "-"))
+        if self.step_function is None:
+            parts.append("loader")
+        parts += [f"{name}-{value}" for name, value in self.arguments.items()]
+        whole = "-".join(parts)
         plain = re.sub(r"[^\w.=+-]+", "_", whole).strip(".")
         if plain == whole and len(plain) <= _LONGEST_NAME:
             return plain
-        return (
-            f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
-        )
+        digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
+        return f"{plain[:_LONGEST_NAME]}-{digest}"
 
     @property
     def words(self) -> str:
         """The function with its fixed arguments."""
+        if not self.arguments:
+            return self._first_function
         fixed = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
-        return f"{self.step or self.loader}{f' ({fixed})' if fixed else ''}"
+        return f"{self._first_function} ({fixed})"
 
     @property
-    def functions(self) -> dict[str, str]:
-        """Names of the functions, by their role."""
-        return {
-            role: name
-            for role, name in (("step", self.step), ("loader", self.loader))
-            if name is not None
-        }
+    def _first_function(self) -> str:
+        return self.step_function or self.loader_function or ""
+
+    @property
+    def size(self) -> Size:
+        """The searched argument."""
+        return Size(name=self.along)
+
+    def code(self) -> dict[str, str]:
+        """Return the functions of yours by role."""
+        functions = {"step": self.step_function, "loader": self.loader_function}
+        return {role: name for role, name in functions.items() if name is not None}
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Return no settings: the function declares none."""
+        return ()
+
+    def step(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return the call of your function with the fixed arguments and a choice."""
+        return self._call(self.step_function, choice)
+
+    def loader(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return the call of your loader's function."""
+        return self._call(self.loader_function, choice)
+
+    def _call(
+        self, function: str | None, choice: Mapping[str, Argument]
+    ) -> Call | None:
+        if function is None:
+            return None
+        return Call(function=function, arguments={**self.arguments, **choice})
+
+    def model(self, choice: Mapping[str, Argument]) -> Call | None:
+        """Return None: the bench finds ``build_model`` when it imports the step."""
+        return None
+
+    def apply(self, choice: Mapping[str, Argument]) -> dict[str, Any]:
+        """Return the arguments with which to call your functions."""
+        return {**self.arguments, **choice}
 
 
 class Subject(OwnCode):
@@ -91,16 +141,19 @@ class Subject(OwnCode):
 
         It is the loader's if there is no step.
         """
-        own = {
-            "step": self.step,
-            "source": self.step_sha256,
-            "arguments": self.arguments,
-            "along": self.along,
-        }
-        if self.step is None:
-            own = {
-                "loader": self.loader,
-                "source": self.loader_sha256,
+        if self.step_function is None:
+            return canonical_sha256(
+                {
+                    "loader": self.loader_function,
+                    "source": self.loader_sha256,
+                    "arguments": self.arguments,
+                }
+            )
+        return canonical_sha256(
+            {
+                "step": self.step_function,
+                "source": self.step_sha256,
                 "arguments": self.arguments,
+                "along": self.along,
             }
-        return canonical_sha256(own)
+        )

@@ -20,7 +20,6 @@ from autotune.trials.jobs.cpu_allocators import (
     clean_allocators,
     return_large_blocks,
 )
-from trainer.distributed.ranks import Ranks, warm_up_libraries
 from trainer.formats.errors import DeviceMissing
 from trainer.record.process_memory import status_bytes
 
@@ -30,7 +29,7 @@ _GPU_PAGE_BYTES = 2**21
 
 def enforce(
     budget_bytes: int | None,
-    ranks: Ranks,
+    device: torch.device,
     device_used_before_bytes: int | None,
     *,
     large_block_bytes: int = LARGE_BLOCK_BYTES,
@@ -40,8 +39,8 @@ def enforce(
 
     Args:
         budget_bytes: The budget; None only measures.
-        ranks: Ranks that have joined: memory for their communication does not count as
-            the model's.
+        device: Device of the rank. Memory that libraries have taken by now does not
+            count as the model's.
         device_used_before_bytes: Memory in use on this rank's GPU before this process,
             from NVML; None on a CPU or if unknown.
         large_block_bytes: Size from which freed blocks go back to the kernel, on a CPU.
@@ -53,24 +52,22 @@ def enforce(
             chosen, are those of the whole GPU.
     """
     # Some drivers do not report MIG; only the device name then shows it.
-    if "MIG " in ranks.device_name:
+    is_gpu = device.type == "cuda"
+    if is_gpu and "MIG " in (name := torch.cuda.get_device_name(device)):
         raise DeviceMissing(
-            f"{ranks.device_name!r} is a MIG slice, but NVML reports the memory of the"
-            " whole GPU",
+            f"{name!r} is a MIG slice, but NVML reports the memory of the whole GPU",
             next_step=(
                 "Select a GPU without MIG (CUDA_VISIBLE_DEVICES), disable MIG"
                 " (nvidia-smi -i INDEX -mig 0), or use --device cpu."
             ),
         )
-    # Memory that libraries take when opened is not the model's.
-    warm_up_libraries(ranks)
-    if ranks.device.type == "cuda":
+    if is_gpu:
         if clean:
             # cuBLAS keeps its workspaces in PyTorch's allocator. A private function, as
             # no public one of torch frees them.
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
-        return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
+        return CudaBudget(budget_bytes, device, device_used_before_bytes)
     return CpuBudget(budget_bytes, large_block_bytes, clean=clean)
 
 

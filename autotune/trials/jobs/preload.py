@@ -18,6 +18,7 @@ def preload_trainer() -> None:
         for module in (
             "trainer.loop",
             "autotune.memory.jobs.step",
+            "autotune.subjects.mlm.jobs.step",
             "autotune.workers.jobs.training",
             "torch._dynamo",
         ):

@@ -94,11 +94,9 @@ def join_rank_group(
     Args:
         device: Kind of device; each rank takes the GPU of its number.
         local: ``Trial.local``, with ``environment`` (the variables of torchrun) and
-            ``rendezvous`` (a file) if there are several ranks. The variables are set in
-            this process, so that the tried code finds them.
+            ``rendezvous`` (a file) if there are several ranks.
     """
     environment: Mapping[str, str] = local.get("environment", {})
-    os.environ.update(environment)
     rank = int(environment.get("RANK", "0"))
     world_size = int(environment.get("WORLD_SIZE", "1"))
     torch_device = torch.device("cpu")

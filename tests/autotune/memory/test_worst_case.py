@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.memory.jobs.worst_case import fullest_batch, predicted_by_sequence
+from autotune.subjects.mlm.jobs.worst_case import fullest_batch, predicted_by_sequence
 from trainer.config.train_config import ModelSettings, TrainConfig
 from trainer.data.head_slots import head_slots
 from trainer.data.micro_batch import MicroBatch

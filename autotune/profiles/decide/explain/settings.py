@@ -144,7 +144,7 @@ def _explain_measured(profile: Profile, key: str, value: object) -> Explanation 
     if probe is not None and key == "micro_batch_size":
         return explain_micro_batch(profile, probe)
     if probe is not None and key == "global_batch_size":
-        return explain_global_batch(profile, probe.mean_tokens_per_sequence)
+        return explain_global_batch(profile, probe.tokens_per_sequence)
     workers = profile.evidence.workers
     if workers is not None and is_decided_by_sweep(workers, key):
         return explain_loader(profile, workers, key)

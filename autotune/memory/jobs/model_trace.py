@@ -1,4 +1,4 @@
-"""The ``own_trace`` job: steps of a model of yours on the meta device.
+"""The ``model_trace`` job: steps of a model of yours on the meta device.
 
 The result is the sequence of their allocations. Your optimizer and precision are not
 known here: AdamW in fp32 is assumed, and trials correct the prediction.
@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from autotune.integrations.values import OwnTraceRequest
 from autotune.memory.jobs.allocation_recorder import AllocationRecorder
 from autotune.memory.jobs.device_rules import DeviceRules
 from autotune.memory.jobs.kernels import request_rules
 from autotune.memory.jobs.module_owners import own_by_module
 from autotune.memory.jobs.trace import META, multi_tensor_kernels_on_meta
-from autotune.memory.values import Term
+from autotune.memory.values import ModelTraceRequest, Term
 from autotune.speed.values import StepWork
 from autotune.subjects.jobs import load
 from trainer.formats.errors import BadConfig
@@ -26,7 +25,7 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     """Trace two steps of each size.
 
     Args:
-        measured: An ``OwnTraceRequest``.
+        measured: An ``ModelTraceRequest``.
 
     Returns:
         ``traces``, as ``Trace.to_json`` gives them, and ``parameters``.
@@ -34,7 +33,7 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
     Raises:
         BadConfig: If the function does not return a module and a batch.
     """
-    asked = OwnTraceRequest.of(measured)
+    asked = ModelTraceRequest.of(measured)
     load.enter(asked.directory)
     build = load.resolve(asked.model, asked.directory)
     traces = []

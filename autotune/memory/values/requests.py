@@ -1,0 +1,101 @@
+"""Requests for trials of a step: its memory and speed, its kernels, its traces."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from autotune.trials.values import JobName, TrialRequest
+from trainer.config.train_config import TrainConfig
+from trainer.formats.manifest import SpecialIds
+
+
+class StepRequest(TrialRequest):
+    """Request for optimizer steps of a subject, under a memory budget."""
+
+    job: ClassVar[JobName] = "step"
+
+    function: str
+    """``module:function`` that builds the step."""
+    arguments: dict[str, Any]
+    """Arguments of ``function``, the size included."""
+    size: int
+    """Size that is tried, in the unit of the subject."""
+    units_per_size: float
+    """Units of throughput that one more of the size adds."""
+    source_sha256: str
+    """Hash of the source of ``function``; empty if it is this project's."""
+    device: Literal["cpu", "cuda"]
+    memory_budget_bytes: int | None
+    """Memory budget of each rank; None means no limit."""
+    warmup_steps: int
+    """Untimed optimizer steps, before the timed ones."""
+    timed_steps: int
+    """Timed optimizer steps."""
+    local_ranks: int = 1
+    """Ranks of this node, which take the steps together."""
+    attempt: int = 0
+    """Number of earlier attempts, which makes a repeated trial another trial."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the trial, warm-up included."""
+        return self.warmup_steps + self.timed_steps
+
+
+class KernelsRequest(StepRequest):
+    """Request for the kernels of optimizer steps, as of a ``StepRequest``."""
+
+    job: ClassVar[JobName] = "kernels"
+
+    number_format: Literal["bf16", "fp32"] = "fp32"
+    """Format of matmuls, whose rate bounds the time of kernels."""
+    document_tokens: float | None = None
+    """Tokens of a document on average, from which the work of attention follows; None
+    if it is unknown."""
+
+
+class TraceRequest(TrialRequest):
+    """Request for traces of one rank's training steps on the meta device."""
+
+    job: ClassVar[JobName] = "trace"
+
+    config: TrainConfig
+    """The trainer's settings; ``sizes`` replaces ``micro_batch_size``."""
+    vocab_size: int
+    """Tokens of the vocabulary."""
+    special_ids: SpecialIds
+    """Ids of special tokens in the vocabulary."""
+    documents_per_sequence: float
+    """Documents in each sequence, on average."""
+    micro_batches: int
+    """Micro-batches of a rank in an optimizer step. Two need as much memory as any
+    larger number: gradients exist while the second one is computed."""
+    ranks: int
+    """Ranks on all nodes that train together; one of them is traced."""
+    sizes: list[int] = Field(default_factory=list)
+    """Micro-batch size of each trace."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.config.model.name
+
+
+class ModelTraceRequest(TrialRequest):
+    """Request for traces of a model that a function builds, for several sizes."""
+
+    job: ClassVar[JobName] = "model_trace"
+
+    model: str
+    """``module:function``, which returns a module and its batch."""
+    arguments: dict[str, Any]
+    along: str
+    """Argument that is the size."""
+    device: Literal["cpu", "cuda"]
+    directory: str
+    sizes: list[int] = Field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return self.model
