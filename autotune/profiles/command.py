@@ -8,19 +8,20 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.base.tables import printable_line
 from autotune.console import options as opt
 from autotune.errors import UsageError
+from autotune.subjects.mlm.export.targets import TargetName
 
 if TYPE_CHECKING:
     from autotune.integrations.store import StoredOwn
     from autotune.profiles.approval import ProfileWithApproval
     from autotune.profiles.checks import Verification
-    from autotune.profiles.decide.export.table import Export, Target
+    from autotune.subjects.mlm.export.table import Export
 
 app = typer.Typer(
     help="Show, verify, approve and export profiles.",
@@ -239,7 +240,7 @@ def export(
     *,
     profile: opt.OneProfile,
     to: Annotated[
-        Literal["hf-trainer", "accelerate", "lightning"],
+        TargetName,
         opt.option(
             None,
             "Target: TrainingArguments, accelerate's config file, or Lightning's"
@@ -266,8 +267,8 @@ def export(
     from autotune.integrations.store import is_own
     from autotune.launch.training_job import default_ranks
     from autotune.memory.contents import sequence_means
-    from autotune.profiles.decide.export import export_profile
     from autotune.profiles.store import read_profile
+    from autotune.subjects.mlm.export.translate import export_profile
 
     if is_own(profile):
         _export_own(profile, to, out, as_json=as_json)
@@ -293,7 +294,7 @@ def _write_export(result: "Export", out: Path | None, *, as_json: bool) -> None:
     """
     from autotune.base.answer_json import answer_json
     from autotune.base.files import write_atomically
-    from autotune.profiles.export_text import export_text
+    from autotune.subjects.mlm.export.text import export_text
 
     answer = answer_json(result)
     if not as_json:
@@ -309,7 +310,7 @@ def _write_export(result: "Export", out: Path | None, *, as_json: bool) -> None:
 
 
 def _export_own(
-    profile: Path, target: "Target", out: Path | None, *, as_json: bool
+    profile: Path, target: TargetName, out: Path | None, *, as_json: bool
 ) -> None:
     """Export a profile of your own training code.
 
@@ -323,7 +324,7 @@ def _export_own(
     from autotune.base.answer_json import answer_json
     from autotune.base.files import write_atomically
     from autotune.integrations.store import read_own
-    from autotune.profiles.decide.export import export_own_values
+    from autotune.subjects.mlm.export.translate import export_own_values
 
     arguments, calls = export_own_values(target, read_own(profile).profile.tuned)
     if calls:

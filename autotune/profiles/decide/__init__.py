@@ -5,5 +5,5 @@
 device. ``rates`` has the throughput to expect of a profile, ``run_rates`` that of a
 run, and ``drift`` compares them. ``explain`` gives the reason of every setting,
 ``follow_up`` the commands to run next. ``trial_log_check`` and ``fingerprint_check``
-compare a profile with its trials and with this machine. ``export`` translates it.
+compare a profile with its trials and with this machine.
 """

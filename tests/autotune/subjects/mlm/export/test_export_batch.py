@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.profiles.decide.export.batch import exported_batch
+from autotune.subjects.mlm.export.batch import exported_batch
 from testbed.examples.profiles import but, example_profile
-from tests.autotune.profiles.exports import export_example, means_of
+from tests.autotune.subjects.mlm.export.exports import export_example, means_of
 from trainer.config.train_config import CheckpointSettings
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from autotune.corpus.values import SequenceMeans
 from autotune.evidence.profile import Profile
-from autotune.profiles.decide.export.table import ExportedBatch
 from autotune.profiles.decide.rates import expected_rate, tuned_rate
+from autotune.subjects.mlm.export.table import ExportedBatch, RunToExport
 from trainer.config.train_config import TrainConfig
 
 _LEAST_STEP_S = 1e-9
@@ -67,47 +67,41 @@ def _sequences_per_step(train: TrainConfig, means: SequenceMeans) -> int:
     return train.global_batch_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointInterval:
-    """Interval between checkpoints in optimizer steps."""
-
-    steps: int | None
-    """Steps between checkpoints; None if the interval is not known in steps."""
-    remark: str
-    """Source of the number of steps, or the reason why it cannot be converted."""
-
-
-def checkpoint_interval(profile: Profile, batch: ExportedBatch) -> CheckpointInterval:
+def steps_between_checkpoints(run: RunToExport) -> int | None:
     """Convert the interval between checkpoints from seconds to optimizer steps.
 
     The time of a step follows from a measured rate. Without such a rate, the interval
-    is the one in steps, which a profile need not have.
+    is the one in steps, which a profile need not have; without checkpoints, it is None.
     """
-    checkpoint = profile.train.checkpoint
-    step_time = _step_time(profile, batch)
+    checkpoint = run.train.checkpoint
+    if not checkpoint.enabled:
+        return None
+    step_time = _step_time(run.profile, run.batch)
     if step_time is None:
-        return CheckpointInterval(
-            steps=checkpoint.interval_steps,
-            remark="no measured step time to convert seconds into steps",
-        )
+        return checkpoint.interval_steps
     # A foreign profile may hold any rate and interval: the bounds avoid a division by 0
     # and the conversion of infinity to an integer.
     step_s = max(_LEAST_STEP_S, step_time.step_s)
     steps = max(1, math.floor(min(checkpoint.interval_s / step_s, sys.maxsize)))
-    if checkpoint.interval_steps is not None:
-        # A profile may limit the interval in both units.
-        steps = min(steps, checkpoint.interval_steps)
-    return CheckpointInterval(
-        steps=steps,
-        remark=(
-            f"steps of {step_time.step_s:.3g} s by this project's trainer"
-            f" ({step_time.source})"
-        ),
+    # A profile may limit the interval in both units.
+    return min(steps, checkpoint.interval_steps or steps)
+
+
+def checkpoint_interval_remark(run: RunToExport) -> str | None:
+    """Return the source of the steps between checkpoints, or why they are unknown."""
+    if not run.train.checkpoint.enabled:
+        return None
+    step_time = _step_time(run.profile, run.batch)
+    if step_time is None:
+        return "no measured step time to convert seconds into steps"
+    return (
+        f"steps of {step_time.step_s:.3g} s by this project's trainer"
+        f" ({step_time.source})"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class _StepTime:
     """Time of an optimizer step of this project's trainer."""
 
     step_s: float
@@ -115,7 +109,7 @@ class StepTime:
     """Origin of the time, in words."""
 
 
-def _step_time(profile: Profile, batch: ExportedBatch) -> StepTime | None:
+def _step_time(profile: Profile, batch: ExportedBatch) -> _StepTime | None:
     """Return the time of an optimizer step of this project's trainer.
 
     The rate is that of as many ranks, else a measured one, which is assumed to be the
@@ -129,14 +123,14 @@ def _step_time(profile: Profile, batch: ExportedBatch) -> StepTime | None:
         return None
     expected = expected_rate(profile, batch.ranks)
     if expected is not None:
-        return StepTime(
+        return _StepTime(
             step_s=tokens / expected.value,
             source=f"{expected.known}: {expected.source}",
         )
     tuned = tuned_rate(profile)
     if tuned is None:
         return None
-    return StepTime(
+    return _StepTime(
         step_s=tokens / (tuned.value * batch.ranks / tuned.ranks),
         source=f"assumed: per rank as fast as in {tuned.source}",
     )

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.profiles.toml_file import profile_to_toml
 from testbed.examples.profiles import but, example_profile
-from tests.autotune.profiles.exports import export_to
+from tests.autotune.subjects.mlm.export.exports import export_to
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.profiles.decide.export import export_own_values
+from autotune.subjects.mlm.export.translate import export_own_values
 
 OWN_VALUES = {"micro_batch_size": 48, "num_workers": 3, "images": 7}
 """Tuned values, of which no trainer knows ``images``: your ``build_step`` takes it."""

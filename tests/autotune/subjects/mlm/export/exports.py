@@ -8,8 +8,9 @@ from typing import Any
 
 from autotune.cli import run
 from autotune.corpus.values import SequenceMeans
-from autotune.profiles.decide.export import export_profile
-from autotune.profiles.decide.export.table import Export, Target
+from autotune.subjects.mlm.export.table import Export
+from autotune.subjects.mlm.export.targets import TargetName
+from autotune.subjects.mlm.export.translate import export_profile
 from testbed.examples.profiles import but, example_profile
 
 PROGRAMS = Path(__file__).parent / "export_programs"
@@ -28,7 +29,7 @@ MEANS = means_of(non_padding_tokens=500.0, samples=2.0)
 
 
 def export_example(
-    to: Target = "hf-trainer",
+    to: TargetName = "hf-trainer",
     *,
     ranks: int = 1,
     means: SequenceMeans = MEANS,
@@ -48,7 +49,7 @@ def export_example(
     return export_profile(profile, means, to, nodes=1, ranks_per_node=ranks)
 
 
-def export_to(target: Target, profile: object, *options: str) -> None:
+def export_to(target: TargetName, profile: object, *options: str) -> None:
     """Export a profile by the command line, which must succeed.
 
     Args:

@@ -5,7 +5,7 @@ import json
 from autotune.base.tables import Row, printable_line, text_table
 from autotune.base.units import format_count
 from autotune.base.wording import plural
-from autotune.profiles.decide.export.table import Equivalence, Equivalent, Export
+from autotune.subjects.mlm.export.table import Equivalence, Equivalent, Export
 
 
 def export_text(export: Export) -> str:
