@@ -2,7 +2,7 @@
 
 from autotune.subjects.mlm.export import schedule, shared
 from autotune.subjects.mlm.export.shared import only_if
-from autotune.subjects.mlm.export.table import Raw, RunToExport, SettingRow
+from autotune.subjects.mlm.export.table import Raw, RunToExport, SettingRow, Value
 
 _ADAMW_LINES = (
     (
@@ -54,6 +54,12 @@ def _attention_dropout_argument(run: RunToExport) -> str:
     return "for_model(attention_probs_dropout_prob)"
 
 
+def _attention_dropout(run: RunToExport) -> Value:
+    """Return attention dropout as Python code, with 0 for 0.0; None if it is unset."""
+    dropout = run.train.attention_dropout
+    return None if dropout is None else Raw(str(dropout).removesuffix(".0"))
+
+
 def _matmul_precision(run: RunToExport) -> str | None:
     """Return torch's precision of fp32 matmuls; None if the GPU runs none."""
     if not run.on_gpu or run.has_bf16:
@@ -86,7 +92,7 @@ MODEL_ROWS = (
             "computes all positions",
         ),
     ),
-    SettingRow("attention_dropout", _attention_dropout_argument),
+    SettingRow("attention_dropout", _attention_dropout_argument, _attention_dropout),
     SettingRow("seq_length_tokens", "tokenizer(max_length)"),
     SettingRow(
         "masking_probability",
