@@ -114,8 +114,9 @@ class Subject(Protocol):
         """Return the subject that ``table`` describes.
 
         Args:
-            table: What ``table`` returned, from the profile; or from the command line
-                ``step``, ``loader`` and ``size`` (names, or None) and ``arguments``.
+            table: What ``table`` returned, from the profile; or, from the command line,
+                ``step_function`` and ``loader_function`` (names, or None),
+                ``arguments``, and ``along``, the name of the searched argument.
 
         Raises:
             BadConfig: If the table is invalid.

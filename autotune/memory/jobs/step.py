@@ -71,12 +71,15 @@ def begin(
         load.enter(directory)
     build = load.resolve(request.function, directory or "")
     arguments = request.arguments | {"device": request.device}
-    if "rendezvous" in local:
-        arguments["rendezvous"] = local["rendezvous"]
+    # For functions of this project, which name them.
+    internal = {"directory": directory, "rendezvous": local.get("rendezvous")}
     before_budget = getattr(build, "before_budget", None)
     if before_budget is not None:
-        opened = before_budget(**load.accepted(before_budget, arguments))
-        arguments["opened"] = opened
+        internal["opened"] = before_budget(
+            **load.accepted(before_budget, arguments),
+            **load.named(before_budget, internal),
+        )
+    arguments |= load.named(build, internal)
     # After that, as it may set variables that CUDA reads when it starts.
     group = join_rank_group(request.device, local)
     if before_budget is None:

@@ -11,15 +11,20 @@ If your loop is a function of the batch size, you need no adapter: name it with
 ``--step``, or decorate it with ``autotune.find_batch_size``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune.subjects.jobs import load
 from autotune.subjects.jobs.longest_samples import Longest
+from autotune.subjects.jobs.overridden import overridden, require_made
 from trainer.formats.errors import BadConfig
 
 if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
+
+_PARTS = 5
+"""Accelerator, model, optimizer, dataset and collate function."""
 
 
 def longest_batch(
@@ -82,3 +87,92 @@ def accelerated_step(
                 stepper.zero_grad()
 
     return step
+
+
+def build_step(
+    *,
+    build: str,
+    arguments: Mapping[str, Any],
+    directory: str,
+    micro_batch_size: int,
+    **settings: Any,
+) -> Callable[[], None]:
+    """Return the step of the loop whose parts a function returns.
+
+    Args:
+        build: Name of the function.
+        arguments: Its fixed arguments.
+        directory: Directory from which it is imported.
+        micro_batch_size: Size to try.
+        settings: Arguments of ``Accelerator``, and further ones of the function.
+
+    Raises:
+        BadConfig: If it does not return the parts.
+    """
+    parts = _parts(build, arguments, directory, settings)
+    accelerator, model, optimizer, dataset, collate = parts
+    batch = longest_batch(dataset, collate, micro_batch_size)
+    return accelerated_step(accelerator, model, optimizer, batch)
+
+
+def build_loader(
+    *,
+    build: str,
+    arguments: Mapping[str, Any],
+    directory: str,
+    num_workers: int,
+    micro_batch_size: int = 1,
+    prefetch_factor: int | None = None,
+    pin_memory: bool = False,
+    **settings: Any,
+) -> Any:
+    """Return a DataLoader of the dataset whose parts a function returns.
+
+    Args:
+        build: Name of the function.
+        arguments: Its fixed arguments.
+        directory: Directory from which it is imported.
+        num_workers: DataLoader workers.
+        micro_batch_size: Samples of a batch.
+        prefetch_factor: Batches that each worker prefetches; None for torch's default.
+        pin_memory: True to pin batches.
+        settings: Arguments of ``Accelerator``, and further ones of the function.
+
+    Raises:
+        BadConfig: If it does not return the parts.
+    """
+    from torch.utils.data import DataLoader
+
+    *_, dataset, collate = _parts(build, arguments, directory, settings)
+    return DataLoader(
+        dataset,
+        batch_size=micro_batch_size,
+        shuffle=True,
+        collate_fn=collate,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor if num_workers else None,
+        pin_memory=pin_memory,
+        persistent_workers=num_workers > 0,
+    )
+
+
+def _parts(
+    build: str, arguments: Mapping[str, Any], directory: str, settings: dict[str, Any]
+) -> Any:
+    """Return the parts of the loop that a function returns, with some settings."""
+    from accelerate import Accelerator
+
+    make = load.resolve(build, directory)
+    known = load.parameters_of(Accelerator) or {}
+    fields = {name: value for name, value in settings.items() if name in known}
+    others = {name: value for name, value in settings.items() if name not in fields}
+    with overridden(Accelerator, fields) as made:
+        parts = make(**load.accepted(make, {**arguments, **others}))
+    if fields:
+        require_made(made, Accelerator, build)
+    if not isinstance(parts, tuple) or len(parts) != _PARTS:
+        raise BadConfig(
+            f"{build} returned {type(parts).__name__}",
+            next_step="Return (accelerator, model, optimizer, dataset, collate).",
+        )
+    return parts

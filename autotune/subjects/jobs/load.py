@@ -269,6 +269,12 @@ def accepted(
     }
 
 
+def named(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of these that a function names in its signature."""
+    known = parameters_of(function) or {}
+    return {name: value for name, value in arguments.items() if name in known}
+
+
 def parameters_of(function: Callable[..., Any]) -> dict[str, bool] | None:
     """Return the parameters of a function, and whether each is required.
 

@@ -13,9 +13,10 @@ In the module that you name with ``--step`` and ``--loader``::
 
 import importlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from autotune.subjects.jobs import load
 from autotune.subjects.own.subject import LOOP
 from trainer.formats.errors import BadConfig
 
@@ -141,3 +142,84 @@ def _package(module: Any) -> Any:
     return importlib.import_module(
         "pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch"
     )
+
+
+def build_step(
+    *,
+    build: str,
+    arguments: Mapping[str, Any],
+    directory: str,
+    device: str,
+    micro_batch_size: int | None = None,
+    precision: str | None = None,
+    **others: Any,
+) -> Callable[[], None]:
+    """Return the loop of the module that a function returns.
+
+    Args:
+        build: Name of the function.
+        arguments: Its fixed arguments.
+        directory: Directory from which it is imported.
+        device: Device of the trial.
+        micro_batch_size: Size to try; None keeps the data's.
+        precision: Precision of Lightning's ``Trainer``; None keeps that of the
+            function's options.
+        others: Further arguments of the function.
+
+    Raises:
+        BadConfig: If it returns no module.
+    """
+    module, data, options = _parts(build, {**arguments, **others}, directory)
+    if precision is not None:
+        options = options | {"precision": precision}
+    return module_step(module, data, micro_batch_size, device, **options)
+
+
+def build_loader(
+    *,
+    build: str,
+    arguments: Mapping[str, Any],
+    directory: str,
+    num_workers: int,
+    micro_batch_size: int | None = None,
+    **others: Any,
+) -> Any:
+    """Return the training loader of the module that a function returns.
+
+    Args:
+        build: Name of the function.
+        arguments: Its fixed arguments.
+        directory: Directory from which it is imported.
+        num_workers: DataLoader workers.
+        micro_batch_size: Samples of a batch; None keeps the data's.
+        others: Further arguments of the function.
+
+    Raises:
+        BadConfig: If it returns no module.
+    """
+    module, data, _ = _parts(build, {**arguments, **others}, directory)
+    owner = module if data is None else data
+    return module_loader(owner, num_workers, micro_batch_size)
+
+
+def _parts(
+    build: str, arguments: Mapping[str, Any], directory: str
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the module, its data or None, and options of the ``Trainer``."""
+    make = load.resolve(build, directory)
+    made = make(**load.accepted(make, arguments))
+    module, data, options = (
+        (*made, None, None)[:3]
+        if isinstance(made, tuple)
+        else (
+            made,
+            None,
+            None,
+        )
+    )
+    if not hasattr(module, "configure_optimizers"):
+        raise BadConfig(
+            f"{build} returned {type(module).__name__}, which is no LightningModule",
+            next_step="Return a module, or (module, datamodule).",
+        )
+    return module, data, dict(options or {})

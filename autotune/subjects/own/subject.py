@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -33,10 +34,32 @@ loop."""
 _LONGEST_NAME = 100
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """How a library's trainer becomes a step and a loader.
+
+    Without an adapter, your functions build them.
+    """
+
+    step_function: str | None = None
+    """Function that builds the step. It gets ``build`` (the name of yours),
+    ``arguments`` for yours, and the choice of settings."""
+    loader_function: str | None = None
+    """Function that builds the loader, called alike."""
+    settings: tuple[Setting, ...] = ()
+    """Settings of the library that may be varied."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of settings in the library's configuration, by ours."""
+
+
 class OwnCode(StrictTable):
-    """Functions of yours, by name, and their fixed arguments."""
+    """Functions of yours, by name, and their fixed arguments.
+
+    A subclass of another kind only names its adapter.
+    """
 
     kind: ClassVar[str] = "own"
+    adapter: ClassVar[Adapter] = Adapter()
 
     step_function: str | None = None
     """``module:function`` that builds a step, or that trains until it is stopped; None
@@ -100,31 +123,49 @@ class OwnCode(StrictTable):
         return {role: name for role, name in functions.items() if name is not None}
 
     def settings(self) -> tuple[Setting, ...]:
-        """Return no settings: the function declares none."""
-        return ()
+        """Return the settings of the library; none for functions of yours."""
+        return self.adapter.settings
 
     def step(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return the call of your function with the fixed arguments and a choice."""
-        return self._call(self.step_function, choice)
+        return self._call(self.step_function, self.adapter.step_function, choice)
 
     def loader(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return the call of your loader's function."""
-        return self._call(self.loader_function, choice)
+        return self._call(
+            self.loader_function or self._maker, self.adapter.loader_function, choice
+        )
+
+    @property
+    def _maker(self) -> str | None:
+        """Your function that makes a library's trainer, which has its own loader."""
+        if self.adapter.loader_function is None:
+            return None
+        return self.step_function
 
     def _call(
-        self, function: str | None, choice: Mapping[str, Argument]
+        self, function: str | None, adapter: str | None, choice: Mapping[str, Argument]
     ) -> Call | None:
         if function is None:
             return None
-        return Call(function=function, arguments={**self.arguments, **choice})
+        if adapter is None:
+            return Call(function=function, arguments={**self.arguments, **choice})
+        return Call(
+            function=adapter,
+            arguments={"build": function, "arguments": self.arguments, **choice},
+        )
 
     def model(self, choice: Mapping[str, Argument]) -> Call | None:
         """Return None: the bench finds ``build_model`` when it imports the step."""
         return None
 
     def apply(self, choice: Mapping[str, Argument]) -> dict[str, Any]:
-        """Return the arguments with which to call your functions."""
-        return {**self.arguments, **choice}
+        """Return the values in the library's names; the arguments of your functions."""
+        names = self.adapter.names
+        return {
+            **self.arguments,
+            **{names.get(name, name): value for name, value in choice.items()},
+        }
 
 
 class Subject(OwnCode):

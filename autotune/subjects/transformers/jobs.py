@@ -11,10 +11,12 @@ In the module that you name with ``--step`` and ``--loader``::
 ``make_trainer()`` is yours: it returns a configured ``Trainer``, as before ``train()``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from autotune.subjects.jobs import load
 from autotune.subjects.jobs.longest_samples import Longest
+from autotune.subjects.jobs.overridden import overridden, require_made
 from autotune.subjects.own.subject import LOOP
 from trainer.formats.errors import BadConfig
 
@@ -129,3 +131,89 @@ def trainer_loader(
         trainer.args.per_device_train_batch_size = micro_batch_size
         trainer._train_batch_size = trainer.args.train_batch_size
     return trainer.get_train_dataloader()
+
+
+def build_step(
+    *,
+    build: str,
+    arguments: Mapping[str, Any],
+    directory: str,
+    device: str,
+    micro_batch_size: int | None = None,
+    **settings: Any,
+) -> Callable[[], None]:
+    """Return the training loop of the ``Trainer`` that a function makes.
+
+    Args:
+        build: Name of the function.
+        arguments: Its fixed arguments.
+        directory: Directory from which it is imported.
+        device: Device of the trial.
+        micro_batch_size: Size to try; None keeps the trainer's.
+        settings: Fields of ``TrainingArguments``, and other arguments of the function.
+
+    Raises:
+        BadConfig: If it makes no ``Trainer``.
+    """
+    trainer = _make_trainer(build, arguments, directory, settings)
+    size = micro_batch_size or trainer.args.per_device_train_batch_size
+    return trainer_step(trainer, size, device)
+
+
+def build_loader(
+    *,
+    build: str,
+    arguments: Mapping[str, Any],
+    directory: str,
+    num_workers: int,
+    micro_batch_size: int | None = None,
+    prefetch_factor: int | None = None,
+    pin_memory: bool | None = None,
+    **settings: Any,
+) -> Any:
+    """Return the training loader of the ``Trainer`` that a function makes.
+
+    Args:
+        build: Name of the function.
+        arguments: Its fixed arguments.
+        directory: Directory from which it is imported.
+        num_workers: DataLoader workers.
+        micro_batch_size: Samples of a batch; None keeps the trainer's.
+        prefetch_factor: Batches that each worker prefetches; None keeps the trainer's.
+        pin_memory: True to pin batches; None keeps the trainer's.
+        settings: Fields of ``TrainingArguments``, and other arguments of the function.
+
+    Raises:
+        BadConfig: If it makes no ``Trainer``.
+    """
+    trainer = _make_trainer(build, arguments, directory, settings)
+    if prefetch_factor is not None and num_workers:
+        trainer.args.dataloader_prefetch_factor = prefetch_factor
+    if pin_memory is not None:
+        trainer.args.dataloader_pin_memory = pin_memory
+    return trainer_loader(trainer, num_workers, micro_batch_size)
+
+
+def _make_trainer(
+    build: str, arguments: Mapping[str, Any], directory: str, settings: dict[str, Any]
+) -> Any:
+    """Return the ``Trainer`` that a function makes with some settings."""
+    from transformers import Trainer, TrainingArguments
+
+    make = load.resolve(build, directory)
+    fields = {
+        name: value
+        for name, value in settings.items()
+        if name in TrainingArguments.__dataclass_fields__
+    }
+    others = {name: value for name, value in settings.items() if name not in fields}
+    with overridden(TrainingArguments, fields) as made:
+        trainer = make(**load.accepted(make, {**arguments, **others}))
+    if fields:
+        require_made(made, TrainingArguments, build)
+    if not isinstance(trainer, Trainer):
+        raise BadConfig(
+            f"{build} returned {type(trainer).__name__}, which is no Trainer",
+            next_step="Return a transformers.Trainer, as before train().",
+        )
+    return trainer

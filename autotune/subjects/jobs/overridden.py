@@ -1,0 +1,52 @@
+"""Arguments of a class that a choice of settings replaces while your code runs."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainer.formats.errors import BadConfig
+
+
+@contextlib.contextmanager
+def overridden(made_class: type, settings: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Replace arguments with which your code makes objects of a class.
+
+    Only the process of a trial does this. It is the one way to vary, for example, the
+    precision of a ``Trainer``, which it takes from its arguments when it is made.
+
+    Args:
+        made_class: The class, such as ``TrainingArguments``.
+        settings: Arguments to replace, by name.
+
+    Yields:
+        The objects that were made, in their order.
+    """
+    made: list[Any] = []
+    make = made_class.__init__  # type: ignore[misc]  # of this class, not an instance
+
+    def init(instance: Any, *args: Any, **kwargs: Any) -> None:
+        make(instance, *args, **{**kwargs, **settings})
+        made.append(instance)
+
+    made_class.__init__ = init  # type: ignore[misc]
+    try:
+        yield made
+    finally:
+        made_class.__init__ = make  # type: ignore[misc]
+
+
+def require_made(made: list[Any], made_class: type, function: str) -> None:
+    """Check that a function has made an object of a class.
+
+    Raises:
+        BadConfig: If it has not, so that the settings have no effect.
+    """
+    if not made:
+        raise BadConfig(
+            f"{function} makes no {made_class.__name__}, so its settings cannot be"
+            " varied",
+            next_step=(
+                f"Make {made_class.__name__} in that function, not when its module is"
+                " imported."
+            ),
+        )
