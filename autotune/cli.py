@@ -13,6 +13,11 @@ from typer.exceptions import TyperException
 from autotune.console.arguments import plain_arguments
 from autotune.console.commands import COMMANDS, CommandEntry
 from autotune.console.help import Command, Group, usage_error
+from autotune.console.json_document import (
+    CommandFailure,
+    run_for_json,
+    wants_json,
+)
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from trainer.formats.errors import TrainerError, error_text, permission_denied
 
@@ -85,12 +90,21 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code.
 
-    Every code but 0 has a message on standard error.
+    Every code but 0 has a message on standard error. With ``--json``, standard output
+    has one document, also for an error.
     """
     if arguments == ["--version"]:
         print(f"autotune {importlib.metadata.version('encoder-autotune')}")
         return 0
     plain = plain_arguments(arguments)
+    if wants_json(plain):
+        return run_for_json(lambda: _run(plain))
+    exit_code, _ = _run(plain)
+    return exit_code
+
+
+def _run(plain: tuple[str, ...]) -> tuple[int, CommandFailure | None]:
+    """Run a command; return its exit code, and its error if it raised one."""
     app = application(None if COMPLETION_VARIABLE in os.environ else plain[:1])
     try:
         result = app(
@@ -98,21 +112,25 @@ def run(arguments: list[str]) -> int:
         )
     except SystemExit as stop:
         # As Python itself: no code is success, and a text is failure.
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        return code, None
     except TyperException as error:
-        return _report_error(usage_error(error, plain))
+        return _reported(usage_error(error, plain))
     except (AutotuneError, TrainerError) as error:
-        return _report_error(error)
+        return _reported(error)
     except PermissionError as error:
-        return _report_error(permission_denied(error))
+        return _reported(permission_denied(error))
     # Commands return their exit code, or None for 0.
     exit_code = int(result or 0)
     if exit_code == EXIT_INTERRUPTED:
         sys.stderr.write(INTERRUPTED)
-    return exit_code
+    return exit_code, None
 
 
-def _report_error(error: AutotuneError | TrainerError) -> int:
-    """Write the message of an error, and return its exit code."""
+def _reported(error: AutotuneError | TrainerError) -> tuple[int, CommandFailure]:
+    """Write the message of an error; return its exit code, and the error."""
     sys.stderr.write(error_text(error.message, error.next_step, error.docs))
-    return error.exit_code
+    failure = CommandFailure(
+        code=error.exit_code, message=error.message, next=error.next_step
+    )
+    return error.exit_code, failure
